@@ -49,28 +49,6 @@ class Setup(msgspec.Struct, tag=True, frozen=True):
         return int(self.settings["threads"])
 
 
-class RowSetup(msgspec.Struct, tag=True, frozen=True):
-    """Be process `rank` of `size`, of a table of clicks with these sizes (`sparse_logistic`); answered by Ready."""
-
-    rank: int
-    size: int
-    store: str
-    threads: int
-    sizes: tuple[int, ...]
-    count_lost: bool
-    examples: list[ArrayPlace]
-
-
-class RowOrder(msgspec.Struct, tag=True, frozen=True):
-    """Take steps `first`, `first` + size, ... before `last` of a node's, on the table that is `found`."""
-
-    node: int
-    first: int
-    last: int
-    lr: float
-    found: list[ArrayPlace]
-
-
 class TrainOrder(msgspec.Struct, tag=True, frozen=True):
     """Train one job from what is `given`, and write what came of it to `found`; answered by TrainReply."""
 
@@ -127,7 +105,7 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
     advice: str
 
 
-Message = Setup | RowSetup | TrainOrder | RowOrder | EvaluateOrder | Ready | Alive | TrainReply | Evaluated | Failed
+Message = Setup | TrainOrder | EvaluateOrder | Ready | Alive | TrainReply | Evaluated | Failed
 
 _DECODER = msgspec.msgpack.Decoder(Message)
 

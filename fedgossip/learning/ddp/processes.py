@@ -25,7 +25,7 @@ import msgspec
 import numpy.typing as npt
 
 from fedgossip.errors import ConfigError, TrainingError
-from fedgossip.learning.ddp.ipc import Alive, Channel, Failed, Message, RowSetup, Setup
+from fedgossip.learning.ddp.ipc import Alive, Channel, Failed, Message, Setup
 from fedgossip.learning.ddp.shared_memory import ArrayPlace, SharedArrays
 
 START_SECONDS = 300.0
@@ -41,8 +41,6 @@ STOP_SECONDS = 5.0
 
 DIED_ADVICE = "Signal 9 is often the system's, when memory is short; what the process printed says more."
 
-TORCH_WORKER = "fedgossip.learning.ddp.worker"
-
 OUT_OF_MEMORY = "OutOfMemoryError"
 """The name of torch's own error."""
 
@@ -50,10 +48,8 @@ OUT_OF_MEMORY = "OutOfMemoryError"
 class StandingGroup:
     """A group that starts with the first order, and anew after whatever has interrupted its work."""
 
-    def __init__(
-        self, setup: Setup | RowSetup, examples: Mapping[str, npt.NDArray[Any]], worker: str = TORCH_WORKER
-    ) -> None:
-        self._how = setup, examples, worker
+    def __init__(self, setup: Setup, examples: Mapping[str, npt.NDArray[Any]]) -> None:
+        self._how = setup, examples
         self.group: Group | None = None
 
     @contextlib.contextmanager
@@ -71,14 +67,7 @@ class StandingGroup:
 class Group:
     """The processes of a client, and the boards that they share with it."""
 
-    def __init__(
-        self,
-        setup: Setup | RowSetup,
-        examples: Mapping[str, npt.NDArray[Any]],
-        worker: str = TORCH_WORKER,
-    ) -> None:
-        """`worker`: the module whose program the processes are."""
-        self._worker = worker
+    def __init__(self, setup: Setup, examples: Mapping[str, npt.NDArray[Any]]) -> None:
         self._boards = [SharedArrays.new() for _ in range(3)]
         board, self.given, self.found = self._boards
         self._folder = tempfile.TemporaryDirectory(prefix="fedgossip-", ignore_cleanup_errors=True)
@@ -105,13 +94,13 @@ class Group:
                 channel.send(order)
         return self._answers(SILENT_SECONDS)
 
-    def _start(self, setup: Setup | RowSetup, rank: int, places: list[ArrayPlace]) -> None:
+    def _start(self, setup: Setup, rank: int, places: list[ArrayPlace]) -> None:
         ours, theirs = socket.socketpair()
         descriptors = [theirs.fileno(), *(board.descriptor for board in self._boards)]
         self._channels.append(Channel(ours))
         self._processes.append(
             subprocess.Popen(
-                [sys.executable, "-m", self._worker, *map(str, descriptors)],
+                [sys.executable, "-m", "fedgossip.learning.ddp.worker", *map(str, descriptors)],
                 pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
                 process_group=0,  # Ctrl-C reaches us alone

@@ -22,7 +22,7 @@ from typing import Protocol
 
 from fedgossip import signals
 from fedgossip.errors import FedgossipError
-from fedgossip.learning.ddp.ipc import Alive, Channel, Failed, Message, Ready, RowSetup, Setup
+from fedgossip.learning.ddp.ipc import Alive, Channel, Failed, Message, Ready, Setup
 from fedgossip.learning.ddp.shared_memory import SharedArrays
 
 ALIVE_SECONDS = 1.0
@@ -71,7 +71,7 @@ def _listen(channel: Channel, inbox: queue.SimpleQueue[Message]) -> None:
     """Pass on what is ordered, and end this process when there is nobody to order any more."""
     store = None
     while (message := channel.receive()) is not None:
-        if isinstance(message, Setup | RowSetup):
+        if isinstance(message, Setup):
             store = Path(message.store)
         inbox.put(message)
     if store:  # a task's process that was killed has not cleared it away

@@ -1,0 +1,102 @@
+"""Hogwild! in one participant: examples a second of two processes over one, what is lost, and where training ends.
+
+    python benchmarks/hogwild.py [--turns 5] [--seeds 5]
+
+Ratios of medians in one run, one process and two in turns; CPU seconds are of the processes that train.  The last loss
+is that on the test set of digits, beside the one process's of the same seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from fedgossip.learning import data
+from fedgossip.learning.ddp.hogwild import HogwildLoop
+from fedgossip.learning.task import TorchTask, TrainSettings
+from fedgossip.task import Job
+from fedgossip.vectors import frozen
+
+MODELS = ("mlp:64-32-10", "mlp:64-256-256-10")
+STEPS = 1000
+
+
+@contextmanager
+def task_of(model: str, processes: int, seed: int) -> Iterator[TorchTask]:
+    digits = data.load("digits", seed=seed, kind="classification")
+    kept, tested = data.split_indices(digits, 0.2, seed)
+    train, test = digits.subset(kept), digits.subset(tested)
+    settings = TrainSettings(
+        lr=0.05, local_steps=STEPS, processes=processes, parallel="hogwild", count_lost=True, device="cpu"
+    )
+    task = TorchTask(train, test, [np.arange(len(train))], model, settings, seed=seed, rounds=1)
+    try:
+        yield task
+    finally:
+        assert isinstance(task._engine, HogwildLoop)
+        if task._engine.standing.group:
+            task._engine.standing.group.close()
+
+
+def cpu_seconds(task: TorchTask) -> float:
+    """Of the group's processes, so far."""
+    assert isinstance(task._engine, HogwildLoop) and task._engine.standing.group
+    fields = [
+        Path(f"/proc/{one.pid}/stat").read_text().rpartition(")")[2].split()
+        for one in task._engine.standing.group._processes
+    ]
+    return sum(int(one[11]) + int(one[12]) for one in fields) / 100
+
+
+def speed(model: str, turns: int) -> None:
+    with task_of(model, 1, 1) as one, task_of(model, 2, 1) as two:
+        found: dict[int, list[tuple[float, float, float]]] = {1: [], 2: []}
+        for turn in range(turns + 1):
+            for processes, task in ((1, one), (2, two)):
+                before = cpu_seconds(task) if turn else 0.0
+                began = time.perf_counter()
+                update = task.train([Job(0, turn, task.initial(0))])[0]
+                seconds = time.perf_counter() - began
+                if turn:  # the first starts the processes
+                    found[processes].append((seconds, cpu_seconds(task) - before, update.logged["lost_updates"]))
+    rates = {p: STEPS * 16 / statistics.median(one[0] for one in rows) for p, rows in found.items()}
+    cpu = {p: statistics.median(one[1] for one in rows) for p, rows in found.items()}
+    lost = statistics.median(row[2] for row in found[2])
+    print(
+        f"{model}: {rates[1]:,.0f} and {rates[2]:,.0f} examples/s, x {rates[2] / rates[1]:.2f};"
+        f" CPU {cpu[1]:.2f} and {cpu[2]:.2f} s; lost {100 * lost:.3g} %",
+        flush=True,
+    )
+
+
+def ends(model: str, seeds: int) -> None:
+    losses: dict[int, list[float]] = {1: [], 2: []}
+    for seed in range(1, seeds + 1):
+        for processes in (1, 2):
+            with task_of(model, processes, seed) as task:
+                start = task.initial(0)
+                moved = task.train([Job(0, 0, start)])[0].difference
+                assert moved is not None
+                losses[processes].append(task.evaluate([frozen(start + moved)])[0]["loss"])
+    one, two = (statistics.mean(losses[processes]) for processes in (1, 2))
+    print(f"{model}: test loss {one:.4f} and {two:.4f}, mean of {seeds} seeds: {100 * (two / one - 1):+.2f} %")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=5)
+    asked = parser.parse_args()
+    for model in MODELS:
+        speed(model, asked.turns)
+    ends(MODELS[0], asked.seeds)
+
+
+if __name__ == "__main__":
+    main()
