@@ -156,9 +156,26 @@ def test_export_and_bench_as_they_are_typed(tmp_path: Path, type_in: Any) -> Non
     assert one["size"] == (tmp_path / "alone" / "model.onnx").stat().st_size and 0 < one["p50"] <= one["p99"]
 
 
+def test_eight_bits_are_smaller_and_answer_as_well(tmp_path: Path, type_in: Any) -> None:
+    train = {"local_steps": 20, "device": "cpu"}
+    trained(tmp_path, experiment(model="mlp:64-256-10", train=train, rounds=10))
+    lines = ["export run --to whole.onnx", "export run --to d.onnx --quantize dynamic"]
+    assert [type_in(line).code for line in lines] == [0, 0]
+    said = type_in("export run --to s.onnx --quantize static")
+    assert said.code == 0 and "participant 0 trained on" in said.err
+    found = json.loads(type_in("bench whole.onnx d.onnx s.onnx --calls 10 --json").out)["models"]
+    whole, *eight = found[1:]
+    assert [one["how"] for one in found] == ["float32", "float32", "int8 dynamic", "int8 static"]
+    assert whole["score"] > 0.9
+    for one in eight:
+        assert one["size"] < 0.4 * whole["size"] and one["score"] > whole["score"] - 0.01
+
+
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [
+        ("export run --to x.onnx --data digits", "--data is for --quantize static"),
+        ("export run/model --to x.onnx --quantize static --data breast-cancer", "examples of shape (30,)"),
         ("export run --to there.txt", "there already"),
         ("export run --to no/model.onnx", "there is no folder no"),
         ("export nothing", "no model there"),

@@ -28,21 +28,51 @@ def model() -> None:
 @MODEL
 @click.option("--to", type=click.Path(path_type=Path), default=Path("model.onnx"), show_default=True,
               help="File to write; one that is there is not written over.")
+@click.option("--quantize", type=click.Choice(["dynamic", "static"]),
+              help="Eight bits: dynamic, of linear layers' weights; static, of inner values too.")
+@DATA
 @model_options
-def export(model: Path, to: Path, node: int | None, run_code: bool) -> None:
+def export(
+    model: Path, to: Path, quantize: str | None, data: str | None, node: int | None, run_code: bool
+) -> None:
     """Write MODEL, a run directory or its folder model/, as one ONNX file.
 
     It takes examples as they are read, not scaled, and gives what `fedgossip predict` says: probabilities, or numbers
-    in the labels' units.  Its answers are held to torch's before it is there.
+    in the labels' units.  Its answers are held to torch's before it is there.  --quantize static finds the
+    ranges of inner values on examples that the run's first participant trained on, or on --data.
     """
-    from fedgossip.edge.export import check_free, graph_of, write
+    from fedgossip.edge.export import WITHIN, check_free, graph_of, write
+    from fedgossip.errors import ConfigError
     from fedgossip.learning.loaded_model import load_model
 
     check_free(to)
     loaded = load_model(model, node=node, run_code=run_code)
-    written = write(graph_of(loaded), loaded, to)
+    if data is not None and quantize != "static":
+        raise ConfigError("--data is for --quantize static, which finds ranges on examples", "Leave it out.")
+    examples = _calibrating(model, loaded, data) if quantize == "static" else None
+    graph = graph_of(loaded)
+    if quantize is not None:
+        from fedgossip.edge import quantization
+
+        graph = quantization.dynamic(graph) if examples is None else quantization.static(graph, examples)
+    written = write(graph, loaded, to, within=WITHIN if quantize is None else None)
     echo(columns([*_file(loaded.facts, to), ["differs", f"from torch by at most {written.difference:.1g}"]]))
     echo(f"Measure it:  fedgossip model bench {to}", err=True)
+
+
+def _calibrating(path: Path, loaded: Any, data: str | None) -> Any:
+    """Return the examples by which ranges are found; say whose they are.  Raises ConfigError for texts."""
+    from fedgossip.edge.run_examples import named, needed_experiment, trained_on
+    from fedgossip.errors import ConfigError
+
+    if loaded.facts.vocabulary is not None:
+        raise ConfigError("--quantize static is not for models of text", "Take --quantize dynamic.")
+    if data is not None:
+        found = named(loaded, data)
+    else:
+        found = trained_on(needed_experiment(path), loaded.facts.node, everybody=False)
+    echo(f"Ranges found on {found.words}", err=True)
+    return found.examples
 
 
 def _file(facts: Any, to: Path) -> list[list[str]]:
