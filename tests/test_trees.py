@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,7 +30,8 @@ from fedgossip.learning.tree_sums import (
 )
 from fedgossip.learning.trees import LOGISTIC, SOFTMAX, SQUARES, TreesDesign
 from fedgossip.plans.trees import grown_from, table_of, trees_plan, trees_task
-from fedgossip.secure.exact_sums import as_vector, long_numbers, long_words, words_in
+from fedgossip.secure.aborts import RoundAbandoned
+from fedgossip.secure.exact_sums import ExactSums, as_vector, long_numbers, long_words, words_in
 from fedgossip.vectors import Vector
 
 SITES = 5
@@ -336,3 +338,14 @@ def test_over_encrypted_links_all_write_the_trees_of_the_simulation(folder: Path
     pooled = GrowingTrees(layout, grown_alone(layout, table_of(layout, agreed, folder / "all.csv")))
     written = {(machine / "fit" / "model" / "trees.json").read_bytes() for machine in machines}
     assert written == {encoded_trees(trees_file(pooled))}
+
+
+@pytest.mark.parametrize("value", [11, -11, 2**62])
+def test_a_long_number_beyond_its_bound_is_refused_as_it_is_sent_and_in_the_sum(value: int) -> None:
+    sums = ExactSums((100, 10), 64)
+    words = long_words(np.array([7, value]))
+    with pytest.raises(RoundAbandoned, match="beyond its bound"):
+        sums.encode(as_vector(words), 1, {}, os.urandom)
+    total = np.concatenate([long_words(np.array([7, 3 * value // 2])), long_words(np.array([1]))])
+    with pytest.raises(RoundAbandoned, match="number 1 is beyond its bound"):
+        sums.decode(total, 1)

@@ -21,7 +21,6 @@ from fedgossip.algorithms.federated.fedavg import ServerModel
 from fedgossip.errors import ConfigError
 from fedgossip.learning.trees import (
     LEAF,
-    LOGISTIC,
     OPEN,
     SQUARES,
     UNIT,
@@ -371,12 +370,6 @@ def _total(values: Whole) -> int:
         text = "labels so far from the mean of all that no sum can hold them"
         raise ConfigError(text, "Declare the label's bounds in [data.columns], or correct the record.")
     return int(values.sum())
-
-
-def outcomes(design: TreesDesign, y: Floats) -> Floats:
-    """Return labels as `gradients` takes them: of two classes 0 and 1."""
-    assert design.loss != LOGISTIC or len(design.classes) == 2
-    return y.astype(np.float64)
 
 
 def grown_alone(layout: TreesLayout, table: SiteTable) -> Vector:
