@@ -1,4 +1,4 @@
-"""`fedgossip launch`: a script with a training loop of its own, once per peer."""
+"""`fedgossip launch`: a script with a training loop of its own, once per peer; experiments are `place`d."""
 
 from __future__ import annotations
 
@@ -21,7 +21,38 @@ if TYPE_CHECKING:
     from fedgossip.rundir.run_directory import Run
 
 
-@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+class _LaunchCommand(click.Command):
+    """`launch SCRIPT`, or, where what is launched is an experiment's file, `launch EXPERIMENT` of cli/place."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        from fedgossip.cli.place import place
+
+        if _is_experiment(args, [*self.params, *place.params]):
+            return place.make_context(info_name, args, parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+def _is_experiment(words: Sequence[str], parameters: Sequence[click.Parameter]) -> bool:
+    """Whether the first word that is no option, and no value of one, is the file of an experiment, or the run that is
+    to go on was placed on a cluster."""
+    from fedgossip.rundir.run_directory import is_placed
+
+    valued = {name for one in parameters if isinstance(one, click.Option) and not one.is_flag for name in one.opts}
+    rest = iter(words)
+    for word in rest:
+        name, _, value = word.partition("=")
+        if name == "--resume" and is_placed(Path(value or next(rest, ""))):
+            return True
+        if not word.startswith("-"):
+            return word.endswith(".toml")
+        if word in valued and word != "--resume":
+            next(rest, None)
+    return False
+
+
+@click.command(cls=_LaunchCommand, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("-n", "n", type=click.IntRange(min=1), help="How many loops.")
 @click.option("--graph", help="Whom each exchanges with: ring, torus:4x4, ... [default: ring; none for one loop]")
 @click.option("--coordinator", is_flag=True, help="A coordinator and n clients, in place of a graph.")
@@ -71,7 +102,11 @@ def launch(
     script: Path | None,
     arguments: tuple[str, ...],
 ) -> int:
-    """Run SCRIPT with its ARGUMENTS once per loop; it takes part by `fedgossip.join(model, optimizer)`."""
+    """Run SCRIPT with its ARGUMENTS once per loop; it takes part by `fedgossip.join(model, optimizer)`.
+
+    `fedgossip launch EXPERIMENT.toml` runs the participants of an experiment, on Slurm too: its options are in
+    `fedgossip launch EXPERIMENT.toml --help`.
+    """
     from fedgossip.cli.progress import Progress
     from fedgossip.drivers import resume
     from fedgossip.experiment import load_experiment

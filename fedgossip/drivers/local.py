@@ -24,8 +24,9 @@ from fedgossip import kernels, owner_files
 from fedgossip.drivers.fault_injector import Striker
 from fedgossip.drivers.forecasting import foretold_of
 from fedgossip.drivers.participant import check_recordable
+from fedgossip.drivers.run_processes import RunProcesses
 from fedgossip.drivers.simulate import faults_of
-from fedgossip.errors import ConfigError, NetworkError, NotWrittenError
+from fedgossip.errors import ConfigError, FedgossipError, NetworkError, NotWrittenError
 from fedgossip.experiment import Experiment, load_experiment
 from fedgossip.plans import compose
 from fedgossip.plans.adversary import check_real
@@ -33,7 +34,7 @@ from fedgossip.plans.compose import Plan
 from fedgossip.plans.plan import record_of
 from fedgossip.records import EventRow, Row
 from fedgossip.rundir import incarnations
-from fedgossip.rundir.collect import Collector, Watched, conclude, first_failure, last_word
+from fedgossip.rundir.collect import ENDPOINT, Collector, Watched, conclude, first_failure, last_word
 from fedgossip.rundir.run_directory import Keeper, Run, RunDirectory, state_plan, write_whole
 from fedgossip.rundir.tracking import Tracking
 
@@ -70,6 +71,8 @@ def check_processes() -> None:
 
 class PeerProcesses:
     """The peers' processes: a warmed parent, started early, forks them when they are wanted."""
+
+    driver, bind, delay = "local", "tcp://127.0.0.1:*", 0.0
 
     def __init__(self, *, learning: bool = True, portable: bool = False) -> None:
         check_processes()
@@ -117,6 +120,16 @@ class PeerProcesses:
             elif "exited" in news:
                 self.exited[news["exited"]] = news["code"]
         return bool(data)
+
+    def await_addresses(self, out: Path, folders: Sequence[Path]) -> None:
+        """Put the addresses that the peers chose together into the file that they wait for."""
+        paths = [folder / ENDPOINT for folder in folders]
+        until = time.monotonic() + START_SECONDS
+        while not all(path.exists() for path in paths):
+            self.poll(0.02)
+            if self.exited or time.monotonic() > until:
+                raise not_started(out, folders)
+        write_whole(out / "endpoints.toml", b"\n".join(path.read_bytes() for path in paths))
 
     def stop(self) -> None:
         """Ask all peers to end, wait, and end the warmed parent; it kills what does not obey."""
@@ -174,21 +187,24 @@ def run_local_plan(
     plan: Plan,
     out: Path,
     *,
-    family: PeerProcesses | None = None,
+    family: RunProcesses | None = None,
     report: bool = True,
     watch: Callable[[Row], None] | None = None,
     resume: bool = False,
     trace_bytes: int = 0,
     forecast: str | None = None,
+    made: Callable[[], None] = lambda: None,
 ) -> Run:
-    """`run_local`, for an experiment whose graph is resolved already.  `family`: one that is warm already.
+    """`run_local`, for an experiment whose graph is resolved already.  `family`: one that is warm already, or whose
+    processes live elsewhere.
 
     A peer that dies, or hangs, does not stop the others: the run is "partial".  Ctrl-C ends all of them and keeps what
     was measured.  Raises the error of a peer that failed (its training raised, say) when the others have ended; what
     was measured is kept.
 
     `resume`: all peers of the run that was stopped in `out` go on from their last checkpoints.  Raises ResumeError.
-    `trace_bytes`: the longest trace of what a peer's machine is told, 0 for none.
+    `trace_bytes`: the longest trace of what a peer's machine is told, 0 for none.  `made` is called when the run's
+    directory is there, before a process is started.
     """
     began = time.monotonic()
     check_recordable(plan, trace_bytes)
@@ -202,6 +218,7 @@ def run_local_plan(
         foretold = foretold_of(plan, task, forecast, out if resume else None)
         directory = RunDirectory.again(out, plan, left.rows) if left else RunDirectory(out, plan, foretold)
         state_plan(out, plan, task)
+        made()
         keeper = Keeper(directory, watch, tracking, foretold)
         record = record_of(plan, task.evaluate, watch_all=False)
         collector = Collector(folders, record, keeper)
@@ -213,12 +230,12 @@ def run_local_plan(
         try:
             measured = directory.rows() if left else ()
             collector.begin(left, measured, lambda: [task.initial(node) for node in range(plan.n)])
-            specs = _specs(out, folders, restarts=script.restarts, resume=resume, trace_bytes=trace_bytes)
+            specs = specs_of(out, folders, processes, restarts=script.restarts, resume=resume, trace_bytes=trace_bytes)
             for folder, spec in zip(folders, specs.values(), strict=True):
                 owner_files.made(folder)
                 processes.start(spec)
             (out / BEGAN).unlink(missing_ok=True)
-            _await_addresses(out, folders, processes)
+            processes.await_addresses(out, folders)
             _gather(plan, processes, collector, Striker(script, processes, _again(plan, specs), note), out / BEGAN)
         except KeyboardInterrupt:
             interrupted = True
@@ -228,10 +245,10 @@ def run_local_plan(
             raise
         processes.stop()
     watched = Watched(interrupted, processes.exited, time.monotonic() - began)
-    return conclude(plan, task, shares, collector, directory, watched, report=report)
+    return conclude(plan, task, shares, collector, directory, watched, driver=processes.driver, report=report)
 
 
-def _gather(plan: Plan, processes: PeerProcesses, collector: Collector, striker: Striker, began: Path) -> None:
+def _gather(plan: Plan, processes: RunProcesses, collector: Collector, striker: Striker, began: Path) -> None:
     """Read what the peers write until all have ended, or until those that are left hang; do what the script says."""
     silent, zero, (starting, deadline), counted = 0.0, 0, plan.patience, set(plan.roles.counted)
     while len(processes.exited) < plan.n or striker.away:
@@ -251,7 +268,7 @@ def _gather(plan: Plan, processes: PeerProcesses, collector: Collector, striker:
         if not processes.exited:
             continue  # while all of them work nobody can say what is too long
         left = [node for node in range(plan.n) if node not in processes.exited]
-        if silent > COME_TOO_LATE_SECONDS and _come_too_late(plan, left, striker, collector):
+        if silent > COME_TOO_LATE_SECONDS + processes.delay and _come_too_late(plan, left, striker, collector):
             for node in left:
                 collector.keeper(EventRow(collector.rounds[node], node, "run_was_over"))
             return
@@ -260,7 +277,7 @@ def _gather(plan: Plan, processes: PeerProcesses, collector: Collector, striker:
             waiting = collector.slowest_training  # whose run it is has ended: nobody is there to be waited for
         elif any(collector.rounds[node] == 0 for node in left):
             waiting += starting
-        if silent > waiting + PATIENCE_SECONDS:
+        if silent > waiting + PATIENCE_SECONDS + processes.delay:
             for node in left:
                 collector.keeper(EventRow(collector.rounds[node], node, "hung"))
             return
@@ -272,13 +289,19 @@ def _come_too_late(plan: Plan, left: Sequence[int], striker: Striker, collector:
     return plan.one_model and behind and striker.restarted >= set(left)
 
 
-def _specs(
-    out: Path, folders: Sequence[Path], *, restarts: bool, resume: bool, trace_bytes: int
+def specs_of(
+    out: Path,
+    folders: Sequence[Path],
+    family: RunProcesses,
+    *,
+    restarts: bool = False,
+    resume: bool = False,
+    trace_bytes: int = 0,
 ) -> dict[int, dict[str, Any]]:
     """What each peer's process is told; a peer that may be started again keeps its key, and checkpoints often."""
     experiment, endpoints, began = ((out / name).resolve() for name in ("experiment.toml", "endpoints.toml", BEGAN))
     files = {"experiment": str(experiment), "endpoints": str(endpoints), "began": str(began)}
-    common = {**files, "bind": "tcp://127.0.0.1:*", "restarts": restarts, "resume": resume, "trace_bytes": trace_bytes}
+    common = {**files, "bind": family.bind, "restarts": restarts, "resume": resume, "trace_bytes": trace_bytes}
     often = {"checkpoint_seconds": CHECKPOINT_SECONDS} if restarts else {}
     return {
         node: {"node": node, "folder": str(folder.resolve()), **common, **often} for node, folder in enumerate(folders)
@@ -290,15 +313,9 @@ def _again(plan: Plan, specs: dict[int, dict[str, Any]]) -> dict[int, dict[str, 
     return {node: {**spec, "overrides": plan.restart_overrides} for node, spec in specs.items()}
 
 
-def _await_addresses(out: Path, folders: Sequence[Path], processes: PeerProcesses) -> None:
-    """Put the addresses that the peers chose together into the file that they wait for."""
-    paths = [folder / "endpoint.toml" for folder in folders]
-    until = time.monotonic() + START_SECONDS
-    while not all(path.exists() for path in paths):
-        processes.poll(0.02)
-        if processes.exited or time.monotonic() > until:
-            missing = [node for node, path in enumerate(paths) if not path.exists()]
-            failure = first_failure([last_word(folders[node]) for node in missing])
-            advice = f"Their last words: {out}/peers/*/log.txt"
-            raise failure or NetworkError(f"peers {missing[:5]} did not start", advice)
-    write_whole(out / "endpoints.toml", b"\n".join(path.read_bytes() for path in paths))
+def not_started(out: Path, folders: Sequence[Path]) -> FedgossipError:
+    """Return why a run does not begin: what the first of those said who left no address, or that they left none."""
+    missing = [node for node, folder in enumerate(folders) if not (folder / ENDPOINT).exists()]
+    failure = first_failure([last_word(folder) for folder in folders])
+    advice = f"Their last words: {out}/peers/*/log.txt"
+    return failure or NetworkError(f"peers {missing[:5]} did not start", advice)

@@ -17,7 +17,7 @@ from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
 from fedgossip.plans.plan import EXHAUSTED
 from fedgossip.records import Row
-from fedgossip.rundir.run_directory import INCOMPLETE, WHOLE, Run, is_launched
+from fedgossip.rundir.run_directory import INCOMPLETE, WHOLE, Run, is_launched, is_placed
 
 
 def resume(
@@ -105,5 +105,5 @@ def _status(run: Path) -> str | None:
 
 def line(run: Path) -> str:
     """The command that goes on with a run."""
-    command = "launch" if is_launched(run) else "run"
+    command = "launch" if is_launched(run) or is_placed(run) else "run"
     return f"fedgossip {command} --resume {shlex.quote(os.fspath(run))}"

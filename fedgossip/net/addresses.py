@@ -107,16 +107,19 @@ def port_of(holder: socket.socket) -> int:
     return int(holder.getsockname()[1])
 
 
-def _of_interfaces() -> list[str]:
-    """The IPv4 address of every network interface but the loopback; nothing where the system does not say."""
+def address_of_interface(name: str) -> str | None:
+    """Return the IPv4 address of a network interface; None where it is not there, has none, or nobody says."""
     try:
         import fcntl
     except ImportError:
-        return []
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # no address, or another system
-                said = fcntl.ioctl(any_socket.fileno(), _ADDRESS_OF, struct.pack("256s", name.encode()[:15]))
-                found.append(socket.inet_ntoa(said[20:24]))
-    return [host for host in found if not ipaddress.ip_address(host).is_loopback]
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket, contextlib.suppress(OSError):
+        said = fcntl.ioctl(any_socket.fileno(), _ADDRESS_OF, struct.pack("256s", name.encode()[:15]))
+        return socket.inet_ntoa(said[20:24])
+    return None
+
+
+def _of_interfaces() -> list[str]:
+    """The IPv4 address of every network interface but the loopback; nothing where the system does not say."""
+    found = [address_of_interface(name) for _, name in socket.if_nameindex()]
+    return [host for host in found if host and not ipaddress.ip_address(host).is_loopback]

@@ -135,7 +135,7 @@ class Watched:
     """The facts about peers that a driver saw besides their files; by default none, as they ran elsewhere."""
 
     interrupted: bool = False
-    exits: Mapping[int, int] = field(default_factory=dict)
+    exits: Mapping[int, int | None] = field(default_factory=dict)
     wall_seconds: float | None = None
     absent: frozenset[NodeId] = frozenset()
     """The peers whose folders are not here: nothing is known of how they ended."""

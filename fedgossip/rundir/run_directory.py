@@ -12,6 +12,7 @@
     report.html          one page, no external request
     peers/03/            what each real process wrote itself
     launched.json        the script of loops that were launched or simulated, and its arguments
+    placed.json          what was asked of a cluster, and cluster/: how its tasks met; of a run that was placed on one
     INCOMPLETE           there until all of the above is, and still there when a run was interrupted or failed
 
 A run's status is `finished`; `exhausted`, when its budget of privacy was; `partial`, when it came to its end without
@@ -59,6 +60,9 @@ from fedgossip.vectors import Vector, consensus_distance, digest, mean
 
 INCOMPLETE = "INCOMPLETE"
 _INCOMPLETE = "This run has not finished; metrics.jsonl holds what was measured so far.\n"
+
+PLACED = "placed.json"
+"""What was asked of a cluster for a run whose participants were placed on one."""
 
 CAUSES_KEPT = 20
 """Maximum number of causes of refusals in a summary."""
@@ -181,13 +185,18 @@ def _advice_on(path: Path) -> str:
     """Return the advice for a folder that is not empty: a run that stopped there can go on."""
     new = "Give a new folder with --out, or none to have one made."
     stopped = (path / INCOMPLETE).exists() or (path / "summary.json").exists()
-    command = "launch" if is_launched(path) else "run"
+    command = "launch" if is_launched(path) or is_placed(path) else "run"
     return f"To go on with it: fedgossip {command} --resume {shlex.quote(str(path))}.  {new}" if stopped else new
 
 
 def is_launched(path: Path) -> bool:
     """Whether a run directory is one of scripts that were launched."""
     return (path / LAUNCHED).exists() and (path / "peers").is_dir()
+
+
+def is_placed(path: Path) -> bool:
+    """Whether a run directory is one whose participants were placed on a cluster."""
+    return (path / PLACED).is_file()
 
 
 def describe(folder: Path, plan: Plan) -> None:

@@ -28,6 +28,7 @@ DRIVERS = {
     "stacked": "stacked",
     "local": "real processes, this machine",
     "peers": "real processes, started one by one",
+    "slurm": "real processes, tasks of Slurm",
 }
 
 

@@ -1,0 +1,118 @@
+"""`fedgossip launch EXPERIMENT --on slurm`: every participant of an experiment, on the nodes of a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fedgossip.cli.portable import portable_option
+from fedgossip.cli.run import exit_code, show
+from fedgossip.cli.text import echo, print_json, talk_to_stderr
+
+if TYPE_CHECKING:
+    from fedgossip.clusters.resources import Resources
+    from fedgossip.plans.compose import Plan
+    from fedgossip.rundir.run_directory import Run
+
+ENGINES = ("local", "slurm")
+
+
+@click.command(name="launch")
+@click.argument("experiment", type=click.Path(path_type=Path), required=False)
+@click.option("--on", type=click.Choice(ENGINES), default="local", show_default=True,
+              help="local: as `run --on local`.  slurm: a job, by submitit.")
+@click.option("--partition", default="", help="Of Slurm.  local: submitit on this machine.  [default: Slurm's own]")
+@click.option("--nodes", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Of Slurm.")
+@click.option("--minutes", type=click.IntRange(2, 100_000), default=60, show_default=True,
+              help="Of Slurm: the job's time; after it the run goes on in a next life of the job.")
+@click.option("--cpus", type=click.IntRange(1, 1000), default=1, show_default=True,
+              help="Processors of each participant, and threads that train.")
+@click.option("--interface", default="", help="By whose address others call.  [default: that which leads to them]")
+@click.option("--detach", is_flag=True, help="Of Slurm: do not wait; print the line that collects.")
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
+@portable_option
+@click.option("--seed", type=int, help="Replace the file's seed.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder, on a shared disk.  [default: runs/NAME-TIME]")
+@click.option("--resume", "stopped", metavar="RUN", type=click.Path(path_type=Path),
+              help="Go on with a run that was stopped, where it was placed; EXPERIMENT may be left out.")
+@click.option("--report/--no-report", default=True, help="Write report.html.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; all else on stderr.")
+@click.pass_context
+def place(
+    context: click.Context,
+    experiment: Path | None,
+    on: str,
+    partition: str,
+    nodes: int,
+    minutes: int,
+    cpus: int,
+    interface: str,
+    detach: bool,
+    overrides: tuple[str, ...],
+    seed: int | None,
+    out: Path | None,
+    stopped: Path | None,
+    report: bool,
+    as_json: bool,
+) -> int:
+    """Run every participant of the file EXPERIMENT as a process, on this machine or on the nodes of a cluster.
+
+    On Slurm the folder is on a disk that all nodes share.  Ctrl-C ends all and keeps what was learned.
+    """
+    from fedgossip.clusters.placing import asked_before, submit
+    from fedgossip.clusters.resources import Resources
+    from fedgossip.drivers import resume
+    from fedgossip.experiment import load_experiment
+    from fedgossip.plans import compose
+    from fedgossip.rundir.run_directory import new_path
+
+    if detach and (on != "slurm" or stopped):
+        raise click.UsageError("--detach goes with --on slurm, for a run that begins")
+    wanted = Resources(on, cpus, partition, nodes, minutes, interface)
+    if stopped:
+        named = context.get_parameter_source("on") is not click.core.ParameterSource.DEFAULT
+        wanted = wanted if named else asked_before(stopped)
+        file = experiment or resume.experiment_in(stopped)
+        plan = resume.plan_of(stopped, load_experiment(file, overrides, seed=seed))
+    elif experiment is None:
+        raise click.UsageError("which experiment?  Give its file, or --resume RUN.")
+    else:
+        plan = compose.plan(load_experiment(experiment, overrides, seed=seed))
+    for line in plan.banner:
+        echo(line, err=True)
+    folder = stopped or out or new_path(plan, wanted.engine, Path("runs"))
+    if detach:
+        number = submit(plan, folder, wanted, _tell)
+        words = ["fedgossip", "collect", str(folder / "experiment.toml"), str(folder / "peers")]
+        echo(f"job {number} of Slurm runs {plan.roles.said}; when it has ended (`squeue -j {number}`):", err=True)
+        echo(shlex.join(words))
+        return 0
+    with talk_to_stderr() if as_json else contextlib.nullcontext():
+        finished = _run(plan, folder, wanted, report=report, resumed=stopped is not None)
+    if as_json:
+        print_json(finished.summary)
+    else:
+        show(finished, report=report)
+    if exit_code(finished) == 130:
+        echo(f"To go on: {resume.line(folder)}", err=True)
+    return exit_code(finished)
+
+
+def _tell(text: str) -> None:
+    echo(text, err=True)
+
+
+def _run(plan: Plan, folder: Path, wanted: Resources, *, report: bool, resumed: bool) -> Run:
+    from fedgossip.cli.progress import Progress
+    from fedgossip.clusters.placing import run_placed
+    from fedgossip.drivers.local import run_local_plan
+
+    title = f"{plan.experiment.name or plan.name} on {wanted.engine}"
+    with Progress(title, plan.experiment.rounds, plan.roles, score=plan.experiment.score) as progress:
+        if wanted.engine == "local":
+            return run_local_plan(plan, folder, report=report, watch=progress, resume=resumed)
+        return run_placed(plan, folder, wanted, report=report, watch=progress, tell=_tell, resume=resumed)

@@ -1,0 +1,49 @@
+"""What a real run needs of the processes of its participants, wherever they live."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+
+class RunProcesses(Protocol):
+    """The processes of a run's participants, wherever they live: `PeerProcesses` here, others on the nodes of a
+    cluster.  A context manager: what is left of them ends with it."""
+
+    driver: str
+    """What the summary calls it."""
+    bind: str
+    """Where each participant listens; those elsewhere find out on their nodes."""
+    delay: float
+    """Seconds by which what a participant writes may be seen late."""
+
+    @property
+    def exited(self) -> Mapping[int, int | None]:
+        """The exit codes of those that have ended; None where nobody knows it."""
+        ...
+
+    def start(self, spec: dict[str, Any]) -> None:
+        """Start one participant, or note that it is to be started: with `await_addresses` all of them run."""
+        ...
+
+    def signal(self, node: int, number: int) -> None: ...
+
+    def poll(self, timeout: float) -> None:
+        """Wait for news, at most `timeout` seconds.  Raises NetworkError where there will be none."""
+        ...
+
+    def await_addresses(self, out: Path, folders: Sequence[Path]) -> None:
+        """Return when all participants have been told where the others are.  Raises FedgossipError."""
+        ...
+
+    def stop(self) -> None:
+        """Ask all to end, and end them; return when none is left."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None: ...
