@@ -33,14 +33,14 @@ def static(graph: Any, examples: Dataset) -> Any:
     tool = _tool()
     rows = iter(np.asarray(examples.x[:CALIBRATED], np.float32))
 
-    class Reader(tool.CalibrationDataReader):  # type: ignore[misc, name-defined]
+    class CalibrationRows(tool.CalibrationDataReader):  # type: ignore[misc, name-defined]
         def get_next(self) -> dict[str, Any] | None:
             return next(_named(rows), None)
 
     def quantize(source: str, to: str) -> None:
         tool.quantize_static(
-            source, to, Reader(), quant_format=tool.QuantFormat.QDQ, per_channel=True, op_types_to_quantize=[*LAYERS],
-            activation_type=tool.QuantType.QInt8, weight_type=tool.QuantType.QInt8,
+            source, to, CalibrationRows(), quant_format=tool.QuantFormat.QDQ, per_channel=True,
+            op_types_to_quantize=[*LAYERS], activation_type=tool.QuantType.QInt8, weight_type=tool.QuantType.QInt8,
         )  # fmt: skip
 
     return _made(quantize, graph, "int8 static")
