@@ -50,6 +50,8 @@ def main(folder: Path) -> int:
         more = {"endpoints": str(life.endpoints), "bind": f"tcp://{host}:*", "resume": again}
         child = started({**spec, **more}, job.here, job.path, cpus=job.cpus, portable=job.portable)
         code = _accompany(child, node, life, folder, place / ENDPOINT)
+        if code == -signal.SIGTERM:  # said twice, by Slurm and by us: the second time it had said goodbye already
+            code = 130
     except FedgossipError as error:
         try_to_tell(place, failed(error))
         code = error.exit_code
