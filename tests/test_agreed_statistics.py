@@ -29,7 +29,8 @@ from fedgossip.learning.column_sums import BINS, SumLayout, first_sums, moments_
 from fedgossip.learning.noisy_sums import GRAIN, hidden, length_of
 from fedgossip.learning.table_schema import SchemaColumn, SiteColumns, TableSchema
 from fedgossip.learning.told_files import encoded
-from fedgossip.plans.statistics import agreed_from, from_seed, statistics_plan, statistics_task
+from fedgossip.plans.statistics import agreed_from, statistics_plan, statistics_task
+from fedgossip.plans.sums import from_seed
 from fedgossip.records import EventRow, Row
 from fedgossip.secure.aborts import Reason, RoundAbandoned
 from fedgossip.secure.exact_sums import ExactSums, as_vector, words_of

@@ -23,13 +23,14 @@ from sklearn.metrics import brier_score_loss, confusion_matrix, log_loss, roc_au
 import fedgossip
 from fedgossip import ConfigError, load_experiment, load_model
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.learning.evaluated import Evaluation, area_of, evaluation_of, read
+from fedgossip.learning.evaluated import Evaluation, area_of, evaluation_of, noisy_evaluation_of, read
 from fedgossip.learning.evaluation_sums import BINS, EDGES, EvaluationLayout, SiteAnswers, judged_sums, presence
 from fedgossip.learning.record_groups import NOT_SAID
 from fedgossip.plans.evaluation import asked, evaluated_from, evaluation_plan, evaluation_task, parted
 from fedgossip.plans.tasks import examples_of
 
 SUPPRESS = 5
+BUDGET = "--set coordinator.privacy.unit=record --set coordinator.privacy.noise=2"
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +118,113 @@ def test_sites_are_ranked_and_named_only_where_all_have_allowed_it(trained: Path
     assert [one.site for one in named.named] == list(range(SITES))
     assert [one.score for one in named.named] == pytest.approx(scores, abs=1e-12)
     assert [one.records for one in named.named] == [int((pooled["site"] == site).sum()) for site in range(SITES)]
+
+
+# --- under a budget ---------------------------------------------------------------------------------------------------
+
+
+def noisy(groups: tuple[str, ...] = ("f", "m"), noise: float = 1.0, classes: tuple[str, ...] = ("no", "ill")) -> Any:
+    return EvaluationLayout(model="", kind="classification", classes=classes, groups=groups, noise=noise)
+
+
+def answers_of(draw: np.random.Generator, m: int, classes: int = 2) -> SiteAnswers:
+    said = draw.dirichlet(np.ones(classes), m)
+    y = np.array([draw.choice(classes, p=one) for one in said])
+    return SiteAnswers(said, y, draw.integers(0, 2, m))
+
+
+@given(some.integers(0, 10_000), some.integers(2, 5))
+@settings(max_examples=30, deadline=None)
+def test_no_record_adds_more_than_the_noise_is_a_multiple_of(seed: int, classes: int) -> None:
+    """In units of the numbers, and to the rounding of each; what a record alone says is as long at most."""
+    draw = np.random.default_rng(seed)
+    layout = noisy(classes=tuple(map(str, range(classes)))).noisy
+    site = answers_of(draw, 8, classes)
+    certain = np.eye(classes)[draw.integers(0, classes, 8)]
+    answers = np.where(draw.random((8, 1)) < 0.5, certain, site.answers)
+    whole = layout.of_records(answers, site.y, site.groups)
+    less = layout.of_records(answers[1:], site.y[1:], site.groups[1:])
+    assert set(whole) == set(layout.units)
+    added = [(whole[name] - less[name]) / unit for name, unit in layout.units.items()]
+    assert np.linalg.norm(added) <= layout.length * (1 + 1e-12)
+
+
+def test_a_confident_error_is_the_longest_record() -> None:
+    """The bound is reached: of two classes, all on the wrong one, in a group."""
+    layout = noisy().noisy
+    one = layout.of_records(np.array([[0.0, 1.0]]), np.array([0]), np.array([1]))
+    assert np.linalg.norm([one[name] / unit for name, unit in layout.units.items()]) == pytest.approx(layout.length)
+
+
+def test_without_noise_the_fewer_numbers_say_what_all_say() -> None:
+    """What follows from others is what it would be, but for the coarser histogram."""
+    site = answers_of(np.random.default_rng(3), 4000)
+    exact = noisy(noise=0.0)
+    first = presence(exact, site)
+    everywhere = {**dict.fromkeys(first, 3), ("sites",): 1}
+    whole = evaluation_of(exact, everywhere | judged_sums(exact, site, dict.fromkeys(first, 3), 0, 5), 5, 3)
+    few = noisy().noisy
+    told = few.completed(few.of_records(site.answers, site.y, site.groups))
+    found = evaluation_of(noisy(), {("sites",): 1} | told, 5, 3)
+    assert (found.records, found.score, found.confusion) == (whole.records, whole.score, whole.confusion)
+    for one, other in zip(found.outcomes, whole.outcomes, strict=True):
+        assert (one.brier, one.positives) == (other.brier, other.positives)
+        assert one.said == pytest.approx(other.said, abs=1e-12)
+        assert one.parts == other.parts
+        assert abs(one.auroc - other.auroc) <= one.auroc_within + other.auroc_within
+    for group, other in zip(found.groups, whole.groups, strict=True):
+        assert (group.records, group.score) == (other.records, other.score)
+        assert group.outcomes[0].brier == other.outcomes[0].brier
+
+
+def test_noise_moves_a_figure_about_as_far_as_is_said() -> None:
+    """Of 60 evaluations of the same records, each by other noise, 95 % lie as near as each says of itself."""
+    draw, layout = np.random.default_rng(5), noisy(noise=2.0)
+    sites = [answers_of(draw, 3000) for _ in range(3)]
+    exact = [layout.noisy.of_records(site.answers, site.y, site.groups) for site in sites]
+    truth = evaluation_of(layout, {("sites",): 3} | layout.noisy.completed(
+        {name: sum(one[name] for one in exact) for name in layout.noisy.units}), 5, 3)  # fmt: skip
+    near = {"score": 0, "brier": 0, "auroc": 0, "of group": 0}
+    for _ in range(60):
+        hidden = [layout.noisy.hidden(one, draw.bytes) for one in exact]
+        sums = {("sites",): 3} | {name: sum(one[name] for one in hidden) for name in layout.noisy.units}
+        assert max(abs(value) / layout.bounds[name] for one in hidden for name, value in one.items()) < 1
+        found = noisy_evaluation_of(layout, sums, 5, 3)
+        assert found.loss is None and found.membership is None and not found.places
+        (ill,), (really,) = found.outcomes, truth.outcomes
+        near["score"] += abs(found.score - truth.score) <= found.noise_within["score"]
+        near["brier"] += abs(ill.brier - really.brier) <= ill.noise_within["brier"]
+        near["auroc"] += abs(ill.auroc - really.auroc) <= ill.noise_within["auroc"]
+        near["of group"] += abs(found.groups[0].score - truth.groups[0].score) <= found.groups[0].noise_within["score"]
+    assert all(50 <= count <= 60 for count in near.values()), near  # 57 expected
+    assert found.noise_within["score"] < 0.02
+
+
+def test_sites_judge_a_model_under_a_budget_and_their_ledger_says_so(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = copied(trained, tmp_path)
+    allowed = f"{BUDGET} --set coordinator.privacy.max_epsilon=8"
+    said = type_in(folder, f"evaluate run own.toml {allowed}", monkeypatch, capsys)
+    assert said.code == 0, said.err
+    assert "with noise of 2 times what one record can add" in said.out and "membership" in said.out
+    found = read(folder / "run" / "model" / "evaluation.json")
+    pooled = judged(trained)[0]
+    assert found.layout.noise == 2 and abs(found.score - pooled.score) < 3 * found.noise_within["score"]
+    spent = [json.loads(line) for line in (folder / "agreed.json.spent").read_text().splitlines()]
+    assert len([one for one in spent if one.get("spend", {}).get("noise") == 2]) == SITES, spent
+
+
+def test_what_is_told_without_noise_is_noted_too(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = copied(trained, tmp_path)
+    assert type_in(folder, "evaluate run own.toml", monkeypatch, capsys).code == 0
+    spent = [json.loads(line) for line in (folder / "agreed.json.spent").read_text().splitlines()]
+    assert sum(one.get("exact") == "evaluation" for one in spent) == SITES
+
+
+# --- all drivers ------------------------------------------------------------------------------------------------------
 
 
 def test_all_drivers_find_the_same(trained: Path) -> None:
@@ -215,7 +323,9 @@ def test_the_command_tells_it_and_keeps_it_with_the_model(
     ("given", "said"),
     [
         ("--set coordinator.secure.on=false", "an evaluation is of secure sums"),
-        ("--set coordinator.privacy.unit=record", "what sites tell of a model is exact, beside a budget"),
+        ("--set coordinator.privacy.unit=client", "what sites tell of a model is exact, beside a budget"),
+        (f"{BUDGET} --set data.site_scores=named", "a site's own score is of few records"),
+        (f"{BUDGET} --set coordinator.privacy.max_epsilon=0.1", "at most 0.1 is allowed"),
         ("--set data.groups=age", "no column 'age'"),
         ("--set data.groups=a", "column 'a' has 60 different values; groups are 2 to 12"),
         ("--id 1", "--id without --endpoints"),
@@ -226,7 +336,7 @@ def test_what_cannot_be_judged_is_refused_in_a_line(
     given: str, said: str, trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = type_in(trained, f"evaluate run own.toml {given}", monkeypatch, capsys)
-    assert told.code in (2, 7) and said in told.err and not (trained / "run" / "model" / "evaluation.json").exists()
+    assert told.code in (2, 6, 7) and said in told.err and not (trained / "run" / "model" / "evaluation.json").exists()
 
 
 def test_a_site_alone_tests_the_model_on_what_it_has_trained_on_and_kept(

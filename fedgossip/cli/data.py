@@ -89,7 +89,8 @@ def agree(
     """
     from fedgossip.errors import ConfigError
     from fedgossip.experiment import load_experiment
-    from fedgossip.plans.statistics import from_seed, statistics_plan, statistics_task
+    from fedgossip.plans.statistics import statistics_plan, statistics_task
+    from fedgossip.plans.sums import from_seed
 
     plan, schema = statistics_plan(load_experiment(experiment, overrides))
     if Path(plan.experiment.data.agreed).exists():
@@ -115,7 +116,7 @@ def _at_one_desk(
     from fedgossip.errors import BudgetError
     from fedgossip.plans.ledger import SUFFIX
     from fedgossip.plans.plan import EXHAUSTED
-    from fedgossip.plans.statistics import spend_at_one_desk
+    from fedgossip.plans.sums import spend_at_one_desk
 
     agreed = Path(plan.experiment.data.agreed)
     for line in spend_at_one_desk(plan, ledger or agreed.with_name(f"{agreed.name}.{SUFFIX}")):

@@ -107,7 +107,9 @@ def _together(model: Path, loaded: LoadedModel, known: OtherMachines, site: int 
     from fedgossip.experiment import load_experiment
     from fedgossip.learning.evaluated import EVALUATION
     from fedgossip.learning.model_files import found
+    from fedgossip.learning.sums_task import from_system
     from fedgossip.plans.evaluation import evaluation_plan, evaluation_task
+    from fedgossip.plans.sums import from_seed
 
     experiment = load_experiment(known.experiment, known.overrides)
     plan, layout = evaluation_plan(experiment, loaded)
@@ -115,7 +117,8 @@ def _together(model: Path, loaded: LoadedModel, known: OtherMachines, site: int 
     if path.exists():
         advice = "Remove it to judge again; two evaluations by almost the same sites tell of those that differ."
         raise ConfigError(f"{path}: judged already", advice)
-    plan, task, refused = evaluation_task(plan, layout, experiment, loaded, held_by(plan, known, site))
+    held, draw = held_by(plan, known, site), from_system if known.endpoints else from_seed(plan)
+    plan, task, refused = evaluation_task(plan, layout, experiment, loaded, held, draw)
 
     def write(vector: Any) -> None:
         _write(path, plan, task, vector, experiment.data.suppress, as_json=as_json)
@@ -141,7 +144,10 @@ def _lines(found: Evaluation, sites: int) -> list[str]:
     """Return an evaluation for a person."""
     kept = "that no site has trained on" if found.layout.kept else "that the sites may have trained on"
     lines = [f"{found.sites} of {sites} sites, {found.records} records {kept}; sums over at least {found.least} sites"]
-    lines.append(columns([[found.layout.score, _number(found.score)], ["loss", _number(found.loss)], *_numbers(found)]))
+    if found.layout.noise:
+        lines.append(NOISY.format(noise=found.layout.noise))
+    score = _noisy(found, "score")
+    lines.append(columns([[found.layout.score, score], *_loss(found), *_numbers(found)]))
     if found.outcomes:
         lines += ["", columns([OUTCOME_HEAD, *(_outcome(one.name, one) for one in found.outcomes)])]
     if len(found.layout.classes) <= 10 and found.confusion:
@@ -152,8 +158,26 @@ def _lines(found: Evaluation, sites: int) -> list[str]:
         lines += ["", f"where the model says of {one.name}:", columns([PARTS_HEAD, *_parts(one.parts)])]
     if found.groups:
         lines += ["", *_groups(found)]
+    if found.layout.noise:
+        return [*lines, "", NOT_TOLD]
     lines += ["", _places(found), *(_named(found))]
     return [*lines, *_membership(found)]
+
+
+NOISY = "with noise of {noise:g} times what one record can add, on each site's sums; ± covers 95 % of what it moves"
+NOT_TOLD = "under a budget no loss and no site's own score is told; each site alone: fedgossip privacy membership"
+
+
+def _noisy(one: Any, name: str, shown: str = ".4g") -> str:
+    """Show a figure, and how far noise moves it where there is some."""
+    value = getattr(one, name)
+    if value is None:
+        return "-"
+    return f"{value:{shown}} ± {one.noise_within[name]:.2g}" if name in one.noise_within else f"{value:{shown}}"
+
+
+def _loss(found: Evaluation) -> list[list[str]]:
+    return [] if found.loss is None else [["loss", _number(found.loss)]]
 
 
 OUTCOME_HEAD = ["outcome", "records with it", "AUROC", "Brier score", "said, on average", "were", "calibration error"]
@@ -170,9 +194,10 @@ def _number(value: float | None) -> str:
 
 def _outcome(name: str, one: Any) -> list[str]:
     area = "-" if one.auroc is None else f"{one.auroc:.4f}"
-    within = f" ± {one.auroc_within:.4f}" if one.auroc_within else ""
-    positives = "-" if one.positives is None else str(one.positives)
-    figures = (_number(value) for value in (one.brier, one.said, one.were, one.calibration_error))
+    width = (one.auroc_within or 0.0) + one.noise_within.get("auroc", 0.0)
+    within = f" ± {width:.4f}" if width else ""
+    positives = _noisy(one, "positives", "d")
+    figures = [*(_noisy(one, name) for name in ("brier", "said", "were")), _number(one.calibration_error)]
     return [name, positives, area + within, *figures]
 
 
@@ -190,8 +215,7 @@ def _groups(found: Evaluation) -> list[str]:
     head += ["AUROC", "Brier score", "said, on average", "were"] if single else []
     rows = []
     for group in found.groups:
-        row = [group.name, "-" if group.records is None else str(group.records)]
-        row += [_number(group.score), _number(group.loss)]
+        row = [group.name, _noisy(group, "records", "d"), _noisy(group, "score"), _number(group.loss)]
         if single:
             row += _outcome("", group.outcomes[0])[2:6] if group.outcomes else ["-"] * 4
         rows.append(row)

@@ -144,8 +144,14 @@ def summed(
     write: Callable[[Any], None],
 ) -> int:
     """Make the sums, here or with others, and call `write` with them; return the exit code."""
+    from fedgossip.plans.ledger import SUFFIX
+    from fedgossip.plans.sums import spend_at_one_desk
+
     if known.endpoints is not None:
         return with_others(plan, task, digest, refused, plan.coordinator if site is None else site, known, write)
+    agreed = Path(plan.experiment.data.agreed)
+    for line in spend_at_one_desk(plan, known.ledger or agreed.with_name(f"{agreed.name}.{SUFFIX}")):
+        echo(line, err=True)
     write(at_one_desk(plan, task).vectors[plan.coordinator])
     say_refused(refused)
     return 4 if refused else 0

@@ -5,25 +5,25 @@ Groups of fewer than `suppress` records are left out, and a second one where one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
+import numpy as np
 
 from fedgossip.learning.agreed import suppressed
 from fedgossip.learning.evaluation_sums import (
-    BINS,
-    DECILES,
     PLACES,
-    SHIFT,
     SITES,
     EvaluationLayout,
-    Name,
-    Numbers,
     score_of,
 )
+from fedgossip.learning.noisy_evaluation import DECILES, SHIFT, Name, Numbers
 from fedgossip.learning.objectives import REGRESSION
 from fedgossip.learning.told_files import read_told
+from fedgossip.seeds import stream
 
 EVALUATION = "evaluation.json"
 """In the folder of the model."""
@@ -60,6 +60,8 @@ class OutcomeFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     calibration_error: float | None = None
     """The mean difference of what was said and what was, over the parts, by their records."""
     parts: tuple[ReliabilityPart, ...] = ()
+    noise_within: Mapping[str, float] = {}
+    """By the name of a figure: so far noise has moved it at most, 95 times of 100."""
 
 
 class NumberFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -78,6 +80,7 @@ class GroupFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     score: float | None = None
     loss: float | None = None
     outcomes: tuple[OutcomeFigures, ...] = ()
+    noise_within: Mapping[str, float] = {}
 
 
 class SiteFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -110,7 +113,8 @@ class Evaluation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Number of sites that a sum is over, at least."""
     records: int
     score: float | None
-    loss: float
+    loss: float | None = None
+    """None under a budget: there is no most that one record adds to it."""
     outcomes: tuple[OutcomeFigures, ...] = ()
     numbers: tuple[NumberFigures, ...] = ()
     confusion: tuple[tuple[int, ...], ...] = ()
@@ -120,6 +124,7 @@ class Evaluation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Between which bounds the score of each site lies, the worst first."""
     named: tuple[SiteFigures, ...] = ()
     membership: MembershipFigures | None = None
+    noise_within: Mapping[str, float] = {}
 
 
 def evaluation_of(layout: EvaluationLayout, numbers: Numbers, suppress: int, least: int) -> Evaluation:
@@ -128,7 +133,7 @@ def evaluation_of(layout: EvaluationLayout, numbers: Numbers, suppress: int, lea
     told = suppressed(
         [numbers["group", group, "records"] for group in layout.groups],
         suppress,
-        {place for place, group in enumerate(layout.groups) if 0 < numbers["at", group] < SITES},
+        {place for place, group in enumerate(layout.groups) if 0 < numbers.get(("at", group), SITES) < SITES},
     )
     return Evaluation(
         layout=layout,
@@ -137,8 +142,8 @@ def evaluation_of(layout: EvaluationLayout, numbers: Numbers, suppress: int, lea
         least=least,
         records=records,
         score=score_of(layout, numbers, ()),
-        loss=_mean(numbers["loss",], records),
-        outcomes=tuple(_outcome(numbers, (), one, suppress) for one in layout.outcomes),
+        loss=_loss(numbers, (), records),
+        outcomes=tuple(_outcome(layout, numbers, (), one, suppress) for one in layout.outcomes),
         numbers=tuple(_number(numbers, one) for one in layout.labels if layout.kind == REGRESSION),
         confusion=tuple(
             tuple(numbers["confusion", true, said] for said in layout.classes) for true in layout.classes
@@ -150,7 +155,7 @@ def evaluation_of(layout: EvaluationLayout, numbers: Numbers, suppress: int, lea
         places=tuple(
             (place / PLACES, (place + 1) / PLACES)
             for place in range(PLACES)
-            for _ in range(numbers["place", str(place)])
+            for _ in range(numbers.get(("place", str(place)), 0))
         ),
         named=tuple(
             SiteFigures(site, count, _mean(numbers["site", str(site), "score"], 1))
@@ -159,6 +164,52 @@ def evaluation_of(layout: EvaluationLayout, numbers: Numbers, suppress: int, lea
         ),
         membership=_membership(layout, numbers),
     )
+
+
+def _loss(numbers: Numbers, where: Name, records: int) -> float | None:
+    return _mean(numbers[*where, "loss"], records) if (*where, "loss") in numbers else None
+
+
+DRAWS = 100
+"""Times that other noise is drawn, to see how far it moves a figure."""
+
+
+def noisy_evaluation_of(layout: EvaluationLayout, numbers: Numbers, suppress: int, least: int) -> Evaluation:
+    """Return what sums with noise say, and how far noise of this size moves each figure."""
+    sites = numbers["sites",]
+
+    def of(noisy: Numbers) -> Evaluation:
+        return evaluation_of(layout, {("sites",): sites} | layout.noisy.completed(noisy), suppress, least)
+
+    draw = stream(0, "noise of an evaluation", 0)  # the same at all, who write the same file
+    moved = [of(layout.noisy.moved(numbers, sites, draw)) for _ in range(DRAWS)]
+    found = of(numbers)
+    groups = tuple(
+        _with_noise(one, [other.groups[place] for other in moved], ("records", "score"))
+        for place, one in enumerate(found.groups)
+    )
+    found = msgspec.structs.replace(found, groups=groups)
+    return _with_noise(found, moved, ("records", "score"))
+
+
+Figures = TypeVar("Figures", Evaluation, GroupFigures)
+OF_OUTCOMES = ("positives", "brier", "said", "were", "auroc")
+
+
+def _with_noise(one: Figures, moved: Sequence[Figures], names: Sequence[str]) -> Figures:
+    outcomes = []
+    for place, outcome in enumerate(one.outcomes):
+        others = [other.outcomes[place] for other in moved if other.outcomes]
+        outcomes.append(msgspec.structs.replace(outcome, noise_within=_widths(outcome, others, OF_OUTCOMES)))
+    return msgspec.structs.replace(one, outcomes=tuple(outcomes), noise_within=_widths(one, moved, names))
+
+
+def _widths(one: object, moved: Sequence[object], names: Sequence[str]) -> dict[str, float]:
+    found = {}
+    for name in (name for name in names if getattr(one, name) is not None):
+        values = [value for other in moved if (value := getattr(other, name)) is not None]
+        found[name] = float(f"{1.96 * np.std(values):.2g}") if len(values) > 1 else math.inf
+    return found
 
 
 def _mean(total: int, count: int) -> float:
@@ -172,7 +223,7 @@ def _number(numbers: Numbers, label: str) -> NumberFigures:
 
 
 def _membership(layout: EvaluationLayout, numbers: Numbers) -> MembershipFigures | None:
-    records = numbers["trained", "records"]
+    records = numbers.get(("trained", "records"), 0)
     if not records:
         return None
     score = None if layout.kind == REGRESSION else numbers["trained", "right"] / records
@@ -187,19 +238,20 @@ def _group(layout: EvaluationLayout, numbers: Numbers, group: str, suppress: int
         name=group,
         records=records,
         score=score_of(layout, numbers, where),
-        loss=_mean(numbers[*where, "loss"], records) if records else None,
-        outcomes=tuple(_outcome(numbers, where, one, suppress) for one in layout.outcomes if records),
+        loss=_loss(numbers, where, records) if records else None,
+        outcomes=tuple(_outcome(layout, numbers, where, one, suppress) for one in layout.outcomes if records),
     )
 
 
-def _outcome(numbers: Numbers, where: Name, name: str, suppress: int) -> OutcomeFigures:
+def _outcome(layout: EvaluationLayout, numbers: Numbers, where: Name, name: str, suppress: int) -> OutcomeFigures:
     """Return the figures of an outcome; of a group those alone that do not show how few have it, or have it not."""
     records, positives = numbers[*where, "records"], numbers[*where, "positives", name]
     brier = _mean(numbers[*where, "brier", name], records)
     said = _mean(numbers[*where, "said", name], records)
     if where and not suppress <= positives <= records - suppress:
         return OutcomeFigures(name=name, brier=brier, said=said)
-    having, lacking = ([numbers[*where, what, name, str(k)] for k in range(BINS)] for what in ("with", "without"))
+    bins = [str(k) for k in range(layout.bins)]
+    having, lacking = ([numbers[*where, what, name, k] for k in bins] for what in ("with", "without"))
     area, within = area_of(having, lacking)
     parts = () if where else _parts(numbers, name, suppress)
     return OutcomeFigures(
@@ -210,7 +262,7 @@ def _outcome(numbers: Numbers, where: Name, name: str, suppress: int) -> Outcome
         were=positives / records if records else 0.0,
         auroc=area,
         auroc_within=within,
-        calibration_error=None if where else _calibration_error(numbers, name),
+        calibration_error=None if where or layout.noise else _calibration_error(numbers, name),
         parts=parts,
     )
 
@@ -218,17 +270,18 @@ def _outcome(numbers: Numbers, where: Name, name: str, suppress: int) -> Outcome
 def area_of(having: Sequence[int], lacking: Sequence[int]) -> tuple[float | None, float | None]:
     """Return the AUROC by the counts in each bin, and how far it may lie from that of the values themselves.
 
-    Of pairs within a bin half count; any order of them is possible.  None where one side is empty.
+    Of pairs within a bin half count; any order of them is possible.  None where one side is empty; counts with noise
+    may be below 0, what is made of them not.
     """
     pairs = sum(having) * sum(lacking)
-    if not pairs:
+    if pairs <= 0 or sum(having) < 0:
         return None, None
     below = above = same = 0
     for one, other in zip(having, lacking, strict=True):
         above += one * below
         same += one * other
         below += other
-    return (2 * above + same) / (2 * pairs), same / (2 * pairs)
+    return min(max((2 * above + same) / (2 * pairs), 0.0), 1.0), max(same / (2 * pairs), 0.0)
 
 
 def _parts(numbers: Numbers, name: str, suppress: int) -> tuple[ReliabilityPart, ...]:

@@ -5,6 +5,8 @@
                     among the records that have it and the others; the same of each group that enough sites have;
                     in which hundredth a site's own score lies
 
+Under a budget there is one round alone, of numbers with noise (`noisy_evaluation`).
+
 A number x counts as the whole number nearest to x 2^104, so what is made of the sums is what all records in one place
 would give, to 1e-12 and better.  An AUROC follows from histograms, to the width of their bins.
 """
@@ -21,6 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.errors import ConfigError
+from fedgossip.learning import noisy_evaluation
+from fedgossip.learning.noisy_evaluation import DECILES, RECORDS, SHIFT, Name, NoisyNumbers, Numbers, Values, whole
 from fedgossip.learning.objectives import CLASSIFICATION, MULTI_LABEL, REGRESSION
 from fedgossip.learning.record_losses import losses_of, right_of
 from fedgossip.secure.exact_sums import ExactSums, as_vector, integers_of, words_in, words_of
@@ -29,24 +33,14 @@ from fedgossip.vectors import Vector
 BINS = 256
 """Of a histogram of probabilities: the steps of their log-odds from -16 to 16, and what lies beyond."""
 EDGES = 1 / (1 + np.exp(-np.linspace(-16, 16, BINS - 1)))
-DECILES = 10
-"""Parts of equal width in which what a model says is compared with what was."""
 PLACES = 100
 """Parts of the range of a site's own score."""
-SHIFT = 104
-"""Bits behind the point."""
 LARGEST = 40
 """Bits of the largest number that a regression may be about."""
-RECORDS = 1 << 31
-"""Maximum number of records of a site."""
 SITES = 3
 """Minimum number of sites with a group whose records are counted: a sum over fewer tells about each."""
 OUTCOMES = 100
 """Maximum number of classes, or of labels."""
-
-Name = tuple[str, ...]
-Numbers = Mapping[Name, int]
-Values = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,10 +72,15 @@ class EvaluationLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """Whether the records are those that each site has kept from its training."""
     named: int = 0
     """Number of sites whose own scores are told by their ids; 0: of none."""
+    noise: float = 0.0
+    """On each site's sums, in units of what one record can add to them; 0: they are exact."""
 
     def __post_init__(self) -> None:
         if self.kind not in (CLASSIFICATION, MULTI_LABEL, REGRESSION):
             raise ConfigError(f"a model of {self.kind} has no records to be judged on", "Judge it on a common file.")
+        if self.noise and self.kind != CLASSIFICATION:
+            text = f"a model of {self.kind}: nobody knows how much one record adds to its errors, so no noise hides it"
+            raise ConfigError(text, "If the sites allow exact sums:  --set coordinator.privacy.unit=none")
         if len(self.outcomes) > OUTCOMES:
             text = f"{len(self.outcomes)} classes; at most {OUTCOMES} are judged by sums"
             raise ConfigError(text, "Judge the model on a common file: fedgossip evaluate MODEL FILE.csv.")
@@ -106,6 +105,8 @@ class EvaluationLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     def bounds(self) -> Mapping[Name, int]:
         """Return the largest magnitude of each number of a site, in the order of the vector."""
         found: dict[Name, int] = {("sites",): 1}
+        if self.noise:
+            return {**found, **self.noisy.bounds}
         found |= {("at", group): 1 for group in self.groups}
         found |= self._of_records(())
         for group in self.groups:
@@ -122,6 +123,16 @@ class EvaluationLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         found |= {("tested",): 1, ("flagged",): 1, ("trained", "records"): RECORDS, ("trained", "right"): RECORDS}
         found["trained", "loss"] = self._loss
         return found
+
+    @cached_property
+    def noisy(self) -> NoisyNumbers:
+        """Return the numbers of a model that is judged under a budget."""
+        return NoisyNumbers(self.classes, self.outcomes, self.groups, self.noise)
+
+    @property
+    def bins(self) -> int:
+        """Return the number of bins of a histogram."""
+        return noisy_evaluation.BINS if self.noise else BINS
 
     @property
     def _loss(self) -> int:
@@ -154,11 +165,6 @@ class EvaluationLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         if words is None or words.size != self.exact.length:
             raise ConfigError("what came holds no sums of an evaluation", "Were all started with the same files?")
         return dict(zip(self.bounds, integers_of(words), strict=True))
-
-
-def whole(values: Values) -> int:
-    """Return the sum of numbers, each as the whole number nearest to it times 2^SHIFT."""
-    return sum(int(value) for value in np.rint(np.ldexp(values, SHIFT)).tolist())
 
 
 def presence(layout: EvaluationLayout, site: SiteAnswers) -> dict[Name, int]:

@@ -1,12 +1,11 @@
-"""A LocalTask whose vector are the sums by which sites judge a model: two rounds of sums, and nothing is trained.
-"""
+"""A LocalTask whose vector are the sums by which sites judge a model: two rounds, or one with noise."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from fedgossip.learning.evaluation_sums import EvaluationLayout, SiteAnswers, judged_sums, presence
-from fedgossip.learning.sums_task import SumsTask
+from fedgossip.learning.sums_task import Draw, SumsTask, from_system
 from fedgossip.machine import NodeId
 from fedgossip.task import Job
 from fedgossip.vectors import Vector
@@ -19,11 +18,21 @@ class EvaluationTask(SumsTask):
 
     again = "Evaluate"
 
-    def __init__(self, layout: EvaluationLayout, sites: Mapping[NodeId, SiteAnswers], least: int) -> None:
+    def __init__(
+        self,
+        layout: EvaluationLayout,
+        sites: Mapping[NodeId, SiteAnswers],
+        least: int,
+        draw: Draw = from_system,
+    ) -> None:
         super().__init__(layout.exact, layout.digest)
-        self.layout, self._sites, self._least = layout, sites, least
+        self.layout, self._sites, self._least, self._draw = layout, sites, least, draw
+        self._said: dict[NodeId, Vector] = {}
+        """What has noise is drawn once, however often it is asked for."""
 
     def sums(self, job: Job) -> Vector:
+        if self.layout.noise:
+            return self._hidden(job.node)
         site = self._sites[job.node]
         if job.round == 0:
             return self.layout.vector(presence(self.layout, site))
@@ -31,3 +40,11 @@ class EvaluationTask(SumsTask):
         if not pooled["sites",]:
             raise self.nothing_there(job.node)
         return self.layout.vector(judged_sums(self.layout, site, pooled, job.node, self._least))
+
+    def _hidden(self, node: NodeId) -> Vector:
+        """Return the sums of the one round that there is under a budget."""
+        if node not in self._said:
+            site, noisy = self._sites[node], self.layout.noisy
+            numbers = noisy.hidden(noisy.of_records(site.answers, site.y, site.groups), self._draw(node, 0))
+            self._said[node] = self.layout.vector({("sites",): 1} | dict(numbers))
+        return self._said[node]

@@ -42,7 +42,12 @@ def length_of(schema: TableSchema, round: int) -> float:
 
 def deviation_of(schema: TableSchema, round: int, names: int, multiplier: float) -> float:
     """Return the deviation of the noise on each of so many numbers, in grains; rounding makes a record longer."""
-    return multiplier * (length_of(schema, round) * GRAIN + math.sqrt(names))
+    return grains_of(length_of(schema, round), names, multiplier)
+
+
+def grains_of(length: float, names: int, multiplier: float) -> float:
+    """Return the deviation of the noise on each of so many numbers, in grains, by a record's length in their units."""
+    return multiplier * (length * GRAIN + math.sqrt(names))
 
 
 def unit_of(column: SchemaColumn, what: str, shift: int) -> int:

@@ -3,27 +3,17 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from fedgossip.errors import ConfigError
 from fedgossip.learning.column_sums import Numbers, SumLayout, first_sums, second_sums
-from fedgossip.learning.sums_task import SumsTask
+from fedgossip.learning.sums_task import Draw, SumsTask, from_system
 from fedgossip.learning.table_schema import SiteColumns, TableSchema
 from fedgossip.machine import NodeId
-from fedgossip.secure.primitives import Entropy
 from fedgossip.task import Job
 from fedgossip.vectors import Vector
 
 ROUNDS = 2
-
-Draw = Callable[[NodeId, int], Entropy]
-"""Random bytes for the noise of a site in a round."""
-
-
-def from_system(_node: NodeId, _round: int) -> Entropy:
-    """Draw what nobody can know: of a simulation, which is no secret, the seed serves."""
-    return os.urandom
 
 
 class StatisticsTask(SumsTask):

@@ -6,16 +6,26 @@ have brought.  No torch here.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from fedgossip.errors import TrainingError
 from fedgossip.machine import NodeId
 from fedgossip.secure.exact_sums import ExactSums
+from fedgossip.secure.primitives import Entropy
 from fedgossip.task import Job, Update
 from fedgossip.vectors import Vector, empty, frozen
+
+Draw = Callable[[NodeId, int], Entropy]
+"""Random bytes for the noise of a site in a round."""
+
+
+def from_system(_node: NodeId, _round: int) -> Entropy:
+    """Draw what nobody can know: of a simulation, which is no secret, the seed serves."""
+    return os.urandom
 
 
 class SumsTask(ABC):

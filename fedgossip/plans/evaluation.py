@@ -12,17 +12,18 @@ import numpy as np
 
 from fedgossip.errors import ConfigError, TooFewPeersError
 from fedgossip.experiment import Experiment, FederatedExperiment
-from fedgossip.experiment.data_section import NAMED
-from fedgossip.learning.evaluated import Evaluation, evaluation_of
+from fedgossip.experiment.data_section import NAMED, RANK
+from fedgossip.learning.evaluated import Evaluation, evaluation_of, noisy_evaluation_of
 from fedgossip.learning.evaluation_sums import EvaluationLayout, SiteAnswers
 from fedgossip.learning.evaluation_task import ROUNDS, EvaluationTask
 from fedgossip.learning.objectives import EVALUATION
 from fedgossip.learning.per_peer import PLACE
 from fedgossip.learning.record_groups import group_rows, groups_of, path_of
 from fedgossip.learning.record_losses import losses_of, right_of
+from fedgossip.learning.sums_task import Draw, from_system
 from fedgossip.machine import NodeId
 from fedgossip.plans.federation import FederationPlan
-from fedgossip.plans.sums import check_exact, plan_of_sums, sites_that_fit
+from fedgossip.plans.sums import check_exact, check_secure, noise_of, plan_of_sums, sites_that_fit
 from fedgossip.plans.tasks import SharedExamples, examples_of
 from fedgossip.privacy.membership import LEAST, MembershipTest, membership_test
 from fedgossip.vectors import Vector
@@ -35,13 +36,20 @@ if TYPE_CHECKING:
 def evaluation_plan(experiment: Experiment, model: LoadedModel) -> tuple[FederationPlan, EvaluationLayout]:
     """Return the plan of the run in which the sites of an experiment judge a model, and what its numbers are.
 
-    Raises ConfigError where there is no secure sum, beside a budget, and for groups that are not known.
+    Under a budget of records it has noise.  Raises ConfigError where there is no secure sum, beside a budget that
+    hides clients, and for groups that are not known.
     """
     if not isinstance(experiment, FederatedExperiment):
         text = "no [coordinator]: sites judge a model by sums over clients"
         raise ConfigError(text, "Judge it on a file: fedgossip evaluate MODEL FILE.csv.")
     c, d = experiment.coordinator, experiment.data
-    check_exact(experiment, "an evaluation is", "what sites tell of a model is")
+    noise = noise_of(experiment)
+    check_secure(experiment, "an evaluation is")
+    if c.privacy.unit != "record" or not noise:
+        check_exact(experiment, "an evaluation is", "what sites tell of a model is")
+    if noise and d.site_scores == NAMED:
+        text = 'data.site_scores = "named": a site\'s own score is of few records, and is not told under a budget'
+        raise ConfigError(text, f'Set data.site_scores = "{RANK}".')
     layout = EvaluationLayout(
         model=model.facts.weights,
         kind=model.facts.kind,
@@ -51,8 +59,9 @@ def evaluation_plan(experiment: Experiment, model: LoadedModel) -> tuple[Federat
         groups=_groups(experiment),
         kept=d.local_test > 0,
         named=c.clients if d.site_scores == NAMED else 0,
+        noise=noise,
     )
-    return plan_of_sums(experiment, EVALUATION, ROUNDS, layout.exact), layout
+    return plan_of_sums(experiment, EVALUATION, 1 if noise else ROUNDS, layout.exact), layout
 
 
 def _groups(experiment: FederatedExperiment) -> tuple[str, ...]:
@@ -66,7 +75,12 @@ def _groups(experiment: FederatedExperiment) -> tuple[str, ...]:
 
 
 def evaluation_task(
-    plan: FederationPlan, layout: EvaluationLayout, experiment: Experiment, model: LoadedModel, held: Sequence[NodeId]
+    plan: FederationPlan,
+    layout: EvaluationLayout,
+    experiment: Experiment,
+    model: LoadedModel,
+    held: Sequence[NodeId],
+    draw: Draw = from_system,
 ) -> tuple[FederationPlan, EvaluationTask, Mapping[NodeId, ConfigError]]:
     """Return the plan with those that abstain, the task of the sites that are `held`, and why some do not fit."""
     own = PLACE in experiment.data.source
@@ -77,7 +91,7 @@ def evaluation_task(
         return _answers(layout, experiment, model, node, examples)
 
     plan, sites, refused = sites_that_fit(plan, held, read)
-    return plan, EvaluationTask(layout, sites, experiment.data.suppress), refused
+    return plan, EvaluationTask(layout, sites, experiment.data.suppress, draw), refused
 
 
 def _answers(
@@ -137,7 +151,8 @@ def evaluated_from(
 ) -> Evaluation:
     """Return what the sums say.  Raises TooFewPeersError where a round has not come together."""
     numbers = task.layout.numbers(vector) if vector is not None else {}
-    if not numbers.get(("sites",)) or not numbers["records",]:
-        text = "too few sites came together for both rounds of sums"
+    if not numbers.get(("sites",)) or not numbers.get(("records",), 1):
+        text = "too few sites came together for the sums"
         raise TooFewPeersError(text, "Evaluate again when they are there: coordinator.min_clients are needed.")
-    return evaluation_of(task.layout, numbers, suppress, least)
+    found = noisy_evaluation_of if task.layout.noise else evaluation_of
+    return found(task.layout, numbers, suppress, least)

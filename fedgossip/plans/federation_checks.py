@@ -15,7 +15,7 @@ from fedgossip.codecs.names import make_codec
 from fedgossip.codecs.sparse import DeepGradient
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.experiment import CoordinatorSection, Experiment, FederatedExperiment
-from fedgossip.learning.objectives import CONVEX, STATISTICS
+from fedgossip.learning.objectives import CONVEX, SUMS
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.plans.federated_run import FEDBUFF, FederatedRun
 from fedgossip.plans.federation import FederationPlan
@@ -82,7 +82,7 @@ def _check_codec(s: CoordinatorSection, federated: Federated[Any], kind: str) ->
     except ConfigError as error:
         raise ConfigError(f"coordinator.codec: {error}", error.advice) from None
     where, out = f"coordinator.codec = {s.codec!r}", "Leave coordinator.codec out."
-    if kind == STATISTICS:
+    if kind in SUMS:
         raise ConfigError(f"{where}, and statistics are sums of whole numbers", out)
     if s.algorithm == FEDBUFF:
         text = f"{where} beside fedbuff, whose clients are not told which of their answers counted"
@@ -154,7 +154,7 @@ def _check_privacy(plan: FederatedRun) -> None:
         text = f"coordinator.privacy.test_noise is for a count of right answers, and the score is {name}"
         raise ConfigError(text, 'Put "accuracy" first in task.metrics, or leave test_noise out: nothing is told then.')
     trains = plan.experiment.learns and plan.experiment.task.kind != CONVEX
-    if plan.unit == "record" and not trains and plan.experiment.task.kind != STATISTICS:
+    if plan.unit == "record" and not trains and plan.experiment.task.kind not in SUMS:
         what = "cannot hide them" if plan.experiment.task.kind == CONVEX else "has none"
         text = f"coordinator.privacy.unit = record hides examples, and this task {what}"
         raise ConfigError(text, 'Set task.kind = "learning".')

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import secrets
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from fedgossip.errors import BudgetError, ConfigError, TooFewPeersError
-from fedgossip.experiment import Experiment, FederatedExperiment, PrivacySection
+from fedgossip.errors import ConfigError, TooFewPeersError
+from fedgossip.experiment import Experiment, FederatedExperiment
 from fedgossip.learning.agreed import AgreedTable, agreed_of
 from fedgossip.learning.column_sums import SumLayout
 from fedgossip.learning.noisy_sums import check_bounded
 from fedgossip.learning.objectives import STATISTICS
-from fedgossip.learning.per_peer import PLACE
-from fedgossip.learning.record_digests import source_digest
-from fedgossip.learning.statistics_task import ROUNDS, Draw, StatisticsTask, from_system
+from fedgossip.learning.statistics_task import ROUNDS, StatisticsTask
+from fedgossip.learning.sums_task import Draw, from_system
 from fedgossip.learning.table_schema import FEDERATED, SiteColumns, TableSchema
 from fedgossip.machine import NodeId
 from fedgossip.plans.federation import FederationPlan
-from fedgossip.plans.ledger import SpentLedger, data_of
-from fedgossip.plans.privacy_budget import purse_of
-from fedgossip.plans.sums import plan_of_sums, sites_that_fit
+from fedgossip.plans.sums import noise_of, plan_of_sums, sites_that_fit
 from fedgossip.plans.tasks import schema_of_experiment, site_file
-from fedgossip.seeds import stream
 from fedgossip.vectors import Vector
 
 
@@ -47,13 +40,8 @@ def statistics_plan(experiment: Experiment) -> tuple[FederationPlan, TableSchema
     schema = schema_of_experiment(experiment)
     if experiment.budget is not None:
         check_bounded(schema)
-    noise = _noise_of(experiment)
+    noise = noise_of(experiment)
     return plan_of_sums(experiment, STATISTICS, ROUNDS, SumLayout(schema, noise).exact), schema
-
-
-def _noise_of(experiment: Experiment) -> float:
-    """Return the noise on each site's sums, in units of what one record can add; 0 without a budget."""
-    return 0.0 if experiment.budget is None else experiment.budget.noise
 
 
 def statistics_task(
@@ -67,49 +55,7 @@ def statistics_task(
         return site
 
     plan, sites, refused = sites_that_fit(plan, held, read)
-    return plan, StatisticsTask(schema, sites, _noise_of(plan.experiment), draw), refused
-
-
-def spend_at_one_desk(plan: FederationPlan, path: Path) -> list[str]:
-    """Write into a ledger what the two rounds of sums spend of each site's records, before they are made.
-
-    Returns lines of what was released before.  Raises BudgetError where the budget, or the limit of that ledger, does
-    not allow it.
-    """
-    said, run = [], secrets.token_hex(16)
-    for node in (one for one in range(plan.learners) if not plan.abstains(one)):
-        source = plan.experiment.data.source.replace(PLACE, str(node))
-        budget = plan.experiment.budget
-        unit, records = budget.unit if budget else "none", source_digest(source)
-        with contextlib.closing(SpentLedger(path, unit, data_of(source, node), records)) as ledger:
-            if budget is None:
-                said += [f"site {node}: {_again(ledger.exact)}"] if ledger.exact else []
-                ledger.note_exact(STATISTICS, run)
-            else:
-                _pay(ledger, budget, node, run)
-    return said
-
-
-def _again(times: int) -> str:
-    told = "once" if times == 1 else f"{times} times"
-    return f"released without noise {told} before, of the same records; two agreements tell of the sites that differ"
-
-
-def _pay(ledger: SpentLedger, budget: PrivacySection, node: NodeId, run: str) -> None:
-    before = ledger.take_up(run, [])
-    purse = purse_of(budget, 1.0, 1, (), before, total=ledger.total())
-    try:
-        spends = [one for round in range(ROUNDS) for one in purse.pay(round)]
-    except BudgetError as error:
-        advice = "Raise coordinator.privacy.noise, or what is allowed if the site agrees."
-        raise BudgetError(f"site {node}, two rounds of sums: {error}", advice) from None
-    for spend in spends:
-        ledger.add(spend)
-
-
-def from_seed(plan: FederationPlan) -> Draw:
-    """Draw from the seed, for simulations, which keep no secrets."""
-    return lambda node, round: stream(plan.experiment.seed, "statistics noise", node, round).bytes
+    return plan, StatisticsTask(schema, sites, noise_of(plan.experiment), draw), refused
 
 
 def agreed_from(task: StatisticsTask, vector: Vector | None, schema: TableSchema, suppress: int) -> AgreedTable:

@@ -1,34 +1,54 @@
-"""Runs of exact sums over all sites of an experiment: what statistics, evaluations and fits have in common."""
+"""Runs of sums over all sites of an experiment: what statistics, evaluations and fits have in common."""
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from fedgossip.errors import ConfigError
-from fedgossip.experiment import FederatedExperiment
+from fedgossip.errors import BudgetError, ConfigError
+from fedgossip.experiment import Experiment, FederatedExperiment, PrivacySection
 from fedgossip.experiment.sections import EvalSection, TaskSection, TrackSection
 from fedgossip.learning.column_sums import SITES
+from fedgossip.learning.per_peer import PLACE
+from fedgossip.learning.record_digests import source_digest
 from fedgossip.learning.settings import TrainSettings
+from fedgossip.learning.sums_task import Draw
 from fedgossip.machine import NodeId
 from fedgossip.plans import compose
 from fedgossip.plans.federation import FederationPlan
+from fedgossip.plans.ledger import SpentLedger, data_of
+from fedgossip.plans.privacy_budget import purse_of
 from fedgossip.secure.exact_sums import ExactSums
+from fedgossip.seeds import stream
 
 Site = TypeVar("Site")
+
+SUMS = {1: "one round", 2: "two rounds"}
+
+
+def noise_of(experiment: Experiment) -> float:
+    """Return the noise on each site's sums, in units of what one record can add; 0 without a budget."""
+    return 0.0 if experiment.budget is None else experiment.budget.noise
 
 
 def check_exact(experiment: FederatedExperiment, are: str, told: str) -> None:
     """Raise ConfigError where sums are not secure, and beside a budget; `are`: "a fit is", `told`: what is exact."""
-    c = experiment.coordinator
-    if not c.secure.on:
-        raise ConfigError(f"coordinator.secure.on = false: {are} of secure sums", "Leave it out.")
-    if c.privacy.unit != "none":
-        text = f"coordinator.privacy.unit = {c.privacy.unit}: {told} exact, beside a budget"
+    check_secure(experiment, are)
+    if (unit := experiment.coordinator.privacy.unit) != "none":
+        text = f"coordinator.privacy.unit = {unit}: {told} exact, beside a budget"
         raise ConfigError(text, "If the sites allow that:  --set coordinator.privacy.unit=none")
+
+
+def check_secure(experiment: FederatedExperiment, are: str) -> None:
+    """Raise ConfigError where sums are not secure; `are`: what is made of them."""
+    if not experiment.coordinator.secure.on:
+        raise ConfigError(f"coordinator.secure.on = false: {are} of secure sums", "Leave it out.")
 
 
 def plan_of_sums(
@@ -70,3 +90,45 @@ def sites_that_fit(
         except ConfigError as error:
             refused[node] = error
     return replace(plan, abstaining=frozenset(refused)), sites, refused
+
+
+def spend_at_one_desk(plan: FederationPlan, path: Path) -> list[str]:
+    """Write into a ledger what the rounds of sums spend of each site's records, before they are made.
+
+    Returns lines of what was released before.  Raises BudgetError where the budget, or the limit of that ledger, does
+    not allow it.
+    """
+    said, run = [], secrets.token_hex(16)
+    for node in (one for one in range(plan.learners) if not plan.abstains(one)):
+        source = plan.experiment.data.source.replace(PLACE, str(node))
+        budget = plan.experiment.budget
+        unit, records = budget.unit if budget else "none", source_digest(source)
+        with contextlib.closing(SpentLedger(path, unit, data_of(source, node), records)) as ledger:
+            if budget is None:
+                said += [f"site {node}: {_again(ledger.exact)}"] if ledger.exact else []
+                ledger.note_exact(plan.experiment.task.kind, run)
+            else:
+                _pay(ledger, budget, node, run, plan.experiment.rounds)
+    return said
+
+
+def _again(times: int) -> str:
+    told = "once" if times == 1 else f"{times} times"
+    return f"released without noise {told} before, of the same records; two such sums tell of the sites that differ"
+
+
+def _pay(ledger: SpentLedger, budget: PrivacySection, node: NodeId, run: str, rounds: int) -> None:
+    before = ledger.take_up(run, [])
+    purse = purse_of(budget, 1.0, 1, (), before, total=ledger.total())
+    try:
+        spends = [one for round in range(rounds) for one in purse.pay(round)]
+    except BudgetError as error:
+        advice = "Raise coordinator.privacy.noise, or what is allowed if the site agrees."
+        raise BudgetError(f"site {node}, {SUMS.get(rounds, str(rounds))} of sums: {error}", advice) from None
+    for spend in spends:
+        ledger.add(spend)
+
+
+def from_seed(plan: FederationPlan) -> Draw:
+    """Draw from the seed, for simulations, which keep no secrets."""
+    return lambda node, round: stream(plan.experiment.seed, f"{plan.experiment.task.kind} noise", node, round).bytes

@@ -162,7 +162,8 @@ def _outcomes(found: Iterable[OutcomeFigures]) -> Markup | None:
 
 
 def _figures(one: OutcomeFigures) -> list[str]:
-    within = f" ± {one.auroc_within:.4f}" if one.auroc_within else ""
+    width = (one.auroc_within or 0.0) + one.noise_within.get("auroc", 0.0)
+    within = f" ± {width:.4f}" if width else ""
     area = NOTHING if one.auroc is None else f"{one.auroc:.4f}{within}"
     return [area, *(_or_nothing(value) for value in (one.brier, one.said, one.were, one.calibration_error))]
 
