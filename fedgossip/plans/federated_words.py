@@ -43,9 +43,10 @@ def _seen_line(run: FederatedRun) -> str:
 
 
 def _exact_line(run: FederatedRun, exact: ExactSums) -> str:
-    sums = "two" if run.experiment.rounds == 2 else run.experiment.rounds
+    rounds = run.experiment.rounds
+    sums = {1: "one sum", 2: "two sums"}.get(rounds, f"{rounds} sums")
     sums = f"at most {sums}" if isinstance(run.federated.server, EndingRule) else sums
-    numbers = f"{run.name}: {sums} sums of {len(exact.bounds):,} whole numbers of {exact.ring_bits} bits"
+    numbers = f"{run.name}: {sums} of {len(exact.bounds):,} whole numbers of {exact.ring_bits} bits"
     if run.experiment.budget:
         return f"{numbers}, with noise on each site's"
     return f"{numbers}, exact and without noise; made twice they tell of who differed"
