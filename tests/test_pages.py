@@ -26,6 +26,7 @@ ELSEWHERE = {
     "paradigms": "tests/test_compare.py",
     "repro": "tests/test_repro.py",
     "tasks": "tests/test_objectives.py",
+    "trees": "tests/test_trees.py",
     "trackers": "tests/test_trackers.py",
     "using": "tests/test_used_models.py",
 }

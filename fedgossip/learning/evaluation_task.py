@@ -31,6 +31,7 @@ class EvaluationTask(SumsTask):
         """What has noise is drawn once, however often it is asked for."""
 
     def sums(self, job: Job) -> Vector:
+        """Return a site's sums of a round.  Raises TrainingError where the first round has brought nothing."""
         if self.layout.noise:
             return self._hidden(job.node)
         site = self._sites[job.node]

@@ -21,6 +21,7 @@ class GlmTask(SumsTask):
         self.layout, self._sites = layout, sites
 
     def sums(self, job: Job) -> Vector:
+        """Return a site's sums of a round.  Raises TrainingError where the first round has brought nothing."""
         if job.round and self.layout.reached(job.vector, job.round) is None:
             raise self.nothing_there(job.node)
         return self.layout.site(self._sites[job.node], job.round, job.vector)

@@ -62,6 +62,7 @@ class HogwildLoop(ProcessesLoop):
         return outcome._replace(logged=race.logged)
 
     def gradient_one(self, job: Assignment) -> Outcome:  # noqa: ARG002
+        """Raise ConfigError: its processes take steps, and a gradient takes none."""
         advice = 'Use parallel = "ddp", or a method whose participants train: gossip, [coordinator], parallel.outer.'
         raise ConfigError(f'parallel = "{HOGWILD}": its processes take steps, and a gradient takes none', advice)
 
