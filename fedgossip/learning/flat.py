@@ -52,7 +52,7 @@ class Layout:
 
     @classmethod
     def of(cls, trained: Shapes, floating: Shapes, buffers: str = "average", personal: Sequence[str] = ()) -> Layout:
-        """Return `from_module` of a module with these parameters and buffers.  Raises ConfigError where none is shared."""
+        """Return `from_module` of a module with these parameters and buffers.  Raises ConfigError without any."""
         shared = [one for one in trained if not _matches(one[0], personal)]
         if not shared:
             advice = "Is requires_grad off everywhere, or every layer personal?"
