@@ -1,0 +1,32 @@
+"""A LocalTask whose vector are the counts by which sites tell who survives: two rounds of sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedgossip.learning.sums_task import SumsTask
+from fedgossip.learning.survival_sums import CurveLayout, SiteTimes
+from fedgossip.machine import NodeId
+from fedgossip.task import Job
+from fedgossip.vectors import Vector
+
+ROUNDS = 2
+
+
+class SurvivalTask(SumsTask):
+    """The records of the sites that are held here, by their ids; others are asked elsewhere."""
+
+    again = "Fit"
+
+    def __init__(self, layout: CurveLayout, sites: Mapping[NodeId, SiteTimes]) -> None:
+        super().__init__(layout.exact, layout.design.digest)
+        self.layout, self._sites = layout, sites
+
+    def sums(self, job: Job) -> Vector:
+        site = self._sites[job.node]
+        if job.round == 0:
+            return self.layout.first(site)
+        pooled = self.layout.numbers(job.vector)
+        if not pooled["sites",]:
+            raise self.nothing_there(job.node)
+        return self.layout.second(site, pooled)
