@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedgossip.cli.fit_survival import fit_survival
 from fedgossip.cli.fit_trees import fit_trees
 from fedgossip.cli.sums import EXPERIMENT, SET, OtherMachines, held_by, over_machines, summed
 from fedgossip.cli.text import columns, echo
@@ -40,20 +41,26 @@ def fit(
     overrides: tuple[str, ...],
 ) -> int:
     """Fit the model that model.source names to all sites' tables, by secure sums: it is that of all records in one
-    place.  A generalised linear one (glm:logistic, glm:linear, glm:poisson), or boosted trees (trees:100x6).
+    place.  A generalised linear one (glm:logistic, glm:linear, glm:poisson), boosted trees (trees:100x6), or
+    survival (kaplan-meier?every=30&until=720).
 
-    Writes fit.json (of trees trees-fit.json), and model/ for `fedgossip predict`, into a new folder.  Without
+    Writes fit.json (of trees trees-fit.json, of survival survival.json), and model/ for `fedgossip predict`,
+    except of survival, into a new folder.  Without
     --endpoints all sites' files are on this machine; with it this is one of them, or the coordinator.
     """
     from fedgossip.errors import ConfigError
     from fedgossip.experiment import load_experiment
     from fedgossip.learning.tree_options import is_trees
     from fedgossip.plans.glm import glm_plan, glm_task
+    from fedgossip.plans.survival import is_survival
 
     whole = load_experiment(experiment, overrides)
     if is_trees(whole.model.source):
         known = OtherMachines(experiment, endpoints, key, ledger, bind, out, overrides)
         return fit_trees(whole, to or _folder(whole, experiment), known, site, as_json=as_json)
+    if is_survival(whole.model.source):
+        known = OtherMachines(experiment, endpoints, key, ledger, bind, out, overrides)
+        return fit_survival(whole, to or _folder(whole, experiment), known, site, as_json=as_json)
     plan, layout, agreed = glm_plan(whole)
     folder = to or _folder(whole, experiment)
     if folder.exists():

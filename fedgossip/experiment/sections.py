@@ -64,7 +64,8 @@ class ModelSection(msgspec.Struct, forbid_unknown_fields=True):
     """`softmax`, `mlp:64-32-10` (inputs, hidden, outputs), `cnn:small`, `cnn:small-bn`, `cnn:16-32-64` (channels,
     channels, hidden), `chars:WIDTH`, `gpt:2-64-4` (characters; layers, width, heads), `module:function`;
     `words:ROWS-WIDTH-CLASSES`, at parameter servers; `glm:logistic`, `glm:linear`, `glm:poisson`, and
-    trees:100x6 (boosted trees, and how deep), for `fedgossip fit` (docs/glm.md, docs/trees.md)."""
+    trees:100x6 (boosted trees, and how deep),
+    kaplan-meier?every=30&until=720&by=COLUMN (survival), for `fedgossip fit` (docs/glm.md, docs/trees.md)."""
 
 
 class TopologySection(msgspec.Struct, forbid_unknown_fields=True):

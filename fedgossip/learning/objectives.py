@@ -43,7 +43,10 @@ GLM = "glm"
 TREES = "trees"
 """The kind of a run in which sites grow boosted trees from sums, a level in each round."""
 
-SUMS = (STATISTICS, EVALUATION, GLM, TREES)
+SURVIVAL = "survival"
+"""The kind of a run in which sites count events at times, and a survival curve is made of the counts."""
+
+SUMS = (STATISTICS, EVALUATION, GLM, TREES, SURVIVAL)
 """Kinds whose vectors are sums of whole numbers."""
 
 CONVEX = "convex"

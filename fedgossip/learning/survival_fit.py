@@ -1,4 +1,4 @@
-"""fit.json of survival: the curve of all sites' records together, and of their groups, without small counts."""
+"""survival.json: the curve of all sites' records together, and of their groups, without small counts."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from fedgossip.learning.glm_fit import FORMAT
 from fedgossip.learning.kaplan_meier import curve_of, log_rank, median_of
 from fedgossip.learning.survival_sums import ALL, CurveDesign, CurveLayout, Numbers
 from fedgossip.learning.survival_times import ToldCounts, told_counts, told_ends, told_groups
+
+CURVES = "survival.json"
 
 
 class CurvePoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,8 +113,7 @@ def _curve(name: str, times: Sequence[float], counts: ToldCounts, expected: floa
     rows = zip(times, counts.risk.tolist(), counts.events.tolist(), strict=True)
     figures = zip(*(one.tolist() for one in (curve.survival, curve.error, curve.low, curve.high)), strict=True)
     points = [
-        CurvePoint(*row, survival, *map(_told, others))
-        for row, (survival, *others) in zip(rows, figures, strict=True)
+        CurvePoint(*row, survival, *map(_told, others)) for row, (survival, *others) in zip(rows, figures, strict=True)
     ]
     median, low, high = median_of(times, curve)
     return GroupCurve(

@@ -1,7 +1,7 @@
 """The numbers by which sites count who survives: whole, so that their sum is exact and is all that is seen.
 
-    first round     sites, records; at how many sites each group is
-    second round    events and censorings at each time of the agreed grid: of all, and of each group at enough sites
+first round     sites, records; at how many sites each group is
+second round    events and censorings at each time of the agreed grid: of all, and of each group at enough sites
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ class CurveLayout:
     @cached_property
     def bounds(self) -> Mapping[Name, int]:
         d = self.design
-        found: dict[Name, int] = {("sites",): 1} | {("at", group): 1 for group in d.groups}
+        found: dict[Name, int] = {("sites",): 1}
+        for group in d.groups:
+            found["at", group] = 1
         for group in (ALL, *d.groups):
             found["of", group] = RECORDS
             found |= {(what, group, str(k)): RECORDS for what in ("events", "censored") for k in range(len(d.grid))}
@@ -83,8 +85,10 @@ class CurveLayout:
 
     def first(self, site: SiteTimes) -> Vector:
         there = set() if site.groups is None else set(site.groups.tolist())
-        at = {("at", group): int(place in there) for place, group in enumerate(self.design.groups)}
-        return self._vector({("sites",): 1, **at})
+        found: dict[Name, int] = {("sites",): 1}
+        for place, group in enumerate(self.design.groups):
+            found["at", group] = int(place in there)
+        return self._vector(found)
 
     def second(self, site: SiteTimes, pooled: Numbers) -> Vector:
         """Return a site's counts, of all and of the groups that are at SITES sites or more."""

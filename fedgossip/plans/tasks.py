@@ -16,7 +16,17 @@ from fedgossip.experiment import Experiment, GossipExperiment
 from fedgossip.experiment.sections import VALIDATION
 from fedgossip.learning.analytic import Averaging, Quadratic
 from fedgossip.learning.dataset import Dataset, Indices
-from fedgossip.learning.objectives import CLASSIFICATION, CONVEX, EVALUATION, GLM, LANGUAGE, SPARSE, STATISTICS, TREES
+from fedgossip.learning.objectives import (
+    CLASSIFICATION,
+    CONVEX,
+    EVALUATION,
+    GLM,
+    LANGUAGE,
+    SPARSE,
+    STATISTICS,
+    SURVIVAL,
+    TREES,
+)
 from fedgossip.learning.per_peer import PLACE
 from fedgossip.learning.sparse_logistic import SparseLogistic
 from fedgossip.learning.table_schema import FEDERATED, TableSchema, options_of, schema_of
@@ -33,6 +43,7 @@ MADE_BY = {
     EVALUATION: "fedgossip evaluate MODEL EXPERIMENT",
     GLM: "fedgossip fit EXPERIMENT",
     TREES: "fedgossip fit EXPERIMENT",
+    SURVIVAL: "fedgossip fit EXPERIMENT",
 }
 """The commands that make a run of sums of an experiment."""
 

@@ -1,0 +1,71 @@
+"""`fedgossip fit` of survival: what is written, and what is printed as statisticians do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedgossip.cli.sums import OtherMachines, held_by, summed
+from fedgossip.cli.text import columns, echo
+
+if TYPE_CHECKING:
+    from fedgossip.experiment import Experiment
+    from fedgossip.learning.survival_fit import CurveFit, GroupCurve
+
+
+def fit_survival(whole: Experiment, folder: Path, known: OtherMachines, site: int | None, *, as_json: bool) -> int:
+    """Estimate the survival that model.source names; return the exit code.  Raises ConfigError."""
+    from fedgossip.errors import ConfigError
+    from fedgossip.learning.survival_fit import CURVES
+    from fedgossip.learning.told_files import encoded
+    from fedgossip.plans.survival import curves_from, survival_plan, survival_task
+    from fedgossip.rundir.run_directory import write_whole
+
+    plan, layout, agreed = survival_plan(whole)
+    if folder.exists():
+        raise ConfigError(f"{folder}: is there already", "Name another folder, --to, or remove it.")
+    plan, task, refused = survival_task(plan, layout, agreed, held_by(plan, known, site))
+
+    def write(vector: Any) -> None:
+        found = curves_from(plan, layout, agreed, vector)
+        folder.mkdir(parents=True, exist_ok=True)
+        text = encoded(found)
+        write_whole(folder / CURVES, text)
+        echo(text.decode() if as_json else "\n".join(said(found, plan.learners)))
+        echo(f"Wrote {folder / CURVES}", err=True)
+
+    return summed(plan, task, layout.design.digest, refused, site, known, write)
+
+
+def said(found: CurveFit, sites: int) -> list[str]:
+    """Return the curves for a person."""
+    d, whole = found.design, found.everybody
+    unit = f" [{d.unit}]" if d.unit else ""
+    records = f"{whole.records} records of {found.sites} of {sites} sites, {whole.events} events"
+    lines = [f"Kaplan-Meier survival, {d.time}{unit} until {d.event} = 1: {records}"]
+    head = [d.time, "at risk", "events", "survival", "std. error", "95 % from", "to"]
+    for one in (whole, *found.groups):
+        lines += [f"{d.group_column} = {one.name}"] if one.name else []
+        rows = [
+            [f"{point.time:g}", str(point.risk), str(point.events)]
+            + [_number(value) for value in (point.survival, point.error, point.low, point.high)]
+            for point in one.points
+        ]
+        lines.append(columns([head, *rows]))
+    rows = [_median(one) for one in (whole, *found.groups)]
+    lines.append(columns([["", "records", "events", "expected", "median", "95 % from", "to"], *rows]))
+    if found.statistic is not None and found.p is not None:
+        p = "<1e-16" if found.p < 1e-16 else f"{found.p:.2g}"
+        lines.append(f"log-rank: chi squared {found.statistic:.4g} of {found.freedom} degrees of freedom, p {p}")
+    if found.hidden:
+        lines.append(f"not told, for they are too small or at too few sites: {', '.join(found.hidden)}")
+    return lines
+
+
+def _median(one: GroupCurve) -> list[str]:
+    figures = (one.expected, one.median, one.median_low, one.median_high)
+    return [one.name or "all", str(one.records), str(one.events), *map(_number, figures)]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

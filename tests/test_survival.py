@@ -1,0 +1,94 @@
+"""Sites estimate survival by secure sums: `fedgossip fit`, beside the same by hand on all records in one place."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import typed
+from pages import blocks, page
+
+SITES = 5
+TIMES = (90, 180, 270, 360)
+
+
+def patients(path: Path, seed: int, rows: int = 200) -> None:
+    rng = np.random.default_rng(seed)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["arm", "days", "died"])
+        for _ in range(rows):
+            arm = rng.choice(["new", "old"])
+            time, end = rng.exponential(300 if arm == "new" else 150), rng.uniform(50, 500)
+            writer.writerow([arm, f"{min(time, end):.0f}", int(time <= end)])
+
+
+def text() -> str:
+    return next(one.text for one in blocks(page("glm")) if "kaplan-meier" in one.text)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("survival")
+    for site in range(SITES):
+        patients(found / f"site-{site}.csv", site)
+    patients(found / "test.csv", 99)
+    (found / "survival.toml").write_text(text())
+    assert typed(["data", "agree", "survival.toml"], found).code == 0
+    return found
+
+
+def by_hand(folder: Path, arm: str = "") -> list[tuple[int, int]]:
+    """Return at risk and events at each time."""
+    rows = [
+        row for site in range(SITES) for row in csv.DictReader((folder / f"site-{site}.csv").read_text().splitlines())
+    ]
+    mine = [row for row in rows if arm in ("", row["arm"])]
+    found, before = [], -1
+    for time in TIMES:
+        risk = [row for row in mine if float(row["days"]) > before]
+        found.append((len(risk), sum(row["died"] == "1" and float(row["days"]) <= time for row in risk)))
+        before = time
+    return found
+
+
+def test_the_guides_fit_is_that_of_all_records_in_one_place(folder: Path) -> None:
+    said = typed(["fit", "survival.toml"], folder)
+    assert said.code == 0, said
+    found = json.loads((folder / "fits/survival/survival.json").read_text())
+    arms = [by_hand(folder, "new"), by_hand(folder, "old")]
+    for curve, expected in zip([found["everybody"], *found["groups"]], [by_hand(folder), *arms], strict=True):
+        survival, spread = 1.0, 0.0
+        assert [point["time"] for point in curve["points"]] == list(TIMES)
+        for point, (risk, events) in zip(curve["points"], expected, strict=True):
+            survival *= 1 - events / risk
+            spread += events / (risk * (risk - events))
+            assert (point["risk"], point["events"]) == (risk, events)
+            assert point["survival"] == pytest.approx(survival, rel=1e-12)
+            assert point["error"] == pytest.approx(survival * math.sqrt(spread), rel=1e-12)
+    apart = spread = 0.0
+    for (n, d), (m, e) in zip(*arms, strict=True):
+        both, events = n + m, d + e
+        apart += d - events * n / both
+        spread += events * (n / both) * (m / both) * (both - events) / (both - 1)
+    assert found["statistic"] == pytest.approx(apart**2 / spread, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("times=90,30", "times go up"),
+        ("every=0&until=360", "every 0"),
+        ("every=90&until=360&by=days", "no column of words"),
+        ("evry=90", "unknown option"),
+    ],
+)
+def test_times_that_are_none_end_in_a_line_and_advice(folder: Path, change: str, words: str) -> None:
+    said = typed(["fit", "survival.toml", "--set", f"model.source=kaplan-meier?{change}", "--to", "bad"], folder)
+    assert said.code != 0
+    assert words in str(said)
+    assert not (folder / "bad").exists()
