@@ -23,6 +23,7 @@ class SurvivalTask(SumsTask):
         self.layout, self._sites = layout, sites
 
     def sums(self, job: Job) -> Vector:
+        """Return a site's numbers of a round.  Raises what `SumsTask` does where the first has not come together."""
         site = self._sites[job.node]
         if job.round == 0:
             return self.layout.first(site)
