@@ -140,7 +140,9 @@ def test_export_and_bench_as_they_are_typed(tmp_path: Path, type_in: Any) -> Non
     trained(tmp_path, experiment(model="mlp:64-32-10"))
     said = type_in("export run --to model.onnx")
     assert said.code == 0 and "examples float32 [batch, 64]" in said.out and "from torch by at most" in said.out
-    assert not said.err.replace("Measure it:  fedgossip model bench model.onnx\n", "")
+    told, _, words = said.err.partition("fedgossip model ")
+    assert told == "Measure it, and torch beside it:  " and words == "bench model.onnx run\n"
+    assert type_in(f"{words.strip()} --calls 10").code == 0  # as it was told
     said = type_in("bench model.onnx --calls 10")
     assert said.code == 0 and "the test set of run" in said.out
     assert [line.split()[:3] for line in said.out.splitlines()[-2:]] == [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,7 @@ def export(
     if quantize is not None:  # numbers drawn at random may lie outside of the ranges that were found
         differs = "by rounding to eight bits: bench says what that costs"
     echo(columns([*_file(loaded.facts, to), ["differs", differs]]))
-    echo(f"Measure it:  fedgossip model bench {to}", err=True)
+    echo(f"Measure it, and torch beside it:  fedgossip model bench {shlex.join(map(str, (to, model)))}", err=True)
 
 
 def _calibrating(path: Path, loaded: Any, data: str | None) -> Any:
