@@ -15,12 +15,13 @@ from commands import finish, free_ports, start, typed
 from test_coordinator_commands import Site
 from torch import nn
 
+import fedgossip
 from fedgossip import headers
 from fedgossip.errors import ConfigError
 from fedgossip.learning.dataset import Dataset, from_arrays
 from fedgossip.learning.flat import Layout
 from fedgossip.learning.probing import frozen_of, probe_of
-from fedgossip.learning.sources import code_of
+from fedgossip.learning.sources import code_of, modules_of
 from fedgossip.likeness import CODE, FROZEN, PROBE, Likeness, in_words
 from fedgossip.messages import Hello
 from fedgossip.net.greeting import refused
@@ -65,6 +66,12 @@ def test_how_lines_end_does_not_count(text: str, tmp_path: Path) -> None:
 def test_installed_packages_and_what_is_no_module_are_not_the_users(tmp_path: Path) -> None:
     names = ["softmax", "csv:/a/b.csv?label=y", "sklearn.datasets:load_iris", "json:loads", "nowhere:at_all"]
     assert code_of(names, tmp_path) == ""
+
+
+def test_this_package_is_not_the_users_where_a_run_is_started_in_its_checkout(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import fedgossip.learning.sources")
+    (tmp_path / "fedgossip").symlink_to(Path(fedgossip.__file__).parent)
+    assert set(modules_of(["mine:model"], tmp_path)) == {"mine"}
 
 
 def test_a_module_that_imports_itself_in_a_circle_or_is_no_python_is_read_once(tmp_path: Path) -> None:

@@ -16,6 +16,9 @@ LONGEST = 1000
 
 _INSTALLED = ("site-packages", "dist-packages")
 
+_OWN = Path(__file__).resolve().parents[1]
+"""This package: installed, also where it is read from a checkout in which somebody works."""
+
 
 def codes_of(names: Iterable[str], base: Path | None = None) -> str:
     """Return "module:function=HASH module:function=HASH", sorted, of the user's own among the names; "" of none.
@@ -93,7 +96,7 @@ def _file(name: str, folders: Sequence[Path]) -> Path | None:
         place = folder.joinpath(*name.split("."))
         for path in (place / "__init__.py", place.with_name(f"{place.name}.py")):
             if path.is_file() and not set(path.relative_to(folder).parts) & set(_INSTALLED):
-                return path
+                return None if path.resolve().is_relative_to(_OWN) else path
     return None
 
 
