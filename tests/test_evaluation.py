@@ -339,6 +339,14 @@ def test_what_cannot_be_judged_is_refused_in_a_line(
     assert told.code in (2, 6, 7) and said in told.err and not (trained / "run" / "model" / "evaluation.json").exists()
 
 
+def test_why_sites_take_no_part_is_told_also_where_too_few_are_left(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = type_in(trained, "evaluate run own.toml --set data.local_test=0.01", monkeypatch, capsys)
+    assert told.code == 7 and "site 0 took no part: fewer than 5 records" in told.err
+    assert told.err.index("took no part") < told.err.index("too few sites")
+
+
 def test_a_site_alone_tests_the_model_on_what_it_has_trained_on_and_kept(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

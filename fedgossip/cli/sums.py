@@ -152,6 +152,7 @@ def summed(
     agreed = Path(plan.experiment.data.agreed)
     for line in spend_at_one_desk(plan, known.ledger or agreed.with_name(f"{agreed.name}.{SUFFIX}")):
         echo(line, err=True)
-    write(at_one_desk(plan, task).vectors[plan.coordinator])
-    say_refused(refused)
+    run = at_one_desk(plan, task)
+    say_refused(refused)  # first: they may be why too few are left
+    write(run.vectors[plan.coordinator])
     return 4 if refused else 0
