@@ -363,6 +363,7 @@ UNMET: dict[str, tuple[dict[str, Any], tuple[str, str | None], dict[str, Any], s
     "tree": ({"tree": True}, ("ring", None), {}, "has the cycle"),
     "directed tree": ({"tree": True}, ("directed-exponential", None), {}, "is none"),
     "plain_sgd": ({"plain_sgd": True}, ("ring", None), {"train": {"momentum": 0.9, "device": "cpu"}}, "plain SGD"),
+    "weighs_alike": ({"weighs_alike": True}, ("ring", "metropolis"), {}, "counts all models alike"),
     "lossless": ({"lossless": True}, ("ring", None), {"faults": [{"kind": "drop", "probability": 0.1}]}, "a drop"),
     "linear": ({"linear": True}, ("ring", None), {"algorithm": {"combine": "median"}}, "no meaning but in a sum"),
 }

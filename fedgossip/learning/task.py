@@ -167,7 +167,7 @@ class TorchTask:
                 outcome.difference,
                 len(self._shares[job.node]),
                 {**self._metrics(outcome, plan, lr), **found},
-                outcome.logged,
+                dict(outcome.logged),  # an image of a run knows dictionaries alone
             )
             for job, outcome, plan, lr, found in zip(jobs, outcomes, plans, lrs, tested, strict=True)
         ]
