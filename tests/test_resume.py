@@ -364,7 +364,7 @@ def test_real_peers_remember_what_their_optimizer_did(
 def test_a_peer_goes_on_in_its_folder_by_the_line_that_it_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = experiment_file(tmp_path, n=2, rounds=80, graph="complete", top="[algorithm]\nleast_deadline = 30.0\n")
+    file = experiment_file(tmp_path, n=2, rounds=240, graph="complete", top="[algorithm]\nleast_deadline = 30.0\n")
     ports = free_ports(2)
     text = ""
     for k in range(2):
@@ -395,7 +395,7 @@ def test_a_peer_goes_on_in_its_folder_by_the_line_that_it_printed(
         done = [row.round for row in rows if isinstance(row, PeerRow)]
         passed = [(row.round, row.value) for row in rows if isinstance(row, EventRow) and row.name == "skipped"]
         over = {round for reached, by in passed for round in range(reached - int(str(by)) + 1, reached + 1)}
-        assert done == [round for round in range(1, 81) if round not in over], "each once, but those told as skipped"
+        assert done == [round for round in range(1, 241) if round not in over], "each once, but those told as skipped"
         assert len(over) <= 1, "one may be a round behind whose neighbour's model was on its way when both were stopped"
         assert checkpoints.incarnation_of(tmp_path / f"p{k}") == 1
 
