@@ -56,7 +56,8 @@ def said(found: CurveFit, sites: int) -> list[str]:
     lines.append(columns([["", "records", "events", "expected", "median", "95 % from", "to"], *rows]))
     if found.statistic is not None and found.p is not None:
         p = "<1e-16" if found.p < 1e-16 else f"{found.p:.2g}"
-        lines.append(f"log-rank: chi squared {found.statistic:.4g} of {found.freedom} degrees of freedom, p {p}")
+        degrees = "1 degree" if found.freedom == 1 else f"{found.freedom} degrees"
+        lines.append(f"log-rank: chi squared {found.statistic:.4g} of {degrees} of freedom, p {p}")
     if found.hidden:
         lines.append(f"not told, for they are too small or at too few sites: {', '.join(found.hidden)}")
     return lines

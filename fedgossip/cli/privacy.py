@@ -235,7 +235,8 @@ def _limit(path: Path, limit: float | None, delta: float, exact: int | None) -> 
 
 def _in_runs(one: RecordsSpent) -> str:
     runs = "1 run" if one.runs == 1 else f"{one.runs} runs"
-    return f"by {one.releases} releases with noise; {runs}"
+    releases = "1 release" if one.releases == 1 else f"{one.releases} releases"
+    return f"by {releases} with noise; {runs}"
 
 
 def _times(count: int) -> str:
