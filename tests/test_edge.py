@@ -104,8 +104,8 @@ def test_a_module_of_ones_own_is_exported_and_its_own_loss_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "steered.py").write_text(OWN_MODEL)
-    (tmp_path / "mine_layers.py").write_text("WIDTH = 5\n")
+    (tmp_path / "steered.py").write_text(OWN_MODEL.replace("mine_layers", "steered_layers"))
+    (tmp_path / "steered_layers.py").write_text("WIDTH = 5\n")
     content = experiment(model="steered:model", task={"loss": "steered:loss"})
     file = exported(tmp_path, content, run_code=True)
     assert file.facts.loss == "cross-entropy" and not file.facts.code
