@@ -156,6 +156,16 @@ def test_a_confident_error_is_the_longest_record() -> None:
     assert np.linalg.norm([one[name] / unit for name, unit in layout.units.items()]) == pytest.approx(layout.length)
 
 
+def test_a_site_s_noise_is_as_long_as_the_budget_counts() -> None:
+    """The budget pays for `noise` times the length of a record: of 80 draws of all numbers, to 6 standard errors."""
+    layout, draw = noisy(noise=3.0).noisy, np.random.default_rng(7)
+    nothing = dict.fromkeys(layout.units, 0)
+    drawn = [layout.hidden(nothing, draw.bytes) for _ in range(80)]
+    told = np.array([[value / layout.units[name] for name, value in one.items()] for one in drawn])
+    within = 6 / (2 * told.size) ** 0.5
+    assert abs(told.std() / (3.0 * layout.length) - 1) < within < 0.05
+
+
 def test_without_noise_the_fewer_numbers_say_what_all_say() -> None:
     """What follows from others is what it would be, but for the coarser histogram."""
     site = answers_of(np.random.default_rng(3), 4000)
