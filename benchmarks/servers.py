@@ -159,9 +159,7 @@ def _take(dealer: zmq.Socket[bytes], into: memoryview) -> None:
         dealer.recv_into(into[start : start + CHUNK_BYTES])
 
 
-def _in_threads(
-    n: int, serve: Callable[[int], None], rounds: int, then: Callable[[], None], watch: Watch
-) -> None:
+def _in_threads(n: int, serve: Callable[[int], None], rounds: int, then: Callable[[], None], watch: Watch) -> None:
     """Call serve(k) in n threads at once, `then` when all are done, `rounds` times; the threads are made once."""
     begin, end = threading.Barrier(n + 1), threading.Barrier(n + 1)
 

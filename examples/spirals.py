@@ -20,6 +20,9 @@ def network(shape: tuple[int, ...], classes: int) -> torch.nn.Module:
     """Return any torch module; its first weights follow from the experiment's seed."""
     (features,) = shape
     return torch.nn.Sequential(
-        torch.nn.Linear(features, 32), torch.nn.Tanh(), torch.nn.Linear(32, 32), torch.nn.Tanh(),
+        torch.nn.Linear(features, 32),
+        torch.nn.Tanh(),
+        torch.nn.Linear(32, 32),
+        torch.nn.Tanh(),
         torch.nn.Linear(32, classes),
     )

@@ -151,7 +151,6 @@ class Roles:
     def _found(self, node: NodeId) -> Role | None:
         return next((role for role in self.all if node in role.ids), None)
 
-
     @property
     def plain(self) -> list[dict[str, Any]]:
         """The same as plain data, for a file."""

@@ -239,9 +239,7 @@ class StackedTask(LocalTask, Protocol):
         """Whether it can, with its settings, for nodes 0 to n - 1; they remember nothing then."""
         ...
 
-    def train_stack(
-        self, round: int, models: Vector, into: Vector, each: Callable[[slice], None]
-    ) -> StackTraining:
+    def train_stack(self, round: int, models: Vector, into: Vector, each: Callable[[slice], None]) -> StackTraining:
         """Write into into[i] what `train` would give as the difference of node i in `round` from models[i], to the bit.
 
         Both are [n, d], two arrays.  `each` is called with the rows that are there, while they are in the cache.

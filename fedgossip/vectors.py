@@ -315,9 +315,7 @@ def _mix_scaled_rows(
                 np.add(total, scaled[source], total)
 
 
-def _mix_row_by_row(
-    groups: RowGroups, stacked: npt.NDArray[np.floating], out: npt.NDArray[np.floating]
-) -> None:
+def _mix_row_by_row(groups: RowGroups, stacked: npt.NDArray[np.floating], out: npt.NDArray[np.floating]) -> None:
     d, product = stacked.shape[1], np.empty(min(BLOCK, stacked.shape[1]), stacked.dtype)
     for nodes, ids, weights in groups:
         for node, sources, scales in zip(nodes.tolist(), ids.tolist(), weights.astype(stacked.dtype), strict=True):

@@ -141,7 +141,8 @@ EVENTS: Mapping[str, dict[str, Any]] = {
     "parameter-server async": {**served(2, staleness="async", damp=True), "simulation": UNEVEN},
     "parameter-server stale": {**served(2, staleness=2), "simulation": UNEVEN},
     "parameter-server async by bf16 and dgc": {
-        **by(served(2, staleness="async", pull_codec="bf16"), "dgc:0.2:1"), "simulation": UNEVEN
+        **by(served(2, staleness="async", pull_codec="bf16"), "dgc:0.2:1"),
+        "simulation": UNEVEN,
     },
     "fedbuff": {**federated(algorithm="fedbuff", **OPEN), "simulation": UNEVEN},
     "client budget": federated(privacy={"unit": "client", "max_epsilon": 1000.0}),

@@ -1,6 +1,6 @@
 """The picture of the README, docs/demo.svg: what the peers of `fedgossip demo` learned on each graph.
 
-    python tests/picture.py FOLDER --write        draw it again, of the folder that a demo has left
+python tests/picture.py FOLDER --write        draw it again, of the folder that a demo has left
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """docs/reference.md, from the declarations: every key, kind of fault, exit code, event, term and command.
 
-    python tests/reference.py --write        write it again
+python tests/reference.py --write        write it again
 """
 
 from __future__ import annotations

@@ -19,12 +19,14 @@ from fedgossip.task import Job, LocalTask, Update
 
 
 def experiment(**data: Any) -> fedgossip.Experiment:
-    return load_experiment({
-        "rounds": 2,
-        "data": data,
-        "train": {"device": "cpu", "batch_size": 2},
-        "topology": {"graph": "ring", "n": 3},
-    })
+    return load_experiment(
+        {
+            "rounds": 2,
+            "data": data,
+            "train": {"device": "cpu", "batch_size": 2},
+            "topology": {"graph": "ring", "n": 3},
+        }
+    )
 
 
 # --- the test set ---------------------------------------------------------------------------------------------------

@@ -106,7 +106,6 @@ class Pair:
         vectors = [frozen((start + 0.05 * noise.standard_normal(start.size)).astype(np.float32)) for _ in range(NODES)]
         return [Job(node, (7 * node) % 3, vectors[node], terms) for node in range(NODES)]
 
-
     def by_float64(self, job: Job) -> tuple[np.ndarray, float]:
         """Train one job with torch's modules and optimisers in float64; return the update, and the least margin by
         which a ReLU or a maximum was decided."""

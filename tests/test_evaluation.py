@@ -265,6 +265,7 @@ def test_an_auroc_of_histograms_lies_as_near_as_it_says(drawn: list[tuple[float,
 
 def pooled_by_sums(layout: EvaluationLayout, sites: list[SiteAnswers]) -> Evaluation:
     """Return the evaluation by sums that are added here, without masks."""
+
     def added(parts: list[Mapping[Any, int]]) -> dict[Any, int]:
         return {name: sum(part.get(name, 0) for part in parts) for name in layout.bounds}
 

@@ -91,9 +91,7 @@ def test_bits_over_sockets_are_as_frozen(name: str) -> None:
 
 def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """The records in which two runs differ."""
-    found = [
-        f"all {part}: {one[part]} and {other[part]}" for part in PARTS if one[part] != other[part]
-    ]
+    found = [f"all {part}: {one[part]} and {other[part]}" for part in PARTS if one[part] != other[part]]
     ours, theirs = ({row[0]: row[1:] for row in run["network"]} for run in (one, other))
     if ours.keys() != theirs.keys():
         found.append(f"rounds {sorted(ours)} and {sorted(theirs)}")

@@ -24,10 +24,13 @@ def test_every_method_and_mode_has_its_machine_and_no_machine_is_left_over() -> 
     assert ways() == MODES.keys()
 
 
-@pytest.mark.parametrize(("key", "names"), [
-    ("algorithm.name", METHODS.keys()),
-    ("coordinator.algorithm", {*ALGORITHMS, FEDBUFF}),
-])
+@pytest.mark.parametrize(
+    ("key", "names"),
+    [
+        ("algorithm.name", METHODS.keys()),
+        ("coordinator.algorithm", {*ALGORITHMS, FEDBUFF}),
+    ],
+)
 def test_every_method_is_in_the_meaning_of_its_key(key: str, names: set[str]) -> None:
     (meant,) = keys()[key]
     assert names <= set(re.findall(r"`([\w-]+)`", meant.meaning))

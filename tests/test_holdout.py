@@ -75,5 +75,3 @@ def test_the_coordinator_is_told_the_mean_of_what_clients_measure_and_only_that(
 def test_a_head_of_ones_own_is_measured_with_it() -> None:
     of = run("train.personal='layer2*'")
     assert of.accuracy["mean_peer"] > of.accuracy["averaged"] + 0.2  # type: ignore[operator]
-
-

@@ -73,9 +73,7 @@ def test_of_a_thousand_unknown_keys_none_is_served_and_all_are_told(hub: Hub) ->
         assert [event.sender for event in arrived(heard_until(hub, arrived))] == [0]
 
 
-def _stranger(
-    context: zmq.Context[zmq.Socket[bytes]], hub: Hub
-) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+def _stranger(context: zmq.Context[zmq.Socket[bytes]], hub: Hub) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
     assert hub.identity
     stranger, identity = context.socket(zmq.DEALER), Identity.new()
     stranger.curve_serverkey = hub.identity.public.encode()
@@ -355,5 +353,3 @@ def test_who_has_said_hello_to_another_experiment_is_up_and_left_to_the_host(hub
         other.send(*greeting(replace(HELLO, experiment="another")))
         (event,) = arrived(heard_until(hub, arrived))
         assert isinstance(event.message, Hello) and event.message.experiment == "another"
-
-

@@ -290,7 +290,11 @@ def test_nobody_is_let_in_twice_with_one_signing_key(house: House) -> None:
 def test_nobody_is_let_in_who_has_not_signed_where_it_is(house: House) -> None:
     identity = Identity.new()
     right = enrolling(house.who(identity), identity)
-    for wrong in (replace(right, signature=""), replace(right, signature="ab" * 64), replace(right, address="tcp://a:1")):
+    for wrong in (
+        replace(right, signature=""),
+        replace(right, signature="ab" * 64),
+        replace(right, address="tcp://a:1"),
+    ):
         assert house.admission.answer(identity.public, wrong, NOW) == TurnedAway("signature")
     assert not house.admission.party.guests
 

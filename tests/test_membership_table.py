@@ -99,6 +99,7 @@ EVENTS: Mapping[str, Callable[[Seen], None]] = {
     "new life": refutes, "leaves": leaves, "revoked": revoked,
 }  # fmt: skip
 
+
 def judged(seen: Seen) -> None:
     suspicion(seen)
     time_up(seen)

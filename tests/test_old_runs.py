@@ -25,9 +25,7 @@ def old(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def said(
-    arguments: list[str], old: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> str:
+def said(arguments: list[str], old: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
     told: Said = in_process(arguments, old, monkeypatch, capsys)
     assert told.code == 0, told.err
     return told.out

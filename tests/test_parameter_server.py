@@ -353,9 +353,7 @@ def test_whenever_one_of_three_servers_dies_the_bits_are_those_of_an_undisturbed
 @pytest.mark.parametrize("staleness", [0, 2, "async"])
 def test_every_push_counts_once_though_a_server_is_killed_every_five_seconds(staleness: Any) -> None:
     """A minute; a worker's pushes are digits of their own of the model's elements."""
-    faults = [
-        {"kind": "crash", "peers": [4 + kill % 3], "start": 5.0 * (kill + 1), "after": 2.0} for kill in range(11)
-    ]
+    faults = [{"kind": "crash", "peers": [4 + kill % 3], "start": 5.0 * (kill + 1), "after": 2.0} for kill in range(11)]
     experiment = quadratic(4, 3, rounds=60, faults=faults, train={"lr": 1.0}, simulation={"training": 0.9}, **COPIED)
     experiment["parallel"]["server"]["staleness"] = staleness
     run = simulate(experiment, task=Counters(40))

@@ -82,19 +82,25 @@ def test_every_event_and_every_command_is_there() -> None:
     assert all(one.meaning for one in named(COMMAND).values())
 
 
-@pytest.mark.parametrize(("words", "shown"), [
-    (["train.lr"], ["train.lr", "0.1", "above 0"]),
-    (["lr"], ["train.lr"]),
-    (["deadline"], ["algorithm.deadline", "coordinator.deadline", "parallel.deadline"]),
-    (["[topology]"], ["topology.graph", "topology.seed"]),
-    (["coordinator"], ["coordinator.clients", "coordinator.secure.bits"]),
-    (["9"], ["partial"]),
-    (["partition"], ["kind of fault", "event", "data.partition"][:2]),
-    (["keys", "new"], ["fedgossip keys new", "--address"]),
-    (["all"], ["train.lr", "130", "superseded", "fedgossip topology draw"]),
-])
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["train.lr"], ["train.lr", "0.1", "above 0"]),
+        (["lr"], ["train.lr"]),
+        (["deadline"], ["algorithm.deadline", "coordinator.deadline", "parallel.deadline"]),
+        (["[topology]"], ["topology.graph", "topology.seed"]),
+        (["coordinator"], ["coordinator.clients", "coordinator.secure.bits"]),
+        (["9"], ["partial"]),
+        (["partition"], ["kind of fault", "event", "data.partition"][:2]),
+        (["keys", "new"], ["fedgossip keys new", "--address"]),
+        (["all"], ["train.lr", "130", "superseded", "fedgossip topology draw"]),
+    ],
+)
 def test_explain_prints_what_a_word_means(
-    words: list[str], shown: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    shown: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     said = in_process(["explain", *words], tmp_path, monkeypatch, capsys)
@@ -124,10 +130,15 @@ def test_explain_tells_programs_the_same(
     assert code["kind"] == "exit code"
 
 
-@pytest.mark.parametrize(("word", "advice"), [
-    ("topologie", "Did you mean 'topology'?"), ("train.learning", "Did you mean"), ("xyzzy", "fedgossip explain all"),
-    ("", "fedgossip explain all"),
-])
+@pytest.mark.parametrize(
+    ("word", "advice"),
+    [
+        ("topologie", "Did you mean 'topology'?"),
+        ("train.learning", "Did you mean"),
+        ("xyzzy", "fedgossip explain all"),
+        ("", "fedgossip explain all"),
+    ],
+)
 def test_a_word_that_is_not_known_gets_the_nearest(
     word: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

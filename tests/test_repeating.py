@@ -100,9 +100,7 @@ def test_of_a_task_that_a_program_gave_no_command_is_shown(tmp_path: Path) -> No
     assert "<pre>fedgossip run" not in page and "the same call with the same task" in page.lower()
 
 
-def test_a_module_of_ones_own_is_named_as_what_has_to_be_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_of_ones_own_is_named_as_what_has_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = "import torch\n\ndef wide(shape, classes):\n    return torch.nn.Linear(64, classes)\n"
     (tmp_path / "my_models_here.py").write_text(text)

@@ -427,9 +427,7 @@ def test_tasks_of_a_ray_cluster_come_to_the_same_table(tmp_path: Path) -> None:
     assert digests(tmp_path / "s") == digests(tmp_path / "other")
 
 
-def test_what_is_not_installed_is_told_with_how_to_install_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_installed_is_told_with_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ray", "submitit"):
         monkeypatch.setitem(sys.modules, name, None)
         with pytest.raises(ConfigError, match="is not installed") as refused:

@@ -70,9 +70,7 @@ def said(event: Any, kind: type) -> bool:
     return not hasattr(event, "size") or isinstance(event.message, kind)
 
 
-def test_a_simulated_broadcast_costs_one_computation(
-    encoded: Counter[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_simulated_broadcast_costs_one_computation(encoded: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[Any] = []  # kept alive, so that no two have one identity
     plain = Simulator._send
 

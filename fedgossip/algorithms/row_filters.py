@@ -142,9 +142,7 @@ class Kkt:
         return gradient.only(~(here & zero & (_largest(gradient) <= self.most))), memory
 
 
-def applied(
-    filters: Sequence[RowFilter], memories: list[Memory], pushing: Pushing
-) -> tuple[Rows, list[int]]:
+def applied(filters: Sequence[RowFilter], memories: list[Memory], pushing: Pushing) -> tuple[Rows, list[int]]:
     """Return what is left after all filters, and the rows that each has kept back; memories are replaced."""
     rows, kept_back = pushing.gradient, []
     for place, one in enumerate(filters):

@@ -238,5 +238,3 @@ def _whole(file: int, line: bytes) -> None:
     rest = line
     while rest:
         rest = rest[os.write(file, rest) :]
-
-

@@ -35,8 +35,12 @@ BYTES = 4
 )  # fmt: skip
 @click.option("--noise", type=click.FloatRange(min=1.01, max=1e9), default=50.0, show_default=True,
               help="How noisy a gradient is: alone, a step removes 1 / NOISE of the error.")  # fmt: skip
-@click.option("--target", default="0.001", show_default=True,
-              help="Share of the distance to the optimum that may be left; with --data a score: accuracy:0.9.")
+@click.option(
+    "--target",
+    default="0.001",
+    show_default=True,
+    help="Share of the distance to the optimum that may be left; with --data a score: accuracy:0.9.",
+)
 @click.option("--graphs", default="", help="Graphs of gossip, with blanks between.  [default: twelve]")
 @click.option("--fail", type=click.IntRange(min=0), default=0, show_default=True,
               help="Leave out graphs that fall apart when so many are lost.")  # fmt: skip

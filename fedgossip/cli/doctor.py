@@ -19,13 +19,26 @@ NEEDED = ("torch", "numpy", "scipy", "networkx", "pyzmq", "msgspec", "scikit-lea
 
 @click.command()
 @click.option("--links", is_flag=True, help="Measure what encrypted links take over this machine's loopback.")
-@click.option("--endpoints", type=click.Path(path_type=Path),
-              help="With --links: measure those to the machines in this file, which do the same.")
-@click.option("--key", type=click.Path(path_type=Path), default=Path("peer.key"), show_default=True,
-              help="With --endpoints: one's own key pair, from `fedgossip keys new`.")
+@click.option(
+    "--endpoints",
+    type=click.Path(path_type=Path),
+    help="With --links: measure those to the machines in this file, which do the same.",
+)
+@click.option(
+    "--key",
+    type=click.Path(path_type=Path),
+    default=Path("peer.key"),
+    show_default=True,
+    help="With --endpoints: one's own key pair, from `fedgossip keys new`.",
+)
 @click.option("--bind", help="With --endpoints: where to listen.  [default: this machine's address there]")
-@click.option("--wait", default=60.0, show_default=True, type=click.FloatRange(0, 86400),
-              help="With --endpoints: seconds until all must be there.")
+@click.option(
+    "--wait",
+    default=60.0,
+    show_default=True,
+    type=click.FloatRange(0, 86400),
+    help="With --endpoints: seconds until all must be there.",
+)
 def doctor(links: bool, endpoints: Path | None, key: Path, bind: str | None, wait: float) -> int:
     """Say what this machine can do, and what is missing."""
     if endpoints and not links:

@@ -47,4 +47,3 @@ def show_plan(plan: Plan, *, as_json: bool) -> None:
         counted = f"{min(shares.sizes)} to {max(shares.sizes)} each"
         echo(f"# {sum(shares.sizes):,} training examples, {counted}")
     echo("Nothing was trained: this was a dry run.", err=True)
-

@@ -33,25 +33,59 @@ TELL_SECONDS = 1.0
 
 @click.command()
 @click.argument("experiment", type=click.Path(path_type=Path))
-@click.option("--peers", type=click.IntRange(1, 128),
-              help="How many learn: peers or workers, this one too; or clients.  [default: as the file says]")
+@click.option(
+    "--peers",
+    type=click.IntRange(1, 128),
+    help="How many learn: peers or workers, this one too; or clients.  [default: as the file says]",
+)
 @click.option("--data", default="", help="This machine's own data, where each brings its own: csv:FILE?label=COLUMN.")
-@click.option("--script", default="", metavar="'FILE ...'",
-              help="One's own training loop, with its arguments, where the run is of loops; to lead them, one of them.")
-@click.option("--expires", "minutes", type=click.FloatRange(0.01, 60 * 24 * 30), default=60.0, show_default=True,
-              metavar="MINUTES", help="So long people may come; then it begins with those who are here, if it can.")
-@click.option("--address", "addresses", multiple=True, metavar="HOST",
-              help="Where others reach this machine.  [default: found out]  May be given several times.")
-@click.option("--relay", "relays", multiple=True, metavar="HOST:PORT",
-              help="A relay through which this machine is reached: see `fedgossip relay`.")
-@click.option("--invite-port", type=click.IntRange(1, 65535),
-              help=f"TCP port for those who come.  [default: {INVITE_PORT}]")
+@click.option(
+    "--script",
+    default="",
+    metavar="'FILE ...'",
+    help="One's own training loop, with its arguments, where the run is of loops; to lead them, one of them.",
+)
+@click.option(
+    "--expires",
+    "minutes",
+    type=click.FloatRange(0.01, 60 * 24 * 30),
+    default=60.0,
+    show_default=True,
+    metavar="MINUTES",
+    help="So long people may come; then it begins with those who are here, if it can.",
+)
+@click.option(
+    "--address",
+    "addresses",
+    multiple=True,
+    metavar="HOST",
+    help="Where others reach this machine.  [default: found out]  May be given several times.",
+)
+@click.option(
+    "--relay",
+    "relays",
+    multiple=True,
+    metavar="HOST:PORT",
+    help="A relay through which this machine is reached: see `fedgossip relay`.",
+)
+@click.option(
+    "--invite-port", type=click.IntRange(1, 65535), help=f"TCP port for those who come.  [default: {INVITE_PORT}]"
+)
 @click.option("--port", type=click.IntRange(1, 65535), help=f"TCP port of the run.  [default: {PEER_PORT}]")
-@click.option("--folder", type=click.Path(path_type=Path), default=Path("hosting"), show_default=True,
-              help="For keys, the invite and the run.")
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path),
+    default=Path("hosting"),
+    show_default=True,
+    help="For keys, the invite and the run.",
+)
 @click.option("--qr", is_flag=True, help="Show the invite as a QR code too.")
-@click.option("--announce/--no-announce", default=True, show_default=True,
-              help="Let others on this network see that there is a run (needs the extra lan).")
+@click.option(
+    "--announce/--no-announce",
+    default=True,
+    show_default=True,
+    help="Let others on this network see that there is a run (needs the extra lan).",
+)
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
 @portable_option
 @click.option("--seed", type=int, help="Replace the file's seed.")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 POLICY, EXPERIMENT = "policy.toml", "experiment.toml"
 
+
 @dataclass(frozen=True)
 class InvitedSeat:
     """`folder` holds the endpoints, the experiment, and the run; `key` may lie elsewhere."""

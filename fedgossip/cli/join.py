@@ -34,17 +34,32 @@ SEARCH_SECONDS = 3.0
 @click.command()
 @click.argument("invite", nargs=-1)
 @click.option("--data", default="", help="One's own data, where each brings its own: csv:FILE?label=COLUMN.")
-@click.option("--script", default="", metavar="'FILE ...'",
-              help="One's own training loop, with its arguments, where the run is of loops: it never travels.")
+@click.option(
+    "--script",
+    default="",
+    metavar="'FILE ...'",
+    help="One's own training loop, with its arguments, where the run is of loops: it never travels.",
+)
 @click.option("--yes", is_flag=True, help="Take part without asking: for scripts.")
 @click.option("--address", metavar="HOST", help="Where the others reach this machine.  [default: found out]")
 @click.option("--port", type=click.IntRange(1, 65535), help=f"TCP port, where others call.  [default: {PEER_PORT}]")
-@click.option("--folder", type=click.Path(path_type=Path), default=Path("joined"), show_default=True,
-              help="For keys, the experiment and the run.")
-@click.option("--key", type=click.Path(path_type=Path),
-              help="One's own key pair, from `fedgossip keys new`.  [default: one for this invite]")
-@click.option("--policy", type=click.Path(path_type=Path),
-              help="As a client: what one insists on; made at first.  [default: policy.toml in the invite's folder]")
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path),
+    default=Path("joined"),
+    show_default=True,
+    help="For keys, the experiment and the run.",
+)
+@click.option(
+    "--key",
+    type=click.Path(path_type=Path),
+    help="One's own key pair, from `fedgossip keys new`.  [default: one for this invite]",
+)
+@click.option(
+    "--policy",
+    type=click.Path(path_type=Path),
+    help="As a client: what one insists on; made at first.  [default: policy.toml in the invite's folder]",
+)
 def join(
     invite: tuple[str, ...],
     data: str,

@@ -91,8 +91,9 @@ def show(file: Path, whole: bool, node: int | None, address: str | None, calls: 
 
 
 @keys.command()
-@click.option("--out", type=click.Path(path_type=Path), default=Path("organiser.key"), show_default=True,
-              help="File to make.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("organiser.key"), show_default=True, help="File to make."
+)
 def organiser(out: Path) -> None:
     """Make the key that may let others in and send them away, and print the line for the top of endpoints.toml."""
     from fedgossip.net.identity import Identity

@@ -59,23 +59,50 @@ def _is_experiment(words: Sequence[str], parameters: Sequence[click.Parameter]) 
 @click.option("--experiment", type=click.Path(path_type=Path), help="A file with [topology] or [coordinator], instead.")
 @click.option("--algorithm", help="The method: dsgd, push-sum, ...; of a coordinator: fedavg, scaffold, ...")
 @click.option("--mode", type=click.Choice(["sync", "async"]), help="async: nobody waits for anybody.")
-@click.option("--rounds", type=click.IntRange(min=1),
-              help="Exchanges of the run.  [default: as many as the loops make; with a coordinator 60]")
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    help="Exchanges of the run.  [default: as many as the loops make; with a coordinator 60]",
+)
 @click.option("--local-steps", type=click.IntRange(min=1), help="Calls of step() between two exchanges.  [default: 5]")
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any other key of an experiment.")
 @portable_option
 @click.option("--seed", type=int, help="Of the run; the scripts seed themselves.")
 @click.option("--out", type=click.Path(path_type=Path), help="Run directory to make.  [default: runs/NAME-TIME]")
-@click.option("--restarts", type=click.IntRange(min=0), default=0, show_default=True,
-              help="How often a script that dies is started again.")
-@click.option("--ranks", type=click.IntRange(min=1), default=1, show_default=True,
-              help="Processes that train the model of each loop together, by DDP or FSDP; torchrun starts them.")
-@click.option("--show", "shown", metavar="WHO", default="0", show_default=True,
-              help="Whose output is shown here: numbers with commas, all, none.  All of it is in the run directory.")
-@click.option("--resume", "stopped", metavar="RUN", type=click.Path(path_type=Path),
-              help="Go on with a launched run that was stopped, in its folder; SCRIPT may be left out.")
-@click.option("--simulate", is_flag=True,
-              help="All loops in this process, one at a time, in virtual time: the same digest as without it.")
+@click.option(
+    "--restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="How often a script that dies is started again.",
+)
+@click.option(
+    "--ranks",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Processes that train the model of each loop together, by DDP or FSDP; torchrun starts them.",
+)
+@click.option(
+    "--show",
+    "shown",
+    metavar="WHO",
+    default="0",
+    show_default=True,
+    help="Whose output is shown here: numbers with commas, all, none.  All of it is in the run directory.",
+)
+@click.option(
+    "--resume",
+    "stopped",
+    metavar="RUN",
+    type=click.Path(path_type=Path),
+    help="Go on with a launched run that was stopped, in its folder; SCRIPT may be left out.",
+)
+@click.option(
+    "--simulate",
+    is_flag=True,
+    help="All loops in this process, one at a time, in virtual time: the same digest as without it.",
+)
 @click.option("--report/--no-report", default=True, help="Write report.html.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; all else on stderr.")
 @click.argument("script", type=click.Path(path_type=Path), required=False)

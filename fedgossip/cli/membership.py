@@ -22,8 +22,11 @@ FLAGGED = 1
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path))
 @click.argument("file", metavar="FILE")
-@click.option("--holdout", metavar="FILE",
-              help="Records like those of FILE that the model was not trained on: a CSV file, or a source.")
+@click.option(
+    "--holdout",
+    metavar="FILE",
+    help="Records like those of FILE that the model was not trained on: a CSV file, or a source.",
+)
 @click.option("--id", "site", type=click.IntRange(min=0), help="Which site this is, where FILE is an experiment.")
 @click.option("--node", type=click.IntRange(min=0), help="Whose own layers it has, where some stay at the nodes.")
 @click.option("--run-code", is_flag=True, help="Let the modules run that came with the model.")

@@ -27,15 +27,21 @@ def model() -> None:
 
 @model.command()
 @MODEL
-@click.option("--to", type=click.Path(path_type=Path), default=Path("model.onnx"), show_default=True,
-              help="File to write; one that is there is not written over.")
-@click.option("--quantize", type=click.Choice(["dynamic", "static"]),
-              help="Eight bits: dynamic, of linear layers' weights; static, of inner values too.")
+@click.option(
+    "--to",
+    type=click.Path(path_type=Path),
+    default=Path("model.onnx"),
+    show_default=True,
+    help="File to write; one that is there is not written over.",
+)
+@click.option(
+    "--quantize",
+    type=click.Choice(["dynamic", "static"]),
+    help="Eight bits: dynamic, of linear layers' weights; static, of inner values too.",
+)
 @DATA
 @model_options
-def export(
-    model: Path, to: Path, quantize: str | None, data: str | None, node: int | None, run_code: bool
-) -> None:
+def export(model: Path, to: Path, quantize: str | None, data: str | None, node: int | None, run_code: bool) -> None:
     """Write MODEL, a run directory or its folder model/, as one ONNX file.
 
     It takes examples as they are read, not scaled, and gives what `fedgossip predict` says: probabilities, or numbers
@@ -151,9 +157,7 @@ def _plural(count: int, word: str) -> str:
     return f"{count} {word}" + ("" if count == 1 else "s")
 
 
-def _opened(
-    paths: tuple[Path, ...], node: int | None, *, run_code: bool
-) -> list[tuple[str, Path, Benchable]]:
+def _opened(paths: tuple[Path, ...], node: int | None, *, run_code: bool) -> list[tuple[str, Path, Benchable]]:
     """Open all models; where no run is named and that of the first file lies beside it, it comes first."""
     from fedgossip.edge.onnx_model import open_onnx
     from fedgossip.edge.run_examples import origin_of

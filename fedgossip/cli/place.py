@@ -23,22 +23,42 @@ ENGINES = ("local", "slurm")
 
 @click.command(name="launch")
 @click.argument("experiment", type=click.Path(path_type=Path), required=False)
-@click.option("--on", type=click.Choice(ENGINES), default="local", show_default=True,
-              help="local: as `run --on local`.  slurm: a job, by submitit.")
+@click.option(
+    "--on",
+    type=click.Choice(ENGINES),
+    default="local",
+    show_default=True,
+    help="local: as `run --on local`.  slurm: a job, by submitit.",
+)
 @click.option("--partition", default="", help="Of Slurm.  local: submitit on this machine.  [default: Slurm's own]")
 @click.option("--nodes", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Of Slurm.")
-@click.option("--minutes", type=click.IntRange(2, 100_000), default=60, show_default=True,
-              help="Of Slurm: the job's time; after it the run goes on in a next life of the job.")
-@click.option("--cpus", type=click.IntRange(1, 1000), default=1, show_default=True,
-              help="Processors of each participant, and threads that train.")
+@click.option(
+    "--minutes",
+    type=click.IntRange(2, 100_000),
+    default=60,
+    show_default=True,
+    help="Of Slurm: the job's time; after it the run goes on in a next life of the job.",
+)
+@click.option(
+    "--cpus",
+    type=click.IntRange(1, 1000),
+    default=1,
+    show_default=True,
+    help="Processors of each participant, and threads that train.",
+)
 @click.option("--interface", default="", help="By whose address others call.  [default: that which leads to them]")
 @click.option("--detach", is_flag=True, help="Of Slurm: do not wait; print the line that collects.")
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
 @portable_option
 @click.option("--seed", type=int, help="Replace the file's seed.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder, on a shared disk.  [default: runs/NAME-TIME]")
-@click.option("--resume", "stopped", metavar="RUN", type=click.Path(path_type=Path),
-              help="Go on with a run that was stopped, where it was placed; EXPERIMENT may be left out.")
+@click.option(
+    "--resume",
+    "stopped",
+    metavar="RUN",
+    type=click.Path(path_type=Path),
+    help="Go on with a run that was stopped, where it was placed; EXPERIMENT may be left out.",
+)
 @click.option("--report/--no-report", default=True, help="Write report.html.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; all else on stderr.")
 @click.pass_context

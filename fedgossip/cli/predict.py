@@ -29,8 +29,13 @@ def model_options(command: Command) -> Command:
 @click.command()
 @MODEL
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), default=Path("scored.csv"), show_default=True,
-              help="File to write; one that is there is not written over.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("scored.csv"),
+    show_default=True,
+    help="File to write; one that is there is not written over.",
+)
 @model_options
 def predict(model: Path, file: Path, out: Path, node: int | None, run_code: bool) -> None:
     """Write the rows of FILE, a CSV table, with what MODEL says of each: a run directory, its folder model/, or the

@@ -189,9 +189,7 @@ def _account(account: SpentBudget, delta: float) -> str:
     help="Beside that limit allow so many releases without noise, such as statistics.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def ledger(
-    key: Path, path: Path | None, delta: float, limit: float | None, exact: int | None, as_json: bool
-) -> None:
+def ledger(key: Path, path: Path | None, delta: float, limit: float | None, exact: int | None, as_json: bool) -> None:
     """Say what all runs together have spent of each of this site's data sets, known by their records; or limit it."""
     from fedgossip.plans.ledger import SUFFIX, data_sets
 

@@ -21,13 +21,28 @@ SAY_SECONDS = 60.0
 
 @click.command()
 @click.option("--listen", default="0.0.0.0:7777", show_default=True, metavar="HOST:PORT", help="Where to listen.")
-@click.option("--allow", type=click.Path(path_type=Path),
-              help="Who may use it: an endpoints.toml, a roster of keys, a host's folder.  Read again when it changes.")
+@click.option(
+    "--allow",
+    type=click.Path(path_type=Path),
+    help="Who may use it: an endpoints.toml, a roster of keys, a host's folder.  Read again when it changes.",
+)
 @click.option("--connections", type=click.IntRange(2, 65536), default=512, show_default=True, help="At a time.")
-@click.option("--rate", type=click.FloatRange(0.001, 1e6), default=50.0, show_default=True, metavar="MB",
-              help="Megabytes a second, of all together.")
-@click.option("--idle", type=click.FloatRange(1), default=3600.0, show_default=True, metavar="SECONDS",
-              help="Time without a byte after which two are parted.")
+@click.option(
+    "--rate",
+    type=click.FloatRange(0.001, 1e6),
+    default=50.0,
+    show_default=True,
+    metavar="MB",
+    help="Megabytes a second, of all together.",
+)
+@click.option(
+    "--idle",
+    type=click.FloatRange(1),
+    default=3600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time without a byte after which two are parted.",
+)
 def relay(listen: str, allow: Path | None, connections: int, rate: float, idle: float) -> int:
     """Run a relay on a machine that everybody can call, until Ctrl-C.
 

@@ -34,10 +34,20 @@ def release() -> None:
 
 @release.command(MAKE)
 @click.argument("run", type=PATH)
-@click.option("--use", type=PATH, default=Path("use.txt"), show_default=True,
-              help="File in which a person has written what the model is for, and what not.")
-@click.option("--logs", type=PATH, multiple=True, metavar="FOLDER",
-              help="Folder of the coordinator, or of a site, whose logs go along.  [default: RUN]")
+@click.option(
+    "--use",
+    type=PATH,
+    default=Path("use.txt"),
+    show_default=True,
+    help="File in which a person has written what the model is for, and what not.",
+)
+@click.option(
+    "--logs",
+    type=PATH,
+    multiple=True,
+    metavar="FOLDER",
+    help="Folder of the coordinator, or of a site, whose logs go along.  [default: RUN]",
+)
 @click.option("--endpoints", type=PATH, help="Everybody's keys.  [default: those in RUN]")
 @click.option("--key", type=PATH, default=Path("peer.key"), show_default=True, help="One's own key pair, which signs.")
 @click.option("--out", type=PATH, help="File to write.  [default: NAME-release.zip]")

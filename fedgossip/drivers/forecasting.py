@@ -170,7 +170,7 @@ def gossiping(plan: compose.Plan, *, rounds: bool = True) -> GossipPlan:
         advice = 'Take --level graph, of mixing alone; or forecast algorithm.mode = "sync".'
         raise ConfigError("asynchronous gossip has no rounds: its forecast is not known", advice)
     if plan.experiment.loops:
-        advice = "Forecast the same model and data with task.kind = \"learning\"."
+        advice = 'Forecast the same model and data with task.kind = "learning".'
         raise ConfigError("a training loop of your own cannot be asked ahead: its forecast is not known", advice)
     if (rule := plan.experiment.algorithm.combine) != "linear":
         advice = "Forecast the same run without it, to know what the rule changes."

@@ -1,8 +1,8 @@
 """A member from a plan: the machine of a peer where others come and go.
 
-    members = load_members(endpoints_file, node)
-    machine = Informed(member_of(...), members, folder): it hears whom the organiser sends away, and keeps it
-    links.admit_guests(...), links.connect((), {}, expected, hello): the machine says whom to meet
+members = load_members(endpoints_file, node)
+machine = Informed(member_of(...), members, folder): it hears whom the organiser sends away, and keeps it
+links.admit_guests(...), links.connect((), {}, expected, hello): the machine says whom to meet
 """
 
 from __future__ import annotations
@@ -166,8 +166,7 @@ class Informed:
         return effects
 
     def _keep(self, *, ticked: bool) -> list[Effect]:
-        """Write down who was sent away, before anybody is told that we know; where the disk is full, with a later tick.
-        """
+        """Write down who was sent away, before anybody is told that we know; on a full disk, with a later tick."""
         revoked = self.member.membership.roster.revoked
         if len(revoked) == self._written or (self._unwritten and not ticked):
             return []

@@ -96,8 +96,7 @@ def shared(experiment: Experiment, data: str, leader: NodeId | None = None) -> S
 
 
 def proposal_of(whole: SharedExperiment, task: LocalTask | None) -> Proposal:
-    """Return the words that travel; `task` is None for loops, whose scripts bring it.  Raises ConfigError for too many.
-    """
+    """Return the words that travel; `task` is None for loops: scripts bring it.  Raises ConfigError for too many."""
     e, content = whole.experiment, whole.experiment.to_dict()
     section, name = content["data"], ""
     if whole.graph:

@@ -266,6 +266,7 @@ def check_federated(experiment: FederatedExperiment, where: str) -> None:
 TEST_NOISE_LEAST = 0.5
 """The smallest that is drawn exactly (`secure.noise`); one release with it is epsilon 11 at delta 1e-5."""
 
+
 def _check_test(test: float | str, where: str) -> None:
     if isinstance(test, str):
         if test != "own" and ":" not in test:

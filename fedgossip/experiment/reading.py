@@ -44,9 +44,7 @@ def load_experiment(
     return checked(content, where)
 
 
-def content_of(
-    source: Path | str | Mapping[str, Any], overrides: Sequence[str] = ()
-) -> tuple[str, dict[str, Any]]:
+def content_of(source: Path | str | Mapping[str, Any], overrides: Sequence[str] = ()) -> tuple[str, dict[str, Any]]:
     """Return what errors call a file, and what stands in it, with its paths absolute, as `load_experiment` reads it."""
     if isinstance(source, Mapping):
         where, content = "experiment", _copied(source)
@@ -79,7 +77,7 @@ def checked(content: dict[str, Any], where: str) -> Experiment:
             raise ConfigError(f"{where}: {place} is a table, not one word", advice) from None
         raise ConfigError(f"{where}: {place or 'the file'}: {text[0].lower()}{text[1:]}", "") from None
     if endless and not experiment.endless:
-        advice = "Give a number, or task.kind = \"loop\" with a [topology]."
+        advice = 'Give a number, or task.kind = "loop" with a [topology].'
         raise ConfigError(f'{where}: rounds = "endless": only loops of your own on a graph end by themselves', advice)
     kind.check(experiment, where)
     check(experiment, where)

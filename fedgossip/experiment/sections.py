@@ -252,6 +252,7 @@ class ParallelSection(msgspec.Struct, forbid_unknown_fields=True):
     def local(self) -> bool:
         """Whether workers train alone between two outer steps."""
         return self.outer.lr > 0
+
     server: ServerSection = msgspec.field(default_factory=ServerSection)
     """Servers that have the model, where workers do not reduce it among themselves."""
 

@@ -103,9 +103,7 @@ def validation_split(train: Dataset, share: float, seed: int) -> tuple[Dataset, 
     return train.subset(kept), train.subset(validation)
 
 
-def split_indices(
-    dataset: Dataset, test: float | str, seed: int, purpose: str = "split"
-) -> tuple[Indices, Indices]:
+def split_indices(dataset: Dataset, test: float | str, seed: int, purpose: str = "split") -> tuple[Indices, Indices]:
     """Return ascending (train, test) indices; `test` is a share of the examples, 0 < test < 1.
 
     Stratified: every class, of numbers every tenth, gives its share, rounded, chosen by `seed`; a class with one
@@ -224,9 +222,7 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _read(
-    kind: str, path: Path | None, options: Mapping[str, str], class_names: tuple[str, ...], task: str
-) -> Dataset:
+def _read(kind: str, path: Path | None, options: Mapping[str, str], class_names: tuple[str, ...], task: str) -> Dataset:
     if kind in BUNDLED:
         from fedgossip.learning import bundled
 

@@ -187,9 +187,7 @@ def from_arrays(
     return Dataset(name, values, whole, max(2, int(whole.max(initial=0)) + 1), ids, names)
 
 
-def _of_columns(
-    name: str, x: npt.ArrayLike, y: npt.ArrayLike, groups: npt.ArrayLike | None, kind: str
-) -> Dataset:
+def _of_columns(name: str, x: npt.ArrayLike, y: npt.ArrayLike, groups: npt.ArrayLike | None, kind: str) -> Dataset:
     try:
         values, labels = np.ascontiguousarray(x, np.float32), np.asarray(y, np.float32)
     except (TypeError, ValueError) as error:

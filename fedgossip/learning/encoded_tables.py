@@ -13,9 +13,7 @@ from fedgossip.learning.encodings import EncodedColumn, TableEncoding, is_missin
 from fedgossip.learning.tables import LARGEST, Columns, CsvColumns
 
 
-def read_features(
-    table: CsvColumns, encoding: TableEncoding, besides: Sequence[str] = ()
-) -> npt.NDArray[np.float64]:
+def read_features(table: CsvColumns, encoding: TableEncoding, besides: Sequence[str] = ()) -> npt.NDArray[np.float64]:
     """Return the features of a table, float64 [m, features]; `besides`: columns that are something else.
 
     Raises ConfigError, naming the column, for one that is not there, has another unit, or a cell that is none of what
@@ -39,9 +37,7 @@ def _column(table: CsvColumns, place: int, column: EncodedColumn) -> npt.NDArray
     return np.array(rows, np.float64)
 
 
-def found_columns(
-    table: Columns, columns: Sequence[EncodedColumn], besides: Sequence[str] = ()
-) -> Mapping[str, int]:
+def found_columns(table: Columns, columns: Sequence[EncodedColumn], besides: Sequence[str] = ()) -> Mapping[str, int]:
     """Return the place of each column in the table.
 
     Raises ConfigError for all that are not there at once, for one that is there twice, and for another unit.

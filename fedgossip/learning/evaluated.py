@@ -145,9 +145,7 @@ def evaluation_of(layout: EvaluationLayout, numbers: Numbers, suppress: int, lea
         loss=_loss(numbers, (), records),
         outcomes=tuple(_outcome(layout, numbers, (), one, suppress) for one in layout.outcomes),
         numbers=tuple(_number(numbers, one) for one in layout.labels if layout.kind == REGRESSION),
-        confusion=tuple(
-            tuple(numbers["confusion", true, said] for said in layout.classes) for true in layout.classes
-        ),
+        confusion=tuple(tuple(numbers["confusion", true, said] for said in layout.classes) for true in layout.classes),
         groups=tuple(
             GroupFigures(name=group) if count is None else _group(layout, numbers, group, suppress)
             for group, count in zip(layout.groups, told, strict=True)

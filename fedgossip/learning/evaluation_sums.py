@@ -173,9 +173,7 @@ def presence(layout: EvaluationLayout, site: SiteAnswers) -> dict[Name, int]:
     return {("sites",): 1} | {("at", group): int(place in there) for place, group in enumerate(layout.groups)}
 
 
-def judged_sums(
-    layout: EvaluationLayout, site: SiteAnswers, pooled: Numbers, node: int, least: int
-) -> dict[Name, int]:
+def judged_sums(layout: EvaluationLayout, site: SiteAnswers, pooled: Numbers, node: int, least: int) -> dict[Name, int]:
     """Return a site's numbers of the second round, by the sums of the first; `least` records make a group of a site's.
 
     Raises ConfigError where numbers are too large.
@@ -209,9 +207,7 @@ def _chosen(site: SiteAnswers, rows: npt.NDArray[np.bool_]) -> SiteAnswers:
     return SiteAnswers(site.answers[rows], site.y[rows])
 
 
-def _outcomes(
-    layout: EvaluationLayout, site: SiteAnswers
-) -> Sequence[tuple[str, Values, npt.NDArray[np.bool_]]]:
+def _outcomes(layout: EvaluationLayout, site: SiteAnswers) -> Sequence[tuple[str, Values, npt.NDArray[np.bool_]]]:
     """Return of each outcome its name, its probability and whether it was so, of each record."""
     if layout.kind == MULTI_LABEL:
         return [(name, site.answers[:, k], site.y[:, k] == 1) for k, name in enumerate(layout.labels)]

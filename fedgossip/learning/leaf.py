@@ -100,4 +100,3 @@ def _images(path: Path, name: str, user: LeafUser) -> npt.NDArray[np.float32]:
     if not np.isfinite(x).all():
         raise ConfigError(f"{path}: user {name!r}: a pixel is not a number that float32 can hold", AGAIN)
     return x
-

@@ -90,9 +90,7 @@ class ModelFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     versions: Mapping[str, str] = {}
 
 
-def write_model(
-    folder: Path, model: WholeModel, write: Callable[[Path, bytes], None], **about: Any
-) -> None:
+def write_model(folder: Path, model: WholeModel, write: Callable[[Path, bytes], None], **about: Any) -> None:
     """Write a model's folder, with further facts; `write` writes a file in one piece.  Raises as `write` does."""
     from safetensors.numpy import save
 

@@ -416,4 +416,3 @@ def compiled(module: nn.Module) -> nn.Module:
     found = torch.compile(module)
     assert isinstance(found, nn.Module)
     return found
-

@@ -165,9 +165,7 @@ class NoisyNumbers:
                 found |= self._of_one(where, one, numbers, count, (positives, numbers[*where, "said", one]))
         return found
 
-    def _of_one(
-        self, where: Name, one: str, numbers: Numbers, records: int, sums: tuple[int, int]
-    ) -> dict[Name, int]:
+    def _of_one(self, where: Name, one: str, numbers: Numbers, records: int, sums: tuple[int, int]) -> dict[Name, int]:
         positives, said = sums
         found: dict[Name, int] = {(*where, "positives", one): _within(positives, records)}
         found[*where, "said", one] = _within(said, records << SHIFT)

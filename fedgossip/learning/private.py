@@ -206,7 +206,6 @@ class PrivateGradients:
             restore(self._module, kept)
         return sums
 
-
     def _factored_sums(self, way: Factored, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         """As `_clipped_sums`, of one example or more; no gradient is made, and the sums are rounded, not gradients."""
         total: list[torch.Tensor] = []

@@ -1,5 +1,4 @@
-"""A LocalTask whose vector are the sums by which sites agree on statistics: two rounds of sums, and nothing is trained.
-"""
+"""A LocalTask whose vector are the sums by which sites agree on statistics: two rounds of sums, nothing is trained."""
 
 from __future__ import annotations
 

@@ -178,9 +178,7 @@ class TorchTask:
         stacked = isinstance(self._engine, LayerStack) and self._engine.device.type == "cpu"
         return plain and stacked and all(node in self._shares for node in range(n))
 
-    def train_stack(
-        self, round: int, models: Vector, into: Vector, each: Callable[[slice], None]
-    ) -> StackTraining:
+    def train_stack(self, round: int, models: Vector, into: Vector, each: Callable[[slice], None]) -> StackTraining:
         """See `StackedTask`.  Raises TrainingError where training diverges."""
         assert isinstance(self._engine, LayerStack) and isinstance(self._batches, Batches), "ask trains_stacks first"
         lr = self.settings.rate(round, self._rounds)
@@ -216,9 +214,7 @@ class TorchTask:
             outcomes = self._sharing.run(lambda: self._gradients(jobs, plans, states, stretches))
         for job, outcome in zip(jobs, outcomes, strict=True):
             if not (outcome.finite and math.isfinite(outcome.loss)):
-                raise _not_finite(
-                    job, self.objective.loss, outcome.loss, self.settings.rate(job.round, self._rounds)
-                )
+                raise _not_finite(job, self.objective.loss, outcome.loss, self.settings.rate(job.round, self._rounds))
         found = []
         for job, outcome, plan, more in zip(jobs, outcomes, plans, tested, strict=True):
             steps, told = len(plan.counts), _told(outcome.loss, plan)

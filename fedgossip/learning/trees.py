@@ -241,9 +241,7 @@ def best_split(bins: TreeBins, sums: Whole) -> FoundSplit | None:
     if not gains[way, at] > 0:
         return None
     column, side = int(bins.column[at]), sides[way][at]
-    return FoundSplit(
-        column, at - int(bins.starts[column]), bool(way), float(gains[way, at]), side, total - side
-    )
+    return FoundSplit(column, at - int(bins.starts[column]), bool(way), float(gains[way, at]), side, total - side)
 
 
 def _gains(d: TreesDesign, left: Whole, right: Whole) -> Floats:

@@ -94,5 +94,3 @@ def _is_free(folder: Path) -> bool:
     with contextlib.suppress(FileNotFoundError), (folder / HELD).open("rb") as file:
         return file_locks.taken(file.fileno())
     return True
-
-

@@ -1,9 +1,9 @@
 """Control frames between coordinator and client, below all messages: a mark and an empty body.
 
-    b"A" + transfer (u32) + 0    client: may I send message `transfer`?  It has more than one chunk: `upload_slots`
-    b"G" + transfer (u32) + 0    coordinator: yes, go
-    b"T" + 0        + 0          coordinator: another process with your key is connected, and was here before
-    b"N" + 0        + 0          coordinator: nothing; but TCP must bring it, or notice that it cannot
+b"A" + transfer (u32) + 0    client: may I send message `transfer`?  It has more than one chunk: `upload_slots`
+b"G" + transfer (u32) + 0    coordinator: yes, go
+b"T" + 0        + 0          coordinator: another process with your key is connected, and was here before
+b"N" + 0        + 0          coordinator: nothing; but TCP must bring it, or notice that it cannot
 """
 
 from __future__ import annotations

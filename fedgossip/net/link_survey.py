@@ -1,8 +1,8 @@
 """How long messages take between machines: one after the other measures its links to all others, who answer.
 
-    everybody   calls all others, and answers each message
-    the lowest  sends messages of growing size to one after the other, and gives the turn to the next that it reaches
-    the last    says that it is over
+everybody   calls all others, and answers each message
+the lowest  sends messages of growing size to one after the other, and gives the turn to the next that it reaches
+the last    says that it is over
 """
 
 from __future__ import annotations

@@ -308,9 +308,7 @@ class Links(Wakeable):
         return False
 
     @staticmethod
-    def _arrived(
-        sender: NodeId, message: AnyMessage | None, assembler: Assembler, events: list[LinkEvent]
-    ) -> bool:
+    def _arrived(sender: NodeId, message: AnyMessage | None, assembler: Assembler, events: list[LinkEvent]) -> bool:
         """Tell of a whole message, or of what the beginning of one says; return whether there is something to tell.
 
         Nothing more is read before it is told: it may complete a round, or settle one, whose memory is free then.

@@ -105,4 +105,3 @@ def run_cells(
                 advice = "Take data.partition from what no kind of run changes."
                 raise ConfigError(f"{path} and {of[0]}: not the same data at the same workers", advice)
         yield done
-

@@ -34,9 +34,7 @@ def rates_of(grid: CellGrid) -> list[float]:
     return [float(given) * factor for factor in FACTORS]
 
 
-def tuned(
-    grid: CellGrid, out: Path, driver: str, tell: Callable[[float, MeasuredCell], None]
-) -> dict[str, TunedRate]:
+def tuned(grid: CellGrid, out: Path, driver: str, tell: Callable[[float, MeasuredCell], None]) -> dict[str, TunedRate]:
     """Run each paradigm with each rate, once, with most workers and the first seed; `tell` is given each cell.
 
     The runs stand in a folder for each rate in `out`; those that are there are not run again.

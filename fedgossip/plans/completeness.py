@@ -45,9 +45,7 @@ def of_gossip(
     return Lacking((*_short(first, "peers"), *_short(said, "pairs")), in_vain=node in alone)
 
 
-def of_federation(
-    rows: Sequence[Row], coordinator: NodeId, node: NodeId | None, *, all_in_each: bool
-) -> Lacking:
+def of_federation(rows: Sequence[Row], coordinator: NodeId, node: NodeId | None, *, all_in_each: bool) -> Lacking:
     """Return what is lacking in a federated run, by its coordinator's rows; or for participant `node`, by its own.
 
     A round must have counted, and every client must have been in one; `all_in_each`: nobody is left out by chance.

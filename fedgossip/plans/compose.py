@@ -73,9 +73,7 @@ def hello_of(plan: Plan, schema: str, data: str = "", likeness: Likeness = NOT_S
         content["train"].pop(key, None)
     content = {key: value for key, value in content.items() if key not in ("simulation", "name", "track", "forecast")}
     experiment = hash_of({"content": content, "data": data})
-    return Hello(
-        schema, experiment, __version__, code=likeness.code, frozen=likeness.frozen, probe=likeness.probe
-    )
+    return Hello(schema, experiment, __version__, code=likeness.code, frozen=likeness.frozen, probe=likeness.probe)
 
 
 def processor_of(plan: Plan, node: int) -> int:

@@ -146,9 +146,7 @@ def parted(experiment: Experiment, node: NodeId, examples: SharedExamples) -> tu
     return kept[node], trained[node]
 
 
-def evaluated_from(
-    task: EvaluationTask, vector: Vector | None, suppress: int, least: int
-) -> Evaluation:
+def evaluated_from(task: EvaluationTask, vector: Vector | None, suppress: int, least: int) -> Evaluation:
     """Return what the sums say.  Raises TooFewPeersError where a round has not come together."""
     numbers = task.layout.numbers(vector) if vector is not None else {}
     if not numbers.get(("sites",)) or not numbers.get(("records",), 1):

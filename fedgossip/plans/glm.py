@@ -47,7 +47,7 @@ def glm_plan(experiment: Experiment) -> tuple[FederationPlan, GlmLayout, AgreedT
     d = experiment.data
     family = family_of(experiment)
     if d.scale != FEDERATED:
-        text = f'data.scale is {d.scale!r}: a fit is of the columns that the sites have agreed on'
+        text = f"data.scale is {d.scale!r}: a fit is of the columns that the sites have agreed on"
         raise ConfigError(text, f'Set data.scale = "{FEDERATED}", then  fedgossip data agree EXPERIMENT.')
     check_exact(experiment, "a fit is", "the sums of a fit are")
     agreed = read(Path(d.agreed))

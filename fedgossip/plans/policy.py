@@ -213,7 +213,7 @@ _MEANING = {
     "bits": "of an element",
     "weight_max": "the most examples that count",
     "layout": "the hash of the model's layout, and of everything that is summed",
-    "code": "the source of one's own modules that the experiment names, by a hash; \"\" where there are none",
+    "code": 'the source of one\'s own modules that the experiment names, by a hash; "" where there are none',
     "frozen": "numbers of the tensors that neither train nor are mixed",
     "probe": "numbers of what the first model gives for examples of the common test set",
     "unit": "what the budget of privacy is of: record, client, none",

@@ -166,7 +166,7 @@ class AllReduce(ViewMember):
                 return self._chunk(sender, message, now_ns)
             case ChunkTaken() | ChunksAsked() | ChunksHere():
                 return [*self.exchange.links[sender].heard(message, now_ns), *self._end_if_settled()]
-            case (GroupReport() | GroupView() | WorkerRefused() | WorkerReturn()) if sender in self.group.refused:
+            case GroupReport() | GroupView() | WorkerRefused() | WorkerReturn() if sender in self.group.refused:
                 return []
             case GroupReport():
                 return self._report(sender, message, now_ns)

@@ -130,5 +130,3 @@ def _tables(clocks: ShardClocks, rows: Rows | None, numbers: dict[str, int]) -> 
 
 def _array(arrays: npt.NDArray[np.floating], at: int) -> Vector:
     return frozen(np.ascontiguousarray(arrays[:, at]).reshape(-1))
-
-

@@ -1,7 +1,7 @@
 """Lists of keys as a server knows them: told once by a worker, spoken of by their digests afterwards.
 
-    invariant   a list that is here is ascending, and all its rows are the shard's
-    bound       of each worker and shard the newest lists: LISTS_MAX, of KEPT_KEYS_MAX keys in all
+invariant   a list that is here is ascending, and all its rows are the shard's
+bound       of each worker and shard the newest lists: LISTS_MAX, of KEPT_KEYS_MAX keys in all
 """
 
 from __future__ import annotations

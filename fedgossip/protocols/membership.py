@@ -82,6 +82,7 @@ from fedgossip.protocols.roster_schedule import Make, Places, RosterSchedule
 Outcome = Effect | Event
 """An effect for the driver, or an event for the gossip machine."""
 
+
 class Membership:
     """One member's view of all.  `me` is its first entry; its incarnation is above those of its earlier lives.
 

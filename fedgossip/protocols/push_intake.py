@@ -57,9 +57,7 @@ class PushIntake:
         """Whether a piece of the push that a worker is at has come."""
         return (shard, sender) in self._arriving
 
-    def take(
-        self, sender: NodeId, push: PushChunk, clocks: ShardClocks, width: int | None
-    ) -> Gradient | None:
+    def take(self, sender: NodeId, push: PushChunk, clocks: ShardClocks, width: int | None) -> Gradient | None:
         """Take a piece; return the gradient where it is whole.  Raises ProtocolError for what is no piece of one.
 
         The keys of a RowPush are here.

@@ -173,9 +173,7 @@ class RowParts:
         if not part.keys.size:
             return [], [NoRows(*facts)]
         digest = digest_of(part.keys)
-        found = [
-            RowPush(*facts, digest, start, one.size, self.schema, (one,)) for start, one in pieces(part.values)
-        ]
+        found = [RowPush(*facts, digest, start, one.size, self.schema, (one,)) for start, one in pieces(part.values)]
         return self._told_first(epoch, shard, digest), list[Chunk](found)
 
     @property

@@ -212,9 +212,9 @@ class ParameterServer:
     def _received(self, sender: NodeId, message: Message, now_ns: int) -> list[Effect]:
         worker = sender in self.workers.workers
         match message:
-            case (PieceTaken() | ChunksAsked() | ChunksHere()) if sender in self.links:
+            case PieceTaken() | ChunksAsked() | ChunksHere() if sender in self.links:
                 return self._of_pieces(sender, message, now_ns)
-            case (ShardPush() | CodedPush()) if worker and self.width is None:
+            case ShardPush() | CodedPush() if worker and self.width is None:
                 return self._pushed(sender, message, now_ns)
             case ShardPull() if worker and self.width is None:
                 return self._pulled(sender, message, None, now_ns)

@@ -265,7 +265,13 @@ class StepPerPush(ShardClocks):
         return min((self.clocks[worker] for worker in present), default=max(self.clocks.values()))
 
     def reading(
-        self, worker: NodeId, clock: int, present: Collection[NodeId], *, anew: bool, late: bool  # noqa: ARG002
+        self,
+        worker: NodeId,
+        clock: int,
+        present: Collection[NodeId],
+        *,
+        anew: bool,  # noqa: ARG002
+        late: bool,
     ) -> ShardReading | None:
         if late and self.staleness is not None:
             others = [other for other in present if other != worker]

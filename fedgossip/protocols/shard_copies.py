@@ -27,9 +27,7 @@ from fedgossip.vectors import all_finite
 class ShardCopies:
     """What one server has others keep, and keeps."""
 
-    def __init__(
-        self, node: NodeId, placement: Placement, schema: str, links: Mapping[NodeId, ChunkLink]
-    ) -> None:
+    def __init__(self, node: NodeId, placement: Placement, schema: str, links: Mapping[NodeId, ChunkLink]) -> None:
         self.node, self.placement, self.schema, self.links = node, placement, schema, links
         self._index = placement.index()
         self.epoch = 0
@@ -85,9 +83,7 @@ class ShardCopies:
         messages = change_messages(self.epoch, number, at, change, self.schema)
         return self._sent(self.keepers[number], messages, now_ns)
 
-    def _sent(
-        self, to: Sequence[NodeId], messages: Sequence[ChangeMessage | CopyMessage], now_ns: int
-    ) -> list[Effect]:
+    def _sent(self, to: Sequence[NodeId], messages: Sequence[ChangeMessage | CopyMessage], now_ns: int) -> list[Effect]:
         links = [self.links[keeper] for keeper in to]
         return [effect for message in messages for link in links for effect in link.send(message, now_ns)]
 
@@ -152,9 +148,7 @@ class ShardCopies:
         if kept > WINDOW * (1 + len(workers)):
             raise ProtocolError(f"{what}, and too many others are not whole", peer=sender)
 
-    def _check_piece(
-        self, what: str, sender: NodeId, message: Any, held: Assembly | RowAssembly | None
-    ) -> None:
+    def _check_piece(self, what: str, sender: NodeId, message: Any, held: Assembly | RowAssembly | None) -> None:
         if message.schema != self.schema or held is None or not held.expects(message.start, message.vectors):
             raise ProtocolError(f"{what} of another layout", "Have all the same [model] section?", peer=sender)
         if not all_finite(message.vectors[-1]):
@@ -179,5 +173,3 @@ class ShardCopies:
     def valid(self) -> Mapping[int, ShardClocks]:
         """The copies that hold all that was answered before: those that came, or were here when the epoch began."""
         return {number: one for number, one in self.here.items() if number in self._valid}
-
-

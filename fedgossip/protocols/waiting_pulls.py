@@ -1,6 +1,6 @@
 """Pulls that a server has taken and not answered yet, and what it answers.
 
-    bound   one pull of each worker and shard
+bound   one pull of each worker and shard
 """
 
 from __future__ import annotations

@@ -234,4 +234,3 @@ def contains(release: Release, site: int) -> Sequence[str]:
     if release.judged:
         found.append(f"{MODEL}/{EVALUATION}: its records are in the figures, if it judged with the others")
     return found
-

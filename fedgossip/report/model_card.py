@@ -228,9 +228,7 @@ def _groups(evaluation: Evaluation | None) -> Markup | None:
 def _sites(evaluation: Evaluation | None) -> Markup | None:
     if evaluation is None or not evaluation.places:
         return None
-    rows = [
-        [str(place + 1), _between(low, high)] for place, (low, high) in enumerate(evaluation.places)
-    ]
+    rows = [[str(place + 1), _between(low, high)] for place, (low, high) in enumerate(evaluation.places)]
     named = [[f"site {one.site}", count(one.records), number(one.score)] for one in evaluation.named]
     return section(
         "At the sites",
@@ -289,9 +287,7 @@ def _privacy(release: Release, evaluation: Evaluation | None) -> Markup | None:
     rows = [(what.capitalize(), words) for what, words in release.privacy.words]
     if evaluation is not None and release.privacy.unit != "none":
         rows.append(("Figures", "What the sites have told to judge the model is exact, and outside of the budget."))
-    lines = "\n".join(
-        f'<tr><th scope="row">{text(what)}</th><td>{text(words)}</td></tr>' for what, words in rows
-    )
+    lines = "\n".join(f'<tr><th scope="row">{text(what)}</th><td>{text(words)}</td></tr>' for what, words in rows)
     return section("Privacy", Markup(f'<div class="card wide"><table><tbody>\n{lines}\n</tbody></table></div>'))
 
 

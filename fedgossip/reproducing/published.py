@@ -1,14 +1,14 @@
 """What was published, as files (results/ID.toml), and whether what is computed here agrees.
 
-    title = "..."
-    source = "authors, title, place and year; what of the numbers was checked elsewhere, and how"
-    claim = "the sentence that the checks stand for"
-    [[check]]
-    what = "the 8-node graph, Metropolis weights"
-    measure = "slem"                        # a function of one of the modules of measures here
-    of = { graph = "boyd-8" }               # its arguments
-    expect = 0.81255454
-    within = 5e-9                           # or share = 0.02, of the expected; or least, most in place of expect
+title = "..."
+source = "authors, title, place and year; what of the numbers was checked elsewhere, and how"
+claim = "the sentence that the checks stand for"
+[[check]]
+what = "the 8-node graph, Metropolis weights"
+measure = "slem"                        # a function of one of the modules of measures here
+of = { graph = "boyd-8" }               # its arguments
+expect = 0.81255454
+within = 5e-9                           # or share = 0.02, of the expected; or least, most in place of expect
 """
 
 from __future__ import annotations

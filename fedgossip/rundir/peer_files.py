@@ -118,7 +118,6 @@ class PeerFiles:
             save_model(self.folder / MODEL, self.task, vector, self._whose, score=score)
         write_whole(self.folder / "vector.safetensors", save({"vector": vector}, metadata=metadata))
 
-
     def _trained(self, vector: Vector) -> bool:
         """Whether the vector differs from the first one: all rounds of a coordinator may have come to nothing."""
         untouched = self._led or not self.round

@@ -128,7 +128,6 @@ Coded = CodedGradients | LowRankGradients | CodedPushes
 def reduced_by(sums: RoundSums, coded: Sequence[Coded] = ()) -> MeanOf:
     """Return the mean as the moves of a table make it; `coded` are told what it came to."""
 
-
     def mean_of(terms: Sequence[Contribution], round: int, schema: str, meters: Sequence[Meter]) -> Vector:
         found = _reduced(sums, terms, round, schema, meters)
         for worker in coded:

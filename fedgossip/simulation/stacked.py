@@ -227,9 +227,7 @@ _Trained = tuple[State, Vectors, Losses]
 """The state until the round is mixed, what goes out, and what each node's training lost."""
 
 
-def _training(
-    task: LocalTask, algorithm: GossipAlgorithm[State], n: int
-) -> Callable[[State, int], _Trained[State]]:
+def _training(task: LocalTask, algorithm: GossipAlgorithm[State], n: int) -> Callable[[State, int], _Trained[State]]:
     """Return what trains all nodes in a round: the task at once, where it can, else job by job."""
     if isinstance(task, StackedTask) and task.trains_stacks(n):
         return partial(_moved if _sends_models(algorithm) else _stack_trained, task, algorithm)

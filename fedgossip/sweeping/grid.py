@@ -1,16 +1,16 @@
 """A sweep file: an experiment, keys with the values that each is given, seeds; and the cells that follow from it.
 
-    name = "graphs"
-    base = "e.toml"                          # or a table [base] with the experiment itself
-    seeds = 5                                # the same ones in every cell: data, first model and batches follow
-    engine = "stacked"
-    [grid]
-    "topology.graph" = ["ring", "torus"]
-    "algorithm.name" = ["dsgd", "gradient-tracking"]
-    [tune]                                   # on data.validation, with seeds of its own (`tuning`)
-    "train.lr" = { from = 0.01, to = 1.0, factor = 2, widen = 3 }
-    [skip]
-    "algorithm.name=d2" = ["topology.graph=el-oracle:4"]
+name = "graphs"
+base = "e.toml"                          # or a table [base] with the experiment itself
+seeds = 5                                # the same ones in every cell: data, first model and batches follow
+engine = "stacked"
+[grid]
+"topology.graph" = ["ring", "torus"]
+"algorithm.name" = ["dsgd", "gradient-tracking"]
+[tune]                                   # on data.validation, with seeds of its own (`tuning`)
+"train.lr" = { from = 0.01, to = 1.0, factor = 2, widen = 3 }
+[skip]
+"algorithm.name=d2" = ["topology.graph=el-oracle:4"]
 """
 
 from __future__ import annotations

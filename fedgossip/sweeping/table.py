@@ -142,7 +142,15 @@ def table_of(sweep: SweepFolder) -> SweepTable:
     keys, tuned = list(grid.file.grid), list(sweep.tuning.keys)
     score, better = (known["score"], known["better"]) if known else ("", "higher")
     return SweepTable(
-        sweep.path, grid.name, keys, tuned, every, named(reference), grid.file.equal, score, better,
+        sweep.path,
+        grid.name,
+        keys,
+        tuned,
+        every,
+        named(reference),
+        grid.file.equal,
+        score,
+        better,
         grid.file.over,
     )
 

@@ -211,9 +211,7 @@ def _from_arcs(described: GraphFile, path: Path) -> Mixing:
         raise ConfigError(f"{path}: {error}", error.advice) from None
 
 
-def _matchings(
-    given: list[list[tuple[int | str, int | str]]], topology: Topology, path: Path
-) -> tuple[IntArray, ...]:
+def _matchings(given: list[list[tuple[int | str, int | str]]], topology: Topology, path: Path) -> tuple[IntArray, ...]:
     sets = [[sorted((_id(u, topology.labels, path), _id(v, topology.labels, path))) for u, v in one] for one in given]
     for place, one in enumerate(sets):
         ends = [node for edge in one for node in edge]
