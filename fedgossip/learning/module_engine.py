@@ -264,14 +264,17 @@ class ModuleLoop:
         if terms is None or not terms.active:
             return []
         correction = np.zeros(self._layout.length, np.float32) if terms.correction is None else terms.correction
+        towards = weights.scattered(self._in_line(correction), self._held.places, self._device)
+        anchors = weights.scattered(self._in_line(job.vector), self._held.places, self._device)
         mu, pulls = torch.tensor(terms.pull, device=self._device), []
-        for place in self._held.places:
-            begin = max(0, self._p - place.start)
-            shared = slice(max(0, place.start - self._p), max(0, place.stop - self._p))
-            (towards,) = weights.scattered(correction, [shared], self._device)
-            (anchor,) = weights.scattered(job.vector, [shared], self._device)
-            pulls.append((begin, optimizers.Pull(mu, anchor, towards)))
+        for place, anchor, correct in zip(self._held.places, anchors, towards, strict=True):
+            begin = place.before(self._p)
+            pulls.append((begin, optimizers.Pull(mu, anchor[:, begin:], correct[:, begin:])))
         return pulls
+
+    def _in_line(self, vector: Vector) -> Vector:
+        """Return a vector behind zeros for what is personal."""
+        return vector if not self._p else np.concatenate([np.zeros(self._p, np.float32), vector])
 
     def _optimise(
         self,

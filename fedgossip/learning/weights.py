@@ -1,7 +1,7 @@
 """The trained elements of a module as the training loop sees them, and how they come from vectors and go back.
 
 A module's *line* is its personal parameters, then those that travel, [trained]: what the optimiser knows.  A process
-holds `values`, tensors [1, k], which are the `places` of that line.
+holds `values`, tensors [1, k], whose elements have `places` in that line.
 """
 
 from __future__ import annotations
@@ -11,23 +11,33 @@ from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
 from fedgossip.learning import optimizers
 from fedgossip.learning.flat import Layout
+from fedgossip.learning.places import Line, Place
 from fedgossip.task import Segment
 from fedgossip.vectors import Vector
 
-Line = npt.NDArray[np.float32]
+__all__ = [
+    "FlatWeights",
+    "Held",
+    "Line",
+    "Place",
+    "compacted",
+    "gathered",
+    "local_buffers",
+    "scattered",
+    "trained_segments",
+]
 
 
 class Held(Protocol):
     """What a process holds of a module."""
 
     @property
-    def places(self) -> Sequence[slice]: ...
+    def places(self) -> Sequence[Place]: ...
 
     @property
     def values(self) -> Sequence[torch.Tensor]: ...
@@ -79,7 +89,7 @@ class FlatWeights:
         layout.adopt(module, self._flat)
         own.adopt(module, self._own)
         self._fresh_own = self._own.clone()
-        self.places = (slice(0, trained),)
+        self.places = (Place.stretch(0, trained),)
         self.values = (self._all[:trained].unsqueeze(0),)
         self._gradient = torch.zeros_like(self.values[0])
         tensors = dict(module.named_parameters())
@@ -147,17 +157,17 @@ def trained_segments(own: Layout, layout: Layout) -> list[Segment]:
     return [*own.segments, *travels]
 
 
-def scattered(line: Line | None, places: Sequence[slice], device: torch.device) -> list[torch.Tensor]:
+def scattered(line: Line | None, places: Sequence[Place], device: torch.device) -> list[torch.Tensor]:
     """Return the places of a line as tensors [1, k] of their own on the device; of None zeros."""
     if line is None:
-        return [torch.zeros((1, place.stop - place.start), device=device) for place in places]
-    return [torch.from_numpy(line[place].copy()).to(device).unsqueeze(0) for place in places]
+        return [torch.zeros((1, place.size), device=device) for place in places]
+    return [torch.from_numpy(place.take(line)).to(device).unsqueeze(0) for place in places]
 
 
-def gathered(parts: Sequence[torch.Tensor], places: Sequence[slice], line: Line) -> None:
+def gathered(parts: Sequence[torch.Tensor], places: Sequence[Place], line: Line) -> None:
     """Write tensors [1, k] to their places of a line."""
     for part, place in zip(parts, places, strict=True):
-        line[place] = part.reshape(-1).cpu().numpy()
+        place.put(line, part.cpu().numpy())
 
 
 def local_buffers(module: nn.Module, layout: Layout) -> Mapping[str, torch.Tensor]:

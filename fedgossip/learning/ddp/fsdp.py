@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -22,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from fedgossip.learning.ddp.group import Team
 from fedgossip.learning.flat import Layout
-from fedgossip.learning.weights import Line
+from fedgossip.learning.places import Line, Place
 from fedgossip.vectors import Vector
 
 CONTAINERS = (nn.Sequential, nn.ModuleList)
@@ -95,23 +94,24 @@ class Sharded:
     @torch.no_grad()
     def load(self, vector: Vector) -> None:
         for value, place in zip(self.values, self.places, strict=True):
-            if place.start >= self._p:
-                value[0].copy_(_tensor(vector[place.start - self._p : place.stop - self._p]))
+            if place.offset >= self._p:
+                value[0].copy_(torch.from_numpy(place.take(vector, self._p)))
         for buffer, where in self._buffers:
             buffer.copy_(_tensor(vector[where]).view(buffer.shape))
 
     @torch.no_grad()
     def load_own(self, personal: Line | None) -> None:
         for value, place, fresh in zip(self.values, self.places, self._fresh, strict=True):
-            if place.start < self._p:
-                value.copy_(fresh if personal is None else _tensor(personal[place]))
+            if place.offset < self._p:
+                value.copy_(fresh if personal is None else torch.from_numpy(place.take(personal)))
 
     def store(self, vector: Line, personal: Line) -> None:
         for value, place in zip(self.values, self.places, strict=True):
-            if place.start < self._p:
-                personal[place] = value[0].detach().cpu().numpy()
+            part = value.detach().cpu().numpy()
+            if place.offset < self._p:
+                place.put(personal, part)
             else:
-                vector[place.start - self._p : place.stop - self._p] = value[0].detach().cpu().numpy()
+                place.put(vector, part, self._p)
         if self._team.rank == 0:
             for buffer, where in self._buffers:
                 vector[where] = buffer.detach().cpu().numpy().reshape(-1)
@@ -125,12 +125,9 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
         return part.view(1, part.numel())
 
 
-def _place(tensor: torch.Tensor, offset: int, team: Team) -> slice:
+def _place(tensor: torch.Tensor, offset: int, team: Team) -> Place:
     """Return where this process's part of a tensor, which begins at `offset`, lies in the line."""
-    rows, row = tensor.shape[0], math.prod(tensor.shape[1:])
-    ends = [min(rows, number * -(-rows // team.size)) for number in range(team.size + 1)]
-    start, stop = list(pairwise(ends))[team.rank]
-    return slice(offset + start * row, offset + stop * row)
+    return Place.tensor(offset, tuple(tensor.shape)).divided(0, team.rank, team.size)
 
 
 def _tensor(line: Line) -> torch.Tensor:
