@@ -164,6 +164,7 @@ def test_a_site_s_noise_is_as_long_as_the_budget_counts() -> None:
     told = np.array([[value / layout.units[name] for name, value in one.items()] for one in drawn])
     within = 6 / (2 * told.size) ** 0.5
     assert abs(told.std() / (3.0 * layout.length) - 1) < within < 0.05
+    assert abs(told.mean()) < 3 * told.std() / told.size**0.5 < 0.4, "rounded down, each was a half too low"
 
 
 def test_without_noise_the_fewer_numbers_say_what_all_say() -> None:

@@ -268,9 +268,7 @@ class Board(Pilot):
     common = ("board.toml", "common.csv")
 
     def _follow(self, who: str, line: str) -> None:
-        if "--plan ebb79018" in line:
-            line = line.replace("ebb79018", self.hash)
-        super()._follow(who, line)
+        super()._follow(who, re.sub(r"(--plan) [0-9a-f]{8}\b", lambda found: f"{found[1]} {self.hash}", line))
 
     @property
     def hash(self) -> str:

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.learning.noisy_sums import GRAIN, MOST, grains_of, hidden
+from fedgossip.learning.noisy_sums import GRAIN, MOST, divided, grains_of, hidden
 from fedgossip.secure.primitives import Entropy
 
 BINS = 20
@@ -135,7 +135,7 @@ class NoisyNumbers:
     def moved(self, numbers: Numbers, sites: int, draw: np.random.Generator) -> Numbers:
         """Return the sums over so many sites as they might be with other noise on top of what they have."""
         grains = np.rint(draw.normal(0, self.grains * math.sqrt(sites), len(self.units))).astype(np.int64).tolist()
-        return {name: numbers[name] + one * unit // GRAIN
+        return {name: numbers[name] + divided(one * unit, GRAIN)
                 for (name, unit), one in zip(self.units.items(), grains, strict=True)}  # fmt: skip
 
     def completed(self, numbers: Numbers) -> dict[Name, int]:

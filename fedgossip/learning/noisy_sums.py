@@ -66,6 +66,11 @@ def hidden(
     found = {}
     for (name, value), draw in zip(numbers.items(), draws, strict=True):
         unit = units(name)
-        grains = (2 * value * GRAIN + unit) // (2 * unit) + draw
-        found[name] = grains * unit // GRAIN
+        found[name] = divided((divided(value * GRAIN, unit) + draw) * unit, GRAIN)
     return found
+
+
+def divided(number: int, by: int) -> int:
+    """Return the whole number next to a quotient, of two as near the even one, so that none is moved on average."""
+    down, rest = divmod(number, by)
+    return down + (2 * rest > by or (2 * rest == by and down % 2))
