@@ -29,6 +29,7 @@ from fedgossip.learning.column_sums import BINS, SumLayout, first_sums, moments_
 from fedgossip.learning.noisy_sums import GRAIN, divided, hidden, length_of
 from fedgossip.learning.table_schema import SchemaColumn, SiteColumns, TableSchema
 from fedgossip.learning.told_files import encoded
+from fedgossip.plans import compose
 from fedgossip.plans.statistics import agreed_from, statistics_plan, statistics_task
 from fedgossip.plans.sums import from_seed
 from fedgossip.records import EventRow, Row
@@ -379,6 +380,16 @@ def test_what_cannot_be_agreed_on_is_refused_before_anything_is_sent(
     mixed(tmp_path)
     with pytest.raises(ConfigError, match=said):
         statistics_plan(load_experiment(tmp_path / "federated.toml", changed))
+
+
+def test_a_codec_is_of_the_updates_and_no_sum_is_cut_by_it(tmp_path: Path) -> None:
+    """A file with a codec for the training was refused by `data agree`; a sum that has one says what it is of."""
+    breast_cancer(tmp_path, 0)
+    cut = "coordinator.codec=random-k:0.1"
+    plan, _ = statistics_plan(load_experiment(tmp_path / "federated.toml", [cut]))
+    assert plan.section.codec == ""
+    with pytest.raises(ConfigError, match="and trees are grown from sums of whole numbers"):
+        compose.plan(load_experiment(tmp_path / "federated.toml", [cut, "task.kind=trees"]))
 
 
 def test_training_wants_the_statistics_of_its_own_columns(tmp_path: Path) -> None:

@@ -452,4 +452,5 @@ def test_what_the_page_shows_runs(tmp_path: Path) -> None:
     assert [one.code for one in said] == [0] * 7, said
     told = said[2].out
     assert "5 of 5 sites, 120 records that no site has trained on" in told and "sex " in told
+    assert "of the same records: statistics once\n" in said[2].err, "an evaluation is not statistics made twice"
     assert "judged-release.zip: sound, as it was signed on" in said[5].out and "--out without-2" in said[6].out

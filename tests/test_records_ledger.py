@@ -141,12 +141,13 @@ def test_statistics_without_noise_are_remembered_and_can_be_limited(tmp_path: Pa
     """Only people remembered agreements whose file was removed."""
     breast_cancer(tmp_path, 0)
     words = ["data", "agree", "federated.toml"]
-    assert "released without noise" not in typed(words, tmp_path).err
+    assert "without noise, of" not in typed(words, tmp_path).err
     (tmp_path / "agreed.json").unlink()
     (tmp_path / "site-1.csv").write_text((tmp_path / "site-1.csv").read_text().rstrip("\n").rpartition("\n")[0] + "\n")
     again = typed(words, tmp_path)
-    assert again.code == 0 and "site 0: released without noise once before, of the same records" in again.err
-    assert "site 1: released without noise once before" in again.err, "one record less is the same file"
+    assert again.code == 0 and "site 0: released before without noise, of the same records: " in again.err
+    assert "records: statistics once; two sums of a kind tell" in again.err
+    assert "site 1: released before without noise" in again.err, "one record less is the same file"
     (tmp_path / "agreed.json").unlink()
     ledger = ["privacy", "ledger", "--ledger", "agreed.json.spent"]
     assert typed([*ledger, "--allow-exact", "3"], tmp_path).code == 2
@@ -188,12 +189,12 @@ def test_over_a_network_a_site_s_key_remembers_statistics_without_noise(
         about = endpoints, Hello("s", "run", "1"), None, None, False, False, None, None, book
         return Given(tmp_path / folder, desk.identity, *about)  # type: ignore[arg-type]
 
-    def began(folder: str) -> list[int]:
+    def began(folder: str) -> list[object]:
         with participant.made_by(plan, 0, given(folder)) as made:
-            return [row.value["times"] for row in made.events if row.name == "exact_before"]
+            return [row.value for row in made.events if row.name == "exact_before"]
 
     monkeypatch.setattr(participant, "real", lambda *_: None)  # the keys are another test's
-    assert began("one") == [] and began("two") == [1]
+    assert began("one") == [] and began("two") == [{"times": 1, "what": "statistics once"}]
     (found,), _ = data_sets(book, 1e-5)
     assert found.exact == {"statistics": 2} and found.records == source_digest("csv:site-0.csv?label=outcome")
     assert found.data == (data_of(plan.experiment.data.source, 0),)

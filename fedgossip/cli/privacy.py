@@ -186,12 +186,12 @@ def _account(account: SpentBudget, delta: float) -> str:
     "--allow-exact",
     "exact",
     type=click.IntRange(min=0),
-    help="Beside that limit allow so many releases without noise, such as statistics.",
+    help="Beside that limit allow so many releases without noise: statistics, evaluations, fits.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def ledger(key: Path, path: Path | None, delta: float, limit: float | None, exact: int | None, as_json: bool) -> None:
     """Say what all runs together have spent of each of this site's data sets, known by their records; or limit it."""
-    from fedgossip.plans.ledger import SUFFIX, data_sets
+    from fedgossip.plans.ledger import SUFFIX, counted, data_sets
 
     place = path or key.with_name(f"{key.name}.{SUFFIX}")
     if limit is not None or exact is not None:
@@ -208,8 +208,8 @@ def ledger(key: Path, path: Path | None, delta: float, limit: float | None, exac
         if len(one.data) > 1:
             echo(f"    also known as {', '.join(one.data[:-1])}")
         echo(f"    epsilon {one.epsilon:.4g}{allowed} for each record at delta {delta:g}, {_in_runs(one)}")
-        for what, times in one.exact.items():
-            echo(f"    and {what} {_times(times)} without noise, which no epsilon covers")
+        if one.exact:
+            echo(f"    and {counted(one.exact)} without noise, which no epsilon covers")
     if held:
         noiseless = f"; {_times(held.exact)} without noise" if held.exact else "; nothing without noise"
         echo(f"This site allows epsilon {held.max_epsilon_total:g} at delta {held.delta:g} in all{noiseless}.")

@@ -23,7 +23,7 @@ from fedgossip.net.routing import DIRECT, Ways
 from fedgossip.net.server import Hub
 from fedgossip.net.transport import Transport
 from fedgossip.plans.credentials import real
-from fedgossip.plans.ledger import SUFFIX, TRAINING, SpentLedger, data_of
+from fedgossip.plans.ledger import SUFFIX, TRAINING, SpentLedger, counted, data_of
 from fedgossip.plans.plan import Plan
 from fedgossip.plans.privacy_budget import account_before
 from fedgossip.plans.recovering import peer_of
@@ -116,7 +116,7 @@ def _logged(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack)
     recorder = stack.enter_context(Recorder(given.folder, node, role, given.identity, run, synced=plan.masks or spends))
     ledger = _ledger(plan, node, given, stack)
     before = recorder.account(ledger) if ledger and spends else ()
-    exact = ledger.exact_before(recorder.first) if ledger else 0
+    exact = ledger.exact_before(recorder.first) if ledger else {}
     if ledger and not spends:
         ledger.note_exact(TRAINING if plan.experiment.learns else plan.experiment.task.kind, recorder.first)
     own = None
@@ -158,8 +158,9 @@ def _spent_before(plan: Plan, node: NodeId, before: Sequence[Mapping[str, object
     return [EventRow(0, node, "spent_before", about)]
 
 
-def _exact_before(node: NodeId, times: int) -> list[EventRow]:
-    return [EventRow(0, node, "exact_before", {"times": times})] if times else []
+def _exact_before(node: NodeId, released: Mapping[str, int]) -> list[EventRow]:
+    about = {"times": sum(released.values()), "what": counted(released)}
+    return [EventRow(0, node, "exact_before", about)] if released else []
 
 
 def check_recordable(plan: Plan, trace_bytes: int) -> None:

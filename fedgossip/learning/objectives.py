@@ -46,8 +46,14 @@ TREES = "trees"
 SURVIVAL = "survival"
 """The kind of a run in which sites count events at times, and a survival curve is made of the counts."""
 
-SUMS = (STATISTICS, EVALUATION, GLM, TREES, SURVIVAL)
-"""Kinds whose vectors are sums of whole numbers."""
+SUMS: Mapping[str, str] = {
+    STATISTICS: "statistics are sums",
+    EVALUATION: "an evaluation is made of sums",
+    GLM: "a regression is fitted to sums",
+    TREES: "trees are grown from sums",
+    SURVIVAL: "survival is counted in sums",
+}
+"""Kinds whose vectors are sums of whole numbers, and what is made of them."""
 
 CONVEX = "convex"
 """The kind of linear models with a convex loss, which can be certified: see `convex`."""

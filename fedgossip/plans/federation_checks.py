@@ -83,7 +83,7 @@ def _check_codec(s: CoordinatorSection, federated: Federated[Any], kind: str) ->
         raise ConfigError(f"coordinator.codec: {error}", error.advice) from None
     where, out = f"coordinator.codec = {s.codec!r}", "Leave coordinator.codec out."
     if kind in SUMS:
-        raise ConfigError(f"{where}, and statistics are sums of whole numbers", out)
+        raise ConfigError(f"{where}, and {SUMS[kind]} of whole numbers, none of which may be left out", out)
     if s.algorithm == FEDBUFF:
         text = f"{where} beside fedbuff, whose clients are not told which of their answers counted"
         raise ConfigError(text, "Take fedavg: what a codec leaves out belongs to what counted.")

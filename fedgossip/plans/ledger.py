@@ -36,7 +36,7 @@ FILES = ("csv", "npz", "text", "mnist", "fashion-mnist")
 
 
 TRAINING = "training"
-"""What is released without noise, where it is not statistics."""
+"""What is released without noise, where it is no sum that a run is made for: statistics, evaluation, a fit."""
 
 
 class TotalLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -110,9 +110,9 @@ class SpentLedger:
         """Number of releases of these records without noise."""
         return sum(bool(one.exact) for one in self._set)
 
-    def exact_before(self, log: str) -> int:
-        """Return the number of those that other runs made."""
-        return sum(bool(one.exact) and one.log != log for one in self._set)
+    def exact_before(self, log: str = "") -> Mapping[str, int]:
+        """Return the numbers of those that other runs made, by what they were."""
+        return Counter(one.exact for one in self._set if one.exact and one.log != log)
 
     def note_exact(self, what: str, log: str) -> None:
         """Write that something of these records is about to be released without noise; once for each log.
@@ -160,6 +160,11 @@ class SpentLedger:
 
     def close(self) -> None:
         os.close(self._file)
+
+
+def counted(released: Mapping[str, int]) -> str:
+    """Return numbers of releases in words: "evaluation once, statistics 2 times"."""
+    return ", ".join(f"{what} {'once' if times == 1 else f'{times} times'}" for what, times in sorted(released.items()))
 
 
 def _lines(path: Path) -> tuple[list[LedgerLine], int]:

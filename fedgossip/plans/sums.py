@@ -22,7 +22,7 @@ from fedgossip.learning.sums_task import Draw
 from fedgossip.machine import NodeId
 from fedgossip.plans import compose
 from fedgossip.plans.federation import FederationPlan
-from fedgossip.plans.ledger import SpentLedger, data_of
+from fedgossip.plans.ledger import SpentLedger, counted, data_of
 from fedgossip.plans.privacy_budget import purse_of
 from fedgossip.secure.exact_sums import ExactSums
 from fedgossip.seeds import stream
@@ -68,7 +68,8 @@ def plan_of_sums(
         track=TrackSection(),
         data=msgspec.structs.replace(experiment.data, local_test=0.0),
         coordinator=msgspec.structs.replace(
-            c, algorithm="fedavg", options={}, participation=1.0, cohort=None, over_selection=1.0, sampling="uniform",
+            c, algorithm="fedavg", options={}, codec="", participation=1.0, cohort=None, over_selection=1.0,
+            sampling="uniform",
             min_clients=max(SITES, c.min_clients or min(5, c.clients)),
             privacy=msgspec.structs.replace(c.privacy, test_noise=0.0),
         ),
@@ -105,16 +106,17 @@ def spend_at_one_desk(plan: FederationPlan, path: Path) -> list[str]:
         unit, records = budget.unit if budget else "none", source_digest(source)
         with contextlib.closing(SpentLedger(path, unit, data_of(source, node), records)) as ledger:
             if budget is None:
-                said += [f"site {node}: {_again(ledger.exact)}"] if ledger.exact else []
+                before = ledger.exact_before()
+                said += [f"site {node}: {_again(before, plan.experiment.task.kind)}"] if before else []
                 ledger.note_exact(plan.experiment.task.kind, run)
             else:
                 _pay(ledger, budget, node, run, plan.experiment.rounds)
     return said
 
 
-def _again(times: int) -> str:
-    told = "once" if times == 1 else f"{times} times"
-    return f"released without noise {told} before, of the same records; two such sums tell of the sites that differ"
+def _again(before: Mapping[str, int], kind: str) -> str:
+    told = f"released before without noise, of the same records: {counted(before)}"
+    return f"{told}; two sums of a kind tell of the sites that differ" if kind in before else told
 
 
 def _pay(ledger: SpentLedger, budget: PrivacySection, node: NodeId, run: str, rounds: int) -> None:
