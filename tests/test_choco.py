@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ CODECS = {"top-k:0.1": 0.1, "top-k:0.4": 0.3, "sign": 0.2, "int8:16": 0.9, "bf16
 """Each with a gamma."""
 
 
-def choco(codec: str, gamma: float | None = None, rounds: int = 12, **more: Any) -> dict[str, Any]:
+def choco(codec: str, gamma: float | str | None = None, rounds: int = 12, **more: Any) -> dict[str, Any]:
     options = {"codec": codec, "gamma": CODECS[codec] if gamma is None else gamma}
     return {
         "rounds": rounds,
@@ -80,10 +81,10 @@ def test_a_codec_that_leaves_nothing_out_makes_it_d_psgd_to_rounding() -> None:
     np.testing.assert_allclose(ends[0], ends[1], rtol=1e-4, atol=1e-5)
 
 
-def averaging(codec: str, gamma: float, rounds: int, dim: int) -> dict[str, Any]:
+def averaging(codec: str, gamma: float | str, rounds: int, dim: int, graph: str = "ring") -> dict[str, Any]:
     task = {"kind": "averaging", "dim": dim, "dtype": "float64"}
     every = {"every": rounds}
-    return choco(codec, gamma, rounds, task=task, topology={"graph": "ring", "n": 16}, eval=every)
+    return choco(codec, gamma, rounds, task=task, topology={"graph": graph, "n": 16}, eval=every)
 
 
 def test_sparse_changes_agree_where_sparse_models_stall() -> None:
@@ -93,9 +94,57 @@ def test_sparse_changes_agree_where_sparse_models_stall() -> None:
     assert stalled(0.1, 60, 1000) > 1
 
 
+# --- gamma where none is named ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("graph", ["complete", "star", pytest.param("hypercube", marks=pytest.mark.long)])
+@pytest.mark.parametrize(("codec", "dim", "rounds"), [("top-k:0.1", 60, 150), ("top-k:0.4", 30, 60), ("sign", 30, 60)])
+def test_averaging_by_the_practical_gamma_comes_together(graph: str, codec: str, dim: int, rounds: int) -> None:
+    """Where gamma is too large peers drift apart by orders of magnitude, not by chance: see the next test."""
+    run = simulate(averaging(codec, "practical", rounds, dim, graph), engine="stacked")
+    assert run.network()[-1].consensus_distance < 0.6 * run.network()[0].consensus_distance
+
+
+def test_twice_the_practical_gamma_is_too_much_on_a_complete_graph() -> None:
+    """So the rule leaves less than a factor of two."""
+    run = simulate(
+        averaging("top-k:0.1", 2 * gamma_of("top-k:0.1", "complete", 60), 200, 60, "complete"), engine="stacked"
+    )
+    assert not run.network()[-1].consensus_distance < run.network()[0].consensus_distance
+
+
+def gamma_of(codec: str, graph: str, dim: int, rule: str = "practical") -> float:
+    plan: Any = compose.plan(load_experiment(averaging(codec, rule, 1, dim, graph)))
+    return float(plan.algorithm.gamma(dim))
+
+
+def test_gamma_follows_from_codec_and_graph_as_told() -> None:
+    """The ring of 16 with Metropolis weights has the eigenvalues 1/3 + 2/3 cos(2 pi k / 16): g and b by hand."""
+    gap, norm = 2 / 3 * (1 - math.cos(math.pi / 8)), 4 / 3
+    assert gamma_of("top-k:0.1", "ring", 60) == pytest.approx(0.2 / (1.2 * norm), rel=0.05)
+    below = 16 * gap + gap**2 + 4 * norm**2 + 2 * gap * norm**2 - 8 * gap * 0.1
+    assert gamma_of("top-k:0.1", "ring", 60, "theorem") == pytest.approx(gap**2 * 0.1 / below, rel=0.05)
+    assert gamma_of("sign", "complete", 60) == pytest.approx(4 / math.pi / (1 + 4 / math.pi), rel=0.05)
+    assert gamma_of("bf16", "complete", 60) == pytest.approx(2 / 3, rel=0.05)
+
+
+def test_a_rule_is_told_before_anything_runs() -> None:
+    plan: Any = compose.plan(load_experiment(choco("top-k:0.1", "practical")))
+    task, _ = compose.task_of(plan.experiment, plan.learners)
+    told = plan.outlook(task)
+    assert "contraction 0.1; mixed with gamma 0.13" in told.lines[1]
+    rows = [
+        row for row in simulate(choco("top-k:0.1", "practical")).rows if isinstance(row, PeerRow) and row.round == 1
+    ]
+    assert told.bytes_per_round == sum(
+        row.bytes_sent for row in rows
+    )  # later ones tell of a round that is done: 6 more
+
+
 @pytest.mark.long
-def test_one_of_a_hundred_elements_is_enough_to_agree() -> None:
-    run = simulate(averaging("top-k:0.01", 0.03, 12000, 100), engine="stacked")
+@pytest.mark.parametrize(("gamma", "rounds"), [(0.03, 12_000), ("practical", 20_000)])
+def test_one_of_a_hundred_elements_is_enough_to_agree(gamma: float | str, rounds: int) -> None:
+    run = simulate(averaging("top-k:0.01", gamma, rounds, 100), engine="stacked")
     assert run.network()[-1].consensus_distance < 1e-6
     assert stalled(0.01, 100, 12000) > 1
 
@@ -278,6 +327,8 @@ def test_a_payload_that_no_codec_made_is_refused_and_changes_nothing() -> None:
         ({"options": {"codec": "top-k:2"}}, "above 0 and at most 1"),
         ({"options": {"gamma": 0}}, "gamma is 0"),
         ({"options": {"gamma": 1.5}}, "gamma is 1.5"),
+        ({"options": {"gamma": "theory"}}, "no rule 'theory' for gamma"),
+        ({"options": {"gap": 0.5}}, "no option 'gap'"),
         ({"options": {"gama": 0.5}}, "no option 'gama'"),
         ({"mode": "async"}, "no async mode"),
         ({"combine": "median"}, "no meaning but in a sum"),

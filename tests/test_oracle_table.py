@@ -14,7 +14,7 @@ import pytest
 
 from fedgossip import simulate
 from fedgossip.algorithms.base import Step
-from fedgossip.algorithms.names import METHODS, make
+from fedgossip.algorithms.names import METHODS, Told, make
 from fedgossip.errors import ConfigError
 from fedgossip.topology import build, resolve
 from fedgossip.vectors import frozen
@@ -60,7 +60,7 @@ def weights(name: str) -> np.ndarray:
 
 def method(kind: str) -> Any:
     given = KINDS[kind]
-    return make(given["name"], METHODS[given["name"]], N, given.get("options", {}))
+    return make(given["name"], METHODS[given["name"]], Told(N), given.get("options", {}))
 
 
 def one_round(kind: str, W: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

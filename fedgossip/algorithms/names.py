@@ -1,6 +1,6 @@
 """The gossip algorithms by name: one line per method, from which checks, plans, the dry run and the docs follow.
 
-    make("window-doubling", n=13)
+    make("window-doubling", METHODS["window-doubling"], Told(13), {})
 
 A user's own algorithm, "module:Class" in an experiment file, stands beside them: any class with the methods of
 `base.GossipAlgorithm`, made with those of `n` and its own options that it takes.
@@ -48,6 +48,17 @@ class Method:
     """The weights that the algorithm brings where the experiment names none."""
     private: bool = False
     """Whether peers may learn the sums of models alone (`algorithm.private`)."""
+    told: tuple[str, ...] = ("n",)
+    """What of `Told` it is given where `make` has a parameter of that name; no experiment may give it."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is known of a run's graph when its algorithm is made: peers, spectral gap and ||I - W||, None: not known."""
+
+    n: int
+    gap: float | None = None
+    norm: float | None = None
 
 
 def dsgd(order: str = "atc") -> Made:
@@ -88,7 +99,7 @@ def slowmo(
     """
     if base not in SLOWED:
         raise ConfigError(f"slowmo has no base {base!r}", nearest(base, SLOWED))
-    return SlowMo(make(base, METHODS[base], n, base_options or {}), every, alpha, beta, nesterov=nesterov)
+    return SlowMo(make(base, METHODS[base], Told(n), base_options or {}), every, alpha, beta, nesterov=nesterov)
 
 
 SLOWED = ("dsgd", "gradient-tracking", "d2", "dsgdm", "qg-dsgdm", "decentlam")
@@ -106,16 +117,17 @@ METHODS: Mapping[str, Method] = table(
     ("decentlam", Method(DecentLaM)),
     ("two-tap", Method(TwoTap)),
     ("slowmo", Method(slowmo)),
-    ("choco", Method(Choco)),
+    ("choco", Method(Choco, told=("gap", "norm"))),
     ("diloco", Method(DiLoCo)),
     ("relaysgd", Method(RelaySGD)),
 )
 
 
-def make(name: str, method: Method, n: int, options: Mapping[str, Any]) -> Made:
-    """Return the algorithm of `n` peers.  Raises ConfigError for an option that it does not have."""
-    check_options(name, method.make, options, ours="n")
-    return method.make(**options, **({"n": n} if "n" in inspect.signature(method.make).parameters else {}))
+def make(name: str, method: Method, told: Told, options: Mapping[str, Any]) -> Made:
+    """Return the algorithm of a run.  Raises ConfigError for an option that it does not have."""
+    check_options(name, method.make, options, ours=method.told)
+    takes = inspect.signature(method.make).parameters
+    return method.make(**options, **{key: getattr(told, key) for key in method.told if key in takes})
 
 
 def own(name: str, kind: Callable[..., Made]) -> Method:

@@ -19,9 +19,9 @@ def chosen(key: str, name: str, table: Mapping[str, Callable[..., Chosen]], opti
     return table[name](**options)
 
 
-def check_options(what: str, make: Callable[..., object], options: Iterable[str], ours: str = "") -> None:
-    """Raise ConfigError for an option that `make` does not take; `ours`: a parameter that nobody else may give."""
-    known = set(inspect.signature(make).parameters) - {ours}
+def check_options(what: str, make: Callable[..., object], options: Iterable[str], ours: Iterable[str] = ()) -> None:
+    """Raise ConfigError for an option that `make` does not take; `ours`: parameters that nobody else may give."""
+    known = set(inspect.signature(make).parameters) - set(ours)
     for option in options:
         if option not in known:
             raise ConfigError(f"{what} has no option {option!r}", nearest(option, known))

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from fedgossip.algorithms.base import GossipAlgorithm
-from fedgossip.algorithms.names import METHODS, Method, given, make, own
+from fedgossip.algorithms.choco import Choco
+from fedgossip.algorithms.names import METHODS, Method, Told, given, make, own
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import GIVEN, GossipExperiment
 from fedgossip.learning import custom
@@ -28,6 +29,7 @@ from fedgossip.plans.gossip_words import (
     links_of,
     modes,
     outlook_of,
+    outlook_of_changes,
     pairwise_facts,
     relayed_outlook,
     terms_of,
@@ -88,7 +90,7 @@ class GossipPlan(PlanDefaults):
 
     @property
     def algorithm(self) -> GossipAlgorithm[Any]:
-        return given(self.given).make() if self.given else algorithm_of(self.experiment, self.n)
+        return given(self.given).make() if self.given else algorithm_of(self.experiment, told_of(self.n, self.spectrum))
 
     @property
     def how(self) -> GossipMode:
@@ -210,10 +212,18 @@ class GossipPlan(PlanDefaults):
     def outlook(self, task: LocalTask) -> RunOutlook:
         pairs = (self.pairwise, self.experiment.algorithm.exchanges) if self.pairwise else None
         told = outlook_of(self.schedule, self.topology, self.forecast, task, self.vectors, pairs)
-        return relayed_outlook(told, self.topology) if self.algorithm.needs.weighs_alike else told
+        algorithm = self.algorithm
+        if isinstance(algorithm, Choco):
+            return outlook_of_changes(told, algorithm, task, self.forecast.messages * self.n)
+        return relayed_outlook(told, self.topology) if algorithm.needs.weighs_alike else told
 
     def terms(self, parameters: int, itemsize: int) -> JoiningTerms:
         return terms_of(self.experiment, self.name, self.n, parameters * itemsize * self.vectors)
+
+    @property
+    def _mixes_models(self) -> bool:
+        """Whether a round makes of models their sums by the weights, of which the graph promises something."""
+        return not (self.algorithm.needs.weighs_alike or isinstance(self.algorithm, Choco))
 
     def facts(self, rows: Sequence[Row]) -> dict[str, Any]:
         e = self.experiment
@@ -230,7 +240,7 @@ class GossipPlan(PlanDefaults):
             "modes": modes(self.spectrum),
             "links": links_of(self.forecast, self.topology),
             "band": band_of(self.schedule, rows) if plain and not described else None,
-            "summed": a.combine == "linear" and not e.adversary.peers and not self.algorithm.needs.weighs_alike,
+            "summed": a.combine == "linear" and not e.adversary.peers and self._mixes_models,
             **({"pairwise": pairwise_facts(self.pairwise, a.exchanges)} if self.pairwise else {}),
         }
 
@@ -245,9 +255,9 @@ def gossip_plan(
     name = type(algorithm).__name__ if algorithm else experiment.algorithm.name
     method = given(algorithm) if algorithm else method_of(experiment)
     schedule = schedule or schedule_of(experiment, experiment.topology.n, method)
-    made = make(name, method, schedule.n, experiment.algorithm.options)
-    needs = made.needs
     found = spectrum(schedule) if isinstance(schedule, Mixing) else None
+    made = make(name, method, told_of(schedule.n, found), experiment.algorithm.options)
+    needs = made.needs
     try:
         check_pair(name, method, needs, schedule, found, experiment)
         check_adversary(name, needs, made.slots, rule_of_models(experiment), schedule, experiment)
@@ -302,7 +312,19 @@ def method_of(experiment: GossipExperiment) -> Method:
     return own(name, custom.function(name)) if custom.is_function(name) else METHODS[name]
 
 
-def algorithm_of(experiment: GossipExperiment, n: int) -> GossipAlgorithm[Any]:
-    """The algorithm, for `n` peers.  Raises ConfigError."""
+def told_of(n: int, found: Spectrum | None) -> Told:
+    """Return what an algorithm is told of a graph with this spectrum; None: one that changes.
+
+    In six digits, which are the same on all machines.
+    """
+    if found is None:
+        return Told(n)
+    gap = None if found.spectral_gap is None else float(f"{found.spectral_gap:.6g}")
+    most = (2.0 if found.lambda_n is None else 1 - found.lambda_n) if n > 1 else 0.0  # of I - W: 2 at most
+    return Told(n, gap, round(most, 6))
+
+
+def algorithm_of(experiment: GossipExperiment, told: Told) -> GossipAlgorithm[Any]:
+    """The algorithm of a run.  Raises ConfigError."""
     a = experiment.algorithm
-    return make(a.name, method_of(experiment), n, a.options)
+    return make(a.name, method_of(experiment), told, a.options)

@@ -6,14 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from fedgossip.algorithms.choco import Choco
+from fedgossip.codecs.base import VectorLayout
 from fedgossip.experiment import GossipExperiment
-from fedgossip.messages import Model
+from fedgossip.messages import CodedModel, Model
 from fedgossip.plans.plan import JoiningTerms, RunOutlook
 from fedgossip.records import NetworkRow, Row
 from fedgossip.task import LocalTask
 from fedgossip.topology import Forecast, Schedule, Spectrum, Topology
 from fedgossip.topology.forecasting import disagreement_edges, outlook
 from fedgossip.topology.pairwise import PairwiseRates
+from fedgossip.vectors import frozen
 from fedgossip.wire import wire_bytes
 
 
@@ -40,6 +45,17 @@ def outlook_of(
     if promised := _promised(forecast):
         lines.append(promised)
     return RunOutlook(int(size * forecast.messages * schedule.n), {"forecast": forecast.to_dict()}, lines)
+
+
+def outlook_of_changes(told: RunOutlook, algorithm: Choco, task: LocalTask, messages: float) -> RunOutlook:
+    """Return the outlook of CHOCO-SGD, whose `messages` of a round hold a payload and no model.  Raises ConfigError."""
+    length = task.length
+    size = algorithm.codec.size(VectorLayout.of_length(length, task.dtype), 1)
+    payload = frozen(np.zeros(size, np.uint8))
+    sent = wire_bytes(CodedModel(1, 0, size, task.schema, (payload,)))
+    gamma, contraction = algorithm.gamma(length), algorithm.contraction(length)
+    said = f"{algorithm.codec.name} of what has changed, contraction {contraction:.2g}; mixed with gamma {gamma:g}"
+    return replace(told, bytes_per_round=int(sent * messages), lines=[told.lines[0], said])
 
 
 def relayed_outlook(told: RunOutlook, topology: Topology) -> RunOutlook:

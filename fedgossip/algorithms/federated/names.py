@@ -147,5 +147,5 @@ def make(name: str, *, clients: int, **options: Any) -> Made:
     if name not in ALGORITHMS:
         raise ConfigError(f"algorithm {name!r} is not known", nearest(name, ALGORITHMS))
     made = ALGORITHMS[name]
-    check_options(name, made, options, ours="clients")
+    check_options(name, made, options, ours=("clients",))
     return made(**options, **({"clients": clients} if "clients" in inspect.signature(made).parameters else {}))
