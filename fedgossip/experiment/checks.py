@@ -237,6 +237,9 @@ def _check_outer(e: ParallelExperiment, where: str) -> None:
     if p.overlap:
         text = f"{where}: parallel.overlap beside parallel.outer: an update is there when the last step is"
         raise ConfigError(text, "Leave one of them out.")
+    if p.outer.fragments > e.rounds:
+        text = f"{where}: parallel.outer.fragments = {p.outer.fragments} in {e.rounds} rounds: some would never go out"
+        raise ConfigError(text, "Take fewer fragments, or more rounds of fewer train.local_steps.")
     if p.codec.partition(":")[0] == "dgc":
         text = f"{where}: {p.codec} applies the momentum of gradients, and parallel.outer has one of its own"
         raise ConfigError(text, "Take top-k.")

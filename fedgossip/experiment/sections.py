@@ -17,6 +17,7 @@ from fedgossip.algorithms.attacks import ATTACKS
 from fedgossip.algorithms.collectives.names import COLLECTIVES
 from fedgossip.algorithms.combine import COMBINATIONS
 from fedgossip.algorithms.descent.names import DESCENTS
+from fedgossip.algorithms.fragments import FRAGMENTS_MAX
 from fedgossip.algorithms.names import METHODS
 from fedgossip.experiment.coordinator_sections import CoordinatorSection, PrivacySection
 from fedgossip.experiment.data_section import DataSection
@@ -213,6 +214,9 @@ class OuterSection(msgspec.Struct, forbid_unknown_fields=True):
     delay: Annotated[int, Within(0, 1)] = 0
     """1: the mean of a round travels while the next one is trained, and counts at its end; nobody waits for links that
     take less time than the training."""
+    fragments: Annotated[int, Within(1, FRAGMENTS_MAX)] = 1
+    """The model is cut in so many fragments, of which one goes out in a round, each in its turn: with 4, and
+    train.local_steps = 10, each travels every 40 steps, and a round sends a quarter of the bytes."""
 
 
 class ParallelSection(msgspec.Struct, forbid_unknown_fields=True):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedgossip.algorithms.collectives.names import COLLECTIVES, GATHERS
+from fedgossip.algorithms.fragments import Fragments, segments_within
 from fedgossip.codecs.base import Codec, LinearCodec, VectorLayout
 from fedgossip.codecs.low_rank import LowRank, low_rank_of
 from fedgossip.codecs.names import make_codec
@@ -16,6 +17,7 @@ from fedgossip.codecs.sparse import DeepGradient
 from fedgossip.experiment import ParallelExperiment
 from fedgossip.machine import NodeId
 from fedgossip.messages import TAIL
+from fedgossip.protocols.coded_fragments import CodedFragments, FragmentSums, RoundCoding
 from fedgossip.protocols.coded_gradients import CodedGradients
 from fedgossip.protocols.low_rank_sums import LowRankGradients, LowRankSums
 from fedgossip.protocols.round_sums import CodedSums, DenseSums, RoundSums, sums_of
@@ -49,6 +51,31 @@ def sums_for(
     return sums_of(table, codec, VectorLayout.of_length(length, kind, segments), experiment.seed, bucket)
 
 
+def fragment_sums(
+    experiment: ParallelExperiment,
+    fragments: Fragments,
+    kind: np.dtype[np.floating],
+    segments: Sequence[Segment],
+    bucket: int,
+) -> RoundSums:
+    """Return how the rounds of a collective add up, each one of these fragments of vectors of such tensors."""
+    cuts = [fragments.part(number) for number in range(fragments.count)]
+    within = [segments_within(segments, part) if len(cuts) > 1 else segments for part in cuts]
+    parts = [
+        sums_for(experiment, part.stop - part.start, kind, tensors, bucket)
+        for part, tensors in zip(cuts, within, strict=True)
+    ]
+    return FragmentSums(tuple(parts)) if len(parts) > 1 else parts[0]
+
+
+def coded_updates(experiment: ParallelExperiment, node: NodeId, sums: RoundSums) -> RoundCoding | None:
+    """Return how what a worker brings goes by the codec of the sums; None where it goes as it is."""
+    if not isinstance(sums, FragmentSums):
+        return coded_gradients(experiment, node, sums)
+    parts = [coded_gradients(experiment, node, one) for one in sums.parts]
+    return CodedFragments(parts) if any(parts) else None
+
+
 def coded_gradients(
     experiment: ParallelExperiment, node: NodeId, sums: RoundSums
 ) -> CodedGradients | LowRankGradients | None:
@@ -76,15 +103,17 @@ def low_rank_words(experiment: ParallelExperiment, sums: RoundSums, segments: Se
     """Say how many tensors go by factors, where gradients are of low rank."""
     if low_rank_of(experiment.parallel.codec) is None:
         return []
-    count = len(sums.low.matrices) if isinstance(sums, LowRankSums) else 0
+    parts = sums.parts if isinstance(sums, FragmentSums) else (sums,)
+    count = sum(len(one.low.matrices) for one in parts if isinstance(one, LowRankSums))
     return [f"{experiment.parallel.codec}: {count} of {len(segments)} tensors by factors, the others whole"]
 
 
 def payload_sent(sums: RoundSums, workers: int, itemsize: int, round: int) -> list[int]:
     """Return the bytes of vectors that each worker sends in a round."""
+    sums = sums.at(round) if isinstance(sums, FragmentSums) else sums
     if isinstance(sums, CodedSums) and not isinstance(sums.codec, LinearCodec):
         size = sums.codec.size(sums.layout, round)
         return [sums.collective(workers).sent(rank, workers * size) for rank in range(workers)]
-    lengths = [sums.length + TAIL, *([sums.low.second_length + 1] if isinstance(sums, LowRankSums) else [])]
+    lengths = [sums.length(round) + TAIL, *([sums.low.second_length + 1] if isinstance(sums, LowRankSums) else [])]
     table = sums.collective(workers)
     return [sum(table.sent(rank, length) for length in lengths) * itemsize for rank in range(workers)]

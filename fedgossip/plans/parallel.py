@@ -10,18 +10,20 @@ from typing import Any
 import numpy as np
 
 from fedgossip.algorithms.collectives.names import COLLECTIVES, Collective
+from fedgossip.algorithms.fragments import Fragments
 from fedgossip.experiment import ParallelExperiment
 from fedgossip.experiment.sections import MAPREDUCE, SERVED
 from fedgossip.machine import Machine, NodeId
 from fedgossip.messages import TAIL
 from fedgossip.metrics import Network
-from fedgossip.plans.coding import coded_gradients, low_rank_words, payload_sent, sums_for
+from fedgossip.plans.coding import coded_updates, fragment_sums, low_rank_words, payload_sent
 from fedgossip.plans.mapreduce import MapReducePlan
 from fedgossip.plans.parameter_server import ServerPlan
 from fedgossip.plans.plan import Arrays, JoiningTerms, Results, RunOutlook, Seat, nanoseconds
 from fedgossip.plans.shared_steps import SharedSteps
 from fedgossip.protocols.allreduce import AllReduce
 from fedgossip.protocols.round_sums import RoundSums
+from fedgossip.protocols.unsent_updates import UnsentUpdates
 from fedgossip.protocols.view_member import AllReduceSettings
 from fedgossip.records import Row
 from fedgossip.roles import Role, Roles
@@ -65,10 +67,11 @@ class ParallelPlan(SharedSteps):
             least_deadline_ns=min(nanoseconds(p.deadline), nanoseconds(p.least_deadline)),
             start_ns=nanoseconds(p.start_timeout),
         )
-        sums = sums_for(e, seat.initial.size, seat.initial.dtype, self.segments, settings.bucket)
+        fragments = self.fragments(seat.initial.size, self.segments)
+        sums = fragment_sums(e, fragments, seat.initial.dtype, self.segments, settings.bucket)
         begun = seat.initial, seat.schema, settings, self.rate, seat.resumed, seat.incarnation
-        coded = coded_gradients(e, seat.node, sums)
-        return AllReduce(seat.node, range(self.n), sums, self.descent_of(self.segments), *begun, coded)
+        goes = UnsentUpdates(fragments), coded_updates(e, seat.node, sums)
+        return AllReduce(seat.node, range(self.n), sums, self.descent_of(self.segments), *begun, *goes)
 
     def bucket(self, length: int, itemsize: int) -> int:
         """Elements of a bucket of gradients [length]: of `parallel.bucket` bytes; 0 makes one of all."""
@@ -79,7 +82,8 @@ class ParallelPlan(SharedSteps):
     def sums_of(self, task: LocalTask) -> RoundSums:
         """How gradients of a task add up."""
         bucket = self.bucket(task.length, task.dtype.itemsize)
-        return sums_for(self.experiment, task.length, task.dtype, self.segments or segments_of(task), bucket)
+        segments = self.segments or segments_of(task)
+        return fragment_sums(self.experiment, self.fragments(task.length, segments), task.dtype, segments, bucket)
 
     def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:  # noqa: ARG002
         return rounds == self.experiment.rounds
@@ -87,8 +91,9 @@ class ParallelPlan(SharedSteps):
     def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
         descent, p = self.descent_of(self.segments), self.experiment.parallel
         sums = self.sums_of(task)
-        stack = first_collective(task, self.n, descent)
-        stack.coded += [one for node in range(self.n) if (one := coded_gradients(self.experiment, node, sums))]
+        fragments = self.fragments(task.length, self.segments or segments_of(task))
+        stack = first_collective(task, self.n, descent, fragments=fragments)
+        stack.coded += [one for node in range(self.n) if (one := coded_updates(self.experiment, node, sums))]
 
         def finish(between: Callable[[], None]) -> Results:
             asked = partial(Job, gradient=self.gradients, accumulate=p.accumulate if self.gradients else None)
@@ -103,13 +108,17 @@ class ParallelPlan(SharedSteps):
 
     def outlook(self, task: LocalTask) -> RunOutlook:
         p, m, kind = self.experiment.parallel, self.n, task.dtype
-        size = (task.length + TAIL) * kind.itemsize
+        fragments = self.fragments(task.length, segments_of(task))
+        size = (fragments.largest + TAIL) * kind.itemsize
         s = self.experiment.simulation
         lines = [f"{m} workers, {p.method}: {self.collective.steps(m)} messages one after the other a round"]
-        sent = payload_sent(self.sums_of(task), m, kind.itemsize, self.experiment.rounds)
+        sent = self._sent(self.sums_of(task), fragments, kind.itemsize)
         each, one = ("gradient", "a gradient") if self.gradients else ("update", "an update")
         what = f"{each}s by {p.codec}" if p.codec else "sums"
         lines.append(f"{max(sent):,} bytes of {what} sent by the busiest worker a round, {size:,} in {one}")
+        if fragments.count > 1:
+            most = f"at most {fragments.largest:,} of {task.length:,} elements"
+            lines.append(f"{fragments.count} fragments, {most}: one in a round, each every {fragments.count} rounds")
         lines += low_rank_words(self.experiment, self.sums_of(task), segments_of(task))
         facts: dict[str, Any] = {"method": p.method, "workers": m, "payload": sent}
         if s.bandwidth and not p.codec:
@@ -117,10 +126,16 @@ class ParallelPlan(SharedSteps):
             lines.append(f"{seconds:.3g} s a collective at simulation.latency and simulation.bandwidth, both ways")
         return RunOutlook(sum(sent), facts, lines)
 
+    def _sent(self, sums: RoundSums, fragments: Fragments, itemsize: int) -> list[int]:
+        """Return the bytes of vectors that each worker sends in the fullest of the last rounds."""
+        last = range(self.experiment.rounds, self.experiment.rounds + fragments.count)
+        return max((payload_sent(sums, self.n, itemsize, round) for round in last), key=max)
+
     def terms(self, parameters: int, itemsize: int) -> JoiningTerms:
         kind = np.dtype(f"f{itemsize}")
-        sums = sums_for(self.experiment, parameters, kind, self.segments, self.bucket(parameters, itemsize))
-        most = max(payload_sent(sums, self.n, itemsize, self.experiment.rounds))
+        fragments = self.fragments(parameters, self.segments)
+        sums = fragment_sums(self.experiment, fragments, kind, self.segments, self.bucket(parameters, itemsize))
+        most = max(self._sent(sums, fragments, itemsize))
         what = "gradients" if self.gradients else "updates"
         sent = f"this worker's {what}, in sums, to other workers: up to {most:,} bytes a round; no data"
         seen = f"as it is: other workers see {what} and sums of some, and trust what is sent to them"

@@ -9,6 +9,7 @@ from typing import Any
 from fedgossip.algorithms.descent.base import Descent
 from fedgossip.algorithms.descent.names import make_descent
 from fedgossip.algorithms.descent.outer import OuterDescent
+from fedgossip.algorithms.fragments import Fragments, fragments_of
 from fedgossip.algorithms.outer import OuterStep
 from fedgossip.experiment import ParallelExperiment
 from fedgossip.machine import NodeId
@@ -51,6 +52,11 @@ class SharedSteps(PlanDefaults):
             weight_decay=train.weight_decay,
             l1=p.l1,
         )
+
+    def fragments(self, length: int, segments: Sequence[Segment]) -> Fragments:
+        """Of a vector [length] of these tensors, one of which goes out in a round."""
+        p = self.experiment.parallel
+        return fragments_of(length, segments, p.outer.fragments if p.local else 1)
 
     def rate(self, round: int) -> float:
         """The step size of a round."""

@@ -42,6 +42,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from fedgossip.algorithms.descent.base import Descent
+from fedgossip.algorithms.fragments import fragments_of
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import (
     Checkpoint,
@@ -79,11 +80,11 @@ from fedgossip.messages import (
     WorkerReturn,
 )
 from fedgossip.protocols.chunk_exchange import ChunkExchange, UnsummableError, contribution_of
-from fedgossip.protocols.coded_gradients import CodedGradients
+from fedgossip.protocols.coded_fragments import RoundCoding
 from fedgossip.protocols.deadlines import Deadline
-from fedgossip.protocols.low_rank_sums import LowRankGradients
 from fedgossip.protocols.round_sums import Contribution, RoundSums
 from fedgossip.protocols.state_fetch import StateFetch
+from fedgossip.protocols.unsent_updates import UnsentUpdates
 from fedgossip.protocols.view_member import AllReduceSettings, ViewMember
 from fedgossip.protocols.worker_group import GroupWaits, WorkerGroup
 from fedgossip.protocols.worker_state import WorkerState
@@ -91,8 +92,8 @@ from fedgossip.vectors import Vector
 
 
 class AllReduce(ViewMember):
-    """One worker.  `members` are all of them, itself among them; `rate` gives that of each round's step; `coded`: how
-    its gradients go by the codec of `sums`.
+    """One worker.  `members` are all of them, itself among them; `rate` gives that of each round's step; `unsent`:
+    with `local`, in which fragments what it trains goes out; `coded`: how that goes by the codec of `sums`.
 
     In a life after the first it finds the others before it takes part, with what the life before left in `resumed`.
     """
@@ -109,18 +110,20 @@ class AllReduce(ViewMember):
         rate: Callable[[int], float],
         resumed: Checkpoint | None = None,
         incarnation: int = 0,
-        coded: CodedGradients | LowRankGradients | None = None,
+        unsent: UnsentUpdates | None = None,
+        coded: RoundCoding | None = None,
     ) -> None:
         least_ns = min(settings.least_deadline_ns, settings.deadline_ns)
         group = WorkerGroup(node, members, GroupWaits(least_ns, settings.again_ns, settings.start_ns))
         fetch = StateFetch(node, descent.start(initial), schema, settings.again_ns, settings.deadline_ns)
-        at = WorkerState(descent, initial, rate, fetch, coded)
+        unsent = unsent or UnsentUpdates(fragments_of(initial.size))
+        at = WorkerState(descent, initial, rate, fetch, unsent, coded)
         if resumed:
             group.restore(at.resume(resumed))
         exchange = ChunkExchange(group, sums, schema, settings.deadline_ns)
         super().__init__(node, settings, group, at, exchange, fresh=resumed is None and not incarnation)
         self.contribution: Contribution | None = None  # of this round
-        self.update: Vector | None = None  # of the last round that this worker has brought something to
+        self.update: Vector | None = None  # what went out of it in the last round that it has brought something to
         self.training = False
         """Whether a gradient was asked for that has not come."""
         self.early: Trained | None = None  # with `delay`: of the round after this one
@@ -238,7 +241,7 @@ class AllReduce(ViewMember):
             return []  # it is of this round, or of a model that is not the others': ask when it has come
         self.training, self.asked = True, self.round
         if self.settings.local:
-            return [Train(self.round, self.at.model)]
+            return [Train(self.round, self.at.start)]
         stretches = self.exchange.starts if self.settings.overlap and len(self.group.members) > 1 else ()
         batches = self.settings.accumulate
         return [Train(self.round, self.at.model, gradient=True, accumulate=batches, stretches=stretches)]
@@ -262,7 +265,6 @@ class AllReduce(ViewMember):
 
     def _bring(self, event: Trained, now_ns: int) -> list[Effect]:
         """Give this round what was trained for it."""
-        self.update = event.update
         brought = self._brought(event)
         if brought is None or not self.exchange.now.bears(brought[0], *brought[1]):
             return self._exploded()
@@ -271,9 +273,10 @@ class AllReduce(ViewMember):
 
     def _brought(self, event: Trained) -> Contribution | None:
         """What this worker gives to the round; None where no codec can say its gradient."""
+        self.update = self.at.unsent.opened(event.update, self.round)
         if self.at.coded is None:
-            return contribution_of(event.update, event.examples, event.metrics)
-        return self.at.coded.coded(event.update, event.examples, event.metrics, self.round)
+            return contribution_of(self.update, event.examples, event.metrics)
+        return self.at.coded.coded(self.update, event.examples, event.metrics, self.round)
 
     def _exploded(self) -> list[Effect]:
         """No sum can hold this gradient: go, so that the others need not wait for what they would refuse."""

@@ -84,12 +84,12 @@ class ChunkExchange:
     @property
     def starts(self) -> tuple[int, ...]:
         """Where in a gradient its stretches begin, from the last to the second."""
-        return tuple(start for start in self.now.starts if start < self.sums.length)
+        return tuple(start for start in self.now.starts if start < self.sums.length(self.round))
 
     def begin(self, brought: Contribution, now_ns: int, start: int = 0) -> list[Effect]:
         """Give the round what this worker brings to it, or from `start` on what was not given before."""
         weight, pieces = brought
-        if start + pieces[0].size < self.sums.length:
+        if start + pieces[0].size < self.sums.length(self.round):
             pieces = pieces[:1]  # no tail yet
         return self._sent(self.now.give(start, weight, *pieces), self.round, now_ns)
 

@@ -26,8 +26,7 @@ class LowRankSums:
     low: LowRank
     bucket: int
 
-    @property
-    def length(self) -> int:
+    def length(self, round: int) -> int:  # noqa: ARG002
         return self.low.first_length
 
     def of(self, rank: int, workers: int, round: int) -> LowRankReduction:  # noqa: ARG002

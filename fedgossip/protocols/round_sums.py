@@ -38,9 +38,8 @@ class RoundSums(Protocol):
         """(workers) -> who sends what to whom."""
         ...
 
-    @property
-    def length(self) -> int:
-        """Elements of what stands for a gradient, without the TAIL."""
+    def length(self, round: int) -> int:
+        """Elements of what stands for a gradient in a round, without the TAIL."""
         ...
 
     def of(self, rank: int, workers: int, round: int) -> RoundSum:
@@ -67,12 +66,15 @@ class DenseSums:
     """Gradients as they are.  `bucket`: elements of a bucket."""
 
     collective: Callable[[int], Table]
-    length: int
+    elements: int
     kind: np.dtype[np.floating]
     bucket: int
 
+    def length(self, round: int) -> int:  # noqa: ARG002
+        return self.elements
+
     def of(self, rank: int, workers: int, round: int) -> Reduction:  # noqa: ARG002
-        return Reduction(rank, self.collective(workers), self.length + TAIL, self.kind, self.bucket)
+        return Reduction(rank, self.collective(workers), self.elements + TAIL, self.kind, self.bucket)
 
     def gradient(self, found: Vector, round: int) -> Vector:  # noqa: ARG002
         return found[:-TAIL]
@@ -88,12 +90,11 @@ class ReducedSums:
     seed: int
     bucket: int
 
-    @property
-    def length(self) -> int:
+    def length(self, round: int) -> int:  # noqa: ARG002
         return self.codec.elements(self.layout.length)
 
-    def of(self, rank: int, workers: int, round: int) -> Reduction:  # noqa: ARG002
-        return Reduction(rank, self.collective(workers), self.length + TAIL, self.layout.dtype, self.bucket)
+    def of(self, rank: int, workers: int, round: int) -> Reduction:
+        return Reduction(rank, self.collective(workers), self.length(round) + TAIL, self.layout.dtype, self.bucket)
 
     def gradient(self, found: Vector, round: int) -> Vector:
         return self.codec.restored(found[:-TAIL], self.layout.length, CodecTurn(self.seed, 0, round))
@@ -108,8 +109,7 @@ class GatheredSums:
     layout: VectorLayout
     seed: int
 
-    @property
-    def length(self) -> int:
+    def length(self, round: int) -> int:  # noqa: ARG002
         return self.layout.length
 
     def of(self, rank: int, workers: int, round: int) -> PayloadGather:

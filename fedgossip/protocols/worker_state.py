@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedgossip.algorithms.base import restored, saved
-from fedgossip.algorithms.descent.base import Descent, DescentState
+from fedgossip.algorithms.descent.base import Descent, DescentState, stepped
 from fedgossip.machine import Checkpoint, Effect, NodeId, Report, RoundDone
 from fedgossip.messages import StatePiece, StateQuery
-from fedgossip.protocols.coded_gradients import LEFT_OUT, CodedGradients
-from fedgossip.protocols.low_rank_sums import LowRankGradients
+from fedgossip.protocols.coded_fragments import RoundCoding
+from fedgossip.protocols.coded_gradients import LEFT_OUT
 from fedgossip.protocols.state_fetch import StateDonor, StateFetch
+from fedgossip.protocols.unsent_updates import UNSENT, UnsentUpdates
 from fedgossip.vectors import Vector, digest
 
 GROUP = "group"
@@ -19,7 +20,8 @@ GROUP = "group"
 
 
 class WorkerState:
-    """`rate` gives that of each round's step; `coded`: how gradients go by a codec.
+    """`rate` gives that of each round's step; `unsent`: what this worker has trained that goes out later; `coded`: how
+    what goes out does so by a codec.
 
     Invariant: a round is told to the record once, whatever comes of it.
     """
@@ -30,9 +32,10 @@ class WorkerState:
         initial: Vector,
         rate: Callable[[int], float],
         fetch: StateFetch,
-        coded: CodedGradients | LowRankGradients | None = None,
+        unsent: UnsentUpdates,
+        coded: RoundCoding | None = None,
     ) -> None:
-        self.descent, self.rate, self.fetch, self.coded = descent, rate, fetch, coded
+        self.descent, self.rate, self.fetch, self.unsent, self.coded = descent, rate, fetch, unsent, coded
         self.donor = StateDonor(fetch.schema)
         self.round, self.state = 0, descent.start(initial)
         self.told = 0  # the last round that the record has
@@ -43,6 +46,11 @@ class WorkerState:
         return state.x
 
     @property
+    def start(self) -> Vector:
+        """What this worker trains from, [d]."""
+        return self.unsent.start(self.model)
+
+    @property
     def digest(self) -> str:
         return digest([self.model])
 
@@ -51,25 +59,31 @@ class WorkerState:
         facts = dict(checkpoint.facts)
         group = facts.pop(GROUP)
         self.round = self.told = checkpoint.round
-        own = {name: one for name, one in checkpoint.vectors.items() if not name.startswith(LEFT_OUT)}
-        self.state = restored(self.state, own, facts)
+        shared = {name: one for name, one in checkpoint.vectors.items() if not name.startswith((LEFT_OUT, UNSENT))}
+        self.state = restored(self.state, shared, facts)
+        self.unsent.resume(checkpoint.vectors)
         if self.coded:
             self.coded.resume(checkpoint.vectors)
         return group
 
     def expected(self, update: Vector) -> Vector:
-        """Return the model after this round, if the mean were this worker's own update [d]."""
-        state: DescentState = self.descent.step(self.state, update, self.rate(self.round))
-        return state.x
+        """Return what to train from after this round, if its mean were what this worker has sent, [fragment]."""
+        state: DescentState = self._stepped(update)
+        return self.unsent.ahead(state.x)
+
+    def _stepped(self, mean: Vector) -> Any:
+        part = self.unsent.fragments.part(self.round)
+        return stepped(self.descent, self.state, part, mean, self.rate(self.round))
 
     def step(self, mean: Vector, waiting_bytes: int) -> list[Effect]:
-        """Take the step of this round along the mean gradient [d], for which so many bytes have still to leave."""
-        return self._stands(self.round + 1, self.descent.step(self.state, mean, self.rate(self.round)), waiting_bytes)
+        """Take the step of this round along its mean, [fragment], for which so many bytes have still to leave."""
+        return self._stands(self.round + 1, self._stepped(mean), waiting_bytes)
 
     def _stands(self, round: int, state: Any, waiting_bytes: int = 0) -> list[Effect]:
         """The state after so many rounds is here; one of a view that came to nothing may have been told before."""
         self.round, self.state = round, state
         self.donor.forget()
+        self.unsent.settled(round)
         if self.coded:
             self.coded.settled(round)
         new, self.told = round > self.told, max(self.told, round)
@@ -79,7 +93,7 @@ class WorkerState:
         """Return all that a next life needs; `group`: the view."""
         arrays, numbers = saved(self.state)
         left_out = self.coded.saved if self.coded else {}
-        return Checkpoint(self.round, {**arrays, **left_out}, {**numbers, GROUP: group}, durable)
+        return Checkpoint(self.round, {**arrays, **left_out, **self.unsent.saved}, {**numbers, GROUP: group}, durable)
 
     def give(self, sender: NodeId, asked: StateQuery) -> list[Effect]:
         """Answer one that is behind."""

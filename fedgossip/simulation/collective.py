@@ -7,16 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedgossip.algorithms.descent.base import Descent, DescentState
+from fedgossip.algorithms.descent.base import Descent, DescentState, stepped
+from fedgossip.algorithms.fragments import Fragments, fragments_of
 from fedgossip.errors import TrainingError
 from fedgossip.messages import ChunkTaken
 from fedgossip.metrics import Meter, Network
 from fedgossip.protocols.chunk_exchange import chunk_message, contribution_of
-from fedgossip.protocols.coded_gradients import CodedGradients
-from fedgossip.protocols.low_rank_sums import LowRankGradients
+from fedgossip.protocols.coded_fragments import RoundCoding
 from fedgossip.protocols.reduction import Chunk
 from fedgossip.protocols.round_sums import Contribution, RoundSums
 from fedgossip.protocols.shard_coding import CodedPushes
+from fedgossip.protocols.unsent_updates import UnsentUpdates
 from fedgossip.records import Row
 from fedgossip.task import Job, LocalTask, Update, done
 from fedgossip.vectors import Vector
@@ -45,16 +46,21 @@ class CollectiveStack:
     state: DescentState
     meters: list[Meter]
     workers: int
-    coded: list[CodedGradients | LowRankGradients | CodedPushes] = field(default_factory=list)
+    unsent: list[UnsentUpdates]
+    """What each worker has trained that goes out later."""
+    coded: list[RoundCoding | CodedPushes] = field(default_factory=list)
     """How each worker's gradients go by a codec; none: as they are."""
     ahead: list[Vector] = field(default_factory=list)
     """What each worker trains from in this round, where that is not the model."""
 
 
-def first_collective(task: LocalTask, workers: int, descent: Descent[Any], others: int = 0) -> CollectiveStack:
-    """Return where a run begins; `others` take part that are no workers."""
+def first_collective(
+    task: LocalTask, workers: int, descent: Descent[Any], others: int = 0, fragments: Fragments | None = None
+) -> CollectiveStack:
+    """Return where a run begins; `others` take part that are no workers.  `fragments`: none is one."""
     meters = [Meter(node) for node in range(workers + others)]
-    return CollectiveStack(0, descent.start(task.initial(0)), meters, workers)
+    unsent = [UnsentUpdates(fragments or fragments_of(task.length)) for _ in range(workers)]
+    return CollectiveStack(0, descent.start(task.initial(0)), meters, workers, unsent)
 
 
 def run_collective(
@@ -81,15 +87,18 @@ def run_collective(
     for number in range(stack.round, rounds):
         between()
         model = seen(stack.state.x, number)
-        starts = stack.ahead or [model for _ in workers]
+        starts = stack.ahead or [unsent.start(model) for unsent in stack.unsent]
         updates = done(task, [asked(node, number, starts[node]) for node in workers])
-        brought = [_brought(stack, node, updates[node], number) for node in workers]
-        before = stack.state
+        opened = [stack.unsent[node].opened(updates[node].difference, number) for node in workers]
+        brought = [_brought(stack, node, opened[node], updates[node], number) for node in workers]
+        before, part = stack.state, stack.unsent[0].fragments.part(number)
         if delay:
-            stack.ahead = [descent.step(before, _changed(one), rate(number)).x for one in updates]
-        stack.state = descent.step(stack.state, mean_of(brought, number, task.schema, stack.meters), rate(number))
-        for coded in stack.coded:
-            coded.settled(number + 1)
+            expected = [stepped(descent, before, part, one, rate(number)).x for one in opened]
+            stack.ahead = [stack.unsent[node].ahead(expected[node]) for node in workers]
+        mean = mean_of(brought, number, task.schema, stack.meters)
+        stack.state = stepped(descent, before, part, mean, rate(number))
+        for one in (*stack.unsent, *stack.coded):
+            one.settled(number + 1)
         after = seen(stack.state.x, number + 1)
         for node in workers:
             meter = stack.meters[node]
@@ -106,22 +115,17 @@ def run_collective(
     return [stack.state.x for _ in workers]
 
 
-def _changed(update: Update) -> Vector:
-    assert update.difference is not None, "an update was asked for"
-    return update.difference
-
-
-def _brought(stack: CollectiveStack, node: int, update: Update, round: int) -> Contribution:
+def _brought(stack: CollectiveStack, node: int, opened: Vector, update: Update, round: int) -> Contribution:
     if not stack.coded:
-        return contribution_of(update.difference, update.examples, update.metrics)
-    brought = stack.coded[node].coded(update.difference, update.examples, update.metrics, round)
+        return contribution_of(opened, update.examples, update.metrics)
+    brought = stack.coded[node].coded(opened, update.examples, update.metrics, round)
     if brought is None:
         text = f"worker {node}, round {round}: its gradient is not finite, or too large to be added up"
         raise TrainingError(text, "Look at its data, or lower train.lr.")
     return brought
 
 
-Coded = CodedGradients | LowRankGradients | CodedPushes
+Coded = RoundCoding | CodedPushes
 """How a worker's gradients go by a codec."""
 
 

@@ -10,11 +10,12 @@ it (adamw, lamb).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from fedgossip.algorithms.base import saved
 from fedgossip.task import Segment
 from fedgossip.vectors import BLOCK, Vector, empty, frozen
 
@@ -45,6 +46,25 @@ class Descent(Protocol[State]):
         One that is not frozen is given up: the state may lie in its memory.
         """
         ...
+
+
+def stepped(descent: Descent[Any], state: Any, part: slice, gradient: Vector, rate: float) -> Any:
+    """Return the state after a step of the elements `part` along their gradient, [part]; the others stay.
+
+    The whole vector, or an elementwise descent whose memory is vectors [d].
+    """
+    if gradient.size == state.x.size:
+        return descent.step(state, gradient, rate)
+    assert descent.elementwise
+    arrays = saved(state)[0]
+    after = descent.step(replace(state, **{name: one[part] for name, one in arrays.items()}), gradient, rate)
+    return replace(state, **{name: _with(one, part, getattr(after, name)) for name, one in arrays.items()})
+
+
+def _with(vector: Vector, part: slice, new: Vector) -> Vector:
+    changed = vector.copy()
+    changed[part] = new
+    return frozen(changed)
 
 
 def zeros(x: Vector) -> Vector:
