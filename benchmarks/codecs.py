@@ -21,6 +21,7 @@ import numpy as np
 from fedgossip.codecs.base import CodecTurn, LinearCodec, VectorLayout
 from fedgossip.codecs.low_rank import LowRank
 from fedgossip.codecs.names import make_codec
+from fedgossip.costs.break_even import break_even
 from fedgossip.task import Segment
 from fedgossip.vectors import Vector
 
@@ -39,7 +40,8 @@ def quickest(work: Callable[[], object], turns: int) -> float:
 
 def even(dense: float, sent: float, seconds: float) -> str:
     """Return the bandwidth below which it pays, in MB/s."""
-    return f"{(dense - sent) / seconds / 1e6:,.0f}" if sent < dense else "never"
+    rate = break_even(dense - sent, seconds)
+    return f"{rate / 1e6:,.0f}" if rate else "never"
 
 
 def main() -> None:

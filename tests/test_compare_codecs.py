@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 from test_costs import DIM, LINKS, PATIENT, SIZE, C, near, per_round, times
 
+from fedgossip.costs.break_even import break_even
 from fedgossip.costs.formulas import all_gather
 from fedgossip.costs.methods import gathered
 from fedgossip.errors import ConfigError
+from fedgossip.paradigms import verdict
+from fedgossip.paradigms.compression import compression_of
 from fedgossip.paradigms.names import paradigm_of
+from fedgossip.paradigms.setting import Setting
 from tests.commands import in_process
 
 FILE = """
@@ -55,12 +60,53 @@ def test_on_slow_links_compressing_pays_and_on_quick_ones_the_page_says_not_to(t
     assert "Compressing pays here: ring is at the loss after" in slow["sentence"]
     dense, coded = slow["table"]
     assert coded["round_seconds"] < dense["round_seconds"] / 2
+    assert coded["compression"]["pays"] and coded["compression"]["below"].startswith("below ")
+    assert "compression" not in dense
     assert coded["told"]["round_seconds"] == pytest.approx(coded["round_seconds"], rel=0.2)  # headers of short chunks
     quick = [f"simulation.{key}=1e11" for key in ("bandwidth", "downlink")]
     words = [word for one in quick for word in ("--set", one)]
     assert (
         "Do not compress here: ring is" in table(*words, "--set", "compare.target=1003", "--out", "quick")["sentence"]
     )
+
+
+CODEC_SECONDS = 0.01
+"""A round of a worker's codec, in place of what this machine would measure."""
+
+
+@pytest.mark.long
+def test_the_told_break_even_is_where_the_simulator_says_that_compressing_begins_to_pay(
+    table: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verdict, "codec_seconds", lambda *_: CODEC_SECONDS)
+
+    def compression(name: str, rate: float) -> Any:
+        links = [word for key in ("bandwidth", "downlink") for word in ("--set", f"simulation.{key}={rate}")]
+        return table(*links, "--set", "compare.target=1003", "--out", name)["table"][1]["compression"]
+
+    told = compression("first", 1e5)["pays_below"]
+    assert 1e5 < told < 1e8
+    under, over = (compression(name, rate) for name, rate in (("under", told / 1.3), ("over", told * 1.3)))
+    assert under["pays"] and not over["pays"]
+    assert over["pays_below"] == pytest.approx(told, rel=0.01)  # it does not hang on the links of the experiment
+    assert over["below"].startswith("below ")
+
+
+@pytest.mark.parametrize(
+    ("saved", "more", "rate"), [(100.0, 2.0, 50.0), (0.0, 1.0, 0.0), (-5.0, -1.0, 0.0), (5.0, -1.0, math.inf)]
+)
+def test_a_break_even_is_bytes_by_seconds(saved: float, more: float, rate: float) -> None:
+    assert break_even(saved, more) == rate
+
+
+def test_a_codec_that_never_gets_there_pays_nowhere_and_one_that_alone_does_everywhere() -> None:
+    names, setting = ("ring", "ring+sign"), Setting(8 * DIM, LINKS, times(4), element=8)
+    seconds: dict[str, float | None] = {"ring": 3.0, "ring+sign": None}
+    never = compression_of(names, seconds, seconds, 1.0, setting)
+    assert not never.pays and never.sentence == "Do not compress here: ring is at the loss after 3 s, ring+sign never."
+    seconds = {"ring": None, "ring+sign": 3.0}
+    alone = compression_of(names, seconds, seconds, 1.0, setting)
+    assert alone.pays and alone.below == "at any bandwidth" and alone.told()["pays_below"] is None
 
 
 @pytest.mark.parametrize(

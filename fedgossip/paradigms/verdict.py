@@ -10,6 +10,7 @@ from typing import Any
 
 from fedgossip.costs.base import EqualLinks
 from fedgossip.paradigms.coded import codec_seconds, dense_of
+from fedgossip.paradigms.compression import Compression, compression_of, rate_said
 from fedgossip.paradigms.measured import MeasuredCell, Point
 from fedgossip.paradigms.names import paradigm_of
 
@@ -121,6 +122,8 @@ def _row(found: Comparison, line: Line) -> dict[str, Any]:
     if alone:
         row["speedup"] = fmean(one.seconds for one in alone.cells) / row["seconds"]
         row["efficiency"] = row["speedup"] / line.workers
+    if compression := _compression(found, line):
+        row["compression"] = compression.told()
     return row
 
 
@@ -160,22 +163,23 @@ def compressing(found: Comparison) -> list[str]:
 
     The virtual network knows bytes alone: the time of the codec itself is measured on this machine, and added.
     """
-    times, rounds = _times(found), _rounds_to_target(found)
-    said = []
-    for line in found.of(found.workers[-1]):
-        dense = dense_of(line.name)
-        setting = line.cells[0].setting
-        if dense not in times or setting is None:
-            continue
-        beside = f"{dense} is at the loss after {times[dense]:.3g} s"
-        if line.name not in times:
-            said.append(f"Do not compress here: {beside}, {line.name} never.")
-            continue
-        working = codec_seconds(line.name, setting.size // setting.element, line.workers) * rounds[line.name]
-        verdict = "Compressing pays here" if times[line.name] + working < times[dense] else "Do not compress here"
-        coded = f"{line.name} after {times[line.name]:.3g} s and {working:.2g} s of its codec"
-        said.append(f"{verdict}: {beside}, {coded}.")
-    return said
+    found_of = [_compression(found, line) for line in found.of(found.workers[-1])]
+    return [one.sentence for one in found_of if one]
+
+
+def _compression(found: Comparison, line: Line) -> Compression | None:
+    """What a codec brings beside the same collective without one; None of lines without, or with none beside them."""
+    dense, setting = dense_of(line.name), line.cells[0].setting
+    beside = next((one for one in found.of(line.workers) if one.name == dense), None)
+    if dense is None or beside is None or setting is None or found.target is None:
+        return None
+    goals = {one.name: [cell.reached(found.target) for cell in one.cells] for one in (line, beside)}
+    seconds, rounds = (
+        {name: fmean(getattr(goal, what) for goal in own if goal) if all(own) else None for name, own in goals.items()}
+        for what in ("seconds", "round")
+    )
+    working = codec_seconds(line.name, setting.size // setting.element, line.workers)
+    return compression_of((dense, line.name), seconds, rounds, working, setting)
 
 
 def other_winner(found: Comparison, name: str) -> str:
@@ -223,7 +227,7 @@ def _alternatives(here: EqualLinks) -> list[tuple[str, EqualLinks, float]]:
             other = rate * factor if up else rate / factor
             if not SLOWEST <= other <= FASTEST:
                 break
-            words = f"with a bandwidth {'above' if up else 'below'} about {_said(other)}B/s"
+            words = f"with a bandwidth {'above' if up else 'below'} about {rate_said(other)}B/s"
             found.append((words, replace(here, up=other, down=other), factor))
         factor = 1.0
         while here.latency and factor < 1e4:
@@ -232,13 +236,6 @@ def _alternatives(here: EqualLinks) -> list[tuple[str, EqualLinks, float]]:
             words = f"with a latency {'above' if up else 'below'} about {other:.2g} s"
             found.append((words, replace(here, latency=other), factor))
     return found
-
-
-def _said(rate: float) -> str:
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if rate >= size:
-            return f"{float(f'{rate / size:.2g}'):g} {unit}"
-    return f"{rate:.2g} "
 
 
 def summary_of(found: Comparison) -> Mapping[str, Any]:

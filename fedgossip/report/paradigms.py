@@ -78,7 +78,17 @@ def written(path: Path, page: ParadigmPage) -> None:
         paragraph(said), *(_failure(row) for row in failed),
     ])  # fmt: skip
     done = [row for row in page.rows if "rounds" in row]
-    body = join([_brought(page, path.parent), _tuned(page), _time(done), _curves(page), _told(done), _more(page, done)])
+    body = join(
+        [
+            _brought(page, path.parent),
+            _tuned(page),
+            _time(done),
+            _curves(page),
+            _told(done),
+            _compressed(done),
+            _more(page, done),
+        ]
+    )
     write_atomically(path, document(f"{page.title} – fedgossip", head, body))
 
 
@@ -266,6 +276,27 @@ def _told(rows: Sequence[Row]) -> Markup | None:
         "its training. Busiest: bytes of vectors in a round, in the larger direction of whoever carries most."
     )
     return section("Formula and measurement", table(heads, lines, numbers=len(heads) - 1), paragraph(why))
+
+
+def _compressed(rows: Sequence[Row]) -> Markup | None:
+    """Each codec beside the same collective without it."""
+    lines = []
+    for row in rows:
+        if found := row.get("compression"):
+            lines.append([
+                text(found["coded"]), count(row["workers"]), duration(found["dense_seconds"]),
+                duration(found["coded_seconds"]), duration(found["codec_seconds"]), text(found["below"]),
+                text("compressing pays" if found["pays"] else "do not compress here"),
+            ])  # fmt: skip
+    if not lines:
+        return None
+    heads = ["Paradigm", "Workers", "Without, to target", "With", "Its codec", "Pays", "Here"]
+    why = (
+        "To target: virtual seconds, which know bytes alone; the time of the codec is a worker's, measured on this "
+        "machine, for as many rounds. Pays: the bandwidth, each way, below which fewer bytes are worth that time and "
+        "the rounds more, by the cost model with each one's rounds to the target."
+    )
+    return section("Where compressing pays", table(heads, lines, numbers=4), paragraph(why))
 
 
 def _off(measured: float, told: float) -> str:
