@@ -139,7 +139,7 @@ def reference(workers: int, rounds: int, until: int, gone: frozenset[int]) -> st
     for number in range(rounds):
         counted = [node for node in range(workers) if number < until or node not in gone]
         updates = task.gradients([Job(node, number, state.x, gradient=True, accumulate=1) for node in counted])
-        total = ExactSum(state.x.size)
+        total = ExactSum()
         for update in updates:
             total.add(1.0, update.difference)
         state = descent.step(state, total.mean(state.x.dtype), experiment.train.rate(number, rounds))

@@ -687,7 +687,7 @@ def test_a_gathering_tells_of_what_was_added_in_any_order(said: list[tuple[float
         for node in order:
             value, examples, loss = said[node]
             message = Contribution(0, SCHEMA, (vector(value, 1),), examples, 1, loss)
-            made.check(node, message, rule.clients.weight(examples))
+            made.check(node, message)
             made.add(node, message, rule.clients.weight(examples))
         return made.aggregate(), made.facts()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import weakref
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
@@ -17,7 +19,7 @@ from fedgossip.algorithms.federated import fednova, robust
 from fedgossip.algorithms.federated.base import Aggregate, Federated, Vectors, Work, restored, saved
 from fedgossip.algorithms.federated.fedbuff import staleness_weight
 from fedgossip.algorithms.federated.names import ALGORITHMS, make
-from fedgossip.algorithms.federated.sums import BLOCK, REACH, ExactSum
+from fedgossip.algorithms.federated.sums import BLOCK, REACH, ExactSum, NotSummableError
 from fedgossip.algorithms.sampling import Uniform
 from fedgossip.errors import ConfigError
 from fedgossip.learning.analytic import Quadratic
@@ -28,7 +30,7 @@ from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.machine import Terms
 from fedgossip.seeds import stream
 from fedgossip.task import Job, LocalTask, done
-from fedgossip.vectors import Vector, add, frozen
+from fedgossip.vectors import Vector, add, digest, frozen
 
 Rows = npt.NDArray[Any]
 
@@ -65,7 +67,6 @@ class Run:
             work = Work(update.difference, update.examples, steps, rate, extra=update.extra)
             up, self.memory[node] = rule.upload(received, self.memory.get(node, ()), work)
             weight = rule.weight(update.examples)
-            assert total.fits(weight, up)
             total.add(node, weight, up, steps)
         self.state = self.of.server.step(self.state, total.aggregate())
         self.round += 1
@@ -89,7 +90,7 @@ terms = st.lists(
 @settings(max_examples=60, deadline=None)
 def test_a_sum_has_the_same_bits_for_every_order(several: list[tuple[int, Vector]], draw: Any) -> None:
     def total(order: list[tuple[int, Vector]]) -> bytes:
-        one = ExactSum(3)
+        one = ExactSum()
         for weight, term in order:
             one.add(weight, term)
         return one.mean(np.dtype(np.float64)).tobytes()
@@ -100,7 +101,7 @@ def test_a_sum_has_the_same_bits_for_every_order(several: list[tuple[int, Vector
 @given(terms)
 @settings(max_examples=60, deadline=None)
 def test_a_sum_of_elements_of_2_to_the_minus_22_and_more_is_exact(several: list[tuple[int, Vector]]) -> None:
-    one, exact = ExactSum(3), [Fraction(0)] * 3
+    one, exact = ExactSum(), [Fraction(0)] * 3
     for weight, term in several:
         term[np.abs(term) < 2.0**-22] = 0
         one.add(weight, term)
@@ -127,9 +128,8 @@ def test_a_sum_over_several_blocks_is_the_same_for_every_order_and_as_exact_as_i
         several = [(1.0, np.full(size, scale, kind) - np.abs(term) / 16) for _, term in several]
 
     def mean(order: list[tuple[float, Vector]]) -> Vector:
-        one = ExactSum(size)
+        one = ExactSum()
         for weight, term in order:
-            assert one.fits(weight, term)
             one.add(weight, term)
         return one.mean(np.dtype(np.float64))
 
@@ -145,15 +145,57 @@ def test_a_sum_over_several_blocks_is_the_same_for_every_order_and_as_exact_as_i
 def test_the_mean_of_one_is_itself() -> None:
     values = (stream(0, "one").standard_normal(100_000) * 1e-3).astype(np.float32)
     for weight in (1, 3, 1797, 60_001):
-        one = ExactSum(values.size)
+        one = ExactSum()
         one.add(weight, values)
         assert np.array_equal(one.mean(values.dtype), values)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, REACH])
-def test_what_cannot_be_summed_is_seen_before_it_is_added(bad: float) -> None:
-    assert not ExactSum(2).fits(1.0, vector(1.0, bad))
-    assert ExactSum(2).fits(1.0, vector(1.0, -2.0))
+@pytest.mark.parametrize("before", [0, 1, 2, 3])
+def test_what_cannot_be_summed_leaves_the_sum_as_it_was(bad: float, before: int) -> None:
+    """Also where it is seen in the last block, when those before it have been added; and of one the one itself."""
+    size, draw = 2 * BLOCK + 7, stream(before, "before")
+    several = [draw.standard_normal(size) * 10.0 ** draw.integers(-9, 4, size) for _ in range(before + 1)]
+    wrong = several[0].copy()
+    wrong[-1] = bad
+    one, untouched = ExactSum(), ExactSum()
+    for place, term in enumerate(several):
+        if place == before:
+            assert not one.fits(1.0, wrong) and one.fits(1.0, several[0])
+            with pytest.raises(NotSummableError):
+                one.add(1.0, wrong)
+            if before:
+                left = ExactSum()
+                for each in several[:before]:
+                    left.add(3.0, each)
+                assert np.array_equal(copy.deepcopy(one).mean(np.dtype(np.float64)), left.mean(np.dtype(np.float64)))
+        one.add(3.0, term)
+        untouched.add(3.0, term)
+    assert np.array_equal(one.mean(np.dtype(np.float64)), untouched.mean(np.dtype(np.float64)))
+
+
+def test_all_vectors_of_a_contribution_are_added_or_none() -> None:
+    total, again = (make("scaffold", clients=2).aggregation.accumulator(2, 3, np.dtype(np.float64)) for _ in range(2))
+    good = vector(1, 2, 3), vector(4, 5, 6)
+    total.add(0, 1.0, good, 1)
+    with pytest.raises(NotSummableError):
+        total.add(1, 1.0, (vector(7, 8, 9), vector(0, np.nan, 0)), 1)
+    again.add(0, 1.0, good, 1)
+    for each in (total, again):
+        each.add(1, 2.0, good, 3)
+    assert digest(total.aggregate().vectors) == digest(again.aggregate().vectors)
+
+
+def test_a_sum_keeps_no_term() -> None:
+    """A round of any number of clients holds the words of its sum, and none of the vectors that came."""
+    one, size = ExactSum(), 1000
+    for node in range(5):
+        term = np.full(size, float(node), np.float32)
+        kept = weakref.ref(term)
+        one.add(1.0, term)
+        del term
+        assert kept() is None, node
+    assert one.mean(np.dtype(np.float32))[0] == 2.0
 
 
 # --- what the algorithms have in common -------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedgossip.net.control_frames import ASK, GO, parse, word
-from fedgossip.net.upload_slots import QUIET_SECONDS, STALLED_SECONDS, TURNS_BYTES, Turns
+from fedgossip.net.upload_slots import FAST_CHUNKS, QUIET_SECONDS, STALLED_SECONDS, TURNS_BYTES, Turns
 
 
 def test_so_many_have_a_turn_and_the_others_follow_in_the_order_in_which_they_asked() -> None:
@@ -44,6 +44,38 @@ def test_one_that_is_slow_keeps_nobody_waiting_but_counts_to_the_bound() -> None
     assert list(turns.next(100 * later, heard_all=True)) == [], "three are under way, at whatever speed"
     turns.forget(1)
     assert [node for node, _ in turns.next(100 * later, heard_all=True)] == [3]
+
+
+@pytest.mark.parametrize(("bytes_a_second", "expected"), [(12.5e6, 4), (90e6, 4), (200e6, 2), (1e9, 2)])
+def test_more_than_two_send_at_a_time_only_where_two_do_not_fill_the_line(bytes_a_second: float, expected: int) -> None:
+    """Each turn is a model of memory: so many as the line takes, and no more."""
+    turns, now, chunk = Turns(4), 50.0, 256 * 1024 / bytes_a_second
+    for node in range(8):
+        turns.ask(node, 1)
+    most = 0
+    while now < 52.0:
+        list(turns.next(now, heard_all=True))
+        most = max(most, len(turns.going))
+        now += chunk
+        for node in list(turns.going):  # all at one pace, that of the line
+            turns.moved(node, now)
+            now += chunk
+    assert most == expected
+
+
+def test_the_line_of_a_coordinator_that_is_busy_is_not_taken_for_slow() -> None:
+    turns = Turns(4)
+    for node in range(4):
+        turns.ask(node, 1)
+    assert len(list(turns.next(1.0, heard_all=True))) == 2
+    assert list(turns.next(2.0, heard_all=False)) == [], "what came since then waits to be read"
+    for _ in range(FAST_CHUNKS):
+        turns.moved(0, 2.0)
+        turns.moved(1, 2.0)
+    assert list(turns.next(2.01, heard_all=True)) == []
+    turns.moved(0, 2.2)
+    turns.moved(1, 2.2)
+    assert len(list(turns.next(2.2, heard_all=True))) == 2, "a tenth of a second with two chunks"
 
 
 def test_a_coordinator_that_was_busy_does_not_take_its_clients_for_slow() -> None:

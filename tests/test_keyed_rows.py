@@ -136,7 +136,7 @@ def test_ftrl_is_the_box_of_the_paper_and_weights_that_are_not_needed_are_0() ->
 
 def test_a_mean_of_rows_is_that_of_vectors_with_zeros_and_has_no_order() -> None:
     terms = [(float(place + 1), rows) for place, rows in enumerate(gradients(100, 2, 4))]
-    total, sums = ExactSum(200), [RowSum(), RowSum()]
+    total, sums = ExactSum(), [RowSum(), RowSum()]
     for weight, rows in terms:
         whole = np.zeros((100, 2), np.float32)
         whole[rows.keys] = rows.matrix
@@ -164,7 +164,7 @@ def twin(experiment: dict[str, Any]) -> tuple[Vector, Keys]:
     everything = frozen_keys(np.arange(task.table.rows))
     state = descent.start(task.table.first(everything))
     for clock in range(e.rounds):
-        total = ExactSum(task.table.rows)
+        total = ExactSum()
         for node in range(plan.learners):
             keys = task.keys(node, clock, 1)
             job = Job(node, clock, frozen(state.x[keys]), gradient=True, accumulate=1, keys=keys)

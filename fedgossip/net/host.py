@@ -190,9 +190,12 @@ class Host:
         events = self.links.poll(self._sleep_ms())
         stops = self.ports.stop()
         goodbyes = [event for event in events if stops and _is_goodbye(event)]
-        for event in events:
+        events.reverse()
+        while events:  # none is kept: the memory of a model that came is that of the next
+            event = events.pop()
             if not (stops and _is_goodbye(event)):
                 self._heard(event)
+            del event
         if self.result is None and stops:  # where all are stopped, nobody does a round without those that go first
             self.tell(Stopping(again=True))
         for event in goodbyes:

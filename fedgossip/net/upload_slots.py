@@ -7,13 +7,21 @@ lands, and needs no turn.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from fedgossip.machine import NodeId
 
 TURNS = 4
-"""Maximum number of fast clients that send at one time."""
+"""Maximum number of clients that send at one time where none of them is slow."""
+
+TURNS_AT_SPEED = 2
+"""The same as long as these alone bring FAST_CHUNKS in QUIET_SECONDS: one is under way while another is added up, and
+more would take a model of memory each and bring nothing sooner."""
+
+FAST_CHUNKS = 38
+"""100 MB/s with QUIET_SECONDS, of 256 KiB each: what a gigabit line brings."""
 
 TURNS_BYTES = 1 << 30
 """Maximum bytes on their way where clients are slow; never less than TURNS messages."""
@@ -39,6 +47,10 @@ class Turns:
         self.most = max(at_once, TURNS_BYTES // max(1, message_bytes))
         self.waiting: dict[NodeId, int] = {}  # clients wait in the order in which they asked
         self.going: dict[NodeId, _Turn] = {}
+        self._came: deque[float] = deque(maxlen=FAST_CHUNKS)
+        """The times of the last chunks."""
+        self._began = 0.0
+        """The time since which somebody has a turn."""
 
     def ask(self, node: NodeId, transfer: int) -> None:
         """Note that a client wants to send a message; it has given up any before."""
@@ -52,12 +64,20 @@ class Turns:
         """
         while self.waiting and len(self.going) < self.most:
             at_speed = sum(not heard_all or now - turn.moved < QUIET_SECONDS for turn in self.going.values())
-            if at_speed >= self.at_once:
+            if at_speed >= (
+                self.at_once if heard_all and self._line_is_slow(now) else min(self.at_once, TURNS_AT_SPEED)
+            ):
                 return
+            self._began = self._began if self.going else now
             node = next(iter(self.waiting))
             transfer = self.waiting.pop(node)
             self.going[node] = _Turn(transfer, now)
             yield node, transfer
+
+    def _line_is_slow(self, now: float) -> bool:
+        """Whether it is known that those who send bring less than FAST_CHUNKS in QUIET_SECONDS."""
+        full = len(self._came) == FAST_CHUNKS and now - self._came[0] < QUIET_SECONDS
+        return not full and now - self._began >= QUIET_SECONDS
 
     def has(self, node: NodeId, transfer: int) -> bool:
         turn = self.going.get(node)
@@ -65,6 +85,7 @@ class Turns:
 
     def moved(self, node: NodeId, now: float) -> None:
         """Note that a chunk has come."""
+        self._came.append(now)
         if turn := self.going.get(node):
             turn.moved = now
 

@@ -146,7 +146,7 @@ class PlainRound:
         if sender not in self.draw.invited:
             raise ProtocolError(f"round {self.round}: client {sender} answers, which is not invited", peer=sender)
         given, weight = self._whole(sender, message), self.rule.weight(message.examples)
-        self.gathering.check(sender, given, weight)
+        self.gathering.check(sender, given)
         self.gathering.add(sender, given, weight)
         self.counted.add(sender)
         self.waiting.discard(sender)

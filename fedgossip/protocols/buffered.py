@@ -246,12 +246,13 @@ class Buffered(Generic[State]):
             return [Report("late", {"peer": sender, "round": contribution.round}, self.round)]
         staleness = self.round - contribution.round
         weight = self.federated.clients.weight(contribution.examples) * staleness_weight(staleness)
-        self.gathering.check(sender, contribution, weight)
-        del self.flying[sender]
+        self.gathering.check(sender, contribution)
         if staleness > self.settings.most_stale:
+            del self.flying[sender]
             facts = {"peer": sender, "staleness": staleness}
             return [Report("stale", facts, self.round), *self._invite()]
         self.gathering.add(sender, contribution, weight)
+        del self.flying[sender]
         self.staleness += staleness
         self.counted.add(sender)
         self.unanswered = 0

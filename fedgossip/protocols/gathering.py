@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedgossip.algorithms.federated.base import Accumulator, Aggregate, Vectors
-from fedgossip.algorithms.federated.sums import mean_of
+from fedgossip.algorithms.federated.sums import NotSummableError, mean_of
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import NodeId
 from fedgossip.messages import Contribution, Invite
@@ -25,22 +25,23 @@ class Gathered:
         self.losses: list[tuple[int, float]] = []
         self.scores: list[tuple[int, float]] = []
 
-    def check(self, sender: NodeId, message: Contribution, weight: float) -> None:
-        """Raise ProtocolError where the contribution cannot be added with `weight`, or no model can have its score."""
-        where = f"round {message.round}: the contribution of client {sender}"
+    def check(self, sender: NodeId, message: Contribution) -> None:
+        """Raise ProtocolError where the contribution is of another layout, or no model can have its score."""
+        where = _of(sender, message)
         check_layout(where, sender, message.schema, message.vectors, self.like)
         measured = 0.0 <= message.measured <= 1.0 if self.score.share else abs(message.measured) <= LOSS_MOST
         told = abs(message.loss or 0.0) <= LOSS_MOST and measured  # neither, for what is not finite
         if message.examples < 1 or message.steps < 1 or not told:
             counts = f"{message.examples} examples, {message.steps} steps, a loss of {message.loss}"
             raise ProtocolError(f"{where} is of {counts}", "Has the client data?", peer=sender)
-        if not self.accumulator.fits(weight, message.vectors):
-            text = f"{where} is not finite, or too large to be summed"
-            raise ProtocolError(text, "Did its training explode?", peer=sender)
 
     def add(self, sender: NodeId, message: Contribution, weight: float) -> None:
-        """Add what was checked."""
-        self.accumulator.add(sender, weight, message.vectors, message.steps)
+        """Add what was checked.  Raises ProtocolError where its numbers cannot be added; then nothing is changed."""
+        try:
+            self.accumulator.add(sender, weight, message.vectors, message.steps)
+        except NotSummableError:
+            text = f"{_of(sender, message)} is not finite, or too large to be summed"
+            raise ProtocolError(text, "Did its training explode?", peer=sender) from None
         self.clients += 1
         self.examples += message.examples
         if message.loss is not None:
@@ -59,6 +60,10 @@ class Gathered:
             found["score"] = mean_of(self.scores)
             found["worst"] = self.score.worst(score for _, score in self.scores)
         return found
+
+
+def _of(sender: NodeId, message: Contribution) -> str:
+    return f"round {message.round}: the contribution of client {sender}"
 
 
 def check_layout(where: str, sender: NodeId, schema: str, vectors: Vectors, like: Invite) -> None:

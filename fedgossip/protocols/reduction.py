@@ -210,8 +210,8 @@ class _Bucket:
         self._part = held[self.start : self.start + self._size]
         self._weight = weight if self._raw else 0.0
         if self._raw and self._adds:
-            self._exact = ExactSum(self._size)
-            self._exact.add(weight, frozen(self._part.copy()))
+            self._exact = ExactSum()
+            self._exact.add(weight, self._part)
 
     @property
     def done(self) -> bool:
@@ -274,7 +274,7 @@ class _Bucket:
         if self._exact is None:
             self._add(part, came)
             return
-        self._exact.add(weight, frozen(came))
+        self._exact.add(weight, came)
         if not self._adds:
             self._part[:], self._weight = self._exact.mean(self._part.dtype), 0.0
             self._exact = None

@@ -179,7 +179,7 @@ class StepPerClock(ShardClocks):
 
     def push(self, worker: NodeId, weight: float, steps: int, gradient: Gradient, rate: Rate) -> None:  # noqa: ARG002
         if self._sum is None:
-            self._sum = RowSum() if isinstance(gradient, Rows) else ExactSum(gradient.size)
+            self._sum = RowSum() if isinstance(gradient, Rows) else ExactSum()
         self._sum.add(weight, gradient)  # type: ignore[arg-type]
         self.clocks[worker] += 1
 

@@ -25,7 +25,7 @@ def served_by(placement: Placement, coding: ShardCoding | None = None) -> MeanOf
 
     def mean_of(terms: Sequence[Contribution], round: int, schema: str, meters: Sequence[Meter]) -> Vector:
         kind = coding.kind if pushing else terms[0][1][0].dtype
-        total = ExactSum(placement.length)
+        total = ExactSum()
         for worker, (weight, said) in enumerate(terms):
             total.add(weight, _whole(coding, said, worker, round) if pushing else frozen(said[0]))
         for shard in placement.shards:

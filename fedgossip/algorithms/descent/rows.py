@@ -177,9 +177,9 @@ class RowSum:
         if not keys.size:
             return None
         width = max(rows.matrix.shape[1] for _, rows in self._terms if rows.keys.size)
-        total = ExactSum(keys.size * width)
+        total = ExactSum()
         for weight, rows in self._terms:
             whole = np.zeros((keys.size, width), dtype)
             whole[np.searchsorted(keys, rows.keys)] = rows.matrix
-            total.add(weight, frozen(whole.reshape(-1)))
+            total.add(weight, whole.reshape(-1))
         return Rows(keys, total.mean(dtype))

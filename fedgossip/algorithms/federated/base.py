@@ -114,12 +114,11 @@ def is_over(server: object, x: Vector) -> bool:
 class Accumulator(Protocol):
     """Takes contributions in any order; the aggregate does not depend on it."""
 
-    def fits(self, weight: float, vectors: Vectors) -> bool:
-        """Whether they can be added: finite, and within what can be summed exactly."""
-        ...
-
     def add(self, node: NodeId, weight: float, vectors: Vectors, steps: int) -> None:
-        """Take a contribution that fits: its vectors [d], what it counts, and its steps."""
+        """Take a contribution: its vectors [d], what it counts, and its steps.
+
+        Raises NotSummableError for what is not finite, or beyond what can be summed exactly; then nothing is changed.
+        """
         ...
 
     def aggregate(self) -> Aggregate:

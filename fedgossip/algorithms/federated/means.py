@@ -7,23 +7,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedgossip.algorithms.federated.base import Aggregate, Vectors
-from fedgossip.algorithms.federated.sums import ExactSum, mean_of
+from fedgossip.algorithms.federated.sums import ExactSum, NotSummableError, mean_of
 from fedgossip.machine import NodeId
 
 
 class MeanOf:
     """sum_k w_k v_k / sum_k w_k, the same bits for every order of arrival."""
 
-    def __init__(self, vectors: int, length: int, kind: np.dtype[np.floating]) -> None:
-        self._sums: list[ExactSum] = [ExactSum(length) for _ in range(vectors)]
+    def __init__(self, vectors: int, kind: np.dtype[np.floating]) -> None:
+        self._sums: list[ExactSum] = [ExactSum() for _ in range(vectors)]
         self._kind = kind
         self._steps: list[tuple[float, float]] = []
 
-    def fits(self, weight: float, vectors: Vectors) -> bool:
-        return all(total.fits(weight, vector) for total, vector in zip(self._sums, vectors, strict=True))
-
     def add(self, node: NodeId, weight: float, vectors: Vectors, steps: int) -> None:  # noqa: ARG002
-        for total, vector in zip(self._sums, vectors, strict=True):
+        terms = list(zip(self._sums, vectors, strict=True))
+        if len(terms) > 1 and not all(total.fits(weight, vector) for total, vector in terms):  # all of them or none
+            raise NotSummableError
+        for total, vector in terms:
             total.add(weight, vector)
         self._steps.append((weight, steps))
 
@@ -37,5 +37,5 @@ class Mean:
 
     least = 1
 
-    def accumulator(self, vectors: int, length: int, kind: np.dtype[np.floating]) -> MeanOf:
-        return MeanOf(vectors, length, kind)
+    def accumulator(self, vectors: int, length: int, kind: np.dtype[np.floating]) -> MeanOf:  # noqa: ARG002
+        return MeanOf(vectors, kind)

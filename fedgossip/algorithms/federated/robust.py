@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.algorithms.federated.base import Aggregate, Vectors
+from fedgossip.algorithms.federated.sums import NotSummableError
 from fedgossip.machine import NodeId
 from fedgossip.vectors import frozen, summable
 
@@ -43,10 +44,9 @@ class Kept:
         self._by, self._kind = by, kind
         self._kept: dict[NodeId, tuple[Vectors, int]] = {}
 
-    def fits(self, weight: float, vectors: Vectors) -> bool:  # noqa: ARG002
-        return all(map(summable, vectors))
-
     def add(self, node: NodeId, weight: float, vectors: Vectors, steps: int) -> None:  # noqa: ARG002
+        if not all(map(summable, vectors)):
+            raise NotSummableError
         self._kept[node] = vectors, steps
 
     def aggregate(self) -> Aggregate:

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -32,9 +31,6 @@ from fedgossip.vectors import Vector, empty, frozen
 COARSE, GRID = 2.0**-16, 2.0**-45
 WHOLE, CARRY = 2.0**5, 2.0**17
 """The largest element of a block that the fine word takes whole, and what those may sum up to before it is carried."""
-TOGETHER = 2
-"""So many terms are kept and added in one go: the words are at least twice as much memory to go through as a term.
-Four take 7 % less processor time, and two models more of memory."""
 BLOCK = 32768  # elements; the words, the term and its part stay in the second-level cache
 REACH = 2.0**35
 """The weighted sum of the terms' largest elements stays below this."""
@@ -46,6 +42,7 @@ _BITS = round(math.log2(COARSE / GRID))
 """COARSE is 2^29 GRID."""
 
 Words = npt.NDArray[np.int64]
+Room = npt.NDArray[np.float64]
 
 
 def mean_of(weighted: Iterable[tuple[float, float]]) -> float:
@@ -57,38 +54,27 @@ def mean_of(weighted: Iterable[tuple[float, float]]) -> float:
     return math.fsum(weight * number for weight, number in terms) / math.fsum(weight for weight, _ in terms)
 
 
-def _peaks(vector: Vector) -> list[float]:
-    """Return the largest absolute value of each block; it is in the cache for the second look."""
-    peaks = []
-    for start in range(0, vector.size, BLOCK):
-        block = vector[start : start + BLOCK]
-        peak = max(float(np.maximum.reduce(block)), -float(np.minimum.reduce(block)))
-        peaks.append(math.inf if math.isnan(peak) else peak)
-    return peaks
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Term:
-    weight: float
-    vector: Vector
-    whole: list[bool]
-    """Per block: whether the fine word takes it as it is."""
+class NotSummableError(ValueError):
+    """A term that is not finite, or so large that a sum could lose a bit."""
 
 
 class ExactSum:
-    """sum_k weight_k * vector_k of vectors [d], 8 bytes an element; 16 where terms are large or many."""
+    """sum_k weight_k * vector_k of vectors [d], 8 bytes an element; 16 where terms are large or many.
 
-    _fresh = False  # an image of the release before has no word of it
+    A term is looked at and added in one pass, and taken back where the look ends badly: whole numbers lose nothing by
+    that.  The first lies as it is at the end of the words' own memory, until there is another: the mean of one is
+    itself.  So no term is kept.
+    """
 
-    def __init__(self, length: int) -> None:
-        self._fine: Words = empty(length, np.float64).view(np.int64)  # warm memory where there is some
-        self._fresh = True  # nothing is in it yet
+    _alone = ""  # an image of the release before has no word of it
+
+    def __init__(self) -> None:
+        self._fine: Words = np.empty(0, np.int64)  # [d] from the first term on
+        self._alone = ""  # the type of the first term while it is the only one
         self._coarse: Words | None = None
         self._weights: list[float] = []
         self._reach = 0.0
         self._counted, self._reach_of_fine = 0, 0.0  # since the fine word was carried
-        self._waiting: list[_Term] = []
-        self._looked: tuple[Vector | None, list[float]] = None, []
 
     @property
     def weight(self) -> float:
@@ -97,61 +83,71 @@ class ExactSum:
 
     def fits(self, weight: float, vector: Vector) -> bool:
         """Whether the term can be added: finite, and not so large that the sum could lose a bit."""
-        return self._reached(weight, self._peaks_of(vector)) < REACH
-
-    def _peaks_of(self, vector: Vector) -> list[float]:
-        if self._looked[0] is not vector:
-            self._looked = vector, _peaks(vector)
-        return self._looked[1]
-
-    def _reached(self, weight: float, peaks: list[float]) -> float:
-        return self._reach + weight * max(peaks, default=0.0)
+        blocks = (vector[start : start + BLOCK] for start in range(0, vector.size, BLOCK))
+        return all(self._reach + weight * _peak(block) < REACH for block in blocks)  # not of a nan
 
     def add(self, weight: float, vector: Vector) -> None:
-        """Take a term that `fits`, a vector [d]; it stays as it is."""
-        peaks = self._peaks_of(vector)
-        reach = self._reached(weight, peaks)
-        assert weight > 0 and reach < REACH, "ask `fits` first"
-        self._looked = None, []
-        self._weights.append(weight)
-        self._reach = reach
-        self._waiting.append(_Term(weight, vector, [weight * peak < WHOLE for peak in peaks]))
-        if len(self._waiting) == TOGETHER:
-            self._add_waiting()
+        """Take a term of weight above 0, a vector [d], which is not needed afterwards.
 
-    def _add_waiting(self) -> None:
-        """Add what waits, a block of all at a time: the words are read and written once."""
-        if not self._waiting:
-            return
-        if self._reach_of_fine + WHOLE * len(self._waiting) > CARRY:
+        Raises NotSummableError for one that does not fit; the sum is then what it was.
+        """
+        assert weight > 0
+        if first := not self._weights:
+            self._fine = empty(vector.size, np.float64).view(np.int64)  # warm memory where there is some
+        if self._alone and not self.fits(weight, vector):  # what is alone is kept as it is
+            raise NotSummableError
+        if self._reach_of_fine + WHOLE > CARRY:
             self._carry()
-        self._counted += len(self._waiting)
-        self._reach_of_fine += WHOLE * len(self._waiting)
-        fresh, self._fresh = self._fresh, False
-        term, part = np.empty((2, min(BLOCK, self._fine.size)))
-        for number, start in enumerate(range(0, self._fine.size, BLOCK)):
-            fine = self._fine[start : start + BLOCK]
-            t, bits = term[: fine.size], term.view(np.int64)[: fine.size]
-            for place, one in enumerate(self._waiting):
-                t[...] = one.vector[start : start + BLOCK]
-                t *= one.weight
-                if not one.whole[number]:
-                    self._move(t, part[: fine.size], start)
-                t += _TO_GRID
-                if fresh and place == 0:
-                    fine[...] = bits
-                else:
-                    fine += bits
-        self._waiting.clear()
+        most, room = 0.0, np.empty((2, min(BLOCK, self._fine.size)))
+        for start in range(0, self._fine.size, BLOCK):
+            block = vector[start : start + BLOCK]
+            peak = weight * _peak(block)  # it is in the cache from here on
+            if not self._reach + peak < REACH:
+                if not first:
+                    self._take_back(weight, vector[:start], room)
+                raise NotSummableError
+            most = max(most, self._reach + peak)
+            if first:
+                self._lone(vector.dtype)[start : start + BLOCK] = block
+                continue
+            if self._alone:
+                self._spread(start, room)
+            self._fine[start : start + BLOCK] += self._bits(weight, block, peak, start, room)
+        if not first:
+            self._counted += 2 if self._alone else 1
+        self._alone = vector.dtype.str if first else ""
+        self._weights.append(weight)
+        self._reach, self._reach_of_fine = most, self._reach_of_fine + WHOLE
 
-    def _move(self, term: npt.NDArray[np.float64], part: npt.NDArray[np.float64], start: int) -> None:
-        """Take the multiples of COARSE out of a block of a term, into the coarse word."""
-        np.add(term, _TO_COARSE, out=part)
-        coarse = self._coarse_word()[start : start + BLOCK]
-        coarse += part.view(np.int64)
-        coarse -= _COARSE_BITS
-        part -= _TO_COARSE
-        term -= part
+    def _lone(self, kind: npt.DTypeLike) -> Vector:
+        """Return the place of the first term: the end of the words' memory, so that words can be written in order."""
+        return self._fine.view(kind)[-self._fine.size or None :]
+
+    def _spread(self, start: int, room: Room) -> None:
+        """Write the words of a block of the first term, which may lie where they do."""
+        (weight,), block = self._weights, self._lone(self._alone)[start : start + BLOCK]
+        self._fine[start : start + BLOCK] = self._bits(weight, block, weight * _peak(block), start, room)
+
+    def _take_back(self, weight: float, vector: Vector, room: Room) -> None:
+        for start in range(0, vector.size, BLOCK):
+            block = vector[start : start + BLOCK]
+            self._fine[start : start + BLOCK] -= self._bits(weight, block, weight * _peak(block), start, room, -1)
+
+    def _bits(self, weight: float, block: Vector, peak: float, start: int, room: Room, times: int = 1) -> Words:
+        """Return what the fine word counts of a block of a term; count the rest, so many `times`, in the coarse one."""
+        term, part = room[:, : block.size]
+        term[...] = block
+        term *= weight
+        if not peak < WHOLE:
+            np.add(term, _TO_COARSE, out=part)
+            coarse = self._coarse_word()[start : start + block.size]
+            coarse += times * part.view(np.int64)
+            coarse -= times * _COARSE_BITS
+            part -= _TO_COARSE
+            term -= part
+        term += _TO_GRID
+        bits: Words = term.view(np.int64)
+        return bits
 
     def _coarse_word(self) -> Words:
         if self._coarse is None:
@@ -169,13 +165,16 @@ class ExactSum:
         self._counted, self._reach_of_fine = 0, COARSE
 
     def mean(self, kind: np.dtype[np.floating]) -> Vector:
-        """Return the sum over the weights' sum, frozen [d] of type `kind`; of one term the term itself."""
-        if len(self._weights) == 1:
-            return frozen(self._waiting[0].vector.astype(kind))
-        self._add_waiting()
+        """Return the sum over the weights' sum, of at least one term, frozen [d] of type `kind`; of one itself.
+
+        It lies where the words were, so nothing can be added or asked any more.
+        """
+        if self._alone:
+            return frozen(self._lone(self._alone).astype(kind, copy=False))
         if self._coarse is not None:
             self._carry()
-        weight, out, constants = self.weight, empty(self._fine.size, kind), _wrapped(self._counted * _GRID_BITS)
+        out = self._fine.view(kind)[: self._fine.size]  # each block is read before something is written there
+        weight, constants = self.weight, _wrapped(self._counted * _GRID_BITS)
         total, whole = np.empty((2, min(BLOCK, out.size)))
         for start in range(0, out.size, BLOCK):
             fine = self._fine[start : start + BLOCK]
@@ -190,6 +189,11 @@ class ExactSum:
             t /= weight
             out[start : start + BLOCK] = t
         return frozen(out)
+
+
+def _peak(block: Vector) -> float:
+    """Return the largest absolute value of a block, nan where one is not a number; 0 of nothing."""
+    return max(float(np.maximum.reduce(block)), -float(np.minimum.reduce(block))) if block.size else 0.0
 
 
 def _wrapped(number: int) -> np.int64:
