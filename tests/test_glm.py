@@ -307,6 +307,8 @@ def test_what_is_printed_reads_alone_and_the_model_predicts(folder: Path) -> Non
     model = load_model(folder / "fits" / "logistic")
     assert model.facts.columns == ("age", "salt", "ward=east", "ward=north", "ward=south")
     np.testing.assert_allclose(model(given)[:, 1], shares, atol=1e-6)
+    asked = typed_in(folder, "fit", "logistic.toml", "--dry-run").out  # an intercept and four columns
+    assert "5 sums of columns by residuals, 15 of products of columns" in asked and "in 17 rounds at most" in asked
     again = typed_in(folder, "fit", "logistic.toml")
     assert again.code == 2 and "is there already" in again.err
 

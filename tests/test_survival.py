@@ -57,6 +57,9 @@ def by_hand(folder: Path, arm: str = "") -> list[tuple[int, int]]:
 
 
 def test_the_guides_fit_is_that_of_all_records_in_one_place(folder: Path) -> None:
+    asked = typed(["fit", "survival.toml", "--dry-run"], folder)
+    assert asked.code == 0 and f"at {len(TIMES)} times of days those of events and censorings" in asked.out, asked
+    assert not (folder / "fits").exists() and "in 2 rounds at most" in asked.out
     said = typed(["fit", "survival.toml"], folder)
     assert said.code == 0, said
     found = json.loads((folder / "fits/survival/survival.json").read_text())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -104,13 +105,16 @@ def test_the_trees_are_those_of_all_records_in_one_place_to_the_byte(folder: Pat
 # --- the learner ------------------------------------------------------------------------------------------------------
 
 
-def layout_of(loss: str, rows: int, *, trees: int = 5, depth: int = 3, missing: bool = False) -> TreesLayout:
+def layout_of(
+    loss: str, rows: int, *, trees: int = 5, depth: int = 3, missing: bool = False, bin_records: int = 0
+) -> TreesLayout:
     cuts = tuple(np.linspace(-2, 2, 9).tolist())
     return TreesLayout(
         TreesDesign(
             loss=loss, outcome="y", classes=CLASSES[loss], trees=trees, depth=depth, learning_rate=0.3, l2=1.0,
             min_child_weight=0.1, min_records=5, columns=("c0", "c1"), places=(0, 1), cuts=(cuts, cuts),
             mean=(0.0, 0.0), deviation=(1.0, 1.0), missing=missing, records=rows, suppress=5,
+            bin_records=bin_records,
         )
     )  # fmt: skip
 
@@ -214,11 +218,63 @@ def test_no_leaf_and_no_open_node_is_smaller_than_was_agreed() -> None:
             assert tree.records[: tree.size][tree.is_split[: tree.size]].min() >= 10
 
 
+@pytest.mark.parametrize("missing", [False, True])
+def test_coarser_bins_of_small_nodes_tell_of_fewer_records_and_every_record_goes_where_its_sums_went(
+    missing: bool,
+) -> None:
+    x, y = drawn(LOGISTIC, 600, empty=0.3 * missing)
+    fine, coarse = (layout_of(LOGISTIC, 600, depth=6, missing=missing, bin_records=k) for k in (0, 20))
+    parts = parted(coarse, x, y)
+    growing = GrowingTrees(coarse, grown(coarse, parts))
+    pooled = GrowingTrees(coarse, grown_alone(coarse, SiteTable(coarse.bins.of(x), y)))
+    assert encoded_trees(trees_file(growing)) == encoded_trees(trees_file(pooled))
+    opened, small = growing.opened
+    before, were_small = GrowingTrees(fine, grown(fine, parts)).opened
+    assert small / opened < 0.4 * were_small / before and small < 0.2 * were_small
+    sites = SiteMargins(coarse, SiteTable(coarse.bins.of(x), y))
+    for number in range(growing.done):
+        tree = growing.tree(number, 0)
+        reached = np.bincount(sites._at(tree), minlength=tree.size)
+        leaves = ~tree.is_split[: tree.size]
+        np.testing.assert_array_equal(reached[leaves], tree.records[: tree.size][leaves])
+
+
+def test_a_node_of_few_records_is_asked_about_by_few_bins() -> None:
+    """Ten bins of values and one of empty cells: of 60 records, with 20 for each bin, there are three, and the empty
+    cells; of ten there are still two."""
+    bins = layout_of(LOGISTIC, 600, missing=True, bin_records=20).bins
+    assert bins.sizes.tolist() == [11, 11]
+    assert sorted({*bins.told(600).tolist()}) == [*range(11)]
+    assert bins.told(60)[:11].tolist() == [3, 3, 3, 3, 7, 7, 7, 7, 9, 9, 10]
+    assert bins.told(10)[11:].tolist() == [4] * 5 + [9] * 5 + [10]
+
+
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
 def typed_in(folder: Path, *words: str) -> Said:
     return typed(list(words), folder)
+
+
+def test_a_dry_run_says_what_would_be_opened_and_a_site_asks_for_coarser_bins(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "here")
+    here = tmp_path / "here"
+    (here / "fits" / "trees").mkdir(parents=True)  # of a fit before
+    files = sorted(here.rglob("*"))
+    said = typed_in(here, "fit", "ill.toml", "--dry-run")
+    assert said.code == 0 and "in each of at most 12 levels, the loss, and the records and gradients of" in said.out
+    assert "no node of fewer than 20 records is asked about; bins of which many will have 1 to 4" in said.out
+    up = int(re.findall(r"a site and round: ([\d,]+) bytes up", said.out)[0].replace(",", ""))
+    _, layout, _ = trees_plan(load_experiment(here / "ill.toml"))
+    assert up >= 8 * layout.numbers and "in 24 rounds at most" in said.out
+    refused = typed_in(here, "fit", "ill.toml", "--bin-records", "20", "--to", "new")
+    assert refused.code == 2 and "bin_records = 0 in model.source, and this site asks for 20" in refused.err
+    coarse = ["--set", "model.source=trees:4x3?bin_records=20"]
+    said = typed_in(here, "fit", "ill.toml", "--bin-records", "20", "--dry-run", *coarse)
+    assert said.code == 0 and "bins of 20 records of the node or more on average, but for two" in said.out
+    patients(here / "site-1.csv", 1, 3)
+    assert typed_in(here, "fit", "ill.toml", "--dry-run").code == 4
+    assert sorted(here.rglob("*")) == files, "nothing is written"
 
 
 def test_what_is_printed_reads_alone_and_the_model_predicts(folder: Path, tmp_path: Path) -> None:

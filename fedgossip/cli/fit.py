@@ -26,6 +26,12 @@ RATIO = {"logistic": "odds ratio", "poisson": "rate ratio"}
 @EXPERIMENT
 @over_machines
 @click.option("--to", type=click.Path(path_type=Path), help="Folder to make for the fit.  [default: fits/NAME]")
+@click.option("--dry-run", is_flag=True, help="Say what would be opened, in how many rounds and bytes; send nothing.")
+@click.option(
+    "--bin-records",
+    type=click.IntRange(min=1),
+    help="What this site asks of trees: no bins of fewer records of a node than so many, on average.",
+)
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
 @SET
 def fit(
@@ -37,6 +43,8 @@ def fit(
     out: Path | None,
     site: int | None,
     to: Path | None,
+    dry_run: bool,
+    bin_records: int | None,
     as_json: bool,
     overrides: tuple[str, ...],
 ) -> int:
@@ -55,24 +63,22 @@ def fit(
     from fedgossip.plans.survival import is_survival
 
     whole = load_experiment(experiment, overrides)
+    known = OtherMachines(experiment, endpoints, key, ledger, bind, out, overrides, dry_run)
     if is_trees(whole.model.source):
-        known = OtherMachines(experiment, endpoints, key, ledger, bind, out, overrides)
-        return fit_trees(whole, to or _folder(whole, experiment), known, site, as_json=as_json)
+        return fit_trees(whole, to or _folder(whole, experiment), known, site, bin_records, as_json=as_json)
     if is_survival(whole.model.source):
-        known = OtherMachines(experiment, endpoints, key, ledger, bind, out, overrides)
         return fit_survival(whole, to or _folder(whole, experiment), known, site, as_json=as_json)
     plan, layout, agreed = glm_plan(whole)
     folder = to or _folder(whole, experiment)
-    if folder.exists():
+    if folder.exists() and not known.dry_run:
         raise ConfigError(f"{folder}: is there already", "Name another folder, --to, or remove it.")
-    known = OtherMachines(experiment, endpoints, key, ledger, bind, out, overrides)
     plan, task, refused = glm_task(plan, layout, agreed, held_by(plan, known, site))
     ended = list[int]()
 
     def write(vector: Any) -> None:
         ended.append(_write(folder, plan, layout, agreed, vector, as_json=as_json))
 
-    return summed(plan, task, layout.design.digest, refused, site, known, write) or max(ended, default=0)
+    return summed(plan, task, layout.design.digest, refused, site, known, write, layout.opened) or max(ended, default=0)
 
 
 def _folder(whole: Experiment, experiment: Path) -> Path:

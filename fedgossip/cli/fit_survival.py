@@ -22,7 +22,7 @@ def fit_survival(whole: Experiment, folder: Path, known: OtherMachines, site: in
     from fedgossip.rundir.run_directory import write_whole
 
     plan, layout, agreed = survival_plan(whole)
-    if folder.exists():
+    if folder.exists() and not known.dry_run:
         raise ConfigError(f"{folder}: is there already", "Name another folder, --to, or remove it.")
     plan, task, refused = survival_task(plan, layout, agreed, held_by(plan, known, site))
 
@@ -34,7 +34,7 @@ def fit_survival(whole: Experiment, folder: Path, known: OtherMachines, site: in
         echo(text.decode() if as_json else "\n".join(said(found, plan.learners)))
         echo(f"Wrote {folder / CURVES}", err=True)
 
-    return summed(plan, task, layout.design.digest, refused, site, known, write)
+    return summed(plan, task, layout.design.digest, refused, site, known, write, layout.opened)
 
 
 def said(found: CurveFit, sites: int) -> list[str]:

@@ -20,23 +20,32 @@ SHOWN = 15
 LOSSES = {"squares": "squared error, halved, in deviations of the label", "logistic": "log loss", "softmax": "log loss"}
 
 
-def fit_trees(whole: Experiment, folder: Path, known: OtherMachines, site: int | None, *, as_json: bool) -> int:
-    """Grow the trees that model.source names; return the exit code.  Raises ConfigError."""
+def fit_trees(
+    whole: Experiment, folder: Path, known: OtherMachines, site: int | None, bin_records: int | None, *, as_json: bool
+) -> int:
+    """Grow the trees that model.source names; return the exit code.
+
+    `bin_records`: what this site asks for, whatever the experiment says.  Raises ConfigError.
+    """
     from fedgossip.errors import ConfigError
     from fedgossip.plans.trees import trees_plan, trees_task
 
     plan, layout, agreed = trees_plan(whole)
-    if folder.exists():
+    if folder.exists() and not known.dry_run:
         raise ConfigError(f"{folder}: is there already", "Name another folder, --to, or remove it.")
+    if bin_records and layout.design.bin_records < bin_records:
+        text = f"bin_records = {layout.design.bin_records} in model.source, and this site asks for {bin_records}"
+        raise ConfigError(text, f"Agree with the others on trees:...?bin_records={bin_records}, or take no part.")
     plan, task, refused = trees_task(plan, layout, agreed, held_by(plan, known, site))
     up, down = 4 * layout.exact.words, 8 * layout.length
-    echo(f"each level: {up:,} bytes up and {down:,} down for a site, beside the keys of its sum", err=True)
+    if not known.dry_run:
+        echo(f"each level: {up:,} bytes up and {down:,} down for a site, beside the keys of its sum", err=True)
     ended = list[int]()
 
     def write(vector: Any) -> None:
         ended.append(_write(folder, plan, layout, agreed, vector, as_json=as_json))
 
-    return summed(plan, task, layout.design.digest, refused, site, known, write) or max(ended, default=0)
+    return summed(plan, task, layout.design.digest, refused, site, known, write, layout.opened) or max(ended, default=0)
 
 
 def _write(

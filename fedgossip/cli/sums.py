@@ -59,6 +59,8 @@ class OtherMachines:
     bind: str | None
     out: Path | None
     overrides: tuple[str, ...]
+    dry_run: bool = False
+    """Whether it is only said what would be opened."""
 
 
 def with_others(
@@ -142,11 +144,17 @@ def summed(
     site: int | None,
     known: OtherMachines,
     write: Callable[[Any], None],
+    opened: Sequence[str] = (),
 ) -> int:
-    """Make the sums, here or with others, and call `write` with them; return the exit code."""
+    """Make the sums, here or with others, and call `write` with them; return the exit code.
+
+    `opened`: what the coordinator sees, in words, for a dry run.
+    """
     from fedgossip.plans.ledger import SUFFIX
     from fedgossip.plans.sums import spend_at_one_desk
 
+    if known.dry_run:
+        return _said(plan, task, refused, opened)
     if known.endpoints is not None:
         return with_others(plan, task, digest, refused, plan.coordinator if site is None else site, known, write)
     agreed = Path(plan.experiment.data.agreed)
@@ -155,4 +163,17 @@ def summed(
     run = at_one_desk(plan, task)
     say_refused(refused)  # first: they may be why too few are left
     write(run.vectors[plan.coordinator])
+    return 4 if refused else 0
+
+
+def _said(plan: FederationPlan, task: LocalTask, refused: Mapping[int, ConfigError], opened: Sequence[str]) -> int:
+    """Say what the sums would tell and cost, and which of the files that are here fit; return the exit code."""
+    rounds = plan.experiment.rounds
+    up, down = plan.sent_up(task.length, task.dtype), task.length * task.dtype.itemsize
+    for line in [*plan.banner, *(f"opened: {line}" for line in opened)]:
+        echo(line)
+    each = f"a site and round: {up:,} bytes up and {down:,} down, beside the keys of its sum"
+    echo(f"{each}; in {rounds} rounds at most {rounds * (up + down):,}")
+    say_refused(refused)
+    echo("Nothing was sent, and nothing written down: this was a dry run.", err=True)
     return 4 if refused else 0

@@ -93,6 +93,15 @@ class GlmLayout:
     def rounds(self) -> int:
         return self.design.steps + 1
 
+    @property
+    def opened(self) -> tuple[str, ...]:
+        """What the coordinator sees of all sites together, in words."""
+        told = f"the deviance, {self.width} sums of columns by residuals, {len(self._upper[0])} of products of columns"
+        return (
+            f"first the number of records, and the sum of {self.design.outcome}",
+            f"then, in each of at most {self.design.steps} steps, {told}",
+        )
+
     @cached_property
     def exact(self) -> ExactSums:
         real = RECORDS << LARGEST + SHIFT

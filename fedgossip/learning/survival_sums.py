@@ -80,6 +80,15 @@ class CurveLayout:
         return found
 
     @property
+    def opened(self) -> tuple[str, ...]:
+        """What the coordinator sees of all sites together, in words."""
+        d = self.design
+        groups = f" and each of {len(d.groups)} groups that {SITES} sites have" if d.groups else ""
+        first = (f"first at how many sites each of {len(d.groups)} groups is",) if d.groups else ()
+        times = f"{len(d.grid)} times of {d.time}"
+        return (*first, f"the number of records, and at {times} those of events and censorings, of all{groups}")
+
+    @property
     def exact(self) -> ExactSums:
         return ExactSums(tuple(self.bounds.values()), layout=self.design.digest)
 

@@ -20,6 +20,7 @@ _LIMITS = {
     "min_child_weight": (0.0, 1e9),
     "min_records": (1, 1 << 30),
     "max_bins": (2, MOST_BINS - 1),
+    "bin_records": (0, 1 << 30),
 }
 
 
@@ -38,6 +39,8 @@ class TreeOptions:
     """Least number of records on each side of a split; 0: 10, or what data.suppress says where that is more."""
     max_bins: int = 32
     """Bins of a column."""
+    bin_records: int = 0
+    """Least number of a node's records for each of a column's bins: of smaller nodes neighbours are told as one."""
 
 
 def is_trees(source: str) -> bool:

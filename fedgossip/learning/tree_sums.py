@@ -99,6 +99,20 @@ class TreesLayout:
         """Of one sum: the loss, the records, and a histogram of each slot; the first sum needs fewer."""
         return max(2 + self.slots * self.bins.count * self.channels, 1 + self.classes)
 
+    @property
+    def opened(self) -> tuple[str, ...]:
+        """What the coordinator sees of all sites together, in words."""
+        d = self.design
+        first = f"the sum of {d.outcome}" if d.loss == SQUARES else f"those of each class of {d.outcome}"
+        level = f"{self.bins.count} bins of {len(d.columns)} columns in each of at most {self.slots} nodes"
+        least = f"of {d.bin_records} records of the node or more on average, but for two" if d.bin_records else ""
+        few = least or f"of which many will have 1 to {d.suppress - 1} records: bin_records=20 puts them together"
+        return (
+            f"first the number of records, and {first}",
+            f"then, in each of at most {d.trees * d.depth} levels, the loss, and the records and gradients of {level}",
+            f"no node of fewer than {2 * d.min_records} records is asked about; bins {few}",
+        )
+
     @cached_property
     def exact(self) -> ExactSums:
         return ExactSums((LARGEST,) * self.numbers, BITS, self.design.digest)
@@ -213,7 +227,7 @@ class GrowingTrees:
         table = part.reshape(len(asked), layout.bins.count, layout.channels)
         if layout.channels == 2:
             table = np.concatenate([table, table[:, :, :1] << 30], axis=2)
-        self._count(table[:, :, 0])
+        self._count(asked, table[:, :, 0])
         below = self._depth(*asked[0]) + 1
         for (output, node), cells in zip(asked, table, strict=True):
             self._decide(output, node, cells, below)
@@ -225,8 +239,9 @@ class GrowingTrees:
             if not self.over:
                 self._plant()
 
-    def _count(self, records: Whole) -> None:
-        self.x[_CELLS] += records.size
+    def _count(self, asked: Sequence[tuple[int, int]], records: Whole) -> None:
+        bins, whole = self.layout.bins, [int(self.tree(self.done, output).records[node]) for output, node in asked]
+        self.x[_CELLS] += sum(int((bins.told(one) == bins.place).sum()) for one in whole)
         self.x[_SMALL] += int(((records > 0) & (records < self.layout.design.suppress)).sum())
 
     def _decide(self, output: int, node: int, cells: Whole, below: int) -> None:
@@ -235,7 +250,8 @@ class GrowingTrees:
         info, value = self._info[self.done, output], self._value[self.done, output]
         tree = self.tree(self.done, output)
         whole = cells[: int(bins.sizes[0])].sum(axis=0)
-        split = best_split(bins, cells) if tree.size + 2 <= self.layout.nodes else None
+        told = bins.told(int(tree.records[node]))
+        split = best_split(bins, cells, told) if tree.size + 2 <= self.layout.nodes else None
         info[node], value[node] = info_of(LEAF, int(whole[0])), leaf_value(d, whole)
         if split is None:
             return
@@ -342,12 +358,17 @@ class SiteMargins:
         for output in range(layout.design.outputs):
             nodes = [node for k, node in asked if k == output]
             if nodes:
-                at = self._at(growing.tree(growing.done, output))
-                parts.append(self._histogram(nodes, at, g[:, output], h[:, output]).reshape(-1))
+                tree = growing.tree(growing.done, output)
+                told = np.stack([layout.bins.told(int(tree.records[node])) for node in nodes])
+                at = self._at(tree)
+                parts.append(self._histogram(nodes, told, at, g[:, output], h[:, output]).reshape(-1))
         return np.concatenate(parts)
 
-    def _histogram(self, nodes: Sequence[int], at: Whole, g: Whole, h: Whole) -> Whole:
-        """Return the sums of 1, g and h over the records of each node, [nodes, bins, channels]."""
+    def _histogram(self, nodes: Sequence[int], told: Whole, at: Whole, g: Whole, h: Whole) -> Whole:
+        """Return the sums of 1, g and h over the records of each node, [nodes, bins, channels].
+
+        `told` [nodes, bins]: as which bin of its column each is told.
+        """
         bins, channels = self.layout.bins, self.layout.channels
         slot_of = np.full(self.layout.nodes, -1, np.int64)
         slot_of[nodes] = np.arange(len(nodes))
@@ -357,7 +378,7 @@ class SiteMargins:
         _total(g)
         found = np.zeros((len(nodes), bins.count, channels), np.int64)
         for column, (start, size) in enumerate(zip(bins.starts.tolist(), bins.sizes.tolist(), strict=True)):
-            places = slots * size + self.table.bins[there, column]
+            places = slots * size + told[slots, start + self.table.bins[there, column]]
             for channel, weight in enumerate(weights):
                 counted = np.bincount(places, weight, minlength=len(nodes) * size)
                 found[:, start : start + size, channel] = counted.reshape(len(nodes), size)

@@ -49,6 +49,8 @@ class TreesDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Least sum of h on each side of a split."""
     min_records: int
     """Least number of records on each side of a split."""
+    bin_records: int = 0
+    """Least number of a node's records for each bin of a column, of which there are two at least."""
     columns: tuple[str, ...]
     places: tuple[int, ...]
     """Of each among the features of a table as the sites agreed on it."""
@@ -106,6 +108,23 @@ class TreeBins:
     def column(self) -> Whole:
         """The column of each bin."""
         return np.repeat(np.arange(len(self.sizes)), self.sizes)
+
+    @cached_property
+    def place(self) -> Whole:
+        """Of each bin, counted from its column's first."""
+        return np.arange(self.count) - self.starts[self.column]
+
+    def told(self, records: int) -> Whole:
+        """Return of each bin the one as which it is told of a node with so many records, counted from its column's
+        first: the last of those that are put together.  A split can be behind it and behind none of the others.
+        """
+        found = self.place
+        if not self.design.bin_records:
+            return found
+        values = (self.sizes - self.design.missing)[self.column]
+        together = -(-values // max(2, records // self.design.bin_records))
+        last = np.minimum((found // together + 1) * together, values) - 1
+        return np.where(found < values, last, found)
 
     @cached_property
     def splits(self) -> npt.NDArray[np.bool_]:
@@ -225,8 +244,11 @@ def leaf_value(design: TreesDesign, sums: Whole) -> float:
     return -design.learning_rate * (g / UNIT) / least if least > 0 else 0.0
 
 
-def best_split(bins: TreeBins, sums: Whole) -> FoundSplit | None:
-    """Return the split that gains most, of sums [bins, 3] over the records of a node; None where none gains."""
+def best_split(bins: TreeBins, sums: Whole, told: Whole) -> FoundSplit | None:
+    """Return the split that gains most, of sums [bins, 3] over the records of a node; None where none gains.
+
+    `told` [bins]: as which bin each was told (`TreeBins.told`).
+    """
     d = bins.design
     total = sums[: int(bins.sizes[0])].sum(axis=0)
     running = np.cumsum(sums, axis=0)
@@ -235,7 +257,7 @@ def best_split(bins: TreeBins, sums: Whole) -> FoundSplit | None:
     empty = sums[bins.starts + bins.sizes - 1][bins.column] if d.missing else None
     sides = [left] if empty is None else [left, left + empty]
     gains = np.stack([_gains(d, side, total - side) for side in sides])
-    gains[:, ~bins.splits] = 0.0
+    gains[:, ~bins.splits | (told != bins.place)] = 0.0
     best = int(np.argmax(gains))
     way, at = divmod(best, bins.count)
     if not gains[way, at] > 0:

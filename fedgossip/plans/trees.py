@@ -100,7 +100,8 @@ def _design(options: TreeOptions, agreed: AgreedTable, kind: str) -> TreesDesign
         loss=SQUARES if kind == REGRESSION else LOGISTIC if len(label.categories) == 2 else SOFTMAX,
         outcome=label.name, classes=label.categories, trees=options.trees, depth=options.depth,
         learning_rate=options.learning_rate, l2=options.l2, min_child_weight=options.min_child_weight,
-        min_records=least, columns=tuple(columns), places=tuple(places), cuts=tuple(cuts), mean=tuple(mean),
+        min_records=least, bin_records=options.bin_records,
+        columns=tuple(columns), places=tuple(places), cuts=tuple(cuts), mean=tuple(mean),
         deviation=tuple(deviation), constant=tuple(constant), records=agreed.records, suppress=agreed.suppress,
         agreed=agreed.digest,
     )  # fmt: skip
