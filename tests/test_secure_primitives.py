@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import hashlib
 import hmac
+import io
 import pickle
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -257,21 +259,50 @@ def test_the_threshold_leaves_no_room_for_two_lists_of_survivors() -> None:
         assert t > corrupt
 
 
-def test_a_process_that_is_everybody_computes_agreements_and_checks_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, other = (primitives.Agreement(bytes([number] * 32)) for number in (1, 2))
+def test_a_process_that_is_everybody_agrees_by_a_hash_and_checks_only_what_it_did_not_sign(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, other, third = (primitives.Agreement(bytes([number] * 32)) for number in (1, 2, 3))
     publics = [primitives.public_of(bytes([number] * 32)) for number in (1, 2)]
     identity, sign = primitives.signer(bytes(32))
-    alone = one.with_(publics[1])
+    before, alone = sign(b"before"), one.with_(publics[1])
+    key = primitives.derive(bytes(32), alone, "enc", 1, 2)
     checked: list[bytes] = []
     verified = primitives._verified
     monkeypatch.setattr(primitives, "_verified", lambda *what: checked.append(what[2]) or verified(*what))
     with primitives.remembering():
         for _ in range(3):
-            assert one.with_(publics[1]) == other.with_(publics[0]) == alone
+            assert one.with_(publics[1]) == other.with_(publics[0]) != alone
+            assert third.with_(publics[0]) != one.with_(publics[1])
+            assert (
+                primitives.derive(bytes(32), alone, "enc", 1, 2) == key != primitives.derive(bytes(32), alone, "enc", 2)
+            )
             assert primitives.verify(identity, sign(b"yes"), b"yes")
+            assert primitives.verify(identity, before, b"before")
             assert not primitives.verify(identity, sign(b"yes"), b"no")
-            with pytest.raises(ValueError, match="shared key"):
-                one.with_(bytes(32))
-    assert checked == [b"yes", b"no"]
+            for small in (bytes(32), b"\1" + bytes(31)):
+                assert primitives.small_order(small)
+                with pytest.raises(ValueError, match="shared key"):
+                    one.with_(small)
+    assert checked == [b"before", b"no"], "what was signed in here is known, the rest is checked once"
     assert primitives._found is None, "what two agreed on is not kept any longer"
+    assert one.with_(publics[1]) == alone, "participants that are real agree as ever"
     assert primitives.verify(identity, sign(b"yes"), b"yes") and checked[2:] == [b"yes"]
+
+
+def test_parts_that_python_takes_for_equal_are_different_transcripts() -> None:
+    assert len({transcript("x", part) for part in (1, True, "True", b"1\0")}) == 3, "a truth is its word, a 1 is not"
+
+
+def test_many_draws_at_once_are_those_of_one_by_one() -> None:
+    """Values of p and more are left out: the first and the third here."""
+    numbers = [shamir.P, 5, 2**256 - 1, 7, shamir.P - 1, 9]
+    content = b"".join(number.to_bytes(32, "little") for number in numbers)
+
+    def entropy() -> Callable[[int], bytes]:
+        stream = io.BytesIO(content)
+        return stream.read
+
+    one_by_one = entropy()
+    assert shamir.draws(4, entropy()) == [shamir.draw(one_by_one) for _ in range(4)]
+    assert [int.from_bytes(value, "little") for value in shamir.draws(3, entropy())] == [5, 7, shamir.P - 1]

@@ -193,40 +193,35 @@ class SecureRound:
         except RoundAbandoned as abandoned:
             return self._abandon(abandoned)
         about = {"clients": len(descriptor.cohort), "threshold": descriptor.t}
-        told = sorted(self.here)
-        return [self._log("session", **about), *self._witnessed(told), *self._say(told), *self._advance()]
+        return [self._log("session", **about), *self._begun(self.here), *self._advance()]
 
-    def _say(self, nodes: Iterable[NodeId]) -> list[Effect]:
-        """What this stage has to say to each."""
-        step = self._step
-        found: list[Effect] = []
-        for node in nodes:
-            match step:
-                case server.Inviting():
-                    found.append(Send(node, self._invitation(node, step.frame)))
-                case server.Consenting():
-                    found.append(Send(node, self._secured(step.frame)))
-                case server.Distributing() | server.Summing() | server.Unmasking():
-                    found.append(Send(node, self._secured(step.frame_for(node))))
-                case None:
-                    pass
-        return found
+    def _begun(self, nodes: Iterable[NodeId]) -> list[Effect]:
+        """What a stage that begins says to each; the transcript has it once, however often it is said."""
+        step, said = self._step, self._frames(nodes)
+        if isinstance(step, server.Inviting | server.Consenting):
+            alike = Witness(self.session, None, step.frame, sent=True)
+            return [alike, *self._say(said)]
+        return [*(Witness(self.session, node, frame, sent=True) for node, frame in said.items()), *self._say(said)]
 
-    def _witnessed(self, nodes: Iterable[NodeId]) -> list[Effect]:
-        """What this stage says to each, for the transcript; once, however often it is said."""
+    def _frames(self, nodes: Iterable[NodeId]) -> dict[NodeId, bytes]:
+        """Return what this stage has to say to each, signed."""
         match self._step:
             case (server.Inviting() | server.Consenting()) as step:
-                return [Witness(self.session, None, step.frame, sent=True)]
+                return dict.fromkeys(sorted(nodes), step.frame)
             case (server.Distributing() | server.Summing() | server.Unmasking()) as step:
-                return [Witness(self.session, node, step.frame_for(node), sent=True) for node in nodes]
-            case _:
-                return []
+                return {node: step.frame_for(node) for node in sorted(nodes)}
+            case None:
+                return {}
+
+    def _say(self, frames: Mapping[NodeId, bytes]) -> list[Effect]:
+        message = self._invitation if isinstance(self._step, server.Inviting) else self._secured
+        return [Send(node, message(node, frame)) for node, frame in frames.items()]
 
     def _invitation(self, node: NodeId, frame: bytes) -> Invite:
         counted = self.counted_before.get(node, -1)
         return Invite(self.round, self.invite.schema, self.invite.vectors, counted, self.session, frame)
 
-    def _secured(self, frame: bytes) -> Secured:
+    def _secured(self, _: NodeId, frame: bytes) -> Secured:
         return Secured(self.session, self._stage, frame)
 
     def _advance(self) -> list[Effect]:
@@ -251,8 +246,7 @@ class SecureRound:
         except RoundAbandoned as abandoned:
             return self._abandon(abandoned)
         self._step, self._stage = closed, Stage(self._stage + 1)
-        told = sorted(closed.expected & self.here)
-        return [*self._witnessed(told), *self._say(told)]
+        return self._begun(closed.expected & self.here)
 
     def _abandon(self, abandoned: RoundAbandoned) -> list[Effect]:
         self._step = None
@@ -283,7 +277,7 @@ class SecureRound:
         if found.metrics.get("tested"):
             self._facts["score"] = found.metrics["measured"]
         culprits = [Report("misfits", {"of": v, "held_by": u}, self.round) for v, u in summed.culprits]
-        told = [Send(node, self._secured(summed.frame)) for node in summed.survivors if node in self.here]
+        told = [Send(node, self._secured(node, summed.frame)) for node in summed.survivors if node in self.here]
         ends = [Witness(self.session, None, frame, sent=True, outcome=SUMMED) for frame in (summed.frame, b"")]
         return [*culprits, *ends, self._log("sum", clients=found.clients, sid=summed.sid.hex()), *told]
 
@@ -331,7 +325,7 @@ class SecureRound:
         if node not in step.waiting:
             return []
         self.here.add(node)
-        return self._say([node])
+        return self._say(self._frames([node]))
 
     def expired(self) -> list[Effect]:
         self.cut = True

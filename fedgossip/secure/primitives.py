@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, NoReturn, TypeVar
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -32,9 +33,8 @@ Sign = Callable[[bytes], bytes]
 
 Result = TypeVar("Result")
 
-_PREFIX = len(LABEL).to_bytes(4, "big") + LABEL.encode()
 _NONCE = bytes(12)  # each key seals one message
-_COUNTER = bytes(16)
+_COUNTER = modes.CTR(bytes(16))
 
 
 class Secret:
@@ -71,11 +71,25 @@ class Secret:
 
 def transcript(purpose: str, *parts: bytes | str | int) -> bytes:
     """Return the label, the purpose and the parts, each with its length; integers as text."""
-    pieces = [_PREFIX]
-    for part in (purpose, *parts):
-        value = part if isinstance(part, bytes) else str(part).encode()
-        pieces += (len(value).to_bytes(4, "big"), value)
+    pieces = [_LABELLED, _named(purpose)]
+    for part in parts:
+        if isinstance(part, bytes):
+            size = len(part)
+            pieces += (_SIZES[size] if size < _SHORT else size.to_bytes(4, "big"), part)
+        else:
+            pieces.append(_named(part))
     return b"".join(pieces)
+
+
+@lru_cache(maxsize=4096, typed=True)  # purposes and ids: nothing secret is text or a number
+def _named(part: str | int) -> bytes:
+    value = str(part).encode()
+    return len(value).to_bytes(4, "big") + value
+
+
+_LABELLED = _named(LABEL)
+_SHORT = 256
+_SIZES = [size.to_bytes(4, "big") for size in range(_SHORT)]
 
 
 def digest(purpose: str, *parts: bytes | str | int) -> bytes:
@@ -85,7 +99,13 @@ def digest(purpose: str, *parts: bytes | str | int) -> bytes:
 
 def derive(salt: bytes, key: bytes, purpose: str, *parts: bytes | str | int) -> bytes:
     """Return 32 bytes of HKDF-SHA256 for this purpose alone."""
-    return HKDF(SHA256(), 32, salt, transcript(purpose, *parts)).derive(key)
+    if _found is None:
+        return _derived(salt, key, transcript(purpose, *parts))
+    return _once((salt, key, purpose, *parts), lambda: _derived(salt, key, transcript(purpose, *parts)))
+
+
+def _derived(salt: bytes, key: bytes, info: bytes) -> bytes:
+    return HKDF(SHA256(), 32, salt, info).derive(key)
 
 
 # --- agreement --------------------------------------------------------------------------------------------------------
@@ -98,11 +118,20 @@ def public_of(secret: bytes) -> bytes:
 
 def small_order(public: bytes) -> bool:
     """Return whether everybody agrees on zero with this key."""
+    if _found is None:
+        return _small_order(public)
+    return _once((b"small order", public), lambda: _small_order(public))
+
+
+def _small_order(public: bytes) -> bool:
     try:
-        Agreement(bytes(32)).with_(public)
+        _ANYBODY.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
         return True
     return False
+
+
+_ANYBODY = X25519PrivateKey.from_private_bytes(bytes(32))
 
 
 class Agreement:
@@ -120,10 +149,16 @@ class Agreement:
             return self._key.exchange(X25519PublicKey.from_public_bytes(public))
         self._public = self._public or self._key.public_key().public_bytes_raw()
         both = (self._public, public) if self._public < public else (public, self._public)
-        return _once(both, lambda: self._key.exchange(X25519PublicKey.from_public_bytes(public)))
+        return _once(both, lambda: _simulated_agreement(*both))
 
     def __repr__(self) -> str:
         return "<agreement>"
+
+
+def _simulated_agreement(one: bytes, other: bytes) -> bytes:
+    if small_order(one) or small_order(other):
+        raise ValueError("the shared key would be zero: a public key of small order")
+    return digest("simulated agreement", one, other)
 
 
 # --- streams and seals ------------------------------------------------------------------------------------------------
@@ -131,7 +166,7 @@ class Agreement:
 
 def keystream(key: bytes) -> CipherContext:
     """Return the AES-256-CTR stream of `key` from counter 0: what it makes of zeros is the keystream."""
-    return Cipher(algorithms.AES(key), modes.CTR(_COUNTER)).encryptor()
+    return Cipher(algorithms.AES(key), _COUNTER).encryptor()
 
 
 def seal(key: bytes, plain: bytes, bound: bytes) -> bytes:
@@ -153,15 +188,22 @@ def unseal(key: bytes, sealed: bytes, bound: bytes) -> bytes | None:
 def signer(seed: bytes) -> tuple[bytes, Sign]:
     """Return the identity, an Ed25519 public key, of 32 secret bytes, and what signs for it."""
     key = Ed25519PrivateKey.from_private_bytes(seed)
-    return key.public_key().public_bytes_raw(), key.sign
+    identity = key.public_key().public_bytes_raw()
+
+    def sign(data: bytes) -> bytes:
+        signature = key.sign(data)
+        if _found is not None:
+            _once((identity, signature, data), lambda: True)
+        return signature
+
+    return identity, sign
 
 
 def verify(identity: bytes, signature: bytes, data: bytes) -> bool:
     """Return whether the holder of this Ed25519 key signed `data`; False for any nonsense."""
     if _found is None:
         return _verified(identity, signature, data)
-    named = identity, signature, hashlib.sha256(data).digest()
-    return _once(named, lambda: _verified(identity, signature, data))
+    return _once((identity, signature, data), lambda: _verified(identity, signature, data))
 
 
 def _verified(identity: bytes, signature: bytes, data: bytes) -> bool:
@@ -177,16 +219,18 @@ def _verified(identity: bytes, signature: bytes, data: bytes) -> bool:
 REMEMBERED_MOST = 1 << 16
 """Results that are kept; then all are forgotten."""
 
-_found: dict[tuple[bytes, ...], Any] | None = None
+_found: dict[tuple[bytes | str | int, ...], Any] | None = None
 """What was computed here; None where nothing is kept."""
 
 
 @contextmanager
 def remembering() -> Iterator[None]:
-    """Compute each agreement of two keys, and each check of a signature, once in here.
+    """Spare a process that is all participants the work that only serves to keep them apart.
 
-    For simulations, in which one process is all participants and would do it for both ends, and for everybody who is
-    shown a signature.  Never where they are real: what two agree on would stay in memory.
+    What two agree on is a hash of their public keys in here, in place of an X25519 agreement: nobody is there from whom
+    to hide it; keys of small order are refused all the same.  A key is derived once for both ends.  A signature that
+    was made in here is known to be right; any other one, and any other content, is checked, once for all who see it.
+    Never where participants are real: this hides nothing, and keeps keys in memory.
     """
     global _found  # noqa: PLW0603 of the whole process, as the simulation is
     before = _found
@@ -197,11 +241,11 @@ def remembering() -> Iterator[None]:
         _found = before
 
 
-def _once(named: tuple[bytes, ...], compute: Callable[[], Result]) -> Result:
+def _once(named: tuple[bytes | str | int, ...], compute: Callable[[], Result]) -> Result:
     assert _found is not None
-    if named not in _found:
+    found: Result | None = _found.get(named)
+    if found is None:
         if len(_found) >= REMEMBERED_MOST:
             _found.clear()
-        _found[named] = compute()
-    result: Result = _found[named]
-    return result
+        _found[named] = found = compute()
+    return found

@@ -59,6 +59,7 @@ class Inviting(Collecting[frames.Keys]):
 
     def __init__(self, session: Session, ahead: Mapping[int, frames.Keys]) -> None:
         super().__init__(session, frozenset(session.descriptor.cohort))
+        self._used: set[bytes] = set()
         self.frame = session.pack(frames.SessionInvite(session.descriptor))
         for client in sorted(ahead.keys() & self.expected):
             if ahead[client].origin == session.descriptor.previous != NONE:
@@ -77,9 +78,10 @@ class Inviting(Collecting[frames.Keys]):
             raise frames.refused(client, "keys that it did not sign")
         if small_order(keys.c_pk) or small_order(keys.s_pk):
             raise frames.refused(client, "a key of small order")
-        used = {public for other in self._answers.values() for public in (other.c_pk, other.s_pk)}
-        if keys.c_pk == keys.s_pk or used & {keys.c_pk, keys.s_pk}:
+        publics = {keys.c_pk, keys.s_pk}
+        if len(publics) < 2 or self._used & publics:
             raise frames.refused(client, "a key that is there already")
+        self._used |= publics
         self._answers[client] = keys
 
     def close(self) -> Distributing:

@@ -20,16 +20,26 @@ P = 2**256 - 189
 SIZE = 32
 """Bytes of a secret and of a share, little-endian."""
 
+REDUCED_FROM = 512
+"""Bits of a number from which on it is reduced modulo p."""
+
 TRIES_MAX = 512
 """Maximum number of sets of t shares that are tried before a secret is given up."""
 
 
 def draw(entropy: Entropy) -> bytes:
     """Return 32 uniform bytes below p: 2^-248 of all draws are drawn again."""
-    while True:
-        value = entropy(SIZE)
-        if int.from_bytes(value, "little") < P:
-            return value
+    return draws(1, entropy)[0]
+
+
+def draws(count: int, entropy: Entropy) -> list[bytes]:
+    """Return so many, as from so many calls of `draw`."""
+    found: list[bytes] = []
+    while missing := count - len(found):
+        drawn = entropy(missing * SIZE)
+        each = (drawn[at : at + SIZE] for at in range(0, len(drawn), SIZE))
+        found += (value for value in each if int.from_bytes(value, "little") < P)
+    return found
 
 
 def split(secret: bytes, holders: Sequence[int], t: int, entropy: Entropy) -> dict[int, bytes]:
@@ -42,7 +52,7 @@ def split(secret: bytes, holders: Sequence[int], t: int, entropy: Entropy) -> di
         raise ValueError(f"{t} shares of {len(holders)} holders: they need distinct positive places")
     if len(secret) != SIZE or value >= P:
         raise ValueError("a secret is 32 bytes, below p")
-    falling = [int.from_bytes(draw(entropy), "little") for _ in range(t - 1)]
+    falling = [int.from_bytes(one, "little") for one in draws(t - 1, entropy)]
     return {x: _at(falling, value, x).to_bytes(SIZE, "little") for x in holders}
 
 
@@ -50,7 +60,9 @@ def _at(falling: Sequence[int], constant: int, x: int) -> int:
     """Horner: coefficients from the highest power down to x^1, then the constant."""
     total = 0
     for coefficient in falling:
-        total = (total + coefficient) * x % P
+        total = (total + coefficient) * x
+        if total >> REDUCED_FROM:  # places are small, so that a product is cheaper than a remainder
+            total %= P
     return (total + constant) % P
 
 
