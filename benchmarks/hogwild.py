@@ -3,7 +3,8 @@
     python benchmarks/hogwild.py [--turns 5] [--seeds 5]
 
 Ratios of medians in one run, one process and two in turns; CPU seconds are of the processes that train.  The last loss
-is that on the test set of digits, beside the one process's of the same seed.
+is that on the test set, of digits or of clicks, beside the one process's of the same seed.  Clicks are sparse-logistic:
+a step writes the rows of its batch alone.
 """
 
 from __future__ import annotations
@@ -11,20 +12,28 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from fedgossip.learning import data
 from fedgossip.learning.ddp.hogwild import HogwildLoop
+from fedgossip.learning.ddp.processes import StandingGroup
+from fedgossip.learning.sparse_logistic import SparseLogistic
+from fedgossip.learning.sparse_steps import HogwildSteps, SparseSteps
 from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.task import Job
 from fedgossip.vectors import frozen
 
 MODELS = ("mlp:64-32-10", "mlp:64-256-256-10")
-STEPS = 1000
+STEPS, CLICKS_STEPS, JOBS = 1000, 5000, 3
+"""Of a job, of digits and of clicks; and jobs until the last loss is taken."""
+
+ROWS, EXAMPLES, NONZEROS, BATCH = 1_000_000, 20_000, 20, 32
+CLICKS = f"sparse-logistic, {ROWS:,} rows, {NONZEROS} of them in an example"
 
 
 @contextmanager
@@ -44,18 +53,42 @@ def task_of(model: str, processes: int, seed: int) -> Iterator[TorchTask]:
             task._engine.standing.group.close()
 
 
-def cpu_seconds(task: TorchTask) -> float:
+@contextmanager
+def clicks_of(processes: int, seed: int) -> Iterator[SparseSteps]:
+    settings = TrainSettings(
+        lr=2.0, batch_size=BATCH, local_steps=CLICKS_STEPS, processes=processes, parallel="hogwild", count_lost=True
+    )
+    task = SparseSteps(SparseLogistic(1, ROWS, EXAMPLES, NONZEROS, BATCH, seed=seed), settings, rounds=1)
+    try:
+        yield task
+    finally:
+        if group := standing_of(task).group:
+            group.close()
+
+
+def standing_of(task: TorchTask | SparseSteps) -> StandingGroup:
+    if isinstance(task, SparseSteps):
+        assert isinstance(task.steps, HogwildSteps)
+        return task.steps.standing
+    assert isinstance(task._engine, HogwildLoop)
+    return task._engine.standing
+
+
+def cpu_seconds(task: TorchTask | SparseSteps) -> float:
     """Of the group's processes, so far."""
-    assert isinstance(task._engine, HogwildLoop) and task._engine.standing.group
-    fields = [
-        Path(f"/proc/{one.pid}/stat").read_text().rpartition(")")[2].split()
-        for one in task._engine.standing.group._processes
-    ]
+    group = standing_of(task).group
+    assert group
+    fields = [Path(f"/proc/{one.pid}/stat").read_text().rpartition(")")[2].split() for one in group._processes]
     return sum(int(one[11]) + int(one[12]) for one in fields) / 100
 
 
-def speed(model: str, turns: int) -> None:
-    with task_of(model, 1, 1) as one, task_of(model, 2, 1) as two:
+Made = Callable[[int, int], AbstractContextManager[TorchTask | SparseSteps]]
+"""(processes, seed) -> the task."""
+
+
+def speed(name: str, made: Made, examples: int, turns: int) -> None:
+    """Print the examples a second of jobs of so many examples."""
+    with made(1, 1) as one, made(2, 1) as two:
         found: dict[int, list[tuple[float, float, float]]] = {1: [], 2: []}
         for turn in range(turns + 1):
             for processes, task in ((1, one), (2, two)):
@@ -65,27 +98,29 @@ def speed(model: str, turns: int) -> None:
                 seconds = time.perf_counter() - began
                 if turn:  # the first starts the processes
                     found[processes].append((seconds, cpu_seconds(task) - before, update.logged["lost_updates"]))
-    rates = {p: STEPS * 16 / statistics.median(one[0] for one in rows) for p, rows in found.items()}
+    rates = {p: examples / statistics.median(one[0] for one in rows) for p, rows in found.items()}
     cpu = {p: statistics.median(one[1] for one in rows) for p, rows in found.items()}
     lost = statistics.median(row[2] for row in found[2])
     print(
-        f"{model}: {rates[1]:,.0f} and {rates[2]:,.0f} examples/s, x {rates[2] / rates[1]:.2f};"
+        f"{name}: {rates[1]:,.0f} and {rates[2]:,.0f} examples/s, x {rates[2] / rates[1]:.2f};"
         f" CPU {cpu[1]:.2f} and {cpu[2]:.2f} s; lost {100 * lost:.3g} %",
         flush=True,
     )
 
 
-def ends(model: str, seeds: int) -> None:
+def ends(name: str, made: Made, seeds: int) -> None:
     losses: dict[int, list[float]] = {1: [], 2: []}
     for seed in range(1, seeds + 1):
         for processes in (1, 2):
-            with task_of(model, processes, seed) as task:
-                start = task.initial(0)
-                moved = task.train([Job(0, 0, start)])[0].difference
-                assert moved is not None
-                losses[processes].append(task.evaluate([frozen(start + moved)])[0]["loss"])
+            with made(processes, seed) as task:
+                vector = task.initial(0)
+                for turn in range(JOBS):
+                    moved = task.train([Job(0, turn, vector)])[0].difference
+                    assert moved is not None
+                    vector = frozen(vector + moved)
+                losses[processes].append(task.evaluate([vector])[0]["loss"])
     one, two = (statistics.mean(losses[processes]) for processes in (1, 2))
-    print(f"{model}: test loss {one:.4f} and {two:.4f}, mean of {seeds} seeds: {100 * (two / one - 1):+.2f} %")
+    print(f"{name}: test loss {one:.4f} and {two:.4f}, mean of {seeds} seeds: {100 * (two / one - 1):+.2f} %")
 
 
 def main() -> None:
@@ -93,9 +128,12 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=5)
     asked = parser.parse_args()
-    for model in MODELS:
-        speed(model, asked.turns)
-    ends(MODELS[0], asked.seeds)
+    makes: dict[str, tuple[Made, int]] = {model: (partial(task_of, model), 16 * STEPS) for model in MODELS}
+    makes[CLICKS] = clicks_of, BATCH * CLICKS_STEPS
+    for name, (made, examples) in makes.items():
+        speed(name, made, examples, asked.turns)
+    for name in (MODELS[0], CLICKS):
+        ends(name, makes[name][0], asked.seeds)
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def one_by_one(**how: Any) -> Iterator[TorchTask]:
     """A Hogwild task whose race is decided: each rank does all its steps, in order of the ranks."""
     task = task_of(parallel="hogwild", **how)
     assert isinstance(task._engine, HogwildLoop)
-    setup, examples = task._engine.standing._how
+    setup, examples, _ = task._engine.standing.how
     group = OneByOne(setup, dict(examples))
     task._engine.standing.group = cast(Group, group)
     try:

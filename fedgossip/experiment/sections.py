@@ -340,7 +340,8 @@ class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
     kind: Annotated[str, OneOf(TASKS)] = AS_THE_DATA
     """learning: what the source holds; convex: a linear model of it that can be certified, without torch
     (docs/convex.md); averaging, quadratic: problems with a known answer, without torch;
-    sparse-logistic: drawn clicks, for parameter servers; loop: a training loop of your own (docs/own-loop.md);
+    sparse-logistic: drawn clicks, of which parameter servers hold the rows and all others whole tables;
+    loop: a training loop of your own (docs/own-loop.md);
     statistics, evaluation: what `fedgossip data agree` and `fedgossip evaluate` make of an experiment."""
     loss: str = ""
     """`cross-entropy`, `mse`, `mae`, `huber`, `bce`; `module:function`, of (outputs, labels), the mean over a batch;

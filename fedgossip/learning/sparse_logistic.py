@@ -87,7 +87,8 @@ class SparseLogistic:
         margins = np.add.reduceat(truth, starts[:-1]) * self.value
         return SparseExamples(starts, found, (drawn.random(count) < _sigmoid(margins)).astype(np.float64))
 
-    def _of(self, node: NodeId) -> SparseExamples:
+    def held(self, node: NodeId) -> SparseExamples:
+        """The examples of a node, drawn when they are asked for first."""
         if node not in self._held:
             self._held[node] = self._drawn("sparse-examples", node, self.examples)
         return self._held[node]
@@ -96,7 +97,7 @@ class SparseLogistic:
         """The batches of a job; a pass ends with the last whole one."""
         whole, size = self.examples // self.batch_size, self.batch_size
         places = [(round * batches + turn) % whole for turn in range(batches)]
-        return [self._of(node).of(place * size, (place + 1) * size) for place in places]
+        return [self.held(node).of(place * size, (place + 1) * size) for place in places]
 
     def keys(self, node: NodeId, round: int, batches: int) -> Keys:
         columns = [one.columns for one in self._batch(node, round, batches)]
@@ -118,8 +119,8 @@ class SparseLogistic:
         for batch in self._batch(job.node, job.round, batches):
             at = np.searchsorted(job.keys, batch.columns)
             margins = self._margins(batch, job.vector[at])
-            chances = np.array([_chance(margin) for margin in margins.tolist()])
-            losses.append(_loss(margins, batch.labels))
+            chances = np.array([chance(margin) for margin in margins.tolist()])
+            losses.append(mean_loss(margins, batch.labels))
             away = (chances - batch.labels)[batch.owners] * (self.value / (self.batch_size * batches))
             total += np.bincount(at, weights=away, minlength=job.keys.size)
         loss = sum(losses) / batches
@@ -138,20 +139,20 @@ class SparseLogistic:
         for vector in vectors:
             margins = self._margins(self._test, vector[at])
             right = float(np.mean((margins > 0) == (labels > 0)))
-            found.append({"loss": _loss(margins, labels), "accuracy": right})
+            found.append({"loss": mean_loss(margins, labels), "accuracy": right})
         return found
 
 
-def _chance(margin: float) -> float:
-    """The sigmoid by the C library, one by one: numpy's own vectors round otherwise on other processors."""
+def chance(margin: float) -> float:
+    """Return the sigmoid by the C library, one by one: numpy's own vectors round otherwise on other processors."""
     return 1 / (1 + math.exp(-margin)) if margin > -700 else 0.0
 
 
 def _sigmoid(margins: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    return np.array([_chance(margin) for margin in margins.tolist()])
+    return np.array([chance(margin) for margin in margins.tolist()])
 
 
-def _loss(margins: npt.NDArray[np.float64], labels: npt.NDArray[np.float64]) -> float:
+def mean_loss(margins: npt.NDArray[np.float64], labels: npt.NDArray[np.float64]) -> float:
     """Return the mean of log(1 + exp(-m)) where the label is 1, log(1 + exp(m)) where it is 0."""
     signed = np.where(labels > 0, -margins, margins).tolist()
     return math.fsum(max(one, 0.0) + math.log1p(math.exp(-abs(one))) for one in signed) / len(signed)

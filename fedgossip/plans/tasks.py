@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedgossip.errors import ConfigError
-from fedgossip.experiment import Experiment, GossipExperiment
-from fedgossip.experiment.sections import VALIDATION
+from fedgossip.experiment import Experiment, GossipExperiment, ParallelExperiment
+from fedgossip.experiment.sections import SERVED, VALIDATION
 from fedgossip.learning.analytic import Averaging, Quadratic
 from fedgossip.learning.dataset import Dataset, Indices
 from fedgossip.learning.objectives import (
@@ -29,6 +29,7 @@ from fedgossip.learning.objectives import (
 )
 from fedgossip.learning.per_peer import PLACE
 from fedgossip.learning.sparse_logistic import SparseLogistic
+from fedgossip.learning.sparse_steps import SparseSteps
 from fedgossip.learning.table_schema import FEDERATED, TableSchema, options_of, schema_of
 from fedgossip.learning.word_tables import word_table
 from fedgossip.machine import NodeId
@@ -91,7 +92,9 @@ def task_of(
         return quadratic, DataShares("none")
     if settings.kind == SPARSE:
         sizes = settings.dim, settings.examples, settings.nonzeros, experiment.train.batch_size
-        return SparseLogistic(n, *sizes, seed=experiment.seed), DataShares("none")
+        problem = SparseLogistic(n, *sizes, seed=experiment.seed)
+        served = isinstance(experiment, ParallelExperiment) and experiment.parallel.method == SERVED
+        return problem if served else SparseSteps(problem, experiment.train, experiment.rounds), DataShares("none")
     if settings.kind in MADE_BY:
         raise ConfigError(f"task.kind = {settings.kind}: nothing is learned", f"Use it as  {MADE_BY[settings.kind]}.")
     if settings.kind == "loop":

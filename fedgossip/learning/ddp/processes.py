@@ -39,6 +39,9 @@ GRACE_SECONDS = 1.0
 
 STOP_SECONDS = 5.0
 
+WORKER = "fedgossip.learning.ddp.worker"
+"""The program of a process that holds a torch module."""
+
 DIED_ADVICE = "Signal 9 is often the system's, when memory is short; what the process printed says more."
 
 OUT_OF_MEMORY = "OutOfMemoryError"
@@ -48,14 +51,14 @@ OUT_OF_MEMORY = "OutOfMemoryError"
 class StandingGroup:
     """A group that starts with the first order, and anew after whatever has interrupted its work."""
 
-    def __init__(self, setup: Setup, examples: Mapping[str, npt.NDArray[Any]]) -> None:
-        self._how = setup, examples
+    def __init__(self, setup: Setup, examples: Mapping[str, npt.NDArray[Any]], program: str = WORKER) -> None:
+        self.how = setup, examples, program
         self.group: Group | None = None
 
     @contextlib.contextmanager
     def working(self) -> Iterator[Group]:
         """Give the group, started where there is none; whatever interrupts its work ends it."""
-        group = self.group = self.group or Group(*self._how)
+        group = self.group = self.group or Group(*self.how)
         try:
             yield group
         except BaseException:
@@ -65,9 +68,10 @@ class StandingGroup:
 
 
 class Group:
-    """The processes of a client, and the boards that they share with it."""
+    """The processes of a client, each of which runs the module `program`, and the boards that they share with it."""
 
-    def __init__(self, setup: Setup, examples: Mapping[str, npt.NDArray[Any]]) -> None:
+    def __init__(self, setup: Setup, examples: Mapping[str, npt.NDArray[Any]], program: str = WORKER) -> None:
+        self._program = program
         self._boards = [SharedArrays.new() for _ in range(3)]
         board, self.given, self.found = self._boards
         self._folder = tempfile.TemporaryDirectory(prefix="fedgossip-", ignore_cleanup_errors=True)
@@ -100,7 +104,7 @@ class Group:
         self._channels.append(Channel(ours))
         self._processes.append(
             subprocess.Popen(
-                [sys.executable, "-m", "fedgossip.learning.ddp.worker", *map(str, descriptors)],
+                [sys.executable, "-m", self._program, *map(str, descriptors)],
                 pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
                 process_group=0,  # Ctrl-C reaches us alone
