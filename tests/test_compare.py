@@ -274,3 +274,29 @@ def test_columns_for_several_numbers_of_workers_are_there_for_several_alone(comp
     assert "Efficiency" not in page.read_text() and "Learning rates" not in page.read_text()
     assert compared("--workers", "1,3").code == 0
     assert "Efficiency" in page.read_text()
+
+
+@pytest.mark.sockets
+@pytest.mark.filterwarnings("ignore")  # of submitit
+def test_six_cells_on_a_cluster_are_the_table_of_this_machine_and_are_not_run_again(compared: Any, file: Path) -> None:
+    pytest.importorskip("submitit")
+    words = ["--workers", "2,3,4", "--json"]
+    here = rows_of(compared(*words, "--out", "here"))
+    there = compared(*words, "--out", "there", "--backend", "slurm:local", "-j", "2")
+    assert there.code == 0 and "was there" not in there.err
+    assert len(here) == 6 and rows_of(there) == here
+    again = compared(*words, "--out", "there", "--backend", "slurm:local", "-j", "2")
+    assert again.err.count("was there") == 6 and rows_of(again) == here
+
+
+def rows_of(said: Said) -> list[dict[str, Any]]:
+    """The table, with the runs by their names."""
+    rows = json.loads(said.out)["table"]
+    return [{**row, "runs": [Path(run).name for run in row["runs"]]} for row in rows]
+
+
+def test_a_backend_of_cells_that_there_is_not_is_refused(compared: Any, file: Path) -> None:
+    found = compared("--backend", "slrum:gpu", "--out", "c")
+    assert found.code == 2 and "slrum:gpu" in found.err
+    found = compared("-j", "4", "--out", "c")
+    assert found.code == 2 and "--backend" in found.err

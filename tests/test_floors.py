@@ -50,7 +50,7 @@ HOMES = {
     "opacus": {"learning", "privacy"},
     "zeroconf": {"net"},
     "segno": {"cli"},
-    "ray": {"sweeping"},
+    "ray": {"clusters", "sweeping"},
     "submitit": {"sweeping", "clusters"},
     "pickle": {"learning"},
     "pyarrow": {"learning", "sweeping"},

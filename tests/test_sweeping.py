@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pickletools
 import random
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -19,9 +21,10 @@ from commands import Said, in_process
 from commands import start as start_command
 
 import fedgossip
+from fedgossip.clusters import shared_folder
 from fedgossip.errors import ConfigError
 from fedgossip.records import NetworkRow, read_rows
-from fedgossip.sweeping import claims
+from fedgossip.sweeping import claims, worker
 from fedgossip.sweeping.cells import CellOutcome
 from fedgossip.sweeping.folder import SweepFolder
 from fedgossip.sweeping.grid import SweepCell, read_sweep
@@ -410,17 +413,36 @@ TOPOLOGY = {"topology": {"graph": "complete", "n": 2}}
 
 @pytest.mark.sockets
 @pytest.mark.filterwarnings("ignore")  # of a library that is not ours
-def test_jobs_of_submitit_come_to_the_same_table(tmp_path: Path) -> None:
+def test_jobs_of_submitit_come_to_the_same_table_and_pickle_nothing_of_ours(tmp_path: Path) -> None:
     pytest.importorskip("submitit")
     fedgossip.sweep(sweep_of(), tmp_path / "s", backend="slurm:local", jobs=2)
     fedgossip.sweep(sweep_of(), tmp_path / "other")
     assert digests(tmp_path / "s") == digests(tmp_path / "other")
+    for pickled in (tmp_path / "s" / "slurm").glob("*_submitted.pkl"):
+        named = [str(arg) for _, arg, _ in pickletools.genops(pickled.read_bytes()) if isinstance(arg, str)]
+        assert [one for one in named if one.startswith("fedgossip")] == ["fedgossip.sweeping.worker"]  # a word
+
+
+def test_a_worker_that_sees_another_folder_of_that_name_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A node whose disk is its own has such a folder too, from a sweep of before say: its probe is not that one."""
+    grid = read_sweep(sweep_of())
+    SweepFolder.made(tmp_path / "s", grid)
+    probe = shared_folder.probe_in(tmp_path / "s")
+    shared_folder.check_shared(tmp_path / "s", probe, 0.0)
+    (tmp_path / "s" / probe).unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "check_shared", partial(shared_folder.check_shared, seconds=0.0))
+        words = worker.words_of("fedgossip.sweeping.worker", tmp_path / "s", probe=probe)
+        code = worker.main(words[1:], lambda *_: pytest.fail("it ran cells"))
+    assert code == 2 and "does not see the folder" in capsys.readouterr().err
 
 
 @pytest.mark.long
 @pytest.mark.sockets
 @pytest.mark.filterwarnings("ignore")
-def test_tasks_of_a_ray_cluster_come_to_the_same_table(tmp_path: Path) -> None:
+def test_commands_on_a_ray_cluster_come_to_the_same_table(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     fedgossip.sweep(sweep_of(), tmp_path / "s", backend="ray:local", jobs=2)
     fedgossip.sweep(sweep_of(), tmp_path / "other")

@@ -26,6 +26,8 @@ USUAL = "mapreduce,ring,halving-doubling,parameter-server,parameter-server:async
 @click.option("--seeds", type=click.IntRange(1, 1000), default=1, show_default=True, help="Runs of each, seed by seed.")
 @click.option("--tune", is_flag=True, help="Give each paradigm its own train.lr, the best of five around the file's.")
 @click.option("--on", type=click.Choice(["sim", "local"]), default="sim", show_default=True, help="As for `run`.")
+@click.option("--backend", default="", help="Where the cells run: ray:ADDRESS, slurm:PARTITION.  [default: here]")
+@click.option("-j", "--jobs", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Workers there.")
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("compared"), show_default=True, help="Folder.")
 @click.option("--report/--no-report", default=True, help="Write report.html of every run.")
@@ -37,6 +39,8 @@ def compare(
     seeds: int,
     tune: bool,
     on: str,
+    backend: str,
+    jobs: int,
     overrides: tuple[str, ...],
     out: Path,
     report: bool,
@@ -67,12 +71,14 @@ def compare(
     owner_files.made(out)
     cells = []
     found_rates: Mapping[str, TunedRate] = {}
+    if jobs > 1 and not backend:
+        raise click.UsageError("-j goes with --backend; here cells run one after the other")
     with talk_to_stderr() if as_json else contextlib.nullcontext():
         if tune:
             owner_files.made(out / "tuning")
-            found_rates = tuned(grid, out / "tuning", on, lambda rate, one: echo(_tried(rate, one), err=True))
+            found_rates = tuned(grid, out / "tuning", on, _tell_tried, backend=backend, jobs=jobs)
             grid = replace(grid, rates=chosen_rates(found_rates))
-        for done in run_cells(grid, out, on, report=report):
+        for done in run_cells(grid, out, on, report=report, backend=backend, jobs=jobs):
             cells.append(measured(done, on))
             echo(_told(cells[-1], again=done.again), err=True)
     found = comparison(cells, section.equal, section.target, on, rows_of(found_rates))
@@ -107,8 +113,8 @@ def _told(one: MeasuredCell, *, again: bool) -> str:
     return f"{said}{one.rounds} rounds in {one.seconds:.4g} s{loss}{' (was there)' if again else ''}"
 
 
-def _tried(rate: float, one: MeasuredCell) -> str:
-    return f"train.lr {rate:g}: {_told(one, again=False)}"
+def _tell_tried(rate: float, one: MeasuredCell) -> None:
+    echo(f"train.lr {rate:g}: {_told(one, again=False)}", err=True)
 
 
 HEADS = [

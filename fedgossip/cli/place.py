@@ -1,4 +1,4 @@
-"""`fedgossip launch EXPERIMENT --on slurm`: every participant of an experiment, on the nodes of a cluster."""
+"""`fedgossip launch EXPERIMENT --on slurm|ray`: every participant of an experiment, on the nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from fedgossip.plans.compose import Plan
     from fedgossip.rundir.run_directory import Run
 
-ENGINES = ("local", "slurm")
+ENGINES = ("local", "slurm", "ray")
+ENGINE_OF = {"partition": "slurm", "nodes": "slurm", "minutes": "slurm", "detach": "slurm", "address": "ray"}
+"""The options that one engine alone has."""
 
 
 @click.command(name="launch")
@@ -28,7 +30,7 @@ ENGINES = ("local", "slurm")
     type=click.Choice(ENGINES),
     default="local",
     show_default=True,
-    help="local: as `run --on local`.  slurm: a job, by submitit.",
+    help="local: as `run --on local`.  slurm: a job, by submitit.  ray: actors.",
 )
 @click.option("--partition", default="", help="Of Slurm.  local: submitit on this machine.  [default: Slurm's own]")
 @click.option("--nodes", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Of Slurm.")
@@ -45,6 +47,20 @@ ENGINES = ("local", "slurm")
     default=1,
     show_default=True,
     help="Processors of each participant, and threads that train.",
+)
+@click.option(
+    "--address",
+    default="auto",
+    show_default=True,
+    help="Of Ray: HOST:PORT; auto: RAY_ADDRESS or this machine's; local: a cluster that ends with the run.",
+)
+@click.option(
+    "--start-timeout",
+    type=click.FloatRange(min=1),
+    default=120.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="In which all participants must listen; on Slurm since the job runs.",
 )
 @click.option("--interface", default="", help="By whose address others call.  [default: that which leads to them]")
 @click.option("--detach", is_flag=True, help="Of Slurm: do not wait; print the line that collects.")
@@ -70,6 +86,8 @@ def place(
     nodes: int,
     minutes: int,
     cpus: int,
+    address: str,
+    start_timeout: float,
     interface: str,
     detach: bool,
     overrides: tuple[str, ...],
@@ -81,7 +99,8 @@ def place(
 ) -> int:
     """Run every participant of the file EXPERIMENT as a process, on this machine or on the nodes of a cluster.
 
-    On Slurm the folder is on a disk that all nodes share.  Ctrl-C ends all and keeps what was learned.
+    On Slurm the folder is on a disk that all nodes share; on Ray it is here, and what nodes write comes to it.
+    Ctrl-C ends all and keeps what was learned.
     """
     from fedgossip.clusters.placing import asked_before, submit
     from fedgossip.clusters.resources import Resources
@@ -90,11 +109,13 @@ def place(
     from fedgossip.plans import compose
     from fedgossip.rundir.run_directory import new_path
 
-    if detach and (on != "slurm" or stopped):
-        raise click.UsageError("--detach goes with --on slurm, for a run that begins")
-    wanted = Resources(on, cpus, partition, nodes, minutes, interface)
+    named = context.get_parameter_source("on") is not click.core.ParameterSource.DEFAULT
+    if named or not stopped:
+        _check_engine(context, on)
+    if detach and stopped:
+        raise click.UsageError("--detach goes with a run that begins")
+    wanted = Resources(on, cpus, partition, nodes, minutes, interface, address, start_timeout)
     if stopped:
-        named = context.get_parameter_source("on") is not click.core.ParameterSource.DEFAULT
         wanted = wanted if named else asked_before(stopped)
         file = experiment or resume.experiment_in(stopped)
         plan = resume.plan_of(stopped, load_experiment(file, overrides, seed=seed))
@@ -120,6 +141,14 @@ def place(
     if exit_code(finished) == 130:
         echo(f"To go on: {resume.line(folder)}", err=True)
     return exit_code(finished)
+
+
+def _check_engine(context: click.Context, on: str) -> None:
+    """Refuse an option of another engine than the one that is asked for."""
+    for name, engine in ENGINE_OF.items():
+        given = context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+        if given and on != engine:
+            raise click.UsageError(f"--{name} goes with --on {engine}")
 
 
 def _tell(text: str) -> None:

@@ -1,6 +1,6 @@
 """A task of a job: starts its participant on this node, tells where it is, and ends it when the job is to end.
 
-    python -m fedgossip.clusters.node RUN/cluster
+    python -m fedgossip.clusters.node RUN/cluster PROBE
 
 Which participant it is says the job's environment.  Before the job's time is over Slurm sends SIGTERM; the participant
 says goodbye, its checkpoint is on disk, and the job is queued again.
@@ -21,6 +21,7 @@ from fedgossip.checkpoints import incarnation_of
 from fedgossip.clusters.meeting import STOP, JobLife, read_job
 from fedgossip.clusters.participant_process import own_host, started
 from fedgossip.clusters.resources import imported
+from fedgossip.clusters.shared_folder import check_shared
 from fedgossip.errors import FedgossipError
 from fedgossip.rundir.collect import ENDPOINT
 from fedgossip.rundir.peer_files import failed, try_to_tell
@@ -33,8 +34,9 @@ END_SECONDS = 20.0
 done: Slurm sends SIGKILL after 30."""
 
 
-def main(folder: Path) -> int:
-    """Run one participant to its end; return its exit code."""
+def main(folder: Path, probe: str) -> int:
+    """Run one participant to its end.  Raises ConfigError where this node does not see the folder of the run."""
+    check_shared(folder, probe)
     environment = imported("submitit", "submitit").helpers.JobEnvironment()
     job, node = read_job(folder), int(environment.global_rank)
     life = JobLife(folder / f"{environment.job_id}-{os.environ.get('SLURM_RESTART_COUNT') or 0}", len(job.specs))
@@ -104,4 +106,8 @@ def _requeue(job: str, life: JobLife) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    try:
+        sys.exit(main(Path(sys.argv[1]), sys.argv[2]))
+    except FedgossipError as failure:  # the last line of what the task says; who launched tells it where it is seen
+        sys.stderr.write(f"{failure}  {failure.advice}\n")
+        sys.exit(failure.exit_code)

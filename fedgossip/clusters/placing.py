@@ -1,4 +1,4 @@
-"""A run whose participants are placed on a cluster: `fedgossip launch EXPERIMENT --on slurm`."""
+"""A run whose participants are placed on a cluster: `fedgossip launch EXPERIMENT --on slurm`, or `--on ray`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from pathlib import Path
 import msgspec
 
 from fedgossip import owner_files
-from fedgossip.clusters.resources import Resources, check_placeable
+from fedgossip.clusters.ray import RayProcesses
+from fedgossip.clusters.resources import RAY, Resources, check_placeable
 from fedgossip.clusters.slurm import SlurmProcesses
 from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.drivers.local import run_local_plan, specs_of
 from fedgossip.drivers.participant import check_recordable
+from fedgossip.drivers.run_processes import RunProcesses
 from fedgossip.errors import ResumeError
 from fedgossip.plans import compose
 from fedgossip.plans.adversary import check_real
@@ -47,8 +49,14 @@ def run_placed(
         )
 
 
-def processes_of(plan: Plan, wanted: Resources, tell: Tell) -> SlurmProcesses:
+def processes_of(plan: Plan, wanted: Resources, tell: Tell) -> RunProcesses:
     """Return what has the participants of a run placed.  Raises ConfigError, NetworkError."""
+    if wanted.engine == RAY:
+        return RayProcesses(plan.n, wanted, portable=plan.experiment.train.portable, tell=tell)
+    return _slurm(plan, wanted, tell)
+
+
+def _slurm(plan: Plan, wanted: Resources, tell: Tell) -> SlurmProcesses:
     return SlurmProcesses(plan.n, wanted, portable=plan.experiment.train.portable, tell=tell)
 
 
@@ -60,7 +68,7 @@ def submit(plan: Plan, out: Path, wanted: Resources, tell: Tell) -> str:
     check_placeable(plan)
     check_recordable(plan, 0)
     check_real(plan.experiment)
-    slurm = processes_of(plan, wanted, tell)
+    slurm = _slurm(plan, wanted, tell)
     task, _ = compose.task_of(plan.experiment, plan.learners)
     RunDirectory(out, plan).abandon()
     state_plan(out, plan, task)
@@ -81,5 +89,5 @@ def asked_before(run: Path) -> Resources:
     try:
         return from_json(_DECODER, (run / PLACED).read_bytes())
     except (OSError, UnreadableError) as error:
-        advice = "Name the cluster again: --on slurm.  Or go on here: fedgossip run --resume."
+        advice = "Name the cluster again: --on slurm, --on ray.  Or go on here: fedgossip run --resume."
         raise ResumeError(f"{run / PLACED}: {error}", advice) from None

@@ -9,10 +9,17 @@ from typing import Any
 from fedgossip.errors import ConfigError
 from fedgossip.plans.plan import Plan
 
-SLURM = "slurm"
+SLURM, RAY = "slurm", "ray"
 
 LOCAL = "local"
-"""The partition that is this machine: submitit's local executor, to try what would be sent."""
+"""The partition of Slurm, or the address of Ray, that is this machine: submitit's local executor, or a cluster of Ray
+that ends with the run, to try what would be sent."""
+
+START_SECONDS = 120.0
+"""Usual time in which all participants of a run must listen; a cold disk and sixteen of them need some."""
+
+MORE_SECONDS = 30.0
+"""How much longer than that participants wait for each other's addresses: who launched is to say who is missing."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,15 @@ class Resources:
     """Of Slurm: after so many the job is stopped, queued again, and goes on from its checkpoints."""
     interface: str = ""
     """The network interface by whose address the others call a participant; "": the one that leads to them."""
+    address: str = "auto"
+    """Of Ray: HOST:PORT; auto: RAY_ADDRESS, or the cluster of this machine; local: one that ends with the run."""
+    start_seconds: float = START_SECONDS
+    """Time in which all participants must listen, on Slurm from the moment in which the job runs."""
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long a participant waits for the addresses of the others."""
+        return self.start_seconds + MORE_SECONDS
 
 
 def check_placeable(plan: Plan) -> None:

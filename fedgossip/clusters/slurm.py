@@ -19,15 +19,13 @@ from typing import Any
 
 from fedgossip.clusters.meeting import CLUSTER, STOP, JobLife, PlacedJob, write_job
 from fedgossip.clusters.resources import LOCAL, SLURM, Resources, imported
-from fedgossip.drivers.local import START_SECONDS, not_started
+from fedgossip.clusters.shared_folder import SEEN_SECONDS, probe_in
+from fedgossip.drivers.local import not_started
 from fedgossip.errors import ConfigError, FedgossipError, NetworkError
 from fedgossip.rundir.run_directory import write_whole
 
 LOOK_SECONDS = 2.0
 """Between two questions to Slurm about the job."""
-
-SEEN_SECONDS = 30.0
-"""After which a file that a node has written is seen here: folders of NFS are looked at again so late."""
 
 STOP_SECONDS = 40.0
 """How long all may take to end before the job is cancelled."""
@@ -63,16 +61,16 @@ class SlurmProcesses:
         """Have the job placed, and return its number.  Raises ConfigError in the words of Slurm."""
         self._folder = (out / CLUSTER).resolve()
         wanted = self._wanted
-        specs = [self._specs[node] for node in range(self._count)]
+        specs = [{**self._specs[node], "wait_seconds": wanted.wait_seconds} for node in range(self._count)]
         path = [str(Path(p).resolve()) for p in sys.path if p]
         job = PlacedJob(specs, str(Path.cwd()), path, wanted.cpus, self._portable, wanted.interface)
         write_job(self._folder, job)
-        command = [sys.executable, "-m", "fedgossip.clusters.node", str(self._folder)]
+        command = [sys.executable, "-m", "fedgossip.clusters.node", str(self._folder), probe_in(self._folder)]
         function = self._submitit.helpers.CommandFunction(command, verbose=False)
         executor = self._submitit.AutoExecutor(folder=self._folder, cluster=LOCAL if self._here else SLURM)
         executor.update_parameters(**_parameters(self._count, wanted))
         try:
-            with _deaf(), _path_of_ours():
+            with _deaf(), path_of_ours():
                 self._job = executor.submit(function)
         except self._submitit.core.utils.UncompletedJobError as error:
             advice = "`sinfo` lists what there is; name it with --partition, --nodes, --cpus, --minutes."
@@ -87,7 +85,7 @@ class SlurmProcesses:
         while (life := self._life) is None or not life.gathered:
             self.poll(0.1)
             if until == math.inf and self._state in ("RUNNING", "COMPLETING"):
-                until = time.monotonic() + START_SECONDS
+                until = time.monotonic() + self._wanted.start_seconds
             if self._over or time.monotonic() > until:
                 raise self._not_seen(out) or not_started(out, folders)
             if self.exited:
@@ -226,7 +224,7 @@ def _deaf() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _path_of_ours() -> Iterator[None]:
+def path_of_ours() -> Iterator[None]:
     """Have the tasks find this package where it is found here."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(str(Path(p).resolve()) for p in sys.path if p)

@@ -156,7 +156,11 @@ def _peer(spec: dict[str, Any], folder: Path) -> int:
             endpoints=Path(spec["endpoints"]),
             child=True,
             faults=Faults(faults_of(plan), spec["node"], RunClock(Path(spec["began"]))),
-            **{key: spec[key] for key in ("resume", "incarnation", "checkpoint_seconds", "trace_bytes") if key in spec},
+            **{
+                key: spec[key]
+                for key in ("resume", "incarnation", "checkpoint_seconds", "trace_bytes", "wait_seconds")
+                if key in spec
+            },
         )
     except FedgossipError as error:
         with contextlib.suppress(OSError):

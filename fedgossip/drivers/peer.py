@@ -61,7 +61,8 @@ from fedgossip.trace.files import Opening, Trace, Traced
 from fedgossip.vectors import Vector
 
 WAIT_FOR_ENDPOINTS_SECONDS = 150.0
-"""For a collector to hear from all peers; longer than it waits itself, so that it is the one to say who is missing."""
+"""Usual time for a collector to hear from all peers; longer than it waits itself, so that it is the one to say who is
+missing."""
 
 
 class Stopper:
@@ -122,6 +123,7 @@ def run_peer(
     data: str = "",
     ways: Ways = DIRECT,
     asked_to_stop: threading.Event | None = None,
+    wait_seconds: float = WAIT_FOR_ENDPOINTS_SECONDS,
 ) -> PeerEnded:
     """Run peer `node` to the end; `folder` exists and is empty.  Raises FedgossipError, which ended.json also tells.
 
@@ -139,7 +141,7 @@ def run_peer(
     what it has spent of privacy, beside the key; by default in the folder.  `learning`: the task, and who has which
     examples, where that is made already; `data`: the source of this participant's own, where the experiment names none.
     `ways`: how others are reached beside their addresses.  `asked_to_stop`: once it is set the peer says goodbye and
-    ends.
+    ends.  `wait_seconds`: how long it waits for the file `endpoints` to appear.
     """
     check_recordable(plan, trace_bytes)
     with _telling(folder):
@@ -157,7 +159,9 @@ def run_peer(
             task = faults.on_task(task) if faults else task
             begin = incarnations.next_after if resume else incarnations.first
             life = begin(plan, node, folder, task.schema, shares.digest, incarnation)
-            known = endpoints if not isinstance(endpoints, Path) else _await_endpoints(endpoints, plan, stop)
+            known = (
+                endpoints if not isinstance(endpoints, Path) else _await_endpoints(endpoints, plan, stop, wait_seconds)
+            )
             hello = _hello_of(plan, node, task, shares, life)
             expected = Expected(task.schema, task.dtype.name, task.length, plan.vectors, plan.masked(task.length))
             links.connect(() if members else plan.partners(node), known, expected, hello)
@@ -342,8 +346,8 @@ def _same_port(folder: Path, bind: str) -> str:
         return bind
 
 
-def _await_endpoints(path: Path, plan: Plan, stop: Stopper) -> dict[NodeId, Endpoint]:
-    until = time.monotonic() + WAIT_FOR_ENDPOINTS_SECONDS
+def _await_endpoints(path: Path, plan: Plan, stop: Stopper, seconds: float) -> dict[NodeId, Endpoint]:
+    until = time.monotonic() + seconds
     while not path.exists():
         if stop() or time.monotonic() > until:
             raise NetworkError(f"{path} did not appear", "Did the other peers of this run start?")

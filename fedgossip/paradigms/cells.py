@@ -6,6 +6,7 @@ are run.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,8 @@ from fedgossip.paradigms.experiments import experiment_for
 from fedgossip.paradigms.names import paradigm_of
 from fedgossip.paradigms.setting import Paradigm
 from fedgossip.records import Row
-from fedgossip.sweeping.cells import INTERRUPTED, check_same, outcome_in, run_cell
+from fedgossip.sweeping.cells import FAILURE, INTERRUPTED, CellOutcome, check_same, outcome_in, run_cell
+from fedgossip.sweeping.listed import PlacedCells
 
 
 @dataclass(frozen=True)
@@ -78,13 +80,54 @@ class CellGrid:
 
 
 def run_cells(
-    grid: CellGrid, out: Path, driver: str, *, report: bool = True, watch: Callable[[Row], None] | None = None
+    grid: CellGrid,
+    out: Path,
+    driver: str,
+    *,
+    report: bool = True,
+    watch: Callable[[Row], None] | None = None,
+    backend: str = "",
+    jobs: int = 1,
 ) -> Iterator[DoneCell]:
     """Run every cell that is not there, and yield what came of each.
 
-    `driver`: sim or local.  Raises ConfigError where a folder holds a run of another experiment, and where two
+    `driver`: sim or local.  `backend`: ray:ADDRESS or slurm:PARTITION, whose `jobs` workers run the cells; "": this
+    process, one after the other.  Raises ConfigError where a folder holds a run of another experiment, and where two
     paradigms with as many workers and the same seed did not learn from the same data.
     """
+    there = {cell.folder: found for cell in grid.cells if (found := outcome_in(out / cell.folder)) and found.summary}
+    with contextlib.ExitStack() as stack:
+        placed = None
+        if backend:
+            placed = PlacedCells(out, _open(grid, out, there), driver, backend, jobs, report=report)
+            stack.callback(placed.stop)
+
+        def run(cell: Cell, experiment: Experiment) -> CellOutcome:
+            if placed:
+                return placed.outcome(cell.folder)
+            (out / cell.folder / FAILURE).unlink(missing_ok=True)  # of a worker; asked for again
+            return run_cell(experiment, out / cell.folder, driver, report=report, watch=watch)
+
+        yield from _done(grid, out, there, run)
+
+
+def _open(grid: CellGrid, out: Path, there: Mapping[str, CellOutcome]) -> dict[str, Experiment]:
+    """Return the experiments of cells that are still to be run, by their folders.  Raises ConfigError."""
+    found = {}
+    for cell in grid.cells:
+        with contextlib.suppress(ConfigError):  # of one that cannot be made; told where its turn comes
+            found[cell.folder] = grid.experiment(cell)
+    for name, experiment in found.items():
+        check_same(out / name, experiment, "comparison")
+    return {name: experiment for name, experiment in found.items() if name not in there}
+
+
+def _done(
+    grid: CellGrid,
+    out: Path,
+    there: Mapping[str, CellOutcome],
+    run: Callable[[Cell, Experiment], CellOutcome],
+) -> Iterator[DoneCell]:
     seen: dict[tuple[int, int], tuple[Path, object]] = {}
     for cell in grid.cells:
         path = out / cell.folder
@@ -94,8 +137,8 @@ def run_cells(
             yield DoneCell(cell, None, path, None, f"{error}  {error.advice}".strip())
             continue
         check_same(path, experiment, "comparison")
-        found = outcome_in(path)
-        outcome = found or run_cell(experiment, path, driver, report=report, watch=watch)
+        found = there.get(cell.folder)
+        outcome = found or run(cell, experiment)
         if outcome.status == INTERRUPTED:
             raise KeyboardInterrupt
         done = DoneCell(cell, experiment, path, outcome.summary, outcome.error, again=found is not None)

@@ -34,17 +34,26 @@ def rates_of(grid: CellGrid) -> list[float]:
     return [float(given) * factor for factor in FACTORS]
 
 
-def tuned(grid: CellGrid, out: Path, driver: str, tell: Callable[[float, MeasuredCell], None]) -> dict[str, TunedRate]:
+def tuned(
+    grid: CellGrid,
+    out: Path,
+    driver: str,
+    tell: Callable[[float, MeasuredCell], None],
+    *,
+    backend: str = "",
+    jobs: int = 1,
+) -> dict[str, TunedRate]:
     """Run each paradigm with each rate, once, with most workers and the first seed; `tell` is given each cell.
 
     The runs stand in a folder for each rate in `out`; those that are there are not run again.
+    `backend`, `jobs`: as `run_cells`.
     """
     losses: dict[str, dict[float, float | None]] = {name: {} for name in grid.paradigms}
     for rate in rates_of(grid):
         one = replace(
             grid, rates=dict.fromkeys(grid.paradigms, rate), workers=[max(grid.workers)], seeds=grid.seeds[:1]
         )
-        for done in run_cells(one, out / f"lr-{rate:g}", driver, report=False):
+        for done in run_cells(one, out / f"lr-{rate:g}", driver, report=False, backend=backend, jobs=jobs):
             cell = measured(done, driver)
             tell(rate, cell)
             losses[done.cell.name][rate] = _loss(cell)

@@ -21,14 +21,12 @@ from fedgossip.rundir.run_directory import write_whole
 from fedgossip.sweeping.cells import (
     FAILED,
     FAILURE,
-    INTERRUPTED,
     CellOutcome,
     outcome_in,
     refusal,
-    run_cell,
     write_failure,
 )
-from fedgossip.sweeping.claims import ClaimLostError, claim
+from fedgossip.sweeping.claimed import run_claimed
 from fedgossip.sweeping.grid import SweepCell, SweepGrid, Values, named, read_sweep
 from fedgossip.sweeping.tuning import Tuning, TuningState, tuning_of
 
@@ -133,26 +131,10 @@ class SweepFolder:
 
         Raises KeyboardInterrupt where it was stopped; it can go on.
         """
-        held = claim(self.claims, self.grid.hash(cell))
-        if held is None:
-            return None
-        try:
-            if (found := self.outcome(cell)) is not None:  # another was done with it a moment ago
-                return found
-            experiment, place = self.grid.experiment(cell), self.place(cell)
-            try:
-                found = run_cell(experiment, place, self.grid.file.engine, watch=lambda _: held.check())
-            except ClaimLostError:
-                return None
-            except Exception as error:  # a fault of ours, or of a function of the user's, costs this cell alone
-                found = CellOutcome.of(FAILED, error)
-            if found.status == INTERRUPTED:
-                raise KeyboardInterrupt
-            if found.summary is None:
-                write_failure(place, found)
-            return found
-        finally:
-            held.release()
+        name, engine = self.grid.hash(cell), self.grid.file.engine
+        return run_claimed(
+            self.claims, name, self.place(cell), engine, lambda: self.grid.experiment(cell), lambda: self.outcome(cell)
+        )
 
     def work(self, until: float, stopped: Callable[[], bool] = lambda: False) -> Iterator[Ended]:
         """Run cells until none is open, and yield each; no new one is begun after `until` (seconds of the epoch).

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import socket
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from fedgossip.sweeping.claims import holder
 from fedgossip.sweeping.folder import SweepFolder
+from fedgossip.sweeping.worker import words_of
 
 DEATHS = 2
 """Number of workers that a cell may end before it counts as failed."""
@@ -25,26 +25,28 @@ class LocalWorkers:
     """So many processes."""
 
     def __init__(self, folder: Path, jobs: int, until: float, memory: int | None) -> None:
-        self._words = [str(folder), "" if math.isinf(until) else repr(until), str(memory or "")]
+        self._folder = SweepFolder.opened(folder)
+        self._words = [*words_of("fedgossip.sweeping.worker", folder, until=until, memory=memory), "--listen"]
         self._workers = [self._start() for _ in range(jobs)]
         self._deaths: Counter[str] = Counter()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "fedgossip.sweeping.worker", *self._words]
+        command = [sys.executable, "-m", *self._words]
         # each trains on one thread: several that all take every core are slower than one after the other
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         return subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, **threads})
 
-    def working(self, folder: SweepFolder) -> bool:
+    def working(self) -> bool:
         """Whether some still work.  One that a signal has ended while it had a cell is replaced."""
         for place, worker in enumerate(self._workers):
             code = worker.poll()
-            if code is not None and code < 0 and self._bury(folder, worker.pid, -code):
+            if code is not None and code < 0 and self._bury(worker.pid, -code):
                 self._workers[place] = self._start()
         return any(worker.poll() is None for worker in self._workers)
 
-    def _bury(self, folder: SweepFolder, pid: int, number: int) -> bool:
+    def _bury(self, pid: int, number: int) -> bool:
         """Count the death for the cell that the worker had, and say whether it had one; write down a second death."""
+        folder = self._folder
         host, name = socket.gethostname(), signal.Signals(number).name
         for cell in folder.open_cells():
             if holder(folder.claims, folder.grid.hash(cell)) == (host, pid):

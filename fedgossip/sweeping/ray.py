@@ -1,56 +1,59 @@
-"""Workers of a sweep as tasks of a Ray cluster whose nodes all see the folder (extra `cluster`)."""
+"""Workers as commands on the nodes of a Ray cluster that all see the folder (extra `cluster`)."""
 
 from __future__ import annotations
 
-import importlib
-import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedgossip.clusters.ray_cluster import connected
+from fedgossip.clusters.ray_node import END_SECONDS, RayCommand
 from fedgossip.errors import ConfigError, NetworkError
-from fedgossip.sweeping.folder import SweepFolder
-from fedgossip.sweeping.worker import run_worker
 
-LOCAL = "local"
-"""The address of a cluster of this machine alone, which is started for the sweep."""
+ANSWER_SECONDS = 60.0
+"""How long actors may take to say how their commands do, once they are placed."""
 
 
 class RayWorkers:
-    """So many tasks, a processor each.  Raises ConfigError without Ray, NetworkError where no cluster answers."""
+    """So many commands, a processor each.  Raises ConfigError without Ray, NetworkError where no cluster answers."""
 
-    def __init__(self, folder: Path, jobs: int, until: float, address: str) -> None:
-        self._ray = ray = _imported()
-        where = {"num_cpus": jobs, "include_dashboard": False} if address == LOCAL else {"address": address}
-        try:
-            ray.init(**where, log_to_driver=False, logging_level="error")
-        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            told = str(error).splitlines()[0] if str(error) else type(error).__name__
-            advice = "Start one: ray start --head; then --backend ray:auto, or ray:HOST:PORT."
-            raise NetworkError(f"no Ray cluster at {address}: {told}", advice) from None
-        task = ray.remote(num_cpus=1, max_retries=0)(_work)
-        self._tasks = [task.remote(str(folder.resolve()), until, str(Path.cwd())) for _ in range(jobs)]
+    def __init__(self, words: Sequence[str], jobs: int, address: str) -> None:
+        self._ray = ray = connected(address, jobs)
+        actor = ray.remote(RayCommand).options(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")
+        self._actors: list[Any] = [actor.remote() for _ in range(jobs)]
+        path = [str(Path(p).resolve()) for p in sys.path if p]
+        started = [one.start.remote([*words, "--listen"], str(Path.cwd()), path) for one in self._actors]
+        self._waiting = dict(zip(started, self._actors, strict=True))
 
-    def working(self, _folder: SweepFolder) -> bool:
-        """Whether some still work.  Raises what one of them raised; a lost worker's cell is taken by the others."""
-        _, waiting = self._ray.wait(self._tasks, num_returns=len(self._tasks), timeout=0)
-        return bool(waiting)
+    def working(self) -> bool:
+        """Whether some still work, or wait for a processor.  Raises ConfigError where one cannot.
+
+        The cell of a worker that is lost is taken by the others.
+        """
+        ready, _ = self._ray.wait(list(self._waiting), num_returns=len(self._waiting), timeout=0)
+        for ref in ready:
+            actor = self._waiting.pop(ref)
+            try:
+                self._ray.get(ref)
+                code, said = self._ray.get(actor.code.remote(), timeout=ANSWER_SECONDS)
+            except self._ray.exceptions.RayTaskError as error:
+                raise NetworkError(f"a node could not start a worker: {error.cause!r}", _ADVICE) from None
+            except self._ray.exceptions.RayError:
+                continue
+            if code is None:
+                self._waiting[actor.wait.remote(1.0)] = actor
+            elif code > 0:
+                raise ConfigError(said or f"a worker ended with exit code {code}", _ADVICE)
+        return bool(self._waiting)
 
     def stop(self) -> None:
         """End those that go on; the cells that they had can go on elsewhere."""
-        for task in self._tasks:
-            self._ray.cancel(task, force=True)
+        ends = [actor.end.remote() for actor in self._waiting.values()]
+        self._ray.wait(ends, num_returns=len(ends), timeout=END_SECONDS) if ends else None
+        for actor in self._actors:
+            self._ray.kill(actor)
         self._ray.shutdown()
 
 
-def _work(folder: str, until: float, here: str) -> int:
-    """Work where the sweep was started, so that modules of the user's own are found."""
-    os.chdir(here)
-    return run_worker(folder, until)
-
-
-def _imported() -> Any:
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # it warns of what its next release will do
-    try:
-        return importlib.import_module("ray")
-    except ImportError:
-        raise ConfigError("Ray is not installed", "pip install 'fedgossip[cluster]'") from None
+_ADVICE = "The folder must be on a disk that all nodes share, and fedgossip in the Python that Ray runs."

@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from fedgossip.clusters.shared_folder import probe_in
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.sweeping.cells import CellOutcome
 from fedgossip.sweeping.folder import Ended, SweepFolder
 from fedgossip.sweeping.grid import SweepCell, SweepGrid, read_sweep
 from fedgossip.sweeping.local import LocalWorkers
 from fedgossip.sweeping.table import SweepTable, table_of
+from fedgossip.sweeping.worker import words_of
 
 BACKENDS = ("local", "ray:ADDRESS", "slurm:PARTITION")
 
@@ -30,8 +32,8 @@ Tell = Callable[[SweepCell, CellOutcome], None]
 class SweepWorkers(Protocol):
     """Workers, wherever they are."""
 
-    def working(self, folder: SweepFolder) -> bool:
-        """Whether some still work."""
+    def working(self) -> bool:
+        """Whether some still work.  Raises FedgossipError where none can."""
         ...
 
     def stop(self) -> None:
@@ -115,7 +117,7 @@ def _elsewhere(folder: SweepFolder, workers: SweepWorkers) -> Iterator[Ended]:
     try:
         going = True
         while going:
-            going = workers.working(folder)
+            going = workers.working()
             wanted = folder.wanted()
             for cell in wanted:
                 if cell.told not in told and (outcome := folder.outcome(cell)):
@@ -136,12 +138,26 @@ def _backend(text: str, jobs: int, memory: int | None) -> Callable[[Path, float]
         if jobs == 1 and memory is None:
             return None
         return lambda folder, until: LocalWorkers(folder, jobs, until, memory)
-    if kind == "ray" and where:
+    if kind in ("ray", "slurm") and where:
+        return lambda folder, until: on_cluster("fedgossip.sweeping.worker", folder, text, jobs, until, memory)
+    raise ConfigError(f"backend {text!r} is not known", nearest(text, BACKENDS))
+
+
+def on_cluster(
+    module: str, folder: Path, backend: str, jobs: int, until: float = math.inf, memory: int | None = None
+) -> SweepWorkers:
+    """Start workers of a folder on a cluster whose nodes share its disk, each the command of `words_of`.
+
+    `backend`: ray:ADDRESS or slurm:PARTITION.  Raises ConfigError, and NetworkError where no cluster answers.
+    """
+    kind, _, where = backend.partition(":")
+    if kind not in ("ray", "slurm") or not where:
+        raise ConfigError(f"backend {backend!r} is not known", nearest(backend, BACKENDS))
+    words = words_of(module, folder, until=until, memory=memory, probe=probe_in(folder))
+    if kind == "ray":
         from fedgossip.sweeping.ray import RayWorkers
 
-        return lambda folder, until: RayWorkers(folder, jobs, until, where)
-    if kind == "slurm" and where:
-        from fedgossip.sweeping.slurm import SlurmWorkers
+        return RayWorkers(words, jobs, where)
+    from fedgossip.sweeping.slurm import SlurmWorkers
 
-        return lambda folder, until: SlurmWorkers(folder, jobs, until, where, memory)
-    raise ConfigError(f"backend {text!r} is not known", nearest(text, BACKENDS))
+    return SlurmWorkers(words, folder / "slurm", jobs, until, where, memory)
