@@ -25,6 +25,7 @@ ELSEWHERE = {
     "judging": "tests/test_evaluation.py",
     "paradigms": "tests/test_compare.py",
     "repro": "tests/test_repro.py",
+    "survival": "tests/test_cox.py",
     "tasks": "tests/test_objectives.py",
     "trees": "tests/test_trees.py",
     "trackers": "tests/test_trackers.py",

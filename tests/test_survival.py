@@ -28,7 +28,7 @@ def patients(path: Path, seed: int, rows: int = 200) -> None:
 
 
 def text() -> str:
-    return next(one.text for one in blocks(page("glm")) if "kaplan-meier" in one.text)
+    return next(one.text for one in blocks(page("survival")) if "kaplan-meier" in one.text)
 
 
 @pytest.fixture(scope="module")

@@ -49,6 +49,7 @@ def evaluate(
     this is one of them, or the coordinator.
     """
     from fedgossip.errors import ConfigError
+    from fedgossip.learning.cox_fit import CoxFit
     from fedgossip.learning.fit_files import fit_in
     from fedgossip.learning.loaded_model import load_model
 
@@ -61,6 +62,9 @@ def evaluate(
     if not together and (fit := fit_in(model)) is not None:
         _of_a_fit(fit, Path(source), as_json=as_json)
         return 0
+    if together and isinstance(fit_in(model), CoxFit):
+        text = f"{model}: proportional hazards, which are judged on a table"
+        raise ConfigError(text, "Each site by itself:  fedgossip evaluate FIT FILE.csv.")
     loaded = load_model(model, node=node, run_code=run_code)
     if together:
         known = OtherMachines(Path(source), endpoints, key, ledger, bind, out, overrides)
@@ -82,9 +86,10 @@ def _on_a_file(loaded: LoadedModel, source: str, *, as_json: bool) -> None:
 
 
 def _of_a_fit(fit: Fit, path: Path, *, as_json: bool) -> None:
-    from fedgossip.learning.fitted_tables import judged
+    from fedgossip.learning import cox_tables, fitted_tables
+    from fedgossip.learning.cox_fit import CoxFit
 
-    records, measured = judged(fit, path)
+    records, measured = cox_tables.judged(fit, path) if isinstance(fit, CoxFit) else fitted_tables.judged(fit, path)
     if as_json:
         echo(json.dumps({"examples": records, **measured}))
         return

@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedgossip.cli.estimates import remarks, table_of
+from fedgossip.cli.fit_cox import fit_cox
 from fedgossip.cli.fit_survival import fit_survival
 from fedgossip.cli.fit_trees import fit_trees
 from fedgossip.cli.sums import EXPERIMENT, SET, OtherMachines, held_by, over_machines, summed
-from fedgossip.cli.text import columns, echo
+from fedgossip.cli.text import echo
 
 if TYPE_CHECKING:
     from fedgossip.experiment import Experiment
     from fedgossip.learning.agreed import AgreedTable
-    from fedgossip.learning.glm_fit import Coefficient, GlmFit
+    from fedgossip.learning.glm_fit import GlmFit
     from fedgossip.learning.glm_sums import GlmLayout
     from fedgossip.plans.federation import FederationPlan
 
@@ -49,16 +51,17 @@ def fit(
     overrides: tuple[str, ...],
 ) -> int:
     """Fit the model that model.source names to all sites' tables, by secure sums: it is that of all records in one
-    place.  A generalised linear one (glm:logistic, glm:linear, glm:poisson), boosted trees (trees:100x6), or
-    survival (kaplan-meier?every=30&until=720).
+    place.  A generalised linear one (glm:logistic, glm:linear, glm:poisson), boosted trees (trees:100x6), survival
+    (kaplan-meier?every=30&until=720) or proportional hazards (cox?every=30&until=720).
 
-    Writes fit.json (of trees trees-fit.json, of survival survival.json), and model/ for `fedgossip predict`,
-    except of survival, into a new folder.  Without
-    --endpoints all sites' files are on this machine; with it this is one of them, or the coordinator.
+    Writes fit.json (of trees trees-fit.json, of survival survival.json), and except of times model/, into a new
+    folder; `fedgossip predict` reads all but survival.json.  Without --endpoints all sites' files are on this machine;
+    with it this is one of them, or the coordinator.
     """
     from fedgossip.errors import ConfigError
     from fedgossip.experiment import load_experiment
     from fedgossip.learning.tree_options import is_trees
+    from fedgossip.plans.cox import is_cox
     from fedgossip.plans.glm import glm_plan, glm_task
     from fedgossip.plans.survival import is_survival
 
@@ -68,6 +71,8 @@ def fit(
         return fit_trees(whole, to or _folder(whole, experiment), known, site, bin_records, as_json=as_json)
     if is_survival(whole.model.source):
         return fit_survival(whole, to or _folder(whole, experiment), known, site, as_json=as_json)
+    if is_cox(whole.model.source):
+        return fit_cox(whole, to or _folder(whole, experiment), known, site, as_json=as_json)
     plan, layout, agreed = glm_plan(whole)
     folder = to or _folder(whole, experiment)
     if folder.exists() and not known.dry_run:
@@ -126,18 +131,9 @@ def said(found: GlmFit, sites: int) -> list[str]:
     steps = "one step" if found.steps == 1 else f"{found.steps} steps"
     at = f"at the end after {steps}" if found.converged else f"NOT at the end after {d.steps} steps"
     lines = [f"{d.family} model of {of}: {found.records} records of {found.sites} of {sites} sites, {at}"]
-    ratio = RATIO.get(d.family)
     statistic = "t" if d.family == "linear" else "z"
-    head = ["column", "estimate", "std. error", statistic, "p", "95 % from", "to"]
-    head += [ratio, "from", "to"] if ratio else []
-    lines += [columns([head, *(_line(one, ratio=bool(ratio)) for one in found.coefficients)])]
-    if d.against:
-        lines.append(f"compared with: {', '.join(d.against)}")
-    if d.constant:
-        lines.append(f"left out, for they have one value at every site: {', '.join(d.constant)}")
-    if found.silent:
-        text = "depend on each other, so their errors are not known and their estimates are one choice of many"
-        lines.append(f"{text}: {', '.join(found.silent)}")
+    lines += table_of(found.coefficients, statistic, RATIO.get(d.family))
+    lines += remarks(d.against, d.constant, found.silent)
     null = "" if found.null_deviance is None else f" ({found.null_deviance:.6g} of the mean alone)"
     if d.family == "linear":
         share = None if not found.null_deviance else 1 - found.deviance / found.null_deviance
@@ -145,19 +141,3 @@ def said(found: GlmFit, sites: int) -> list[str]:
         squares = f"squares {found.deviance:.6g}{null}{explained}"
         return [*lines, f"residual standard error {found.dispersion**0.5:.6g}, {squares}"]
     return [*lines, f"deviance {found.deviance:.6g}{null}, AIC {found.aic:.6g}"]
-
-
-def _line(one: Coefficient, *, ratio: bool) -> list[str]:
-    numbers = [one.estimate, one.error, one.statistic]
-    row = [one.name, *map(_number, numbers), _chance(one.p), _number(one.low), _number(one.high)]
-    if not ratio:
-        return row
-    return [*row, *(["", "", ""] if one.name.startswith("(") else map(_number, one.ratio))]
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
-
-
-def _chance(p: float | None) -> str:
-    return "-" if p is None else "<1e-16" if p < 1e-16 else f"{p:.2g}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedgossip.cli.estimates import chi_squared, number
 from fedgossip.cli.sums import OtherMachines, held_by, summed
 from fedgossip.cli.text import columns, echo
 
@@ -48,16 +49,14 @@ def said(found: CurveFit, sites: int) -> list[str]:
         lines += [f"{d.group_column} = {one.name}"] if one.name else []
         rows = [
             [f"{point.time:g}", str(point.risk), str(point.events)]
-            + [_number(value) for value in (point.survival, point.error, point.low, point.high)]
+            + [number(value) for value in (point.survival, point.error, point.low, point.high)]
             for point in one.points
         ]
         lines.append(columns([head, *rows]))
     rows = [_median(one) for one in (whole, *found.groups)]
     lines.append(columns([["", "records", "events", "expected", "median", "95 % from", "to"], *rows]))
     if found.statistic is not None and found.p is not None:
-        p = "<1e-16" if found.p < 1e-16 else f"{found.p:.2g}"
-        degrees = "1 degree" if found.freedom == 1 else f"{found.freedom} degrees"
-        lines.append(f"log-rank: chi squared {found.statistic:.4g} of {degrees} of freedom, p {p}")
+        lines.append(f"log-rank: {chi_squared(found.statistic, found.freedom or 0, found.p)}")
     if found.hidden:
         lines.append(f"not told, for they are too small or at too few sites: {', '.join(found.hidden)}")
     return lines
@@ -65,8 +64,4 @@ def said(found: CurveFit, sites: int) -> list[str]:
 
 def _median(one: GroupCurve) -> list[str]:
     figures = (one.expected, one.median, one.median_low, one.median_high)
-    return [one.name or "all", str(one.records), str(one.events), *map(_number, figures)]
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+    return [one.name or "all", str(one.records), str(one.events), *map(number, figures)]

@@ -66,6 +66,7 @@ def _of_a_model(model: Path, file: Path, node: int | None, *, run_code: bool) ->
 
 
 def _of_a_fit(fit: Fit, file: Path) -> tuple[str, Sequence[str]]:
-    from fedgossip.learning import fitted_tables
+    from fedgossip.learning import cox_tables, fitted_tables
+    from fedgossip.learning.cox_fit import CoxFit
 
-    return fitted_tables.scored(fit, file)
+    return cox_tables.scored(fit, file) if isinstance(fit, CoxFit) else fitted_tables.scored(fit, file)

@@ -66,7 +66,8 @@ class ModelSection(msgspec.Struct, forbid_unknown_fields=True):
     channels, hidden), `chars:WIDTH`, `gpt:2-64-4` (characters; layers, width, heads), `module:function`;
     `words:ROWS-WIDTH-CLASSES`, at parameter servers; `glm:logistic`, `glm:linear`, `glm:poisson`, and
     trees:100x6 (boosted trees, and how deep),
-    kaplan-meier?every=30&until=720&by=COLUMN (survival), for `fedgossip fit` (docs/glm.md, docs/trees.md)."""
+    kaplan-meier?every=30&until=720&by=COLUMN (survival), cox?every=30&until=720 (proportional hazards),
+    for `fedgossip fit` (docs/glm.md, docs/survival.md, docs/trees.md)."""
 
 
 class TopologySection(msgspec.Struct, forbid_unknown_fields=True):

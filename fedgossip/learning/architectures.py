@@ -138,7 +138,7 @@ def architecture(source: str, shape: Sequence[int], classes: int, vocabulary: in
     Raises ConfigError for an unknown model, and for one that does not fit the data.
     """
     kind, _, rest = source.partition(":")
-    if kind in ("glm", "trees"):
+    if kind.partition("?")[0] in ("glm", "trees", "kaplan-meier", "cox"):
         raise ConfigError(f"{source!r} is fitted by sums, without gradients", "Fit it by  fedgossip fit EXPERIMENT.")
     if kind == "chars":
         return GruSizes(_text_size(source, vocabulary), _hidden(source, rest))

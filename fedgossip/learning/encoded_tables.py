@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,28 @@ def _column(table: CsvColumns, place: int, column: EncodedColumn) -> npt.NDArray
         else:
             rows.append((number_of(table, row, place),))
     return np.array(rows, np.float64)
+
+
+class NamedColumn(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def categories(self) -> tuple[str, ...]: ...
+
+
+def categories_in(features: npt.ArrayLike, name: str, columns: Sequence[NamedColumn]) -> npt.NDArray[np.int64]:
+    """Return the place of each record's category in a column of words, [m], -1 where its cell is empty.
+
+    `features` [m, all] are those of `columns`, in their order.
+    """
+    place, values = 0, np.asarray(features)
+    for one in columns:
+        if one.name == name:
+            known = values[:, place : place + len(one.categories)] == 1
+            return np.where(known.any(axis=1), known.argmax(axis=1), -1).astype(np.int64)
+        place += len(one.categories) or 1
+    raise ConfigError(f"there is no column {name!r}", nearest(name, [one.name for one in columns]))
 
 
 def found_columns(table: Columns, columns: Sequence[EncodedColumn], besides: Sequence[str] = ()) -> Mapping[str, int]:

@@ -30,12 +30,13 @@ def scored(fit: GlmFit, path: Path) -> tuple[str, Sequence[str]]:
     if d.family == "logistic":
         chosen = [d.classes[int(one > 0.5)] for one in said.mean]
         named = f"probability of {d.of}"
-        added = {PREDICTED: chosen, f"probability of {d.classes[0]}": _told(1 - said.mean)}
+        added = {PREDICTED: chosen, f"probability of {d.classes[0]}": cells_of(1 - said.mean)}
     else:
         named, added = f"{PREDICTED} {d.outcome}", {}
-    added |= {name: _told(one) for name, one in zip([named, *(f"{named}, {b}" for b in BETWEEN)], known, strict=True)}
+    names = [named, *(f"{named}, {b}" for b in BETWEEN)]
+    added |= {name: cells_of(one) for name, one in zip(names, known, strict=True)}
     if said.record is not None:
-        added |= {f"{d.outcome} of a record, {b}": _told(one) for b, one in zip(BETWEEN, said.record, strict=True)}
+        added |= {f"{d.outcome} of a record, {b}": cells_of(one) for b, one in zip(BETWEEN, said.record, strict=True)}
     return with_columns(table, added), unknown_of(table, d.encoding, [d.outcome])
 
 
@@ -45,7 +46,8 @@ def unknown_of(table: CsvColumns, encoding: TableEncoding, outcomes: Sequence[st
     return [name for place, name in enumerate(table.header) if place not in known and name not in outcomes]
 
 
-def _told(values: Values) -> list[str]:
+def cells_of(values: Values) -> list[str]:
+    """Return numbers as a table has them: nothing where there is none."""
     return [f"{one:.9g}" if np.isfinite(one) else "" for one in values.tolist()]
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -145,13 +145,25 @@ def start(family: ExponentialFamily, records: int, total: float, columns: int) -
     return Newton(point, point)
 
 
+def is_worse(state: Newton, records: int, deviance: float) -> bool:
+    """Return whether the point that was asked about has a larger deviance than the best, over the same records."""
+    before = state.sums
+    if before is None or before.records != records:
+        return False
+    return not deviance <= before.deviance + 1e-9 * (1 + abs(before.deviance))
+
+
+def halved(state: Newton) -> Newton:
+    """Return half the step, to be asked about next."""
+    return replace(state, point=state.best + (state.point - state.best) / 2, steps=state.steps + 1)
+
+
 def moved(state: Newton, sums: PointSums) -> Newton:
     """Return where the steps have come to when the sums at `state.point` are there."""
     before = state.sums
     comparable = before is not None and before.records == sums.records  # else other sites: begun anew from here
-    if before is not None and comparable and not sums.deviance <= before.deviance * (1 + 1e-9) + 1e-9:
-        half = state.best + (state.point - state.best) / 2
-        return Newton(half, state.best, before, state.left, state.steps + 1, state.first, state.silent)
+    if is_worse(state, sums.records, sums.deviance):
+        return halved(state)
     scale = 1 / np.sqrt(np.maximum(np.diag(sums.information), np.finfo(float).tiny))
     scaled = sums.information * scale[:, None] * scale
     values, directions = np.linalg.eigh(scaled)
@@ -176,6 +188,12 @@ def covariance(state: Newton, dispersion: float) -> Values:
     scaled = information[part] * scale[:, None] * scale
     found[part] = dispersion * np.linalg.inv(scaled) * scale[:, None] * scale
     return found
+
+
+def rank_of(information: Values) -> int:
+    """Return of how many directions the records say something."""
+    scale = 1 / np.sqrt(np.maximum(np.diag(information), np.finfo(float).tiny))
+    return int((np.linalg.eigvalsh(information * scale[:, None] * scale) >= SINGULAR).sum())
 
 
 def in_units(names: Sequence[str], mean: Values, deviation: Values) -> Values:

@@ -87,7 +87,7 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int) -> GlmFit | None:
     spread = _turned(turned, spread)
     names = (INTERCEPT, *design.columns)
     errors = np.sqrt(np.diag(spread))
-    found = [_coefficient(*one, free if linear else None) for one in zip(names, estimates, errors, strict=True)]
+    found = [coefficient(*one, free if linear else None) for one in zip(names, estimates, errors, strict=True)]
     first = state.first if state.first is not None and state.first.records == sums.records else None
     return GlmFit(
         design=design,
@@ -101,7 +101,7 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int) -> GlmFit | None:
         aic=None if linear else sums.deviance + sums.least + 2 * width,
         dispersion=dispersion,
         coefficients=tuple(found),
-        covariance=tuple(tuple(_told(value) for value in row) for row in spread.tolist()),
+        covariance=tuple(tuple(known(value) for value in row) for row in spread.tolist()),
         silent=tuple(names[place] for place in state.silent),
         eta=tuple(best.tolist()),
     )
@@ -109,13 +109,14 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int) -> GlmFit | None:
 
 def _turned(turned: Values, spread: Values) -> Values:
     """Return T S T' of what is known of S: the intercept's row is NaN where a column's that it is made of is."""
-    known = turned @ np.nan_to_num(spread) @ turned.T
+    found = turned @ np.nan_to_num(spread) @ turned.T
     unknown = (np.abs(turned) @ np.isnan(spread).astype(float) @ np.abs(turned).T) > 0
-    known[unknown] = math.nan
-    return np.asarray(known)
+    found[unknown] = math.nan
+    return np.asarray(found)
 
 
-def _told(value: float) -> float | None:
+def known(value: float) -> float | None:
+    """Return a number as JSON has it: None for what is none."""
     return value if math.isfinite(value) else None
 
 
@@ -123,8 +124,11 @@ def _exp(value: float) -> float:
     return math.exp(min(value, 700.0))
 
 
-def _coefficient(name: str, estimate: float, error: float, free: int | None) -> Coefficient:
-    """`free`: degrees of freedom of Student's t; None of a normal distribution."""
+def coefficient(name: str, estimate: float, error: float, free: int | None = None) -> Coefficient:
+    """Return an estimate with what follows from its error.
+
+    `free`: degrees of freedom of Student's t; None of a normal distribution.
+    """
     from scipy import special
 
     if not (math.isfinite(error) and error > 0):

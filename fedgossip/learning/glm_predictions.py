@@ -9,7 +9,7 @@ Source: McCullagh and Nelder, Generalized linear models, 2nd edition, 1989, chap
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,7 +45,7 @@ def predictions(fit: GlmFit, features: Values) -> MeanPredictions:
     chosen = features[:, list(fit.design.places)]
     x = np.concatenate([np.ones((len(chosen), 1)), chosen], axis=1)
     eta = x @ np.array([one.estimate for one in fit.coefficients])
-    variance = _variance(fit, x)
+    variance = variance_of(fit.covariance, x)
     reach = reach_of(fit.free if family.name == "linear" else None)
     low, high = (eta + side * reach * np.sqrt(variance) for side in (-1, 1))
     with np.errstate(over="ignore"):
@@ -56,9 +56,9 @@ def predictions(fit: GlmFit, features: Values) -> MeanPredictions:
     return MeanPredictions(mean, low, high, (eta - wide, eta + wide))
 
 
-def _variance(fit: GlmFit, x: Values) -> Values:
+def variance_of(covariance: Sequence[Sequence[float | None]], x: Values) -> Values:
     """Return x S x' of each record; NaN where a part of S is not known that it needs."""
-    spread = np.array([[math.nan if one is None else one for one in row] for row in fit.covariance])
+    spread = np.array([[math.nan if one is None else one for one in row] for row in covariance])
     unknown = np.isnan(spread)
     found = np.einsum("mi,ij,mj->m", x, np.where(unknown, 0.0, spread), x)
     there = (x != 0).astype(float)

@@ -46,12 +46,16 @@ TREES = "trees"
 SURVIVAL = "survival"
 """The kind of a run in which sites count events at times, and a survival curve is made of the counts."""
 
+COX = "cox"
+"""The kind of a run in which sites fit proportional hazards from sums over the records at risk."""
+
 SUMS: Mapping[str, str] = {
     STATISTICS: "statistics are sums",
     EVALUATION: "an evaluation is made of sums",
     GLM: "a regression is fitted to sums",
     TREES: "trees are grown from sums",
     SURVIVAL: "survival is counted in sums",
+    COX: "hazards are fitted to sums",
 }
 """Kinds whose vectors are sums of whole numbers, and what is made of them."""
 

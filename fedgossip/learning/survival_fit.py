@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import msgspec
 
 from fedgossip.errors import TrainingError
 from fedgossip.learning.column_sums import SITES
-from fedgossip.learning.glm_fit import FORMAT
+from fedgossip.learning.glm_fit import FORMAT, known
 from fedgossip.learning.kaplan_meier import curve_of, log_rank, median_of
 from fedgossip.learning.survival_sums import ALL, CurveDesign, CurveLayout, Numbers
 from fedgossip.learning.survival_times import ToldCounts, told_counts, told_ends, told_groups
@@ -113,14 +112,10 @@ def _curve(name: str, times: Sequence[float], counts: ToldCounts, expected: floa
     rows = zip(times, counts.risk.tolist(), counts.events.tolist(), strict=True)
     figures = zip(*(one.tolist() for one in (curve.survival, curve.error, curve.low, curve.high)), strict=True)
     points = [
-        CurvePoint(*row, survival, *map(_told, others)) for row, (survival, *others) in zip(rows, figures, strict=True)
+        CurvePoint(*row, survival, *map(known, others)) for row, (survival, *others) in zip(rows, figures, strict=True)
     ]
     median, low, high = median_of(times, curve)
     return GroupCurve(
         name=name, records=counts.records, events=int(counts.events.sum()), expected=expected, median=median,
         median_low=low, median_high=high, points=tuple(points),
     )  # fmt: skip
-
-
-def _told(value: float) -> float | None:
-    return value if math.isfinite(value) else None

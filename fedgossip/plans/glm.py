@@ -20,6 +20,7 @@ from fedgossip.learning.objectives import CLASSIFICATION, GLM, REGRESSION
 from fedgossip.learning.table_schema import FEDERATED
 from fedgossip.machine import NodeId
 from fedgossip.plans import compose
+from fedgossip.plans.design_columns import design_columns
 from fedgossip.plans.federation import FederationPlan
 from fedgossip.plans.sums import check_exact, plan_of_sums, sites_that_fit
 from fedgossip.plans.tasks import schema_of_experiment, site_file
@@ -30,9 +31,6 @@ KIND_OF = {"logistic": CLASSIFICATION, "linear": REGRESSION, "poisson": REGRESSI
 SOURCE_OF = {"logistic": "softmax", "linear": "softmax", "poisson": RATES}
 STEPS = 16
 """Of Newton's method; five to eight are usual."""
-COLUMNS = 200
-RECORDS_EACH = 5
-"""Records that there must be for each coefficient, or sums of products would say much of single ones."""
 
 
 def glm_plan(experiment: Experiment) -> tuple[FederationPlan, GlmLayout, AgreedTable]:
@@ -76,51 +74,13 @@ def _design(family: str, agreed: AgreedTable) -> GlmDesign:
     classes = labels[0].categories
     if family == "logistic" and len(classes) != 2:
         raise ConfigError(f"glm:logistic: {labels[0].name!r} has {len(classes)} classes", "It is of two: yes and no.")
-    _check_counted(agreed)
-    known = {one.name: one for one in agreed.columns}
-    columns, places, mean, deviation, against, constant = [], [], [], [], [], []
-    place = 0
-    for one in agreed.schema.features:
-        if one.categories:
-            there = [k for k, count in enumerate(known[one.name].counts) if count]
-            constant += [f"{one.name}={name}" for k, name in enumerate(one.categories) if k not in there]
-            against += [f"{one.name}={one.categories[k]}" for k in there[:1]]
-            columns += [f"{one.name}={one.categories[k]}" for k in there[1:]]
-            places += [place + k for k in there[1:]]
-            mean += [0.0] * len(there[1:])
-            deviation += [1.0] * len(there[1:])
-        elif not known[one.name].deviation:
-            constant.append(one.name)
-        else:
-            columns.append(one.name)
-            places.append(place)
-            mean.append(known[one.name].mean or 0.0)
-            deviation.append(known[one.name].deviation or 1.0)
-        place += len(one.categories) or 1
-    if not 0 < len(columns) <= COLUMNS:
-        advice = f"There are 1 to {COLUMNS}; leave some out: drop=A,B."
-        raise ConfigError(f"glm:{family} of {len(columns)} columns", advice)
-    if agreed.records < RECORDS_EACH * (len(columns) + 1):
-        given = f"{agreed.records} records for {len(columns) + 1} coefficients"
-        text = f"{given}: sums of products would tell of single ones"
-        raise ConfigError(text, f"Leave columns out, drop=A,B: {RECORDS_EACH} records for each coefficient are needed.")
+    c = design_columns(agreed, f"glm:{family}")
     return GlmDesign(
         family=family, outcome=labels[0].name, unit=labels[0].unit, of=classes[1] if classes else "", classes=classes,
-        encoding=agreed.encoding, columns=tuple(columns),
-        places=tuple(places), mean=tuple(mean), deviation=tuple(deviation), against=tuple(against),
-        constant=tuple(constant), agreed=agreed.digest, steps=STEPS,
+        encoding=agreed.encoding, columns=c.names,
+        places=c.places, mean=c.mean, deviation=c.deviation, against=c.against, constant=c.constant,
+        agreed=agreed.digest, steps=STEPS,
     )  # fmt: skip
-
-
-def _check_counted(agreed: AgreedTable) -> None:
-    """Raise ConfigError for a category of so few records that a sum over them would tell of each."""
-    for one in agreed.columns:
-        if one.label:
-            continue
-        few = [name for name, count in zip(one.categories, one.counts, strict=False) if count is None]
-        if few:
-            text = f"column {one.name!r}: {', '.join(few[:5])} at too few sites, or of under {agreed.suppress} records"
-            raise ConfigError(text, f"A coefficient of it would tell of them: leave the column out, drop={one.name}.")
 
 
 def glm_task(

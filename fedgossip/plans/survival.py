@@ -7,18 +7,21 @@ from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
 import numpy as np
+import numpy.typing as npt
 
 from fedgossip.errors import ConfigError, TooFewPeersError, nearest
 from fedgossip.experiment import Experiment, FederatedExperiment
 from fedgossip.experiment.sections import ModelSection
 from fedgossip.learning.agreed import AgreedTable, read
+from fedgossip.learning.dataset import Dataset
+from fedgossip.learning.encoded_tables import categories_in
 from fedgossip.learning.federated_tables import check_same, read_examples
 from fedgossip.learning.objectives import REGRESSION, SURVIVAL
 from fedgossip.learning.survival_fit import CurveFit, fit_of
 from fedgossip.learning.survival_sums import ALL, CurveDesign, CurveLayout, SiteTimes
 from fedgossip.learning.survival_task import ROUNDS, SurvivalTask
-from fedgossip.learning.survival_times import Counts, checked_times, grid_of, places_of
-from fedgossip.learning.table_schema import FEDERATED
+from fedgossip.learning.survival_times import checked_times, grid_of, places_of
+from fedgossip.learning.table_schema import FEDERATED, SchemaColumn
 from fedgossip.machine import NodeId
 from fedgossip.plans.federation import FederationPlan
 from fedgossip.plans.sums import check_exact, plan_of_sums, sites_that_fit
@@ -39,45 +42,66 @@ def survival_plan(experiment: Experiment) -> tuple[FederationPlan, CurveLayout, 
 
     Raises ConfigError as `glm_plan`, for labels that are not a time and an event, and for a grid that is none.
     """
-    if not isinstance(experiment, FederatedExperiment):
-        advice = "Give at least:  [coordinator]  clients = 5"
-        raise ConfigError("no [coordinator]: survival is counted over clients", advice)
-    d = experiment.data
-    if d.scale != FEDERATED:
-        text = f"data.scale is {d.scale!r}: survival is of the columns that the sites have agreed on"
-        raise ConfigError(text, f'Set data.scale = "{FEDERATED}", then  fedgossip data agree EXPERIMENT.')
-    if experiment.objective.kind != REGRESSION:
-        text = f"{KAPLAN_MEIER} beside task.kind = {experiment.objective.kind!r}"
-        raise ConfigError(text, f'Set task.kind = "{REGRESSION}": times and events are numbers.')
-    check_exact(experiment, "survival is", "the counts of survival are")
-    agreed = read(Path(d.agreed))
-    check_same(agreed, schema_of_experiment(experiment), Path(d.agreed))
-    layout = CurveLayout(_design(experiment.model.source, agreed))
-    plan = plan_of_sums(experiment, SURVIVAL, ROUNDS, layout.exact, model=ModelSection())
+    whole, agreed = agreed_times(experiment, KAPLAN_MEIER, "survival is", "the counts of survival are")
+    layout = CurveLayout(_design(whole.model.source, agreed))
+    plan = plan_of_sums(whole, SURVIVAL, ROUNDS, layout.exact, model=ModelSection())
     return plan, layout, agreed
 
 
-def _design(source: str, agreed: AgreedTable) -> CurveDesign:
+def agreed_times(experiment: Experiment, name: str, are: str, told: str) -> tuple[FederatedExperiment, AgreedTable]:
+    """Return the experiment and what its sites have agreed on, where times can be told by sums.
+
+    `name` of the model, `are` and `told` as in `check_exact`.  Raises ConfigError where there is no secure sum, beside
+    a budget, where nothing is agreed on yet, and for labels that are no numbers.
+    """
+    if not isinstance(experiment, FederatedExperiment):
+        advice = "Give at least:  [coordinator]  clients = 5"
+        raise ConfigError(f"no [coordinator]: {name} is of sums over clients", advice)
+    d = experiment.data
+    if d.scale != FEDERATED:
+        text = f"data.scale is {d.scale!r}: {name} is of the columns that the sites have agreed on"
+        raise ConfigError(text, f'Set data.scale = "{FEDERATED}", then  fedgossip data agree EXPERIMENT.')
+    if experiment.objective.kind != REGRESSION:
+        text = f"{name} beside task.kind = {experiment.objective.kind!r}"
+        raise ConfigError(text, f'Set task.kind = "{REGRESSION}": times and events are numbers.')
+    check_exact(experiment, are, told)
+    agreed = read(Path(d.agreed))
+    check_same(agreed, schema_of_experiment(experiment), Path(d.agreed))
+    return experiment, agreed
+
+
+def time_and_event(name: str, agreed: AgreedTable) -> tuple[SchemaColumn, SchemaColumn]:
+    """Return both label columns.  Raises ConfigError for others than two."""
     labels = agreed.schema.labels
     if len(labels) != 2:
-        text = f"{KAPLAN_MEIER}: {len(labels)} label columns, {', '.join(one.name for one in labels)}"
+        text = f"{name}: {len(labels)} label columns, {', '.join(one.name for one in labels)}"
         raise ConfigError(text, "Name two, the time and then the event (1 or 0): label=days,died.")
+    return labels[0], labels[1]
+
+
+def column_of_words(source: str, name: str, agreed: AgreedTable) -> tuple[str, ...]:
+    """Return the categories of the column by which records are told apart, () for "".  Raises ConfigError."""
+    words = {one.name: one.categories for one in agreed.schema.features if one.categories}
+    if name and name not in words:
+        text = f"model.source = {source!r}: {name!r} is no column of words"
+        raise ConfigError(text, nearest(name, words) if words else "There is none: leave it out.")
+    groups = words.get(name, ())
+    if len(groups) > GROUPS:
+        text = f"model.source = {source!r}: {len(groups)} groups; there are at most {GROUPS}"
+        raise ConfigError(text, "Take a column of fewer categories.")
+    return groups
+
+
+def _design(source: str, agreed: AgreedTable) -> CurveDesign:
+    time, event = time_and_event(KAPLAN_MEIER, agreed)
     name, _, query = source.partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))
     by = options.pop("by", "")
     without = f"{name}?{urlencode(options, safe=',')}" if options else name
-    column = next(one for one in agreed.columns if one.name == labels[0].name)
-    words = {one.name: one.categories for one in agreed.schema.features if one.categories}
-    if by and by not in words:
-        text = f"model.source = {source!r}: {by!r} is no column of words"
-        raise ConfigError(text, nearest(by, words) if words else "There is none: leave by out.")
-    groups = words.get(by, ())
-    if len(groups) > GROUPS:
-        text = f"model.source = {source!r}: {len(groups)} groups; there are at most {GROUPS}"
-        raise ConfigError(text, "Take a column of fewer categories.")
+    column = next(one for one in agreed.columns if one.name == time.name)
     return CurveDesign(
-        time=labels[0].name, event=labels[1].name, unit=labels[0].unit, grid=grid_of(without, column),
-        group_column=by, groups=groups, agreed=agreed.digest,
+        time=time.name, event=event.name, unit=time.unit, grid=grid_of(without, column),
+        group_column=by, groups=column_of_words(source, by, agreed), agreed=agreed.digest,
     )  # fmt: skip
 
 
@@ -96,23 +120,21 @@ def survival_task(
 def times_in(path: Path, d: CurveDesign, agreed: AgreedTable) -> SiteTimes:
     """Return a site's times.  Raises ConfigError for a file that does not fit, and for too few records."""
     found = read_examples(path, agreed, REGRESSION)
-    if len(found) < agreed.suppress:
-        text = f"fewer than {agreed.suppress} records"
+    times, events = checked_site(found, d.grid, (d.time, d.event), agreed.suppress)
+    groups = categories_in(found.x, d.group_column, agreed.schema.features) if d.group_column else None
+    return SiteTimes(places_of(d.grid, times), events, groups)
+
+
+def checked_site(
+    found: Dataset, grid: Sequence[float], names: Sequence[str], suppress: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """Return times and events of a site's records, [m].  Raises ConfigError as `checked_times`, and for too few."""
+    if len(found) < suppress:
+        text = f"fewer than {suppress} records"
         raise ConfigError(text, "A site with so few would be seen in the sums; it takes no part.")
     y = np.asarray(found.y, "f8")
-    checked_times(d.grid, y[:, 0], y[:, 1], (d.time, d.event))
-    return SiteTimes(places_of(d.grid, y[:, 0]), y[:, 1] == 1, _groups(np.asarray(found.x), d, agreed))
-
-
-def _groups(x: np.ndarray, d: CurveDesign, agreed: AgreedTable) -> Counts | None:
-    """Return the place of each record's group, [m]; -1 where its cell is empty."""
-    place = 0
-    for one in agreed.schema.features:
-        if one.name == d.group_column:
-            known = x[:, place : place + len(d.groups)] == 1
-            return np.where(known.any(1), known.argmax(1), -1).astype(np.int64)
-        place += len(one.categories) or 1
-    return None
+    checked_times(grid, y[:, 0], y[:, 1], names)
+    return np.ascontiguousarray(y[:, 0]), y[:, 1] == 1
 
 
 def curves_from(plan: FederationPlan, layout: CurveLayout, agreed: AgreedTable, vector: Vector | None) -> CurveFit:

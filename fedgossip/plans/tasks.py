@@ -19,6 +19,7 @@ from fedgossip.learning.dataset import Dataset, Indices
 from fedgossip.learning.objectives import (
     CLASSIFICATION,
     CONVEX,
+    COX,
     EVALUATION,
     GLM,
     LANGUAGE,
@@ -45,6 +46,7 @@ MADE_BY = {
     GLM: "fedgossip fit EXPERIMENT",
     TREES: "fedgossip fit EXPERIMENT",
     SURVIVAL: "fedgossip fit EXPERIMENT",
+    COX: "fedgossip fit EXPERIMENT",
 }
 """The commands that make a run of sums of an experiment."""
 
