@@ -278,3 +278,13 @@ def test_a_tenth_of_what_has_changed_is_enough_and_a_tenth_of_models_is_not(tmp_
     changed, parts = [numbers(line) for line in printed("fewer_bytes.py", tmp_path).splitlines()]
     assert changed[0] < 1e-6 and parts[0] > 1
     assert changed[1] < 0.15 * changed[2]
+
+
+def test_long_local_work_sends_a_twentieth_and_fragments_a_quarter_of_that_at_a_time(tmp_path: Path) -> None:
+    """A fragment ends with a row, so the largest has up to half a row of 64 elements more than a quarter."""
+    out = printed("11_outer.py", tmp_path).splitlines()[1:]
+    every, long, parts, ring = [numbers(line.partition("  ")[2].replace("%", "")) for line in out]
+    assert every[1] == pytest.approx(20 * long[1], rel=1e-4) and long[2] == pytest.approx(every[2], rel=1e-4)
+    assert parts[1] == pytest.approx(long[1], rel=0.01) and parts[2] == pytest.approx(long[2] / 4, rel=0.07)
+    assert ring[1] < long[1] / 20
+    assert min(one[0] for one in (every, long, parts, ring)) > 85

@@ -18,6 +18,12 @@ gap g, a contraction c of Q and b = ||I - W||
                                                                      diverges on every graph that was tried (tests)
 
 The practical rule has no g: where peers drift apart depends on c and on the largest eigenvalue of I - W alone.
+
+With an outer step (`diloco` with a codec) u_i is that of x_i and the peer's own v_i along what local training made.  On
+the complete graph, where nothing is left out, that is DiLoCo.  Elsewhere v has no part of the disagreement, as in
+`diloco` without a codec, so peers stay up to lr / (1 - beta) times further apart; in return gamma, and that the mean is
+kept whatever is lost, are those of CHOCO-SGD.  With that part in v averaging by signs diverges, and a change that is
+counted late moves the mean.
 """
 
 from __future__ import annotations
@@ -29,6 +35,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedgossip.algorithms.base import MODEL, Needs, Step, Vectors
+from fedgossip.algorithms.outer import OuterStep
 from fedgossip.codecs.base import Codec, CodecTurn, VectorLayout
 from fedgossip.codecs.names import make_codec
 from fedgossip.codecs.signs import Sign
@@ -51,6 +58,8 @@ class Replicated:
     """The round in which `known` has changed last, by `new`."""
     base: int = KNOWN_TO_ALL
     """The round in which it had changed before."""
+    v: Vector | None = None
+    """The outer momentum, of this peer's own updates."""
 
 
 def theorem(gap: float, norm: float, contraction: float) -> float:
@@ -77,7 +86,8 @@ SIGNS = 2 / math.pi
 class Choco:
     """Give the codec's name, and gamma: a number, or a rule of RULES, which needs the gap and ||I - W|| of the graph.
 
-    Raises ConfigError for a codec that does not contract, or draws at random, and for what is no gamma.
+    With `outer` each peer takes that step along its update before it says anything.  Raises ConfigError for a codec
+    that does not contract, or draws at random, and for what is no gamma.
     """
 
     slots = (MODEL,)
@@ -89,15 +99,17 @@ class Choco:
         gamma: float | str = "practical",
         gap: float | None = None,
         norm: float | None = None,
+        outer: OuterStep | None = None,
     ) -> None:
+        self.outer, name = outer, "diloco" if outer else "choco"
         if isinstance(gamma, str) and gamma not in RULES:
-            raise ConfigError(f"choco: there is no rule {gamma!r} for gamma", nearest(gamma, RULES))
+            raise ConfigError(f"{name}: there is no rule {gamma!r} for gamma", nearest(gamma, RULES))
         if not isinstance(gamma, str) and (
             isinstance(gamma, bool) or not isinstance(gamma, int | float) or not 0 < gamma <= 1
         ):
-            text = f"choco: gamma is {gamma!r}; expected a number above 0 and at most 1"
+            text = f"{name}: gamma is {gamma!r}; expected a number above 0 and at most 1"
             raise ConfigError(text, "Halve it where the peers drift apart, or leave it out: it is computed then.")
-        self.codec, self._gamma, self._gap, self._norm = _contracting(codec), gamma, gap, norm
+        self.codec, self._gamma, self._gap, self._norm = _contracting(codec, name), gamma, gap, norm
 
     def gamma(self, length: int) -> float:
         """Return gamma of models of so many elements; a rule's has two digits, the same on all machines.
@@ -121,13 +133,19 @@ class Choco:
         return self.codec.contraction(VectorLayout.of_length(length, np.dtype("float32")))
 
     def start(self, x: Vector) -> Replicated:
-        return Replicated(x, frozen(np.zeros_like(x)))
+        zeros = frozen(np.zeros_like(x))
+        return Replicated(x, zeros, v=zeros if self.outer else None)
 
     def trained(self, state: Replicated, update: Vector | None, step: Step) -> tuple[Replicated, Vectors]:
-        x = state.x if update is None else add(state.x, update)
+        x, v = self._learned(state, update)
         new = self._said(subtract(x, state.known), step.round)
         known = add(state.known, new)
-        return Replicated(x, known, new, step.round, state.version), (known,)
+        return Replicated(x, known, new, step.round, state.version, v), (known,)
+
+    def _learned(self, state: Replicated, update: Vector | None) -> tuple[Vector, Vector | None]:
+        if self.outer and state.v is not None:
+            return self.outer.taken(state.x, state.v, frozen(np.zeros_like(state.x)) if update is None else update)
+        return state.x if update is None else add(state.x, update), None
 
     def mixed(self, state: Replicated, mixed: Vectors) -> Replicated:
         gamma = self.gamma(state.x.shape[-1])
@@ -142,8 +160,8 @@ class Choco:
     def corrected(self, state: Replicated, differences: Vectors) -> Replicated:
         return replace(state, x=linear((1, state.x), (self.gamma(state.x.shape[-1]), differences[0])))
 
-    def rejoined(self, state: Replicated, model: Vector) -> Replicated:  # noqa: ARG002
-        return self.start(model)
+    def rejoined(self, state: Replicated, model: Vector) -> Replicated:
+        return replace(self.start(model), v=state.v)
 
     def _said(self, changes: Vector, round: int) -> Vector:
         """Return what the codec says of each row."""
@@ -154,10 +172,10 @@ class Choco:
         return frozen(np.stack(rows))
 
 
-def _contracting(name: str) -> Codec:
+def _contracting(name: str, method: str) -> Codec:
     codec = make_codec(name)
     least = codec.contraction(VectorLayout.of_length(2, np.dtype("float32")))
     if not least or isinstance(codec, DeepGradient | RandomK):
-        text = f"choco: {name} is no codec for it: what it says of a vector is random, or no contraction"
+        text = f"{method}: {name} is no codec for it: what it says of a vector is random, or no contraction"
         raise ConfigError(text, "Take top-k:SHARE, int8:BLOCK, sign, bf16 or fp16.")
     return codec

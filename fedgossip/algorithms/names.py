@@ -24,6 +24,7 @@ from fedgossip.algorithms.dsgd import DSGD
 from fedgossip.algorithms.gradient_tracking import GradientTracking
 from fedgossip.algorithms.momentum import MixedMomentum
 from fedgossip.algorithms.options import check_options
+from fedgossip.algorithms.outer import BETA, LR, OuterStep
 from fedgossip.algorithms.push_diging import PushDIGing
 from fedgossip.algorithms.push_momentum import PushMomentum
 from fedgossip.algorithms.push_sum import PushSum
@@ -102,6 +103,34 @@ def slowmo(
     return SlowMo(make(base, METHODS[base], Told(n), base_options or {}), every, alpha, beta, nesterov=nesterov)
 
 
+def choco(
+    codec: str = "top-k:0.1", gamma: float | str = "practical", gap: float | None = None, norm: float | None = None
+) -> Made:
+    """Return CHOCO-SGD.  Raises ConfigError as `Choco`."""
+    return Choco(codec, gamma, gap, norm)
+
+
+def diloco(
+    lr: float = LR,
+    beta: float = BETA,
+    nesterov: bool = True,
+    codec: str = "",
+    gamma: float | str | None = None,
+    gap: float | None = None,
+    norm: float | None = None,
+) -> Made:
+    """Return DiLoCo; with a codec, by what has changed in models, as CHOCO-SGD says it.
+
+    Raises ConfigError as both, and for a gamma without a codec.
+    """
+    if codec:
+        rule = "practical" if gamma is None else gamma
+        return Choco(codec, rule, gap, norm, OuterStep(lr, beta, nesterov))
+    if gamma is not None:
+        raise ConfigError(f"diloco: gamma is {gamma!r} without a codec", 'Name one: codec = "int8:256", say.')
+    return DiLoCo(lr, beta, nesterov=nesterov)
+
+
 SLOWED = ("dsgd", "gradient-tracking", "d2", "dsgdm", "qg-dsgdm", "decentlam")
 """Algorithms that slowmo can be round: what they keep beside x is none of a model's own past."""
 
@@ -117,8 +146,8 @@ METHODS: Mapping[str, Method] = table(
     ("decentlam", Method(DecentLaM)),
     ("two-tap", Method(TwoTap)),
     ("slowmo", Method(slowmo)),
-    ("choco", Method(Choco, told=("gap", "norm"))),
-    ("diloco", Method(DiLoCo)),
+    ("choco", Method(choco, told=("gap", "norm"))),
+    ("diloco", Method(diloco, told=("gap", "norm"))),
     ("relaysgd", Method(RelaySGD)),
 )
 
