@@ -1,6 +1,6 @@
 """Share of the opened sums of boosted trees that are over 1 to 4 records, and what coarser bins cost in accuracy.
 
-    python benchmarks/small_bins.py
+    python benchmarks/small_bins.py [--divisions 1]
 
 Breast cancer at five sites, 426 records, 143 for the test, three divisions; trees of all records in one place, which
 are those of the sites to the byte.
@@ -8,6 +8,7 @@ are those of the sites to the byte.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import subprocess
 import sys
@@ -52,7 +53,9 @@ def tables(folder: Path, seed: int) -> None:
 
 
 def main() -> None:
-    for seed in range(3):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--divisions", type=int, default=3)
+    for seed in range(parser.parse_args().divisions):
         with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
             tables(Path(), seed)
             agree = [sys.executable, "-m", "fedgossip", "data", "agree", "trees.toml"]
