@@ -67,6 +67,11 @@ def outer(method: str, *, late: bool = False, **more: Any) -> dict[str, Any]:
     return {**run, "parallel": {**run["parallel"], "outer": {"lr": 0.7, "delay": int(late)}, **more}}
 
 
+def fragments(count: int, **more: Any) -> dict[str, Any]:
+    run = outer("ring", **more)
+    return {**run, "parallel": {**run["parallel"], "outer": {**run["parallel"]["outer"], "fragments": count}}}
+
+
 def served(servers: int, descent: str = "", **server: Any) -> dict[str, Any]:
     run = parallel("parameter-server")
     del run["parallel"]["bucket"]
@@ -92,6 +97,7 @@ ROUNDS: Mapping[str, dict[str, Any]] = {
     "dsgdm nesterov": gossip("ring", 6, name="dsgdm", options={"nesterov": True}),
     "slowmo": gossip("ring", 6, name="slowmo", options={"base": "gradient-tracking", "every": 4, "alpha": 0.9}),
     "diloco": gossip("ring", 6, name="diloco"),
+    "diloco by top-k": gossip("ring", 6, name="diloco", options={"codec": "top-k:0.3"}),
     "diloco on pairs": gossip("random-matching", 6, name="diloco", options={"lr": 0.5, "beta": 0.8}),
     "push-diging": gossip("directed-exponential", 6, name="push-diging"),
     "push-sum mixed momentum": gossip("directed-exponential", 6, name="push-sum", options={"momentum": "mixed"}),
@@ -118,6 +124,8 @@ ROUNDS: Mapping[str, dict[str, Any]] = {
     "ring outer": outer("ring"),
     "ring outer delayed": outer("ring", late=True),
     "ring outer by top-k": outer("ring", codec="top-k:0.3"),
+    "ring outer in fragments": fragments(3),
+    "ring outer in fragments delayed by top-k": fragments(2, late=True, codec="top-k:0.3"),
     "ring adamw": parallel("ring", optimizer="adamw", weight_decay=0.1),
     **{name: federated(algorithm=name, **OPEN) for name in ALGORITHMS if name != "cocoa"},
     "cocoa": convex(),
