@@ -27,6 +27,7 @@ from commands import in_process, start
 from test_clusters import await_until, processes_of, written
 
 from fedgossip.clusters import ray as ray_engine
+from fedgossip.clusters import ray_node
 from fedgossip.clusters.placing import run_placed
 from fedgossip.clusters.ray_cluster import connected
 from fedgossip.clusters.resources import RAY, Resources
@@ -146,12 +147,39 @@ def test_an_actor_that_is_lost_has_died_and_the_others_go_on(stand_in: StandIn, 
     assert processes_of(tmp_path) == []
 
 
+@pytest.mark.long
+@pytest.mark.sockets
+def test_a_coordinator_and_its_clients_under_a_secure_sum_are_placed_too(stand_in: StandIn, tmp_path: Path) -> None:
+    file = tmp_path / "federated.toml"
+    file.write_text('rounds = 3\ntask = { kind = "quadratic", dim = 64 }\ncoordinator = { clients = 3 }\n')
+    run = run_placed(compose.plan(load_experiment(file)), tmp_path / "run", Resources(RAY), report=False)
+    assert run.summary["status"] == "finished" and len(stand_in.actors) == 4
+    assert run.summary["digest"] == simulate(file).summary["digest"]
+    assert (tmp_path / "run" / "peers" / "03" / "audit.jsonl").exists()
+
+
+@pytest.mark.sockets
+def test_participants_that_do_not_listen_in_time_are_told_and_ended(
+    stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle = ["sleep", "100"]
+    monkeypatch.setattr(ray_node, "started", lambda *_, **__: subprocess.Popen(idle))
+    plan = compose.plan(load_experiment(written(tmp_path)))
+    with pytest.raises(NetworkError, match=r"peers \[0, 1\] did not start"):
+        run_placed(plan, tmp_path / "run", Resources(RAY, start_seconds=1.0), report=False)
+    assert [actor.inner._child.code for actor in stand_in.actors] == [-signal.SIGTERM] * 2
+    assert processes_of(tmp_path) == [] and not list(tmp_path.glob("fedgossip-*"))
+
+
 def test_more_participants_than_processors_are_refused_before_anything_starts(
     stand_in: StandIn, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match="5 participants of 1 processors each: the cluster has 4"):
         placed(tmp_path, 5, 4)
     assert not (tmp_path / "run").exists() and not stand_in.actors and not stand_in.open
+    plan = compose.plan(load_experiment(written(tmp_path)))
+    with pytest.raises(ConfigError, match=r"2 participants of 0.5 GPUs each: the cluster has 0"):
+        run_placed(plan, tmp_path / "run", Resources(RAY, gpus=0.5))
 
 
 @pytest.mark.sockets

@@ -19,7 +19,14 @@ if TYPE_CHECKING:
     from fedgossip.rundir.run_directory import Run
 
 ENGINES = ("local", "slurm", "ray")
-ENGINE_OF = {"partition": "slurm", "nodes": "slurm", "minutes": "slurm", "detach": "slurm", "address": "ray"}
+ENGINE_OF = {
+    "partition": "slurm",
+    "nodes": "slurm",
+    "minutes": "slurm",
+    "detach": "slurm",
+    "address": "ray",
+    "gpus": "ray",
+}
 """The options that one engine alone has."""
 
 
@@ -55,6 +62,13 @@ ENGINE_OF = {"partition": "slurm", "nodes": "slurm", "minutes": "slurm", "detach
     help="Of Ray: HOST:PORT; auto: RAY_ADDRESS or this machine's; local: a cluster that ends with the run.",
 )
 @click.option(
+    "--gpus",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="Of Ray: GPUs of each participant; 0.5: two share one; 0: Ray hides them.",
+)
+@click.option(
     "--start-timeout",
     type=click.FloatRange(min=1),
     default=120.0,
@@ -87,6 +101,7 @@ def place(
     minutes: int,
     cpus: int,
     address: str,
+    gpus: float,
     start_timeout: float,
     interface: str,
     detach: bool,
@@ -114,7 +129,7 @@ def place(
         _check_engine(context, on)
     if detach and stopped:
         raise click.UsageError("--detach goes with a run that begins")
-    wanted = Resources(on, cpus, partition, nodes, minutes, interface, address, start_timeout)
+    wanted = Resources(on, cpus, partition, nodes, minutes, interface, address, gpus, start_timeout)
     if stopped:
         wanted = wanted if named else asked_before(stopped)
         file = experiment or resume.experiment_in(stopped)

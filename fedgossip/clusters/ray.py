@@ -50,11 +50,13 @@ class RayProcesses:
         self._asked: dict[Any, int] = {}
         self._folders: dict[int, Path] = {}
         self._ray = connected(wanted.address, count * wanted.cpus)
-        slots = int(self._ray.cluster_resources().get("CPU", 0))
-        if slots < count * wanted.cpus:
-            self._ray.shutdown()
-            text = f"{count} participants of {wanted.cpus} processors each: the cluster has {slots}"
-            raise ConfigError(text, "Ask for less with --cpus, or add nodes: ray start --address=HOST:PORT.")
+        there = self._ray.cluster_resources()
+        for name, each, title in (("CPU", wanted.cpus, "processors"), ("GPU", wanted.gpus, "GPUs")):
+            if there.get(name, 0) < count * each:
+                self._ray.shutdown()
+                text = f"{count} participants of {each:g} {title} each: the cluster has {there.get(name, 0):g}"
+                advice = f"Ask for less with --{name.lower()}s, or add nodes: ray start --address=HOST:PORT."
+                raise ConfigError(text, advice)
 
     def start(self, spec: dict[str, Any]) -> None:
         """Note a participant; `await_addresses` has all of them placed."""
@@ -95,7 +97,12 @@ class RayProcesses:
     def _place(self, out: Path, until: float) -> list[str]:
         """Have an actor for each participant, and return the addresses of their nodes."""
         actor = self._ray.remote(RayParticipant)
-        how = {"num_cpus": self._wanted.cpus, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+        how = {
+            "num_cpus": self._wanted.cpus,
+            "num_gpus": self._wanted.gpus,
+            "max_restarts": 0,
+            "scheduling_strategy": "SPREAD",
+        }
         names = {node: f"fedgossip-{out.name}-{node:02d}" for node in range(self._count)}
         self._actors = {node: actor.options(name=name, **how).remote() for node, name in names.items()}
         hosts = [one.host.remote() for one in self._actors.values()]

@@ -39,6 +39,8 @@ class Resources:
     """The network interface by whose address the others call a participant; "": the one that leads to them."""
     address: str = "auto"
     """Of Ray: HOST:PORT; auto: RAY_ADDRESS, or the cluster of this machine; local: one that ends with the run."""
+    gpus: float = 0.0
+    """Of Ray: GPUs of each participant, 0.5 for two that share one; with 0 Ray hides those that a node has."""
     start_seconds: float = START_SECONDS
     """Time in which all participants must listen, on Slurm from the moment in which the job runs."""
 
