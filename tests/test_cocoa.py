@@ -29,7 +29,7 @@ ROUNDING = 1e-12
 def experiment(source: str = "breast-cancer", loss: str = "logistic", clients: int = 4, **more: Any) -> dict[str, Any]:
     options, positive = more.pop("options", {}), "3" if source == "digits" else ""
     coordinator = {"clients": clients, "algorithm": "cocoa", "options": options, "secure": {"on": False}}
-    task = {"kind": "convex", "loss": loss, "lam": more.pop("lam", 0.01), "positive": positive}
+    task = {"kind": "convex", "loss": loss, "lam": more.pop("lam", 0.01), "positive": positive, **more.pop("task", {})}
     run = {"rounds": 60, "data": {"source": source}, "task": task, "coordinator": coordinator, "eval": {"every": 1}}
     return run | more
 
@@ -43,7 +43,8 @@ def convex(content: dict[str, Any]) -> ConvexTask:
 
 def run_of(content: dict[str, Any]) -> Run:
     section = content["coordinator"]
-    return Run(make("cocoa", clients=section["clients"], **section["options"]), convex(content))
+    threshold = 1 / content["task"].get("smooth", 0.1) if content["task"]["loss"] == "lasso" else 0.0
+    return Run(make("cocoa", clients=section["clients"], threshold=threshold, **section["options"]), convex(content))
 
 
 def all_gaps(run: Run, rounds: int, least: float = 0.0) -> list[float]:
@@ -164,6 +165,31 @@ def test_the_best_is_that_of_scikit_learn(source: str, loss: str, lam: float, ga
     assert abs(task.objective(run.x[:-CERTIFICATE]) - task.objective(best)) < 1e-6
 
 
+SPARSE: dict[str, Any] = {"source": "diabetes", "loss": "lasso", "lam": 0.1, "task": {"smooth": 0.5}}
+"""Of ten columns and the intercept a few are 0."""
+
+
+def test_the_lasso_is_that_of_scikit_learn_and_its_gap_holds() -> None:
+    """ElasticNet has the same objective with alpha l1_ratio = lam, alpha (1 - l1_ratio) = lam smooth."""
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    run = run_of(experiment(**SPARSE))
+    task, found = run.task, all_gaps(run, 500, 5e-7)
+    assert isinstance(task, ConvexTask)
+    alpha = 0.1 * 1.5
+    made = linear_model.ElasticNet(alpha=alpha, l1_ratio=0.1 / alpha, fit_intercept=False, tol=1e-12, max_iter=100_000)
+    best, ours = made.fit(task._x, task._y).coef_, np.asarray(run.x[:-CERTIFICATE])
+    assert min(found[1:]) >= -ROUNDING and found[-1] <= 5e-7
+    assert abs(task.objective(ours) - task.objective(best)) < 1e-6
+    assert task.gap(ours) >= task.objective(ours) - task.objective(best) - ROUNDING
+    assert ((ours == 0) == (best == 0)).all() and 2 < (ours == 0).sum() < len(ours) - 1
+
+
+def test_a_lasso_has_one_digest_in_the_simulator_and_on_arrays() -> None:
+    content = experiment(**SPARSE, options={"gap": 5e-2})
+    runs = [fedgossip.simulate(content, engine=engine) for engine in ("sim", "stacked")]
+    assert runs[0].digest == runs[1].digest and runs[0].summary["rounds"] < 60
+
+
 # --- the same run everywhere ------------------------------------------------------------------------------------------
 
 
@@ -226,7 +252,9 @@ def test_adding_gains_on_averaging_as_clients_grow() -> None:
     ("change", "message"),
     [
         ({"task": {"lam": 0.0}}, "lam = 0"),
-        ({"task": {"loss": "lasso"}}, "task.loss = 'lasso' is not known"),
+        ({"task": {"loss": "lasso"}}, "its labels are for classification"),
+        ({"task": {"smooth": 0.2}}, "task.smooth of task.loss = 'logistic'"),
+        ({"task": {"loss": "lasso", "smooth": 0.0}}, "smooth = 0"),
         ({"task": {"loss": "mse"}}, "task.loss = 'mse' is for regression"),
         ({"data": {"source": "digits"}}, "digits has 10 classes, and logistic tells two apart"),
         ({"data": {"source": "digits"}, "task": {"positive": "12"}}, "digits has no class '12'"),

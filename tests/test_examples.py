@@ -288,3 +288,12 @@ def test_long_local_work_sends_a_twentieth_and_fragments_a_quarter_of_that_at_a_
     assert parts[1] == pytest.approx(long[1], rel=0.01) and parts[2] == pytest.approx(long[2] / 4, rel=0.07)
     assert ring[1] < long[1] / 20
     assert min(one[0] for one in (every, long, parts, ring)) > 85
+
+
+def test_what_is_certified_is_as_near_as_it_says_and_the_lasso_leaves_weights_out(tmp_path: Path) -> None:
+    pattern = r"(\d+) rounds: at most (\S+) above the best; (\d+) of (\d+) weights"
+    logistic, lasso = (re.search(pattern, line) for line in printed("certified.py", tmp_path).splitlines())
+    assert logistic and lasso
+    for found in (logistic, lasso):
+        assert int(found[1]) < 300 and 0 <= float(found[2]) <= 1e-3
+    assert logistic[3] == logistic[4] and int(lasso[3]) < int(lasso[4])

@@ -125,6 +125,9 @@ def _check_convex(e: Experiment, where: str) -> None:
         raise ConfigError(f"{where}: [model] beside task.kind = convex, whose model is linear", "Leave it out.")
     if e.data.local_test:
         raise ConfigError(f"{where}: data.local_test beside task.kind = convex", "Leave it out: data.test measures it.")
+    if e.task.smooth != type(e.task)().smooth and e.task.loss != "lasso":
+        text = f"{where}: task.smooth of task.loss = {e.objective.loss!r}, whose lam/2 |w|^2 is smooth"
+        raise ConfigError(text, 'Leave it out, or set task.loss = "lasso".')
     if not e.train.plain and not isinstance(e, ParallelExperiment):
         text = f"{where}: task.kind = convex takes plain steps"
         raise ConfigError(text, "Leave train.optimizer, momentum, weight_decay and clip_norm out.")

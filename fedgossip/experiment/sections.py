@@ -347,9 +347,13 @@ class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
     statistics, evaluation: what `fedgossip data agree` and `fedgossip evaluate` make of an experiment."""
     loss: str = ""
     """`cross-entropy`, `mse`, `mae`, `huber`, `bce`; `module:function`, of (outputs, labels), the mean over a batch;
-    empty: the kind's own, cross-entropy, mse or bce (docs/tasks.md).  Convex: `hinge`, `logistic`, `squares`."""
+    empty: the kind's own, cross-entropy, mse or bce (docs/tasks.md).  Convex: `hinge`, `logistic`, `squares`,
+    `lasso`."""
     lam: Annotated[float, Within(ABOVE_0)] = 1e-3
     """Convex: weight of lam/2 |w|^2 beside the mean loss; smaller fits closer, and takes more rounds."""
+    smooth: Annotated[float, Within(ABOVE_0)] = 0.1
+    """Lasso: beside lam |w|_1 stands lam smooth/2 |w|^2, without which nothing could be certified; smaller is nearer
+    to the lasso, and takes more rounds."""
     positive: str = ""
     """Convex, hinge and logistic: the class that is told from all others, where the source has more than two."""
     metrics: list[str] = msgspec.field(default_factory=list)
@@ -372,7 +376,7 @@ class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
 
 
 SINCE: dict[str, dict[str, Any]] = {
-    "task": {"loss": "", "metrics": [], "examples": 1000, "nonzeros": 20, "lam": 1e-3, "positive": ""},
+    "task": {"loss": "", "metrics": [], "examples": 1000, "nonzeros": 20, "lam": 1e-3, "positive": "", "smooth": 0.1},
     "train": {"accumulate": 1, "scaling": "none", "base_batch": 256, "count_lost": False},
 }
 """Keys that are left out where they are as usual, for they came later than others."""

@@ -1,5 +1,7 @@
 """Linear models with a convex loss and lam/2 |w|^2, which can be proven to be near the best; numpy alone.
 
+Of the lasso it is lam (|w|_1 + smooth/2 |w|^2), the elastic net with little of the second.
+
     x          the columns of the source and a 1, whose weight is the intercept: it is made smaller as the others are
     vector     [columns + 1 + 4], float64: weights, intercept; and the numbers of `cocoa`, 0 for every other algorithm
     cocoa      coordinate steps on the dual variables that the job brings along (`extra`); else mini-batch SGD
@@ -16,11 +18,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fedgossip.algorithms.federated.cocoa import CERTIFICATE, CLIENTS, DUAL, EXAMPLES, PRIMAL, gap_of
+from fedgossip.algorithms.federated.cocoa import CERTIFICATE, CLIENTS, DUAL, EXAMPLES, PRIMAL, gap_of, shrunk
 from fedgossip.errors import ConfigError, TrainingError
 from fedgossip.learning.batches import Batches
 from fedgossip.learning.dataset import Dataset, Indices
-from fedgossip.learning.dual_losses import LOSSES, Floats
+from fedgossip.learning.dual_losses import LASSO, LOSSES, Floats
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.machine import NodeId
 from fedgossip.seeds import stream
@@ -46,6 +48,7 @@ class ConvexTask:
         settings: TrainSettings,
         *,
         positive: str = "",
+        smooth: float = 0.0,
         seed: int = 0,
         rounds: int = 1,
         whole: bool = True,
@@ -53,7 +56,8 @@ class ConvexTask:
         for node, share in shares.items():
             if not len(share):
                 raise ConfigError(f"node {node} has no training example", "Use fewer clients or another partition.")
-        self.loss, self.lam, self.settings, self._whole = LOSSES[loss], lam, settings, whole
+        self.loss, self.settings, self._whole = LOSSES[loss], settings, whole
+        self.l1, self.lam = (lam, lam * smooth) if loss == LASSO else (0.0, lam)
         sign = _labels if self.loss.classes else _numbers
         self._x, self._test_x = _columns(train), _columns(test)
         self._y, self._test_y = sign(train, loss, positive), sign(test, loss, positive)
@@ -61,7 +65,7 @@ class ConvexTask:
         self._square = np.square(self._x).sum(axis=1)
         self._batches = Batches(shares, settings, seed, settings.examples_per_step)
         self.length = self._x.shape[1] + CERTIFICATE
-        about = f"convex/{self._x.shape[1]}/{loss}/{lam!r}/{positive}"
+        about = f"convex/{self._x.shape[1]}/{loss}/{lam!r}/{positive}" + (f"/{smooth!r}" if self.l1 else "")
         self.schema = hashlib.sha256(about.encode()).hexdigest()[:16]
 
     @property
@@ -94,7 +98,7 @@ class ConvexTask:
             raise TrainingError(text, "Was it started before with other data?")
         out, decay = np.zeros(self.length), self._decay(w)
         values = self.loss.value(_margins(x, w), y)
-        out[PRIMAL] = float(values.sum()) + m * decay
+        out[PRIMAL] = float(values.sum()) + m * self._penalty(w)
         out[DUAL] = -float(self.loss.conjugate(a, y).sum()) - m * decay
         metrics = {"loss": float(out[PRIMAL]) / m, "steps": 1, "rate": 1.0}
         if not memory:
@@ -144,10 +148,16 @@ class ConvexTask:
         x, y = self._x[rows], self._y[rows]
         m = _margins(x, w)
         gradient = np.add.reduce(self.loss.slope(m, y)[:, None] * x, axis=0) / len(rows) + self.lam * w
-        return gradient, float(self.loss.value(m, y).mean()) + self._decay(w)
+        if self.l1:
+            gradient += self.l1 * np.sign(w)  # a subgradient
+        return gradient, float(self.loss.value(m, y).mean()) + self._penalty(w)
 
     def _decay(self, w: Floats) -> float:
         return self.lam / 2 * float(np.add.reduce(w * w))
+
+    def _penalty(self, w: Floats) -> float:
+        """What stands beside the mean loss."""
+        return self._decay(w) + (self.l1 * float(np.add.reduce(np.abs(w))) if self.l1 else 0.0)
 
     def _told(self, job: Job, out: Floats, metrics: Mapping[str, float]) -> Update:
         if not (math.isfinite(metrics["loss"]) and np.isfinite(out).all()):
@@ -176,12 +186,12 @@ class ConvexTask:
 
     def objective(self, w: Floats) -> float:
         """Return P(w) over all training examples that are here; w: [columns + 1]."""
-        return float(self.loss.value(_margins(self._x, w), self._y).mean()) + self._decay(w)
+        return float(self.loss.value(_margins(self._x, w), self._y).mean()) + self._penalty(w)
 
     def gap(self, w: Floats) -> float:
         """Return P(w) - D(a) for the a that the slopes at w give: an upper bound of P(w) - P(best), for every w."""
         a = -self.loss.slope(_margins(self._x, w), self._y)
-        v = np.add.reduce(a[:, None] * self._x, axis=0) / (self.lam * len(a))
+        v = shrunk(np.add.reduce(a[:, None] * self._x, axis=0) / (self.lam * len(a)), self.l1 / self.lam)
         return self.objective(w) + float(self.loss.conjugate(a, self._y).mean()) + self._decay(v)
 
 

@@ -77,6 +77,9 @@ def _softplus(t: Floats) -> Floats:
     return np.array([max(one, 0.0) + math.log1p(math.exp(-abs(one))) for one in t.tolist()])
 
 
+LASSO = "lasso"
+"""Squares, with |w|_1 beside."""
+
 LOSSES: dict[str, DualLoss] = {
     "hinge": DualLoss(
         lambda m, y: np.maximum(0.0, 1 - y * m),
@@ -98,4 +101,5 @@ LOSSES: dict[str, DualLoss] = {
         classes=False,
     ),
 }
+LOSSES[LASSO] = LOSSES["squares"]
 """By the names of an experiment file."""

@@ -5,7 +5,7 @@
     regression      one number per example and column       mse mae huber              rmse mae r2
     multi-label     yes or no per example and column        bce                        f1 accuracy auroc
     language        the next character at every place       cross-entropy              accuracy
-    convex          two classes, or one number              hinge logistic squares     accuracy, rmse; gap
+    convex          two classes, or one number              hinge logistic squares lasso  accuracy, rmse; gap
 
 Every kind has the metric "loss" too, and takes "module:function" as a loss or a metric.  No torch here: a report and
 the check of an experiment file ask what the score of a run is.
@@ -77,6 +77,7 @@ LOSSES: Mapping[str, tuple[str, ...]] = {
     "hinge": (CONVEX,),
     "logistic": (CONVEX,),
     "squares": (CONVEX,),
+    "lasso": (CONVEX,),
 }
 
 F1 = Score("f1", unit="of precision and recall, 1 at best", share=True, title="F1")
@@ -120,7 +121,7 @@ class Objective:
         """The kind of labels that it is learned from."""
         if self.kind != CONVEX:
             return self.kind
-        return REGRESSION if self.loss == "squares" else CLASSIFICATION
+        return REGRESSION if self.loss in ("squares", "lasso") else CLASSIFICATION
 
     @property
     def functions(self) -> tuple[str, ...]:

@@ -81,7 +81,8 @@ def slope(weights: Vector, batch: RowBatch, value: float) -> tuple[float, npt.ND
     margins = np.add.reduceat(weights[batch.at].astype(np.float64), examples.starts[:-1]) * value
     chances = np.array([chance(margin) for margin in margins.tolist()])
     away = (chances - examples.labels)[examples.owners] * (value / len(examples.labels))
-    return mean_loss(margins, examples.labels), np.bincount(batch.at, weights=away, minlength=batch.keys.size)
+    gradient: npt.NDArray[Any] = np.bincount(batch.at, weights=away, minlength=batch.keys.size)
+    return mean_loss(margins, examples.labels), gradient
 
 
 class TableSteps(Protocol):
@@ -185,7 +186,8 @@ def source_of(problem: SparseLogistic) -> str:
 
 def problem_of(source: str, seed: int) -> SparseLogistic:
     """Return the problem of such words."""
-    return SparseLogistic(*(int(word) for word in source.partition(":")[2].split("-")), seed=seed)
+    n, rows, examples, nonzeros, batch = (int(word) for word in source.partition(":")[2].split("-"))
+    return SparseLogistic(n, rows, examples, nonzeros, batch, seed)
 
 
 def _check(rows: int, settings: TrainSettings) -> None:

@@ -15,6 +15,7 @@ from fedgossip.codecs.names import make_codec
 from fedgossip.codecs.sparse import DeepGradient
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.experiment import CoordinatorSection, Experiment, FederatedExperiment
+from fedgossip.learning.dual_losses import LASSO
 from fedgossip.learning.objectives import CONVEX, SUMS
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.plans.federated_run import FEDBUFF, FederatedRun
@@ -27,7 +28,7 @@ from fedgossip.secure.session import N_MIN
 def federation_plan(experiment: FederatedExperiment) -> FederationPlan:
     """Return the plan of a federated run, with its algorithm and numbers.  Raises ConfigError."""
     s = experiment.coordinator
-    federated = _algorithm(s)
+    federated = _algorithm(s, 1 / experiment.task.smooth if experiment.task.loss == LASSO else 0.0)
     _check_hiding(s, federated)
     _check_gradients(experiment, federated)
     _check_codec(s, federated, experiment.task.kind)
@@ -50,7 +51,7 @@ def federation_plan(experiment: FederatedExperiment) -> FederationPlan:
     return plan
 
 
-def _algorithm(s: CoordinatorSection) -> Federated[Any]:
+def _algorithm(s: CoordinatorSection, threshold: float) -> Federated[Any]:
     options = dict(s.options)
     name = s.algorithm
     if name == FEDBUFF:
@@ -58,7 +59,7 @@ def _algorithm(s: CoordinatorSection) -> Federated[Any]:
     elif name not in names.ALGORITHMS:
         raise ConfigError(f"coordinator.algorithm = {name!r} is not known", nearest(name, [*names.ALGORITHMS, FEDBUFF]))
     try:
-        return names.make(name, clients=s.clients, **options)
+        return names.make(name, clients=s.clients, threshold=threshold, **options)
     except TypeError as error:
         raise ConfigError(f"coordinator.options = {options}: {error}", "Numbers and words, by name.") from None
 

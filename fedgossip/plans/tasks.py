@@ -249,7 +249,13 @@ def _learning(
         from fedgossip.learning.convex import ConvexTask
 
         what = e.objective.loss, e.task.lam, e.train
-        about: Any = {"positive": e.task.positive, "seed": e.seed, "rounds": e.rounds, "whole": len(shares) == n}
+        about: Any = {
+            "positive": e.task.positive,
+            "smooth": e.task.smooth,
+            "seed": e.seed,
+            "rounds": e.rounds,
+            "whole": len(shares) == n,
+        }
         return ConvexTask(train, found.test, shares, *what, **about), described
     if sizes := word_table(e.model.source):
         from fedgossip.learning.words import WordsTask

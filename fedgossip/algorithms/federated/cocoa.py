@@ -12,6 +12,12 @@ Sources: Jaggi, Smith, Takac, Terhorst, Krishnan, Hofmann and Jordan, Communicat
 coordinate ascent, NIPS 2014 (average); Ma, Smith, Jaggi, Jordan, Richtarik and Takac, Adding vs. averaging in
 distributed primal-dual optimization, ICML 2015 (add); Smith, Forte, Ma, Takac, Jordan and Jaggi, CoCoA, JMLR 18 (2018).
 
+The lasso's |w|_1 alone gives no w(a); with a little of |w|^2 beside it does (the smoothing of Smith et al., section 3):
+
+    P(w) = mean loss + lam t |w|_1 + lam/2 |w|^2      w(a) = shrunk(1/(lam n) sum_i a_i x_i, t), each element by t to 0
+
+and all else is as above, with the same D(a), for lam/2 |w(a)|^2 is the conjugate of what stands behind the loss.
+
 Where we differ: nobody knows n before the first round, so each client's first answer only counts its examples, and a
 client that comes later is counted then.  The vectors hold the model and, behind it, four numbers that are summed with
 it: examples, clients, P and D.  P and D are of the model that went down, so of the round before; where a client is
@@ -76,11 +82,20 @@ class DualSum:
     v: Vector
 
 
+def shrunk(v: Vector, threshold: float) -> Vector:
+    """Return v with each element nearer to 0 by the threshold, and those within it 0."""
+    return np.sign(v) * np.maximum(np.abs(v) - threshold, 0.0) if threshold else v
+
+
 @dataclass(frozen=True)
 class CoCoA:
-    """The server.  `gap`: the run ends at a model that is certified to it; 0: after its rounds."""
+    """The server.  `gap`: the run ends at a model that is certified to it; 0: after its rounds.
+
+    `threshold`: by which each element of the model is shrunk towards 0, t of the lasso.
+    """
 
     gap: float = 0.0
+    threshold: float = 0.0
 
     def start(self, x: Vector) -> DualSum:
         return DualSum(x, frozen(np.zeros_like(x)))
@@ -93,7 +108,7 @@ class CoCoA:
         examples, clients = (max(1.0, float(before[at] + np.round(came[at]))) for at in (EXAMPLES, CLIENTS))
         v, x = state.v.copy(), np.zeros_like(before)
         v[:-CERTIFICATE] += came[:-CERTIFICATE]
-        x[:-CERTIFICATE] = v[:-CERTIFICATE] / examples
+        x[:-CERTIFICATE] = shrunk(v[:-CERTIFICATE] / examples, self.threshold)
         x[EXAMPLES], x[CLIENTS] = examples, clients
         if aggregate.clients == clients and (clients == before[CLIENTS] or not before[CLIENTS]):
             x[PRIMAL], x[DUAL] = came[PRIMAL] / examples, came[DUAL] / examples
@@ -107,7 +122,9 @@ class CoCoA:
         return self.gap > 0 and gap is not None and gap <= self.gap
 
 
-def dual_rules(clients: int, aggregation: str, local: float, gap: float) -> tuple[DualAscent, CoCoA]:
+def dual_rules(
+    clients: int, aggregation: str, local: float, gap: float, threshold: float = 0.0
+) -> tuple[DualAscent, CoCoA]:
     """Return the two ends for `clients` clients.  Raises ConfigError for values that cannot be."""
     if aggregation not in AGGREGATIONS:
         raise ConfigError(f"cocoa: aggregation = {aggregation!r} is not known", nearest(str(aggregation), AGGREGATIONS))
@@ -118,4 +135,4 @@ def dual_rules(clients: int, aggregation: str, local: float, gap: float) -> tupl
         advice = "Give the duality gap to end at, 1e-4 say; or leave it out."
         raise ConfigError(f"cocoa: gap = {gap!r} is below 0", advice)
     adds = aggregation == "add"
-    return DualAscent(float(clients) if adds else 1.0, 1.0 if adds else 1 / clients, local), CoCoA(gap)
+    return DualAscent(float(clients) if adds else 1.0, 1.0 if adds else 1 / clients, local), CoCoA(gap, threshold)

@@ -74,10 +74,12 @@ def fedadam(*, lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: f
     return Federated(Training(), Mean(), fedopt.Adaptive(fedopt.adam, lr, beta1, beta2, tau))
 
 
-def cocoa(*, clients: int, aggregation: str = "add", local: float = 1.0, gap: float = 0.0) -> Made:
+def cocoa(
+    *, clients: int, aggregation: str = "add", local: float = 1.0, gap: float = 0.0, threshold: float = 0.0
+) -> Made:
     """CoCoA of `clients` clients in all: what they change is added, or averaged; `local` passes over their examples in
     a round; the run ends at the duality gap `gap`."""
-    client, server = dual_rules(clients, aggregation, local, gap)
+    client, server = dual_rules(clients, aggregation, local, gap, threshold)
     return Federated(client, Mean(), server)
 
 
@@ -142,10 +144,18 @@ ALGORITHMS: dict[str, Callable[..., Made]] = table(
 """By the names of an experiment file.  "fedbuff" is fedavg, or any other, on `protocols.buffered`."""
 
 
-def make(name: str, *, clients: int, **options: Any) -> Made:
-    """Return the algorithm `name` for `clients` clients.  Raises ConfigError where it, or an option, is not known."""
+OURS = ("clients", "threshold")
+"""What no experiment may give as an option."""
+
+
+def make(name: str, *, clients: int, threshold: float = 0.0, **options: Any) -> Made:
+    """Return the algorithm `name` for `clients` clients; `threshold`: of the task, see `CoCoA`.
+
+    Raises ConfigError where it, or an option, is not known.
+    """
     if name not in ALGORITHMS:
         raise ConfigError(f"algorithm {name!r} is not known", nearest(name, ALGORITHMS))
     made = ALGORITHMS[name]
-    check_options(name, made, options, ours=("clients",))
-    return made(**options, **({"clients": clients} if "clients" in inspect.signature(made).parameters else {}))
+    check_options(name, made, options, ours=OURS)
+    ours, takes = {"clients": clients, "threshold": threshold}, inspect.signature(made).parameters
+    return made(**options, **{key: ours[key] for key in OURS if key in takes})
