@@ -1,7 +1,7 @@
 """Records: one line per peer and round, one line per round for the network, one line per event.
 
 A `RowWriter` appends them to `metrics.jsonl`.  Rounds are counted by completion: row 1 is written when the first round
-is behind, row 0 is the state before.
+is behind, row 0 is the state before.  A field at its default, such as what was not measured, is left out of a line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedgossip.event_kinds import kind_of
 from fedgossip.machine import Report
 
 
-class PeerRow(msgspec.Struct, tag="peer", tag_field="kind"):
+class PeerRow(msgspec.Struct, tag="peer", tag_field="kind", omit_defaults=True):
     """What one peer did in one round.
 
     Bytes are those of our own frames, the payload of them that of vectors alone.  Seconds are the driver's: training;
@@ -55,7 +55,7 @@ class PeerRow(msgspec.Struct, tag="peer", tag_field="kind"):
     """Rows of earlier releases have it in seconds_waiting."""
 
 
-class NetworkRow(msgspec.Struct, tag="network", tag_field="kind"):
+class NetworkRow(msgspec.Struct, tag="network", tag_field="kind", omit_defaults=True):
     """All peers after one round.  `bytes_sent` is cumulative; None where it was not measured in this round."""
 
     round: int
@@ -72,7 +72,7 @@ class NetworkRow(msgspec.Struct, tag="network", tag_field="kind"):
     update_spread: float | None = None
 
 
-class EventRow(msgspec.Struct, tag="event", tag_field="kind"):
+class EventRow(msgspec.Struct, tag="event", tag_field="kind", omit_defaults=True):
     """Something that a reader of the run should know: a peer gone, a deadline missed, a frame refused."""
 
     round: int
