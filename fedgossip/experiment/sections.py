@@ -22,6 +22,7 @@ from fedgossip.algorithms.names import METHODS
 from fedgossip.experiment.coordinator_sections import CoordinatorSection, PrivacySection
 from fedgossip.experiment.data_section import DataSection
 from fedgossip.faults import Fault
+from fedgossip.learning.mesh_settings import MeshSettings
 from fedgossip.learning.objectives import (
     AS_THE_DATA,
     CONVEX,
@@ -375,9 +376,11 @@ class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
     """Sparse-logistic: features of an example."""
 
 
+MESHLESS = {"mesh": dataclasses.asdict(MeshSettings()), "microbatches": 4}
+
 SINCE: dict[str, dict[str, Any]] = {
     "task": {"loss": "", "metrics": [], "examples": 1000, "nonzeros": 20, "lam": 1e-3, "positive": "", "smooth": 0.1},
-    "train": {"accumulate": 1, "scaling": "none", "base_batch": 256, "count_lost": False},
+    "train": {"accumulate": 1, "scaling": "none", "base_batch": 256, "count_lost": False, **MESHLESS},
 }
 """Keys that are left out where they are as usual, for they came later than others."""
 

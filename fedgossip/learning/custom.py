@@ -51,6 +51,13 @@ def function(source: str, base: Path | None = None) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
+def beside(source: str, base: Path | None, name: str) -> Callable[..., Any] | None:
+    """Return the function of this name in the module of "module:function"; None where there is none."""
+    function(source, base)  # imports it
+    found = getattr(sys.modules[source.partition(":")[0]], name, None)
+    return found if callable(found) else None
+
+
 def call(source: str, base: Path | None, *arguments: object) -> Any:
     """Return what the user's function gives.  Raises TrainingError, naming the function, where it raises."""
     wanted = function(source, base)

@@ -31,6 +31,7 @@ class Transformer(nn.Module):
 
     def __init__(self, vocabulary: int, layers: int, width: int, heads: int) -> None:
         super().__init__()
+        self.heads = heads
         self.embedding = nn.Embedding(vocabulary, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
         self.behind = nn.LayerNorm(width)
@@ -48,12 +49,34 @@ class Transformer(nn.Module):
         return logits
 
 
+class TransformerStage(nn.Module):
+    """Some consecutive blocks of a transformer, with the embedding in front of the first, the logits behind the last.
+
+    [b, context] or [b, context, width] -> [b, context, width] or [b, context, vocabulary]; the layers are shared.
+    """
+
+    def __init__(self, whole: Transformer, blocks: range) -> None:
+        super().__init__()
+        self.embedding = whole.embedding if blocks[0] == 0 else None
+        self.blocks = nn.ModuleList(whole.blocks[number] for number in blocks)
+        last = blocks[-1] == len(whole.blocks) - 1
+        self.behind = whole.behind if last else None
+        self.layer = whole.layer if last else None
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        if self.embedding is not None:
+            h = self.embedding(h)
+        for block in self.blocks:
+            h = block(h)
+        return h if self.behind is None or self.layer is None else self.layer(self.behind(h))
+
+
 class Block(nn.Module):
     """[b, context, width] -> the same shape."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.size = width // heads
         self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
         self.asked = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
@@ -65,11 +88,12 @@ class Block(nn.Module):
         return h + added
 
     def attention(self, h: torch.Tensor) -> torch.Tensor:
-        rows, context, width = h.shape
-        parts = self.asked(h).view(rows, context, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        asked = self.asked(h)  # of some heads alone, and of more places than h, where processes divide them
+        rows, context, _ = asked.shape
+        parts = asked.view(rows, context, 3, -1, self.size).permute(2, 0, 3, 1, 4)
         queries, keys, values = parts.unbind(0)
         seen = functional.scaled_dot_product_attention(turned(queries), turned(keys), values, is_causal=True)
-        return seen.transpose(1, 2).reshape(rows, context, width)
+        return seen.transpose(1, 2).reshape(rows, context, -1)
 
 
 def turned(vectors: torch.Tensor) -> torch.Tensor:

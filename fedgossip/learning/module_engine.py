@@ -5,7 +5,7 @@ It trains alone, or as one of several processes that train the same model togeth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,7 +22,8 @@ from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.ddp.group import Team, TeamNorm
 from fedgossip.learning.flat import Layout
 from fedgossip.learning.losses import Criterion
-from fedgossip.learning.precision import LOSS_SCALE, LossScale, autocast
+from fedgossip.learning.passes import Passes, Watch, WholePasses
+from fedgossip.learning.precision import LOSS_SCALE, LossScale
 from fedgossip.learning.private import PrivateGradients
 from fedgossip.learning.scoring import Scoring, Tally
 from fedgossip.learning.settings import TrainSettings
@@ -39,9 +40,6 @@ PERSONAL = "personal"
 STEPS = "steps"
 TEST_ROWS = 512  # test examples at a time
 
-Watch = Callable[[torch.Tensor], AbstractContextManager[None]]
-"""(loss of a batch): in what its backward pass is made."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spread:
@@ -50,6 +48,8 @@ class Spread:
     team: Team
     held: Held
     forward: nn.Module
+    passes: Passes | None = None
+    """How batches go through it, where not all of it is here."""
     testers: Team | None = None
     """All processes, where they divide evaluations alone and each steps by itself."""
 
@@ -113,7 +113,9 @@ class ModuleLoop:
         self._module, self._layout, self._settings, self._seed, self._device = module, layout, settings, seed, device
         self._sharing = sharing or GpuSharing()
         spread = spread or _alone(module, layout, settings, device)
-        self._team, self._held, self._forward = spread.team, spread.held, spread.forward
+        self._team, self._held = spread.team, spread.held
+        whole = WholePasses(module, spread.forward, criterion, settings.precision, device)
+        self._passes = spread.passes or whole
         self._testers = spread.testers or spread.team
         if settings.channels_last:
             channels.innermost(module)
@@ -230,27 +232,19 @@ class ModuleLoop:
         with self._train.batches([rows for parts in steps for rows, _ in parts]) as examples:
             for rows, weighed in zip(batches, steps, strict=True):
                 self._held.forget_gradients()
-                self._say_copies(len(rows))
+                self._announce(len(rows))
                 factor = self._team.size * (scale.value if scale else 1)  # the processes' gradients are averaged
                 watch = watched if len(weighed) == 1 and self._team.size == 1 else lambda _: nullcontext()
-                parts = [self._backward(*next(examples), weight, factor, watch) for _, weight in weighed]
+                parts = [self._passes.backward(*next(examples), weight, factor, watch) for _, weight in weighed]
+                with torch.no_grad():
+                    self._held.combine_gradients()
                 yield parts[0] if len(parts) == 1 else torch.stack(parts).sum()
 
-    def _say_copies(self, rows: int) -> None:
-        """Tell the norms whether every process computes the whole of the next batch."""
+    def _announce(self, rows: int) -> None:
+        """Tell the norms whether every process computes the whole of the next batch, and the passes its size."""
+        self._passes.announce(rows)
         for norm in self._norms:
             norm.copies = not self._team.splits(rows)
-
-    def _backward(self, x: torch.Tensor, y: torch.Tensor, weight: float, factor: float, watched: Watch) -> torch.Tensor:
-        """Add the gradient of one piece of a batch, times `factor`; return its share of the loss."""
-        with autocast(self._settings.precision, self._device):
-            logits = self._forward(x)
-        loss = self._criterion.mean(logits, y)
-        if weight != 1:
-            loss = loss * weight
-        with watched(loss.detach()):
-            (loss * factor if factor != 1 else loss).backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
 
     def _unscaled(self, scale: LossScale) -> bool:
         """Take the scale out of the gradient; return whether to take the step."""
@@ -306,7 +300,7 @@ class ModuleLoop:
     def _seeded(self, name: tuple[int, int]) -> Iterator[None]:
         """Let torch draw what follows from the job's name, and afterwards go on as it would have."""
         with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
-            ids = (*name, self._testers.rank) if self._testers.rank else name
+            ids = (*name, self._testers.draws) if self._testers.draws else name
             root = seeds.integer(self._seed, "dropout", *ids)
             torch.default_generator.manual_seed(root)
             if self._device.type == "cuda":
@@ -330,7 +324,7 @@ class ModuleLoop:
         self._held.store(trained, kept.get(PERSONAL, np.empty(0, np.float32)))
         for slot, parts in zip(self._settings.slots, slots, strict=True):
             weights.gathered(parts, self._held.places, kept[slot])
-        if self._team.rank:
+        if self._team.rank or not self._team.speaks:
             return
         for name, buffer in self._local.items():
             kept[f"buffer:{name}"][...] = buffer.detach().cpu().numpy()
@@ -366,8 +360,8 @@ class ModuleLoop:
         tallies: list[Tally] = []
         for x, y in self._test.chunks(max(1, TEST_ROWS // self._sharing.pieces)):
             mine, counts = self._testers.part_of(len(x))
-            self._say_copies(len(x))
-            outputs, labels = self._module(x[mine]), y[mine]
+            self._announce(len(x))
+            outputs, labels = self._passes.outputs(x[mine]), y[mine]
             self._team.progressed()
             if counts:
                 total += float(self._criterion.mean(outputs, labels)) * labels.numel()

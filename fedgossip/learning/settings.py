@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from fedgossip.errors import ConfigError, nearest
+from fedgossip.learning.mesh_settings import MOST_PROCESSES, MeshSettings
 from fedgossip.learning.rate_schedule import schedule_of
 from fedgossip.limits import ABOVE_0, MOST, OneOf, Within, limits_of
 
@@ -28,11 +29,32 @@ BUFFERS = ("average", "local")
 PRECISIONS = ("float32", "bfloat16", "float16")
 HOGWILD = "hogwild"
 PARALLEL = ("ddp", "fsdp", HOGWILD)
-OF_THE_MACHINE = ("device", "threads", "channels_last", "compile", "prefetch", "processes", "parallel")
+OF_THE_MACHINE = (
+    "device",
+    "threads",
+    "channels_last",
+    "compile",
+    "prefetch",
+    "processes",
+    "parallel",
+    "mesh",
+    "microbatches",
+)
 """What each peer chooses for its own machine: it moves where a sum is rounded, not what is learned."""
 
+WHOLE = (
+    "batch_size",
+    "accumulate",
+    "base_batch",
+    "threads",
+    "local_steps",
+    "local_epochs",
+    "processes",
+    "microbatches",
+)
+"""Keys whose values are whole numbers, at least 1."""
+
 MOST_AHEAD = 64  # batches
-MOST_PROCESSES = 64
 
 
 @dataclass(frozen=True)
@@ -94,10 +116,15 @@ class TrainSettings:
     """Batches made ready ahead by a thread of its own, from examples in host memory; more takes more memory.  0 keeps
     the examples on the training device.  none: 0 where they fit into a quarter of its memory, else 2."""
     processes: Annotated[int, Within(1, MOST_PROCESSES)] = 1
-    """Processes that train one client together, each its part of every batch: one per GPU, or all on the CPU."""
+    """Processes that train one client together, each its part of every batch, or of the model as `mesh` says: one per
+    GPU, or all on the CPU."""
     parallel: Annotated[str, OneOf(PARALLEL)] = "ddp"
     """Of several processes: "ddp", each holds the whole model; "fsdp", each holds a part of it (FSDP2); "hogwild", all
     step on one model in shared memory without waiting, each on batches of its own (docs/parallel.md)."""
+    mesh: MeshSettings = field(default_factory=MeshSettings)
+    """How several processes divide a step; with none given each takes a part of every batch."""
+    microbatches: Annotated[int, Within(1, MOST)] = 4
+    """With mesh.pipeline: the pieces of a batch that pass through the stages, all of one size."""
     count_lost: bool = False
     """hogwild: count the updates that processes take from each other by writing at once; the record has their share."""
     portable: bool = False
@@ -111,7 +138,7 @@ class TrainSettings:
             raise ConfigError("local_steps and local_epochs are both given", "Give one of them.")
         if not re.fullmatch(r"cuda:\d{1,3}", self.device):
             _word("device", self.device, DEVICES)
-        for name in ("batch_size", "accumulate", "base_batch", "threads", "local_steps", "local_epochs", "processes"):
+        for name in WHOLE:
             _whole(name, getattr(self, name))
         for name, limit in limits_of(type(self)):
             value = getattr(self, name)
@@ -142,13 +169,14 @@ class TrainSettings:
         if self.count_lost:
             text = f"count_lost with parallel = {self.parallel!r}, which loses no update"
             raise ConfigError(text, f'Leave it out, or set parallel = "{HOGWILD}".')
+        parts = self.parts_of_batch
         if self.processes == 1:
             if self.parallel == "fsdp":
                 raise ConfigError('parallel = "fsdp" with one process', "Give processes = 2 or more, one per GPU.")
             return
-        if self.batch_size < self.processes:
+        if self.batch_size < parts:
             advice = "Each process takes a part of every batch; use a larger batch_size or fewer processes."
-            raise ConfigError(f"batch_size = {self.batch_size} for {self.processes} processes", advice)
+            raise ConfigError(f"batch_size = {self.batch_size} for {parts} processes", advice)
         if ":" in self.device or self.device == "mps":
             advice = 'Use device = "cuda", a GPU for each process, or "cpu".'
             raise ConfigError(f"device = {self.device!r} is one GPU, for {self.processes} processes", advice)
@@ -157,10 +185,29 @@ class TrainSettings:
             raise ConfigError(text, 'Use parallel = "ddp", or another optimizer.')
         if self.compile and self.parallel == "fsdp":
             raise ConfigError('compile with parallel = "fsdp"', 'Leave compile out, or use parallel = "ddp".')
+        if self.divided:
+            self._check_divided(parts)
+
+    def _check_divided(self, parts: int) -> None:
+        """Raise ConfigError for what processes that have parts of a model each cannot do."""
+        where = f"mesh.{'tensor' if self.mesh.tensor > 1 else 'pipeline'}"
+        if self.by_layers:
+            text = f"{self.optimizer} with {where}: no process holds a whole layer to measure"
+            raise ConfigError(text, "Use another optimizer, or divide batches alone.")
+        for name, usual in (("precision", "float32"), ("compile", False), ("channels_last", False)):
+            if getattr(self, name) != usual:
+                raise ConfigError(f"{name} = {getattr(self, name)!r} with {where}", f"Leave {name} out.")
+        if self.mesh.pipeline > 1 and self.batch_size % (parts * self.microbatches):
+            each = parts * self.microbatches
+            text = f"batch_size = {self.batch_size} for {parts} x {self.microbatches} microbatches, all of one size"
+            raise ConfigError(text, f"Set batch_size to {-(-self.batch_size // each) * each}, or fewer microbatches.")
 
     def _check_hogwild(self) -> None:
         """Raise ConfigError for what processes that do not wait for each other cannot do."""
         where = f'parallel = "{HOGWILD}"'
+        if self.divided:
+            text = f"mesh = tensor {self.mesh.tensor}, pipeline {self.mesh.pipeline} with {where}"
+            raise ConfigError(f"{text}, whose processes have the whole model each", 'Use parallel = "ddp".')
         if self.slots:
             what = f"{self.optimizer} with momentum" if self.optimizer == "sgd" else self.optimizer
             text = f"{what} with {where}: what it remembers would be a mixture of all processes' steps"
@@ -186,6 +233,16 @@ class TrainSettings:
             if getattr(self, name) != value:
                 advice = f"It computes in an order of this machine's own; leave {name} out, or portable."
                 raise ConfigError(f"portable = true, and {name} = {getattr(self, name)!r}", advice)
+
+    @property
+    def parts_of_batch(self) -> int:
+        """Into how many parts the processes divide a batch."""
+        return self.mesh.parts_of_batch(self.processes)
+
+    @property
+    def divided(self) -> bool:
+        """Whether processes have parts of the model because a mesh says so."""
+        return self.mesh.within > 1
 
     @property
     def slots(self) -> tuple[str, ...]:

@@ -49,6 +49,10 @@ class Held(Protocol):
 
     def forget_gradients(self) -> None: ...
 
+    def combine_gradients(self) -> None:
+        """Add up what other processes have of the gradient; to be called once behind the backward passes of a batch."""
+        ...
+
     def clip(self, longest: float) -> None:
         """Scale the whole gradient down to this length where it is longer."""
         ...
@@ -105,6 +109,9 @@ class FlatWeights:
 
     def forget_gradients(self) -> None:
         self._gradient.zero_()
+
+    def combine_gradients(self) -> None:
+        pass  # DDP has, in the backward pass
 
     def clip(self, longest: float) -> None:
         optimizers.clip(self.gradients, longest)

@@ -66,6 +66,13 @@ class ProcessesLoop(ABC):
         scoring: Scoring,
         sharing: GpuSharing,
     ) -> None:
+        if settings.divided:
+            from fedgossip.learning.ddp.plans import plan_of  # here alone: they load much of torch
+            from fedgossip.learning.ddp.stages import stages_of
+
+            if settings.mesh.pipeline > 1:
+                stages_of(module, source.name, source.base, settings.mesh.pipeline)
+            plan_of(module, source.name, source.base, settings.mesh, train.shape)
         self._scoring = scoring
         self.width = settings.examples_per_step
         self.trained = Layout.personal_of(module, settings.stays).length + layout.parameters

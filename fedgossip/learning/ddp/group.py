@@ -33,6 +33,17 @@ class Team:
     size: int = 1
     progressed: Callable[[], None] = field(default=lambda: None)
     """Called after every step: the process is alive and not stuck."""
+    group: torch.distributed.ProcessGroup | None = None
+    """Those whose sums are added up; None: all."""
+    speaks: bool = True
+    """Whether it answers for its part of a batch: of several that compute the same, or in turn, one does."""
+    stage: int = 0
+    """Of a model whose layers are divided too."""
+
+    @property
+    def draws(self) -> int:
+        """A number of its own for those that draw dropout by themselves."""
+        return self.stage * self.size + self.rank
 
     def splits(self, rows: int) -> bool:
         """Tell whether a batch of so many rows is divided."""
@@ -54,14 +65,14 @@ class Team:
     def part_of(self, rows: int) -> tuple[slice, bool]:
         """Return which of so many rows this process evaluates, and whether they count as its own."""
         if not self.splits(rows):
-            return slice(None), self.rank == 0
+            return slice(None), self.rank == 0 and self.speaks
         ends = np.cumsum([0, *(len(part) for part in np.array_split(np.arange(rows), self.size))])
-        return slice(int(ends[self.rank]), int(ends[self.rank + 1])), True
+        return slice(int(ends[self.rank]), int(ends[self.rank + 1])), self.speaks
 
     def total(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the sum of the tensors of all processes; changes the tensor itself."""
-        if self.size > 1:
-            torch.distributed.all_reduce(tensor)
+        if self.size > 1 or self.group is not None:
+            torch.distributed.all_reduce(tensor, group=self.group)
         return tensor
 
 
@@ -69,16 +80,13 @@ class _Total(torch.autograd.Function):
     """A sum over the processes that gradients pass through: each part moves the sum that all of them use."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
-        total = tensor.clone()
-        torch.distributed.all_reduce(total)
-        return total
+    def forward(ctx: Any, tensor: torch.Tensor, team: Team) -> torch.Tensor:
+        ctx.team = team
+        return team.total(tensor.clone())
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
-        total = gradient.clone()
-        torch.distributed.all_reduce(total)
-        return total
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.team.total(gradient.clone()), None
 
 
 class TeamNorm(_BatchNorm):
@@ -108,7 +116,7 @@ class TeamNorm(_BatchNorm):
         return found.to(input.dtype)
 
     def _summed(self, tensor: torch.Tensor) -> torch.Tensor:
-        total: torch.Tensor = _Total.apply(tensor)  # type: ignore[no-untyped-call]
+        total: torch.Tensor = _Total.apply(tensor, self.team)  # type: ignore[no-untyped-call]
         return total
 
     def _keep(self, mean: torch.Tensor, variance: torch.Tensor) -> None:

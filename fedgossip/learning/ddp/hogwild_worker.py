@@ -12,12 +12,18 @@ from torch import nn
 from fedgossip.learning.batches import BatchPlan
 from fedgossip.learning.ddp.group import Team
 from fedgossip.learning.ddp.ipc import COUNTER, LINE, Channel, Setup, TrainOrder, TrainReply
-from fedgossip.learning.ddp.module_member import Arrays, ModuleMember, examples_of, job_of, judged_by, module_of
+from fedgossip.learning.ddp.module_member import (
+    Arrays,
+    ModuleMember,
+    examples_of,
+    job_of,
+    judged_by,
+    module_of,
+)
 from fedgossip.learning.ddp.serving import LifeSigns
 from fedgossip.learning.ddp.shared_memory import SharedArrays
 from fedgossip.learning.flat import Layout
 from fedgossip.learning.module_engine import ModuleLoop, Spread, remembered
-from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.weights import FlatWeights, Line
 from fedgossip.vectors import Vector
 
@@ -60,6 +66,9 @@ class SharedWeights:
     def forget_gradients(self) -> None:
         self._alone.forget_gradients()
 
+    def combine_gradients(self) -> None:
+        pass
+
     def clip(self, longest: float) -> None:
         self._alone.clip(longest)
 
@@ -93,7 +102,7 @@ class HogwildWorker(ModuleMember):
 
     def __init__(self, setup: Setup, channel: Channel, boards: Mapping[str, SharedArrays]) -> None:
         super().__init__(boards)
-        settings = TrainSettings(**setup.settings)
+        settings = setup.train
         torch.set_num_threads(settings.threads)
         self._rank, self._size = setup.rank, setup.size
         train, test = examples_of(setup, boards["examples"])
@@ -104,7 +113,7 @@ class HogwildWorker(ModuleMember):
             name: np.empty(shape, kind) for name, (kind, shape) in remembered(module, layout, settings).items()
         }
         alone, testers = Team(progressed=LifeSigns(channel).progressed), Team(setup.rank, setup.size)
-        spread = Spread(alone, self._held, module, testers)
+        spread = Spread(alone, self._held, module, testers=testers)
         how = {"seed": setup.seed, "device": CPU, "sharing": self._sharing, "spread": spread}
         self._loop = ModuleLoop(module, layout, train, test, settings, **judged_by(setup, test), **how)  # type: ignore[arg-type]
 

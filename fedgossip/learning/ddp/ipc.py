@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from fedgossip.learning.ddp.shared_memory import ArrayPlace
+from fedgossip.learning.settings import TrainSettings
 
 STATE = "state/"
 """Before the names of what a node remembers, among the arrays of a job."""
@@ -43,6 +44,10 @@ class Setup(msgspec.Struct, tag=True, frozen=True):
     examples: list[ArrayPlace]
     silence: float
     """Seconds after which a process that waits for another gives up."""
+
+    @property
+    def train(self) -> TrainSettings:
+        return msgspec.convert(self.settings, TrainSettings)
 
     @property
     def threads(self) -> int:

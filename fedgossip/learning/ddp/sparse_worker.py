@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from fedgossip.learning.ddp.ipc import COUNTER, LINE, Channel, Message, Setup, TrainOrder, TrainReply
 from fedgossip.learning.ddp.serving import LifeSigns, OrderTaker, serve
 from fedgossip.learning.ddp.shared_memory import SharedArrays
-from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.sparse_steps import SparseBatches, problem_of, step_on
 
 
@@ -17,7 +16,7 @@ class SparseWorker:
     def __init__(self, setup: Setup, progressed: LifeSigns, boards: Mapping[str, SharedArrays]) -> None:
         self._rank, self._size, self._signs, self._found = setup.rank, setup.size, progressed, boards["found"]
         self._problem = problem_of(setup.source, setup.seed)
-        self._batches = SparseBatches(self._problem, TrainSettings(**setup.settings))
+        self._batches = SparseBatches(self._problem, setup.train)
 
     def answer(self, order: Message) -> Message:
         """Step, and count each row that is written as racily as it is."""

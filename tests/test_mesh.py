@@ -1,0 +1,246 @@
+"""One client whose processes have parts of the model: their steps are those of one process that has all of it."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from torch import nn
+
+from fedgossip.errors import ConfigError, TrainingError
+from fedgossip.experiment import load_experiment
+from fedgossip.learning.dataset import Dataset
+from fedgossip.learning.ddp.engine import DistributedLoop
+from fedgossip.learning.mesh_settings import MeshSettings
+from fedgossip.learning.task import TorchTask, TrainSettings
+from fedgossip.machine import Terms
+from fedgossip.task import Job
+from fedgossip.vectors import frozen
+
+STEP = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01, "clip_norm": 0.5}
+ADAM = {"optimizer": "adam", "lr": 0.01}
+CLOSE = 2e-6
+"""float32 sums in another order; updates are about 0.3."""
+
+
+def text() -> Dataset:
+    """Windows of 8 characters out of 13: neither is a multiple of the other."""
+    letters = np.random.default_rng(0).integers(0, 13, 900)
+    windows = np.stack([letters[start : start + 9] for start in range(0, 800, 10)])
+    return Dataset("letters", windows[:, :-1], windows[:, 1:], 13, vocabulary="abcdefghijklm")
+
+
+def rows() -> Dataset:
+    draw = np.random.default_rng(0)
+    return Dataset("rows", draw.standard_normal((80, 20)).astype(np.float32), draw.integers(0, 7, 80), 7)
+
+
+def task_of(model: str, *, processes: int = 1, mesh: Mapping[str, Any] | None = None, **how: Any) -> TorchTask:
+    """A node of 70 examples, whose last batch of an epoch is smaller than the others."""
+    data = text() if model.startswith("gpt") else rows()
+    given = {"batch_size": 8, "local_epochs": 1, "device": "cpu", **how}
+    settings = TrainSettings(processes=processes, mesh=MeshSettings(**(mesh or {})), **given)
+    shares = [np.arange(70), np.arange(35, 80)]
+    return TorchTask(data, data.subset(np.arange(30)), shares, model, settings, seed=1, rounds=9)
+
+
+@contextmanager
+def ended(task: TorchTask) -> Iterator[TorchTask]:
+    """The task, whose processes are ended after its use."""
+    try:
+        yield task
+    finally:
+        assert isinstance(task._engine, DistributedLoop)
+        if task._engine.standing.group:
+            task._engine.standing.group.close()
+
+
+def trained(task: TorchTask, round: int = 0, terms: Terms | None = None) -> npt.NDArray[np.floating]:
+    (update,) = task.train([Job(0, round, task.initial(0), terms)])
+    assert update.difference is not None
+    return update.difference
+
+
+def check_same(one: TorchTask, several: TorchTask) -> None:
+    """Two rounds, the second with terms, what is remembered after them, a gradient, and what is evaluated."""
+    correction = frozen(np.linspace(-0.1, 0.1, one.length).astype(np.float32))
+    for round, terms in enumerate([None, Terms(0.3, correction)]):
+        first, second = trained(one, round, terms), trained(several, round, terms)
+        assert np.abs(first).max() > 0.01
+        np.testing.assert_allclose(second, first, atol=CLOSE)
+    check_states(one, several)
+    job, moved = Job(1, 2, one.initial(0), gradient=True), frozen(one.initial(0) + first)
+    (first_gradient,), (second_gradient,) = one.gradients([job]), several.gradients([job])
+    np.testing.assert_allclose(second_gradient.difference, first_gradient.difference, atol=CLOSE)  # type: ignore[arg-type]
+    assert several.evaluate([moved])[0] == pytest.approx(one.evaluate([moved])[0], rel=1e-5)
+
+
+def check_states(one: TorchTask, several: TorchTask) -> None:
+    first, second = one.state(0), several.state(0)
+    assert first.keys() == second.keys()
+    for name in first:
+        np.testing.assert_allclose(second[name], first[name], atol=CLOSE)
+
+
+# --- the same steps ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def divided() -> Iterator[TorchTask]:
+    with ended(task_of("gpt:2-16-2", processes=2, mesh={"tensor": 2, "sequence": True}, **STEP)) as task:
+        yield task
+
+
+@pytest.mark.sockets
+def test_two_processes_with_half_of_every_layer_take_the_steps_of_one(divided: TorchTask) -> None:
+    check_same(task_of("gpt:2-16-2", **STEP), divided)
+
+
+@pytest.mark.sockets
+def test_what_an_optimiser_remembers_goes_from_one_mesh_to_another_and_back(divided: TorchTask) -> None:
+    """A checkpoint knows no mesh: rounds on one process, on two, and on one again are those of one alone."""
+    alone, one = task_of("gpt:2-16-2", **STEP), task_of("gpt:2-16-2", **STEP)
+    expected = [trained(alone, round) for round in range(3)]
+    found, state = [], {}
+    for round, task in enumerate([one, divided, one]):
+        task.load_state(0, state)
+        found.append(trained(task, round))
+        state = {name: np.array(array) for name, array in task.state(0).items()}
+    np.testing.assert_allclose(found, expected, atol=CLOSE)
+    assert np.abs(expected[2] - expected[0]).max() > 100 * CLOSE  # the momentum matters
+
+
+MESHES = [
+    ("mlp:20-16-12-7", 2, {"tensor": 2}, {}),
+    ("softmax", 2, {"tensor": 2}, {}),
+    ("gpt:2-16-2", 2, {"tensor": 2}, {"personal": "layer.*,blocks.1.asked*"}),
+    ("gpt:2-16-2", 2, {"tensor": 2, "sequence": True}, ADAM),
+    ("gpt:1-32-4", 4, {"tensor": 4}, {}),
+    ("gpt:2-16-2", 4, {"data": 2, "tensor": 2}, {}),
+    ("gpt:2-16-2", 4, {"tensor": 2, "sequence": True}, {"accumulate": 2}),
+    ("gpt:2-16-2", 4, {"tensor": 2}, {"parallel": "fsdp"}),
+    ("gpt:2-16-2", 4, {"tensor": 2, "sequence": True}, {"parallel": "fsdp", **ADAM}),
+    ("mlp:20-16-12-7", 4, {"tensor": 2}, {"parallel": "fsdp", "personal": "layer3.*"}),
+    ("mesh_models:narrow", 4, {"tensor": 2}, {}),
+    ("gpt:2-16-2", 2, {"pipeline": 2}, {"microbatches": 2}),
+    ("mlp:20-16-12-7", 2, {"pipeline": 2, "schedule": "gpipe"}, {"personal": "layer3.*"}),
+    ("gpt:2-16-2", 4, {"pipeline": 2}, {"microbatches": 2, **ADAM}),
+    ("gpt:2-16-2", 4, {"pipeline": 2}, {"microbatches": 2, "parallel": "fsdp"}),
+    ("gpt:2-16-2", 4, {"pipeline": 2, "tensor": 2, "sequence": True}, {}),
+    ("gpt:4-16-2", 4, {"pipeline": 4}, {}),
+    ("mesh_models:halves", 2, {"pipeline": 2}, {}),
+]
+
+
+@pytest.mark.long
+@pytest.mark.sockets
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("model", "processes", "mesh", "how"), MESHES)
+def test_any_mesh_takes_the_steps_of_one_process(model: str, processes: int, mesh: Any, how: dict[str, Any]) -> None:
+    given = how if "optimizer" in how else {**STEP, **how}
+    of_several = ("parallel", "microbatches")
+    one = task_of(model, **{name: value for name, value in given.items() if name not in of_several})
+    with ended(task_of(model, processes=processes, mesh=mesh, **given)) as several:
+        check_same(one, several)
+
+
+@pytest.mark.long
+@pytest.mark.sockets
+@pytest.mark.timeout(900)
+def test_a_gossip_peer_may_be_a_mesh() -> None:
+    """Two peers, each of two processes with half of every layer, and two of one process: the models are the same."""
+    from fedgossip import simulate
+
+    def models(train: Mapping[str, Any]) -> list[npt.NDArray[np.floating]]:
+        content = {
+            "rounds": 3,
+            "data": {"source": "digits"},
+            "model": {"source": "mlp:64-32-10"},
+            "train": {"device": "cpu", "local_steps": 3, **train},
+            "topology": {"graph": "ring", "n": 3},
+        }
+        return [np.asarray(one) for one in simulate(load_experiment(content)).models]
+
+    one, mesh = models({}), models({"processes": 2, "mesh": {"tensor": 2}})
+    np.testing.assert_allclose(mesh, one, atol=1e-5)
+
+
+def tied(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A model whose first layer is its last too, so that no cut parts them."""
+    layer = nn.Linear(shape[0], shape[0])
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0], shape[0]), layer, nn.Tanh(), layer)
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.sockets
+def test_a_process_of_a_mesh_that_is_killed_is_named(divided: TorchTask) -> None:
+    """Last of those that use the group: it is gone afterwards, and the next job starts another."""
+    divided.evaluate([divided.initial(0)])
+    assert isinstance(divided._engine, DistributedLoop) and divided._engine.standing.group
+    running = divided._engine.standing.group._processes
+    running[1].send_signal(signal.SIGKILL)
+    with pytest.raises(TrainingError, match="process 1 of 2 was ended by SIGKILL"):
+        divided.train([Job(0, 5, divided.initial(0))])
+    assert all(process.returncode is not None for process in running) and divided._engine.standing.group is None
+
+
+@pytest.mark.long
+@pytest.mark.sockets
+def test_the_job_after_a_death_has_a_new_mesh() -> None:
+    with ended(task_of("mlp:20-16-7", processes=2, mesh={"tensor": 2})) as task:
+        task.evaluate([task.initial(0)])
+        assert isinstance(task._engine, DistributedLoop) and task._engine.standing.group
+        task._engine.standing.group._processes[0].kill()
+        with pytest.raises(TrainingError):
+            trained(task)
+        np.testing.assert_allclose(trained(task), trained(task_of("mlp:20-16-7")), atol=CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("how", "text", "advice"),
+    [
+        ({"processes": 4, "mesh": {"data": 1, "tensor": 2}}, "for processes = 4", "set processes = 2"),
+        ({"processes": 3, "mesh": {"tensor": 2}}, "for processes = 3", "set processes = 2"),
+        ({"mesh": {"tensor": 2}}, "for processes = 1", "set processes = 2"),
+        ({"processes": 2, "mesh": {"sequence": True}}, "without mesh.tensor", "2 or more"),
+        ({"processes": 2, "mesh": {"tensor": 0}}, "mesh.tensor = 0", "at least 1"),
+        ({"processes": 2, "mesh": {"schedule": "zero"}}, "unknown mesh.schedule", "gpipe"),
+        ({"processes": 2, "mesh": {"tensor": 2}, "parallel": "hogwild"}, "whole model", "ddp"),
+        ({"processes": 2, "mesh": {"tensor": 2}, "optimizer": "lars"}, "whole layer", "another optimizer"),
+        ({"processes": 2, "mesh": {"tensor": 2}, "precision": "bfloat16"}, "bfloat16", "Leave precision out"),
+        ({"processes": 2, "mesh": {"pipeline": 2}, "batch_size": 10}, "10 for 1 x 4 microbatches", "batch_size to 12"),
+        ({"processes": 2, "mesh": {"tensor": 2}, "compile": True}, "compile", "Leave compile out"),
+    ],
+)
+def test_settings_that_do_not_fit_a_mesh_are_refused(how: dict[str, Any], text: str, advice: str) -> None:
+    with pytest.raises(ConfigError, match=text) as error:
+        load_experiment({"topology": {"graph": "ring", "n": 2}, "train": how})
+    assert advice in error.value.advice
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh", "text", "advice"),
+    [
+        ("gpt:1-12-3", {"tensor": 2}, "2 for 3 heads", "multiple of 2"),
+        ("gpt:1-36-3", {"tensor": 3, "sequence": True}, "8 places of a text for 3", "multiple of 3"),
+        ("mlp:20-15-7", {"tensor": 2}, "layer1 has 15 outputs", "multiple of 2"),
+        ("mlp:20-16-7", {"tensor": 2, "sequence": True}, "no places of a text", "gpt"),
+        ("test_distributed:partly", {"tensor": 2}, "no plan of its layers", "parallel_plan"),
+        ("gpt:1-16-2", {"pipeline": 2}, "has 1 blocks", "pipeline to 1"),
+        ("mlp:20-7", {"pipeline": 2}, "has 1 layers with weights", "pipeline to 1"),
+        ("test_distributed:partly", {"pipeline": 2}, "has the buffer layers.1.0.running_mean", "BatchNorm"),
+        ("test_mesh:tied", {"pipeline": 2}, "2.weight is in 2 of the stages", "stages"),
+        ("mesh_models:narrow", {"tensor": 2, "sequence": True}, "knows no sequence", "parallel_plan"),
+    ],
+)
+def test_models_that_cannot_be_divided_are_refused(model: str, mesh: dict[str, Any], text: str, advice: str) -> None:
+    with pytest.raises(ConfigError, match=text) as error:
+        task_of(model, processes=mesh.get("tensor", 2), mesh=mesh)
+    assert advice in error.value.advice
