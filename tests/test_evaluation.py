@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from commands import Said, finish, free_ports, in_process, start, typed
@@ -28,6 +29,8 @@ from fedgossip.learning.evaluation_sums import BINS, EDGES, EvaluationLayout, Si
 from fedgossip.learning.record_groups import NOT_SAID
 from fedgossip.plans.evaluation import asked, evaluated_from, evaluation_plan, evaluation_task, parted
 from fedgossip.plans.tasks import examples_of
+from fedgossip.report import model_card
+from fedgossip.report.released import Release, ReleasedModel, ReleasedPrivacy
 
 SUPPRESS = 5
 BUDGET = "--set coordinator.privacy.unit=record --set coordinator.privacy.noise=2"
@@ -209,6 +212,24 @@ def test_noise_moves_a_figure_about_as_far_as_is_said() -> None:
         near["of group"] += abs(found.groups[0].score - truth.groups[0].score) <= found.groups[0].noise_within["score"]
     assert all(50 <= count <= 60 for count in near.values()), near  # 57 expected
     assert found.noise_within["score"] < 0.02
+
+
+def test_the_card_of_a_release_says_of_noisy_figures_that_they_are() -> None:
+    """It said that all were exact, and outside of the budget."""
+    layout, site = noisy(noise=2.0), answers_of(np.random.default_rng(5), 3000)
+    sums = {("sites",): 3} | layout.noisy.of_records(site.answers, site.y, site.groups)
+    found = noisy_evaluation_of(layout, sums, 5, 3)
+    model = ReleasedModel(source="softmax", kind="classification", numbers=4, weights="ab" * 32)
+    release = Release(
+        version="1", name="ill", made="2026-11-23T00:00:00Z", signer="cd" * 32, use="To help a nurse.", model=model,
+        privacy=ReleasedPrivacy(unit="record", epsilon=1.0, delta=1e-5, words=()), plan="ef" * 32, approvals=(),
+        rounds=1, least=3, counted=(), logs=(), files={},
+    )  # fmt: skip
+    told = model_card.page(release, None, found)
+    assert "with noise of 2 times what one record can add" in told and "outside of the budget" not in told
+    assert f"{found.score:.3g}"[:4] in told and told.count("±") >= 8
+    exact = msgspec.structs.replace(found, layout=noisy(noise=0.0))
+    assert "exact, and outside of the budget" in model_card.page(release, None, exact)
 
 
 def test_sites_judge_a_model_under_a_budget_and_their_ledger_says_so(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from fedgossip.learning.agreed import AgreedTable
-from fedgossip.learning.evaluated import Evaluation, OutcomeFigures
+from fedgossip.learning.evaluated import Evaluation, GroupFigures, OutcomeFigures
 from fedgossip.report import drawing
 from fedgossip.report.drawing import BLUE, DASHES, QUIET, draw, legend_above
 from fedgossip.report.markup import (
@@ -91,7 +91,7 @@ def _key_figures(release: Release, evaluation: Evaluation | None) -> Iterable[tu
     if evaluation and evaluation.score is not None:
         kept = "that no site has trained on" if evaluation.layout.kept else "that the sites may have trained on"
         on = f"on {count(evaluation.records)} records of {evaluation.sites} sites, {kept}"
-        yield f"{evaluation.layout.score[:1].upper()}{evaluation.layout.score[1:]}", number(evaluation.score), on
+        yield f"{evaluation.layout.score[:1].upper()}{evaluation.layout.score[1:]}", _noisy(evaluation, "score"), on
     if evaluation and evaluation.places:
         said = f"{evaluation.layout.score}; which one is not told"
         yield "Worst site", _between(*evaluation.places[0]), said
@@ -143,7 +143,7 @@ def _quality(evaluation: Evaluation | None) -> Markup | None:
     said = "Of records that the model gives such a probability, the share that has the outcome; on the line both agree"
     return section(
         "How well it answers",
-        paragraph("By sums over the sites' own records: exact, but for the AUROC, whose bound stands beside it."),
+        paragraph(_how_exact(evaluation)),
         _outcomes(evaluation.outcomes),
         grid(
             figure("calibration", drawn, f"Calibration of {first.name}", f"{said}.") if first else None,
@@ -153,11 +153,18 @@ def _quality(evaluation: Evaluation | None) -> Markup | None:
     )
 
 
+def _how_exact(evaluation: Evaluation) -> str:
+    if not (noise := evaluation.layout.noise):
+        return "By sums over the sites' own records: exact, but for the AUROC, whose bound stands beside it."
+    added = f"with noise of {number(noise)} times what one record can add on each site's"
+    return f"By sums over the sites' own records, {added}: ± covers 95 % of what it moves."
+
+
 OUTCOME_HEADS = ("AUROC", "Brier score", "said, on average", "were", "calibration error")
 
 
 def _outcomes(found: Iterable[OutcomeFigures]) -> Markup | None:
-    rows = [[one.name, count(one.positives), *_figures(one)] for one in found]
+    rows = [[one.name, _noisy(one, "positives", count), *_figures(one)] for one in found]
     return table(["Outcome", "Records with it", *OUTCOME_HEADS], rows, len(OUTCOME_HEADS) + 1) if rows else None
 
 
@@ -165,7 +172,15 @@ def _figures(one: OutcomeFigures) -> list[str]:
     width = (one.auroc_within or 0.0) + one.noise_within.get("auroc", 0.0)
     within = f" ± {width:.4f}" if width else ""
     area = NOTHING if one.auroc is None else f"{one.auroc:.4f}{within}"
-    return [area, *(_or_nothing(value) for value in (one.brier, one.said, one.were, one.calibration_error))]
+    return [area, *(_noisy(one, name) for name in ("brier", "said", "were")), _or_nothing(one.calibration_error)]
+
+
+def _noisy(one: Evaluation | GroupFigures | OutcomeFigures, name: str, shown: Callable[[Any], str] = number) -> str:
+    """Show a figure, and how far noise moves it where there is some."""
+    value = getattr(one, name)
+    if value is None:
+        return NOTHING
+    return f"{shown(value)} ± {number(one.noise_within[name])}" if name in one.noise_within else shown(value)
 
 
 def _or_nothing(value: float | None) -> str:
@@ -216,8 +231,7 @@ def _groups(evaluation: Evaluation | None) -> Markup | None:
     heads += list(OUTCOME_HEADS[:4]) if single else []
     rows = []
     for group in evaluation.groups:
-        row = [group.name, count(group.records) if group.records is not None else NOTHING]
-        row += [_or_nothing(group.score), _or_nothing(group.loss)]
+        row = [group.name, _noisy(group, "records", count), _noisy(group, "score"), _or_nothing(group.loss)]
         if single:
             row += _figures(group.outcomes[0])[:4] if group.outcomes else [NOTHING] * 4
         rows.append(row)
@@ -286,9 +300,16 @@ def _data(release: Release, statistics: AgreedTable | None) -> Markup | None:
 def _privacy(release: Release, evaluation: Evaluation | None) -> Markup | None:
     rows = [(what.capitalize(), words) for what, words in release.privacy.words]
     if evaluation is not None and release.privacy.unit != "none":
-        rows.append(("Figures", "What the sites have told to judge the model is exact, and outside of the budget."))
+        rows.append(("Figures", _figures_beside_a_budget(evaluation)))
     lines = "\n".join(f'<tr><th scope="row">{text(what)}</th><td>{text(words)}</td></tr>' for what, words in rows)
     return section("Privacy", Markup(f'<div class="card wide"><table><tbody>\n{lines}\n</tbody></table></div>'))
+
+
+def _figures_beside_a_budget(evaluation: Evaluation) -> str:
+    if not evaluation.layout.noise:
+        return "What the sites have told to judge the model is exact, and outside of the budget."
+    told = f"What the sites have told to judge the model has noise of {number(evaluation.layout.noise)} times what one"
+    return f"{told} record can add: one release more out of the same budget, which the epsilon above does not count."
 
 
 def _lineage(release: Release) -> Markup | None:
