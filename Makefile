@@ -70,6 +70,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/board.py --runs 100
 	$(BIN)/python benchmarks/forecast.py --rounds 5
 	$(BIN)/python benchmarks/small_bins.py --divisions 1
+	$(BIN)/python benchmarks/trees.py --short
 	$(BIN)/python benchmarks/codecs.py --elements 100000 --turns 1
 
 # All but torch is taken by its hashes, and only what is built already.  torch's build is the machine's own (from a folder

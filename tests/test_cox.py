@@ -5,6 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import math
+import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import combinations, pairwise
@@ -13,7 +17,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from commands import Said, typed
+from commands import Said, finish, free_ports, started, typed
+from commands import start as begun
 from pages import blocks, page
 
 from fedgossip import ConfigError, load_experiment
@@ -478,3 +483,65 @@ def test_a_site_with_records_that_are_none_takes_no_part(folder: Path, tmp_path:
 def test_running_such_an_experiment_names_the_command(folder: Path) -> None:
     said = typed(["run", "hazards.toml", "--no-report"], folder)
     assert said.code == 2 and "fedgossip fit" in said.err
+
+
+# --- over links -------------------------------------------------------------------------------------------------------
+
+
+def on_machines(folder: Path, where: Path, dies: dict[int, int], *more: str) -> list[Said]:
+    """Fit with a process for each site and the coordinator; site k kills itself in round `dies[k]`."""
+    (port,) = free_ports(1)
+    machines, keys = [where / f"machine{node}" for node in range(SITES + 1)], []
+    for node, machine in enumerate(machines):
+        machine.mkdir()
+        own = [f"site-{node}.csv"] if node < SITES else []
+        for name in ("hazards.toml", "test.csv", "hazards-agreed.json", *own):
+            shutil.copy(folder / name, machine)
+        at = ["--client"] if node < SITES else ["--address", f"tcp://127.0.0.1:{port}"]
+        keys.append(typed(["keys", "new", "--id", str(node), *at], machine).out)
+    running = []
+    for node, machine in enumerate(machines):
+        (machine / "endpoints.toml").write_text("\n".join(keys))
+        words = ["fit", "hazards.toml", "--endpoints", "endpoints.toml", "--out", "log", "--to", "fit", *more]
+        words += ["--id", str(node)] if node < SITES else []
+        if node in dies:
+            script = [sys.executable, str(Path(__file__).with_name("dying_site.py")), str(dies[node]), *words]
+            running.append(
+                subprocess.Popen(script, cwd=machine, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            )
+            started.append(running[-1])
+        else:
+            running.append(begun(words, machine))
+    return [finish(one) for one in running]
+
+
+@pytest.mark.long  # 6 processes; the same plan as of statistics, whose links are in tests/test_agreed_statistics.py
+@pytest.mark.sockets
+@pytest.mark.timeout(300)
+def test_over_encrypted_links_all_write_the_fit_of_the_simulation(folder: Path, tmp_path: Path) -> None:
+    said = on_machines(folder, tmp_path, {})
+    assert [one.code for one in said] == [0] * (SITES + 1), said
+    written = {(tmp_path / f"machine{node}" / "fit" / "fit.json").read_bytes() for node in range(SITES + 1)}
+    assert written == {encoded(fitted(folder))}
+
+
+@pytest.mark.long  # 6 processes, and deadlines
+@pytest.mark.sockets
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("round", [1, 2, 4])
+def test_a_site_that_is_killed_in_the_fit_leaves_the_fit_of_the_others(
+    folder: Path, tmp_path: Path, round: int
+) -> None:
+    deadlines = ["coordinator.min_clients=3", "coordinator.deadline=20", "coordinator.least_deadline=1"]
+    said = on_machines(folder, tmp_path, {2: round}, *(word for one in deadlines for word in ("--set", one)))
+    assert said[2].code == -signal.SIGKILL
+    assert [one.code for node, one in enumerate(said) if node != 2] == [0] * SITES, said
+    others = [node for node in range(SITES + 1) if node != 2]
+    (written,) = {(tmp_path / f"machine{node}" / "fit" / "fit.json").read_bytes() for node in others}
+    found = msgspec.json.decode(written, type=CoxFit)
+    x, times, events, strata = read(folder, [f"site-{site}.csv" for site in range(SITES) if site != 2])
+    ends = [point.time for point in found.strata[0].points]
+    deviation = np.array(found.design.deviation)
+    estimates, _, _ = by_hand(rounded(((x - np.array(found.design.mean)) / deviation, times, events, strata), ends))
+    assert (found.sites, found.records, found.converged) == (4, 800, True)
+    assert [one.estimate for one in found.coefficients] == pytest.approx(estimates / deviation, rel=1e-8)

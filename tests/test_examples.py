@@ -274,6 +274,13 @@ def test_rows_of_a_table_cost_what_their_batches_touch(tmp_path: Path) -> None:
     assert sent and int(sent[1]) * 1000 < 0.001 * 64e6
 
 
+def test_hospitals_find_the_hazard_ratios_that_were_drawn(tmp_path: Path) -> None:
+    out = printed("hazard_ratios.py", tmp_path)
+    ten, old = (float(one) for one in re.findall(r"([\d.]+) times", out))
+    assert 1.35 < ten < 1.6 and 1.7 < old < 2.3
+    assert "1000 records of 5 of 5 sites" in out
+
+
 def test_a_tenth_of_what_has_changed_is_enough_and_a_tenth_of_models_is_not(tmp_path: Path) -> None:
     changed, parts = [numbers(line) for line in printed("fewer_bytes.py", tmp_path).splitlines()]
     assert changed[0] < 1e-6 and parts[0] > 1

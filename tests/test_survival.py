@@ -12,6 +12,11 @@ import pytest
 from commands import typed
 from pages import blocks, page
 
+from fedgossip import load_experiment
+from fedgossip.drivers.simulate import simulate_plan
+from fedgossip.learning.told_files import encoded
+from fedgossip.plans.survival import curves_from, survival_plan, survival_task
+
 SITES = 5
 TIMES = (90, 180, 270, 360)
 
@@ -95,3 +100,71 @@ def test_times_that_are_none_end_in_a_line_and_advice(folder: Path, change: str,
     assert said.code != 0
     assert words in str(said)
     assert not (folder / "bad").exists()
+
+
+def other(folder: Path, where: Path, row: str = "", site: int = 1) -> Path:
+    """Copy the tables, one of which has a row more."""
+    for path in [*folder.glob("site-*.csv"), folder / "test.csv", *folder.glob("survival*")]:
+        (where / path.name).write_bytes(path.read_bytes())
+    if row:
+        with (where / f"site-{site}.csv").open("a") as file:
+            file.write(row + "\n")
+    return where
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("new,-3,1", "times below 0, in 1 records"),
+        ("new,30,2", "something else than 0 and 1"),
+        ("new,30,0.5", "something else than 0 and 1"),
+        ("new,,1", "nothing there"),
+        ("new,30,", "nothing there"),
+        ("new,soon,1", "'soon'"),
+    ],
+)
+def test_a_site_with_times_or_events_that_are_none_takes_no_part(
+    folder: Path, tmp_path: Path, row: str, message: str
+) -> None:
+    words = ["fit", "survival.toml", "--set", "coordinator.min_clients=3"]
+    said = typed(words, other(folder, tmp_path, row))
+    assert said.code == 4 and "of 4 of 5 sites" in said.out, said
+    assert "site 1 took no part" in said.err and message in said.err
+
+
+def test_a_site_whose_times_are_all_behind_the_grid_takes_no_part(folder: Path, tmp_path: Path) -> None:
+    """In hours, where the others have days."""
+    other(folder, tmp_path)
+    with (folder / "site-1.csv").open() as read, (tmp_path / "site-1.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["arm", "days", "died"])
+        writer.writerows([row["arm"], 361 + 24 * int(row["days"]), row["died"]] for row in csv.DictReader(read))
+    said = typed(["fit", "survival.toml", "--set", "coordinator.min_clients=3"], tmp_path)
+    assert said.code == 4 and "all times are behind the last of the grid, 360" in said.err, said
+
+
+def test_no_event_at_any_site_is_said_and_nothing_is_written(folder: Path, tmp_path: Path) -> None:
+    other(folder, tmp_path)
+    for site in range(SITES):
+        rows = (folder / f"site-{site}.csv").read_text().replace(",1\n", ",0\n")
+        (tmp_path / f"site-{site}.csv").write_text(rows)
+    said = typed(["fit", "survival.toml"], tmp_path)
+    assert said.code == 5 and "no record has its event, died = 1, until 360" in said.err, said
+    assert not (tmp_path / "fits").exists()
+
+
+def test_stacked_arrays_and_json_say_the_same_bytes(folder: Path, tmp_path: Path) -> None:
+    said = typed(["fit", "survival.toml", "--json", "--to", str(tmp_path / "fit")], folder)
+    written = (tmp_path / "fit" / "survival.json").read_bytes()
+    assert said.code == 0 and said.out.encode() == written + b"\n"
+    plan, layout, agreed = survival_plan(load_experiment(folder / "survival.toml"))
+    plan, task, refused = survival_task(plan, layout, agreed, range(SITES))
+    vector = simulate_plan(plan, task=task, engine="stacked").vectors[plan.coordinator]
+    assert not refused and encoded(curves_from(plan, layout, agreed, vector)) == written
+
+
+def test_a_curve_says_nothing_of_one_record(folder: Path, tmp_path: Path) -> None:
+    assert typed(["fit", "survival.toml", "--to", str(tmp_path / "fit")], folder).code == 0
+    for words in (["predict", str(tmp_path / "fit"), "test.csv"], ["evaluate", str(tmp_path / "fit"), "test.csv"]):
+        said = typed(words, folder)
+        assert said.code == 2 and "survival curves, which are of groups" in said.err and "cox" in said.err, said
