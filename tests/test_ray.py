@@ -316,6 +316,7 @@ def participants(folder: Path) -> list[int]:
     return [pid for pid in processes_of(folder) if b"fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
+@pytest.mark.sockets  # its import asks the system whether it has IPv6
 def test_the_stand_in_is_asked_for_nothing_that_ray_lacks() -> None:
     ray = pytest.importorskip("ray", reason=NOT_HERE)
     names = [name for name in vars(StandIn) if not name.startswith("_")]
