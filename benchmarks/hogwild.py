@@ -106,7 +106,7 @@ def speed(name: str, made: Made, examples: int, turns: int) -> None:
     lost = statistics.median(row[3] for row in found[2])
     print(
         f"{name}: {rates[1]:,.0f} and {rates[2]:,.0f} examples/s, x {rates[2] / rates[1]:.2f};"
-        f" CPU {cpu[1]:.2f} and {cpu[2]:.2f} s, by the busiest x {busiest[1] / busiest[2]:.2f}; lost {100 * lost:.3g} %",
+        f" CPU {cpu[1]:.2f} and {cpu[2]:.2f} s, the busiest x {busiest[1] / busiest[2]:.2f}; lost {100 * lost:.3g} %",
         flush=True,
     )
 

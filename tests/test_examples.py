@@ -304,3 +304,10 @@ def test_what_is_certified_is_as_near_as_it_says_and_the_lasso_leaves_weights_ou
     for found in (logistic, lasso):
         assert int(found[1]) < 300 and 0 <= float(found[2]) <= 1e-3
     assert logistic[3] == logistic[4] and int(lasso[3]) < int(lasso[4])
+
+
+@pytest.mark.long
+def test_relayed_models_do_better_on_a_path_of_unlike_peers_than_chance_would(tmp_path: Path) -> None:
+    line = printed("relay_on_a_tree.py", tmp_path).splitlines()[-1]
+    found = re.search(r"\+(\S+)   95 %: \+(\S+) to \+(\S+)$", line)
+    assert found and 0 < float(found[2]) < float(found[1]) < float(found[3])
