@@ -283,6 +283,20 @@ def test_a_peer_that_finished_before_it_was_hit_is_not_started_again() -> None:
     assert notes == [] and not strike.away and processes.done == [("signal", 2, 9)]
 
 
+def test_a_series_without_an_end_is_over_when_somebody_has_finished() -> None:
+    """Else who takes leave is killed and started again for ever."""
+    strike, processes, notes = striker({"kind": "crash", "start": 1.0, "every": 1.0, "after": 0.1})
+    strike.act(NS)
+    ((_, struck, _),) = processes.done
+    processes.exited[struck] = -9
+    strike.act(int(1.5 * NS))
+    assert notes == [("crashed", struck), ("restarted", struck)]
+    processes.exited[0] = 0
+    before = list(processes.done)
+    strike.act(100 * NS)
+    assert processes.done == before and not strike.away
+
+
 def test_who_sleeps_is_woken() -> None:
     strike, processes, notes = striker({"kind": "sleep", "peers": [1], "seconds": 2.0})
     strike.act(0)

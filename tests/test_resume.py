@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import subprocess
+import time
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +18,11 @@ from commands import Said, finish, free_ports, in_process, start, wait_until
 from commands import experiment as experiment_file
 
 from fedgossip import checkpoints
+from fedgossip.audit.log import read as read_log
 from fedgossip.drivers import sim_checkpoint, snapshot
+from fedgossip.drivers.local import run_local_plan
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.errors import ResumeError
+from fedgossip.errors import FedgossipError, ResumeError
 from fedgossip.experiment import Experiment, load_experiment
 from fedgossip.plans import compose
 from fedgossip.records import EventRow, NetworkRow, PeerRow, Row, read_rows
@@ -112,6 +115,62 @@ def test_a_simulation_may_be_stopped_in_every_round(tmp_path: Path, engine: str)
         assert run.summary["status"] == "interrupted"
     run = resumed(tmp_path, what, engine)
     assert run.digest == whole.digest and run.rows == whole.rows
+
+
+@pytest.mark.sockets
+def test_clients_and_coordinator_of_a_run_that_was_stopped_sign_on_in_their_own_logs(tmp_path: Path) -> None:
+    """Each has made its keys itself; the next life of it has the same, or nobody would believe its log."""
+    content = {"rounds": 60, "task": {"kind": "quadratic"}, "coordinator": {"clients": 3}}
+    what = load_experiment(content | {"eval": {"every": 100}})
+
+    def stop(row: Row) -> None:
+        if isinstance(row, PeerRow) and row.peer == 3 and row.round == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    first = run_local_plan(compose.plan(what), tmp_path / "run", watch=stop, report=False)
+    assert first.summary["status"] == "interrupted" and 0 < first.summary["rounds"] < 60
+    keys = [(tmp_path / "run" / "peers" / f"{node:02d}" / "key.toml").stat() for node in range(4)]
+    assert {key.st_mode & 0o777 for key in keys} == {0o600}
+    again = run_local_plan(compose.plan(what), tmp_path / "run", resume=True, report=False)
+    assert again.summary["status"] == "finished"
+    for node in range(4):
+        log = tmp_path / "run" / "peers" / f"{node:02d}" / "audit.jsonl"
+        assert read_log(log).last.number > 0 and log.read_text().count('"reopened"') == 1
+
+
+FALLING = """
+import os, pathlib, sys, time
+
+import numpy as np
+
+
+def data():
+    place = pathlib.Path(__file__).with_name("fallen")
+    if "fork_server" in str(getattr(sys.modules["__main__"], "__file__", "")):
+        try:
+            os.close(os.open(place, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            pass
+        else:
+            while not place.with_name("run").joinpath("endpoints.toml").exists():  # all others listen
+                time.sleep(0.05)
+            raise RuntimeError("no such disk")
+    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    return x, (x[:, 0] > 0).astype(int)
+"""
+
+
+@pytest.mark.sockets
+def test_one_that_fails_before_it_has_begun_ends_the_run_at_once(tmp_path: Path, monkeypatch: Any) -> None:
+    """The others would wait start_timeout for it, which is 300 s."""
+    (tmp_path / "falling_data.py").write_text(FALLING)
+    monkeypatch.syspath_prepend(tmp_path)
+    content = {"rounds": 2, "data": {"source": "falling_data:data"}, "model": {"source": "softmax"}}
+    what = load_experiment(content | {"coordinator": {"clients": 3}, "train": {"device": "cpu"}})
+    began = time.monotonic()
+    with pytest.raises(FedgossipError, match="no such disk"):
+        run_local_plan(compose.plan(what), tmp_path / "run", report=False)
+    assert time.monotonic() - began < 150
 
 
 FAULTS = [

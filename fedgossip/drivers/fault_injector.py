@@ -68,6 +68,8 @@ class Striker:
                 self.note(name, peer, value)
             case Strike(_, _, node) if node in self.processes.exited or node in self._killed:
                 return  # it has finished, or is dead already
+            case Strike(endless=True) if 0 in self.processes.exited.values():
+                return  # those who are left could be struck for ever while they take leave
             case Strike(_, "sleep", node, back_ns):
                 if node not in self._asleep and back_ns is not None:
                     self._asleep[node] = back_ns

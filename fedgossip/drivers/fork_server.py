@@ -151,7 +151,7 @@ def _peer(spec: dict[str, Any], folder: Path) -> int:
             plan,
             spec["node"],
             folder,
-            identity=identity_of(folder, kept=bool(spec.get("restarts"))),
+            identity=identity_of(folder, kept=bool(spec.get("restarts")) or plan.roles.of(spec["node"]).logged),
             bind=spec["bind"],
             endpoints=Path(spec["endpoints"]),
             child=True,
@@ -170,7 +170,8 @@ def _peer(spec: dict[str, Any], folder: Path) -> int:
 
 
 def identity_of(folder: Path, *, kept: bool) -> Identity:
-    """A key pair that lives and dies with this process; or one that is kept for the peer's next life."""
+    """A key pair that lives and dies with this process; or one that is kept for the peer's next life, which signs on in
+    the log of this one."""
     from fedgossip.net.identity import Identity
 
     path = folder / "key.toml"

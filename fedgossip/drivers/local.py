@@ -263,6 +263,8 @@ def _gather(plan: Plan, processes: RunProcesses, collector: Collector, striker: 
         if zero:
             striker.act(time.monotonic_ns() - zero)
         collector.ended(processes.exited.keys() - striker.away)
+        if not zero and (fallen := _fallen(plan, processes, collector.folders)):
+            raise fallen
         # polls, not a clock: we may have been suspended with them
         silent = 0.0 if news or striker.away else silent + POLL_SECONDS
         if not processes.exited:
@@ -281,6 +283,17 @@ def _gather(plan: Plan, processes: RunProcesses, collector: Collector, striker: 
             for node in left:
                 collector.keeper(EventRow(collector.rounds[node], node, "hung"))
             return
+
+
+def _fallen(plan: Plan, processes: RunProcesses, folders: Sequence[Path]) -> FedgossipError | None:
+    """Return why one has failed that had not begun: the others would wait for it, for as long as they may."""
+    failed = [node for node, code in sorted(processes.exited.items()) if (code or 0) > 0]
+    words = {node: last_word(folders[node]) for node in failed}
+    never = [node for node, ended in words.items() if ended is None or not ended.experiment]
+    if not never:
+        return None
+    text = f"{plan.roles.label(never[0])} ended before the run began"
+    return first_failure([words[node] for node in never]) or NetworkError(text, f"Read {folders[never[0]]}/log.txt.")
 
 
 def _come_too_late(plan: Plan, left: Sequence[int], striker: Striker, collector: Collector) -> bool:

@@ -54,6 +54,8 @@ class Strike:
     """crash | sleep"""
     node: NodeId
     back_ns: int | None
+    endless: bool = False
+    """Whether it is of a series without an end, which is over with the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,7 @@ class FaultScript:
             if here:
                 last = here[seeds.integer(self.seed, "strikes", index, number) % len(here)]
                 away[last] = math.inf if lasting is None else at + lasting
-                yield Strike(at, kind, last, None if lasting is None else at + lasting)
+                yield Strike(at, kind, last, None if lasting is None else at + lasting, fault.stop is None)
             elif lasting is None:
                 return
 
