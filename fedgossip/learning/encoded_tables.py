@@ -49,7 +49,7 @@ class NamedColumn(Protocol):
 def categories_in(features: npt.ArrayLike, name: str, columns: Sequence[NamedColumn]) -> npt.NDArray[np.int64]:
     """Return the place of each record's category in a column of words, [m], -1 where its cell is empty.
 
-    `features` [m, all] are those of `columns`, in their order.
+    `features` [m, all] are those of `columns`, in their order.  Raises ConfigError for a column that is none of them.
     """
     place, values = 0, np.asarray(features)
     for one in columns:
