@@ -38,7 +38,7 @@ from fedgossip.learning.cox_steps import (
     stepped,
     told_by,
 )
-from fedgossip.learning.cox_sums import TOLD, CoxDesign, CoxLayout, SiteHazards, SiteRecords
+from fedgossip.learning.cox_sums import TOLD, CoxDesign, CoxLayout, SiteHazards, TimedRecords
 from fedgossip.learning.survival_times import places_of
 from fedgossip.learning.told_files import encoded
 from fedgossip.plans.cox import cox_plan, cox_task, hazards_from
@@ -79,7 +79,7 @@ def layout_of(strata: int = 1, ridge: float = 0.0, least: int = 10, steps: int =
 def site_of(layout: CoxLayout, records: Pooled) -> SiteHazards:
     x, times, events, strata = records
     columns = [np.ascontiguousarray(column) for column in x.T]
-    return SiteHazards(layout, SiteRecords(columns, times, places_of(GRID, times), events, strata))
+    return SiteHazards(layout, TimedRecords(columns, times, places_of(GRID, times), events, strata))
 
 
 def together(sites: Sequence[Pooled]) -> Pooled:

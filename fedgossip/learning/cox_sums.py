@@ -81,7 +81,7 @@ class CoxDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 @dataclass(frozen=True, eq=False)
-class SiteRecords:
+class TimedRecords:
     """m records: scaled columns [p][m], times [m], their places in the grid [m], events [m], places of strata [m]."""
 
     columns: Sequence[Values]
@@ -198,7 +198,7 @@ def _reals(numbers: npt.ArrayLike) -> Values:
 class SiteHazards:
     """One site's numbers of each stage."""
 
-    def __init__(self, layout: CoxLayout, records: SiteRecords) -> None:
+    def __init__(self, layout: CoxLayout, records: TimedRecords) -> None:
         self.layout, self.records = layout, records
 
     def counts(self) -> Numbers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedgossip.learning.cox_steps import initial, length_of, told_by
-from fedgossip.learning.cox_sums import CoxLayout, SiteHazards, SiteRecords
+from fedgossip.learning.cox_sums import CoxLayout, SiteHazards, TimedRecords
 from fedgossip.learning.sums_task import SumsTask
 from fedgossip.machine import NodeId
 from fedgossip.task import Job
@@ -17,7 +17,7 @@ class CoxTask(SumsTask):
 
     again = "Fit"
 
-    def __init__(self, layout: CoxLayout, sites: Mapping[NodeId, SiteRecords]) -> None:
+    def __init__(self, layout: CoxLayout, sites: Mapping[NodeId, TimedRecords]) -> None:
         super().__init__(layout.exact, layout.design.digest)
         self.layout, self.length = layout, length_of(layout)
         self._sites = {node: SiteHazards(layout, one) for node, one in sites.items()}

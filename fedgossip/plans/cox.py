@@ -16,7 +16,7 @@ from fedgossip.experiment.sections import ModelSection
 from fedgossip.learning.agreed import AgreedTable
 from fedgossip.learning.cox_fit import CoxFit, cox_fit
 from fedgossip.learning.cox_steps import CoxServer, rounds_of
-from fedgossip.learning.cox_sums import CoxDesign, CoxLayout, SiteRecords
+from fedgossip.learning.cox_sums import CoxDesign, CoxLayout, TimedRecords
 from fedgossip.learning.cox_task import CoxTask
 from fedgossip.learning.encoded_tables import categories_in
 from fedgossip.learning.federated_tables import read_examples
@@ -93,14 +93,14 @@ def cox_task(
 ) -> tuple[FederationPlan, CoxTask, Mapping[NodeId, ConfigError]]:
     """Return the plan with those that abstain, the task of the sites that are `held`, and why some do not fit."""
 
-    def records(node: NodeId) -> SiteRecords:
+    def records(node: NodeId) -> TimedRecords:
         return records_in(site_file(plan.experiment, node), layout.design, agreed)
 
     plan, sites, refused = sites_that_fit(plan, held, records)
     return plan, CoxTask(layout, sites), refused
 
 
-def records_in(path: Path, d: CoxDesign, agreed: AgreedTable) -> SiteRecords:
+def records_in(path: Path, d: CoxDesign, agreed: AgreedTable) -> TimedRecords:
     """Return a site's records.  Raises ConfigError for a file that does not fit, and for too few records."""
     found = read_examples(path, agreed, REGRESSION)
     times, events = checked_site(found, d.grid, (d.time, d.event), agreed.suppress)
@@ -112,7 +112,7 @@ def records_in(path: Path, d: CoxDesign, agreed: AgreedTable) -> SiteRecords:
         raise ConfigError(text, "A stratum has to be known: fill the cells, or leave the rows out.")
     scale = zip(d.places, d.mean, d.deviation, strict=True)
     columns = [np.ascontiguousarray((found.x[:, place] - mean) / deviation) for place, mean, deviation in scale]
-    return SiteRecords(columns, times, places_of(d.grid, times), events, strata)
+    return TimedRecords(columns, times, places_of(d.grid, times), events, strata)
 
 
 def hazards_from(plan: FederationPlan, layout: CoxLayout, vector: Vector | None) -> CoxFit:
