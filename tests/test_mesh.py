@@ -153,7 +153,7 @@ def test_any_mesh_takes_the_steps_of_one_process(model: str, processes: int, mes
 @pytest.mark.sockets
 @pytest.mark.timeout(900)
 def test_a_gossip_peer_may_be_a_mesh() -> None:
-    """Two peers, each of two processes with half of every layer, and two of one process: the models are the same."""
+    """Three peers of two processes with half of every layer each, and three of one process: the models are the same."""
     from fedgossip import simulate
 
     def models(train: Mapping[str, Any]) -> list[npt.NDArray[np.floating]]:
@@ -164,7 +164,7 @@ def test_a_gossip_peer_may_be_a_mesh() -> None:
             "train": {"device": "cpu", "local_steps": 3, **train},
             "topology": {"graph": "ring", "n": 3},
         }
-        return [np.asarray(one) for one in simulate(load_experiment(content)).models]
+        return [np.asarray(one) for one in simulate(load_experiment(content)).vectors]
 
     one, mesh = models({}), models({"processes": 2, "mesh": {"tensor": 2}})
     np.testing.assert_allclose(mesh, one, atol=1e-5)
