@@ -28,7 +28,7 @@ from fedgossip.roles import Roles
 from fedgossip.watching import snapshot
 from fedgossip.watching.follow import Follower
 from fedgossip.watching.local_server import OF_DATA, HttpAnswer, LocalServer, Query, page_of
-from fedgossip.watching.places import Place, find
+from fedgossip.watching.places import RunPlace, find
 from fedgossip.watching.serving import WatchPage, json_answer
 
 PAGE = "fedgossip.board:board.html"
@@ -69,7 +69,7 @@ class Recent(Generic[T]):
 class WatchedRun:
     """The watch page of one run of the board."""
 
-    def __init__(self, place: Place, words: Words) -> None:
+    def __init__(self, place: RunPlace, words: Words) -> None:
         self._follower = Follower(place)
         self._words = words
         self._lock = threading.Lock()

@@ -187,7 +187,7 @@ def source_of(problem: SparseLogistic) -> str:
 def problem_of(source: str, seed: int) -> SparseLogistic:
     """Return the problem of such words."""
     n, rows, examples, nonzeros, batch = (int(word) for word in source.partition(":")[2].split("-"))
-    return SparseLogistic(n, rows, examples, nonzeros, batch, seed)
+    return SparseLogistic(n, rows, examples, nonzeros, batch, seed=seed)
 
 
 def _check(rows: int, settings: TrainSettings) -> None:

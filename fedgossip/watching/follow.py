@@ -16,7 +16,7 @@ import msgspec
 
 from fedgossip.decoding import UnreadableError, json_value
 from fedgossip.records import Row, row_of
-from fedgossip.watching.places import ENDED, EXPERIMENT, ROWS, SUMMARY, Facts, Place, facts_of
+from fedgossip.watching.places import ENDED, EXPERIMENT, ROWS, SUMMARY, Facts, RunPlace, facts_of
 from fedgossip.watching.state import State
 from fedgossip.watching.tail import Tail
 
@@ -38,7 +38,7 @@ class Follower:
     `heard` is called with each row of the record that tells anything new, when it is in the state.
     """
 
-    def __init__(self, place: Place, heard: Callable[[Row], None] | None = None) -> None:
+    def __init__(self, place: RunPlace, heard: Callable[[Row], None] | None = None) -> None:
         self.place, self.heard = place, heard
         self.facts: Facts = facts_of(place)
         self.driver = "" if place.folder else "peers"

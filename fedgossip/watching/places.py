@@ -31,7 +31,7 @@ DEEP = 3
 
 
 @dataclass(frozen=True)
-class Place:
+class RunPlace:
     """`folder` is the directory of a run; or `peers` are folders of peers, by node, and there is no such directory."""
 
     folder: Path | None
@@ -66,19 +66,19 @@ class Facts:
         return self.roles.n
 
 
-def find(given: Sequence[Path], base: Path = Path("runs")) -> Place:
+def find(given: Sequence[Path], base: Path = Path("runs")) -> RunPlace:
     """Return what `given` names; the newest run under `base` where nothing is given.  Raises ConfigError."""
     if not given:
-        return Place(_newest(base))
+        return RunPlace(_newest(base))
     if len(given) == 1 and _is_run(given[0]):
-        return Place(given[0])
+        return RunPlace(given[0])
     peers: dict[int, Path] = {}
     for folder in given:
         node = _node(folder)
         if node in peers:
             raise ConfigError(f"{folder}: peer {node} is in {peers[node]} already", "Give each once.")
         peers[node] = folder
-    return Place(None, peers)
+    return RunPlace(None, peers)
 
 
 def _newest(base: Path) -> Path:
@@ -124,14 +124,14 @@ def _node(folder: Path) -> int:
         raise ConfigError(f"{folder}: its endpoint.toml does not say which peer it is of", "Give others.") from None
 
 
-def facts_of(place: Place) -> Facts:
+def facts_of(place: RunPlace) -> Facts:
     """Return what the experiment file beside the rows says; nothing where there is none, or none that can be read."""
     content = next((found for path in _beside(place, EXPERIMENT) if (found := _read(path))), {})
     told = next((known for path in _beside(place, ROLES) if (known := _told(path))), None)
     return replace(_facts(content, told), score=_score(content), foretold=_foretold(place))
 
 
-def _foretold(place: Place) -> RunForecast | None:
+def _foretold(place: RunPlace) -> RunForecast | None:
     try:
         found = read_forecast(place.folder) if place.folder else None
     except ConfigError:  # the report says why; here a run goes on
@@ -173,7 +173,7 @@ def _links(federation: Federation) -> Topology | None:
     return star(federation.clients) if federation.clients <= MOST_EDGES else None
 
 
-def _beside(place: Place, name: str) -> Iterator[Path]:
+def _beside(place: RunPlace, name: str) -> Iterator[Path]:
     """Where the file of this name can lie that tells what run it is."""
     if place.folder:
         yield place.folder / name

@@ -45,6 +45,7 @@ class Kept:
         self._kept: dict[NodeId, tuple[Vectors, int]] = {}
 
     def add(self, node: NodeId, weight: float, vectors: Vectors, steps: int) -> None:  # noqa: ARG002
+        """Keep a contribution.  Raises NotSummableError where a sum of it would not be finite."""
         if not all(map(summable, vectors)):
             raise NotSummableError
         self._kept[node] = vectors, steps

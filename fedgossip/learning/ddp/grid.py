@@ -21,14 +21,16 @@ PIPELINE, DATA, TENSOR = AXES = ("pipeline", "data", "tensor")
 
 
 @dataclass(frozen=True, eq=False)
-class Grid:
+class ProcessGrid:
     """The processes by axes, as torch's DeviceMesh of them, and this one's team: those that have parts of one batch."""
 
     mesh: DeviceMesh
     team: Team
 
     @classmethod
-    def of(cls, settings: TrainSettings, device: torch.device, rank: int, progressed: Callable[[], None]) -> Grid:
+    def of(
+        cls, settings: TrainSettings, device: torch.device, rank: int, progressed: Callable[[], None]
+    ) -> ProcessGrid:
         """Return the grid of process `rank`; every process of torch's default group calls it."""
         axes = settings.mesh
         sizes = axes.pipeline, settings.parts_of_batch, axes.tensor

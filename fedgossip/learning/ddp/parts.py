@@ -15,7 +15,7 @@ import torch
 from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
-from fedgossip.learning.ddp.grid import DATA, TENSOR, Grid
+from fedgossip.learning.ddp.grid import DATA, TENSOR, ProcessGrid
 from fedgossip.learning.flat import Layout
 from fedgossip.learning.places import Line, Place, chunk
 from fedgossip.vectors import Vector
@@ -32,7 +32,7 @@ class HeldParts:
         module: nn.Module,
         layout: Layout,
         own: Layout,
-        grid: Grid,
+        grid: ProcessGrid,
         origins: Origins,
         packed: Mapping[str, int],
     ) -> None:
@@ -174,12 +174,12 @@ def _by_rows(tensor: torch.Tensor) -> bool:
     return DATA in _axes(tensor)
 
 
-def _is_first(tensor: torch.Tensor, grid: Grid) -> bool:
+def _is_first(tensor: torch.Tensor, grid: ProcessGrid) -> bool:
     """Whether this process is the first of those that have the same part of a tensor."""
     return all(axis in _axes(tensor) or grid.place(axis) == 0 for axis in (DATA, TENSOR))
 
 
-def _place(tensor: torch.Tensor, offset: int, grid: Grid, matrices: int) -> Place:
+def _place(tensor: torch.Tensor, offset: int, grid: ProcessGrid, matrices: int) -> Place:
     """Return where this process's part of a tensor, which begins at `offset`, lies in the line."""
     axes, shape = _axes(tensor), tuple(tensor.shape)
     found = Place.tensor(offset, shape)

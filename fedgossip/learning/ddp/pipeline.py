@@ -18,7 +18,7 @@ import torch
 from torch import distributed, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from fedgossip.learning.ddp.grid import PIPELINE, Grid
+from fedgossip.learning.ddp.grid import PIPELINE, ProcessGrid
 from fedgossip.learning.losses import Criterion
 from fedgossip.learning.passes import Watch
 from fedgossip.learning.settings import TrainSettings
@@ -34,7 +34,7 @@ class StagePasses:
         self,
         module: nn.Module,
         stage: nn.Module,
-        grid: Grid,
+        grid: ProcessGrid,
         settings: TrainSettings,
         criterion: Criterion,
         device: torch.device,

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from torch import nn
 from torch.distributed.tensor.parallel import parallelize_module
 
-from fedgossip.learning.ddp.grid import TENSOR, Grid
+from fedgossip.learning.ddp.grid import TENSOR, ProcessGrid
 from fedgossip.learning.ddp.plans import PackedColwise, Plan
 
 
-def divide(module: nn.Module, plan: Plan, grid: Grid) -> Mapping[str, int]:
+def divide(module: nn.Module, plan: Plan, grid: ProcessGrid) -> Mapping[str, int]:
     """Divide the layers of the plan over the tensor axis; return which parameters are several matrices, and how many.
 
     What their elements are afterwards is for those to say who hold the parts (`parts`).

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fedgossip.learning import devices
 from fedgossip.learning.ddp.fsdp import shard
-from fedgossip.learning.ddp.grid import DATA, PIPELINE, Grid
+from fedgossip.learning.ddp.grid import DATA, PIPELINE, ProcessGrid
 from fedgossip.learning.ddp.group import Team, joined
 from fedgossip.learning.ddp.hogwild_worker import HogwildWorker
 from fedgossip.learning.ddp.ipc import Channel, Message, Setup, TrainOrder, TrainReply
@@ -50,7 +50,7 @@ class CollectiveWorker(ModuleMember):
         settings = setup.train
         torch.set_num_threads(settings.threads)
         device = _meet(setup)
-        grid = Grid.of(settings, device, setup.rank, LifeSigns(channel).progressed)
+        grid = ProcessGrid.of(settings, device, setup.rank, LifeSigns(channel).progressed)
         train, test = examples_of(setup, boards["examples"])
         module = joined(module_of(setup, train), grid.team)
         layout = Layout.from_module(module, settings.buffers, settings.stays)
@@ -96,7 +96,7 @@ def _in_parts(
     layout: Layout,
     settings: TrainSettings,
     device: torch.device,
-    grid: Grid,
+    grid: ProcessGrid,
     plan: Plan,
     criterion: Criterion,
 ) -> Spread:
