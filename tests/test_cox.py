@@ -545,3 +545,17 @@ def test_a_site_that_is_killed_in_the_fit_leaves_the_fit_of_the_others(
     estimates, _, _ = by_hand(rounded(((x - np.array(found.design.mean)) / deviation, times, events, strata), ends))
     assert (found.sites, found.records, found.converged) == (4, 800, True)
     assert [one.estimate for one in found.coefficients] == pytest.approx(estimates / deviation, rel=1e-8)
+
+
+@pytest.mark.long  # 6 processes, and deadlines
+@pytest.mark.sockets
+@pytest.mark.timeout(300)
+def test_too_few_that_are_left_end_with_an_error(folder: Path, tmp_path: Path) -> None:
+    """No sum is over fewer than four, and three of five are killed: nothing is called a fit, and all end."""
+    bounds = {"min_clients": 4, "deadline": 5, "least_deadline": 1, "start_timeout": 12, "silence": 15}
+    words = [word for name, bound in bounds.items() for word in ("--set", f"coordinator.{name}={bound}")]
+    said = on_machines(folder, tmp_path, {1: 3, 2: 3, 3: 3}, *words)
+    assert [said[node].code for node in (1, 2, 3)] == [-signal.SIGKILL] * 3
+    assert all(said[node].code not in (0, -signal.SIGKILL) for node in (0, 4, 5)), said
+    for path in tmp_path.glob("machine*/fit/fit.json"):  # what the rounds before have told, and no fit
+        assert not msgspec.json.decode(path.read_bytes(), type=CoxFit).converged
