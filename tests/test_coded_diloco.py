@@ -66,8 +66,18 @@ def test_a_step_of_one_without_momentum_is_choco_sgd_to_rounding(codec: str, nes
     np.testing.assert_allclose(ends[0], ends[1], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("codec", ["top-k:0.1", "sign", "int8:16"])
-@pytest.mark.parametrize("graph", ["complete", "star", "ring"])
+SQUARE = {("complete", "sign"), ("star", "top-k:0.1"), ("ring", "int8:16")}
+"""Each graph and each codec once; the other pairs are the long form."""
+
+
+@pytest.mark.parametrize(
+    ("graph", "codec"),
+    [
+        pytest.param(graph, codec, marks=[] if (graph, codec) in SQUARE else pytest.mark.long)
+        for graph in ("complete", "star", "ring")
+        for codec in ("top-k:0.1", "sign", "int8:16")
+    ],
+)
 def test_peers_agree_by_the_gamma_that_is_computed(graph: str, codec: str) -> None:
     """Nothing is trained: from models that are 1 apart they come to a tenth of that, and the mean stays."""
     task = {"kind": "averaging", "dim": 60, "dtype": "float64"}
@@ -100,13 +110,13 @@ def check_seeds(seeds: range) -> int:
 
 
 def test_what_was_left_out_survives_lost_packets_and_the_mean_is_kept_or_the_loss_told() -> None:
-    assert check_seeds(range(30)) > 5
+    assert check_seeds(range(15)) > 5
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("block", range(20))
 def test_two_thousand_seeds(block: int) -> None:
-    check_seeds(range(30 + 100 * block, 130 + 100 * block))
+    check_seeds(range(15 + 100 * block, 115 + 100 * block))
 
 
 @pytest.mark.parametrize(
