@@ -268,7 +268,10 @@ def test_columns_that_depend_on_each_other_are_named() -> None:
     twice = [(np.stack([x[:, 0], x[:, 1], 2 * x[:, 1]], axis=1), *others) for x, *others in sites]
     found = fit_of(layout, rounds(layout, twice))  # type: ignore[arg-type]
     assert found.silent == ("b", "c") and found.converged and found.freedom == 2
-    assert found.coefficients[0].error is not None and found.coefficients[1].error is None
+    ends = [point.time for point in found.strata[0].points]
+    _, errors, _ = by_hand(rounded(together([(x[:, :2], *others) for x, *others in sites]), ends))  # type: ignore[misc]
+    assert found.coefficients[0].error == pytest.approx(errors[0], rel=1e-6), "beside b, which 2 b is no more than"
+    assert found.coefficients[1].error is None
 
 
 def test_a_sum_is_the_same_in_any_order_and_exact() -> None:
@@ -370,7 +373,9 @@ def test_what_the_page_shows_is_what_the_command_prints(folder: Path) -> None:
 
 def test_a_dry_run_says_what_would_be_seen(folder: Path, tmp_path: Path) -> None:
     said = typed(["fit", "hazards.toml", "--dry-run", "--to", str(tmp_path / "fit")], folder)
-    assert said.code == 0 and "4 sums over all at risk then; 6 of products of columns" in said.out, said
+    opened = [line for line in said.out.splitlines() if line.startswith("opened: ")]
+    assert said.code == 0 and len(opened) == 3 and "at 20 times of days" in opened[0], said
+    assert "4 sums over all at risk then; 6 of products of columns" in opened[1] and "pairs of records" in opened[2]
     assert not (tmp_path / "fit").exists()
 
 

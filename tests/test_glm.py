@@ -286,6 +286,21 @@ def test_columns_that_depend_on_each_other_are_named_and_the_rest_is_as_without(
     assert found.coefficients[2].error is None and found.coefficients[1].error is not None
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_columns_that_depend_on_each_other_count_once(family: str) -> None:
+    """Freedom, criterion, variance and the errors of the others are those of the fit without the one that is twice."""
+    sites = [drawn(family, seed, 20) for seed in range(3)]
+    twice = [SiteRecords(np.concatenate([one.x, 2 * one.x[:, 2:]], axis=1), one.y) for one in sites]
+    alone = fit_of(layout_of(family, 2), rounds(layout_of(family, 2), sites), 3)
+    found = fit_of(layout_of(family, 3), rounds(layout_of(family, 3), twice), 3)
+    assert alone is not None and found is not None
+    assert (found.rank, found.free) == (alone.rank, alone.free) == (3, 57)
+    assert found.dispersion == pytest.approx(alone.dispersion, rel=1e-8)
+    assert found.aic == (None if alone.aic is None else pytest.approx(alone.aic, rel=1e-8))
+    for one, other in zip(found.coefficients[:2], alone.coefficients[:2], strict=True):
+        assert (one.error, one.p) == pytest.approx((other.error, other.p), rel=1e-6)
+
+
 # --- the command ------------------------------------------------------------------------------------------------------
 
 

@@ -164,9 +164,7 @@ def moved(state: Newton, sums: PointSums) -> Newton:
     comparable = before is not None and before.records == sums.records  # else other sites: begun anew from here
     if is_worse(state, sums.records, sums.deviance):
         return halved(state)
-    scale = 1 / np.sqrt(np.maximum(np.diag(sums.information), np.finfo(float).tiny))
-    scaled = sums.information * scale[:, None] * scale
-    values, directions = np.linalg.eigh(scaled)
+    values, directions, scale = _spectrum(sums.information)
     dark = values < SINGULAR
     silent = np.flatnonzero((np.abs(directions[:, dark]) > INVOLVED).any(axis=1)) if dark.any() else np.empty(0, int)
     eased = values + RIDGE if dark.any() else values
@@ -178,22 +176,31 @@ def moved(state: Newton, sums: PointSums) -> Newton:
 
 
 def covariance(state: Newton, dispersion: float) -> Values:
-    """Return the covariance of the estimates, [p + 1, p + 1]: dispersion A^-1; NaN for columns that are `silent`."""
+    """Return the covariance of the estimates, [p + 1, p + 1]: dispersion A^-1; NaN for columns that are `silent`.
+
+    Where A is singular, its inverse is that of the directions of which the records say something: those columns that
+    are not silent have their errors beside all that the silent ones explain, whichever of those are taken.
+    """
     assert state.sums is not None
-    information = state.sums.information
-    kept = np.setdiff1d(np.arange(len(information)), state.silent)
-    found = np.full(information.shape, math.nan)
-    part = np.ix_(kept, kept)
-    scale = 1 / np.sqrt(np.diag(information)[kept])
-    scaled = information[part] * scale[:, None] * scale
-    found[part] = dispersion * np.linalg.inv(scaled) * scale[:, None] * scale
+    values, directions, scale = _spectrum(state.sums.information)
+    told = values >= SINGULAR
+    inverse = (directions[:, told] / values[told]) @ directions[:, told].T
+    found = dispersion * inverse * scale[:, None] * scale
+    found[list(state.silent)] = found[:, list(state.silent)] = math.nan
     return found
 
 
 def rank_of(information: Values) -> int:
     """Return of how many directions the records say something."""
+    values, _, _ = _spectrum(information)
+    return int((values >= SINGULAR).sum())
+
+
+def _spectrum(information: Values) -> tuple[Values, Values, Values]:
+    """Return eigenvalues and directions of A scaled to a diagonal of ones, and the scale by which it was."""
     scale = 1 / np.sqrt(np.maximum(np.diag(information), np.finfo(float).tiny))
-    return int((np.linalg.eigvalsh(information * scale[:, None] * scale) >= SINGULAR).sum())
+    values, directions = np.linalg.eigh(information * scale[:, None] * scale)
+    return values, directions, scale
 
 
 def in_units(names: Sequence[str], mean: Values, deviation: Values) -> Values:

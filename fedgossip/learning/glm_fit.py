@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fedgossip.learning.glm import Values, covariance, in_units
+from fedgossip.learning.glm import Values, covariance, in_units, rank_of
 from fedgossip.learning.glm_sums import GlmDesign, GlmLayout
 from fedgossip.vectors import Vector
 
@@ -61,6 +61,8 @@ class GlmFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     coefficients: tuple[Coefficient, ...]
     covariance: tuple[tuple[float | None, ...], ...]
     """Of the estimates."""
+    rank: int
+    """Coefficients that the records can tell apart: fewer than there are where columns depend on each other."""
     silent: tuple[str, ...] = ()
     """Columns that depend on each other: which of them an effect belongs to the records do not say."""
     eta: tuple[float, ...] = ()
@@ -69,7 +71,7 @@ class GlmFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     @property
     def free(self) -> int:
         """Degrees of freedom that the records leave."""
-        return self.records - len(self.coefficients) + len(self.silent)
+        return self.records - self.rank
 
 
 def fit_of(layout: GlmLayout, vector: Vector, least: int) -> GlmFit | None:
@@ -77,8 +79,8 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int) -> GlmFit | None:
     design, state = layout.design, layout.reached(vector, layout.rounds)
     if state is None or state.sums is None:
         return None
-    sums, width = state.sums, layout.width
-    free = sums.records - width + len(state.silent)
+    sums, rank = state.sums, rank_of(state.sums.information)
+    free = sums.records - rank
     linear = design.family == "linear"
     dispersion = (sums.deviance / free if free > 0 else math.nan) if linear else 1.0
     turned = in_units(design.columns, np.array(design.mean), np.array(design.deviation))
@@ -98,10 +100,11 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int) -> GlmFit | None:
         converged=state.converged,
         deviance=sums.deviance,
         null_deviance=None if first is None else first.deviance,
-        aic=None if linear else sums.deviance + sums.least + 2 * width,
+        aic=None if linear else sums.deviance + sums.least + 2 * rank,
         dispersion=dispersion,
         coefficients=tuple(found),
         covariance=tuple(tuple(known(value) for value in row) for row in spread.tolist()),
+        rank=rank,
         silent=tuple(names[place] for place in state.silent),
         eta=tuple(best.tolist()),
     )
