@@ -168,7 +168,7 @@ OURS = Hello("schema", "experiment", "1", process=7, code="code", frozen=(1.0, 2
             CODE,
             "the source of its modules and what its first",
         ),
-        ({"schema": "s", "code": ""}, "schema", "a model of another layout"),
+        ({"schema": "s", "code": ""}, "schema", "another model, or other columns"),
     ],
 )
 def test_a_hello_says_what_differs_by_the_peers_name(changes: Any, reason: str, words: str) -> None:

@@ -6,7 +6,7 @@ from fedgossip.likeness import in_words
 from fedgossip.messages import Hello
 from fedgossip.net.transport import Rejected
 
-SAME_FILE = "Start every peer from the same experiment file and data, with the same fedgossip."
+SAME_FILE = "Start every peer from the same experiment file, model and data, with the same fedgossip."
 SAME_CODE = "Give every peer the same modules, and the files that they read; one of them was changed."
 
 
@@ -14,7 +14,7 @@ def refused(sender: int, theirs: Hello, ours: Hello) -> Rejected | None:
     """Return why nothing can be exchanged with `sender`; None where its models may be mixed with ours."""
     words = {
         "version": f"runs fedgossip {theirs.version:.20}, this is {ours.version}",
-        "schema": "has a model of another layout",
+        "schema": "has another model, or other columns",
         "experiment": "runs another experiment, or has other data files",
     }
     changed = ours.likeness.changed(theirs.likeness)
