@@ -26,7 +26,7 @@ from crew import machine
 
 from fedgossip.learning import data
 from fedgossip.learning.partitions import partition
-from fedgossip.learning.private import RecordPrivacy, private_rate
+from fedgossip.learning.record_privacy import RecordPrivacy, private_rate
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.task import TorchTask
 from fedgossip.privacy.accounting import Mechanism, epsilon

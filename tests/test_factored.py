@@ -13,7 +13,8 @@ from torch import nn
 from fedgossip.learning import models, private
 from fedgossip.learning.factored import Factored, linear_layers
 from fedgossip.learning.per_example import Hooked, per_example
-from fedgossip.learning.private import UNITS, PrivateGradients, RecordPrivacy
+from fedgossip.learning.private import UNITS, PrivateGradients
+from fedgossip.learning.record_privacy import RecordPrivacy
 from fedgossip.learning.settings import TrainSettings
 
 CLIP = 0.7

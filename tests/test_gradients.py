@@ -17,7 +17,7 @@ from fedgossip.learning import models
 from fedgossip.learning.analytic import Quadratic
 from fedgossip.learning.data import load, split
 from fedgossip.learning.partitions import partition
-from fedgossip.learning.private import RecordPrivacy
+from fedgossip.learning.record_privacy import RecordPrivacy
 from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.machine import Terms
 from fedgossip.protocols.allreduce import contribution_of

@@ -30,7 +30,7 @@ from fedgossip.learning.data import load, split
 from fedgossip.learning.dataset import Dataset, from_arrays
 from fedgossip.learning.objectives import MULTI_LABEL, REGRESSION, Objective, objective_of
 from fedgossip.learning.partitions import partition
-from fedgossip.learning.private import RecordPrivacy
+from fedgossip.learning.record_privacy import RecordPrivacy
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.stacked_engine import LayerStack
 from fedgossip.learning.task import TorchTask

@@ -35,7 +35,7 @@ def test_epsilons_are_those_of_another_library(noise, rate, steps, delta, renyi,
     found = epsilon([Mechanism(noise, rate, steps)], delta)
     assert found == pytest.approx(renyi, rel=0.005)
     assert found >= least
-    assert least <= tight([Mechanism(noise, rate, steps)], delta) <= least + 0.011
+    assert least - 5e-5 <= tight([Mechanism(noise, rate, steps)], delta) <= least + 0.011  # it has four decimals
 
 
 def gaussian_epsilon(noise: float, delta: float) -> float:
@@ -53,7 +53,7 @@ def test_a_gaussian_costs_at_least_what_theory_says_and_not_much_more(noise):
     least = gaussian_epsilon(noise, 1e-6)
     found = epsilon([Mechanism(noise)], 1e-6)
     assert least <= found <= 1.3 * least
-    assert least <= tight([Mechanism(noise)], 1e-6) <= least + 0.011 or found > accounting.TIGHT_LIMIT
+    assert least <= tight([Mechanism(noise)], 1e-6) <= least + 2e-6 or found > accounting.TIGHT_LIMIT
 
 
 def test_many_gaussians_are_one_with_their_noise_put_together():
@@ -61,7 +61,8 @@ def test_many_gaussians_are_one_with_their_noise_put_together():
     parts = [Mechanism(2.0, 1.0, 3), Mechanism(5.0, 1.0, 10), Mechanism(1.0)]
     together = Mechanism((3 / 4 + 10 / 25 + 1) ** -0.5)
     assert epsilon(parts, 1e-5) == pytest.approx(epsilon([together], 1e-5), rel=1e-12)
-    assert tight(parts, 1e-5) == pytest.approx(gaussian_epsilon(together.noise, 1e-5), abs=0.012)
+    least = gaussian_epsilon(together.noise, 1e-5)
+    assert least <= tight(parts, 1e-5) <= least + 2e-6
 
 
 def test_different_releases_add_up_as_opacus_adds_them_up():
@@ -173,10 +174,11 @@ def test_with_all_clients_in_the_closed_form_is_opacus_s_own(noise):
 
 @pytest.mark.sockets
 def test_with_all_clients_in_an_account_is_kept_without_opacus():
-    code = "import sys; from fedgossip.privacy.accounting import *"
-    code += "; print(epsilon([Mechanism(1.0)], 1e-5), 'opacus' in sys.modules)"
+    code = "import sys; from fedgossip.privacy.accounting import *; one = [Mechanism(1.0)]"
+    code += "; print(epsilon(one, 1e-5), tight(one, 1e-5), {'opacus', 'torch', 'scipy.stats'} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == [str(epsilon([Mechanism(1.0)], 1e-5)), "False"]
+    one = [Mechanism(1.0)]
+    assert found.stdout.split() == [str(epsilon(one, 1e-5)), str(tight(one, 1e-5)), "set()"]
 
 
 @pytest.mark.sockets

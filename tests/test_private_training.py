@@ -22,7 +22,8 @@ from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.losses import Criterion
 from fedgossip.learning.objectives import Objective
 from fedgossip.learning.per_example import Alone, Hooked, check_apart, per_example, trained
-from fedgossip.learning.private import UNITS, PoissonBatches, PrivateGradients, RecordPrivacy, add_clipped
+from fedgossip.learning.private import UNITS, PrivateGradients, add_clipped
+from fedgossip.learning.record_privacy import PoissonBatches, RecordPrivacy
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.stacked_engine import LayerStack
 from fedgossip.learning.task import TorchTask

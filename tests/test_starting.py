@@ -27,6 +27,13 @@ topology = { graph = "ring", n = 4 }
 task = { kind = "averaging" }
 """
 
+PRIVATE = """
+rounds = 2
+data = { source = "digits" }
+model = { source = "softmax" }
+coordinator = { clients = 4, privacy = { unit = "UNIT", noise = 8.0, clip = 1.0, max_epsilon = 20.0 } }
+"""
+
 WITHOUT_TORCH = [
     "doctor",
     "topology list",
@@ -35,6 +42,12 @@ WITHOUT_TORCH = [
     "explain train.lr",
     "explain run",
     "forecast small.toml --level graph",
+    "forecast averaging.toml --level probe",
+    "plan show client.toml",
+    "plan show record.toml",
+    "privacy plan client.toml",
+    "privacy spent",
+    "privacy ledger",
     "run small.toml --dry-run",
     "run averaging.toml --no-report --out new",
     "runs .",
@@ -59,6 +72,8 @@ def test_commands_that_compute_no_model_load_no_torch(tmp_path: Path) -> None:
     wanted = [words for words in WITHOUT_TORCH if not (gpu and words == "doctor")]  # a torch for GPUs is asked for them
     (tmp_path / "small.toml").write_text(SMALL)
     (tmp_path / "averaging.toml").write_text(AVERAGING)
+    for unit in ("client", "record"):
+        (tmp_path / f"{unit}.toml").write_text(PRIVATE.replace("UNIT", unit))
     command = [sys.executable, "-c", TYPED, *wanted]
     said = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300, cwd=tmp_path)
     typed = [line for line in said.stdout.splitlines() if line.startswith("typed ")]
@@ -90,6 +105,7 @@ def test_data_that_are_not_there_are_named_with_what_to_install(monkeypatch: pyt
         'topology = { graph = "ring", n = 4 }',
         "coordinator = { clients = 4 }",
         'parallel = { method = "ring", workers = 4, codec = "powersgd:2" }',
+        'coordinator = { clients = 4, privacy = { unit = "record", noise = 8.0 } }',
     ],
 )
 def test_a_dry_run_says_without_torch_what_it_says_with_it(
@@ -106,5 +122,5 @@ train = {{ device = "cpu" }}
     for _ in range(2):
         assert not cli(["run", str(tmp_path / "e.toml"), "--dry-run", "--json"], standalone_mode=False)
         said.append(capsys.readouterr().out)
-        monkeypatch.setattr(untrained, "untrained", lambda *_: None)  # as for a model that only its module knows
+        monkeypatch.setattr(untrained, "untrained", lambda *_, **__: None)  # as for a model that only its module knows
     assert said[0] == said[1]

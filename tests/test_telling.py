@@ -17,7 +17,7 @@ from fedgossip.errors import ConfigError
 from fedgossip.experiment import load_experiment
 from fedgossip.learning import data
 from fedgossip.learning.data import split
-from fedgossip.learning.private import RecordPrivacy
+from fedgossip.learning.record_privacy import RecordPrivacy
 from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.machine import Effect, Event, Send, Trained
 from fedgossip.messages import Contribution, Leaving, MaskedInput, Refusal, Secured

@@ -20,7 +20,7 @@ from fedgossip.learning.flat import Layout
 from fedgossip.learning.losses import Criterion
 from fedgossip.learning.module_engine import PERSONAL
 from fedgossip.learning.objectives import Objective, objective_of
-from fedgossip.learning.private import RecordPrivacy
+from fedgossip.learning.record_privacy import RecordPrivacy
 from fedgossip.learning.scoring import Scoring
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.stacked_engine import State

@@ -26,7 +26,8 @@ from fedgossip.learning.holdout import LocalTests
 from fedgossip.learning.losses import Criterion
 from fedgossip.learning.module_engine import Assignment, ModuleLoop
 from fedgossip.learning.objectives import Objective, objective_of
-from fedgossip.learning.private import PoissonBatches, PrivateGradients, RecordPrivacy
+from fedgossip.learning.private import PrivateGradients
+from fedgossip.learning.record_privacy import PoissonBatches, RecordPrivacy, check_private
 from fedgossip.learning.scoring import Scoring, check_together
 from fedgossip.learning.settings import HOGWILD, TrainSettings
 from fedgossip.learning.shapes import Shape, shape_of
@@ -105,7 +106,7 @@ class TorchTask:
         self._engine: LayerStack | ModuleLoop | ProcessesLoop
         self._batches: Batches | PoissonBatches
         if privacy is not None:
-            _check_private(settings)
+            check_private(settings)
             private = PrivateGradients(module, privacy, settings, owned, seed, criterion)
             device = with_float64(device)
             self._engine = ModuleLoop(*common, **how, device=device, private=private)
@@ -375,16 +376,6 @@ def _named(job: Job) -> Iterator[None]:
             f"node {job.node}, round {job.round}: training raised {error!r}",
             "Does the model fit the data, and each batch the model?  BatchNorm needs more than one example.",
         ) from error
-
-
-def _check_private(settings: TrainSettings) -> None:
-    """Raise ConfigError for settings under which examples' gradients are not taken one by one."""
-    usual_ones = {"processes": 1, "parallel": "ddp", "precision": "float32", "compile": False, "accumulate": 1}
-    for name, usual in usual_ones.items():
-        if getattr(settings, name) != usual:
-            raise ConfigError(
-                f"{name} = {getattr(settings, name)!r} where single records are private", f"Leave {name} out."
-            )
 
 
 def _not_finite(job: Job, name: str, loss: float, lr: float) -> TrainingError:

@@ -11,10 +11,11 @@ from typing import NoReturn
 
 import numpy as np
 
-from fedgossip.learning.architectures import architecture
+from fedgossip.learning.architectures import DenseSizes, architecture
 from fedgossip.learning.dataset import Dataset, Indices, check_kind, check_shares
 from fedgossip.learning.flat import Layout
 from fedgossip.learning.objectives import Objective
+from fedgossip.learning.record_privacy import check_private
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.machine import NodeId
 from fedgossip.task import Job, Segment, Update
@@ -65,18 +66,23 @@ def untrained(
     source: str,
     settings: TrainSettings,
     objective: Objective,
+    *,
+    private: bool,
 ) -> Untrained | None:
     """Return the task of these examples as a dry run needs it; None where torch has to be asked.
 
-    Raises ConfigError as TorchTask does.
+    `private`: whether each record is hidden, which torch has to try but where all layers are linear.  Raises
+    ConfigError as TorchTask does.
     """
+    if private:
+        check_private(settings)
     if not _usual(settings) or objective.functions:
         return None
     check_kind(objective, train, test)
     check_shares(shares, len(train))
     vocabulary = len(train.vocabulary) if train.vocabulary is not None else None
     sized = architecture(source, train.shape, train.outputs, vocabulary)
-    if sized is None:
+    if sized is None or (private and not isinstance(sized, DenseSizes)):
         return None
     return Untrained(Layout.of(sized.parameters, sized.buffers, settings.buffers))
 

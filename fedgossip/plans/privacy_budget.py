@@ -75,6 +75,6 @@ def account_before(spends: Iterable[Mapping[str, object]]) -> RenyiAccount:
 
 def cost_of_training(experiment: Experiment, examples: int) -> tuple[float, int]:
     """Return (rate, steps) of a round at a client with so many examples, each hidden by itself."""
-    from fedgossip.learning.private import private_rate, private_steps
+    from fedgossip.learning.record_privacy import private_rate, private_steps
 
     return private_rate(experiment.train, examples), private_steps(experiment.train, examples)

@@ -8,7 +8,7 @@ from fedgossip.errors import ConfigError
 from fedgossip.machine import NodeId
 from fedgossip.plans.federated_run import FederatedRun
 from fedgossip.plans.privacy_budget import cost_of_training
-from fedgossip.plans.tasks import task_of
+from fedgossip.plans.tasks import task_of_dry_run
 from fedgossip.privacy.accounting import Mechanism
 from fedgossip.privacy.forecast import PrivacyForecast
 
@@ -27,7 +27,7 @@ def outlook(run: FederatedRun, seen_by: NodeId | None = None, before: Iterable[M
         raise ConfigError("a run without a budget of privacy", advice)
     if seen_by is not None and not 0 <= seen_by < run.learners:
         raise ConfigError(f"there is no client {seen_by}", f"Clients are 0 to {run.learners - 1}.")
-    task, shares = task_of(e, run.learners, None if seen_by is None else [seen_by])
+    task, shares = task_of_dry_run(e, run.learners, None if seen_by is None else [seen_by])
     known = list(shares.trained_on.values())
     examples = known * (run.learners if len(known) == 1 else 1)
     fewest = min(examples, default=1)

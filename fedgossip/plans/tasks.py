@@ -38,7 +38,7 @@ from fedgossip.secure.primitives import Entropy
 from fedgossip.task import LocalTask
 
 if TYPE_CHECKING:
-    from fedgossip.learning.private import RecordPrivacy
+    from fedgossip.learning.record_privacy import RecordPrivacy
 
 MADE_BY = {
     STATISTICS: "fedgossip data agree EXPERIMENT",
@@ -114,14 +114,14 @@ def task_of_dry_run(
     tried.  Raises ConfigError as `task_of`.
     """
     e = experiment
-    private = e.budget is not None and e.budget.unit == "record"
-    if not e.learns or e.task.kind == CONVEX or word_table(e.model.source) or e.data.local_test or private:
+    if not e.learns or e.task.kind == CONVEX or word_table(e.model.source) or e.data.local_test:
         return task_of(e, n, held)
     from fedgossip.learning.untrained import untrained
 
     found, described = _read(e, range(n) if held is None else held, n)
     objective = replace(e.objective, kind=found.train.kind)
-    outlined = untrained(found.train, found.test, found.shares, e.model.source, e.train, objective)
+    private = _record_privacy(e, None) is not None
+    outlined = untrained(found.train, found.test, found.shares, e.model.source, e.train, objective, private=private)
     if outlined is None:
         return _by_torch(e, found, described, None)
     return outlined, replace(described, trained_on={node: len(share) for node, share in found.shares.items()})
@@ -320,7 +320,7 @@ def _record_privacy(experiment: Experiment, entropy: Entropy | None) -> RecordPr
     p = experiment.budget
     if p is None or p.unit != "record":
         return None
-    from fedgossip.learning.private import RecordPrivacy
+    from fedgossip.learning.record_privacy import RecordPrivacy
 
     return RecordPrivacy(p.clip, p.noise, entropy, p.test_noise)
 

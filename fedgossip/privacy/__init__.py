@@ -7,6 +7,6 @@
 
 Functions take and return plain numbers, no model and no data; `secure.noise` draws the noise, `learning.private`
 protects records.  Numbers with sub-sampling come from opacus, the extra `fedgossip[privacy]`: one module of it is
-loaded when the first is asked for, and all of it, with torch, for the accountant PRV.  docs/privacy.md says what an
-epsilon here promises, and to whom.
+loaded when the first is asked for, and all of it, with torch, for the accountant PRV.  Without sub-sampling neither is
+needed.  docs/privacy.md says what an epsilon here promises, and to whom.
 """
