@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from commands import Said, in_process
 from pages import Reader, page
 from test_used_models import OWN_MODEL, TEXT, experiment, held_out, table, trained
 
 from fedgossip import ConfigError, load_model
-from fedgossip.edge import bench, export
+from fedgossip.edge import bench, export, pruning, retraining, run_examples
 from fedgossip.edge.onnx_model import OnnxModel, open_onnx
 from fedgossip.errors import TrainingError
 
@@ -92,8 +93,6 @@ def test_texts_of_any_length_are_answered(tmp_path: Path, model: str) -> None:
     content = experiment(f"text:{tmp_path / 'plays.txt'}?context=8&min_chars=40", model)
     file, ours = exported(tmp_path, content), load_model(tmp_path / "run")
     x = np.random.default_rng(1).integers(0, ours.facts.outputs, (3, 5))
-    import torch
-
     with torch.no_grad():
         wanted = ours.module(torch.from_numpy(x)).softmax(-1).numpy()
     assert np.abs(file.answer(x) - wanted).max() < 1e-5
@@ -174,10 +173,64 @@ def test_eight_bits_are_smaller_and_answer_as_well(tmp_path: Path, type_in: Any)
 
 
 @pytest.mark.parametrize(
+    ("source", "thinner"),
+    [("mlp:64-16-9-10", "mlp:64-8-5-10"), ("cnn:4-8-16", "cnn:2-4-8"), ("cnn:small", "cnn:8-16")],
+)
+def test_units_that_give_nothing_go_first_and_no_answer_changes(tmp_path: Path, source: str, thinner: str) -> None:
+    trained(tmp_path, experiment(model=source))
+    model = load_model(tmp_path / "run")
+    *hidden, _ = [one for one in model.module.children() if isinstance(one, torch.nn.Linear | torch.nn.Conv2d)]
+    with torch.no_grad():
+        for layer in hidden:
+            silent = torch.from_numpy(np.random.default_rng(5).permutation(len(layer.weight))[: len(layer.weight) // 2])
+            layer.weight[silent] = 0
+            assert layer.bias is not None
+            layer.bias[silent] = 0
+    found = pruning.structured(model, 0.5)
+    x = np.random.default_rng(6).normal(8, 4, (20, 64))
+    assert found.facts.source == thinner and np.abs(found(x) - model(x)).max() < 1e-5
+
+
+def test_half_of_the_units_make_a_file_smaller_and_faster_and_zeros_do_not(tmp_path: Path, type_in: Any) -> None:
+    trained(tmp_path, experiment(model="mlp:64-1024-1024-10", rounds=1))
+    said = type_in("export run --to zeros.onnx --prune 0.5")
+    assert said.code == 0 and "neither size nor latency change" in said.out
+    said = type_in("export run --to half.onnx --prune 0.5 --structured")
+    assert said.code == 0 and "mlp:64-1024-1024-10 to mlp:64-512-512-10" in said.out
+    found = json.loads(type_in("bench zeros.onnx half.onnx --calls 60 --json").out)["models"]
+    whole, zeros, half = found
+    assert half["how"] == "float32, 50 % pruned"
+    assert zeros["size"] == pytest.approx(whole["size"], rel=0.01) and half["size"] < 0.3 * whole["size"]
+    assert half["p50"] < 0.7 * zeros["p50"]
+    weights = [onnx.numpy_helper.to_array(one) for one in onnx.load(tmp_path / "zeros.onnx").graph.initializer]
+    assert [np.mean(one == 0) for one in weights if one.ndim == 2] == [0.5] * 3
+
+
+def test_two_epochs_bring_back_what_half_of_the_units_knew_with_the_same_bits_twice(tmp_path: Path) -> None:
+    content = experiment(model="mlp:64-64-32-10", train={"local_steps": 20, "device": "cpu"}, rounds=15)
+    trained(tmp_path, content)
+    whole, test = load_model(tmp_path / "run"), held_out(content)
+    path = run_examples.needed_experiment(tmp_path / "run")
+    examples = run_examples.trained_on(path, None, everybody=True).examples
+    settings = run_examples.settings_of(tmp_path / "run")
+    found = [retraining.retrained(pruning.structured(whole, 0.5), examples, settings, 2) for _ in range(2)]
+    accuracy = whole.evaluate(test)["accuracy"]
+    assert pruning.structured(whole, 0.5).evaluate(test)["accuracy"] < accuracy - 0.01  # something was lost
+    assert found[0].evaluate(test)["accuracy"] >= accuracy - 0.01
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(found[0].module.parameters(), found[1].module.parameters(), strict=True)
+    )
+
+
+@pytest.mark.parametrize(
     ("line", "wanted"),
     [
         ("export run --to x.onnx --data digits", "--data is for --quantize static"),
         ("export run/model --to x.onnx --quantize static --data breast-cancer", "examples of shape (30,)"),
+        ("export run --to x.onnx --structured", "--structured without --prune"),
+        ("export run --to x.onnx --prune 0.5 --epochs 2", "--epochs is for --prune SHARE --structured"),
+        ("export run --to x.onnx --prune 0.5 --structured", "softmax: --structured takes units out of mlp and cnn"),
         ("export run --to there.txt", "there already"),
         ("export run --to no/model.onnx", "there is no folder no"),
         ("export nothing", "no model there"),

@@ -14,6 +14,8 @@ from fedgossip.cli.text import columns, echo, print_json
 if TYPE_CHECKING:
     from fedgossip.edge.bench import Benchable
     from fedgossip.edge.run_examples import NamedExamples
+    from fedgossip.learning.dataset import Dataset
+    from fedgossip.learning.loaded_model import LoadedModel
 
 DATA = click.option(
     "--data", metavar="SOURCE", help="A CSV file, what data.source can name, or FILE.toml: its test set."
@@ -39,9 +41,31 @@ def model() -> None:
     type=click.Choice(["dynamic", "static"]),
     help="Eight bits: dynamic, of linear layers' weights; static, of inner values too.",
 )
+@click.option(
+    "--prune",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    metavar="SHARE",
+    help="Take this share of the weights out: single ones become zero, which makes nothing smaller or faster.",
+)
+@click.option("--structured", is_flag=True, help="--prune of whole units of hidden layers: smaller, and faster.")
+@click.option(
+    "--epochs",
+    type=click.IntRange(1, 10_000),
+    help="After --prune --structured train so long on the run's training examples, or on --data.",
+)
 @DATA
 @model_options
-def export(model: Path, to: Path, quantize: str | None, data: str | None, node: int | None, run_code: bool) -> None:
+def export(
+    model: Path,
+    to: Path,
+    quantize: str | None,
+    prune: float | None,
+    structured: bool,
+    epochs: int | None,
+    data: str | None,
+    node: int | None,
+    run_code: bool,
+) -> None:
     """Write MODEL, a run directory or its folder model/, as one ONNX file.
 
     It takes examples as they are read, not scaled, and gives what `fedgossip predict` says: probabilities, or numbers
@@ -53,36 +77,75 @@ def export(model: Path, to: Path, quantize: str | None, data: str | None, node: 
     from fedgossip.learning.loaded_model import load_model
 
     check_free(to)
+    if structured and prune is None:
+        raise ConfigError("--structured without --prune", "Name the share that is to go, --prune 0.5 say.")
+    if epochs is not None and not structured:
+        text = "--epochs is for --prune SHARE --structured: training would fill zeros again"
+        raise ConfigError(text, "Leave it out, or add --structured.")
+    if data is not None and quantize != "static" and epochs is None:
+        raise ConfigError("--data is for --quantize static and --epochs, which read examples", "Leave it out.")
     loaded = load_model(model, node=node, run_code=run_code)
-    if data is not None and quantize != "static":
-        raise ConfigError("--data is for --quantize static, which finds ranges on examples", "Leave it out.")
-    examples = _calibrating(model, loaded, data) if quantize == "static" else None
+    examples = _examples_for_static(model, loaded, data) if quantize == "static" else None
+    pruned = None
+    if prune is not None:
+        loaded, pruned = _pruned(model, loaded, prune, epochs, data, structured=structured)
     graph = graph_of(loaded)
     if quantize is not None:
         from fedgossip.edge import quantization
 
         graph = quantization.dynamic(graph) if examples is None else quantization.static(graph, examples)
+    if prune is not None:
+        from fedgossip.edge.export import also
+
+        also(graph, f"{100 * prune:g} % pruned")
     written = write(graph, loaded, to, within=WITHIN if quantize is None else None)
-    differs = f"from torch by at most {written.difference:.1g}"
+    differs = f"from {'torch' if pruned is None else 'the pruned model in torch'} by at most {written.difference:.1g}"
     if quantize is not None:  # numbers drawn at random may lie outside of the ranges that were found
         differs = "by rounding to eight bits: bench says what that costs"
-    echo(columns([*_file(loaded.facts, to), ["differs", differs]]))
+    rows = _file(loaded.facts, to) + ([["pruned", pruned]] if pruned is not None else [])
+    echo(columns([*rows, ["differs", differs]]))
     echo(f"Measure it, and torch beside it:  fedgossip model bench {shlex.join(map(str, (to, model)))}", err=True)
 
 
-def _calibrating(path: Path, loaded: Any, data: str | None) -> Any:
+def _pruned(
+    path: Path, loaded: LoadedModel, share: float, epochs: int | None, data: str | None, *, structured: bool
+) -> tuple[LoadedModel, str]:
+    """Return the pruned model, trained again where that is asked for, and what was done to it in words."""
+    from fedgossip.edge import pruning
+
+    if not structured:
+        words = f"{100 * share:g} % of the weights are zero; neither size nor latency change: --structured changes both"
+        return pruning.zeroed(loaded, share), words
+    found = pruning.structured(loaded, share)
+    words = f"{loaded.facts.source} to {found.facts.source}, {100 * share:g} % of the units of each hidden layer"
+    if epochs is None:
+        return found, f"{words}; --epochs 2 trains what is left"
+    from fedgossip.edge.retraining import retrained
+    from fedgossip.edge.run_examples import settings_of
+
+    examples = _learned_from(path, loaded, data, everybody=True)
+    words += f"; then {_plural(epochs, 'epoch')} on {examples.words}"
+    return retrained(found, examples.examples, settings_of(path), epochs), words
+
+
+def _examples_for_static(path: Path, loaded: LoadedModel, data: str | None) -> Dataset:
     """Return the examples by which ranges are found; say whose they are.  Raises ConfigError for texts."""
-    from fedgossip.edge.run_examples import named, needed_experiment, trained_on
     from fedgossip.errors import ConfigError
 
     if loaded.facts.vocabulary is not None:
         raise ConfigError("--quantize static is not for models of text", "Take --quantize dynamic.")
-    if data is not None:
-        found = named(loaded, data)
-    else:
-        found = trained_on(needed_experiment(path), loaded.facts.node, everybody=False)
+    found = _learned_from(path, loaded, data, everybody=False)
     echo(f"Ranges found on {found.words}", err=True)
     return found.examples
+
+
+def _learned_from(path: Path, loaded: LoadedModel, data: str | None, *, everybody: bool) -> NamedExamples:
+    """Return what a person has named, else training examples of the run: of its first participant, or everybody's."""
+    from fedgossip.edge.run_examples import named, needed_experiment, trained_on
+
+    if data is not None:
+        return named(loaded, data)
+    return trained_on(needed_experiment(path), loaded.facts.node, everybody=everybody)
 
 
 def _file(facts: Any, to: Path) -> list[list[str]]:

@@ -17,6 +17,7 @@ from fedgossip.errors import ConfigError
 from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.loaded_model import LoadedModel
 from fedgossip.learning.model_files import TREES_FILE, WEIGHTS, found
+from fedgossip.seeds import stream
 
 WARM = 20
 """Calls before any is measured: memory is found and kept then."""
@@ -70,12 +71,15 @@ def measured(
 
 
 def latencies(calls_of: Sequence[Callable[[int], object]], calls: int) -> np.ndarray:
-    """Return seconds [models, calls], each call of another example, the models in turn."""
-    times = np.empty((len(calls_of), calls))
+    """Return seconds [models, calls], each call of another example, all models once before the next.
+
+    Their order is drawn anew each time: whoever follows torch finds the caches full of other things.
+    """
+    times, order = np.empty((len(calls_of), calls)), stream(0, "bench")
     for number in range(-WARM, calls):
-        for place, call in enumerate(calls_of):
+        for place in order.permutation(len(calls_of)):
             begun = time.perf_counter()
-            call(number)
+            calls_of[place](number)
             if number >= 0:
                 times[place, number] = time.perf_counter() - begun
     return times

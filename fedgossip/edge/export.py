@@ -172,6 +172,12 @@ def say(graph: Any, name: str, text: str) -> None:
     entry.key, entry.value = name, text
 
 
+def also(graph: Any, words: str) -> None:
+    """Add words to what a graph says of how it was made."""
+    said = next(one.value for one in graph.metadata_props if one.key == HOW)
+    say(graph, HOW, f"{said}, {words}")
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep back what torch's exporter says of torch: warnings of its own, and packages that it would know too."""

@@ -13,6 +13,7 @@ from fedgossip.learning import scored_tables
 from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.measuring import DescribedModel, as_read
 from fedgossip.learning.model_files import FACTS, MODEL, ModelFacts, facts_of
+from fedgossip.learning.settings import TrainSettings
 from fedgossip.machine import NodeId
 from fedgossip.plans import compose
 from fedgossip.plans.tasks import examples_of
@@ -59,6 +60,12 @@ def trained_on(experiment: Path, node: NodeId | None, *, everybody: bool) -> Nam
     whose = "the run trained on" if everybody and node is None else f"participant {first} trained on"
     found = train.subset(rows)
     return NamedExamples(as_read(found), f"the {_counted(found)} that {whose}")
+
+
+def settings_of(model: Path) -> TrainSettings:
+    """Return the [train] of the run that a model's folder stands in; the usual settings where it stands alone."""
+    path = experiment_of(model)
+    return load_experiment(path).train if path is not None else TrainSettings()
 
 
 def experiment_of(model: Path) -> Path | None:

@@ -8,7 +8,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -53,11 +55,15 @@ class LoadedModel:
         return self._answers(self._checked(examples.x))
 
     def _answers(self, x: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
-        outputs = self._outputs(x).double()
+        outputs = self.outputs_of(x).double()
         if self.facts.kind == REGRESSION:
             return self.like.in_units(outputs.reshape(len(outputs), -1).numpy())
         shares = outputs.sigmoid() if self.facts.kind == MULTI_LABEL else outputs.softmax(-1)
         return shares.reshape(len(shares), -1).numpy() if self.facts.kind == MULTI_LABEL else shares.numpy()
+
+    def having(self, module: nn.Module, **facts: Any) -> LoadedModel:
+        """Return the same model with other layers, and what `facts` says of them in place of what was said."""
+        return LoadedModel(msgspec.structs.replace(self.facts, **facts), module, self._folder)
 
     @property
     def like(self) -> Dataset:
@@ -72,7 +78,7 @@ class LoadedModel:
         scaled = as_learned(examples, self.facts)
         with _modules_of(self.facts):
             measuring = Measuring(self.facts, scaled, self._base)
-        return measuring.of(lambda rows: self._outputs(self._checked(scaled.x[rows])))
+        return measuring.of(lambda rows: self.outputs_of(self._checked(scaled.x[rows])))
 
     @property
     def _base(self) -> Path:
@@ -94,8 +100,8 @@ class LoadedModel:
         return x
 
     @torch.no_grad()
-    def _outputs(self, x: npt.NDArray[np.generic]) -> torch.Tensor:
-        """Return what the module gives for scaled examples, float32."""
+    def outputs_of(self, x: npt.NDArray[np.generic]) -> torch.Tensor:
+        """Return what the module gives for scaled examples, float32.  Raises TrainingError where it raises."""
         kind = np.int64 if self.facts.vocabulary is not None else np.float32
         parts = []
         try:
