@@ -111,7 +111,7 @@ def test_rows_without_room_are_dropped_whole_and_counted(tmp_path: Path) -> None
     path = tmp_path / "metrics.jsonl"
     writer = RowWriter(path)
     file = writer._file
-    writer._file = Short(file, 100)  # type: ignore[assignment]
+    writer._file = Short(file, 40)  # type: ignore[assignment]
     told = [writer.write(NetworkRow(round, 4, 0.0, 0)) for round in range(5)]
     writer._file = file
     assert told == [None] * 5 and writer.lost == 5

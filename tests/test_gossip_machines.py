@@ -7,7 +7,7 @@ import re
 import pytest
 
 from fedgossip.algorithms.federated.names import ALGORITHMS
-from fedgossip.algorithms.names import METHODS, make
+from fedgossip.algorithms.names import METHODS, Told, make
 from fedgossip.experiment.meanings import keys
 from fedgossip.plans.federated_run import FEDBUFF
 from fedgossip.plans.gossip_machines import MODES, told
@@ -15,7 +15,7 @@ from fedgossip.plans.gossip_machines import MODES, told
 
 def ways() -> set[tuple[str, str]]:
     """What the methods ask for: (what is told, mode)."""
-    made = [(make(name, one, 7, {}), one) for name, one in METHODS.items()]
+    made = [(make(name, one, Told(7), {}), one) for name, one in METHODS.items()]
     found = {(told(algorithm, private=False), mode) for algorithm, one in made for mode in one.modes}
     return found | {(told(algorithm, private=True), "sync") for algorithm, one in made if one.private}
 

@@ -1,12 +1,11 @@
 """Buffers for many copies of one stack of layers, laid out so that every product reads along its rows.
 
 Measured on the CPU, 64 nodes of 32 x 80 by 80 x 10: a product whose second factor is stored turned takes 200 to
-320 us, one that reads along the rows 80; softmax over the last axis of 10 takes 420 us, over the middle one 34.  Of
-32 x 80 by 80 x 128 both products take as long and have the same bits, and turning takes as long as either.  So
+320 us, one that reads along the rows 80; softmax over the last axis of 10 takes 420 us, over the middle one 34.  So
 
-    every layer               weights [outputs, inputs], as in a vector: to load and to store them is to copy rows
-    of fewer than WIDE        a turned copy of them too, for the forward product; not behind convolutions, where
-                              turning takes longer than reading them turned
+    first of several layers   turned weights [inputs, outputs] alone: nothing is propagated below it
+    first after convolutions  weights [outputs, inputs] alone: turning them takes longer than reading them turned
+    every other layer         weights [outputs, inputs], and a turned copy for the forward product
     last layer                logits and errors also as [classes, rows], where softmax is quick
 
 Signals carry a constant one behind their last column, so a bias is a row of the turned weights, and zeros up to a
@@ -26,9 +25,6 @@ from fedgossip.learning.shapes import Shape
 
 Tensors = list[torch.Tensor]
 
-WIDE = 16
-"""Outputs of a layer from which on its forward product reads weights as quickly turned as along their rows."""
-
 
 def padded(inputs: int) -> int:
     """Return the length of a row with its one, a multiple of 16 floats: 64 bytes."""
@@ -42,12 +38,10 @@ def wide(outputs: int) -> int:
 
 def node_bytes(shape: Shape, rows: int, copies: int) -> int:
     """Return the memory of one node: `copies` stacks of weights and the signals of `rows` examples."""
-    of_layers = [outputs * padded(inputs) for inputs, outputs in pairwise(shape.sizes)]
-    turned = sum(floats for floats, outputs in zip(of_layers, shape.sizes[1:], strict=True) if outputs < WIDE)
+    weights = sum(outputs * padded(inputs) for inputs, outputs in pairwise(shape.sizes))
     signals = sum(rows * (padded(inputs) + 2 * outputs) for inputs, outputs in pairwise(shape.sizes))
     signals += shape.sizes[0] * rows if shape.convolutions else 0  # the error below the linear layers
-    weights = copies * (sum(of_layers) + shape.convolved) + turned
-    return 4 * (weights + signals + signal_floats(shape.convolutions, rows))
+    return 4 * ((copies + 1) * weights + copies * shape.convolved + signals + signal_floats(shape.convolutions, rows))
 
 
 def order_of(shape: Shape) -> torch.Tensor:
@@ -83,18 +77,22 @@ class Workspace:
         def zeros(*size: int) -> torch.Tensor:
             return torch.zeros(size, device=device)
 
+        def weights(layer: int) -> torch.Tensor:
+            inputs, outputs = shapes[layer]
+            return zeros(k, padded(inputs), outputs) if self.only_turned(layer) else zeros(k, outputs, padded(inputs))
+
         kernels = list(zip(shape.convolutions, weight_rows(shape.convolutions), strict=True))
         self.stacks = [
             [zeros(k, height, layer.outputs) for layer, part in kernels for height in part]
-            + [zeros(k, outputs, padded(inputs)) for inputs, outputs in shapes]
+            + [weights(layer) for layer in range(len(shapes))]
             for _ in range(copies)
         ]
         self.kernels = len(self.stacks[0]) - len(shapes)
-        self._copies = {
-            layer: zeros(k, padded(inputs), outputs)
+        linear = self.stacks[0][self.kernels :]
+        self.turned = [
+            linear[layer] if self.only_turned(layer) or self.only_straight(layer) else zeros(k, padded(inputs), outputs)
             for layer, (inputs, outputs) in enumerate(shapes)
-            if outputs < WIDE and not (shape.convolutions and layer == 0)
-        }
+        ]
         self.inputs = [zeros(k, rows, padded(inputs)) for inputs, _ in shapes]
         for buffer, (inputs, _) in zip(self.inputs, shapes, strict=True):
             buffer[:, :, inputs] = 1
@@ -108,6 +106,13 @@ class Workspace:
         self._derive()
         self._narrow: dict[int, Workspace] = {k: self}
 
+    def only_turned(self, layer: int) -> bool:
+        return layer == 0 and self.last > 0 and not self.shape.convolutions
+
+    def only_straight(self, layer: int) -> bool:
+        """Tell whether a layer's products read its weights as they lie."""
+        return layer == 0 and bool(self.shape.convolutions)
+
     def narrow(self, k: int) -> Workspace:
         """Return the first k nodes: views, made once."""
         found = self._narrow.get(k)
@@ -116,9 +121,8 @@ class Workspace:
             found.shape, found.sizes, found.last, found.kernels = self.shape, self.sizes, self.last, self.kernels
             found._narrow, found.order, found.back = self._narrow, self.order, self.back
             found.stacks = [[tensor[:k] for tensor in stack] for stack in self.stacks]
-            found._copies = {layer: tensor[:k] for layer, tensor in self._copies.items()}
-            found.inputs, found.z, found.errors = (
-                [tensor[:k] for tensor in tensors] for tensors in (self.inputs, self.z, self.errors)
+            found.turned, found.inputs, found.z, found.errors = (
+                [tensor[:k] for tensor in tensors] for tensors in (self.turned, self.inputs, self.z, self.errors)
             )
             found.logits, found.log_probabilities, found.top = (
                 tensor[:k] for tensor in (self.logits, self.log_probabilities, self.top)
@@ -131,14 +135,26 @@ class Workspace:
     def _derive(self) -> None:
         """Make the views that a step needs: making them anew would cost more than the small products."""
         self.weights = self.stacks[0][self.kernels :]
-        turned = [weights.transpose(1, 2) for weights in self.weights]
-        self.refreshed = [(copy, turned[layer]) for layer, copy in self._copies.items()]
-        self.turned = [self._copies.get(layer, weights) for layer, weights in enumerate(turned)]
-        self.inner = [weights[:, :, :inputs] for weights, inputs in zip(self.weights, self.sizes, strict=False)]
+        self.refreshed = [
+            (self.turned[layer], self.weights[layer].transpose(1, 2))
+            for layer in range(self.last + 1)
+            if not self.only_turned(layer) and not self.only_straight(layer)
+        ]
+        if self.only_straight(0):
+            self.turned = [self.weights[0].transpose(1, 2), *self.turned[1:]]
+        self.inner = [
+            weights[:, :, :inputs] for weights, inputs in zip(self.weights, self.sizes, strict=False)
+        ]  # of use where the weights are not turned
         self.hidden = [signal[:, :, :inputs] for signal, inputs in zip(self.inputs, self.sizes, strict=False)]
         # the two factors of a layer's gradient, and those of the error below it
-        errors = [*(error.transpose(1, 2) for error in self.errors), self.top]
-        self.factors = list(zip(errors, self.inputs, strict=True))
+        self.factors: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for layer in range(self.last + 1):
+            if layer == self.last:
+                self.factors.append((self.top, self.inputs[layer]))
+            elif self.only_turned(layer):
+                self.factors.append((self.inputs[0].transpose(1, 2), self.errors[0]))
+            else:
+                self.factors.append((self.errors[layer].transpose(1, 2), self.inputs[layer]))
         self.rising = [*self.errors, self.top.transpose(1, 2)]
         self.turned_logits = self.z[self.last].transpose(1, 2)
         first = self.inputs[0] if self.convolutions is None else self.convolutions.images
@@ -183,10 +199,11 @@ class Workspace:
         for heights in weight_rows(self.shape.convolutions):
             found.append(([next(tensors)[:, :height] for height in heights[:-1]], True))
             found.append(([next(tensors)[:, :1]], False))
-        for inputs, outputs in pairwise(self.shape.sizes):
+        for layer, (inputs, outputs) in enumerate(pairwise(self.shape.sizes)):
             tensor = next(tensors)
-            found.append(([tensor[:, :outputs, :inputs]], True))
-            found.append(([tensor[:, :outputs, inputs : inputs + 1]], False))
+            straight = tensor.transpose(1, 2) if self.only_turned(layer) else tensor
+            found.append(([straight[:, :outputs, :inputs]], True))
+            found.append(([straight[:, :outputs, inputs : inputs + 1]], False))
         return found
 
     def _places(self, stack: int, flat: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -196,11 +213,12 @@ class Workspace:
                 end = begin + height * conv.outputs
                 yield next(tensors)[:, :height], flat[:, begin:end].view(nodes, height, conv.outputs)
                 begin = end
-        for inputs, outputs in pairwise(self.shape.sizes):
+        for layer, (inputs, outputs) in enumerate(pairwise(self.shape.sizes)):
             tensor = next(tensors)
+            straight = tensor.transpose(1, 2) if self.only_turned(layer) else tensor
             bias = begin + inputs * outputs
             # as_strided counts from the beginning of all that `flat` may be some rows of
             inside = flat.as_strided((nodes, outputs, inputs), (stride, inputs, 1), flat.storage_offset() + begin)
-            yield tensor[:, :outputs, :inputs], inside
-            yield tensor[:, :outputs, inputs], flat[:, bias : bias + outputs]
+            yield straight[:, :outputs, :inputs], inside
+            yield straight[:, :outputs, inputs], flat[:, bias : bias + outputs]
             begin = bias + outputs
