@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ from fedgossip.audit.log import AuditLog
 from fedgossip.net.endpoints import load_blocks, roster_of
 from fedgossip.net.identity import Identity
 from fedgossip.plans import plan_statement
-from fedgossip.plans.approvals import APPROVAL, ApprovalRequest, versions
+from fedgossip.plans.approvals import APPROVAL, ApprovalRequest, request_to_join, versions
 from fedgossip.plans.site_approvals import SiteApprovals
-from fedgossip.releasing.checking import check
+from fedgossip.releasing.checking import CheckedRelease, check
 from fedgossip.releasing.signed_zip import END, ReleaseError, open_signed, write_signed
 from fedgossip.report.released import Release, ranges
 
@@ -301,6 +301,28 @@ def test_who_signs_a_release_anew_does_not_get_what_others_have_signed_past_it(
     said = in_process(["release", "verify", "forged.zip"], tmp_path, monkeypatch, capsys)
     assert said.code == 1 and FORGED[change] in said.out, said.out + said.err
     assert said.out.startswith("forged.zip: NOT sound")
+
+
+def test_who_joined_by_an_invite_is_found_by_the_key_that_signed(judged: Path, tmp_path: Path) -> None:
+    """Its approval names no number, for it had none; that of a key that did not take part is told."""
+    folder = tmp_path / "joined"
+    shutil.copytree(judged, folder, ignore=shutil.ignore_patterns("*.zip"))
+    request = request_to_join(plan_statement.read(folder / "run" / "plan.json"), Identity.new().public)
+    Identity.new().save(folder / "strange.key")
+
+    def checked(*keys: str, logs: Sequence[str] = MAKE.split()[2:]) -> CheckedRelease:
+        signing = [SiteApprovals(folder / key, Identity.load(folder / key), lambda: NOW) for key in keys]
+        (folder / "run" / APPROVAL).write_bytes(b"".join(one.approve(request, 30, 100).line for one in signing))
+        said = typed(["release", "run", *logs, "--out", f"{'-'.join(keys)}-{len(logs)}.zip"], folder)
+        assert said.code == 0, said.err
+        return check(folder / f"{'-'.join(keys)}-{len(logs)}.zip")
+
+    found = checked("3.key", "1.key")
+    assert [one.site for one in found.release.approvals] == [3, 1] and not found.faults
+    (fault,) = checked("2.key", "strange.key").faults
+    assert fault == "approval.jsonl: a site that joined signed with a key that is not its own"
+    alone = checked("4.key", logs=[])
+    assert [one.who for one in alone.release.approvals] == ["a site that joined"] and not alone.faults
 
 
 def test_a_signer_whom_nobody_knows_is_refused_by_one_s_own_list(released: Path, tmp_path: Path) -> None:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from fedgossip.cli import participant
+from fedgossip.cli.approval import approved
 from fedgossip.cli.text import echo
 
 if TYPE_CHECKING:
     from fedgossip.loops.description import Described
-    from fedgossip.net.endpoints import Endpoints
-    from fedgossip.plans.approvals import HowLong
+    from fedgossip.plans.approvals import ApprovalRequest
     from fedgossip.plans.federation import FederationPlan
-    from fedgossip.task import LocalTask
 
 
 @click.command()
@@ -112,6 +110,8 @@ def client(
     from fedgossip.errors import ConfigError
     from fedgossip.net.endpoints import load_endpoints
     from fedgossip.plans import compose
+    from fedgossip.plans.approvals import request_of
+    from fedgossip.plans.plan_statement import statement_of
     from fedgossip.plans.policy import demands, how_long
 
     plan = _plan(experiment, overrides, seed)
@@ -122,7 +122,11 @@ def client(
     known = load_endpoints(endpoints, plan.n, plan.roles.listens)
     learning = compose.task_of(plan.experiment, plan.learners, [node], os.urandom)
     terms = demands(policy, plan, known, learning[0] if plan.secure else None)
-    begin = _approved(plan, node, learning[0], key, known, how_long(policy), out if resume else None)
+
+    def wanted() -> ApprovalRequest:
+        return request_of(plan, statement_of(plan, learning[0]), node, known)
+
+    begin = approved(wanted, key, how_long(policy), out if resume else None)
     where = known[plan.coordinator].address
     return participant.Participant(
         experiment,
@@ -160,36 +164,6 @@ def _checked(
             code = code or one.error.exit_code
     echo(f"Not looked at: {NOT_LOOKED_AT}.  Nothing was sent.", err=True)
     return code
-
-
-def _approved(
-    plan: FederationPlan,
-    node: int,
-    task: LocalTask,
-    key: Path,
-    known: Endpoints,
-    limits: HowLong | None,
-    left: Path | None,
-) -> Callable[[Path], None] | None:
-    """Return what is to be done in the run's folder before it begins; None where this site approves of no plans.
-
-    `limits`: of the policy, where that asks for an approval; `left`: the folder of a run that goes on.  Raises
-    ConfigError where the plan is not approved.
-    """
-    import time
-
-    from fedgossip.net.identity import Identity
-    from fedgossip.plans.approvals import HowLong, request_of
-    from fedgossip.plans.plan_statement import statement_of
-    from fedgossip.plans.site_approvals import SiteApprovals, run_of
-
-    approvals = SiteApprovals(key, Identity.load(key), time.time_ns)
-    if not approvals.exists and limits is None:
-        return None
-    request = request_of(plan, statement_of(plan, task), node, known)
-    found = approvals.check(request, limits or HowLong(), run_of(left) if left else "")
-    echo(f"plan {found.plan[:16]}, approved on {found.time[:10]}{f' by {found.by}' if found.by else ''}", err=True)
-    return lambda folder: approvals.begin(found, request, folder)
 
 
 def _plan(experiment: Path, overrides: tuple[str, ...], seed: int | None) -> FederationPlan:

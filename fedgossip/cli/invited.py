@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedgossip.experiment import Experiment
     from fedgossip.net.endpoints import Endpoint
     from fedgossip.net.routing import Ways
+    from fedgossip.plans.approvals import HowLong
     from fedgossip.plans.plan import Plan
     from fedgossip.secure.session import Policy
 
@@ -45,6 +46,8 @@ class InvitedSeat:
     spent: Path | None = None
     script: tuple[str, ...] = ()
     """A training loop of one's own, and its arguments, where the run is of these."""
+    approvals: HowLong | None = None
+    """How long approvals hold, where a client asks for one: written into the policy that is made."""
     prepare: Callable[[Path], None] | None = None
     """What is written into the run's folder before it begins."""
     whole: Callable[[Path], None] | None = None
@@ -69,7 +72,7 @@ class InvitedSeat:
         from fedgossip.drivers.members import is_open
         from fedgossip.net.endpoints import load_endpoints, load_members
 
-        self._keep_experiment()
+        keep_experiment(self.plan, self.folder)
         if self.script:
             return self._run_script()
         endpoints, roles = self.folder / ENDPOINTS, self.plan.roles
@@ -93,13 +96,6 @@ class InvitedSeat:
     def is_over(self, code: int) -> bool:
         """Whether the run has come to its end here, by what `take_part` returned; a script may be mended and go on."""
         return code == 0 if self.script else code != 130
-
-    def _keep_experiment(self) -> None:
-        import tomli_w
-
-        from fedgossip.rundir.run_directory import write_whole
-
-        write_whole(self.folder / EXPERIMENT, tomli_w.dumps(self.plan.experiment.to_dict()).encode())
 
     def _run_script(self) -> int:
         """Let the script take part, which calls fedgossip.join; return its exit code."""
@@ -134,8 +130,18 @@ class InvitedSeat:
         held = self.plan.experiment, self.plan.learners, [self.node]
         learning = self.learning or compose.task_of(*held, os.urandom)
         if not path.exists():
-            policy.write(path, policy.policy_of(self.plan, known, learning[0]))
+            policy.write(path, policy.policy_of(self.plan, known, learning[0], self.approvals))
         return learning, policy.demands(path, self.plan, known, learning[0])
+
+
+def keep_experiment(plan: Plan, folder: Path) -> Path:
+    """Write the experiment, as the run is to have it, where commands find it; return the file."""
+    import tomli_w
+
+    from fedgossip.rundir.run_directory import write_whole
+
+    write_whole(folder / EXPERIMENT, tomli_w.dumps(plan.experiment.to_dict()).encode())
+    return folder / EXPERIMENT
 
 
 def script_of(experiment: Experiment, words: str) -> tuple[str, ...]:

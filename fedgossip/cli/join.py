@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedgossip.cli.invited import InvitedSeat, script_of
+from fedgossip.cli.approval import approved_to_join
+from fedgossip.cli.invited import POLICY, InvitedSeat, keep_experiment, script_of
 from fedgossip.cli.text import columns, echo
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from fedgossip.net.reachability import Through
     from fedgossip.net.relay_client import RelayClient
     from fedgossip.net.routing import Ways
+    from fedgossip.plans.approvals import HowLong
     from fedgossip.plans.plan import Plan
 
 PEER_PORT = 5700
@@ -60,6 +62,12 @@ SEARCH_SECONDS = 3.0
     type=click.Path(path_type=Path),
     help="As a client: what one insists on; made at first.  [default: policy.toml in the invite's folder]",
 )
+@click.option(
+    "--approval-days",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="As a client: ask for `fedgossip plan approve`, which holds so many days at most; the policy says so then.",
+)
 def join(
     invite: tuple[str, ...],
     data: str,
@@ -70,6 +78,7 @@ def join(
     folder: Path,
     key: Path | None,
     policy: Path | None,
+    approval_days: float,
 ) -> int:
     """Take part in the run that INVITE is for, a text that begins with fg1-; without it, list what is announced here.
 
@@ -79,6 +88,7 @@ def join(
     from fedgossip.drivers import joining
     from fedgossip.net.invitation import read
     from fedgossip.net.invite_client import InviteClient
+    from fedgossip.plans.approvals import HowLong
 
     if not invite:
         return _list()
@@ -91,7 +101,8 @@ def join(
         stack.callback(client.close)
         echo(f"Calling the organiser at {', '.join(invitation.addresses)}", err=True)
         proposal = joining.proposal(client)
-        own = _Own(data, script, address, port, policy, folder / "keys.spent" if key is None else None)
+        spent, held = folder / "keys.spent" if key is None else None, HowLong(approval_days) if approval_days else None
+        own = _Own(data, script, address, port, policy or place.path / POLICY, held, spent)
         plan = _agreed(proposal, invitation, place, own, yes=yes)
         return _take_part(client, proposal, plan, place, own, agent)
 
@@ -104,7 +115,8 @@ class _Own:
     script: str
     address: str | None
     port: int | None
-    policy: Path | None
+    policy: Path
+    approvals: HowLong | None
     spent: Path | None
 
 
@@ -235,14 +247,17 @@ def _take_part(
     client: InviteClient, proposal: Proposal, plan: Plan, place: Joined, own: _Own, agent: RelayClient | None
 ) -> int:
     from fedgossip.drivers import hosting, joining, proposals
+    from fedgossip.plans.policy import how_long
 
     proposals.keep_test(proposal, joining.test_set(client, proposal, proposals.TEST_BYTES_MAX), place.path)
-    seats = hosting.seats_of(plan)
+    experiment, seats = keep_experiment(plan, place.path), hosting.seats_of(plan)
     with contextlib.ExitStack() as stack:
         port = _held(stack, place, own.port) if seats.called else None
         address, ways = _whereabouts(client, plan, own, port, agent)
         first = next(node for node in range(plan.n) if node != seats.own)
         learning = proposals.learning_of(plan, first, own.data)  # what cannot be read is said before anybody waits
+        held, task = how_long(own.policy) or own.approvals, learning[0] if learning else None
+        begin = approved_to_join(plan, task, client.invitation, place, experiment, held)
         waiting = _Waiting(plan)
         beginning = joining.enrolled(client, seats, address if seats.called else "", waiting, time.sleep)
         joining.keep_members(place.path, beginning)
@@ -251,7 +266,7 @@ def _take_part(
             learning = proposals.learning_of(plan, node, own.data)
         return InvitedSeat(
             plan, node, place.path, place.key, ways, port, _is_late(beginning), learning, own.data, own.policy,
-            own.spent, script_of(plan.experiment, own.script),
+            own.spent, script_of(plan.experiment, own.script), held, begin,
         ).take_part()  # fmt: skip
 
 

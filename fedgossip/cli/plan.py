@@ -13,7 +13,7 @@ from fedgossip.cli.portable import portable_option
 from fedgossip.cli.text import columns, echo, echo_json, print_json
 
 if TYPE_CHECKING:
-    from fedgossip.plans.approvals import Approval
+    from fedgossip.plans.approvals import Approval, ApprovalRequest
     from fedgossip.plans.federation import FederationPlan
     from fedgossip.plans.plan_statement import PlanStatement
     from fedgossip.plans.site_approvals import SiteApprovals
@@ -97,12 +97,14 @@ def _counted(changes: int) -> str:
 @plan.command()
 @_experiment
 @KEY
-@click.option("--id", "node", type=click.IntRange(min=0), required=True, help="Which client this site is.")
+@click.option("--id", "node", type=click.IntRange(min=0), help="Which client this site is.")
 @click.option(
     "--endpoints",
     type=click.Path(path_type=Path),
-    required=True,
     help="File with everybody's id, address and public key: with these participants, and no others.",
+)
+@click.option(
+    "--invite", default="", help="To join by it: with whomever its organiser lets in; instead of the two before."
 )
 @click.option(
     "--plan",
@@ -125,37 +127,51 @@ def approve(
     overrides: tuple[str, ...],
     seed: int | None,
     key: Path,
-    node: int,
-    endpoints: Path,
+    node: int | None,
+    endpoints: Path | None,
+    invite: str,
     named: str,
     days: float,
     rounds: int | None,
     by: str,
 ) -> None:
-    """Sign the plan of EXPERIMENT with the site's key.  From then on `fedgossip client` with this key takes part in
-    approved plans alone."""
+    """Sign the plan of EXPERIMENT with the site's key.  From then on `fedgossip client`, and `fedgossip join` as a
+    client, with this key take part in approved plans alone."""
     from fedgossip.errors import ConfigError
-    from fedgossip.net.endpoints import load_endpoints
-    from fedgossip.plans.approvals import request_of
+    from fedgossip.net.invitation import read
+    from fedgossip.plans.approvals import request_to_join
 
     run, statement = stated(experiment, overrides, seed)
-    if node >= run.learners:
-        raise ConfigError(f"there is no client {node}", f"Clients are 0 to {run.learners - 1}.")
-    known, approvals = load_endpoints(endpoints, run.n, run.roles.listens), _approvals(key)
-    _check_own_key(approvals, key, endpoints, known[node].verify)
+    approvals = _approvals(key)
+    if invite and node is None and endpoints is None:
+        request = request_to_join(statement, read(invite).key)
+    elif node is not None and endpoints is not None and not invite:
+        request = _request(run, statement, approvals, key, node, endpoints)
+    else:
+        advice = "Name --id and --endpoints; or, to join, the invite alone: --invite fg1-..."
+        raise ConfigError("with whom?  An approval is of participants, or of who invites", advice)
     _confirm(statement, named)
-    made = approvals.approve(request_of(run, statement, node, known), days, rounds or statement.rounds, by)
+    made = approvals.approve(request, days, rounds or statement.rounds, by)
     until = made.until.partition("T")[0]
     echo(f"Approved: plan {made.plan}, for {made.rounds} rounds, until {until}.  It is in {approvals.path}.")
     echo("Other sites have approved the same where they name this hash.", err=True)
 
 
-def _check_own_key(approvals: SiteApprovals, key: Path, endpoints: Path, known: str) -> None:
+def _request(
+    run: FederationPlan, statement: PlanStatement, approvals: SiteApprovals, key: Path, node: int, endpoints: Path
+) -> ApprovalRequest:
+    """Return what client `node` of these participants approves.  Raises ConfigError where the key is not its own."""
     from fedgossip.errors import ConfigError
+    from fedgossip.net.endpoints import load_endpoints
+    from fedgossip.plans.approvals import request_of
 
-    if approvals.verify != known:
+    if node >= run.learners:
+        raise ConfigError(f"there is no client {node}", f"Clients are 0 to {run.learners - 1}.")
+    known = load_endpoints(endpoints, run.n, run.roles.listens)
+    if approvals.verify != known[node].verify:
         advice = f"Put `fedgossip keys show {key}` there, or name the right file with --key, or the right --id."
         raise ConfigError(f"{key} is not the key that {endpoints} gives this client", advice)
+    return request_of(run, statement, node, known)
 
 
 def _confirm(statement: PlanStatement, named: str) -> None:
@@ -211,10 +227,12 @@ def approved(key: Path, as_json: bool) -> None:
 
 
 def _standing(approvals: SiteApprovals, one: Approval) -> dict[str, object]:
-    over = approvals.revoked(one)
+    from fedgossip.plans.approvals import JOINING
+
+    over, client = approvals.revoked(one), "by invite" if one.participant == JOINING else one.participant
     state = f"revoked {over}" if over else ("ended" if approvals.ended(one) else "")
     return {
-        "plan": one.plan[:16], "name": one.name, "client": one.participant, "approved": one.time.partition("T")[0],
+        "plan": one.plan[:16], "name": one.name, "client": client, "approved": one.time.partition("T")[0],
         "until": one.until.partition("T")[0], "rounds": f"{approvals.used(one)} of {one.rounds}", "by": one.by,
         "state": state,
     }  # fmt: skip

@@ -3,7 +3,8 @@
     approval.jsonl          in the folder of a run: one signed line for each site; `read_signed`
 
 An approval names the plan by its hash, the participants by the hash of their signed entries, the versions that this
-site computes with, and how long it holds: a day, and a number of rounds over all runs.
+site computes with, and how long it holds: a day, and a number of rounds over all runs.  Who joins by an invite learns
+its number and the others' keys when the run begins: its approval names the organiser's key, which the invite has.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ APPROVAL = "approval.jsonl"
 """The name of the file in the folder of a run."""
 APPROVED = "approved"
 """The kind of the line."""
+JOINING = -1
+"""The participant of an approval to join: the organiser gives out the numbers."""
 LIBRARIES = ("numpy", "torch")
 """What else an approval names the version of."""
 
@@ -40,10 +43,13 @@ class Approval:
     name: str
     """What the plan is called; for the reader."""
     participant: int
+    """Its number in the run; `JOINING` where that is open."""
     key: str
     """The site's key of signatures, in hex."""
     coordinator: str
+    """The coordinator's key of signatures, in hex; to join, the organiser's key as in the invite."""
     roster: str
+    """The hash of the clients' signed entries; "" where that is open."""
     versions: Mapping[str, str]
     time: str
     until: str
@@ -80,6 +86,11 @@ def request_of(plan: FederationPlan, statement: PlanStatement, node: int, endpoi
     return ApprovalRequest(statement, node, coordinator, roster.hash.hex(), versions())
 
 
+def request_to_join(statement: PlanStatement, organiser: str) -> ApprovalRequest:
+    """Return what one is asked to approve who joins by an invite of the organiser with this public key."""
+    return ApprovalRequest(statement, JOINING, organiser, "", versions())
+
+
 def versions() -> dict[str, str]:
     """Return the versions of what this machine computes with, none of which is loaded for it."""
     found = {"fedgossip": __version__, "python": ".".join(platform.python_version_tuple()[:2])}
@@ -94,6 +105,13 @@ def approval_of(entry: LogEntry, line: bytes) -> Approval:
     computed = {name.partition("_")[2]: str(one) for name, one in facts.items() if name.startswith("version_")}
     moment(text["until"])
     return Approval(**text, **numbers, versions=computed, time=entry.time, hash=entry.hash, line=line)  # type: ignore[arg-type]
+
+
+def site_of(approval: Approval, keys: Mapping[int, str]) -> int:
+    """Return whose approval it is, by everybody's keys in hex: who joined has its number there; `JOINING` without."""
+    if approval.participant != JOINING:
+        return approval.participant
+    return next((node for node, key in keys.items() if key == approval.key), JOINING)
 
 
 def day_of(time: str) -> str:

@@ -19,7 +19,16 @@ from fedgossip.audit.log import AuditLog, read
 from fedgossip.errors import ConfigError, NotWrittenError
 from fedgossip.net.identity import Identity
 from fedgossip.plans import plan_statement
-from fedgossip.plans.approvals import APPROVAL, APPROVED, Approval, ApprovalRequest, HowLong, approval_of, day_of
+from fedgossip.plans.approvals import (
+    APPROVAL,
+    APPROVED,
+    JOINING,
+    Approval,
+    ApprovalRequest,
+    HowLong,
+    approval_of,
+    day_of,
+)
 from fedgossip.plans.plan_statement import HASH_SHOWN, PlanStatement, differences
 from fedgossip.version import __version__
 
@@ -149,13 +158,15 @@ class SiteApprovals:
         one = found[-1]
         if why := self.revoked(one):
             raise ConfigError(f"the approval of {named} was revoked {why}", again)
+        joining = request.participant == JOINING
+        leads, where = ("organiser", "the invite") if joining else ("coordinator", "endpoints.toml")
         for what, was, now in (
-            ("coordinator", one.coordinator, request.coordinator),
+            (leads, one.coordinator, request.coordinator),
             ("participants", one.roster, request.roster),
         ):
             if was != now:
                 text = f"{named} was approved with other keys of the {what} ({was[:16]}, here {now[:16]})"
-                raise ConfigError(text, f"Ask whose key is new in endpoints.toml.  {again}")
+                raise ConfigError(text, f"Ask whose key is new in {where}.  {again}")
         for name in sorted({*one.versions, *request.versions}):
             was, now = one.versions.get(name, "none"), request.versions.get(name, "none")
             if was != now:
@@ -187,6 +198,8 @@ class SiteApprovals:
         if last is None:
             return ""
         keys = [key for key, _, _ in differences(last, plan)]
+        if not keys:
+            return " for this way to take part: the same plan was, as another participant or to join by invite"
         more = f" and {len(keys) - NAMED_MOST} more" if len(keys) > NAMED_MOST else ""
         return f"; the last that was, {last.hash[:HASH_SHOWN]}, differs in {', '.join(keys[:NAMED_MOST])}{more}"
 

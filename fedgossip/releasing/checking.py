@@ -23,7 +23,7 @@ from fedgossip.learning import model_files
 from fedgossip.learning.evaluated import EVALUATION
 from fedgossip.learning.model_files import MODEL, WEIGHTS, ModelFacts
 from fedgossip.net.endpoints import load_blocks, roster_of
-from fedgossip.plans.approvals import APPROVAL, read_signed
+from fedgossip.plans.approvals import APPROVAL, JOINING, read_signed, site_of
 from fedgossip.plans.plan_statement import PLAN
 from fedgossip.releasing.signed_zip import ASK, ReleaseError, SignedZip, open_signed
 from fedgossip.report.released import FACTS, FORMAT, PAGE, USE, Release, ReleasedLog
@@ -130,13 +130,15 @@ def _of_plan(folder: Path, release: Release) -> Iterator[str]:
     except FedgossipError as error:
         yield str(error).replace(f"{folder}/", "")
         return
-    if [(one.participant, one.key) for one in signed] != [(one.site, one.key) for one in release.approvals]:
+    sites = [(site_of(one, keys), one.key) for one in signed]
+    if sites != [(one.site, one.key) for one in release.approvals]:
         yield f"{APPROVAL}: other approvals than the card tells of"
-    for one in signed:
+    for (site, key), one in zip(sites, signed, strict=True):
+        who = "a site that joined" if site == JOINING else f"site {site}"
         if one.plan != release.plan:
-            yield f"{APPROVAL}: site {one.participant} approved another plan"
-        if keys and keys.get(one.participant) != one.key:
-            yield f"{APPROVAL}: site {one.participant} signed with a key that is not its own"
+            yield f"{APPROVAL}: {who} approved another plan"
+        if keys and keys.get(site) != key:
+            yield f"{APPROVAL}: {who} signed with a key that is not its own"
 
 
 def _of_keys(folder: Path, known: Path | None) -> Iterator[str]:

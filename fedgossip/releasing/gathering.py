@@ -16,8 +16,9 @@ from fedgossip.errors import ConfigError
 from fedgossip.learning import agreed, evaluated, model_files
 from fedgossip.learning.model_files import MODEL, ModelFacts
 from fedgossip.learning.told_files import encoded
+from fedgossip.net.endpoints import load_blocks
 from fedgossip.plans import plan_statement
-from fedgossip.plans.approvals import APPROVAL, read_signed
+from fedgossip.plans.approvals import APPROVAL, read_signed, site_of
 from fedgossip.plans.plan_statement import PLAN
 from fedgossip.releasing.checking import ENDPOINTS, LOGS, logs_of
 from fedgossip.releasing.privacy_words import privacy_of
@@ -81,8 +82,9 @@ def gathered(sources: ReleaseSources, signer: str, now: datetime | None = None) 
     contents[PLAN] = (sources.run / PLAN).read_bytes()
     if statistics:
         contents[AGREED] = encoded(statistics)
-    approvals = _approvals(sources, plan.hash, contents)
-    contents |= _logs(sources)
+    logs = _logs(sources)
+    approvals = _approvals(sources, plan.hash, contents, logs)
+    contents |= logs
     table = took.table() if took.followed else np.zeros((0, 0))
     release = Release(
         version=__version__,
@@ -186,7 +188,7 @@ def _evaluation(sources: ReleaseSources, facts: ModelFacts) -> tuple[Evaluation 
     return None, None
 
 
-def _approvals(sources: ReleaseSources, plan: str, contents: Contents) -> tuple[ReleasedApproval, ...]:
+def _approvals(sources: ReleaseSources, plan: str, contents: Contents, logs: Contents) -> tuple[ReleasedApproval, ...]:
     path = sources.run / APPROVAL
     if not path.is_file():
         return ()
@@ -195,7 +197,10 @@ def _approvals(sources: ReleaseSources, plan: str, contents: Contents) -> tuple[
         if one.plan != plan:
             raise ConfigError(f"{path}: site {one.participant} approved another plan", "Put the run together again.")
     contents[APPROVAL] = path
-    return tuple(ReleasedApproval(one.participant, one.by, one.time, one.until, one.key) for one in found)
+    # by the keys in the release: whoever checks it has no others
+    known = load_blocks(sources.keys) if sources.keys and ENDPOINTS in logs else {}
+    keys = {node: one.verify for node, one in known.items()}
+    return tuple(ReleasedApproval(site_of(one, keys), one.by, one.time, one.until, one.key) for one in found)
 
 
 def _logs(sources: ReleaseSources) -> Contents:

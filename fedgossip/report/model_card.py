@@ -314,8 +314,7 @@ def _figures_beside_a_budget(evaluation: Evaluation) -> str:
 
 def _lineage(release: Release) -> Markup | None:
     approvals = [
-        [f"site {one.site}", one.by or NOTHING, one.time[:10], one.until[:10], one.key[:HASH]]
-        for one in release.approvals
+        [one.who, one.by or NOTHING, one.time[:10], one.until[:10], one.key[:HASH]] for one in release.approvals
     ]
     took = [
         [f"site {site}", f"{len(rounds)} of {release.rounds}", ranges(rounds)]

@@ -41,10 +41,15 @@ class ReleasedApproval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The approval of one site, whose signed line is in the release."""
 
     site: int
+    """-1 for one that joined by an invite, where nobody's keys are in the release."""
     by: str
     time: str
     until: str
     key: str
+
+    @property
+    def who(self) -> str:
+        return f"site {self.site}" if self.site >= 0 else "a site that joined"
 
 
 class ReleasedLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
