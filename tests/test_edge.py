@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from pages import Reader, page
 from test_used_models import OWN_MODEL, TEXT, experiment, held_out, table, trained
 
 from fedgossip import ConfigError, load_model
-from fedgossip.edge import bench, export, pruning, retraining, run_examples
+from fedgossip.edge import bench, distillation, export, pruning, retraining, run_examples
 from fedgossip.edge.onnx_model import OnnxModel, open_onnx
 from fedgossip.errors import TrainingError
+from fedgossip.learning.dataset import Dataset
+from fedgossip.learning.losses import Criterion
+from fedgossip.learning.objectives import Objective
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -192,11 +196,11 @@ def test_units_that_give_nothing_go_first_and_no_answer_changes(tmp_path: Path, 
 
 
 def test_half_of_the_units_make_a_file_smaller_and_faster_and_zeros_do_not(tmp_path: Path, type_in: Any) -> None:
-    trained(tmp_path, experiment(model="mlp:64-1024-1024-10", rounds=1))
+    trained(tmp_path, experiment(model="mlp:64-768-768-10", rounds=1))
     said = type_in("export run --to zeros.onnx --prune 0.5")
     assert said.code == 0 and "neither size nor latency change" in said.out
     said = type_in("export run --to half.onnx --prune 0.5 --structured")
-    assert said.code == 0 and "mlp:64-1024-1024-10 to mlp:64-512-512-10" in said.out
+    assert said.code == 0 and "mlp:64-768-768-10 to mlp:64-384-384-10" in said.out
     found = json.loads(type_in("bench zeros.onnx half.onnx --calls 60 --json").out)["models"]
     whole, zeros, half = found
     assert half["how"] == "float32, 50 % pruned"
@@ -223,6 +227,51 @@ def test_two_epochs_bring_back_what_half_of_the_units_knew_with_the_same_bits_tw
     )
 
 
+def test_the_loss_of_soft_targets_is_that_of_the_paper() -> None:
+    """T^2 KL; for a high temperature its gradient is (z - v) / k of centred logits: Hinton et al. 2015, equation 4."""
+    theirs = torch.tensor(np.random.default_rng(1).normal(size=(6, 4))).requires_grad_(False)
+    theirs -= theirs.mean(1, keepdim=True)
+    ours = (theirs.flip(0) * 0.5).requires_grad_(True)
+    for temperature in (1.0, 3.0, 1000.0):
+        criterion = Criterion(Objective("regression", f"soft-targets?temperature={temperature!r}", ("loss",)))
+        p, q = ((one / temperature).softmax(1) for one in (theirs, ours))
+        wanted = temperature**2 * (p * (p / q).log()).sum(1).mean()
+        assert criterion.mean(ours, theirs).item() == pytest.approx(wanted.item(), rel=1e-6)
+        assert criterion.summed(ours, theirs).item() == pytest.approx(6 * wanted.item(), rel=1e-6)
+        assert criterion.mean(theirs, theirs).item() == pytest.approx(0, abs=1e-9)
+    (gradient,) = torch.autograd.grad(criterion.summed(ours, theirs), ours)
+    assert gradient.numpy() == pytest.approx(((ours - theirs) / 4).detach().numpy(), abs=2e-3)
+
+
+def test_a_student_learns_from_answers_and_not_from_labels_with_the_same_bits_twice(tmp_path: Path) -> None:
+    train = {"local_steps": 20, "device": "cpu"}
+    trained(tmp_path, experiment(model="mlp:64-64-10", train=train, rounds=15))
+    teacher = load_model(tmp_path / "run")
+    path = run_examples.needed_experiment(tmp_path / "run")
+    examples = run_examples.trained_on(path, None, everybody=True).examples
+    settings = run_examples.settings_of(tmp_path / "run")
+
+    def distilled(seed: int, given: Dataset) -> dict[str, torch.Tensor]:
+        how: Any = {"temperature": 2.0, "epochs": 1, "seed": seed}
+        return distillation.distilled(teacher, given, "mlp:64-16-10", settings, **how).module.state_dict()
+
+    once, unlabelled = distilled(1, examples), distilled(1, replace(examples, y=np.zeros_like(examples.y)))
+    assert all(torch.equal(once[name], unlabelled[name]) for name in once)
+    other = distilled(2, examples)
+    assert not any(torch.equal(once[name], other[name]) for name in once)
+
+
+def test_a_student_is_a_model_like_any_other(tmp_path: Path, type_in: Any) -> None:
+    train = {"local_steps": 20, "device": "cpu"}
+    trained(tmp_path, experiment(model="mlp:64-64-32-10", train=train, rounds=15))
+    said = type_in("distill run --student mlp:64-16-10 --temperature 2 --epochs 10 --out small")
+    assert said.code == 0 and "with the teacher on" in said.out and "model bench run small" in said.err
+    whole, small = json.loads(type_in("bench run small --calls 10 --json").out)["models"]
+    assert whole["score"] > 0.9 and small["score"] > whole["score"] - 0.02 and small["size"] < 0.4 * whole["size"]
+    told = load_model(tmp_path / "small").facts
+    assert told.score["value"] == pytest.approx(small["score"]) and told.source == "mlp:64-16-10"
+
+
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [
@@ -231,6 +280,11 @@ def test_two_epochs_bring_back_what_half_of_the_units_knew_with_the_same_bits_tw
         ("export run --to x.onnx --structured", "--structured without --prune"),
         ("export run --to x.onnx --prune 0.5 --epochs 2", "--epochs is for --prune SHARE --structured"),
         ("export run --to x.onnx --prune 0.5 --structured", "softmax: --structured takes units out of mlp and cnn"),
+        ("distill run --student mlp:64-8-9 --out small", "the data have 64 inputs and 10 classes"),
+        ("distill run --student chars:8 --out small", "needs text"),
+        ("distill run --student mine:model --out small", "is no function of your own"),
+        ("distill run --student softmax --out there.txt", "there already"),
+        ("distill run/model --student softmax --out small --data breast-cancer", "examples of shape (30,)"),
         ("export run --to there.txt", "there already"),
         ("export run --to no/model.onnx", "there is no folder no"),
         ("export nothing", "no model there"),

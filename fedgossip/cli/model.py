@@ -172,6 +172,66 @@ def _some(names: Any) -> str:
 
 
 @model.command()
+@MODEL
+@click.option("--student", required=True, metavar="SOURCE", help="The small model: softmax, mlp:64-16-10, cnn:8-16.")
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0.05, 100),
+    default=2.0,
+    show_default=True,
+    help="What logits are divided by: more shows more of what the teacher takes for possible.",
+)
+@click.option("--epochs", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Passes over examples.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Of first weights and batches; the run's own.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the student; it is made.")
+@DATA
+@model_options
+def distill(
+    model: Path,
+    student: str,
+    temperature: float,
+    epochs: int,
+    seed: int | None,
+    out: Path,
+    data: str | None,
+    node: int | None,
+    run_code: bool,
+) -> None:
+    """Train a small model on what MODEL answers, a run directory or its folder model/; of classification.
+
+    The examples are those that the run trained on, or --data; their labels are not read.  The settings are the run's
+    [train].  What is written is a model's folder: `model export`, `model bench` and `predict` take it.
+    """
+    from fedgossip.edge import distillation
+    from fedgossip.edge.run_examples import experiment_of, settings_of, tested_on
+    from fedgossip.errors import ConfigError
+    from fedgossip.learning.loaded_model import load_model
+
+    if out.exists():
+        raise ConfigError(f"{out}: there already", "Name another folder with --out.")
+    teacher = load_model(model, node=node, run_code=run_code)
+    distillation.check(teacher.facts, student)
+    examples, settings = _learned_from(model, teacher, data, everybody=True), settings_of(model)
+    seed = teacher.facts.seed if seed is None else seed
+    how: Any = {"temperature": temperature, "epochs": epochs, "seed": seed}
+    found = distillation.distilled(teacher, examples.examples, student, settings, **how)
+    experiment = experiment_of(model)
+    test = tested_on(experiment, teacher.facts.node) if experiment is not None else examples
+    ours, theirs = (distillation.accuracy(one, test.examples) for one in (found, teacher))
+    on = test.words if experiment is not None else f"{test.words}, which it learned from"
+    distillation.write(found, out, {"name": "accuracy", "value": ours, "on": on})
+    agreed = distillation.agreement(found, teacher, test.examples)
+    echo(columns([
+        ["student", f"{student}, {out}"],
+        ["teacher", f"{teacher.facts.source}, {model}"],
+        ["learned", f"from its logits at temperature {temperature:g}, {_plural(epochs, 'epoch')} on {examples.words}"],
+        ["accuracy", f"{ours:.4f}, of the teacher {theirs:.4f}, on {on}"],
+        ["agrees", f"with the teacher on {100 * agreed:.1f} % of these"],
+    ]))  # fmt: skip
+    echo(f"Put them side by side:  fedgossip model bench {shlex.join(map(str, (model, out)))}", err=True)
+
+
+@model.command()
 @click.argument("models", nargs=-1, required=True, type=click.Path(path_type=Path))
 @DATA
 @click.option("--calls", type=click.IntRange(10, 100_000), default=300, show_default=True, help="Calls of each.")

@@ -23,12 +23,37 @@ OF_NUMBERS: Mapping[str, Values] = {
 }
 
 
+SOFT_TARGETS = "soft-targets"
+"""The loss of a model that learns another one's logits, "soft-targets?temperature=2"; no experiment names it."""
+
+
+def soft_targets(temperature: float) -> Values:
+    """Return the loss of outputs and labels that are both logits [b, k]; 0 where both give the same probabilities.
+
+    Its mean is T^2 times the mean over the examples of KL(softmax(labels / T) || softmax(outputs / T)): so its gradient
+    keeps its size whatever T is (Hinton, Vinyals and Dean, arXiv:1503.02531, section 2).
+    """
+
+    def values(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        ours, theirs = (outputs / temperature).log_softmax(-1), (labels / temperature).log_softmax(-1)
+        each = functional.kl_div(ours, theirs, reduction="none", log_target=True)
+        return temperature**2 * outputs.shape[-1] * each
+
+    return values
+
+
+def _values_of(loss: str) -> Values | None:
+    name, _, options = loss.partition("?temperature=")
+    return soft_targets(float(options)) if name == SOFT_TARGETS else OF_NUMBERS.get(loss)
+
+
 class Criterion:
     """The loss of an objective; `base`: where a function of the user's own is looked for."""
 
     def __init__(self, objective: Objective, base: Path | None = None) -> None:
         self.name = objective.loss
         self._own = custom.function(self.name, base) if custom.is_function(self.name) else None
+        self._values = _values_of(self.name)
 
     def mean(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the mean over the examples of a batch, a scalar.
@@ -39,8 +64,8 @@ class Criterion:
         outputs = _wide(outputs)
         if self._own is not None:
             return self._called(outputs, labels)
-        if self.name in OF_NUMBERS:
-            return OF_NUMBERS[self.name](fitted(outputs, labels), labels).mean()
+        if self._values is not None:
+            return self._values(fitted(outputs, labels), labels).mean()
         return functional.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), labels.reshape(-1))
 
     def summed(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -49,8 +74,8 @@ class Criterion:
         if self._own is not None:  # example by example: what it makes of a batch is its own matter
             each = [self._called(outputs[k : k + 1], labels[k : k + 1]) for k in range(len(labels))]
             return torch.stack(each).sum()
-        if self.name in OF_NUMBERS:
-            numbers = OF_NUMBERS[self.name](fitted(outputs, labels), labels)
+        if self._values is not None:
+            numbers = self._values(fitted(outputs, labels), labels)
         else:
             flat = outputs.reshape(-1, outputs.shape[-1])
             numbers = functional.cross_entropy(flat, labels.reshape(-1), reduction="none")
