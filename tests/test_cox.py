@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import shutil
 import signal
 import subprocess
@@ -42,6 +43,7 @@ from fedgossip.learning.cox_sums import TOLD, CoxDesign, CoxLayout, SiteHazards,
 from fedgossip.learning.survival_times import places_of
 from fedgossip.learning.told_files import encoded
 from fedgossip.plans.cox import cox_plan, cox_task, hazards_from
+from fedgossip.releasing.checking import check
 from fedgossip.vectors import Vector
 
 SITES = 5
@@ -528,6 +530,16 @@ def test_over_encrypted_links_all_write_the_fit_of_the_simulation(folder: Path, 
     assert [one.code for one in said] == [0] * (SITES + 1), said
     written = {(tmp_path / f"machine{node}" / "fit" / "fit.json").read_bytes() for node in range(SITES + 1)}
     assert written == {encoded(fitted(folder))}
+    hub = tmp_path / f"machine{SITES}"
+    (hub / "use.txt").write_text("To tell doctors who is in danger, and nobody anything by itself.")
+    told = typed(["release", "fit", "--logs", "log", "--endpoints", "endpoints.toml", "--out", "fit.zip"], hub)
+    assert told.code == 0, told
+    found = check(hub / "fit.zip", hub / "endpoints.toml")
+    assert not found.faults and found.whose == f"participant {SITES}'s, by your own list"
+    summed = [one for one in found.logs if one.told == "summed, 5 of 5 in the sum"]
+    assert len(summed) == found.release.rounds >= 6 and found.release.model.file == "fit.json", found.logs
+    told = typed(["release", "withdraw", "fit.zip", "--site", "3"], hub)  # the hub's record follows no single sites
+    assert told.code == 0 and "its records may be in the sums of all" in told.out and "K = 0, 1, 2, 4" in told.out
 
 
 @pytest.mark.long  # 6 processes, and deadlines
@@ -557,10 +569,19 @@ def test_a_site_that_is_killed_in_the_fit_leaves_the_fit_of_the_others(
 @pytest.mark.timeout(300)
 def test_too_few_that_are_left_end_with_an_error(folder: Path, tmp_path: Path) -> None:
     """No sum is over fewer than four, and three of five are killed: nothing is called a fit, and all end."""
-    bounds = {"min_clients": 4, "deadline": 5, "least_deadline": 1, "start_timeout": 12, "silence": 15}
+    bounds = {
+        "min_clients": 4,
+        "deadline": 5,
+        "least_deadline": 1,
+        "start_timeout": 60,
+        "return_timeout": 12,
+        "silence": 15,
+    }
     words = [word for name, bound in bounds.items() for word in ("--set", f"coordinator.{name}={bound}")]
     said = on_machines(folder, tmp_path, {1: 3, 2: 3, 3: 3}, *words)
     assert [said[node].code for node in (1, 2, 3)] == [-signal.SIGKILL] * 3
-    assert all(said[node].code not in (0, -signal.SIGKILL) for node in (0, 4, 5)), said
-    for path in tmp_path.glob("machine*/fit/fit.json"):  # what the rounds before have told, and no fit
-        assert not msgspec.json.decode(path.read_bytes(), type=CoxFit).converged
+    errors = [re.findall("^error: .*", said[node].err, re.M) for node in (0, 4, 5)]
+    ended = ["error: the coordinator has ended the run after 4 rounds: too few sites were left"]
+    assert errors == [ended, ended, ["error: 2 clients are there, and a round needs 4: it ended before round 5"]], said
+    assert [said[node].code for node in (0, 4, 5)] == [7] * 3 and "drop=" not in said[0].err, said
+    assert not list(tmp_path.glob("machine*/fit"))

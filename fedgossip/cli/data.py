@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from fedgossip.cli.sums import (
     EXPERIMENT,
     SET,
     OtherMachines,
+    Record,
     at_one_desk,
     check_site,
     held_by,
@@ -103,7 +103,11 @@ def agree(
         return _at_one_desk(plan, task, schema, refused, ledger)
     plan, task, refused = statistics_task(plan, schema, held)
     who = plan.coordinator if site is None else site
-    return with_others(plan, task, schema.digest, refused, who, known, partial(_write, plan, task, schema))
+
+    def write(vector: Any, _record: Record) -> None:
+        _write(plan, task, schema, vector)
+
+    return with_others(plan, task, schema.digest, refused, who, known, write)
 
 
 def _at_one_desk(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip.cli.predict import MODEL, model_options
-from fedgossip.cli.sums import SET, OtherMachines, held_by, over_machines, summed
+from fedgossip.cli.sums import SET, OtherMachines, Record, held_by, over_machines, summed
 from fedgossip.cli.text import columns, echo
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _together(model: Path, loaded: LoadedModel, known: OtherMachines, site: int 
     held, draw = held_by(plan, known, site), from_system if known.endpoints else from_seed(plan)
     plan, task, refused = evaluation_task(plan, layout, experiment, loaded, held, draw)
 
-    def write(vector: Any) -> None:
+    def write(vector: Any, _record: Record) -> None:
         _write(path, plan, task, vector, experiment.data.suppress, as_json=as_json)
 
     return summed(plan, task, layout.digest, refused, site, known, write)

@@ -11,7 +11,7 @@ from fedgossip.cli.estimates import remarks, table_of
 from fedgossip.cli.fit_cox import fit_cox
 from fedgossip.cli.fit_survival import fit_survival
 from fedgossip.cli.fit_trees import fit_trees
-from fedgossip.cli.sums import EXPERIMENT, SET, OtherMachines, held_by, over_machines, summed
+from fedgossip.cli.sums import EXPERIMENT, SET, OtherMachines, Record, held_by, over_machines, summed
 from fedgossip.cli.text import echo
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from fedgossip.learning.glm_fit import GlmFit
     from fedgossip.learning.glm_sums import GlmLayout
     from fedgossip.plans.federation import FederationPlan
-
-RATIO = {"logistic": "odds ratio", "poisson": "rate ratio"}
 
 
 @click.command()
@@ -80,8 +78,8 @@ def fit(
     plan, task, refused = glm_task(plan, layout, agreed, held_by(plan, known, site))
     ended = list[int]()
 
-    def write(vector: Any) -> None:
-        ended.append(_write(folder, plan, layout, agreed, vector, as_json=as_json))
+    def write(vector: Any, record: Record) -> None:
+        ended.append(_write(folder, plan, layout, agreed, vector, record, as_json=as_json))
 
     return summed(plan, task, layout.design.digest, refused, site, known, write, layout.opened) or max(ended, default=0)
 
@@ -91,7 +89,14 @@ def _folder(whole: Experiment, experiment: Path) -> Path:
 
 
 def _write(
-    folder: Path, plan: FederationPlan, layout: GlmLayout, agreed: AgreedTable, vector: Any, *, as_json: bool
+    folder: Path,
+    plan: FederationPlan,
+    layout: GlmLayout,
+    agreed: AgreedTable,
+    vector: Any,
+    record: Record,
+    *,
+    as_json: bool,
 ) -> int:
     """Write and show the fit; return the exit code."""
     from fedgossip.learning.glm_fit import FIT
@@ -101,7 +106,7 @@ def _write(
     from fedgossip.rundir.run_directory import write_whole
 
     found = fitted_from(plan, layout, vector)
-    folder.mkdir(parents=True, exist_ok=True)
+    record(folder)
     text = encoded(found)
     write_whole(folder / FIT, text)
     if found.converged:
@@ -126,6 +131,8 @@ def _why(found: GlmFit) -> str:
 
 def said(found: GlmFit, sites: int) -> list[str]:
     """Return a fit for a person."""
+    from fedgossip.learning.glm_fit import RATIO
+
     d = found.design
     of = f"{d.outcome} = {d.of}" if d.of else d.outcome
     steps = "one step" if found.steps == 1 else f"{found.steps} steps"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedgossip.cli.estimates import chi_squared, remarks, table_of
-from fedgossip.cli.sums import OtherMachines, held_by, summed
+from fedgossip.cli.sums import OtherMachines, Record, held_by, summed
 from fedgossip.cli.text import echo
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ def fit_cox(whole: Experiment, folder: Path, known: OtherMachines, site: int | N
     plan, task, refused = cox_task(plan, layout, agreed, held_by(plan, known, site))
     ended = list[int]()
 
-    def write(vector: Any) -> None:
+    def write(vector: Any, record: Record) -> None:
         found = hazards_from(plan, layout, vector)
-        folder.mkdir(parents=True, exist_ok=True)
+        record(folder)
         text = encoded(found)
         write_whole(folder / FIT, text)
         echo(text.decode() if as_json else "\n".join(said(found, plan.learners)))

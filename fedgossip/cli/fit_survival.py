@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedgossip.cli.estimates import chi_squared, number
-from fedgossip.cli.sums import OtherMachines, held_by, summed
+from fedgossip.cli.sums import OtherMachines, Record, held_by, summed
 from fedgossip.cli.text import columns, echo
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ def fit_survival(whole: Experiment, folder: Path, known: OtherMachines, site: in
         raise ConfigError(f"{folder}: is there already", "Name another folder, --to, or remove it.")
     plan, task, refused = survival_task(plan, layout, agreed, held_by(plan, known, site))
 
-    def write(vector: Any) -> None:
+    def write(vector: Any, record: Record) -> None:
         found = curves_from(plan, layout, agreed, vector)
-        folder.mkdir(parents=True, exist_ok=True)
+        record(folder)
         text = encoded(found)
         write_whole(folder / CURVES, text)
         echo(text.decode() if as_json else "\n".join(said(found, plan.learners)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedgossip.cli.sums import OtherMachines, held_by, summed
+from fedgossip.cli.sums import OtherMachines, Record, held_by, summed
 from fedgossip.cli.text import columns, echo
 
 if TYPE_CHECKING:
@@ -42,14 +42,21 @@ def fit_trees(
         echo(f"each level: {up:,} bytes up and {down:,} down for a site, beside the keys of its sum", err=True)
     ended = list[int]()
 
-    def write(vector: Any) -> None:
-        ended.append(_write(folder, plan, layout, agreed, vector, as_json=as_json))
+    def write(vector: Any, record: Record) -> None:
+        ended.append(_write(folder, plan, layout, agreed, vector, record, as_json=as_json))
 
     return summed(plan, task, layout.design.digest, refused, site, known, write, layout.opened) or max(ended, default=0)
 
 
 def _write(
-    folder: Path, plan: FederationPlan, layout: TreesLayout, agreed: AgreedTable, vector: Any, *, as_json: bool
+    folder: Path,
+    plan: FederationPlan,
+    layout: TreesLayout,
+    agreed: AgreedTable,
+    vector: Any,
+    record: Record,
+    *,
+    as_json: bool,
 ) -> int:
     """Write and show the trees; return the exit code."""
     from fedgossip.learning.model_files import MODEL, write_model
@@ -59,7 +66,7 @@ def _write(
     from fedgossip.rundir.run_directory import write_whole
 
     found, growing = grown_from(plan, layout, vector)
-    folder.mkdir(parents=True, exist_ok=True)
+    record(folder)
     text = encoded(found)
     write_whole(folder / FIT_OF_TREES, text)
     write_model(folder / MODEL, model_of_trees(growing, agreed), write_whole)

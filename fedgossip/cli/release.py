@@ -85,12 +85,19 @@ def _lines(made: Release) -> list[str]:
         ["model", f"{m.source}, {m.numbers:,} numbers, sha256 {m.weights[:16]}"],
         ["privacy", _privacy(made)],
         ["plan", f"{made.plan[:16]}, {_approved(made)}"],
-        ["judged", "by the sites, by secure sums" if made.judged else "NOT judged by the sites: fedgossip evaluate"],
+        ["judged", _judged(made)],
         ["logs", _logs(made)],
         ["files", f"{len(made.files) + 1}"],
         ["signed by", made.signer],
     ]
     return [columns(rows)]
+
+
+def _judged(made: Release) -> str:
+    if made.judged:
+        return "by the sites, by secure sums"
+    advice = "" if made.fit_alone else ": fedgossip evaluate"
+    return f"NOT judged by the sites{advice}"
 
 
 def _privacy(made: Release) -> str:
@@ -152,7 +159,8 @@ def withdraw(file: Path, site: int) -> int:
         raise ReleaseError(f"{file}: not sound: {found.faults[0]}", f"See all: fedgossip release verify {file}")
     made = found.release
     inside = contains(made, site)
-    echo(f"site {site} was counted in rounds: {ranges(made.counted[site])}, of {made.rounds}")
+    known = ranges(made.counted[site]) if made.counted else "which ones the record does not say"
+    echo(f"site {site} was counted in rounds: {known}, of {made.rounds}")
     echo("\n".join(inside) if inside else "nothing in this release contains its data")
     if inside:
         echo("Nothing takes this out of them: what was learned is not unlearned.")
@@ -170,15 +178,16 @@ def _again(made: Release, site: int) -> list[str]:
     others = ", ".join(str(one) for one in range(made.sites) if one != site)
     agree = f"  fedgossip data agree {begun}"
     approve = ["  fedgossip plan approve " + common + " --id K"] if made.approvals else []
+    lead, take_part = f"coordinator {begun} --out without-{site}", f"client {begun} --id K --out without-{site}"
+    if made.fit:
+        lead, take_part = (f"fit {begun}{who} --to without-{site}" for who in ("", " --id K"))
     return [
         "at the coordinator:",
         *(["  rm agreed.json", agree] if made.agreed else []),
-        f"  fedgossip coordinator {begun} --out without-{site}",
+        f"  fedgossip {lead}",
         f"at the sites K = {others}:",
         *(["  rm agreed.json", f"{agree} --id K"] if made.agreed else []),
-        "  rm policy.toml",
-        f"  fedgossip privacy policy {common}",
-        *approve,
-        f"  fedgossip client {begun} --id K --out without-{site}",
+        *([] if made.fit else ["  rm policy.toml", f"  fedgossip privacy policy {common}", *approve]),
+        f"  fedgossip {take_part}",
         f"site {site} stays away: the others begin without it, and each run ends as partial, with code 9",
     ]

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from fedgossip.task import LocalTask
 
 EXPERIMENT = click.argument("experiment", type=click.Path(path_type=Path))
+Record = Callable[[Path], None]
+"""Makes a folder, and writes there what the run of the sums was; at a site, which knows its own part, nothing."""
+Write = Callable[[Any, Record], None]
+"""What is done with sums."""
 SET = click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
 
 
@@ -70,24 +74,40 @@ def with_others(
     refused: Mapping[int, ConfigError],
     node: int,
     known: OtherMachines,
-    write: Callable[[Any], None],
+    write: Write,
+    opened: Sequence[str] = (),
 ) -> int:
     """Take part in a run of sums with others on their own machines; `digest`: of what all must have alike.
 
     `write` is called with the sums.  Raises ConfigError where this site does not fit.
     """
     from fedgossip.cli.participant import Participant
+    from fedgossip.errors import TooFewPeersError
     from fedgossip.net.endpoints import load_endpoints
+    from fedgossip.owner_files import made
     from fedgossip.plans.tasks import DataShares
-    from fedgossip.rundir.collect import final_vector
-
-    def concluded(folder: Path, ended: PeerEnded) -> None:
-        if ended.status in ("finished", "partial") and node not in refused:
-            write(final_vector(folder))
+    from fedgossip.rundir.collect import collect_peers, final_vector
 
     assert known.endpoints is not None, "others are found by them"
     leads = node == plan.coordinator
     shares = DataShares(plan.experiment.data.source, digest=digest)
+
+    def concluded(folder: Path, ended: PeerEnded) -> None:
+        def record(to: Path) -> None:
+            if not leads:
+                made(to)
+                return
+            collect_peers(plan, [folder], to, (task, shares), report=False)
+            _state(to, plan, task, opened)
+
+        if ended.counts.get("ended_early"):
+            text = f"the coordinator has ended the run after {ended.rounds} rounds: too few sites were left"
+            raise TooFewPeersError(
+                text, "Begin again, all together, when they are there: coordinator.min_clients are needed."
+            )
+        if ended.status in ("finished", "partial") and node not in refused:
+            write(final_vector(folder), record)
+
     everybody = load_endpoints(known.endpoints, plan.n, plan.roles.listens)
     code = Participant(
         known.experiment,
@@ -143,27 +163,41 @@ def summed(
     refused: Mapping[int, ConfigError],
     site: int | None,
     known: OtherMachines,
-    write: Callable[[Any], None],
+    write: Write,
     opened: Sequence[str] = (),
 ) -> int:
     """Make the sums, here or with others, and call `write` with them; return the exit code.
 
-    `opened`: what the coordinator sees, in words, for a dry run.
+    `opened`: what the coordinator sees, in words, for a dry run and the plan.
     """
     from fedgossip.plans.ledger import SUFFIX
     from fedgossip.plans.sums import spend_at_one_desk
+    from fedgossip.rundir.run_directory import keep
 
     if known.dry_run:
         return _said(plan, task, refused, opened)
     if known.endpoints is not None:
-        return with_others(plan, task, digest, refused, plan.coordinator if site is None else site, known, write)
+        who = plan.coordinator if site is None else site
+        return with_others(plan, task, digest, refused, who, known, write, opened)
     agreed = Path(plan.experiment.data.agreed)
     for line in spend_at_one_desk(plan, known.ledger or agreed.with_name(f"{agreed.name}.{SUFFIX}")):
         echo(line, err=True)
     run = at_one_desk(plan, task)
     say_refused(refused)  # first: they may be why too few are left
-    write(run.vectors[plan.coordinator])
+
+    def record(to: Path) -> None:
+        keep(to, plan, run)
+        _state(to, plan, task, opened)
+
+    write(run.vectors[plan.coordinator], record)
     return 4 if refused else 0
+
+
+def _state(folder: Path, plan: FederationPlan, task: LocalTask, opened: Sequence[str]) -> None:
+    """Write the plan of a run of sums beside its record."""
+    from fedgossip.plans import plan_statement
+
+    plan_statement.write(folder / plan_statement.PLAN, plan_statement.statement_of(plan, task, opened))
 
 
 def _said(plan: FederationPlan, task: LocalTask, refused: Mapping[int, ConfigError], opened: Sequence[str]) -> int:

@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from fedgossip.errors import ConfigError
+from fedgossip.learning import tree_fit
 from fedgossip.learning.cox_fit import CoxFit
 from fedgossip.learning.glm_fit import FIT, FORMAT, GlmFit
-from fedgossip.learning.survival_fit import CURVES
+from fedgossip.learning.survival_fit import CURVES, CurveFit
 from fedgossip.learning.told_files import read_told
+from fedgossip.learning.tree_fit import FIT_OF_TREES, TreesFit
 
 Fit = GlmFit | CoxFit
+Told = Fit | CurveFit | TreesFit
 ADVICE = "The sites make it together: fedgossip fit EXPERIMENT."
 
 
@@ -28,3 +31,16 @@ def fit_in(path: Path) -> Fit | None:
         text = f"{path / FIT}: not at the end after {fit.design.steps} steps, so its estimates say nothing"
         raise ConfigError(text, "Fit again, as the command has advised.")
     return fit
+
+
+def told_in(path: Path) -> tuple[str, Told] | None:
+    """Return the name of the file of a fit, of any kind, and what it tells; None where there is none.
+
+    Raises ConfigError as `fit_in`.
+    """
+    if (path / CURVES).is_file():
+        return CURVES, read_told(CurveFit, path / CURVES, FORMAT, "survival curves", ADVICE)
+    if (path / FIT_OF_TREES).is_file():
+        return FIT_OF_TREES, read_told(TreesFit, path / FIT_OF_TREES, tree_fit.FORMAT, "trees", ADVICE)
+    fit = fit_in(path)
+    return None if fit is None else (FIT, fit)

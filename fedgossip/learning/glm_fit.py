@@ -16,6 +16,8 @@ FIT = "fit.json"
 FORMAT = 2
 INTERCEPT = "(intercept)"
 LEVEL = 0.95
+RATIO = {"logistic": "odds ratio", "poisson": "rate ratio"}
+"""What exp(estimate) is called, by the family."""
 
 
 class Coefficient(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

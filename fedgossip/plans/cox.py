@@ -12,7 +12,6 @@ import numpy as np
 
 from fedgossip.errors import ConfigError, TooFewPeersError
 from fedgossip.experiment import Experiment
-from fedgossip.experiment.sections import ModelSection
 from fedgossip.learning.agreed import AgreedTable
 from fedgossip.learning.cox_fit import CoxFit, cox_fit
 from fedgossip.learning.cox_steps import CoxServer, rounds_of
@@ -53,7 +52,7 @@ def cox_plan(experiment: Experiment) -> tuple[FederationPlan, CoxLayout, AgreedT
     if layout.numbers > NUMBERS:
         text = f"{layout.numbers:,} numbers in a sum; there are at most {NUMBERS:,}"
         raise ConfigError(text, "Leave columns out, drop=A,B, or take fewer times or strata.")
-    plan = plan_of_sums(whole, COX, rounds_of(layout), layout.exact, model=ModelSection())
+    plan = plan_of_sums(whole, COX, rounds_of(layout), layout.exact)
     return replace(plan, federated=replace(plan.federated, server=CoxServer(layout))), layout, agreed
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from fedgossip.errors import ConfigError, TooFewPeersError, nearest
 from fedgossip.experiment import Experiment, FederatedExperiment
-from fedgossip.experiment.sections import ModelSection
 from fedgossip.learning.agreed import AgreedTable, read
 from fedgossip.learning.federated_tables import check_same, read_examples
 from fedgossip.learning.glm import FAMILIES
@@ -51,7 +50,7 @@ def glm_plan(experiment: Experiment) -> tuple[FederationPlan, GlmLayout, AgreedT
     agreed = read(Path(d.agreed))
     check_same(agreed, schema_of_experiment(experiment), Path(d.agreed))
     layout = GlmLayout(_design(family, agreed))
-    plan = plan_of_sums(experiment, GLM, layout.rounds, layout.exact, model=ModelSection())
+    plan = plan_of_sums(experiment, GLM, layout.rounds, layout.exact)
     return plan, layout, agreed
 
 

@@ -95,8 +95,11 @@ class PlanStatement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         return hashlib.sha256(encoded(self)).hexdigest()
 
 
-def statement_of(plan: FederationPlan, task: LocalTask) -> PlanStatement:
-    """Return what the sites of a run are asked to approve.  Raises ConfigError for a file that cannot be read."""
+def statement_of(plan: FederationPlan, task: LocalTask, opened: Sequence[str] = ()) -> PlanStatement:
+    """Return what the sites of a run are asked to approve.  Raises ConfigError for a file that cannot be read.
+
+    `opened`: of a run of sums, what these tell, in words; () where models are sent.
+    """
     e, terms = plan.experiment, plan.terms(task.length, task.dtype.itemsize)
     content = without_folders(dict(plan.fingerprint))
     for key in ("simulation", "faults"):
@@ -110,7 +113,7 @@ def statement_of(plan: FederationPlan, task: LocalTask) -> PlanStatement:
         table=_table(e),
         files={path.name: _sha256(path) for path in _common_files(e)},
         code={name: _sha256(path) for name, path in sorted(modules_of(e.named_code).items())},
-        terms=StatedTerms(terms.how, terms.sent, terms.seen, terms.budget),
+        terms=StatedTerms(terms.how, "; ".join(opened) or terms.sent, terms.seen, terms.budget),
     )
 
 
@@ -128,7 +131,7 @@ def _named(columns: Sequence[SchemaColumn]) -> tuple[str, ...]:
 
 def _common_files(e: Experiment) -> Iterator[Path]:
     """Yield the files that all sites have: common examples, and what was agreed on; no site's own."""
-    if not e.learns:
+    if not e.learns and e.data.scale != FEDERATED:
         return
     if e.data.scale == FEDERATED:
         yield Path(e.data.agreed)

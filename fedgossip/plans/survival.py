@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from fedgossip.errors import ConfigError, TooFewPeersError, nearest
 from fedgossip.experiment import Experiment, FederatedExperiment
-from fedgossip.experiment.sections import ModelSection
 from fedgossip.learning.agreed import AgreedTable, read
 from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.encoded_tables import categories_in
@@ -44,7 +43,7 @@ def survival_plan(experiment: Experiment) -> tuple[FederationPlan, CurveLayout, 
     """
     whole, agreed = agreed_times(experiment, KAPLAN_MEIER, "survival is", "the counts of survival are")
     layout = CurveLayout(_design(whole.model.source, agreed))
-    plan = plan_of_sums(whole, SURVIVAL, ROUNDS, layout.exact, model=ModelSection())
+    plan = plan_of_sums(whole, SURVIVAL, ROUNDS, layout.exact)
     return plan, layout, agreed
 
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from fedgossip.errors import ConfigError, TooFewPeersError
 from fedgossip.experiment import Experiment, FederatedExperiment
-from fedgossip.experiment.sections import ModelSection
 from fedgossip.learning.agreed import AgreedColumn, AgreedTable, read, spread
 from fedgossip.learning.federated_tables import check_same, read_examples, scaled
 from fedgossip.learning.model_files import TREES_FILE
@@ -63,7 +62,7 @@ def trees_plan(experiment: Experiment) -> tuple[FederationPlan, TreesLayout, Agr
     if max(layout.numbers, layout.length) > NUMBERS:
         text = f"{layout.numbers:,} numbers in a sum, {layout.length:,} in the trees; there are at most {NUMBERS:,}"
         raise ConfigError(text, "Take fewer or flatter trees, less max_bins, or leave columns out: drop=A,B.")
-    plan = plan_of_sums(experiment, TREES, layout.rounds, layout.exact, model=ModelSection())
+    plan = plan_of_sums(experiment, TREES, layout.rounds, layout.exact)
     return replace(plan, federated=replace(plan.federated, server=TreesServer(layout))), layout, agreed
 
 

@@ -21,7 +21,7 @@ from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.errors import ConfigError, FedgossipError
 from fedgossip.learning import model_files
 from fedgossip.learning.evaluated import EVALUATION
-from fedgossip.learning.model_files import MODEL, WEIGHTS, ModelFacts
+from fedgossip.learning.model_files import MODEL, ModelFacts
 from fedgossip.net.endpoints import load_blocks, roster_of
 from fedgossip.plans.approvals import APPROVAL, JOINING, read_signed, site_of
 from fedgossip.plans.plan_statement import PLAN
@@ -52,7 +52,11 @@ def check(path: Path, known: Path | None = None) -> CheckedRelease:
     release = _facts(archive)
     with tempfile.TemporaryDirectory() as folder:
         _unpacked(archive, Path(folder))
-        faults = [*_of_files(archive, release), *_of_model(Path(folder), release), *_of_plan(Path(folder), release)]
+        faults = [
+            *_of_files(archive, release),
+            *_of_model(archive, Path(folder), release),
+            *_of_plan(Path(folder), release),
+        ]
         logs = verified(Path(folder))
         faults += _of_keys(Path(folder), known)
         whose = _signer(release.signer, known or Path(folder) / ENDPOINTS, given=known is not None)
@@ -86,7 +90,8 @@ def _unpacked(archive: SignedZip, folder: Path) -> None:
 def _of_files(archive: SignedZip, release: Release) -> Iterator[str]:
     if set(archive.names) != {FACTS, *release.files}:
         yield f"other files than {FACTS} names"
-    for name in (PAGE, USE, PLAN, f"{MODEL}/{model_files.FACTS}", f"{MODEL}/{WEIGHTS}"):
+    about = [f"{MODEL}/{model_files.FACTS}"] if release.model.file.startswith(f"{MODEL}/") else []
+    for name in (PAGE, USE, PLAN, *about, release.model.file, *([release.fit] if release.fit else [])):
         if name not in archive.names:
             yield f"no {name} in it"
     for name, known in release.files.items():
@@ -94,18 +99,19 @@ def _of_files(archive: SignedZip, release: Release) -> Iterator[str]:
             yield f"{name}: another hash than {FACTS} names"
 
 
-def _of_model(folder: Path, release: Release) -> Iterator[str]:
-    weights, about = folder / MODEL / WEIGHTS, folder / MODEL / model_files.FACTS
-    if not weights.is_file() or not about.is_file():
+def _of_model(archive: SignedZip, folder: Path, release: Release) -> Iterator[str]:
+    weights, about = folder / release.model.file, folder / MODEL / model_files.FACTS
+    if release.model.file not in archive.names:
         return
-    found = hashlib.sha256(weights.read_bytes()).hexdigest()
+    found = said = hashlib.sha256(weights.read_bytes()).hexdigest()
     try:
-        said = from_json(msgspec.json.Decoder(ModelFacts), about.read_bytes()).weights
+        if about.is_file():
+            said = from_json(msgspec.json.Decoder(ModelFacts), about.read_bytes()).weights
     except UnreadableError as error:
         yield f"{MODEL}/{model_files.FACTS}: {error}"
         return
     if not found == said == release.model.weights:
-        yield f"{MODEL}/{WEIGHTS}: not the weights that the card tells of"
+        yield f"{release.model.file}: not the weights that the card tells of"
     if release.judged:
         from fedgossip.learning import evaluated
 
@@ -227,10 +233,11 @@ def contains(release: Release, site: int) -> Sequence[str]:
     """Return what of a release contains what site `site` has contributed.  Raises ConfigError for no such site."""
     if not 0 <= site < release.sites:
         raise ConfigError(f"there is no site {site}", f"Sites are 0 to {release.sites - 1}.")
-    rounds = release.counted[site]
-    found = []
-    if rounds:
-        found.append(f"{MODEL}/{WEIGHTS}: its updates are in the sums of {len(rounds)} of {release.rounds} rounds")
+    what, found = "its records" if release.fit else "its updates", []
+    if not release.counted:
+        found.append(f"{release.model.file}: {what} may be in the sums of all {release.rounds} rounds")
+    elif rounds := release.counted[site]:
+        found.append(f"{release.model.file}: {what} are in the sums of {len(rounds)} of {release.rounds} rounds")
     if release.agreed:
         found.append("agreed.json: its records are in the statistics, if it agreed with the others: sums do not say")
     if release.judged:

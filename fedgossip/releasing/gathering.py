@@ -9,23 +9,29 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from fedgossip.audit import entries, records
 from fedgossip.errors import ConfigError
-from fedgossip.learning import agreed, evaluated, model_files
-from fedgossip.learning.model_files import MODEL, ModelFacts
+from fedgossip.learning import agreed, evaluated, fit_files, model_files
+from fedgossip.learning.cox_fit import CoxFit
+from fedgossip.learning.fit_files import Told
+from fedgossip.learning.model_files import MODEL
+from fedgossip.learning.objectives import REGRESSION
+from fedgossip.learning.survival_fit import CurveFit
 from fedgossip.learning.told_files import encoded
 from fedgossip.net.endpoints import load_blocks
-from fedgossip.plans import plan_statement
+from fedgossip.plans import compose, plan_statement
 from fedgossip.plans.approvals import APPROVAL, read_signed, site_of
 from fedgossip.plans.plan_statement import PLAN
 from fedgossip.releasing.checking import ENDPOINTS, LOGS, logs_of
 from fedgossip.releasing.privacy_words import privacy_of
 from fedgossip.report import model_card, released
+from fedgossip.report.fitted import numbers_of
 from fedgossip.report.participation import Took
 from fedgossip.report.reading import read_run
-from fedgossip.report.released import FACTS, PAGE, USE, Release, ReleasedApproval, ReleasedModel
+from fedgossip.report.released import FACTS, PAGE, USE, Release, ReleasedApproval, ReleasedModel, ReleasedPrivacy
 from fedgossip.version import __version__
 
 if TYPE_CHECKING:
@@ -71,12 +77,15 @@ def gathered(sources: ReleaseSources, signer: str, now: datetime | None = None) 
         raise ConfigError(f"{sources.run}: no federated run", "A release is of a run with a [coordinator].")
     if run.summary.status not in ("finished", "partial"):
         raise ConfigError(f"{sources.run}: this run is {run.summary.status}", "Release one that came to its end.")
-    facts = model_files.facts_of(model_files.found(sources.run))
+    fitted = fit_files.told_in(sources.run)
     plan = plan_statement.read(sources.run / PLAN)
+    model = _told(sources.run, fitted, str(plan.experiment["model"]["source"]))
     statistics = _agreed(sources, plan)
-    evaluation, evaluation_file = _evaluation(sources, facts)
+    evaluation, evaluation_file = _evaluation(sources, model.weights)
     contents: Contents = {USE: _use(sources.use).encode()}
-    contents |= _model(sources.run / MODEL)
+    contents |= _model(sources.run / MODEL) if model.file.startswith(f"{MODEL}/") else {}
+    if fitted:
+        contents[fitted[0]] = sources.run / fitted[0]
     if evaluation_file:
         contents[f"{MODEL}/{evaluated.EVALUATION}"] = evaluation_file
     contents[PLAN] = (sources.run / PLAN).read_bytes()
@@ -92,19 +101,21 @@ def gathered(sources: ReleaseSources, signer: str, now: datetime | None = None) 
         made=(now or datetime.now(UTC)).isoformat(timespec="seconds").replace("+00:00", "Z"),
         signer=signer,
         use=_use(sources.use),
-        model=_told(facts),
-        privacy=privacy_of(sources.run, run.summary),
+        model=model,
+        privacy=_with_opened(privacy_of(sources.run, run.summary), plan.terms.sent if fitted else ""),
         plan=plan.hash,
         approvals=approvals,
         rounds=run.summary.rounds,
+        clients=run.summary.n,
         least=plan.experiment["coordinator"].get("min_clients") or run.summary.n,
         counted=tuple(tuple((np.flatnonzero(row == Took.COUNTED) + 1).tolist()) for row in table),
         logs=logs_of(contents),
         agreed=statistics.digest if statistics else "",
         judged=evaluation is not None,
+        fit=fitted[0] if fitted else "",
         files={},
     )
-    contents[PAGE] = model_card.page(release, statistics, evaluation).encode()
+    contents[PAGE] = model_card.page(release, statistics, evaluation, fitted[1] if fitted else None).encode()
     files = {name: _sha256(content) for name, content in contents.items()}
     release = released_with(release, files)
     return release, {FACTS: released.encoded(release), **contents}
@@ -112,8 +123,6 @@ def gathered(sources: ReleaseSources, signer: str, now: datetime | None = None) 
 
 def released_with(release: Release, files: Mapping[str, str]) -> Release:
     """Return the release with the hashes of its files."""
-    import msgspec
-
     return msgspec.structs.replace(release, files=dict(files))
 
 
@@ -132,12 +141,29 @@ def _use(path: Path) -> str:
     return text
 
 
-def _told(facts: ModelFacts) -> ReleasedModel:
+def _with_opened(privacy: ReleasedPrivacy, opened: str) -> ReleasedPrivacy:
+    """Return the statement, with what sums have opened where a model was fitted by them."""
+    return msgspec.structs.replace(privacy, words=(*privacy.words, ("opened", opened))) if opened else privacy
+
+
+def _told(run: Path, fitted: tuple[str, Told] | None, source: str) -> ReleasedModel:
+    """Return what the model is; `source`: as the plan has it, which says of a fit more than the file it is used by."""
+    if fitted and not (run / MODEL).is_dir():
+        name, fit = fitted
+        labels = (fit.design.time, fit.design.event) if isinstance(fit, CoxFit | CurveFit) else (fit.design.outcome,)
+        columns = fit.design.groups if isinstance(fit, CurveFit) else fit.design.columns
+        return ReleasedModel(
+            source=source, kind=REGRESSION, numbers=numbers_of(fit), weights=_sha256(run / name), file=name,
+            columns=columns, labels=labels, versions=compose.versions(),
+        )  # fmt: skip
+    facts = model_files.facts_of(model_files.found(run))
+    numbers = sum(int(np.prod(shape)) for _, shape in facts.layout)
     return ReleasedModel(
-        source=facts.source or "tensors without a recipe",
+        source=source if fitted else facts.source or "tensors without a recipe",
         kind=facts.kind,
-        numbers=sum(int(np.prod(shape)) for _, shape in facts.layout),
+        numbers=numbers or (numbers_of(fitted[1]) if fitted else 0),
         weights=facts.weights,
+        file=f"{MODEL}/{model_files.weights_file(facts)}",
         classes=facts.classes,
         columns=facts.columns,
         labels=facts.labels,
@@ -172,7 +198,7 @@ def _agreed(sources: ReleaseSources, plan: PlanStatement) -> AgreedTable | None:
     return table
 
 
-def _evaluation(sources: ReleaseSources, facts: ModelFacts) -> tuple[Evaluation | None, Path | None]:
+def _evaluation(sources: ReleaseSources, weights: str) -> tuple[Evaluation | None, Path | None]:
     """The evaluation in the run's model, or in that of one whose logs go along.
 
     Raises ConfigError for that of another model.
@@ -181,8 +207,8 @@ def _evaluation(sources: ReleaseSources, facts: ModelFacts) -> tuple[Evaluation 
         path = folder / MODEL / evaluated.EVALUATION
         if path.is_file():
             found = evaluated.read(path)
-            if found.layout.model != facts.weights:
-                text = f"{path}: of another model, weights {found.layout.model[:16]} and not {facts.weights[:16]}"
+            if found.layout.model != weights:
+                text = f"{path}: of another model, weights {found.layout.model[:16]} and not {weights[:16]}"
                 raise ConfigError(text, "Evaluate the model that is released.")
             return found, path
     return None, None

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedgossip.learning.agreed import AgreedTable
 from fedgossip.learning.evaluated import Evaluation, GroupFigures, OutcomeFigures
+from fedgossip.learning.fit_files import Told
 from fedgossip.report import drawing
 from fedgossip.report.drawing import BLUE, DASHES, QUIET, draw, legend_above
+from fedgossip.report.fitted import section_of
 from fedgossip.report.markup import (
     Markup,
     cards,
@@ -35,11 +37,14 @@ COLUMNS = 40
 """Maximum number of columns that are listed."""
 
 
-def page(release: Release, statistics: AgreedTable | None, evaluation: Evaluation | None) -> str:
-    """Return the page.  The same release gives the same bytes."""
+def page(
+    release: Release, statistics: AgreedTable | None, evaluation: Evaluation | None, fit: Told | None = None
+) -> str:
+    """Return the page.  The same release gives the same bytes.  `fit`: of a model that was fitted by sums."""
     body = [
         _use(release),
-        _quality(evaluation),
+        section_of(fit) if fit is not None else None,
+        None if release.fit_alone else _quality(evaluation),
         _groups(evaluation),
         _sites(evaluation),
         _membership(evaluation),
@@ -343,8 +348,8 @@ def _withdrawal() -> Markup | None:
     return section(
         "If a site withdraws",
         paragraph(
-            "What a site has contributed cannot be taken out of a model: nothing here unlearns. The weights contain "
-            "the updates of every round that it was counted in, the agreed statistics and the figures above its "
+            "What a site has contributed cannot be taken out of a model: nothing here unlearns. The model contains "
+            "what it sent in every round that it was counted in, the agreed statistics and the figures above its "
             "records, if it took part in them. A model without it is trained again, from statistics agreed on again: "
             "fedgossip release withdraw FILE --site K says what contains its data, and prints the commands."
         ),

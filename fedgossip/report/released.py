@@ -18,7 +18,9 @@ class ReleasedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     numbers: int
     """Of all its tensors."""
     weights: str
-    """sha256 of weights.safetensors."""
+    """sha256 of `file`."""
+    file: str = "model/weights.safetensors"
+    """What the model is, in the release: tensors, trees, or the fit itself where nothing else is needed."""
     classes: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
@@ -79,6 +81,8 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """The hash of the plan."""
     approvals: tuple[ReleasedApproval, ...]
     rounds: int
+    clients: int = 0
+    """Sites of the plan; 0 in releases from before it was told, whose `counted` says it."""
     least: int
     """Number of sites without which no round counts."""
     counted: tuple[tuple[int, ...], ...]
@@ -88,12 +92,19 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """sha256 of agreed.json; "" where the sites have agreed on no statistics."""
     judged: bool = False
     """Whether there is an evaluation by all sites."""
+    fit: str = ""
+    """The file that tells what sums over the sites have fitted; "" where a model was trained."""
     files: dict[str, str]
     """sha256 of each file of the release but this one."""
 
     @property
+    def fit_alone(self) -> bool:
+        """Whether the fit is all that there is: a curve, or hazards, which sites cannot judge by sums."""
+        return self.model.file == self.fit
+
+    @property
     def sites(self) -> int:
-        return len(self.counted)
+        return self.clients or len(self.counted)
 
 
 def encoded(release: Release) -> bytes:

@@ -226,7 +226,12 @@ def first_failure(last_words: Sequence[PeerEnded | None]) -> FedgossipError | No
 
 
 def collect_peers(
-    plan: Plan, given: Sequence[Path], out: Path, learning: tuple[LocalTask, DataShares] | None = None
+    plan: Plan,
+    given: Sequence[Path],
+    out: Path,
+    learning: tuple[LocalTask, DataShares] | None = None,
+    *,
+    report: bool = True,
 ) -> Run:
     """Make one run directory of the folders of a run's peers, in any order; of a federated run the coordinator's is
     enough.
@@ -250,7 +255,7 @@ def collect_peers(
         keeper(row)
     collector = Collector(folders, record, keeper)
     try:
-        return conclude(plan, task, shares, collector, directory, Watched(absent=absent), driver="peers")
+        return conclude(plan, task, shares, collector, directory, Watched(absent=absent), driver="peers", report=report)
     except BaseException:
         directory.abandon()
         raise

@@ -131,7 +131,7 @@ class RunDirectory:
         return directory
 
     def _open(self, path: Path, plan: Plan, foretold: Foretold | None = None) -> None:
-        self.path = path
+        self.path, self._gives_model = path, plan.gives_model
         owner_files.written(path / INCOMPLETE, _INCOMPLETE.encode())
         if foretold:
             write_whole(path / FORECAST, encoded(foretold.forecast))
@@ -141,9 +141,11 @@ class RunDirectory:
     def finish(self, summary: Mapping[str, Any], task: LocalTask, model: Vector | None, *, report: bool) -> None:
         """Write the model, the summary and the report; the run counts as whole when this returns."""
         self.writer.close()
-        if model is not None and summary["rounds"] > summary.get("rounds_abandoned", 0):  # one that was trained
+        if (
+            self._gives_model and model is not None and summary["rounds"] > summary.get("rounds_abandoned", 0)
+        ):  # one that was trained
             save_model(self.path / MODEL, task, model, score=_scored(summary))
-        write_whole(self.path / "summary.json", msgspec.json.format(msgspec.json.encode(summary), indent=1))
+        _write_summary(self.path, summary)
         if report:
             from fedgossip.report.page import write_report
 
@@ -162,6 +164,27 @@ class RunDirectory:
     def abandon(self) -> None:
         """Close the record with what was measured so far; INCOMPLETE stays beside it."""
         self.writer.close()
+
+
+def keep(folder: Path, plan: Plan, run: Run) -> None:
+    """Write what a run was, that has ended without a directory, into a new one.
+
+    Raises ConfigError, NotWrittenError.
+    """
+    try:
+        owner_files.made(folder)
+        writer = RowWriter(folder / "metrics.jsonl")
+    except OSError as error:
+        raise _not_writable(folder, error) from None
+    for row in run.rows:
+        writer.write(row)
+    writer.close()
+    describe(folder, plan)
+    _write_summary(folder, run.summary)
+
+
+def _write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    write_whole(folder / "summary.json", msgspec.json.format(msgspec.json.encode(summary), indent=1))
 
 
 def _not_writable(path: Path, error: OSError) -> ConfigError:
@@ -418,8 +441,7 @@ def amend(run: Run, **facts: Any) -> None:
     """Add facts to a finished run's summary, in memory and in its directory."""
     run.summary.update(facts)
     if run.directory:
-        stored = {key: value for key, value in run.summary.items() if key != "run_dir"}
-        write_whole(run.directory / "summary.json", msgspec.json.format(msgspec.json.encode(stored), indent=1))
+        _write_summary(run.directory, {key: value for key, value in run.summary.items() if key != "run_dir"})
 
 
 def averaged(vectors: Sequence[Vector | None]) -> Vector | None:

@@ -1,0 +1,195 @@
+"""A release of what sums over sites have fitted: coefficients, trees, hazards, curves; as of a trained model."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from commands import typed
+from test_release import USE, flip, refused
+
+from fedgossip.learning.cox_fit import CoxFit
+from fedgossip.learning.glm_fit import GlmFit
+from fedgossip.net.identity import Identity
+from fedgossip.releasing.checking import check, contains
+from fedgossip.releasing.signed_zip import write_signed
+from fedgossip.report.numbers import number
+
+SITES = 5
+KINDS = {
+    "glm": ("yesno", "glm:logistic", "model/weights.safetensors", "fit.json"),
+    "trees": ("yesno", "trees:3x2", "model/trees.json", "trees-fit.json"),
+    "cox": ("times", "cox?every=60&until=600", "fit.json", "fit.json"),
+    "kaplan-meier": ("times", "kaplan-meier?every=90&until=360", "survival.json", "survival.json"),
+}
+"""The experiment of each, its model.source, the file that is the model, the file that tells the fit."""
+
+
+def experiment(name: str, query: str, more: str = "") -> str:
+    return f"""
+name = "{name}"
+[data]
+source = "csv:site-{{peer}}.csv?{query}"
+test = "csv:test.csv?{query}"
+partition = {{ kind = "own" }}
+scale = "federated"
+categories = "agreed"
+agreed = "{name}.json"
+{more}
+[coordinator]
+clients = {SITES}
+"""
+
+
+def patients(path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["age", "arm", "days", "died", "ill"])
+        for _ in range(50):
+            age, arm = rng.integers(30, 90), rng.choice(["new", "old"])
+            time, end = rng.exponential(400 * np.exp(-0.04 * (age - 60) - 0.6 * (arm == "old"))), rng.uniform(100, 700)
+            ill = "yes" if rng.random() < 1 / (1 + np.exp(3 - 0.05 * age)) else "no"
+            writer.writerow([age, arm, int(np.ceil(min(time, end))), int(time <= end), ill])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("fits")
+    for site in range(SITES):
+        patients(found / f"site-{site}.csv", site)
+    patients(found / "test.csv", 99)
+    (found / "yesno.toml").write_text(experiment("yesno", "label=ill&drop=days,died"))
+    (found / "times.toml").write_text(experiment("times", "label=days,died&drop=ill", '[task]\nkind = "regression"\n'))
+    for name in ("yesno", "times"):
+        assert typed(["data", "agree", f"{name}.toml"], found).code == 0
+    (found / "use.txt").write_text(USE)
+    Identity.new().save(found / "peer.key")
+    return found
+
+
+@cache
+def released(folder: Path, kind: str) -> Path:
+    """Fit and release, once for all tests that look at it."""
+    name, source, *_ = KINDS[kind]
+    said = typed(["fit", f"{name}.toml", "--set", f"model.source={source}", "--to", kind], folder)
+    assert said.code == 0, said
+    said = typed(["release", kind, "--out", f"{kind}.zip"], folder)
+    assert said.code == 0, said
+    return folder / f"{kind}.zip"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fit_is_released_with_its_plan_its_sites_and_what_was_opened(folder: Path, kind: str) -> None:
+    _, source, model, fit = KINDS[kind]
+    found = check(released(folder, kind))
+    release = found.release
+    assert not found.faults and (release.model.source, release.model.file, release.fit) == (source, model, fit)
+    rounds = tuple(range(1, release.rounds + 1))
+    assert release.counted == (rounds,) * SITES and release.rounds >= 2 and release.least == SITES
+    with zipfile.ZipFile(found_at := released(folder, kind)) as archive:
+        plan = json.loads(archive.read("plan.json"))
+        assert archive.read(fit) == (folder / kind / fit).read_bytes(), found_at
+    assert (
+        plan["experiment"]["model"]["source"] == source
+        and plan["terms"]["sent"] == dict(release.privacy.words)["opened"]
+    )
+    assert set(plan["files"]) == {f"{KINDS[kind][0]}.json", "test.csv"}
+    assert (
+        contains(release, 2)[0]
+        == f"{model}: its records are in the sums of {release.rounds} of {release.rounds} rounds"
+    )
+
+
+def shown(folder: Path, kind: str) -> str:
+    released(folder, kind)
+    return (folder / kind / "card.html").read_text().partition("What was fitted")[2].partition("<h2")[0]
+
+
+def test_the_card_tells_coefficients_with_their_errors(folder: Path) -> None:
+    page, fit = (
+        shown(folder, "glm"),
+        msgspec.json.decode(released(folder, "glm").with_name("glm").joinpath("fit.json").read_bytes(), type=GlmFit),
+    )
+    hazards = (
+        msgspec.json.decode((folder / "cox" / "fit.json").read_bytes(), type=CoxFit) if shown(folder, "cox") else None
+    )
+    assert hazards is not None
+    for told, coefficients in ((page, fit.coefficients), (shown(folder, "cox"), hazards.coefficients)):
+        cells = [re.sub("<[^>]+>", "", row) for row in re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", told)]
+        for one in coefficients:
+            row = cells[cells.index(one.name) :]
+            assert row[1:6] == [number(value) for value in (one.estimate, one.error, one.low, one.high, one.p)]
+    assert "Odds ratio" in page and "Hazard ratio" in shown(folder, "cox")
+
+
+def test_the_card_tells_curves_and_what_columns_were_worth(folder: Path) -> None:
+    (curve, trees) = (
+        json.loads((released(folder, kind).with_suffix("") / KINDS[kind][3]).read_bytes())
+        for kind in ("kaplan-meier", "trees")
+    )
+    for point in curve["everybody"]["points"]:
+        assert f">{number(point['survival'])}<" in shown(folder, "kaplan-meier")
+    assert trees["gains"] and all(f">{one['name']}<" in shown(folder, "trees") for one in trees["gains"])
+    assert "fedgossip evaluate" not in (folder / "kaplan-meier" / "card.html").read_text().partition("<script")[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_byte_changed_anywhere_in_the_release_of_a_fit_is_refused(folder: Path, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x.zip"
+    path.write_bytes(content := released(folder, kind).read_bytes())
+    places = np.random.default_rng(7).integers(0, len(content), 40).tolist()
+    for at in (*places, content.index(b'"design"') + 3, len(content) - 1):
+        flip(path, at, 1 << at % 8)
+        assert refused(path), at
+        flip(path, at, 1 << at % 8)
+    assert not refused(path)
+
+
+@pytest.mark.parametrize("kind", ["trees", "cox"])
+def test_a_fit_that_was_changed_and_signed_anew_is_not_what_the_card_tells_of(
+    folder: Path, tmp_path: Path, kind: str
+) -> None:
+    with zipfile.ZipFile(released(folder, kind)) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    identity, model = Identity.new(), KINDS[kind][2]
+    contents[model] = contents[model].replace(b"1", b"2", 1)
+    contents["release.json"] = json.dumps(json.loads(contents["release.json"]) | {"signer": identity.verify}).encode()
+    write_signed(tmp_path / "forged.zip", contents, identity)
+    assert f"{model}: not the weights that the card tells of" in check(tmp_path / "forged.zip").faults
+
+
+@pytest.mark.sockets  # a process of its own
+def test_the_release_of_a_fit_is_verified_where_there_is_no_torch(folder: Path) -> None:
+    code = (
+        "import sys\n"
+        "sys.modules |= dict.fromkeys(('torch', 'matplotlib', 'sklearn', 'scipy'))\n"  # None: an ImportError
+        f"sys.argv = ['fedgossip', 'release', 'verify', {str(released(folder, 'cox'))!r}]\n"
+        "from fedgossip.cli import main\n"
+        "main()\n"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert said.returncode == 0 and ": sound, as it was signed on " in said.stdout, said.stderr
+
+
+def test_a_site_that_withdraws_is_told_to_fit_again(folder: Path) -> None:
+    said = typed(["release", "withdraw", str(released(folder, "glm")), "--site", "1"], folder).out
+    assert "fedgossip fit EXPERIMENT.toml" in said and "--id K --to without-1" in said
+    assert "fedgossip client" not in said and "policy" not in said
+
+
+def test_a_fit_that_is_not_at_its_end_is_not_released(folder: Path, tmp_path: Path) -> None:
+    released(folder, "cox")
+    for path in (folder / "cox").glob("*.*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes().replace(b'"converged": true', b'"converged": false'))
+    said = typed(["release", str(tmp_path), "--out", "no.zip"], folder)
+    assert said.code == 2 and "not at the end" in said.err and not (folder / "no.zip").exists()
