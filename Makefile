@@ -66,6 +66,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/characters.py README.md 10
 	$(BIN)/python benchmarks/outer.py
 	$(BIN)/python benchmarks/hogwild.py --turns 1 --seeds 1
+	$(BIN)/python benchmarks/mesh_memory.py --short
 	$(BIN)/python benchmarks/startup.py --runs 1
 	$(BIN)/python benchmarks/board.py --runs 100
 	$(BIN)/python benchmarks/forecast.py --rounds 5

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import commands
 import numpy as np
 import numpy.typing as npt
 import pytest
+from safetensors.numpy import load_file
 from torch import nn
 
 from fedgossip.errors import ConfigError, TrainingError
@@ -24,8 +28,8 @@ from fedgossip.vectors import frozen
 
 STEP = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01, "clip_norm": 0.5}
 ADAM = {"optimizer": "adam", "lr": 0.01}
-CLOSE = 2e-6
-"""float32 sums in another order; updates are about 0.3."""
+CLOSE = 5e-6
+"""float32 sums in another order; updates are about 0.3.  Adam divides by near zero: 2e-6 was seen, else 8e-7."""
 
 
 def text() -> Dataset:
@@ -74,9 +78,12 @@ def check_same(one: TorchTask, several: TorchTask) -> None:
         assert np.abs(first).max() > 0.01
         np.testing.assert_allclose(second, first, atol=CLOSE)
     check_states(one, several)
-    job, moved = Job(1, 2, one.initial(0), gradient=True), frozen(one.initial(0) + first)
-    (first_gradient,), (second_gradient,) = one.gradients([job]), several.gradients([job])
-    np.testing.assert_allclose(second_gradient.difference, first_gradient.difference, atol=CLOSE)  # type: ignore[arg-type]
+    moved = frozen(one.initial(0) + first)
+    if not one.settings.stays:  # a gradient trains nothing, and what stays is trained
+        job = Job(1, 2, one.initial(0), gradient=True)
+        (alone,), (together,) = one.gradients([job]), several.gradients([job])
+        assert alone.difference is not None and together.difference is not None
+        np.testing.assert_allclose(together.difference, alone.difference, atol=CLOSE)
     assert several.evaluate([moved])[0] == pytest.approx(one.evaluate([moved])[0], rel=1e-5)
 
 
@@ -92,19 +99,19 @@ def check_states(one: TorchTask, several: TorchTask) -> None:
 
 @pytest.fixture(scope="module")
 def divided() -> Iterator[TorchTask]:
-    with ended(task_of("gpt:2-16-2", processes=2, mesh={"tensor": 2, "sequence": True}, **STEP)) as task:
+    with ended(task_of("gpt:1-16-2", processes=2, mesh={"tensor": 2, "sequence": True}, **STEP)) as task:
         yield task
 
 
 @pytest.mark.sockets
 def test_two_processes_with_half_of_every_layer_take_the_steps_of_one(divided: TorchTask) -> None:
-    check_same(task_of("gpt:2-16-2", **STEP), divided)
+    check_same(task_of("gpt:1-16-2", **STEP), divided)
 
 
 @pytest.mark.sockets
 def test_what_an_optimiser_remembers_goes_from_one_mesh_to_another_and_back(divided: TorchTask) -> None:
     """A checkpoint knows no mesh: rounds on one process, on two, and on one again are those of one alone."""
-    alone, one = task_of("gpt:2-16-2", **STEP), task_of("gpt:2-16-2", **STEP)
+    alone, one = task_of("gpt:1-16-2", **STEP), task_of("gpt:1-16-2", **STEP)
     expected = [trained(alone, round) for round in range(3)]
     found, state = [], {}
     for round, task in enumerate([one, divided, one]):
@@ -130,7 +137,6 @@ MESHES = [
     ("gpt:2-16-2", 2, {"pipeline": 2}, {"microbatches": 2}),
     ("mlp:20-16-12-7", 2, {"pipeline": 2, "schedule": "gpipe"}, {"personal": "layer3.*"}),
     ("gpt:2-16-2", 4, {"pipeline": 2}, {"microbatches": 2, **ADAM}),
-    ("gpt:2-16-2", 4, {"pipeline": 2}, {"microbatches": 2, "parallel": "fsdp"}),
     ("gpt:2-16-2", 4, {"pipeline": 2, "tensor": 2, "sequence": True}, {}),
     ("gpt:4-16-2", 4, {"pipeline": 4}, {}),
     ("mesh_models:halves", 2, {"pipeline": 2}, {}),
@@ -176,6 +182,90 @@ def tied(shape: tuple[int, ...], classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(shape[0], shape[0]), layer, nn.Tanh(), layer)
 
 
+# --- what each process holds ------------------------------------------------------------------------------------------
+
+
+def test_a_process_holds_its_share_of_a_transformer() -> None:
+    """12 w w numbers of a block are divided, 4 w of its norms are not; 13 characters are 7 and 6."""
+    task = task_of("gpt:2-16-2", processes=4, mesh={"tensor": 2, "pipeline": 2}, **ADAM)
+    blocks, norms = 12 * 16 * 16 // 2, 4 * 16
+    counts = [blocks + norms + 16 * letters for letters in (7, 6)]  # of the first stage, which embeds them
+    counts += [blocks + norms + 16 * letters + 2 * 16 for letters in (7, 6)]
+    assert [one.parameters for one in task.memory] == [4 * count for count in counts]
+    assert [one.slots for one in task.memory] == [8 * count for count in counts]
+    assert [(one.stage, one.shard) for one in task.memory] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+
+
+def test_rows_of_what_processes_have_in_common_add_up_to_it() -> None:
+    how: dict[str, Any] = {"processes": 6, "mesh": {"tensor": 2}, "batch_size": 12, **STEP}
+    copies, rows = task_of("gpt:2-16-2", **how).memory, task_of("gpt:2-16-2", **how, parallel="fsdp").memory
+    assert 3 * sum(one.parameters for one in rows) == sum(one.parameters for one in copies)
+    assert all(one.slots == one.parameters for one in rows)
+
+
+def test_a_dry_run_says_what_the_fullest_process_holds(tmp_path: Path) -> None:
+    content = """
+rounds = 1
+data = { source = "digits" }
+model = { source = "mlp:64-32-10" }
+train = { momentum = 0.9, processes = 4, mesh = { data = 2, tensor = 2 }, device = "cpu" }
+topology = { graph = "ring", n = 3 }
+"""
+    (tmp_path / "mesh.toml").write_text(content)
+    said = commands.typed(["run", "mesh.toml", "--dry-run"], tmp_path)
+    held = 4 * (16 * 65 + 10 * 17)  # half of 32 outputs of 64 and a bias; half of 32 inputs for each of 10, and theirs
+    assert f"fullest of 4 processes of a learner holds, in bytes: parameters {held:,}" in said.out, said
+    assert f"slots {held:,}, activations not counted" in said.out
+
+
+@pytest.mark.long
+@pytest.mark.sockets
+@pytest.mark.timeout(900)
+def test_what_processes_hold_is_what_is_said_of_them() -> None:
+    """Bytes of tensors, counted in the processes; the tables of angles are not counted."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+    try:
+        from mesh_memory import MESHES as SHOWN
+        from mesh_memory import held
+
+        for processes, mesh, parallel in (SHOWN[1], SHOWN[6]):
+            measured, told = held("gpt:2-64-4", processes, mesh, parallel)
+            for one, other in zip(measured, told, strict=True):
+                assert (one["parameters"], one["slots"]) == (other.parameters, other.slots)
+                assert one["activations"] == pytest.approx(other.activations, rel=0.03)
+    finally:
+        del sys.path[0]
+
+
+@pytest.mark.long
+@pytest.mark.sockets
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_run_goes_on_with_another_mesh_by_the_command(optimizer: str, tmp_path: Path) -> None:
+    """Two rounds as 2 x 1, two more as stages, two more as one process: the model of six rounds of one process."""
+    content = f'''
+rounds = 2
+data = {{ source = "digits" }}
+model = {{ source = "mlp:64-32-10" }}
+train = {{ device = "cpu", local_steps = 5, lr = 0.01, optimizer = "{optimizer}" }}
+topology = {{ graph = "ring", n = 3 }}
+'''
+    (tmp_path / "mesh.toml").write_text(content)
+    how = ["--set", "train.momentum=0.9"] if optimizer == "sgd" else []
+    whole = ["run", "mesh.toml", "--no-report", *how]
+    meshes = (["train.processes=2", "train.mesh.tensor=2"], ["train.processes=2", "train.mesh.pipeline=2"], [])
+    assert commands.typed([*whole, "--out", "alone", "--set", "rounds=6"], tmp_path).code == 0
+    for number, mesh in enumerate(meshes):
+        first = [*whole, "--out", "run"] if number == 0 else ["run", "--resume", "run", "--no-report"]
+        words = [word for key in (f"rounds={2 * number + 2}", *mesh) for word in ("--set", key)]
+        said = commands.typed([*first, *words], tmp_path)
+        assert said.code == 0, said
+    alone, found = (load_file(tmp_path / run / "model.safetensors") for run in ("alone", "run"))
+    assert alone.keys() == found.keys()
+    for name in alone:
+        np.testing.assert_allclose(found[name], alone[name], atol=1e-5)
+
+
 # --- what goes wrong --------------------------------------------------------------------------------------------------
 
 
@@ -215,6 +305,15 @@ def test_the_job_after_a_death_has_a_new_mesh() -> None:
         ({"processes": 2, "mesh": {"tensor": 2}, "parallel": "hogwild"}, "whole model", "ddp"),
         ({"processes": 2, "mesh": {"tensor": 2}, "optimizer": "lars"}, "whole layer", "another optimizer"),
         ({"processes": 2, "mesh": {"tensor": 2}, "precision": "bfloat16"}, "bfloat16", "Leave precision out"),
+        (
+            {"processes": 2, "mesh": {"pipeline": 2}, "precision": "float16"},
+            "float16.* with mesh.pipe",
+            "Leave precision",
+        ),
+        ({"processes": 4, "mesh": {"pipeline": 2}, "parallel": "fsdp"}, "out of step", "its stage alone"),
+        ({"processes": 2, "mesh": {"tensor": 2}, "channels_last": True}, "channels_last", "Leave channels_last out"),
+        ({"processes": 2, "mesh": {"tensor": 2}, "offload": True}, "unknown key 'train.offload'", ""),
+        ({"processes": 2, "mesh": {"context": 2}}, "unknown key 'train.mesh.context'", ""),
         ({"processes": 2, "mesh": {"pipeline": 2}, "batch_size": 10}, "10 for 1 x 4 microbatches", "batch_size to 12"),
         ({"processes": 2, "mesh": {"tensor": 2}, "compile": True}, "compile", "Leave compile out"),
     ],

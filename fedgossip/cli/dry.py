@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from fedgossip.cli.text import echo
 
 if TYPE_CHECKING:
+    from fedgossip.learning.ddp.process_memory import ProcessMemory
     from fedgossip.plans.plan import Plan
+    from fedgossip.task import LocalTask
 
 
 def show_plan(plan: Plan, *, as_json: bool) -> None:
@@ -32,6 +36,9 @@ def show_plan(plan: Plan, *, as_json: bool) -> None:
         "bytes_per_round": outlook.bytes_per_round,
         "bytes_total": outlook.bytes_per_round * plan.experiment.rounds,
     }
+    memory = _memory_of(plan, task)
+    if memory:
+        facts["processes"] = [asdict(one) for one in memory]
     if as_json:
         print_json(facts)
         return
@@ -43,7 +50,26 @@ def show_plan(plan: Plan, *, as_json: bool) -> None:
     total = f"{outlook.bytes_per_round:,} bytes a round, {facts['bytes_total']:,} in all"
     numbers = "1 parameter" if task.length == 1 else f"{task.length:,} parameters"
     echo(f"# {numbers} in {task.dtype.name}: {total}")
+    if memory:
+        echo(f"# {_said_of(memory)}")
     if shares.sizes:
         counted = f"{min(shares.sizes)} to {max(shares.sizes)} each"
         echo(f"# {sum(shares.sizes):,} training examples, {counted}")
     echo("Nothing was trained: this was a dry run.", err=True)
+
+
+def _memory_of(plan: Plan, task: LocalTask) -> Sequence[ProcessMemory]:
+    """Return what the processes of a learner hold, where train.mesh divides the model."""
+    if not plan.experiment.train.divided:
+        return ()
+    from fedgossip.learning.task import TorchTask
+
+    return task.memory if isinstance(task, TorchTask) else ()
+
+
+def _said_of(memory: Sequence[ProcessMemory]) -> str:
+    """Return a sentence on the process that holds most."""
+    most = max(memory, key=lambda one: one.total)
+    saved = "activations not counted" if most.activations is None else f"activations {most.activations:,}"
+    held = f"parameters {most.parameters:,}, gradients as many, slots {most.slots:,}, {saved}"
+    return f"the fullest of {len(memory)} processes of a learner holds, in bytes: {held}"

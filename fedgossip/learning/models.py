@@ -25,7 +25,7 @@ from fedgossip.learning.architectures import (
     architecture,
 )
 
-__all__ = ["KINDS", "build"]
+__all__ = ["KINDS", "build", "is_own"]
 
 
 def build(
@@ -44,6 +44,11 @@ def build(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seeds.integer(seed, "model"))
         return _build(source, tuple(dataset_shape), classes, vocabulary_size, base).float()
+
+
+def is_own(source: str) -> bool:
+    """Whether a function of the user's makes the model."""
+    return custom.is_function(source) and source not in KINDS
 
 
 def _build(source: str, shape: tuple[int, ...], classes: int, vocabulary: int | None, base: Path | None) -> nn.Module:

@@ -197,6 +197,9 @@ class TrainSettings:
         for name, usual in (("precision", "float32"), ("compile", False), ("channels_last", False)):
             if getattr(self, name) != usual:
                 raise ConfigError(f"{name} = {getattr(self, name)!r} with {where}", f"Leave {name} out.")
+        if self.mesh.pipeline > 1 and self.parallel == "fsdp":
+            text = 'mesh.pipeline with parallel = "fsdp": torch gathers the rows of stages out of step on a CPU'
+            raise ConfigError(text, 'Use parallel = "ddp": each process holds its stage alone.')
         if self.mesh.pipeline > 1 and self.batch_size % (parts * self.microbatches):
             each = parts * self.microbatches
             text = f"batch_size = {self.batch_size} for {parts} x {self.microbatches} microbatches, all of one size"

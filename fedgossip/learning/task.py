@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -39,6 +39,9 @@ from fedgossip.machine import NodeId, Produced
 from fedgossip.task import Job, Segment, StackTraining, Update
 from fedgossip.vectors import Vector
 from fedgossip.whole_model import WholeModel
+
+if TYPE_CHECKING:
+    from fedgossip.learning.ddp.process_memory import ProcessMemory
 
 __all__ = ["TorchTask", "TrainSettings"]
 
@@ -135,6 +138,11 @@ class TorchTask:
     @property
     def schema(self) -> str:
         return self.layout.schema
+
+    @property
+    def memory(self) -> Sequence[ProcessMemory]:
+        """What each process holds, in order of the ranks, where train.mesh divides the model; else nothing."""
+        return self._engine.memory if isinstance(self._engine, ProcessesLoop) else ()
 
     def initial(self, node: NodeId) -> Vector:  # noqa: ARG002
         return self._initial

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,9 @@ from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.sharing import GpuSharing
 from fedgossip.learning.stacked_engine import Outcome, State
 from fedgossip.vectors import Vector, empty, frozen
+
+if TYPE_CHECKING:
+    from fedgossip.learning.ddp.process_memory import ProcessMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +69,16 @@ class ProcessesLoop(ABC):
         scoring: Scoring,
         sharing: GpuSharing,
     ) -> None:
+        self.memory: Sequence[ProcessMemory] = ()
         if settings.divided:
             from fedgossip.learning.ddp.plans import plan_of  # here alone: they load much of torch
+            from fedgossip.learning.ddp.process_memory import memory_of
             from fedgossip.learning.ddp.stages import stages_of
 
-            if settings.mesh.pipeline > 1:
-                stages_of(module, source.name, source.base, settings.mesh.pipeline)
-            plan_of(module, source.name, source.base, settings.mesh, train.shape)
+            number = settings.mesh.pipeline
+            stages = [module] if number == 1 else stages_of(module, source.name, source.base, number)
+            plan = plan_of(module, source.name, source.base, settings.mesh, train.shape)
+            self.memory = memory_of(module, stages, plan, settings, train.shape[0])
         self._scoring = scoring
         self.width = settings.examples_per_step
         self.trained = Layout.personal_of(module, settings.stays).length + layout.parameters

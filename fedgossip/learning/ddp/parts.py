@@ -16,8 +16,9 @@ from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
 from fedgossip.learning.ddp.grid import DATA, TENSOR, ProcessGrid
+from fedgossip.learning.ddp.process_memory import part_of
 from fedgossip.learning.flat import Layout
-from fedgossip.learning.places import Line, Place, chunk
+from fedgossip.learning.places import Line, Place
 from fedgossip.vectors import Vector
 
 Origins = Mapping[str, torch.Tensor]
@@ -181,20 +182,8 @@ def _is_first(tensor: torch.Tensor, grid: ProcessGrid) -> bool:
 
 def _place(tensor: torch.Tensor, offset: int, grid: ProcessGrid, matrices: int) -> Place:
     """Return where this process's part of a tensor, which begins at `offset`, lies in the line."""
-    axes, shape = _axes(tensor), tuple(tensor.shape)
-    found = Place.tensor(offset, shape)
-    if TENSOR in axes:
-        axis = axes[TENSOR]
-        if matrices > 1:
-            found, axis = Place.tensor(offset, (matrices, shape[0] // matrices, *shape[1:])), 1
-        found = found.divided(axis, grid.place(TENSOR), grid.size(TENSOR))
-    if DATA in axes:
-        row = math.prod(shape[1:])
-        if axes.get(TENSOR, 0):  # cut along another axis than rows: a row is shorter
-            row = found.size // shape[0]
-        start, stop = chunk(found.size // row if row else 0, grid.place(DATA), grid.size(DATA))
-        found = found.between(start * row, stop * row)
-    return found
+    stands = {axis: (grid.place(axis), grid.size(axis)) for axis in (TENSOR, DATA)}
+    return part_of(Place.tensor(offset, tuple(tensor.shape)), _axes(tensor), stands, matrices)
 
 
 def _total(tensor: torch.Tensor) -> torch.Tensor:

@@ -49,18 +49,13 @@ def plan_of(module: nn.Module, source: str, base: Path | None, mesh: MeshSetting
     """
     if mesh.tensor == 1:
         return {}
-    found = _own_plan(module, source, base, mesh) if is_own(source) else _plan_of(module, source, mesh)
+    found = _own_plan(module, source, base, mesh) if models.is_own(source) else _plan_of(module, source, mesh)
     if mesh.sequence and shape[0] % mesh.tensor:
         text = f"mesh.sequence: {shape[0]} places of a text for {mesh.tensor} processes"
         raise ConfigError(text, f"Set data.context to a multiple of {mesh.tensor}.")
     for name, style in found.items():
         _check_layer(name, style, module, mesh.tensor)
     return found
-
-
-def is_own(source: str) -> bool:
-    """Whether a function of the user's makes the model."""
-    return custom.is_function(source) and source not in models.KINDS
 
 
 def _plan_of(module: nn.Module, source: str, mesh: MeshSettings) -> Plan:

@@ -14,8 +14,7 @@ import numpy as np
 from torch import nn
 
 from fedgossip.errors import ConfigError
-from fedgossip.learning import custom
-from fedgossip.learning.ddp.plans import is_own
+from fedgossip.learning import custom, models
 from fedgossip.learning.gpt import Transformer, TransformerStage
 
 STAGES = "stages"
@@ -45,7 +44,7 @@ def stages_of(module: nn.Module, source: str, base: Path | None, n: int) -> Sequ
 
 
 def _stages(module: nn.Module, source: str, base: Path | None, n: int, where: str) -> Sequence[nn.Module]:
-    if is_own(source) and (own := custom.beside(source, base, STAGES)):
+    if models.is_own(source) and (own := custom.beside(source, base, STAGES)):
         found = own(module, n)
         if not isinstance(found, Sequence) or len(found) != n or not all(isinstance(one, nn.Module) for one in found):
             raise ConfigError(f"{where}: {STAGES} gives no {n} modules", HOW)

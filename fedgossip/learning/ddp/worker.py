@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,9 +12,8 @@ import torch.distributed
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fedgossip.learning import devices
-from fedgossip.learning.ddp.fsdp import shard
-from fedgossip.learning.ddp.grid import DATA, PIPELINE, ProcessGrid
+from fedgossip.learning import devices, models
+from fedgossip.learning.ddp.grid import ProcessGrid
 from fedgossip.learning.ddp.group import Team, joined
 from fedgossip.learning.ddp.hogwild_worker import HogwildWorker
 from fedgossip.learning.ddp.ipc import Channel, Message, Setup, TrainOrder, TrainReply
@@ -28,15 +26,9 @@ from fedgossip.learning.ddp.module_member import (
     module_of,
     state_in,
 )
-from fedgossip.learning.ddp.parts import HeldParts, origins_of
-from fedgossip.learning.ddp.pipeline import StagePasses
-from fedgossip.learning.ddp.plans import Plan, is_own, plan_of
 from fedgossip.learning.ddp.serving import LifeSigns, OrderTaker, serve
 from fedgossip.learning.ddp.shared_memory import SharedArrays
-from fedgossip.learning.ddp.stages import leave_others, stages_of
-from fedgossip.learning.ddp.tensor_parallel import divide
 from fedgossip.learning.flat import Layout
-from fedgossip.learning.losses import Criterion
 from fedgossip.learning.module_engine import ModuleLoop, Spread, compiled
 from fedgossip.learning.settings import HOGWILD, TrainSettings
 from fedgossip.learning.weights import FlatWeights
@@ -54,14 +46,13 @@ class CollectiveWorker(ModuleMember):
         train, test = examples_of(setup, boards["examples"])
         module = joined(module_of(setup, train), grid.team)
         layout = Layout.from_module(module, settings.buffers, settings.stays)
-        judged, base = judged_by(setup, test), None if setup.base is None else Path(setup.base)
-        plan = plan_of(module, setup.source, base, settings.mesh, train.shape)
+        judged = judged_by(setup, test)
         if settings.divided or settings.parallel == "fsdp":
-            number = settings.mesh.pipeline
-            stage = module if number == 1 else stages_of(module, setup.source, base, number)[grid.place(PIPELINE)]
-            spread = _in_parts(module, stage, layout, settings, device, grid, plan, judged["criterion"])
+            from fedgossip.learning.ddp.divided import divided  # here alone: it loads much of torch
+
+            spread = divided(setup, module, layout, train.shape, judged["criterion"], grid, device)
         else:
-            spread = _copied(module, layout, settings, device, grid.team, loose=is_own(setup.source))
+            spread = _copied(module, layout, settings, device, grid.team, loose=models.is_own(setup.source))
         how = {"seed": setup.seed, "device": device, "sharing": self._sharing, "spread": spread}
         self._loop = ModuleLoop(module, layout, train, test, settings, **judged, **how)  # type: ignore[arg-type]
 
@@ -88,30 +79,6 @@ def _meet(setup: Setup) -> torch.device:
         timeout=timedelta(seconds=setup.silence),
     )
     return device
-
-
-def _in_parts(
-    module: nn.Module,
-    stage: nn.Module,
-    layout: Layout,
-    settings: TrainSettings,
-    device: torch.device,
-    grid: ProcessGrid,
-    plan: Plan,
-    criterion: Criterion,
-) -> Spread:
-    """Leave this process its part of the module: of `stage`, of the layers of the plan, of rows with FSDP."""
-    own, origins = Layout.personal_of(module, settings.stays), origins_of(module)
-    passes = None
-    if stage is not module:
-        leave_others(module, stage)
-        passes = StagePasses(module, stage, grid, settings, criterion, device)
-    here = set(stage.modules())
-    packed = divide(module, {name: style for name, style in plan.items() if module.get_submodule(name) in here}, grid)
-    if settings.parallel == "fsdp":
-        shard(stage, grid.mesh[DATA])
-    stage.to(device)
-    return Spread(grid.team, HeldParts(module, layout, own, grid, origins, packed), stage, passes)
 
 
 def _copied(

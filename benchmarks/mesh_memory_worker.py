@@ -1,0 +1,114 @@
+"""One of the processes of `mesh_memory.py`: as `fedgossip.learning.ddp.worker`, and counts what it holds."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor
+
+from fedgossip.learning import weights
+from fedgossip.learning.ddp.ipc import Channel, Message, Setup, TrainOrder
+from fedgossip.learning.ddp.serving import serve
+from fedgossip.learning.ddp.shared_memory import SharedArrays
+from fedgossip.learning.ddp.worker import CollectiveWorker
+
+FOLDER = "MESH_MEMORY"
+"""The environment variable that names the folder of what was found."""
+
+
+class Saved:
+    """Bytes of the memory that is kept for backward passes, each piece once; `most`: at any one time."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module, self._users = module, Counter[int]()
+        self.now = self.most = 0
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor | Kept:
+        if tensor.is_meta or isinstance(_local(tensor), FakeTensor):  # of shapes alone, by which a division is found
+            return tensor
+        memory = _local(tensor).untyped_storage()
+        weights = {_local(one).untyped_storage().data_ptr() for one in self._module.parameters() if not one.is_meta}
+        if memory.data_ptr() in weights or not tensor.is_floating_point():
+            return tensor
+        return Kept(self, tensor, memory.data_ptr(), memory.nbytes())
+
+    def hold(self, place: int, size: int) -> None:
+        self._users[place] += 1
+        self.now += size * (self._users[place] == 1)
+        self.most = max(self.most, self.now)
+
+    def drop(self, place: int, size: int) -> None:
+        self._users[place] -= 1
+        self.now -= size * (self._users[place] == 0)
+
+
+class Kept:
+    """A tensor until the graph lets it go."""
+
+    def __init__(self, saved: Saved, tensor: torch.Tensor, place: int, size: int) -> None:
+        self.tensor, self._saved, self._where = tensor, saved, (place, size)
+        saved.hold(place, size)
+
+    def __del__(self) -> None:
+        self._saved.drop(*self._where)
+
+
+def _unpack(kept: torch.Tensor | Kept) -> torch.Tensor:
+    return kept.tensor if isinstance(kept, Kept) else kept
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    found = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    return found.elem if isinstance(found, AsyncCollectiveTensor) else found
+
+
+class Counted:
+    """Answers as the worker does, and writes down what it held."""
+
+    def __init__(self, setup: Setup, worker: CollectiveWorker) -> None:
+        self._worker, self._path = worker, Path(os.environ[FOLDER]) / f"{setup.rank}.json"
+        self._slots = len(setup.train.slots)
+
+    def answer(self, order: Message) -> Message:
+        if not isinstance(order, TrainOrder):
+            return self._worker.answer(order)
+        loop, made = self._worker._loop, []
+        scattered, saved = weights.scattered, Saved(loop._module)
+
+        def counted(*given: Any) -> list[torch.Tensor]:
+            made.append(scattered(*given))
+            return made[-1]
+
+        weights.scattered = counted
+        try:
+            with saved_tensors_hooks(saved.pack, _unpack):
+                found = self._worker.answer(order)
+        finally:
+            weights.scattered = scattered
+        assert len(made) == self._slots, "terms are scattered too: give none"
+        held = {
+            "parameters": sum(value.nbytes for value in loop._held.values),
+            "slots": sum(part.nbytes for slot in made for part in slot),
+            "activations": saved.most,
+        }
+        self._path.write_text(json.dumps(held))
+        return found
+
+
+def counted_member(setup: Message, channel: Channel, boards: Mapping[str, SharedArrays]) -> Counted:
+    """Return the process that `setup` asks for, counted."""
+    assert isinstance(setup, Setup)
+    return Counted(setup, CollectiveWorker(setup, channel, boards))
+
+
+if __name__ == "__main__":
+    serve(counted_member)

@@ -1,0 +1,50 @@
+"""A worker's part of a module that is divided: by stages, by layers, by rows with FSDP.
+
+Loaded where a model is divided alone, and `pipeline` where it has stages: each loads much of torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fedgossip.learning.ddp.fsdp import shard
+from fedgossip.learning.ddp.grid import DATA, PIPELINE, ProcessGrid
+from fedgossip.learning.ddp.ipc import Setup
+from fedgossip.learning.ddp.parts import HeldParts, origins_of
+from fedgossip.learning.ddp.plans import plan_of
+from fedgossip.learning.ddp.stages import leave_others, stages_of
+from fedgossip.learning.ddp.tensor_parallel import divide
+from fedgossip.learning.flat import Layout
+from fedgossip.learning.losses import Criterion
+from fedgossip.learning.module_engine import Spread
+
+
+def divided(
+    setup: Setup,
+    module: nn.Module,
+    layout: Layout,
+    shape: tuple[int, ...],
+    criterion: Criterion,
+    grid: ProcessGrid,
+    device: torch.device,
+) -> Spread:
+    """Leave this process its part of the module; `shape`: of an example."""
+    settings, base = setup.train, None if setup.base is None else Path(setup.base)
+    plan, number = plan_of(module, setup.source, base, settings.mesh, shape), settings.mesh.pipeline
+    own, origins = Layout.personal_of(module, settings.stays), origins_of(module)
+    stage, passes = module, None
+    if number > 1:
+        from fedgossip.learning.ddp.pipeline import StagePasses
+
+        stage = stages_of(module, setup.source, base, number)[grid.place(PIPELINE)]
+        leave_others(module, stage)
+        passes = StagePasses(module, stage, grid, settings, criterion, device)
+    here = set(stage.modules())
+    packed = divide(module, {name: style for name, style in plan.items() if module.get_submodule(name) in here}, grid)
+    if settings.parallel == "fsdp":
+        shard(stage, grid.mesh[DATA])
+    stage.to(device)
+    return Spread(grid.team, HeldParts(module, layout, own, grid, origins, packed), stage, passes)

@@ -1,0 +1,130 @@
+"""What each process of a mesh holds in a step, in closed form: `fedgossip run --dry-run` prints it.
+
+parameters   those of its stage; of the plan's layers 1 / tensor; of all that, with FSDP, some rows
+gradients    as many
+slots        as many for each that the optimiser has: momentum one, adam two
+activations  what the forward passes save for the backward ones, of gpt without stages alone:
+
+    bytes = 4 rows context (blocks (4 w + (15 w + heads) / t + 4) + 2 w + 2 + letters)
+
+of `w` the width, `t` = mesh.tensor, `rows` of a process's part of a batch.  A block saves what its two norms were
+given and gave, 4 w; queries, keys and values as one, and the first two again when they are turned, 5 w; what
+attention gave, and that in rows, 2 w, with a number for each head; both ends of its GELU, 8 w; of the norms means and
+deviations, 4.  The end saves 2 w, 2, and the logarithms of the probabilities.  With mesh.sequence what the
+norms were given is divided too; what they gave is brought together in front of the layers, and saved so.  Not counted:
+characters, and the tables of angles, which do not grow with rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from torch import nn
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
+
+from fedgossip.learning.ddp.grid import DATA, PIPELINE, TENSOR
+from fedgossip.learning.ddp.plans import PackedColwise, Plan
+from fedgossip.learning.gpt import Transformer
+from fedgossip.learning.places import Place, chunk
+from fedgossip.learning.settings import TrainSettings
+
+FLOAT = 4  # bytes
+
+Stands = Mapping[str, tuple[int, int]]
+"""Where a process stands along an axis of the grid, and how many do."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessMemory:
+    """Bytes of one process; gradients take as many as parameters.  Activations are None where they are not counted."""
+
+    stage: int
+    part: int
+    shard: int
+    parameters: int
+    slots: int
+    activations: int | None
+
+    @property
+    def total(self) -> int:
+        return 2 * self.parameters + self.slots + (self.activations or 0)
+
+
+def memory_of(
+    module: nn.Module, stages: Sequence[nn.Module], plan: Plan, settings: TrainSettings, context: int
+) -> list[ProcessMemory]:
+    """Return what every process holds, in order of the ranks; `stages` share the layers of the module.
+
+    `context`: places of a text.  A style of a user's own that is none of torch's is taken to divide nothing.
+    """
+    sizes = {PIPELINE: len(stages), DATA: settings.parts_of_batch, TENSOR: settings.mesh.tensor}
+    names = {id(layer): name for name, layer in module.named_modules()}
+    found, saved = [], _saved(module, settings, context)
+    for places in product(*map(range, sizes.values())):
+        stands = dict(zip(sizes, zip(places, sizes.values(), strict=True), strict=True))
+        stage, part, shard = places
+        held, trained = 0, 0
+        for parameter, axes, matrices in _divided(stages[stage], names, plan, settings):
+            size = part_of(Place.tensor(0, tuple(parameter.shape)), axes, stands, matrices).size
+            held += size
+            trained += size * parameter.requires_grad
+        slots = trained * len(settings.slots)
+        found.append(ProcessMemory(stage, part, shard, FLOAT * held, FLOAT * slots, saved))
+    return found
+
+
+def part_of(whole: Place, axes: Mapping[str, int], stands: Stands, matrices: int = 1) -> Place:
+    """Return the place of one process's part of a tensor, which axes of the grid divide along `axes` of its own.
+
+    `matrices`: the tensor is so many, one behind the other, each of them divided.
+    """
+    found, shape = whole, whole.shape
+    if TENSOR in axes:
+        axis = axes[TENSOR]
+        if matrices > 1:
+            found, axis = Place.tensor(whole.offset, (matrices, shape[0] // matrices, *shape[1:])), 1
+        found = found.divided(axis, *stands[TENSOR])
+    if DATA in axes:
+        row = math.prod(shape[1:])
+        if axes.get(TENSOR, 0):  # cut along another axis than rows: a row is shorter
+            row = found.size // shape[0]
+        start, stop = chunk(found.size // row if row else 0, *stands[DATA])
+        found = found.between(start * row, stop * row)
+    return found
+
+
+def _divided(
+    stage: nn.Module, names: Mapping[int, str], plan: Plan, settings: TrainSettings
+) -> Iterator[tuple[nn.Parameter, Mapping[str, int], int]]:
+    """Yield the parameters of a stage, along which axes each is divided, and how many matrices it is."""
+    rows = {DATA: 0} if settings.parallel == "fsdp" else {}
+    for layer in stage.modules():
+        style = plan.get(names.get(id(layer), ""))
+        matrices = style.matrices if isinstance(style, PackedColwise) else 1
+        for name, parameter in layer.named_parameters(recurse=False):
+            yield parameter, {**_axis_of(style, layer, name), **rows}, matrices
+
+
+def _axis_of(style: ParallelStyle | None, layer: nn.Module, name: str) -> Mapping[str, int]:
+    """Return along which axis torch's style divides a parameter of a layer."""
+    looked_up = isinstance(layer, nn.Embedding)
+    if isinstance(style, ColwiseParallel):
+        return {TENSOR: 1 if looked_up else 0}
+    if isinstance(style, RowwiseParallel) and name == "weight":
+        return {TENSOR: 0 if looked_up else 1}
+    return {}
+
+
+def _saved(module: nn.Module, settings: TrainSettings, context: int) -> int | None:
+    """Return the bytes that a transformer saves for the backward pass; None of other models, and of stages."""
+    mesh = settings.mesh
+    if not isinstance(module, Transformer) or mesh.pipeline > 1:
+        return None
+    width, rows = module.behind.normalized_shape[0], math.ceil(settings.batch_size / settings.parts_of_batch)
+    given = 1 / mesh.tensor if mesh.sequence else 1
+    block = given * (2 * width + 4) + 2 * width + (15 * width + module.heads) / mesh.tensor
+    end = given * (width + 2) + width + module.layer.out_features
+    return round(FLOAT * rows * context * (len(module.blocks) * block + end))
