@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mesh_memory_worker import FOLDER
 
 from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.ddp.engine import DistributedLoop
@@ -26,6 +25,9 @@ from fedgossip.learning.ddp.process_memory import ProcessMemory
 from fedgossip.learning.mesh_settings import MeshSettings
 from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.task import Job
+
+FOLDER = "MESH_MEMORY"
+"""The environment variable that names to the processes the folder of what was found."""
 
 CONTEXT, LETTERS, BATCH = 32, 60, 16
 MESHES: list[tuple[int, dict[str, Any], str]] = [

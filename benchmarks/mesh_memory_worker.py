@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from mesh_memory import FOLDER
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
@@ -20,9 +21,6 @@ from fedgossip.learning.ddp.ipc import Channel, Message, Setup, TrainOrder
 from fedgossip.learning.ddp.serving import serve
 from fedgossip.learning.ddp.shared_memory import SharedArrays
 from fedgossip.learning.ddp.worker import CollectiveWorker
-
-FOLDER = "MESH_MEMORY"
-"""The environment variable that names the folder of what was found."""
 
 
 class Saved:
@@ -110,5 +108,4 @@ def counted_member(setup: Message, channel: Channel, boards: Mapping[str, Shared
     return Counted(setup, CollectiveWorker(setup, channel, boards))
 
 
-if __name__ == "__main__":
-    serve(counted_member)
+serve(counted_member)
