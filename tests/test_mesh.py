@@ -253,14 +253,17 @@ topology = {{ graph = "ring", n = 3 }}
     (tmp_path / "mesh.toml").write_text(content)
     how = ["--set", "train.momentum=0.9"] if optimizer == "sgd" else []
     whole = ["run", "mesh.toml", "--no-report", *how]
-    meshes = (["train.processes=2", "train.mesh.tensor=2"], ["train.processes=2", "train.mesh.pipeline=2"], [])
+    axes = ("train.processes", "train.mesh.tensor", "train.mesh.pipeline")
+    meshes = [
+        [f"{axis}={size}" for axis, size in zip(axes, one, strict=True)] for one in ((2, 2, 1), (2, 1, 2), (1, 1, 1))
+    ]
     assert commands.typed([*whole, "--out", "alone", "--set", "rounds=6"], tmp_path).code == 0
     for number, mesh in enumerate(meshes):
         first = [*whole, "--out", "run"] if number == 0 else ["run", "--resume", "run", "--no-report"]
         words = [word for key in (f"rounds={2 * number + 2}", *mesh) for word in ("--set", key)]
         said = commands.typed([*first, *words], tmp_path)
         assert said.code == 0, said
-    alone, found = (load_file(tmp_path / run / "model.safetensors") for run in ("alone", "run"))
+    alone, found = (load_file(tmp_path / run / "model" / "weights.safetensors") for run in ("alone", "run"))
     assert alone.keys() == found.keys()
     for name in alone:
         np.testing.assert_allclose(found[name], alone[name], atol=1e-5)
