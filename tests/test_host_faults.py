@@ -272,7 +272,7 @@ def test_two_that_agree_go_on_without_a_third_that_runs_something_else(tmp_path:
     peers = [machines.start(node, *(["--set", "task.dim=7"] if node == 2 else [])) for node in range(3)]
     said = [finish(peer) for peer in peers]
     assert [one.code for one in said] == [9, 9, 4], said
-    assert "layout" in said[2].errors[0]
+    assert "another model" in said[2].errors[0]
     assert all(machines.ended(node)["counts"]["refused"] >= 1 for node in (0, 1))
 
 

@@ -87,7 +87,7 @@ def test_a_script_with_another_model_is_refused_and_says_so(people: People) -> N
     scripts(people, theirs=2)
     people.join("b", people.host("--script", "train.py x"), "--script", "mine.py x")
     assert people.ended("b") != 0 and people.ended("host") != 0
-    assert "layout" in people.said("b") or "model" in people.said("b").splitlines()[-2], people.said("b")
+    assert "another model" in people.said("b") or "model" in people.said("b").splitlines()[-2], people.said("b")
 
 
 @pytest.mark.parametrize(

@@ -676,11 +676,7 @@ def test_what_a_table_cannot_have_is_refused_before_anything_trains(more: dict[s
     assert caught.value.advice
 
 
-def test_a_table_elsewhere_and_filters_of_a_vector_are_refused() -> None:
-    table = clicks()["task"]
-    for section in ({"topology": {"graph": "ring", "n": 4}}, {"parallel": {"workers": 2, "method": "ring"}}):
-        with pytest.raises(ConfigError, match="a model that is a table"):
-            simulate({"rounds": 2, "task": table, "train": {"batch_size": 20}, **section})
+def test_filters_of_a_vector_and_a_table_on_stacked_arrays_are_refused() -> None:
     with pytest.raises(ConfigError, match="the model is no table"):
         simulate({**clicks(server={"filters": [KEY_CACHE]}), "task": {"kind": "quadratic", "dim": 40}})
     with pytest.raises(ConfigError, match="stacked arrays hold whole models"):
