@@ -115,14 +115,15 @@ def test_one_killed_every_five_seconds_costs_less_than_two_points(mode: str, sec
     ],
 )
 def test_one_suspended_costs_less_than_two_points(mode: str, asleep: float, tmp_path: Path) -> None:
-    """Twenty seconds are longer than ZeroMQ's silence: its links break and are made again."""
-    seconds = 5.0 + 2 * asleep
+    """Twenty seconds are longer than ZeroMQ's silence: its links break and are made again.
+
+    Whoever was asleep has as long again to catch up, beside other work of the machine too.
+    """
+    seconds = 5.0 + 4 * asleep
     soaked = soak(mode, seconds, tmp_path / "run", {"kind": "sleep", "peers": [3], "start": 2.0, "seconds": asleep})
     assert soaked.run.summary["status"] == "finished" and soaked.events("hung") == soaked.events("died") == []
     assert [len(soaked.events(name)) for name in ("asleep", "awake")] == [1, 1]
-    # In ten seconds what else runs on the machine costs single peers as much as the sleep does: half a point to one.
-    assert soaked.lost("averaged") < POINTS, str(soaked)
-    assert soaked.lost("mean_peer") < (POINTS if asleep > 10 else 1.5 * POINTS), str(soaked)
+    assert soaked.lost("averaged") < POINTS and soaked.lost("mean_peer") < POINTS, str(soaked)
     assert soaked.seconds < 2 * seconds + 20
 
 
