@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -178,6 +179,23 @@ def mass(machine: Any) -> np.ndarray[Any, Any]:
         return np.asarray(machine.learner.state.x)
     share = getattr(machine.learner.algorithm, "gamma", 1.0)  # of what is mixed, that moves the model
     return sum((share * repair[0] for repair in machine.learner.corrections), machine.learner.model)
+
+
+def changes_missed(seeds: range, name: str, options_of: Callable[[int], Mapping[str, Any]]) -> int:
+    """Run these seeds by a synchronous method that tells changes of models; return how many changes were missed.
+
+    Left out are those of a graph that is not for it.  Raises AssertionError for a seed that does not end as it must.
+    """
+    missed = 0
+    for seed in seeds:
+        content = scenario(seed)
+        if content["topology"]["graph"] not in SCHEDULES["any"]:
+            continue
+        algorithm = {**content["algorithm"], "name": name, "mode": "sync", "options": options_of(seed)}
+        outcome = run(seed, keys={"algorithm": algorithm, "task": {**content["task"], "dim": 6}})
+        assert not outcome.verdict, f"seed {seed}: {outcome.verdict}"
+        missed += outcome.counts.get("change_missed", 0)
+    return missed
 
 
 def main() -> None:

@@ -89,24 +89,10 @@ def test_peers_agree_by_the_gamma_that_is_computed(graph: str, codec: str) -> No
     assert np.abs(np.mean(np.stack(run.vectors), axis=0) - begun).max() < 1e-9  # type: ignore[arg-type]
 
 
-def outcome_of(seed: int) -> Any:
-    """A seed of the fault simulation, with this algorithm; None of a graph that is not for it."""
-    content = fault_seeds.scenario(seed)
-    if content["topology"]["graph"] not in fault_seeds.SCHEDULES["any"]:
-        return None
-    options = {**MILD, "codec": ("top-k:0.5", "sign", "int8:4")[seed % 3]}
-    algorithm = {**content["algorithm"], "name": "diloco", "mode": "sync", "options": options}
-    return fault_seeds.run(seed, keys={"algorithm": algorithm, "task": {**content["task"], "dim": 6}})
-
-
 def check_seeds(seeds: range) -> int:
-    """Run them; return how many changes were missed."""
-    missed = 0
-    for seed in seeds:
-        if outcome := outcome_of(seed):
-            assert not outcome.verdict, f"seed {seed}: {outcome.verdict}"
-            missed += outcome.counts.get("change_missed", 0)
-    return missed
+    """Run seeds of the fault simulation by this algorithm; return how many changes were missed."""
+    codecs = ("top-k:0.5", "sign", "int8:4")
+    return fault_seeds.changes_missed(seeds, "diloco", lambda seed: {**MILD, "codec": codecs[seed % 3]})
 
 
 def test_what_was_left_out_survives_lost_packets_and_the_mean_is_kept_or_the_loss_told() -> None:
