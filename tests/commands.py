@@ -63,10 +63,12 @@ def typed(arguments: Sequence[str], cwd: Path) -> Said:
     return Said(int(ended.value.code or 0), out.getvalue(), err.getvalue())
 
 
-def start(arguments: Sequence[str], cwd: Path, **options: object) -> subprocess.Popen[str]:
+def start(
+    arguments: Sequence[str], cwd: Path, command: Sequence[str] = COMMAND, **options: object
+) -> subprocess.Popen[str]:
     """Start it in a process group of its own, as a shell does."""
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen([*COMMAND, *arguments], cwd=cwd, start_new_session=True, **{**pipes, **options})  # type: ignore[call-overload]
+    process = subprocess.Popen([*command, *arguments], cwd=cwd, start_new_session=True, **{**pipes, **options})  # type: ignore[call-overload]
     started.append(process)
     return process  # type: ignore[no-any-return]
 

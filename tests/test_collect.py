@@ -162,6 +162,14 @@ def test_a_folder_too_few_is_named(tmp_path: Path) -> None:
         collect_peers(plan, [tmp_path / "run" / "peers" / name for name in ("00", "02")], tmp_path / "out")
 
 
+def test_folders_of_another_model_are_refused_in_words_that_an_experiment_file_has(tmp_path: Path) -> None:
+    experiment = averaging(2)
+    run = run_local(experiment, tmp_path / "run", report=False)
+    plan = compose.plan(load_experiment({**experiment, "task": {"kind": "averaging", "dim": 7}}))
+    with pytest.raises(ConfigError, match="its columns, classes or sizes are not those of this experiment"):
+        collect_peers(plan, folders_of(run, tmp_path / "peers"), tmp_path / "out")
+
+
 def test_collect_without_the_experiment_says_that_it_comes_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

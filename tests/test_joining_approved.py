@@ -197,6 +197,14 @@ def test_an_approval_to_join_is_of_one_organiser_for_a_time_and_rounds(tmp_path:
     assert "ended on" in desk.refuses(request)
 
 
+def test_the_log_of_approvals_to_join_is_said_to_be_of_a_client_by_invite(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    approvals = desk.approvals()
+    approvals.approve(to_join(desk), days=30, rounds=8)
+    said = typed(["audit", "verify", str(approvals.path)], tmp_path)
+    assert said.code == 0 and "log of a client by invite: sound" in said.out and "client -1" not in said.out
+
+
 def test_an_approval_of_participants_is_none_to_join(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     desk.approvals().approve(desk.request(), days=30, rounds=4)

@@ -187,6 +187,15 @@ def test_a_site_that_withdraws_is_told_to_fit_again(folder: Path) -> None:
     assert "fedgossip client" not in said and "policy" not in said
 
 
+def test_the_commands_without_a_site_remove_the_statistics_by_the_name_that_the_sites_gave_them(folder: Path) -> None:
+    """The experiments here call them yesno.json and times.json."""
+    for kind in ("glm", "cox"):
+        name = f"{KINDS[kind][0]}.json"
+        said = typed(["release", "withdraw", str(released(folder, kind)), "--site", "1"], folder).out
+        assert f"{name}: its records are in the statistics" in said
+        assert said.splitlines().count(f"  rm {name}") == 2 and "agreed.json" not in said
+
+
 def test_a_fit_that_is_not_at_its_end_is_not_released(folder: Path, tmp_path: Path) -> None:
     released(folder, "cox")
     for path in (folder / "cox").glob("*.*"):

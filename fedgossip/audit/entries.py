@@ -79,7 +79,7 @@ class Owner:
     """The participant that a log is of; the facts of its first entry."""
 
     participant: int
-    """Its id in the run."""
+    """Its id in the run; below 0 of approvals to join, where an organiser gives out the ids."""
     role: str
     """"client" or "coordinator"."""
     key: bytes
@@ -93,7 +93,7 @@ class Owner:
         return {**named, "run": self.run, "version": self.version, "format": FORMAT}
 
     def __str__(self) -> str:
-        return f"{self.role} {self.participant}"
+        return f"{self.role} {self.participant}" if self.participant >= 0 else f"a {self.role} by invite"
 
 
 def owner_of(first: LogEntry) -> Owner:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -176,17 +177,17 @@ def _again(made: Release, site: int) -> list[str]:
     common = f"EXPERIMENT.toml --endpoints endpoints.toml{fewer}"
     begun = f"{common} --set coordinator.start_timeout=60"
     others = ", ".join(str(one) for one in range(made.sites) if one != site)
-    agree = f"  fedgossip data agree {begun}"
+    forget, agree = f"  rm {shlex.quote(made.agreed_file)}", f"  fedgossip data agree {begun}"
     approve = ["  fedgossip plan approve " + common + " --id K"] if made.approvals else []
     lead, take_part = f"coordinator {begun} --out without-{site}", f"client {begun} --id K --out without-{site}"
     if made.fit:
         lead, take_part = (f"fit {begun}{who} --to without-{site}" for who in ("", " --id K"))
     return [
         "at the coordinator:",
-        *(["  rm agreed.json", agree] if made.agreed else []),
+        *([forget, agree] if made.agreed else []),
         f"  fedgossip {lead}",
         f"at the sites K = {others}:",
-        *(["  rm agreed.json", f"{agree} --id K"] if made.agreed else []),
+        *([forget, f"{agree} --id K"] if made.agreed else []),
         *([] if made.fit else ["  rm policy.toml", f"  fedgossip privacy policy {common}", *approve]),
         f"  fedgossip {take_part}",
         f"site {site} stays away: the others begin without it, and each run ends as partial, with code 9",

@@ -23,6 +23,8 @@ Record = Callable[[Path], None]
 """Makes a folder, and writes there what the run of the sums was; at a site, which knows its own part, nothing."""
 Write = Callable[[Any, Record], None]
 """What is done with sums."""
+BEGIN_AGAIN = "Begin again, all together and in new folders (--out), when coordinator.min_clients are there."
+"""What to do where a run of sums has stopped: its rounds are few, and `--resume` is of runs that train."""
 SET = click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
 
 
@@ -82,7 +84,7 @@ def with_others(
     `write` is called with the sums.  Raises ConfigError where this site does not fit.
     """
     from fedgossip.cli.participant import Participant
-    from fedgossip.errors import TooFewPeersError
+    from fedgossip.errors import FedgossipError, TooFewPeersError
     from fedgossip.net.endpoints import load_endpoints
     from fedgossip.owner_files import made
     from fedgossip.plans.tasks import DataShares
@@ -102,14 +104,12 @@ def with_others(
 
         if ended.counts.get("ended_early"):
             text = f"the coordinator has ended the run after {ended.rounds} rounds: too few sites were left"
-            raise TooFewPeersError(
-                text, "Begin again, all together, when they are there: coordinator.min_clients are needed."
-            )
+            raise TooFewPeersError(text, BEGIN_AGAIN)
         if ended.status in ("finished", "partial") and node not in refused:
             write(final_vector(folder), record)
 
     everybody = load_endpoints(known.endpoints, plan.n, plan.roles.listens)
-    code = Participant(
+    participant = Participant(
         known.experiment,
         plan,
         node,
@@ -124,7 +124,13 @@ def with_others(
         learning=(task, shares),
         overrides=known.overrides,
         concluded=concluded,
-    ).take_part("waiting for the sites" if leads else "calling the coordinator")
+    )
+    try:
+        code = participant.take_part("waiting for the sites" if leads else "calling the coordinator")
+    except FedgossipError as stopped:
+        if "--resume" in stopped.advice:
+            stopped.advice = BEGIN_AGAIN
+        raise
     for error in refused.values():
         raise error
     return code

@@ -239,7 +239,8 @@ def contains(release: Release, site: int) -> Sequence[str]:
     elif rounds := release.counted[site]:
         found.append(f"{release.model.file}: {what} are in the sums of {len(rounds)} of {release.rounds} rounds")
     if release.agreed:
-        found.append("agreed.json: its records are in the statistics, if it agreed with the others: sums do not say")
+        name = release.agreed_file
+        found.append(f"{name}: its records are in the statistics, if it agreed with the others: sums do not say")
     if release.judged:
         found.append(f"{MODEL}/{EVALUATION}: its records are in the figures, if it judged with the others")
     return found

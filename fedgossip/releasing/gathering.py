@@ -111,6 +111,7 @@ def gathered(sources: ReleaseSources, signer: str, now: datetime | None = None) 
         counted=tuple(tuple((np.flatnonzero(row == Took.COUNTED) + 1).tolist()) for row in table),
         logs=logs_of(contents),
         agreed=statistics.digest if statistics else "",
+        agreed_file=str(plan.experiment["data"].get("agreed") or AGREED),
         judged=evaluation is not None,
         fit=fitted[0] if fitted else "",
         files={},

@@ -90,6 +90,8 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     logs: tuple[ReleasedLog, ...]
     agreed: str = ""
     """sha256 of agreed.json; "" where the sites have agreed on no statistics."""
+    agreed_file: str = "agreed.json"
+    """What the sites call that file, in the folders of their experiment; data.agreed."""
     judged: bool = False
     """Whether there is an evaluation by all sites."""
     fit: str = ""

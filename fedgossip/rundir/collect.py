@@ -34,6 +34,8 @@ ABSENT = Path(os.devnull, "absent")
 
 ENDPOINT = "endpoint.toml"
 
+_OTHER_MODEL = "another model: its columns, classes or sizes are not those of this experiment"
+
 _ALL = "The graph has {} peers: copy all their folders here."
 
 
@@ -272,7 +274,7 @@ def _check_same_run(folders: Sequence[Path], hello: Hello) -> None:
         # begins with: the release before told half as many digits of the same hash
         same = ended and hello.experiment.startswith(ended.experiment) and ended.schema == hello.schema
         if ended and ended.experiment and not same:
-            what = "a model of another layout" if ended.schema != hello.schema else "another experiment, or other data"
+            what = _OTHER_MODEL if ended.schema != hello.schema else "another experiment, or other data"
             advice = "Give the experiment file, --set, --seed and data files that it had."
             raise ConfigError(f"{folder}: this peer ran {what}", advice)
 
