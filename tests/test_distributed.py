@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,12 @@ import torch
 from commands import alive, wait_until
 from test_learning import images
 from torch import nn
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
 from fedgossip.errors import ConfigError, TrainingError
 from fedgossip.learning import devices
 from fedgossip.learning.batches import BatchPlan
-from fedgossip.learning.ddp import processes
+from fedgossip.learning.ddp import divided, fsdp, processes
 from fedgossip.learning.ddp.engine import DistributedLoop
 from fedgossip.learning.ddp.group import Team
 from fedgossip.learning.ddp.ipc import Alive, Channel
@@ -127,7 +129,8 @@ def check_same(one: TorchTask, several: TorchTask) -> None:
             np.testing.assert_allclose(second[name], first[name], atol=2e-6)
 
 
-@pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.long), "fsdp"])
+@pytest.mark.long
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_gradients_of_several_processes_are_those_of_one(parallel: str) -> None:
     with ended(task_of(processes=2, parallel=parallel, buffers="local")) as several:
         check_gradients(task_of(buffers="local"), several)
@@ -166,6 +169,35 @@ def test_two_processes_that_hold_a_part_each_take_the_steps_of_one(sharded: Torc
     check_evaluation(one, sharded)
 
 
+def test_two_processes_whose_parts_are_offloaded_take_the_steps_of_one() -> None:
+    """And give its gradients; on a CPU parts lie in host memory either way, the way through torch is another."""
+    one, how = task_of(buffers="local", **STEP), {"processes": 2, "parallel": "fsdp", "offload": True}
+    with ended(task_of(buffers="local", **STEP, **how)) as several:
+        check_same(one, several)
+        check_gradients(one, several)
+        check_evaluation(one, several)
+
+
+@pytest.mark.parametrize(("device", "pinned"), [("cpu", False), ("cuda", True)])
+@pytest.mark.parametrize("offload", [True, False])
+def test_what_is_offloaded_stays_in_host_memory_which_is_locked_beside_a_gpu_alone(
+    device: str, pinned: bool, offload: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch raises where memory is to be locked without an accelerator.  "meta" stands for a device elsewhere."""
+    told: list[tuple[nn.Module, OffloadPolicy]] = []
+    monkeypatch.setattr(fsdp, "fully_shard", lambda layer, *, offload_policy, **_: told.append((layer, offload_policy)))
+    monkeypatch.setattr(divided, "HeldParts", lambda *_: None)
+    task = task_of(processes=2, parallel="fsdp", offload=offload)
+    assert isinstance(task._engine, DistributedLoop)
+    mesh: Any = SimpleNamespace(mesh={"data": SimpleNamespace(device_type=device)}, team=Team())
+    module, setup = Partly(3), task._engine.standing.how[0]
+    how: Any = {"shape": (8, 8), "criterion": None, "grid": mesh, "device": torch.device("meta")}
+    divided.divided(setup, module, task.layout, **how)
+    assert len(told) == 3 and told[-1][0] is module
+    assert all(policy == CPUOffloadPolicy(pin_memory=pinned) for _, policy in told) is offload
+    assert {tensor.device.type for tensor in module.parameters()} == {"cpu" if offload else "meta"}
+
+
 def test_where_memory_is_short_every_process_cuts_its_part_in_pieces(
     replicated: TorchTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,13 +215,13 @@ def test_where_memory_is_short_every_process_cuts_its_part_in_pieces(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("several_by", [{}, {"parallel": "fsdp"}, {"parallel": "fsdp", "offload": True}])
 @pytest.mark.parametrize("how", [{"precision": "float16", "optimizer": "adam", "lr": 0.01}, {"prefetch": 2}])
-def test_other_options_go_together_with_several_processes(parallel: str, how: dict[str, Any]) -> None:
+def test_other_options_go_together_with_several_processes(several_by: dict[str, Any], how: dict[str, Any]) -> None:
     one = task_of("mlp:64-16-3", **how)
     job = Job(1, 0, one.initial(1))
     expected = one.train([job])[0].difference
-    with ended(task_of("mlp:64-16-3", processes=3, parallel=parallel, **how)) as several:
+    with ended(task_of("mlp:64-16-3", processes=3, **several_by, **how)) as several:
         found = several.train([job])[0].difference
     assert expected is not None and found is not None
     assert np.linalg.norm(found - expected) < (0.05 if "precision" in how else 1e-5) * np.linalg.norm(expected)

@@ -133,6 +133,7 @@ MESHES = [
     ("gpt:2-16-2", 4, {"tensor": 2}, {"parallel": "fsdp"}),
     ("gpt:2-16-2", 4, {"tensor": 2, "sequence": True}, {"parallel": "fsdp", **ADAM}),
     ("mlp:20-16-12-7", 4, {"tensor": 2}, {"parallel": "fsdp", "personal": "layer3.*"}),
+    ("gpt:2-16-2", 4, {"tensor": 2, "sequence": True}, {"parallel": "fsdp", "offload": True}),
     ("mesh_models:narrow", 4, {"tensor": 2}, {}),
     ("gpt:2-16-2", 2, {"pipeline": 2}, {"microbatches": 2}),
     ("mlp:20-16-12-7", 2, {"pipeline": 2, "schedule": "gpipe"}, {"personal": "layer3.*"}),
@@ -149,7 +150,7 @@ MESHES = [
 @pytest.mark.parametrize(("model", "processes", "mesh", "how"), MESHES)
 def test_any_mesh_takes_the_steps_of_one_process(model: str, processes: int, mesh: Any, how: dict[str, Any]) -> None:
     given = how if "optimizer" in how else {**STEP, **how}
-    of_several = ("parallel", "microbatches")
+    of_several = ("parallel", "microbatches", "offload")
     one = task_of(model, **{name: value for name, value in given.items() if name not in of_several})
     with ended(task_of(model, processes=processes, mesh=mesh, **given)) as several:
         check_same(one, several)
@@ -201,6 +202,30 @@ def test_rows_of_what_processes_have_in_common_add_up_to_it() -> None:
     copies, rows = task_of("gpt:2-16-2", **how).memory, task_of("gpt:2-16-2", **how, parallel="fsdp").memory
     assert 3 * sum(one.parameters for one in rows) == sum(one.parameters for one in copies)
     assert all(one.slots == one.parameters for one in rows)
+
+
+def test_rows_by_fsdp_alone_are_told_too_and_a_weight_that_two_layers_share_once() -> None:
+    """20 x 16 and 16 x 7 with biases, of two processes: torch's chunks of 16 and 7 rows, 7 as 4 and 3."""
+    memory = task_of("mlp:20-16-7", processes=2, parallel="fsdp", **ADAM).memory
+    counts = [8 * 21 + 4 * 17, 8 * 21 + 3 * 17]
+    assert [one.parameters for one in memory] == [4 * count for count in counts]
+    memory = task_of("test_mesh:tied", processes=2, parallel="fsdp").memory
+    assert [one.parameters for one in memory] == [4 * 2 * 10 * 21] * 2
+
+
+def test_a_dry_run_says_what_offloading_keeps_where(tmp_path: Path) -> None:
+    content = """
+rounds = 1
+data = { source = "digits" }
+model = { source = "mlp:64-32-10" }
+train = { momentum = 0.9, processes = 2, parallel = "fsdp", offload = true, device = "cpu" }
+topology = { graph = "ring", n = 3 }
+"""
+    (tmp_path / "offload.toml").write_text(content)
+    said = commands.typed(["run", "offload.toml", "--dry-run"], tmp_path)
+    held = 4 * (16 * 65 + 5 * 33)
+    assert f"parameters {held:,}, gradients as many, slots {held:,}" in said.out, said
+    assert "parameters, gradients and slots in host memory" in said.out and "nothing is gained" in said.out
 
 
 def test_a_dry_run_says_what_the_fullest_process_holds(tmp_path: Path) -> None:
@@ -315,8 +340,14 @@ def test_the_job_after_a_death_has_a_new_mesh() -> None:
         ),
         ({"processes": 4, "mesh": {"pipeline": 2}, "parallel": "fsdp"}, "out of step", "its stage alone"),
         ({"processes": 2, "mesh": {"tensor": 2}, "channels_last": True}, "channels_last", "Leave channels_last out"),
-        ({"processes": 2, "mesh": {"tensor": 2}, "offload": True}, "unknown key 'train.offload'", ""),
-        ({"processes": 2, "mesh": {"context": 2}}, "unknown key 'train.mesh.context'", ""),
+        ({"processes": 2, "mesh": {"tensor": 2}, "offload": True}, "offload with parallel = 'ddp'", "fsdp"),
+        ({"processes": 2, "parallel": "hogwild", "offload": True}, "offload with parallel = 'hogwild'", "fsdp"),
+        ({"parallel": "fsdp", "offload": True}, "with one process", "processes = 2"),
+        (
+            {"processes": 2, "mesh": {"context": 2}},
+            r"train\.mesh\.context: context parallelism \(ring attention\) is not built",
+            "mesh.sequence = true",
+        ),
         ({"processes": 2, "mesh": {"pipeline": 2}, "batch_size": 10}, "10 for 1 x 4 microbatches", "batch_size to 12"),
         ({"processes": 2, "mesh": {"tensor": 2}, "compile": True}, "compile", "Leave compile out"),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from fedgossip.cli.text import echo
 
 if TYPE_CHECKING:
     from fedgossip.learning.ddp.process_memory import ProcessMemory
+    from fedgossip.learning.settings import TrainSettings
     from fedgossip.plans.plan import Plan
     from fedgossip.task import LocalTask
 
@@ -51,7 +52,8 @@ def show_plan(plan: Plan, *, as_json: bool) -> None:
     numbers = "1 parameter" if task.length == 1 else f"{task.length:,} parameters"
     echo(f"# {numbers} in {task.dtype.name}: {total}")
     if memory:
-        echo(f"# {_said_of(memory)}")
+        for line in _said_of(memory, plan.experiment.train):
+            echo(f"# {line}")
     if shares.sizes:
         counted = f"{min(shares.sizes)} to {max(shares.sizes)} each"
         echo(f"# {sum(shares.sizes):,} training examples, {counted}")
@@ -59,17 +61,20 @@ def show_plan(plan: Plan, *, as_json: bool) -> None:
 
 
 def _memory_of(plan: Plan, task: LocalTask) -> Sequence[ProcessMemory]:
-    """Return what the processes of a learner hold, where train.mesh divides the model."""
-    if not plan.experiment.train.divided:
+    """Return what the processes of a learner hold, where each has a part of the model."""
+    if not plan.experiment.train.in_parts:
         return ()
     from fedgossip.learning.task import TorchTask
 
     return task.memory if isinstance(task, TorchTask) else ()
 
 
-def _said_of(memory: Sequence[ProcessMemory]) -> str:
-    """Return a sentence on the process that holds most."""
+def _said_of(memory: Sequence[ProcessMemory], train: TrainSettings) -> Iterator[str]:
+    """Yield a sentence on the process that holds most, and one on where it is, where that is asked for."""
     most = max(memory, key=lambda one: one.total)
     saved = "activations not counted" if most.activations is None else f"activations {most.activations:,}"
     held = f"parameters {most.parameters:,}, gradients as many, slots {most.slots:,}, {saved}"
-    return f"the fullest of {len(memory)} processes of a learner holds, in bytes: {held}"
+    yield f"the fullest of {len(memory)} processes of a learner holds, in bytes: {held}"
+    if train.offload:
+        yield "train.offload: parameters, gradients and slots in host memory, page-locked beside a GPU; activations"
+        yield "  and the layers that compute on the device.  On a CPU both are one memory: nothing is gained."

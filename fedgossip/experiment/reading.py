@@ -25,6 +25,7 @@ from fedgossip.experiment.kinds import RUN_KINDS, kind_in
 from fedgossip.experiment.sections import ENDLESS, ENDLESS_WORD, Experiment
 from fedgossip.faults import KINDS
 from fedgossip.learning.data import OF_FILES
+from fedgossip.learning.mesh_settings import NOT_BUILT
 from fedgossip.learning.table_schema import FEDERATED
 
 
@@ -60,6 +61,9 @@ def content_of(source: Path | str | Mapping[str, Any], overrides: Sequence[str] 
 def checked(content: dict[str, Any], where: str) -> Experiment:
     """Return `content` as an Experiment.  Raises ConfigError for the first key that is unknown or wrong."""
     for path, key, known in _unknown(content, _known_keys(), ""):
+        if path + key in NOT_BUILT:
+            what, advice = NOT_BUILT[path + key]
+            raise ConfigError(f"{where}: {path + key}: {what}", advice)
         raise ConfigError(f"{where}: unknown key {path + key!r}", nearest(key, known))
     kind = kind_in(content, where)
     endless = content.get("rounds") == ENDLESS_WORD

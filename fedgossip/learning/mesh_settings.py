@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -10,6 +11,15 @@ from fedgossip.limits import OneOf, Within, limits_of
 
 MOST_PROCESSES = 64
 SCHEDULES = ("1f1b", "gpipe")
+
+NOT_BUILT: Mapping[str, tuple[str, str]] = {
+    "train.mesh.context": (
+        "context parallelism (ring attention) is not built: torch has no way to divide its attention on a CPU",
+        "Take mesh.tensor with mesh.sequence = true, which divides what lies between the layers by places of the text;"
+        " or stages, mesh.pipeline; or a smaller data.context.",
+    ),
+}
+"""Keys that somebody may look for, by their full names: what there is to say of each, and what to take instead."""
 
 
 @dataclass(frozen=True)

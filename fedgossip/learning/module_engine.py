@@ -114,6 +114,9 @@ class ModuleLoop:
         self._sharing = sharing or GpuSharing()
         spread = spread or _alone(module, layout, settings, device)
         self._team, self._held = spread.team, spread.held
+        self._home = self._held.values[
+            0
+        ].device  # where steps are taken: host memory, where a GPU's parts are offloaded
         whole = WholePasses(module, spread.forward, criterion, settings.precision, device)
         self._passes = spread.passes or whole
         self._testers = spread.testers or spread.team
@@ -148,7 +151,7 @@ class ModuleLoop:
         """Train one job and write the vector [length] and what the node remembers; several processes write parts."""
         self._begin(job)
         places, state = self._held.places, job.state
-        slots = [weights.scattered(state.get(slot), places, self._device) for slot in self._settings.slots]
+        slots = [weights.scattered(state.get(slot), places, self._home) for slot in self._settings.slots]
         scale = LossScale(state.get(LOSS_SCALE)) if self._settings.precision == "float16" else None
         taken = int(state[STEPS]) if STEPS in state else 0
         factors = optimizers.rates(self._settings, [job.lr], [taken], len(job.plan.counts))
@@ -258,9 +261,9 @@ class ModuleLoop:
         if terms is None or not terms.active:
             return []
         correction = np.zeros(self._layout.length, np.float32) if terms.correction is None else terms.correction
-        towards = weights.scattered(self._in_line(correction), self._held.places, self._device)
-        anchors = weights.scattered(self._in_line(job.vector), self._held.places, self._device)
-        mu, pulls = torch.tensor(terms.pull, device=self._device), []
+        towards = weights.scattered(self._in_line(correction), self._held.places, self._home)
+        anchors = weights.scattered(self._in_line(job.vector), self._held.places, self._home)
+        mu, pulls = torch.tensor(terms.pull, device=self._home), []
         for place, anchor, correct in zip(self._held.places, anchors, towards, strict=True):
             begin = place.before(self._p)
             pulls.append((begin, optimizers.Pull(mu, anchor[:, begin:], correct[:, begin:])))
@@ -278,7 +281,7 @@ class ModuleLoop:
     ) -> None:
         if self._settings.clip_norm is not None:
             self._held.clip(self._settings.clip_norm)
-        rate, root, kept, mean = torch.tensor(factors, device=self._device)
+        rate, root, kept, mean = torch.tensor(factors, device=self._home)
         values, gradients = self._held.values, self._held.gradients
         for (begin, pull), value, gradient in zip(pulls, values, gradients, strict=False):
             pull.add_to(gradient[:, begin:], value[:, begin:])

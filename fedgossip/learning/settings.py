@@ -37,6 +37,7 @@ OF_THE_MACHINE = (
     "prefetch",
     "processes",
     "parallel",
+    "offload",
     "mesh",
     "microbatches",
 )
@@ -121,6 +122,9 @@ class TrainSettings:
     parallel: Annotated[str, OneOf(PARALLEL)] = "ddp"
     """Of several processes: "ddp", each holds the whole model; "fsdp", each holds a part of it (FSDP2); "hogwild", all
     step on one model in shared memory without waiting, each on batches of its own (docs/parallel.md)."""
+    offload: bool = False
+    """fsdp: parameters, gradients and what the optimiser remembers lie in host memory, and steps are taken there; a
+    layer is on the GPU while it computes.  On a CPU it gains nothing, for all is in host memory anyway."""
     mesh: MeshSettings = field(default_factory=MeshSettings)
     """How several processes divide a step; with none given each takes a part of every batch."""
     microbatches: Annotated[int, Within(1, MOST)] = 4
@@ -163,6 +167,9 @@ class TrainSettings:
 
     def _check_processes(self) -> None:
         """Raise ConfigError for what several processes cannot do together, or one alone."""
+        if self.offload and self.parallel != "fsdp":
+            text = f"offload with parallel = {self.parallel!r}, whose processes hold no parts to bring in and out"
+            raise ConfigError(text, 'Leave it out, or set parallel = "fsdp".')
         if self.parallel == HOGWILD:
             self._check_hogwild()
             return
@@ -246,6 +253,11 @@ class TrainSettings:
     def divided(self) -> bool:
         """Whether processes have parts of the model because a mesh says so."""
         return self.mesh.within > 1
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether no process holds the whole model: because a mesh says so, or FSDP."""
+        return self.divided or self.parallel == "fsdp"
 
     @property
     def slots(self) -> tuple[str, ...]:

@@ -141,7 +141,7 @@ class TorchTask:
 
     @property
     def memory(self) -> Sequence[ProcessMemory]:
-        """What each process holds, in order of the ranks, where train.mesh divides the model; else nothing."""
+        """What each process holds, in order of the ranks, where each has a part of the model; else nothing."""
         return self._engine.memory if isinstance(self._engine, ProcessesLoop) else ()
 
     def initial(self, node: NodeId) -> Vector:  # noqa: ARG002

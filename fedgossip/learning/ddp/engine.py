@@ -70,7 +70,7 @@ class ProcessesLoop(ABC):
         sharing: GpuSharing,
     ) -> None:
         self.memory: Sequence[ProcessMemory] = ()
-        if settings.divided:
+        if settings.in_parts:
             from fedgossip.learning.ddp.plans import plan_of  # here alone: they load much of torch
             from fedgossip.learning.ddp.process_memory import memory_of
             from fedgossip.learning.ddp.stages import stages_of

@@ -2,6 +2,8 @@
 
 torch's FSDP2 (`fully_shard`) brings the parts of a layer together just before it computes, and lets them go after it;
 gradients come back in parts.  A part is some first rows of a tensor, then the next, in order of the ranks (`parts`).
+With `offload` the parts lie in host memory, page-locked beside a GPU, and so do their gradients: what is brought
+together is on the GPU, and steps are taken on the host.
 Source: Zhao et al., PyTorch FSDP: experiences on scaling fully sharded data parallel, VLDB 2023.
 """
 
@@ -12,19 +14,21 @@ from collections.abc import Iterator
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
 CONTAINERS = (nn.Sequential, nn.ModuleList)
 
 
-def shard(module: nn.Module, mesh: DeviceMesh) -> None:
+def shard(module: nn.Module, mesh: DeviceMesh, *, offload: bool = False) -> None:
     """Divide the module's parameters over the processes of a mesh of one axis: each element of a list of layers comes
     together by itself, then the rest."""
+    # torch refuses to lock memory where there is no accelerator
+    policy = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # nobody changes an output in place
     for layer in list(_layers(module)):
-        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True, offload_policy=policy)
     # True also for the outermost: else it would stay whole after an evaluation, and not see the next vector
-    fully_shard(module, mesh=mesh, reshard_after_forward=True)
+    fully_shard(module, mesh=mesh, reshard_after_forward=True, offload_policy=policy)
 
 
 def _layers(module: nn.Module) -> Iterator[nn.Module]:

@@ -85,11 +85,11 @@ class HeldParts:
         pass  # values are the parameters' own
 
     def clip(self, longest: float) -> None:
-        square = torch.zeros((), device=self._device)
+        square = torch.zeros((), device=self._device)  # in host memory where parts are offloaded
         for gradient, first in zip(self._gradients, self._first, strict=True):
             if first:
                 square += gradient.square().sum()
-        length = math.sqrt(float(_total(square)))
+        length = math.sqrt(float(self._total(square)))
         if length > longest:
             for gradient in self._gradients:
                 gradient.mul_(longest / length)
@@ -98,7 +98,13 @@ class HeldParts:
         spoiled = torch.zeros((), device=self._device)
         for gradient in self._gradients:
             spoiled += (~torch.isfinite(gradient)).sum()
-        return float(_total(spoiled)) == 0
+        return float(self._total(spoiled)) == 0
+
+    def _total(self, number: torch.Tensor) -> torch.Tensor:
+        """Return the sum over all processes; they speak to each other from the device of the mesh."""
+        found = number.to(self._grid.mesh.device_type)
+        distributed.all_reduce(found)
+        return found
 
     @property
     def _device(self) -> torch.device:
@@ -184,8 +190,3 @@ def _place(tensor: torch.Tensor, offset: int, grid: ProcessGrid, matrices: int) 
     """Return where this process's part of a tensor, which begins at `offset`, lies in the line."""
     stands = {axis: (grid.place(axis), grid.size(axis)) for axis in (TENSOR, DATA)}
     return part_of(Place.tensor(offset, tuple(tensor.shape)), _axes(tensor), stands, matrices)
-
-
-def _total(tensor: torch.Tensor) -> torch.Tensor:
-    distributed.all_reduce(tensor)
-    return tensor

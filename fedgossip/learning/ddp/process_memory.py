@@ -1,4 +1,4 @@
-"""What each process of a mesh holds in a step, in closed form: `fedgossip run --dry-run` prints it.
+"""What each process that has a part of a model holds in a step, in closed form: `fedgossip run --dry-run` prints it.
 
 parameters   those of its stage; of the plan's layers 1 / tensor; of all that, with FSDP, some rows
 gradients    as many
@@ -66,8 +66,11 @@ def memory_of(
     for places in product(*map(range, sizes.values())):
         stands = dict(zip(sizes, zip(places, sizes.values(), strict=True), strict=True))
         stage, part, shard = places
-        held, trained = 0, 0
+        held, trained, counted = 0, 0, set[int]()
         for parameter, axes, matrices in _divided(stages[stage], names, plan, settings):
+            if id(parameter) in counted:  # a weight that two layers share
+                continue
+            counted.add(id(parameter))
             size = part_of(Place.tensor(0, tuple(parameter.shape)), axes, stands, matrices).size
             held += size
             trained += size * parameter.requires_grad

@@ -47,7 +47,7 @@ class CollectiveWorker(ModuleMember):
         module = joined(module_of(setup, train), grid.team)
         layout = Layout.from_module(module, settings.buffers, settings.stays)
         judged = judged_by(setup, test)
-        if settings.divided or settings.parallel == "fsdp":
+        if settings.in_parts:
             from fedgossip.learning.ddp.divided import divided  # here alone: it loads much of torch
 
             spread = divided(setup, module, layout, train.shape, judged["criterion"], grid, device)
