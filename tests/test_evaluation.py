@@ -6,8 +6,10 @@ import csv
 import functools
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +26,19 @@ from sklearn.metrics import brier_score_loss, confusion_matrix, log_loss, roc_au
 import fedgossip
 from fedgossip import ConfigError, load_experiment, load_model
 from fedgossip.drivers.simulate import simulate_plan
+from fedgossip.errors import PeerError
 from fedgossip.learning.evaluated import Evaluation, area_of, evaluation_of, noisy_evaluation_of, read
 from fedgossip.learning.evaluation_sums import BINS, EDGES, EvaluationLayout, SiteAnswers, judged_sums, presence
 from fedgossip.learning.record_groups import NOT_SAID
+from fedgossip.messages import Hello
+from fedgossip.net import endpoints
+from fedgossip.net.greeting import refused
+from fedgossip.net.identity import Identity
 from fedgossip.plans.evaluation import asked, evaluated_from, evaluation_plan, evaluation_task, parted
 from fedgossip.plans.tasks import examples_of
 from fedgossip.report import model_card
 from fedgossip.report.released import Release, ReleasedModel, ReleasedPrivacy
+from fedgossip.version import __version__
 
 SUPPRESS = 5
 BUDGET = "--set coordinator.privacy.unit=record --set coordinator.privacy.noise=2"
@@ -458,6 +466,48 @@ def test_over_encrypted_links_all_write_one_evaluation_and_another_model_is_kept
     words = ["audit", "verify", "machine5/log", "machine0/log", "--endpoints", "machine0/endpoints.toml"]
     verified = typed(words, tmp_path)
     assert verified.code == 0, verified
+    shutil.copytree(machines[5] / "model", machines[1] / "final-model")  # as the refusal says
+    shutil.rmtree(machines[1] / "model")
+    (machines[1] / "final-model").rename(machines[1] / "model")
+    command[command.index("log")] = "again"
+    for machine in machines:
+        (machine / "model" / "evaluation.json").unlink()
+    sites = [["--id", str(node)] for node in range(SITES)]
+    running = [start([*command, *own], machine) for own, machine in zip([*sites, []], machines, strict=True)]
+    assert [finish(one).code for one in running] == [0] * (SITES + 1)
+    assert b'"sites": 5' in (machines[1] / "model" / "evaluation.json").read_bytes()
+
+
+def test_a_site_that_left_early_is_told_whose_model_to_copy_and_what_to_type(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has an older model, which the coordinator turns away, or none; what it is told to type names the copy."""
+    for name in ("own.toml", "test.csv", "agreed.json", "site-1.csv"):
+        shutil.copy(trained / name, tmp_path)
+    blocks_of = [typed(["keys", "new", "--id", "1", "--client"], tmp_path).out]
+    for node in (0, 2, 3, 4, 5):
+        address = "tcp://127.0.0.1:1" if node == 5 else ""
+        blocks_of.append(endpoints.block(node, endpoints.signed(Identity.new(), address)))
+    (tmp_path / "endpoints.toml").write_text("\n".join(blocks_of))
+    shutil.copytree(trained / "run" / "model", tmp_path / "older" / "model")
+    (tmp_path / "nothing").mkdir()
+
+    def turned_away(*_: object, **__: object) -> int:
+        theirs = replace(ours := Hello("of the older", "x", __version__), schema="of the last")
+        rejected = refused(5, theirs, ours)
+        assert rejected
+        raise PeerError(f"nobody to learn with: {rejected.text}", rejected.advice, peer=5)
+
+    monkeypatch.setattr("fedgossip.cli.participant.Participant.take_part", turned_away)
+    command = ["own.toml", "--id", "1", "--endpoints", "endpoints.toml"]
+    for mine in ("older", "nothing"):
+        said = typed(["evaluate", mine, *command], tmp_path)
+        advice = said.err.splitlines()[-1]
+        assert said.code and "the folder model/ of the coordinator's run from its machine" in advice, said
+        (again,) = re.findall(r"fedgossip (evaluate .*)", advice)
+        assert again.split() == ["evaluate", "final-model", *command]
+    weights = json.loads((trained / "run" / "model" / "model.json").read_text())["weights"]
+    assert f"weights {weights[:16]}" in typed(["evaluate", "older", *command], tmp_path).err
 
 
 def test_what_the_page_shows_runs(tmp_path: Path) -> None:

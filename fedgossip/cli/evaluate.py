@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,9 +66,14 @@ def evaluate(
     if together and isinstance(fit_in(model), CoxFit):
         text = f"{model}: proportional hazards, which are judged on a table"
         raise ConfigError(text, "Each site by itself:  fedgossip evaluate FIT FILE.csv.")
-    loaded = load_model(model, node=node, run_code=run_code)
+    known = OtherMachines(Path(source), endpoints, key, ledger, bind, out, overrides)
+    try:
+        loaded = load_model(model, node=node, run_code=run_code)
+    except ConfigError as error:
+        if together and site is not None and not _is_model(model):
+            error.advice = _final_model(known, site)
+        raise
     if together:
-        known = OtherMachines(Path(source), endpoints, key, ledger, bind, out, overrides)
         return _together(model, loaded, known, site, as_json=as_json)
     _on_a_file(loaded, source, as_json=as_json)
     return 0
@@ -107,12 +113,34 @@ def _in_the_run(facts: ModelFacts) -> list[list[str]]:
 # --- all sites together -----------------------------------------------------------------------------------------------
 
 
-def _together(model: Path, loaded: LoadedModel, known: OtherMachines, site: int | None, *, as_json: bool) -> int:
+COPY = "final-model"
+
+
+def _is_model(path: Path) -> bool:
     from fedgossip.errors import ConfigError
+    from fedgossip.learning.model_files import found
+
+    try:
+        return found(path).is_dir()
+    except ConfigError:
+        return False
+
+
+def _final_model(known: OtherMachines, site: int) -> str:
+    """Say how a site comes by the model that the others judge."""
+    command = ["fedgossip", "evaluate", COPY, str(known.experiment), "--id", str(site)]
+    command += ["--endpoints", str(known.endpoints)] if known.endpoints else []
+    folder = "the folder model/ of the coordinator's run"
+    return f"A site that left early copies {folder} from its machine, as {COPY}, then:  {shlex.join(command)}"
+
+
+def _together(model: Path, loaded: LoadedModel, known: OtherMachines, site: int | None, *, as_json: bool) -> int:
+    from fedgossip.errors import ConfigError, PeerError
     from fedgossip.experiment import load_experiment
     from fedgossip.learning.evaluated import EVALUATION
     from fedgossip.learning.model_files import found
     from fedgossip.learning.sums_task import from_system
+    from fedgossip.net.greeting import OTHER_MODEL
     from fedgossip.plans.evaluation import evaluation_plan, evaluation_task
     from fedgossip.plans.sums import from_seed
 
@@ -128,7 +156,14 @@ def _together(model: Path, loaded: LoadedModel, known: OtherMachines, site: int 
     def write(vector: Any, _record: Record) -> None:
         _write(path, plan, task, vector, experiment.data.suppress, as_json=as_json)
 
-    return summed(plan, task, layout.digest, refused, site, known, write)
+    if known.endpoints:
+        echo(f"to be judged: the model with weights {loaded.facts.weights[:16]}, at all sites the same", err=True)
+    try:
+        return summed(plan, task, layout.digest, refused, site, known, write)
+    except PeerError as error:
+        if site is not None and OTHER_MODEL in str(error):
+            error.advice = _final_model(known, site)
+        raise
 
 
 def _write(

@@ -7,6 +7,7 @@ from fedgossip.messages import Hello
 from fedgossip.net.transport import Rejected
 
 SAME_FILE = "Start every peer from the same experiment file, model and data, with the same fedgossip."
+OTHER_MODEL = "has another model, or other columns"
 SAME_CODE = "Give every peer the same modules, and the files that they read; one of them was changed."
 
 
@@ -14,7 +15,7 @@ def refused(sender: int, theirs: Hello, ours: Hello) -> Rejected | None:
     """Return why nothing can be exchanged with `sender`; None where its models may be mixed with ours."""
     words = {
         "version": f"runs fedgossip {theirs.version:.20}, this is {ours.version}",
-        "schema": "has another model, or other columns",
+        "schema": OTHER_MODEL,
         "experiment": "runs another experiment, or has other data files",
     }
     changed = ours.likeness.changed(theirs.likeness)
