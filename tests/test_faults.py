@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedgossip import simulate
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import load_experiment
-from fedgossip.faults import KINDS, NS, FaultScript, Strike, Turn
+from fedgossip.faults import KINDS, MOST_IN_VAIN, NS, FaultScript, RunProgress, Strike, Turn
 from fedgossip.learning.analytic import Averaging
 from fedgossip.machine import (
     Checkpoint,
@@ -389,6 +389,37 @@ def test_the_same_seed_gives_the_same_history_whatever_goes_wrong() -> None:
 def test_a_run_with_everything_that_can_go_wrong_ends() -> None:
     events = simulate(whole(*EVERYTHING)).summary["events"]
     assert {"crashed", "asleep", "awake", "partition", "healed", "link_down", "slow", "lost"} <= set(events)
+
+
+CRASHES = {"kind": "crash", "every": 0.1, "after": 0.05}
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_series_of_crashes_faster_than_a_round_ends_and_is_told(mode: str) -> None:
+    """Else nobody ever comes through a training, and the run goes on for ever."""
+    run = simulate(whole(CRASHES, rounds=5, simulation={"training": 20.0}, algorithm={"mode": mode, "deadline": 0.5}))
+    events = run.summary["events"]
+    assert events["crashed"] == MOST_IN_VAIN * 8 and events["struck_in_vain"] == 1
+    assert run.summary["rounds"] == 5
+
+
+def test_a_series_of_crashes_between_which_rounds_are_done_goes_on_to_the_end() -> None:
+    ring = {"graph": "ring", "n": 4}
+    quick = simulate(whole(CRASHES, rounds=200, simulation={"training": 0.05}, topology=ring))
+    assert quick.summary["events"]["crashed"] > MOST_IN_VAIN * 4
+    assert "struck_in_vain" not in quick.summary["events"]
+
+
+def test_a_round_that_is_done_again_from_an_older_checkpoint_is_no_progress() -> None:
+    progress = RunProgress(2)
+    for strike in range(2 * MOST_IN_VAIN):
+        progress.reached(strike % 2, 1 + strike % 3)
+        over = progress.struck()
+    assert not over
+    while not progress.struck():
+        progress.reached(0, 3)
+    progress.reached(0, 4)
+    assert progress.over
 
 
 def test_the_stacked_engine_has_no_faults() -> None:

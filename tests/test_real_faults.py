@@ -263,13 +263,13 @@ def striker(*faults: dict[str, Any]) -> tuple[Striker, Recorded, list[tuple[str,
 
 def test_a_killed_peer_is_started_again_when_it_is_dead_and_its_time_has_come() -> None:
     strike, processes, notes = striker({"kind": "crash", "peers": [2], "start": 1.0, "after": 0.5})
-    strike.act(NS // 2)
+    strike.act(NS // 2, [])
     assert processes.done == [] and not strike.away
-    strike.act(NS)
+    strike.act(NS, [])
     assert processes.done == [("signal", 2, 9)] and list(strike.away) == [2] and notes == []
-    strike.act(2 * NS)  # its end is not known yet
+    strike.act(2 * NS, [])  # its end is not known yet
     processes.exited[2] = -9
-    strike.act(2 * NS)
+    strike.act(2 * NS, [])
     assert processes.done[1:] == [("start", 2, 1)] and not strike.away
     assert notes == [("crashed", 2), ("restarted", 2)]
 
@@ -277,30 +277,46 @@ def test_a_killed_peer_is_started_again_when_it_is_dead_and_its_time_has_come() 
 def test_a_peer_that_finished_before_it_was_hit_is_not_started_again() -> None:
     strike, processes, notes = striker({"kind": "crash", "peers": [2], "after": 0.5}, {"kind": "sleep", "seconds": 1.0})
     processes.exited.update({0: 0, 1: 0, 3: 0})
-    strike.act(0)
+    strike.act(0, [])
     processes.exited[2] = 0
-    strike.act(5 * NS)
+    strike.act(5 * NS, [])
     assert notes == [] and not strike.away and processes.done == [("signal", 2, 9)]
 
 
 def test_a_series_without_an_end_is_over_when_somebody_has_finished() -> None:
     """Else who takes leave is killed and started again for ever."""
     strike, processes, notes = striker({"kind": "crash", "start": 1.0, "every": 1.0, "after": 0.1})
-    strike.act(NS)
+    strike.act(NS, [])
     ((_, struck, _),) = processes.done
     processes.exited[struck] = -9
-    strike.act(int(1.5 * NS))
+    strike.act(int(1.5 * NS), [])
     assert notes == [("crashed", struck), ("restarted", struck)]
     processes.exited[0] = 0
     before = list(processes.done)
-    strike.act(100 * NS)
+    strike.act(100 * NS, [])
     assert processes.done == before and not strike.away
+
+
+def test_a_series_ends_where_it_kills_faster_than_anybody_comes_a_round_further() -> None:
+    strike, processes, notes = striker({"kind": "crash", "every": 1.0, "after": 0.1, "stop": 1e6})
+
+    def kills(since: int, seconds: int, rounds: list[int]) -> int:
+        before = len(processes.done)
+        for second in range(since, since + seconds):
+            strike.act(second * NS, rounds)
+            processes.exited.update({node: -9 for what, node, _ in processes.done[-2:] if what == "signal"})
+        return len([what for what, *_ in processes.done[before:] if what == "signal"])
+
+    assert kills(0, 79, [3, 3, 3, 3]) == 79 and "struck_in_vain" not in dict(notes)
+    assert kills(79, 79, [3, 3, 4, 3]) == 79 and "struck_in_vain" not in dict(notes)
+    assert kills(158, 79, [3, 3, 3, 3]) == 1 and [name for name, _ in notes].count("struck_in_vain") == 1
+    assert kills(237, 79, [9, 9, 9, 9]) == 0 and not strike.away
 
 
 def test_who_sleeps_is_woken() -> None:
     strike, processes, notes = striker({"kind": "sleep", "peers": [1], "seconds": 2.0})
-    strike.act(0)
-    strike.act(2 * NS)
+    strike.act(0, [])
+    strike.act(2 * NS, [])
     assert [number for _, _, number in processes.done] == [19, 18]  # SIGSTOP, SIGCONT
     assert notes == [("asleep", 1), ("awake", 1)]
 

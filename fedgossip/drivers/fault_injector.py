@@ -5,11 +5,11 @@ What it does goes into the record.  What happens to messages and trainings happe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from fedgossip import signals
-from fedgossip.faults import FaultScript, Happening, Strike, Turn
+from fedgossip.faults import MOST_IN_VAIN, FaultScript, Happening, RunProgress, Strike, Turn
 from fedgossip.machine import NodeId
 
 
@@ -38,6 +38,7 @@ class Striker:
         self._killed: dict[NodeId, int | None] = {}  # when it comes back; None: never
         self._asleep: dict[NodeId, int] = {}  # until when
         self._dying: set[NodeId] = set()  # killed, and not heard of yet
+        self._progress = RunProgress(len(specs))
         self.restarted: set[NodeId] = set()
         """Peers that were started again."""
 
@@ -46,8 +47,10 @@ class Striker:
         """Peers that are not there and will come back."""
         return {node for node, back in self._killed.items() if back is not None} | self._asleep.keys()
 
-    def act(self, now_ns: int) -> None:
-        """Do what is due at `now_ns` of the run."""
+    def act(self, now_ns: int, rounds: Sequence[int]) -> None:
+        """Do what is due at `now_ns` of the run; `rounds`: how many each participant has behind it."""
+        for node, round in enumerate(rounds):
+            self._progress.reached(node, round)
         while self._upcoming is not None and self._upcoming.at_ns <= now_ns:
             self._happen(self._upcoming)
             self._upcoming = next(self._happenings, None)
@@ -70,16 +73,24 @@ class Striker:
                 return  # it has finished, or is dead already
             case Strike(endless=True) if 0 in self.processes.exited.values():
                 return  # those who are left could be struck for ever while they take leave
-            case Strike(_, "sleep", node, back_ns):
-                if node not in self._asleep and back_ns is not None:
-                    self._asleep[node] = back_ns
-                    self.processes.signal(node, signals.SUSPEND)
-                    self.note("asleep", node, None)
-            case Strike(_, _, node, back_ns):
-                self._asleep.pop(node, None)
-                self._killed[node] = back_ns
-                self._dying.add(node)
-                self.processes.signal(node, signals.KILL)
+            case Strike(of_series=True) if self._progress.over:
+                return
+            case Strike(_, kind, node, back_ns, of_series):
+                self._sleep(node, back_ns) if kind == "sleep" else self._kill(node, back_ns)
+                if of_series and self._progress.struck():
+                    self.note("struck_in_vain", node, MOST_IN_VAIN)
+
+    def _sleep(self, node: NodeId, back_ns: int | None) -> None:
+        if node not in self._asleep and back_ns is not None:
+            self._asleep[node] = back_ns
+            self.processes.signal(node, signals.SUSPEND)
+            self.note("asleep", node, None)
+
+    def _kill(self, node: NodeId, back_ns: int | None) -> None:
+        self._asleep.pop(node, None)
+        self._killed[node] = back_ns
+        self._dying.add(node)
+        self.processes.signal(node, signals.KILL)
 
     def _died(self, node: NodeId) -> None:
         self._dying.discard(node)

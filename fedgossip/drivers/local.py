@@ -261,7 +261,7 @@ def _gather(plan: Plan, processes: RunProcesses, collector: Collector, striker: 
             with contextlib.suppress(NotWrittenError):  # soon, perhaps: the run goes on
                 write_whole(began, str(zero).encode())
         if zero:
-            striker.act(time.monotonic_ns() - zero)
+            striker.act(time.monotonic_ns() - zero, collector.rounds)
         collector.ended(processes.exited.keys() - striker.away)
         if not zero and (fallen := _fallen(plan, processes, collector.folders)):
             raise fallen

@@ -6,12 +6,14 @@ Seconds count from the beginning of the run: virtual seconds in the simulator; r
 training of the run.
 """
 
+from fedgossip.faults.progress import MOST_IN_VAIN, RunProgress
 from fedgossip.faults.script import LOST, NOTHING, UNHARMED, Fate, FaultScript, Happening, Strike, Turn
 from fedgossip.faults.words import KINDS, NS, Fault, Flap, Partition, Slow
 
 __all__ = [
     "KINDS",
     "LOST",
+    "MOST_IN_VAIN",
     "NOTHING",
     "NS",
     "UNHARMED",
@@ -21,6 +23,7 @@ __all__ = [
     "Flap",
     "Happening",
     "Partition",
+    "RunProgress",
     "Slow",
     "Strike",
     "Turn",

@@ -54,8 +54,10 @@ class Strike:
     """crash | sleep"""
     node: NodeId
     back_ns: int | None
+    of_series: bool = False
+    """Whether it is one of a series, which ends where the run gets no further (`progress`)."""
     endless: bool = False
-    """Whether it is of a series without an end, which is over with the run."""
+    """Whether that series has no end of its own, and is over with the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +191,7 @@ class FaultScript:
             if here:
                 last = here[seeds.integer(self.seed, "strikes", index, number) % len(here)]
                 away[last] = math.inf if lasting is None else at + lasting
-                yield Strike(at, kind, last, None if lasting is None else at + lasting, fault.stop is None)
+                yield Strike(at, kind, last, None if lasting is None else at + lasting, True, fault.stop is None)
             elif lasting is None:
                 return
 

@@ -239,7 +239,7 @@ class _Launch:
                 with contextlib.suppress(NotWrittenError):
                     write_whole(self.out / BEGAN, str(zero).encode())
             if zero:
-                self.striker.act(time.monotonic_ns() - zero)
+                self.striker.act(time.monotonic_ns() - zero, collector.rounds)
             self._start_again(collector)
             collector.ended(self.scripts.exited.keys() - self.striker.away)
             alone_since = self._end_coordinator(alone_since)

@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Any
 
 from fedgossip.errors import ProtocolError
-from fedgossip.faults import NOTHING, UNHARMED, FaultScript, Happening, Strike, Turn
+from fedgossip.faults import MOST_IN_VAIN, NOTHING, UNHARMED, FaultScript, Happening, RunProgress, Strike, Turn
 from fedgossip.machine import (
     AddingMachine,
     Aggregated,
@@ -155,6 +155,7 @@ class Simulator:
         self._touched = script.touches_messages
         self._detection_ns = int(network.settings.detection * NS)
         self._happened = 0  # of what the script brings
+        self._progress = RunProgress(len(machines))
 
     def run(self, limit_seconds: float = math.inf, between: Callable[[], None] = lambda: None) -> dict[NodeId, Vector]:
         """Run until no event is left, or virtual time passes the limit; return each finished peer's vector.
@@ -365,11 +366,13 @@ class Simulator:
         return self._updates[node]
 
     def _close_round(self, node: NodeId, done: RoundDone) -> None:
+        self._progress.reached(node, done.round)
         row = self._meters[node].done(done, self.now_ns, 0)
         for line in self.record.mixed(row, done.model):
             self.write(line)
 
     def _worked(self, node: NodeId, work: LocalWork) -> None:
+        self._progress.reached(node, work.round)
         for line in self.record.aside(self._meters[node].done(work, self.now_ns, 0)):
             self.write(line)
 
@@ -446,10 +449,12 @@ class Simulator:
                     self._cut_or_heal(link)
             case Strike(_, _, node) if node in self.dead or node in self.results or self._decided():
                 return
-            case Strike(_, "sleep", node, back_ns):
-                self._sleep(node, back_ns)
-            case Strike(_, _, node, back_ns):
-                self._crash(node, back_ns)
+            case Strike(of_series=True) if self._progress.over:
+                return
+            case Strike(_, kind, node, back_ns, of_series):
+                self._sleep(node, back_ns) if kind == "sleep" else self._crash(node, back_ns)
+                if of_series and self._progress.struck():
+                    self._note("struck_in_vain", node, MOST_IN_VAIN)
 
     def _decided(self) -> bool:
         """Whether all participants whose rounds count have finished: a client gone for ever would call for ever."""

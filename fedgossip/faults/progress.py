@@ -1,0 +1,34 @@
+"""A series of strikes ends where the run gets no further between them: else neither would ever end."""
+
+from __future__ import annotations
+
+from fedgossip.machine import NodeId
+
+MOST_IN_VAIN = 20
+"""Maximum number of strikes of series, for each participant, while nobody gets a round further than ever before."""
+
+
+class RunProgress:
+    """The newest round of each of `n` participants, and the strikes of series since one of them came to a new one.
+
+    A round that is done a second time, from an older checkpoint, is no new one.  What is over stays over.
+    """
+
+    def __init__(self, n: int) -> None:
+        self._reached = [0] * n
+        self._in_vain = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether series strike no more."""
+        return self._in_vain >= MOST_IN_VAIN * len(self._reached)
+
+    def reached(self, node: NodeId, round: int) -> None:
+        if round > self._reached[node]:
+            self._reached[node] = round
+            self._in_vain = self._in_vain if self.over else 0
+
+    def struck(self) -> bool:
+        """Count a strike of a series; return whether it was the last."""
+        self._in_vain += 1
+        return self.over
