@@ -91,6 +91,7 @@ def test_the_secure_sum_imports_no_clock_socket_or_random_source(path: Path) -> 
     computing = {
         "cryptography",
         "msgspec",
+        "bisect",
         "contextlib",
         "decimal",
         "enum",

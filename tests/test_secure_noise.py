@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+from decimal import Decimal, localcontext
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -77,7 +80,7 @@ def test_the_same_entropy_gives_the_same_noise_and_other_entropy_other_noise() -
 
 
 def test_any_size_can_be_drawn() -> None:
-    for size in (0, 1, 5, noise.TRIES + 1):
+    for size in (0, 1, 5, noise.BLOCK + 1):
         drawn = discrete_gaussian(3.0, size, entropy_of("size", size))
         assert drawn.shape == (size,) and drawn.dtype == np.int64
 
@@ -88,35 +91,145 @@ def test_noise_outside_of_what_is_exact_is_refused() -> None:
             discrete_gaussian(sigma, 10, entropy_of("refused"))
 
 
+# --- the table --------------------------------------------------------------------------------------------------------
+
+TABLES = [0.5, 0.77, 1.0, 3.0, 40.0, 1000.5, 2.0**20, 2.0**28]
+
+
+def f(y: int, sigma: float) -> Decimal:
+    """exp(-y^2 / (2 sigma^2)), to 60 digits."""
+    with localcontext(prec=60):
+        return (-Decimal(y * y) / (2 * Decimal(sigma) ** 2)).exp()
+
+
+@pytest.mark.parametrize("sigma", TABLES)
+def test_cells_cover_all_that_is_below_the_bell_once_and_the_certain_ones_nothing_else(sigma: float) -> None:
+    """So that the chance of y is proportional to f(y): what `draw` of the docstring needs, strip by strip."""
+    cells = noise.cells_of(sigma)
+    body = cells.below + int((cells.side == 0).sum() - np.isinf(cells.row).sum())
+    assert len(cells.starts) == 1 << noise.CELL_BITS == cells.below + len(cells.row)
+    strips, counts = np.unique(cells.starts[:body], return_counts=True)
+    certain = dict(zip(*np.unique(cells.starts[: cells.below], return_counts=True), strict=True))
+    assert strips[-1] + cells.width == cells.tail_start == -strips[0] and set(np.diff(strips)) <= {cells.width}
+    for start, count in list(zip(strips.tolist(), counts.tolist(), strict=True))[:: max(1, len(strips) // 60)]:
+        ends = sorted((abs(start), abs(start + cells.width - 1)))
+        assert count >= cells.rows * f(ends[0], sigma) and certain.get(start, 0) <= cells.rows * f(ends[1], sigma)
+        others = cells.row[: body - cells.below][cells.starts[cells.below : body] == start]
+        assert others.tolist() == list(range(certain.get(start, 0), count))
+
+
+@pytest.mark.parametrize("sigma", TABLES)
+def test_strips_of_the_tails_lie_above_the_bell_without_end(sigma: float) -> None:
+    cells = noise.cells_of(sigma)
+    finer = 2 * cells.tail_width // cells.width  # half of the draws meet the first strip, wider than a cell
+    for side in (1, -1):
+        rows = cells.row[cells.side == side]
+        assert rows.tolist() == list(range(len(rows))) and len(rows) >= cells.rows * finer * f(cells.tail_start, sigma)
+    # f falls to less than half of it over a strip, and faster further out
+    assert 2 * f(cells.tail_start + cells.tail_width, sigma) <= f(cells.tail_start, sigma)
+
+
+@pytest.mark.parametrize("sigma", [1.0, 3.0, 1000.5])
+def test_a_tail_has_the_probabilities_of_the_definition(sigma: float) -> None:
+    cells, tries = noise.cells_of(sigma), 40_000
+    (tails,) = cells.side.nonzero()
+    values = np.zeros(tries, np.int64)
+    missed = cells._missed(np.resize(tails, tries), np.arange(tries), values, keystream(bytes(32)))
+    drawn = values[~missed]
+    assert (np.where(drawn < 0, -drawn, drawn) >= cells.tail_start).all()
+    right = drawn[drawn > 0]
+    last = cells.tail_start + math.ceil(2 * sigma)
+    y = np.arange(cells.tail_start, last)
+    expected = np.exp(-(y**2) / (2 * sigma**2))
+    counts = np.bincount(np.minimum(right, last - 1) - cells.tail_start, minlength=len(y))
+    assert len(right) > 2000 and improbable(counts, len(right) * expected / expected.sum()) > 1e-4
+    # the left one begins at the next integer, as the cells end at -tail_start
+    share = 1 - float(f(cells.tail_start, sigma)) / float(sum(f(int(one), sigma) for one in y))
+    assert abs(len(drawn) - len(right) * (1 + share)) < 5 * math.sqrt(len(right) * share * (1 + share))
+
+
+def test_the_same_bytes_give_the_same_integers_on_every_machine() -> None:
+    """Known answers: whoever changes them changes the noise of every run with a seed."""
+    known = {
+        0.5: "a0d4e24c3b1a3645",
+        1000.5: "40d7a4b84d707a44",
+        1048576.0: "e0b29654998847fd",
+        268435456.0: "b220cda94efebefd",
+    }
+    for sigma, name in known.items():
+        drawn = discrete_gaussian(sigma, 50_000, bytes)
+        assert hashlib.sha256(drawn.astype("<i8").tobytes()).hexdigest()[:16] == name, sigma
+
+
 # --- what float64 does not settle -------------------------------------------------------------------------------------
+
+
+def across(sigma: float, count: int) -> tuple[noise.Cells, Any, Any]:
+    """Cells that are not all below the bell, tails too, and integers of them."""
+    cells = noise.cells_of(sigma)
+    chosen = np.resize(np.flatnonzero(np.isfinite(cells.row))[::-1], count)
+    inside = np.random.default_rng(0).integers(0, cells.width, count)
+    return cells, chosen, cells.starts[cells.below + chosen].astype(np.int64) + inside
 
 
 @pytest.mark.parametrize("sigma", [0.5, 2.0, 1e6, 2.0**28])
 def test_decimal_arithmetic_settles_what_float64_would_have_said(sigma: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same 63 bits, all of them taken as not enough."""
-    t = math.floor(sigma) + 1
-    quick = noise._laplace(t, 300, keystream(bytes(32)))
-    quick_accepted = noise._accepted(quick, sigma, keystream(b"1" * 32))
-    monkeypatch.setattr(noise, "SURE", 1 << 63)
-    slow = noise._laplace(t, 300, keystream(bytes(32)))
-    assert np.array_equal(quick, slow) and np.array_equal(np.signbit(quick), np.signbit(slow))
-    assert np.array_equal(quick_accepted, noise._accepted(slow, sigma, keystream(b"1" * 32)))
+    cells, chosen, values = across(sigma, 300)
+    slow_values = values.copy()
+    quick = cells._missed(chosen, np.arange(300), values, keystream(bytes(32)))
+    monkeypatch.setattr(noise, "SLACK", math.inf)
+    slow = cells._missed(chosen, np.arange(300), slow_values, keystream(bytes(32)))
+    assert np.array_equal(quick, slow) and np.array_equal(values, slow_values)
+    assert 30 < quick.sum() < 270
 
 
-def test_noise_settled_by_decimal_arithmetic_alone_has_the_probabilities_of_the_definition(
+@pytest.mark.parametrize("sigma", [0.5, 3.0, 1e6])
+def test_decimal_arithmetic_counts_the_rows_that_float64_would_have_counted(
+    sigma: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    y = np.unique(np.linspace(-4 * sigma, 4 * sigma, 40).astype(np.int64))
+    quick = noise.rows_below(200, y, sigma)
+    monkeypatch.setattr(noise, "SLACK", math.inf)
+    assert np.array_equal(quick, noise.rows_below(200, y, sigma))
+
+
+def test_decisions_by_decimal_arithmetic_alone_have_the_probabilities_of_the_definition(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(noise, "SURE", 1 << 63)
-    drawn = discrete_gaussian(1.0, 800, entropy_of("all slow"))
-    assert improbable(np.bincount(drawn + 9, minlength=19), 800 * pmf(1.0, 9)) > 1e-4
+    """Where a cell is one integer wide, its top one is hit as often as the bell reaches into it."""
+    cells, chosen, values = across(3.0, 2000)
+    kept = cells.side[chosen] == 0
+    chosen, values = chosen[kept], values[kept]
+    monkeypatch.setattr(noise, "SLACK", math.inf)
+    missed = cells._missed(chosen, np.arange(len(values)), values, keystream(bytes(32)))
+    assert cells.width == 1
+    reach = [float(cells.rows * f(int(y), 3.0)) % 1 for y in values]
+    expected, spread = sum(reach), math.sqrt(sum(one * (1 - one) for one in reach))
+    assert abs((~missed).sum() - expected) < 4 * spread
 
 
-def test_a_prefix_decides_as_far_as_it_reaches() -> None:
-    """-log U is 1 where U is 1 / e, and above 63 log 2 = 43.7 where 63 bits of it are zero."""
-    prefix = int(math.exp(-1) * 2.0**63)  # float64: right to 2^10
-    floors = [noise._floor_of(prefix + away, 1, keystream(bytes(32))) for away in (-4096, 4096)]
-    assert floors == [1, 0]
-    assert noise._floor_of(0, 1, keystream(bytes(32))) >= 43
+def test_a_height_of_which_too_few_bits_are_known_is_settled_by_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In row 0 alone: above it the row is known, and with it the logarithm."""
+    cells, chosen, values = across(3.0, 300)
+    asked = []
+    monkeypatch.setattr(noise, "SURE", 1 << 60)
+    monkeypatch.setattr(noise, "_is_below", lambda height, *_: asked.append(height) or True)
+    cells._missed(chosen, np.arange(300), values, keystream(bytes(32)))
+    low = int((cells.row[chosen] == 0).sum())
+    assert 0 < len(asked) < low and all(height < 1 << 60 for height in asked)
+
+
+def test_a_height_is_settled_as_far_as_its_bits_reach() -> None:
+    """By 63 bits where they differ from those of the bell, else by as many more as it takes: evenly."""
+    rows, x = 1 << 20, Fraction(1)
+    with localcontext(prec=60):
+        top = rows * Decimal(-1).exp() * 2**noise.PREFIX_BITS
+    dice = keystream(bytes(32))
+    assert noise._is_below(int(top) - 1, rows, x, dice) and not noise._is_below(int(top) + 1, rows, x, dice)
+    share = float(top % 1)
+    found = sum(noise._is_below(int(top), rows, x, dice) for _ in range(400))
+    assert abs(found - 400 * share) < 4 * math.sqrt(400 * share * (1 - share))
 
 
 # --- noise in a sum ---------------------------------------------------------------------------------------------------

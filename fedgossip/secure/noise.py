@@ -1,24 +1,37 @@
-"""Noise of integers: the discrete Gaussian, P(y) proportional to exp(-y^2 / (2 sigma^2)) for whole y, drawn exactly.
+"""Noise of integers, exact: the discrete Gaussian, P(y) proportional to f(y) = exp(-y^2 / (2 sigma^2)) for whole y.
 
-    until accepted:   Y  =  +-floor(t E)           E exponential of mean 1, t = floor(sigma) + 1; no second zero
-                      accepted with probability exp(-(|Y| - sigma^2 / t)^2 / (2 sigma^2))
+    table   2^CELL_BITS cells.  A cell is `width` integers next to each other and one of the `rows` into which the
+            heights from 0 to 1 are divided.  The cells cover the area below f; the few left over count as misses
+    draw    a cell by the first bits of a word, an integer y of it by the last bits
+            all of the cell is below f:  y is drawn
+            else:  a height in the cell by another word; y is drawn where it is below f(y), or all begins again
+    tail    beyond REACH sigma some cells stand for strips without end, each half as likely as the one before it, and of
+            half the height; in them as in every other cell, integer and height are uniform
 
-Source: Canonne, Kamath and Steinke, The discrete Gaussian for differential privacy, NeurIPS 2020: algorithm 3, and what
-algorithms 2 and 1 draw inside it.  Where we differ: a discrete Laplace is floor(t E) with a sign, and "with probability
-exp(-x)" is "another E is above x", so that numpy draws both, thousands at a time; the distribution is the same.
+All cells are equally likely and of equal area, so the chance of y is proportional to the part of its column that is
+below f: to f(y).  97 numbers of 100 take one word, one look into the table and an addition.
 
-Exact: E is -log U of a U whose first 63 bits are drawn, and float64 knows it to SLACK.  A decision that lies within
-SLACK of its boundary, or whose U begins with 17 zeros, is taken again by decimal arithmetic, with as many more bits of
-U as it needs.  So no float bends the distribution, neither in the middle nor in the tails; what is assumed is that
-AES-CTR gives random bits.  The time that it takes depends on the noise that is drawn, not on what the noise hides.
+Exact: the table holds whole numbers, the same on every machine.  A height's first 63 bits are drawn, and float64 knows
+its logarithm to SLACK.  A decision that lies within SLACK of its boundary, or whose height begins with 20 zeros, is
+taken again by decimal arithmetic, with as many more bits of the height as it needs.  So no float bends the
+distribution, neither in the middle nor in the tails: its total variation distance from P is 0 for random words, and
+what is assumed is that AES-CTR gives such.  The time that it takes depends on the noise that is drawn, not on what the
+noise hides.
+
+Sources: Ahrens, A one-table method for sampling from continuous and discrete distributions, Computing 54 (1995), for
+cells of one area; Buchmann, Cabarcas, Goepfert, Huelsing and Weiden, Discrete ziggurat, SAC 2013, for whole numbers.
+What the noise is good for: Canonne, Kamath and Steinke, The discrete Gaussian for differential privacy, NeurIPS 2020.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from bisect import bisect_right
+from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Decimal, localcontext
 from fractions import Fraction
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,25 +42,34 @@ from fedgossip.secure.primitives import Entropy, keystream
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Places = npt.NDArray[np.intp]
+Mask = npt.NDArray[np.bool_]
 
 SMALLEST, LARGEST = 0.5, 2.0**28
-"""Of sigma.  What is drawn is above 8 sigma once in 10^15 times, and at most about 50 sigma."""
+"""Of sigma.  What is drawn is above 8 sigma once in 10^15 times."""
+
+CELL_BITS = 15
+"""Of a word: 3 % of so many cells are not all below f, and half of the draws that meet them begin again."""
+
+NARROW = 40
+"""Widths are the largest power of two of at most sigma / NARROW, or 1: 40 to 80 to a sigma leave most cells below f."""
+
+REACH = 4
+"""In sigma: what is nearer is no tail."""
 
 PREFIX_BITS = 63
-"""Of a U that are drawn first; the bit beside them is a sign."""
+"""Of a height that are drawn first."""
 
-SURE = 1 << 46
-"""Of a prefix: a U that begins with 17 zeros or more is not known well enough by its prefix."""
+SURE = 1 << 43
+"""Of a prefix: a height that begins with 20 zeros or more is not known well enough by its prefix."""
 
-SLACK = 2.0**-44
-"""Of -log U: the prefixes above leave 2^-46 open, and float64 is off by a few times 2^-50."""
+SLACK = 2.0**-40
+"""Of a logarithm: the prefixes above leave 2^-43 open, and float64 is off by a few times 2^-46; of rows, a bit more."""
 
-TRIES = 16_384  # at a time: all arrays of a turn stay in the second-level cache
-ACCEPTED = 0.74  # of the tries; 0.76 for large sigma, e^-1/2 sqrt(pi / 2)
+BLOCK = 16_384  # words at a time: all arrays of a turn stay in the second-level cache
 MORE_BITS = 64
 
-_ZEROS = bytes(8 * TRIES)
-_SECOND_ZERO = np.float64(-0.0).view(np.int64)
+_ZEROS = memoryview(bytes(8 * BLOCK))
 
 
 def discrete_gaussian(sigma: float, size: int, entropy: Entropy) -> Integers:
@@ -61,98 +83,187 @@ def discrete_gaussian(sigma: float, size: int, entropy: Entropy) -> Integers:
             f"noise of {sigma:g} units; the sampler draws {SMALLEST:g} to {LARGEST:g}",
             "Fewer bits make the units of a sum larger, more bits make them smaller.",
         )
-    dice = keystream(entropy(32))
-    found, have = np.empty(size, np.int64), 0
-    while have < size:
-        tries = min(TRIES, math.ceil((size - have) / ACCEPTED) + 8)
-        drawn = _accepted(_laplace(math.floor(sigma) + 1, tries, dice), sigma, dice)[: size - have]
-        found[have : have + len(drawn)] = drawn
-        have += len(drawn)
+    cells, dice = cells_of(float(sigma)), keystream(entropy(32))
+    found, misses = cells.tried(size, dice)
+    while len(misses):
+        more, wrong = cells.tried(len(misses) + len(misses) // 16 + 8, dice)
+        drawn = np.delete(more, wrong)[: len(misses)]
+        found[misses[: len(drawn)]] = drawn
+        misses = misses[len(drawn) :]
     return found
 
 
-def _laplace(t: int, tries: int, dice: CipherContext) -> Floats:
-    """Return discrete Laplace variables of scale t, whole numbers; those that are -0.0 are to be left out."""
-    bits = _draw(tries, dice)
-    prefixes = _prefixes(bits)
-    scaled = _exponential(prefixes)
-    scaled *= t
-    near = np.abs(scaled - np.rint(scaled)) < t * SLACK
-    whole = np.floor(scaled, out=scaled)
-    for place in _unsure(prefixes, near):
-        whole[place] = _floor_of(int(prefixes[place]), t, dice)
-    return np.copysign(whole, (bits << np.uint64(63)).view(np.float64), out=whole)
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """The table for a sigma: the cells that are all below f, those that are not, of the tails, and of nothing."""
+
+    sigma: float
+    width: int
+    """Integers of a cell, a power of two."""
+    rows: int
+    """Into which heights from 0 to 1 are divided: as many as the cells are enough for."""
+    starts: npt.NDArray[Any]
+    """The least integer of each cell, int32; int64 where 32 bits are not enough for a cell and an integer of it."""
+    below: int
+    """Cells that are all below f."""
+    row: Floats
+    """Of each other cell, from 0; of nothing: infinite."""
+    side: npt.NDArray[np.int8]
+    """Of each of these: 1 in the right tail, -1 in the left one, else 0."""
+    tail_start: int
+    tail_width: int
+    """Integers of a strip, a power of two times `width`."""
+
+    def tried(self, count: int, dice: CipherContext) -> tuple[Integers, Places]:
+        """Return integers, int64 [count], and the places of misses, in order; all others are independent draws."""
+        bits, values = 8 * self.starts.itemsize, np.empty(count, np.int64)
+        doubtful, others = [np.empty(0, np.intp)], [np.empty(0, np.intp)]
+        for start in range(0, count, BLOCK):
+            size = min(BLOCK, count - start)
+            words = np.frombuffer(dice.update(_ZEROS[: bits // 8 * size]), f"<u{bits // 8}")
+            cells = (words >> (bits - CELL_BITS)).astype(np.intp)
+            drawn = np.take(self.starts, cells, mode="wrap")
+            drawn += (words & (self.width - 1)).view(drawn.dtype)
+            values[start : start + size] = drawn
+            (places,) = (cells >= self.below).nonzero()
+            doubtful.append(places + start)
+            others.append(cells[places] - self.below)
+        places = np.concatenate(doubtful)
+        return values, places[self._missed(np.concatenate(others), places, values, dice)]
+
+    def _missed(self, cells: Places, places: Places, values: Integers, dice: CipherContext) -> Mask:
+        """Return which heights in cells that are not all below f are above it; integers of tails are put in place."""
+        halvings = np.zeros(len(cells), np.int64)
+        side = self.side[cells]
+        (tails,) = side.nonzero()
+        if len(tails):
+            far, halvings[tails] = self._tail(len(tails), dice)
+            values[places[tails]] = np.where(side[tails] > 0, far, -1 - far)
+        row, prefixes = self.row[cells], (_words(len(cells), dice) >> np.uint64(1)).view(np.int64)
+        margin = values[places].astype(np.float64)
+        margin *= margin
+        margin *= -0.5 / (self.sigma * self.sigma)
+        margin += math.log(self.rows)
+        margin += halvings * math.log(2)
+        margin -= np.log((prefixes + 0.5) * 2.0**-PREFIX_BITS + row)
+        missed = margin < 0
+        for place in ((np.abs(margin) < SLACK) | ((row == 0) & (prefixes < SURE))).nonzero()[0].tolist():
+            height = int(row[place]) << PREFIX_BITS | int(prefixes[place])
+            rows = self.rows << int(halvings[place])
+            missed[place] = not _is_below(height, rows, _exponent(int(values[places[place]]), self.sigma), dice)
+        return missed
+
+    def _tail(self, count: int, dice: CipherContext) -> tuple[Integers, Integers]:
+        """Return integers of the right tail, and how often the rows of a cell are halved where they are."""
+        strips, on = np.zeros(count, np.int64), np.arange(count)
+        while len(on):  # a strip is the number of zeros before the first one
+            words = _words(len(on), dice)
+            lowest = (words & (~words + np.uint64(1))).astype(np.float64)
+            strips[on] += np.where(words == 0, 64, np.frexp(lowest)[1] - 1)
+            on = on[words == 0]
+        inside = (_words(count, dice) & np.uint64(self.tail_width - 1)).view(np.int64)
+        halvings = strips + _halvings(self.tail_width, self.width)
+        return self.tail_start + strips * self.tail_width + inside, halvings
 
 
-def _accepted(candidates: Floats, sigma: float, dice: CipherContext) -> Floats:
-    """Return those of the discrete Laplace variables that are discrete Gaussians."""
-    prefixes = _prefixes(_draw(len(candidates), dice))
-    exponent = np.abs(candidates)
-    exponent -= sigma * sigma / (math.floor(sigma) + 1)
-    exponent *= exponent
-    exponent *= 0.5 / (sigma * sigma)
-    margin = np.subtract(_exponential(prefixes), exponent, out=exponent)
-    accepted = margin > 0
-    for place in _unsure(prefixes, np.abs(margin) < SLACK):
-        accepted[place] = _above(int(prefixes[place]), _exponent(abs(int(candidates[place])), sigma), dice)
-    accepted &= candidates.view(np.int64) != _SECOND_ZERO
-    return np.compress(accepted, candidates)
+def _words(count: int, dice: CipherContext) -> npt.NDArray[np.uint64]:
+    return np.frombuffer(dice.update(bytes(8 * count)), "<u8")
 
 
-def _draw(count: int, dice: CipherContext) -> npt.NDArray[np.uint64]:
-    return np.frombuffer(dice.update(_ZEROS[: 8 * count]), "<u8")
+# --- the table --------------------------------------------------------------------------------------------------------
 
 
-def _prefixes(bits: npt.NDArray[np.uint64]) -> Integers:
-    return (bits >> np.uint64(1)).view(np.int64)  # signed: float64 is made of them in a quarter of the time
+@lru_cache(maxsize=64)
+def cells_of(sigma: float) -> Cells:
+    """Return the table for a sigma, of the most rows for which there are cells enough."""
+    width = 1 << max(0, math.floor(math.log2(sigma / NARROW)))
+    strips = math.ceil(REACH * sigma / width)
+    tail_start = strips * width
+    half = math.ceil(math.log2(0.6932 * sigma * sigma / tail_start))  # f is at most half as high after so many bits
+    tail_width = max(width, 1 << max(0, half))
+    starts = np.arange(-strips, strips) * width
+    ends = starts + width - 1
+    nearest, farthest = np.where(starts < 0, ends, starts), np.where(starts < 0, starts, ends)
+
+    def counted(rows: int) -> tuple[Integers, Integers, int]:
+        """Return how many cells of each strip are all below f, how many are not, and how many a tail has."""
+        below = rows_below(rows, farthest, sigma)
+        tail = rows_below(rows << _halvings(tail_width, width), np.array([tail_start]), sigma)
+        return below, rows_below(rows, nearest, sigma) + (nearest != 0) - below, int(tail[0]) + 1
+
+    def needed(rows: int) -> int:
+        below, others, tail = counted(rows)
+        return int(below.sum() + others.sum()) + 2 * tail
+
+    rows = bisect_right(range(1 << CELL_BITS), 1 << CELL_BITS, key=needed) - 1
+    below, others, tail = counted(rows)
+    first = others.cumsum() - others
+    row = np.arange(others.sum()) + np.repeat(below - first, others)
+    nothing = (1 << CELL_BITS) - needed(rows)
+    wide = CELL_BITS + width.bit_length() - 1 > 32
+    return Cells(
+        sigma,
+        width,
+        rows,
+        np.concatenate([np.repeat(starts, below), np.repeat(starts, others), np.zeros(2 * tail + nothing)]).astype(
+            np.int64 if wide else np.int32
+        ),
+        int(below.sum()),
+        np.concatenate([row, np.arange(tail), np.arange(tail), np.full(nothing, np.inf)]),
+        np.repeat(np.array([0, 1, -1, 0], np.int8), [len(row), tail, tail, nothing]),
+        tail_start,
+        tail_width,
+    )
 
 
-def _exponential(prefixes: Integers) -> Floats:
-    """Return -log of numbers in (0, 1) that begin with these bits."""
-    u = prefixes.astype(np.float64)
-    u += 0.5
-    u *= 2.0**-PREFIX_BITS
-    np.log(u, out=u)
-    return np.negative(u, out=u)
+def _halvings(tail_width: int, width: int) -> int:
+    """Return how often the rows of a cell are halved in the first strip of a tail, which it meets one time in two."""
+    return (tail_width // width).bit_length()
 
 
-def _unsure(prefixes: Integers, near: npt.NDArray[np.bool_]) -> list[int]:
-    near |= prefixes < SURE
-    places: list[int] = near.nonzero()[0].tolist()
-    return places
+def rows_below(rows: int, places: Integers, sigma: float) -> Integers:
+    """Return floor(rows f(y)), exactly; it is rows f(y) at 0 alone, as f is transcendental elsewhere."""
+    heights = rows * np.exp(np.square(places.astype(np.float64)) * (-0.5 / (sigma * sigma)))
+    whole: Integers = np.floor(heights).astype(np.int64)
+    near = (np.abs(heights - np.rint(heights)) < rows * SLACK) & (places != 0)
+    for place in near.nonzero()[0].tolist():
+        whole[place] = _floor(rows, _exponent(int(places[place]), sigma))
+    return whole
 
 
 # --- what float64 does not settle -------------------------------------------------------------------------------------
 
 
-def _exponent(magnitude: int, sigma: float) -> Fraction:
-    """Return (|Y| - sigma^2 / t)^2 / (2 sigma^2), exactly."""
-    square = Fraction(sigma) ** 2
-    return (magnitude - square / (math.floor(sigma) + 1)) ** 2 / (2 * square)
+def _exponent(y: int, sigma: float) -> Fraction:
+    """Return y^2 / (2 sigma^2), exactly."""
+    return Fraction(y * y) / (2 * Fraction(sigma) ** 2)
 
 
-def _floor_of(prefix: int, t: int, dice: CipherContext) -> int:
-    """Return floor(-t log U) of a U that begins with this prefix."""
-    return _settled(prefix, dice, lambda e: int((t * e).to_integral_value(ROUND_FLOOR)))
+def _floor(rows: int, x: Fraction) -> int:
+    """Return floor(rows exp(-x))."""
+    digits = 40
+    while True:
+        with localcontext(prec=digits):
+            height, error = rows * (-Decimal(x.numerator) / x.denominator).exp(), Decimal(10) ** (10 - digits)
+            least, most = (int(end.to_integral_value(ROUND_FLOOR)) for end in (height - error, height + error))
+            if least == most:
+                return least
+        digits *= 2
 
 
-def _above(prefix: int, x: Fraction, dice: CipherContext) -> bool:
-    """Return whether -log U is above x, of a U that begins with this prefix."""
-    return bool(_settled(prefix, dice, lambda e: int(e * x.denominator > x.numerator)))
-
-
-def _settled(prefix: int, dice: CipherContext, decide: Callable[[Decimal], int]) -> int:
-    """Return what `decide`, which only rises, says of -log U, as soon as both ends of what U can be say the same."""
+def _is_below(prefix: int, rows: int, x: Fraction, dice: CipherContext) -> bool:
+    """Return whether a height is below rows exp(-x); given are its whole part and the first PREFIX_BITS after it."""
     bits = PREFIX_BITS
     while True:
         prefix = prefix << MORE_BITS | int.from_bytes(dice.update(bytes(MORE_BITS // 8)), "little")
         bits += MORE_BITS
         with localcontext(prec=bits // 2):  # digits, of which the bits need a third
-            error = Decimal(10) ** -(bits // 3)
-            least = -(Decimal(prefix + 1) / 2**bits).ln() - error
-            most = -(Decimal(prefix or 1) / 2**bits).ln() + error
-            if prefix and decide(least) == decide(most):
-                return decide(least)
+            top = rows * (-Decimal(x.numerator) / x.denominator).exp() * 2**bits
+            error = top * Decimal(10) ** -(bits // 3)
+            if prefix + 1 <= top - error:
+                return True
+            if prefix >= top + error:
+                return False
 
 
 # --- noise in a sum ---------------------------------------------------------------------------------------------------
