@@ -263,7 +263,7 @@ class RoundDone:
 class Aggregated:
     """What went into a coordinator's round, before it is done: "clients", their number, and what it knows of them.
 
-    The row of the round takes "loss", "score", "worst" and "epsilon" where they are there.
+    The row of the round takes "loss", "score", "worst", "epsilon", and "counted", which clients, where they are there.
     """
 
     round: int

@@ -33,6 +33,7 @@ class Meter:
     """
 
     _logged: dict[str, float] | None = None  # an image of the release before has no word of it
+    _counted: list[int] | None = None  # as `_logged`
     _owed = 0  # bytes of vectors that stood in the row before, and were to be sent; as `_logged`
 
     def __init__(self, peer: int) -> None:
@@ -95,6 +96,7 @@ class Meter:
     def aggregated(self, done: Aggregated) -> None:
         """Take what went into a coordinator's round: what the clients' contributions were like."""
         self._aggregated = {name: value for name, value in done.facts.items() if isinstance(value, int | float)}
+        self._counted = counted if isinstance(counted := done.facts.get("counted"), list) else None
         self.loss = self._aggregated.get("loss")
         self.epsilon = self._aggregated.get("epsilon")
 
@@ -132,7 +134,7 @@ class Meter:
         )
         self._since, self._trained_ns = now_ns + mixing_ns, 0
         if self._aggregated:
-            row.clients = int(self._aggregated["clients"])
+            row.clients, row.counted = int(self._aggregated["clients"]), self._counted
             row.score_clients = self._aggregated.get("score")
             row.score_worst_client = self._aggregated.get("worst")
             self._aggregated = {}

@@ -18,6 +18,9 @@ from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.event_kinds import kind_of
 from fedgossip.machine import Report
 
+FOLLOWED_MOST = 64
+"""Of so many clients at most a record says what each did in every round."""
+
 
 class PeerRow(msgspec.Struct, tag="peer", tag_field="kind", omit_defaults=True):
     """What one peer did in one round.
@@ -41,6 +44,8 @@ class PeerRow(msgspec.Struct, tag="peer", tag_field="kind", omit_defaults=True):
     """Asynchronous runs: how often the model changed while this round was trained from an older one."""
     clients: int | None = None
     """A coordinator's rows: how many contributions are in the round; loss is their mean."""
+    counted: list[int] | None = None
+    """A coordinator's: whose contributions these are, where the clients are FOLLOWED_MOST at most."""
     score_clients: float | None = None
     """A coordinator's: the mean score of the model that it sent, on examples that the clients keep for that."""
     score_worst_client: float | None = None

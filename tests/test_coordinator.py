@@ -103,7 +103,7 @@ def test_the_round_is_the_mean_by_examples_and_the_next_begins_at_once() -> None
     assert c.model.tolist() == [3, 2]
     kinds = [type(e) for e in effects]
     assert kinds.index(Checkpoint) < kinds.index(RoundDone) < kinds.index(Send)
-    assert reports(effects)["aggregated"] == {"clients": 2, "examples": 40, "loss": 0.5}
+    assert reports(effects)["aggregated"] == {"clients": 2, "examples": 40, "loss": 0.5, "counted": [0, 1]}
     assert sends(effects, Invite) == [0, 1] and effects[-2].message.counted == 0 and c.round == 1
 
 

@@ -538,8 +538,12 @@ def test_over_encrypted_links_all_write_the_fit_of_the_simulation(folder: Path, 
     assert not found.faults and found.whose == f"participant {SITES}'s, by your own list"
     summed = [one for one in found.logs if one.told == "summed, 5 of 5 in the sum"]
     assert len(summed) == found.release.rounds >= 6 and found.release.model.file == "fit.json", found.logs
-    told = typed(["release", "withdraw", "fit.zip", "--site", "3"], hub)  # the hub's record follows no single sites
-    assert told.code == 0 and "its records may be in the sums of all" in told.out and "K = 0, 1, 2, 4" in told.out
+    told = typed(["release", "withdraw", "fit.zip", "--site", "3"], hub)
+    rounds = found.release.rounds
+    assert found.release.counted == (tuple(range(1, rounds + 1)),) * SITES, "by the coordinator's record alone"
+    assert (
+        told.code == 0 and f"counted in rounds: 1 to {rounds}, of {rounds}" in told.out and "K = 0, 1, 2, 4" in told.out
+    )
 
 
 @pytest.mark.long  # 6 processes, and deadlines

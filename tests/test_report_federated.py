@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fedgossip
 from fedgossip.cli.run import facts
 from fedgossip.machine import Aggregated
 from fedgossip.metrics import Meter
+from fedgossip.records import FOLLOWED_MOST
 from fedgossip.report import attendance, bars, spending, write_comparison, write_report
 from fedgossip.report.federated import attended, head, lines
 from fedgossip.report.naming import shown_round
-from fedgossip.report.participation import MOST_FOLLOWED, Participation, Took
+from fedgossip.report.participation import Participation, Took
 from fedgossip.report.reading import RecordedRun, read_run
 from fedgossip.report.reasons import REASONS, given_up
 from fedgossip.report.rows import ReportedEvent, ReportedPeerRound
@@ -124,7 +126,7 @@ def stacked_run(folder: Path) -> Path:
     return write_run(folder, summary(N, ROUNDS, test_loss=0.25, **own), rows)
 
 
-def wide_run(folder: Path, n: int = MOST_FOLLOWED + 1) -> Path:
+def wide_run(folder: Path, n: int = FOLLOWED_MOST + 1) -> Path:
     return write_run(folder, summary(n, 3), records(n, 3))
 
 
@@ -253,6 +255,34 @@ def test_each_client_is_followed_through_the_rounds(reports: dict[str, Path]) ->
     assert set(table[0]) == {Took.COUNTED, Took.ABANDONED} and table[0, 3] == Took.ABANDONED
     assert list(table[2, 4:8]) == [Took.SILENT] * 4
     assert took.turns == [12, 12, 8, 12, 12]
+
+
+def test_a_coordinator_s_rows_alone_say_who_is_in_each_sum() -> None:
+    took = Participation(3)
+    for round, counted in enumerate([(0, 1, 2), (2, 0), None, (1, 7, -1)], 1):
+        took.row(ReportedPeerRound(round, 3, clients=len(counted or ()), counted=counted))
+    took.event(ReportedEvent(2, 3, "abandoned", {}))
+    assert took.followed and not any(took.turns)
+    c, n = Took.COUNTED, Took.NOTHING
+    assert took.table().tolist() == [[c, c, n, n], [c, n, n, c], [c, c, n, n]]
+    took.row(ReportedPeerRound(2, 1))  # client 1 has trained: it was too late for the sum of round 2
+    assert took.table()[1].tolist() == [c, Took.UNCOUNTED, n, c]
+
+
+@pytest.mark.parametrize("engine", ["sim", "stacked"])
+def test_the_coordinator_s_own_record_gives_the_table_of_all_records(engine: str, tmp_path: Path) -> None:
+    """Three of five in each round, drawn by the coordinator; then the rows of clients are taken away."""
+    coordinator = {"clients": N, "cohort": 3, "min_clients": 3, "secure": {"on": engine == "sim"}}
+    experiment = {"rounds": 4, "task": {"kind": "quadratic", "dim": 3}, "coordinator": coordinator}
+    fedgossip.simulate(experiment, engine=engine, out=tmp_path / "run", report=False)
+    _, took = account(tmp_path / "run")
+    assert (took.table() == Took.COUNTED).sum(axis=0).tolist() == [3] * 4
+    record = tmp_path / "run" / "metrics.jsonl"
+    rows = [json.loads(line) for line in record.read_text().splitlines()]
+    kept = [row for row in rows if row["kind"] != "peer" or row["peer"] == N]
+    record.write_text("".join(f"{json.dumps(row)}\n" for row in kept))
+    _, alone = account(tmp_path / "run")
+    assert len(kept) < len(rows) and np.array_equal(alone.table() == Took.COUNTED, took.table() == Took.COUNTED)
 
 
 def test_who_trained_and_is_not_in_the_sum_is_told_apart_from_who_was_silent() -> None:

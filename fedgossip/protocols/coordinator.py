@@ -61,6 +61,7 @@ from fedgossip.protocols.failures import too_few, used_up
 from fedgossip.protocols.gathering import Gathered
 from fedgossip.protocols.partner_set import ROLL_NS, Company
 from fedgossip.protocols.spending import EXHAUSTED, Purse, budget_reached, spent
+from fedgossip.records import FOLLOWED_MOST
 from fedgossip.scores import ACCURACY, Score
 from fedgossip.secure.session import round_of
 from fedgossip.vectors import Vector
@@ -382,6 +383,8 @@ class Coordinator(Generic[State]):
             self.deadline.saw(now_ns - self.began_ns)
         effects: list[Effect] = [Report("missed", missed, self.round)] if missed else []
         facts = {**exchange.facts(), **({"epsilon": self.purse.epsilon} if self.purse else {})}
+        if len(self.company.partners) <= FOLLOWED_MOST:
+            facts["counted"] = sorted(exchange.counted)
         effects.append(Aggregated(self.round, facts))
         if cut := facts.get("clipped"):
             effects.append(Report("cut", {"cut": cut, "of": facts["clients"]}, self.round))

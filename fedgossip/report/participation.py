@@ -1,7 +1,8 @@
 """Who took part in the rounds of a federated run, folded from its rows while they are read.
 
 Rounds are counted by completion, as in the rows: what the coordinator tells of the round that is open stands one lower.
-Single rounds of single clients are kept for MOST_FOLLOWED clients at most; of more, how often each took part.
+Single rounds of single clients are kept for FOLLOWED_MOST clients at most; of more, how often each took part.  The
+coordinator's rows say who is in each sum; the clients' own, where they are there, what else each of them did.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedgossip.records import FOLLOWED_MOST
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from fedgossip.report.rows import ReportedEvent, ReportedPeerRound
-
-MOST_FOLLOWED = 64
 
 
 class Took(IntEnum):
@@ -49,13 +50,15 @@ class Participation:
         """The privacy that was spent by each round; the largest where clients differ."""
         self.turns = [0] * clients
         """The number of rounds that each client has trained in."""
-        self._trained: list[set[int]] = [set() for _ in range(min(clients, MOST_FOLLOWED))]
+        self._trained: list[set[int]] = [set() for _ in range(min(clients, FOLLOWED_MOST))]
         self._missed: list[set[int]] = [set() for _ in self._trained]
+        self._counted: dict[int, set[int]] = {}
+        """By the round, who is in its sum, as far as the coordinator says it."""
 
     @property
     def followed(self) -> bool:
         """Whether it is known what each client did in each round."""
-        return self.clients <= MOST_FOLLOWED and any(self.turns)
+        return self.clients <= FOLLOWED_MOST and (any(self.turns) or bool(self._counted))
 
     @property
     def rounds(self) -> int:
@@ -72,6 +75,8 @@ class Participation:
             return
         if row.clients is not None:
             self.contributions[row.round] = row.clients
+            if row.counted is not None:
+                self._counted[row.round] = {node for node in row.counted if 0 <= node < self.clients}
         if row.score_clients is not None:
             self.at_clients[row.round - 1] = row.score_clients, row.score_worst_client
 
@@ -95,9 +100,11 @@ class Participation:
         """Return what each client took in each round, as `Took`: [clients, rounds]."""
         found = np.zeros((self.clients, self.rounds), dtype=np.int8)
         for node, (trained, missed) in enumerate(zip(self._trained, self._missed, strict=True)):
-            for round in trained | missed:
+            counted = {round for round, nodes in self._counted.items() if node in nodes}
+            for round in trained | missed | counted:
                 if 0 < round <= self.rounds:
-                    found[node, round - 1] = self._took(round, trained=round in trained, missed=round in missed)
+                    took = self._took(round, trained=round in trained, missed=round in missed)
+                    found[node, round - 1] = Took.COUNTED if round in counted else took
         return found
 
     def _took(self, round: int, *, trained: bool, missed: bool) -> Took:
@@ -105,4 +112,4 @@ class Participation:
             return Took.SILENT
         if round in self.abandoned:
             return Took.ABANDONED
-        return Took.UNCOUNTED if missed or round not in self.contributions else Took.COUNTED
+        return Took.UNCOUNTED if missed or round in self._counted or round not in self.contributions else Took.COUNTED

@@ -39,6 +39,7 @@ class ReportedPeerRound(msgspec.Struct, frozen=True):
     seconds_waiting: float | None = None
     seconds_mixing: float | None = None
     clients: int | None = None
+    counted: tuple[int, ...] | None = None
     score_clients: float | None = None
     score_worst_client: float | None = None
     epsilon: float | None = None

@@ -22,7 +22,7 @@ from fedgossip.metrics import Meter, Network
 from fedgossip.protocols.client_round import Chances, PreparedContribution, integers
 from fedgossip.protocols.secure_round import apart
 from fedgossip.protocols.telling import EVERYTHING, Telling
-from fedgossip.records import PeerRow, Row
+from fedgossip.records import FOLLOWED_MOST, PeerRow, Row
 from fedgossip.scores import ACCURACY, Score
 from fedgossip.secure.encoding import Encoding
 from fedgossip.secure.noise_rule import NO_NOISE
@@ -139,7 +139,8 @@ def _round(
     standing.counted.update(dict.fromkeys(cohort, number))
     aggregate, facts = sums.close()
     standing.state = rounds.federated.server.step(standing.state, replace(aggregate, round=number))
-    standing.meters[-1].aggregated(Aggregated(number, facts))
+    followed = {"counted": sorted(cohort)} if len(standing.meters) <= FOLLOWED_MOST + 1 else {}
+    standing.meters[-1].aggregated(Aggregated(number, {**facts, **followed}))
     return rows
 
 
