@@ -69,6 +69,10 @@ class Incoming:
                 if other is not with_:
                     other.give_up()
 
+    def comes(self, node: NodeId, round: int) -> bool:
+        """Whether a partner's vectors of `round` are coming in."""
+        return any(assembler.coming == round for assembler in self._of(node))
+
     def _of(self, node: NodeId) -> Iterator[Assembler]:
         yield self._by_curve[node]
         yield from (assembler for way, assembler in self._by_stream.items() if way.node == node)

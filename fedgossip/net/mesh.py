@@ -16,7 +16,7 @@ from zmq.utils import z85
 
 from fedgossip.errors import NetworkError
 from fedgossip.machine import NodeId
-from fedgossip.messages import AnyMessage, Expected, Hello, Join
+from fedgossip.messages import Account, AnyMessage, Expected, Hello, Join
 from fedgossip.net import sockets
 from fedgossip.net.auth import AllowList
 from fedgossip.net.calling import call, hang_up
@@ -150,7 +150,8 @@ class Links(Wakeable):
 
     def send(self, to: NodeId, message: AnyMessage) -> None:
         """Queue `message`.  Where the link is down, synchronous gossip's last messages are sent when it comes up;
-        others are lost: their machines ask again.
+        others are lost: their machines ask again.  A question for vectors that are coming in is not sent, and vectors
+        that wait already, or are under way, are not queued twice: on a link that lives nothing is lost.
 
         Where more than OUTBOX_MESSAGES wait, the oldest that has not begun is dropped.
         """
@@ -158,10 +159,14 @@ class Links(Wakeable):
         if link is None:  # the node is a member without a link
             return
         link.remember(message)
-        if not link.up:
+        if not link.up or link.outbox.holds(message) or self._is_answered(to, message):
             return
         self._queue(link, message)
         self._flush(link)
+
+    def _is_answered(self, to: NodeId, message: AnyMessage) -> bool:
+        """Whether what a message asks for is coming in."""
+        return isinstance(message, Account) and message.asks and self.incoming.comes(to, message.round)
 
     def _queue(self, link: PartnerLink, message: AnyMessage) -> None:
         self.dropped += not link.outbox.put(message)

@@ -91,12 +91,20 @@ class Outbox:
         """The chunks of the message that is under way."""
         self._words: deque[Pair] = deque()
         self._messages: deque[Packed] = deque()
-        self._under_way: AnyMessage | None = None
+        self._under_way: Packed | None = None
         self._current: Iterator[Pair] | None = None
         self._waiting: Pair | None = None
 
     def __bool__(self) -> bool:
         return bool(self._words or self._messages or self._current or self._waiting)
+
+    def holds(self, message: AnyMessage) -> bool:
+        """Whether a message of the very same vectors, which says the same of them, waits already or is under way."""
+        if not isinstance(message, Carrier):
+            return False
+        here = [*self._messages, *([self._under_way] if self._under_way else [])]
+        alike = (one for one in here if isinstance(one.message, Carrier) and one.message.vectors is message.vectors)
+        return any(one.header == self._cuts.packed(message).header for one in alike)
 
     def put(self, message: AnyMessage) -> bool:
         """Add a message.  Return False where too many wait: the oldest that has not begun is dropped."""
@@ -139,14 +147,15 @@ class Outbox:
 
     def _begin(self, packed: Packed) -> None:
         bodies = self._cuts.chunks(packed.message)
-        self.transfer, self.chunks, self._under_way = self.transfer + 1, len(bodies), packed.message
+        self.transfer, self.chunks, self._under_way = self.transfer + 1, len(bodies), packed
         self._current = packed.frames(self.transfer, bodies)
 
     def _end(self) -> None:
-        self._away(self._under_way)
+        if self._under_way is not None:
+            self._away(self._under_way.message)
         self._current = self._waiting = self._under_way = None
 
-    def _away(self, message: AnyMessage | None) -> None:
+    def _away(self, message: AnyMessage) -> None:
         """A message waits no longer."""
         if isinstance(message, Carrier):
             self._cuts.traffic.go()
@@ -166,7 +175,7 @@ class Outbox:
         dropped = len(self._messages) - len(kept)
         self._cuts.traffic.go(dropped)
         self._messages = deque(kept)
-        if self._under_way is not None and _begins_with(self._under_way, vector):
+        if self._under_way is not None and _begins_with(self._under_way.message, vector):
             self._end()
             dropped += 1
         return dropped
