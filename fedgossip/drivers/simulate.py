@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -301,13 +302,15 @@ def examples_of(experiment: Experiment, sizes: Sequence[int] | None = None) -> C
     train = experiment.train
     if not experiment.learns:
         return lambda _: 1
+    parallel = getattr(experiment, "parallel", None)
+    at_once = train.processes if parallel is not None and parallel.races else 1  # a processor each, as other workers
 
     def examples(job: Job) -> int:
         if job.gradient and job.accumulate is not None:
             return job.accumulate * train.batch_size
         if train.local_steps is not None:
-            return train.local_steps * train.examples_per_step
-        return (train.local_epochs or 1) * (sizes[job.node] if sizes else train.batch_size)
+            return math.ceil(train.local_steps / at_once) * train.examples_per_step
+        return math.ceil((train.local_epochs or 1) * (sizes[job.node] if sizes else train.batch_size) / at_once)
 
     return examples
 

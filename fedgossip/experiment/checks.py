@@ -29,10 +29,11 @@ from fedgossip.experiment.sections import (
     FederatedExperiment,
     GossipExperiment,
     ParallelExperiment,
+    ParallelSection,
     ServerSection,
 )
 from fedgossip.learning.custom import is_function
-from fedgossip.learning.objectives import CONVEX, KINDS, objective_of
+from fedgossip.learning.objectives import CONVEX, KINDS, SPARSE, objective_of
 from fedgossip.learning.per_peer import PLACE
 from fedgossip.learning.settings import HOGWILD
 from fedgossip.learning.table_schema import FEDERATED, options_of
@@ -144,6 +145,7 @@ def check_parallel(e: ParallelExperiment, where: str) -> None:
         raise ConfigError(text, f"Write parallel.accumulate = {e.train.accumulate}.")
     _check_server(e, where)
     _check_mapreduce(e, where)
+    _check_race(e, where)
     if e.train.clip_norm is not None and not (e.parallel.local or e.parallel.codec.startswith("dgc")):
         text = f"{where}: train.clip_norm is of local steps, and workers of [parallel] send gradients as they are"
         raise ConfigError(text, 'Leave it out; parallel.codec = "dgc:SHARE" clips each, parallel.outer trains locally.')
@@ -199,6 +201,30 @@ def _check_mapreduce(e: ParallelExperiment, where: str) -> None:
         raise ConfigError(text, "Lower it.")
 
 
+def _check_race(e: ParallelExperiment, where: str) -> None:
+    """Raise ConfigError for what workers that are processes of one participant have no use for."""
+    p = e.parallel
+    if not p.races:
+        return
+    beside = f'{where}: parallel.method = "{HOGWILD}"'
+    if (e.train.processes, e.train.parallel) != (p.workers, HOGWILD):
+        given = f"train.processes = {e.train.processes}, parallel = {e.train.parallel!r}"
+        text = f"{beside}, whose {p.workers} workers are the processes, and {given}"
+        raise ConfigError(text, f"Leave both out: parallel.workers = {p.workers} says it.")
+    usual = ParallelSection(workers=p.workers, method=HOGWILD)
+    for key in OF_SEVERAL:
+        if getattr(p, key) != getattr(usual, key):
+            text = f"{beside} and parallel.{key}: its workers share one memory, and nothing is sent or added up"
+            raise ConfigError(text, 'Leave it out, or take a collective: parallel.method = "ring".')
+    if e.task.kind == CONVEX or not (e.learns or e.task.kind == SPARSE):
+        text = f"{beside} of task.kind = {e.task.kind}, whose steps no processes divide"
+        raise ConfigError(text, f'Learn from data by a model, or take task.kind = "{SPARSE}".')
+
+
+OF_SEVERAL = ("descent", "l1", "accumulate", "bucket", "codec", "outer")
+"""Keys of [parallel] that say how several participants add up, and step along the sum."""
+
+
 def _check_codec(e: ParallelExperiment, where: str) -> None:
     """Raise ConfigError for a codec that there is not, or that does not go with the rest."""
     p = e.parallel
@@ -224,7 +250,7 @@ def _check_codec(e: ParallelExperiment, where: str) -> None:
 def _check_outer(e: ParallelExperiment, where: str) -> None:
     """Raise ConfigError for what an outer step after local training has no use for."""
     p = e.parallel
-    if not p.local:
+    if p.outer.lr == 0:
         return
     OuterStep(p.outer.lr, p.outer.beta, p.outer.nesterov, f"{where}: parallel.outer")
     if p.method not in COLLECTIVES:

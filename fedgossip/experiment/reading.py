@@ -26,6 +26,7 @@ from fedgossip.experiment.sections import ENDLESS, ENDLESS_WORD, Experiment
 from fedgossip.faults import KINDS
 from fedgossip.learning.data import OF_FILES
 from fedgossip.learning.mesh_settings import NOT_BUILT
+from fedgossip.learning.settings import HOGWILD
 from fedgossip.learning.table_schema import FEDERATED
 
 
@@ -66,6 +67,7 @@ def checked(content: dict[str, Any], where: str) -> Experiment:
             raise ConfigError(f"{where}: {path + key}: {what}", advice)
         raise ConfigError(f"{where}: unknown key {path + key!r}", nearest(key, known))
     kind = kind_in(content, where)
+    content = _raced(content)
     endless = content.get("rounds") == ENDLESS_WORD
     try:
         experiment = msgspec.convert({**content, "rounds": ENDLESS} if endless else content, kind.experiment)
@@ -86,6 +88,16 @@ def checked(content: dict[str, Any], where: str) -> Experiment:
     kind.check(experiment, where)
     check(experiment, where)
     return experiment
+
+
+def _raced(content: dict[str, Any]) -> dict[str, Any]:
+    """Return `content` where the workers of [parallel] are processes of one participant with [train] saying so too."""
+    parallel, train = content.get("parallel"), content.get("train", {})
+    if not (isinstance(parallel, Mapping) and parallel.get("method") == HOGWILD and isinstance(train, Mapping)):
+        return content
+    workers = parallel.get("workers")
+    said = {"processes": workers, "parallel": HOGWILD} if isinstance(workers, int) else {}
+    return {**content, "train": {**said, **train}}
 
 
 AGREED_FILE = DataSection().agreed

@@ -34,7 +34,7 @@ from fedgossip.learning.objectives import (
     objective_of,
     score_of_loops,
 )
-from fedgossip.learning.settings import TrainSettings
+from fedgossip.learning.settings import HOGWILD, TrainSettings
 from fedgossip.limits import ABOVE_0, LONGEST_SECONDS, MOST, OneOf, Within
 from fedgossip.messages import SERVERS_MAX, SHARDS_MAX, WORKERS_MAX
 from fedgossip.protocols.peer_sampling import RULES
@@ -227,8 +227,9 @@ class ParallelSection(msgspec.Struct, forbid_unknown_fields=True):
 
     workers: Annotated[int, Within(1, WORKERS_MAX)]
     """Their number; all know each other."""
-    method: Annotated[str, OneOf((*COLLECTIVES, MAPREDUCE, SERVED))] = "ring"
-    """How the mean comes to all; mapreduce: by a server, which takes the step."""
+    method: Annotated[str, OneOf((*COLLECTIVES, MAPREDUCE, SERVED, HOGWILD))] = "ring"
+    """How the mean comes to all; mapreduce: by a server, which takes the step; hogwild: nothing is sent, the workers
+    are processes of one participant, which step on one model in its memory and wait for nobody."""
     descent: Annotated[str, OneOf(("", *DESCENTS))] = ""
     """What takes the step, with train.lr; empty: train.optimizer."""
     l1: Annotated[float, Within(0)] = 0.0
@@ -257,8 +258,23 @@ class ParallelSection(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def local(self) -> bool:
-        """Whether workers train alone between two outer steps."""
-        return self.outer.lr > 0
+        """Whether what is brought to a round is what training came to, and no gradient."""
+        return self.outer.lr > 0 or self.races
+
+    @property
+    def races(self) -> bool:
+        """Whether the workers are processes of one participant."""
+        return self.method == HOGWILD
+
+    @property
+    def participants(self) -> int:
+        """Their number as others count them."""
+        return 1 if self.races else self.workers
+
+    @property
+    def collective(self) -> str:
+        """By which of the collectives participants add; one alone has nothing to do in any."""
+        return "ring" if self.races else self.method
 
     server: ServerSection = msgspec.field(default_factory=ServerSection)
     """Servers that have the model, where workers do not reduce it among themselves."""

@@ -128,7 +128,7 @@ def _done(
     there: Mapping[str, CellOutcome],
     run: Callable[[Cell, Experiment], CellOutcome],
 ) -> Iterator[DoneCell]:
-    seen: dict[tuple[int, int], tuple[Path, object]] = {}
+    seen: dict[tuple[int, int, int], tuple[Path, object]] = {}
     for cell in grid.cells:
         path = out / cell.folder
         try:
@@ -143,8 +143,18 @@ def _done(
             raise KeyboardInterrupt
         done = DoneCell(cell, experiment, path, outcome.summary, outcome.error, again=found is not None)
         if done.summary is not None:
-            of = seen.setdefault((cell.workers, cell.seed), (path, done.summary["data"]))
-            if of[1] != done.summary["data"]:
-                advice = "Take data.partition from what no kind of run changes."
-                raise ConfigError(f"{path} and {of[0]}: not the same data at the same workers", advice)
+            data = done.summary["data"]
+            for what in (data, _together(data)):
+                participants = len(what["sizes"] or ())
+                of = seen.setdefault((cell.workers, cell.seed, participants), (path, what))
+                if of[1] != what:
+                    advice = "Take data.partition from what no kind of run changes."
+                    raise ConfigError(f"{path} and {of[0]}: not the same data at the same workers", advice)
         yield done
+
+
+def _together(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a summary says of the data as if one participant had all of them."""
+    shares, sizes = data["shares"], data["sizes"]
+    counts = [[sum(column) for column in zip(*shares, strict=True)]] if shares else shares
+    return {**data, "shares": counts, "sizes": [sum(sizes)] if sizes else sizes}

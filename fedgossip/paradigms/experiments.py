@@ -18,6 +18,8 @@ from fedgossip.experiment import Experiment, SimulationSection
 from fedgossip.experiment.compared import COMPARE, CompareSection
 from fedgossip.experiment.kinds import RUN_KINDS
 from fedgossip.experiment.reading import checked
+from fedgossip.experiment.sections import TaskSection
+from fedgossip.learning.objectives import SPARSE
 from fedgossip.limits import limits_of
 from fedgossip.paradigms.setting import Paradigm
 
@@ -61,6 +63,10 @@ def experiment_for(content: Content, paradigm: Paradigm, workers: int, most: int
     train = own.setdefault("train", {})
     steps, batch = train.setdefault("local_steps", STEPS), train.get("batch_size", BATCH)
     train["batch_size"] = max(1, batch * most // workers)
+    if paradigm.one_participant:  # it takes the steps of all its workers, on the examples of all
+        train["local_steps"] = steps * workers
+        if own.get("task", {}).get("kind") == SPARSE:
+            own["task"]["examples"] = own["task"].get("examples", TaskSection().examples) * workers
     simulation = own.setdefault("simulation", {})
     if "per_example" not in simulation:
         training = simulation.get("training", SimulationSection().training)

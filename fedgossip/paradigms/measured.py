@@ -143,17 +143,17 @@ def _staleness(rows: Sequence[Row]) -> dict[int, int]:
 
 
 def _told(found: MeasuredCell, experiment: Experiment, summary: Mapping[str, object]) -> MeasuredCell:
-    paradigm, m = found.cell.paradigm, found.cell.workers
+    paradigm = found.cell.paradigm
     element = 8 if summary.get("dtype") == "float64" else 4
     size = (int(str(summary["parameters"])) + paradigm.extra) * element
-    setting = setting_of(experiment, m, size, element)
+    setting = setting_of(experiment, size, element)
     if setting is None:
         return found
     cost = paradigm.cost(setting)
     return replace(found, setting=setting, told=cost, formula=cost.compute + paradigm.formula(setting))
 
 
-def setting_of(experiment: Experiment, workers: int, size: int, element: int = 4) -> Setting | None:
+def setting_of(experiment: Experiment, size: int, element: int = 4) -> Setting | None:
     """Return under what a round is told; None where nodes have links of their own."""
     simulation = experiment.simulation
     if any(one.bandwidth or one.downlink or one.latency is not None for one in simulation.classes):
@@ -164,7 +164,7 @@ def setting_of(experiment: Experiment, workers: int, size: int, element: int = 4
     network = SimulatedNetwork(network_settings(experiment, plan.n), plan.n, experiment.seed)
     job = Job(0, 0, empty(1, "float32"), gradient=plan.gradients, accumulate=_accumulate(experiment))
     examples = examples_of(experiment)(job)
-    known = tuple(network.known_training(node, examples) for node in range(workers))
+    known = tuple(network.known_training(node, examples) for node in range(plan.learners))
     times = TrainingTimes(known, 0.0, simulation.training_jitter)
     schedule = getattr(plan, "schedule", None) if isinstance(experiment, GossipExperiment) else None
     servers = sum(role.count for role in plan.roles.all if role.name == "server" and not role.learns)

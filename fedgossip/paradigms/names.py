@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fedgossip.algorithms.collectives.names import COLLECTIVES
+from fedgossip.costs.base import Cost
 from fedgossip.costs.formulas import all_reduce, neighbours, through_servers
 from fedgossip.costs.methods import collective, gossip, pairs, served, served_ahead, served_alone
 from fedgossip.errors import ConfigError, nearest
@@ -79,6 +80,15 @@ PARADIGMS: Mapping[str, Paradigm] = {
     ),
     "parameter-server": _server(0, "servers that wait for all"),
     "parameter-server:async": _server("async", "servers that wait for nobody"),
+    "hogwild": Paradigm(
+        "parallel",
+        {"parallel": {"method": "hogwild"}},
+        lambda at: Cost(at.times.mean, 0.0, 0.0, 0.0, 0),
+        lambda _: 0.0,
+        "processes of one machine that wait for nobody",
+        one_participant=True,
+        ignores=("bucket", "server", "backups", "overlap", "codec"),
+    ),
     "fedavg": Paradigm(
         "coordinator",
         {"coordinator": {"algorithm": "fedavg"}},

@@ -43,7 +43,8 @@ def write_page(folder: Path, found: Comparison, told: Mapping[str, Any]) -> Path
 
 def _crossing(lines: list[Line]) -> CrossoverMap | None:
     """The map of latency and bandwidth, with this experiment's place in it; None of real processes."""
-    setting = next((line.cells[0].setting for line in lines if line.cells[0].setting), None)
+    settings = [line.cells[0].setting for line in lines if line.cells[0].setting]
+    setting = max(settings, key=lambda one: one.workers, default=None)  # processes of one participant are no workers
     if setting is None or setting.workers < 3:
         return None
     latencies = [10 ** (-5 + k / 20) for k in range(101)]

@@ -47,5 +47,7 @@ class Paradigm:
     """Whether a round is one batch of each worker, and not a local training."""
     extra: int = 0
     """Elements that travel behind a model."""
+    one_participant: bool = False
+    """Whether the workers are processes of one, which has all the examples."""
     ignores: tuple[str, ...] = ()
     """Keys of its section that are for others that share it."""

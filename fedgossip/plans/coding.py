@@ -41,7 +41,7 @@ def sums_for(
     experiment: ParallelExperiment, length: int, kind: np.dtype[np.floating], segments: Sequence[Segment], bucket: int
 ) -> RoundSums:
     """Return how the rounds of a collective add up gradients [length]; `bucket`: elements of a bucket."""
-    method = experiment.parallel.method
+    method = experiment.parallel.collective
     if low := low_rank(experiment, VectorLayout.of_length(length, kind, segments)):
         return LowRankSums(COLLECTIVES[method].table, low, bucket)
     codec = codec_of(experiment)

@@ -41,11 +41,12 @@ class ParallelPlan(SharedSteps):
 
     @cached_property
     def roles(self) -> Roles:
-        return Roles((Role("worker", 0, self.experiment.parallel.workers),))
+        name = "participant" if self.experiment.parallel.races else "worker"
+        return Roles((Role(name, 0, self.experiment.parallel.participants),))
 
     @property
     def collective(self) -> Collective:
-        return COLLECTIVES[self.experiment.parallel.method]
+        return COLLECTIVES[self.experiment.parallel.collective]
 
     @property
     def externals(self) -> Mapping[str, object]:
@@ -108,6 +109,8 @@ class ParallelPlan(SharedSteps):
 
     def outlook(self, task: LocalTask) -> RunOutlook:
         p, m, kind = self.experiment.parallel, self.n, task.dtype
+        if p.races:
+            return self._alone()
         fragments = self.fragments(task.length, segments_of(task))
         size = (fragments.largest + TAIL) * kind.itemsize
         s = self.experiment.simulation
@@ -125,6 +128,17 @@ class ParallelPlan(SharedSteps):
             facts["seconds_of_a_collective"] = seconds = self.collective.seconds(m, size, s.latency, s.bandwidth)
             lines.append(f"{seconds:.3g} s a collective at simulation.latency and simulation.bandwidth, both ways")
         return RunOutlook(sum(sent), facts, lines)
+
+    def _alone(self) -> RunOutlook:
+        """What there is to say of a participant whose workers are its processes."""
+        p, steps = self.experiment.parallel, self.experiment.train.local_steps
+        shared = f"share {steps} steps a round" if steps else "share the steps of a round"
+        lines = [
+            f"{p.workers} workers are processes of one participant: they {shared} and wait for nobody; nothing is sent",
+            "no other run has its bits: which process is quicker decides",
+        ]
+        facts = {"method": p.method, "workers": p.workers, "payload": [0], "identical": False}
+        return RunOutlook(0, facts, lines)
 
     def _sent(self, sums: RoundSums, fragments: Fragments, itemsize: int) -> list[int]:
         """Return the bytes of vectors that each worker sends in the fullest of the last rounds."""

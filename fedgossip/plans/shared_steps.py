@@ -42,6 +42,8 @@ class SharedSteps(PlanDefaults):
     def descent_of(self, segments: Sequence[Segment]) -> Descent[Any]:
         """What takes the step on a vector of these tensors: `parallel.outer`, `parallel.descent`, or [train]'s."""
         train, p = self.experiment.train, self.experiment.parallel
+        if p.races:
+            return OuterDescent(OuterStep(1.0, 0.0, nesterov=False))  # the model after its steps
         if p.local:
             return OuterDescent(OuterStep(p.outer.lr, p.outer.beta, p.outer.nesterov, "parallel.outer"))
         return make_descent(
@@ -86,5 +88,5 @@ class SharedSteps(PlanDefaults):
     def facts(self, rows: Sequence[Row]) -> dict[str, Any]:  # noqa: ARG002
         p = self.experiment.parallel
         codec = {"codec": p.codec} if p.codec else {}
-        descent = "outer" if p.local else p.descent or self.experiment.train.optimizer
+        descent = "outer" if p.outer.lr else p.descent or self.experiment.train.optimizer
         return {"algorithm": p.method, "mode": "parallel", "descent": descent, **codec}

@@ -135,6 +135,7 @@ def _round(
         _exchanged(standing, node, down, _sizes_of(rounds, invite, told))
         score = float(m.get("score", 0.0)) if m.get("tested") else None
         standing.meters[node].train_ended(0, m)
+        standing.meters[node].logged(update.logged)
         rows.append(standing.meters[node].done(LocalWork(number + 1, score, None), 0, 0))
     standing.counted.update(dict.fromkeys(cohort, number))
     aggregate, facts = sums.close()

@@ -103,6 +103,7 @@ def run_collective(
         for node in workers:
             meter = stack.meters[node]
             meter.train_ended(0, updates[node].metrics)
+            meter.logged(updates[node].logged)
             record.outgoing(node, number + 1, model)
             for row in record.mixed(meter.mixed(number + 1, 0, 0, None), after):
                 write(row)
