@@ -23,7 +23,7 @@ import numpy as np
 from fedgossip.decoding import UnreadableError
 from fedgossip.errors import PeerError
 from fedgossip.headers import VOCABULARY, Carries
-from fedgossip.messages import Account, AnyMessage, Carrier, CodedModel, Expected, Masked, Model, RelaySum
+from fedgossip.messages import Account, AnyMessage, Carrier, Expected, Model, ModelFragment, OfARound
 from fedgossip.vectors import Vector, empty
 
 CHUNK_BYTES = 256 * 1024
@@ -141,7 +141,8 @@ class Assembler:
     @property
     def coming(self) -> int | None:
         """The round of the synchronous model whose chunks are coming in, or None."""
-        return getattr(self._open, "round", None) if self._kind in (Model, CodedModel, Masked, RelaySum) else None
+        kind = self._kind
+        return getattr(self._open, "round", None) if kind and issubclass(kind, OfARound) else None
 
     @property
     def under_way(self) -> bool:
@@ -159,7 +160,7 @@ class Assembler:
 
         Its receiver may keep what it needs no more by that, which is as large.
         """
-        if not self.begins or self._kind is not Model or self.to_come < 2:
+        if not self.begins or self._kind not in (Model, ModelFragment) or self.to_come < 2:
             return None
         header: Any = self._open
         return Account(header.round, header.used, header.missing)

@@ -98,6 +98,7 @@ ROUNDS: Mapping[str, dict[str, Any]] = {
     "slowmo": gossip("ring", 6, name="slowmo", options={"base": "gradient-tracking", "every": 4, "alpha": 0.9}),
     "diloco": gossip("ring", 6, name="diloco"),
     "diloco by top-k": gossip("ring", 6, name="diloco", options={"codec": "top-k:0.3"}),
+    "diloco in fragments": gossip("ring", 6, name="diloco", options={"fragments": 3}),
     "diloco on pairs": gossip("random-matching", 6, name="diloco", options={"lr": 0.5, "beta": 0.8}),
     "push-diging": gossip("directed-exponential", 6, name="push-diging"),
     "push-sum mixed momentum": gossip("directed-exponential", 6, name="push-sum", options={"momentum": "mixed"}),

@@ -260,6 +260,7 @@ SCENES = {
     "window_doubling": Scene(lambda: gossip("window-doubling", 5, name="window-doubling"), PEERS),
     "gradient_tracking": Scene(lambda: gossip("ring", 4, name="gradient-tracking"), PEERS),
     "choco": Scene(lambda: gossip("ring", 4, name="choco", options={"codec": "top-k:0.5"}), PEERS),
+    "fragment_gossip": Scene(lambda: gossip("ring", 4, name="diloco", options={"fragments": 2}), PEERS),
     "relay_gossip": Scene(lambda: gossip("path", 4, name="relaysgd"), PEERS),
     "async_gossip": Scene(lambda: gossip("ring", 4, mode="async"), PEERS),
     "push_sum": Scene(lambda: gossip("directed-exponential", 4, name="push-sum"), PEERS),

@@ -12,10 +12,14 @@ from fedgossip.experiment.meanings import keys
 from fedgossip.plans.federated_run import FEDBUFF
 from fedgossip.plans.gossip_machines import MODES, told
 
+ASKS = {"diloco": [{"fragments": 2}]}
+"""Options by which a method's peers tell each other something else."""
+
 
 def ways() -> set[tuple[str, str]]:
     """What the methods ask for: (what is told, mode)."""
-    made = [(make(name, one, Told(7), {}), one) for name, one in METHODS.items()]
+    asked = [(name, one, options) for name, one in METHODS.items() for options in ({}, *ASKS.get(name, []))]
+    made = [(make(name, one, Told(7), options), one) for name, one, options in asked]
     found = {(told(algorithm, private=False), mode) for algorithm, one in made for mode in one.modes}
     return found | {(told(algorithm, private=True), "sync") for algorithm, one in made if one.private}
 

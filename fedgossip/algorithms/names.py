@@ -21,6 +21,7 @@ from fedgossip.algorithms.d2 import D2
 from fedgossip.algorithms.decentlam import DecentLaM
 from fedgossip.algorithms.diloco import DiLoCo
 from fedgossip.algorithms.dsgd import DSGD
+from fedgossip.algorithms.fragmented_diloco import FragmentedDiLoCo
 from fedgossip.algorithms.gradient_tracking import GradientTracking
 from fedgossip.algorithms.momentum import MixedMomentum
 from fedgossip.algorithms.options import check_options
@@ -116,18 +117,24 @@ def diloco(
     nesterov: bool = True,
     codec: str = "",
     gamma: float | str | None = None,
+    fragments: int = 1,
     gap: float | None = None,
     norm: float | None = None,
 ) -> Made:
-    """Return DiLoCo; with a codec, by what has changed in models, as CHOCO-SGD says it.
+    """Return DiLoCo; with a codec, by what has changed in models, as CHOCO-SGD says it; or a fragment at a time.
 
-    Raises ConfigError as both, and for a gamma without a codec.
+    Raises ConfigError as each of them, for fragments by a codec, and for a gamma without one.
     """
+    if codec and fragments != 1:
+        text = f"diloco: fragments = {fragments!r} with codec = {codec!r}, which says a whole model"
+        raise ConfigError(text, "Leave one of them out; [parallel] takes both.")
     if codec:
         rule = "practical" if gamma is None else gamma
         return Choco(codec, rule, gap, norm, OuterStep(lr, beta, nesterov))
     if gamma is not None:
         raise ConfigError(f"diloco: gamma is {gamma!r} without a codec", 'Name one: codec = "int8:256", say.')
+    if fragments != 1:
+        return FragmentedDiLoCo(OuterStep(lr, beta, nesterov), fragments)
     return DiLoCo(lr, beta, nesterov=nesterov)
 
 

@@ -109,7 +109,7 @@ class AlgorithmSection(msgspec.Struct, forbid_unknown_fields=True):
     """The algorithm's own, as { order = "cta" } of dsgd, { beta = 0.9 } of dsgdm, { slem = 0.9 } of two-tap,
     { momentum = "mixed" } of push-sum, { codec = "top-k:0.1" } of choco,
     { base = "qg-dsgdm", every = 12, beta = 0.7 } of slowmo, { lr = 0.7, beta = 0.9 } of diloco,
-    which takes a codec and gamma too."""
+    which takes fragments too, or a codec and gamma."""
     mode: Annotated[str, OneOf(MODES)] = "sync"
     """sync: rounds that wait for the neighbours.  async: pairwise exchanges beside training; nobody waits."""
     partner: Annotated[str, OneOf(RULES)] = "uniform"

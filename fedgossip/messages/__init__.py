@@ -35,6 +35,7 @@ from fedgossip.messages.gossip import (
     Leaving,
     Masked,
     Model,
+    ModelFragment,
     Offer,
     Parcel,
     Query,
@@ -132,7 +133,9 @@ from fedgossip.messages.tables import (
 )
 
 Pairwise = Offer | Answer | Decline | Query | Ack | Parcel | Accepted
-Gossip = Model | CodedModel | Masked | RelaySum | RunKeys | Leaving | Account | Pairwise
+OfARound = Model | ModelFragment | CodedModel | Masked | RelaySum
+"""What a peer mixes in a round of synchronous gossip."""
+Gossip = OfARound | RunKeys | Leaving | Account | Pairwise
 Membership = Ping | Pong | PingReq | IndirectAck | MembershipUpdate | Compare | Join
 Transfer = ModelQuery | ModelInfo | ChunkRequest | ModelChunk
 Federated = Invite | Contribution | CodedContribution | Final | Secured | MaskedInput | Refusal
@@ -150,7 +153,7 @@ Message = Gossip | Federated | Membership | Transfer | Invitations | Parallel | 
 AnyMessage = Message | Hello
 
 
-ModelCarrier = Model | Masked | RelaySum | Offer | Answer | Parcel | Invite | Contribution | Final
+ModelCarrier = Model | ModelFragment | Masked | RelaySum | Offer | Answer | Parcel | Invite | Contribution | Final
 """Messages with vectors like the model, or words for it, and the round that they are of."""
 
 __all__ = [
@@ -231,12 +234,14 @@ __all__ = [
     "Model",
     "ModelCarrier",
     "ModelChunk",
+    "ModelFragment",
     "ModelInfo",
     "ModelQuery",
     "News",
     "NoRows",
     "Note",
     "Numbers",
+    "OfARound",
     "Offer",
     "Parallel",
     "Parcel",

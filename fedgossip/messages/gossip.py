@@ -66,6 +66,27 @@ class CodedModel(Carrier):
 
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
+class ModelFragment(Carrier):
+    """What a peer mixes in `round` of a model of which a fragment goes out at a time: `length` elements.
+
+    The other fields are those of a `Model`.
+    """
+
+    round: Count
+    length: Count
+    schema: str
+    vectors: tuple[Vector, ...]
+    used: CountOrNone = -1
+    missing: CountOrNone = -1
+    view: Word = ""
+
+    @classmethod
+    def allowed(cls, header: Any, expected: Expected) -> tuple[Part, ...]:
+        return ((expected.dtype, header.length),) if 0 < header.length <= expected.length else ()
+
+
+@declared
+@dataclass(frozen=True, slots=True, eq=False)
 class RelaySum(Carrier):
     """The sum of `count` models: the sender's of `round`, and what others than the receiver told it before."""
 

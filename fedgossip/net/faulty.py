@@ -20,7 +20,7 @@ import numpy.typing as npt
 from fedgossip.faults import FaultScript, Flap, Partition, Slow
 from fedgossip.likeness import Likeness
 from fedgossip.machine import NodeId
-from fedgossip.messages import AnyMessage, CodedModel, Leaving, Masked, Model, RelaySum
+from fedgossip.messages import AnyMessage, Leaving, OfARound
 from fedgossip.net.transport import LinkDown, LinkEvent, LinkUp, Transport
 from fedgossip.task import (
     HeldTask,
@@ -181,7 +181,7 @@ class FaultyLinks:
 
 
 def _is_last_word(message: AnyMessage) -> bool:
-    return isinstance(message, Model | CodedModel | Masked | RelaySum | Leaving)
+    return isinstance(message, OfARound | Leaving)
 
 
 class SlowTask:

@@ -10,16 +10,13 @@ from __future__ import annotations
 import zmq
 
 from fedgossip.machine import NodeId
-from fedgossip.messages import AnyMessage, CodedModel, Leaving, Masked, Model, RelaySum
+from fedgossip.messages import AnyMessage, Leaving, OfARound
 from fedgossip.net.calling import Greeting
 from fedgossip.net.outbox import Outbox, zmq_body
 from fedgossip.net.sealed_way import StreamCall
 from fedgossip.net.sealing import WornOutError
 from fedgossip.net.sockets import MORE_NOW, NOW, ZmqSocket
 from fedgossip.net.streams import Streams
-
-OfARound = Model | CodedModel | Masked | RelaySum
-"""What a peer mixes in a round of synchronous gossip."""
 
 
 class PartnerLink:

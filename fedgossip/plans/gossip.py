@@ -11,6 +11,7 @@ import msgspec
 
 from fedgossip.algorithms.base import GossipAlgorithm
 from fedgossip.algorithms.choco import Choco
+from fedgossip.algorithms.fragmented_diloco import FragmentedDiLoCo
 from fedgossip.algorithms.names import METHODS, Method, Told, given, make, own
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import GIVEN, GossipExperiment
@@ -20,7 +21,7 @@ from fedgossip.metrics import Network
 from fedgossip.plans.adversary import attack_in, attackers_of, check_adversary, check_real, roles_with
 from fedgossip.plans.completeness import Lacking, of_gossip
 from fedgossip.plans.credentials import Logged, Own
-from fedgossip.plans.gossip_checks import check_pair
+from fedgossip.plans.gossip_checks import check_fragments, check_pair
 from fedgossip.plans.gossip_machines import GossipMode, GossipRun, mode_of, rule_of_models, stacked_attackers
 from fedgossip.plans.gossip_words import (
     band_of,
@@ -30,6 +31,7 @@ from fedgossip.plans.gossip_words import (
     modes,
     outlook_of,
     outlook_of_changes,
+    outlook_of_fragments,
     pairwise_facts,
     relayed_outlook,
     terms_of,
@@ -215,6 +217,8 @@ class GossipPlan(PlanDefaults):
         algorithm = self.algorithm
         if isinstance(algorithm, Choco):
             return outlook_of_changes(told, algorithm, task, self.forecast.messages * self.n)
+        if isinstance(algorithm, FragmentedDiLoCo):
+            return outlook_of_fragments(told, algorithm, task, self.forecast.messages * self.n)
         return relayed_outlook(told, self.topology) if algorithm.needs.weighs_alike else told
 
     def terms(self, parameters: int, itemsize: int) -> JoiningTerms:
@@ -223,7 +227,7 @@ class GossipPlan(PlanDefaults):
     @property
     def _mixes_models(self) -> bool:
         """Whether a round makes of models their sums by the weights, of which the graph promises something."""
-        return not (self.algorithm.needs.weighs_alike or isinstance(self.algorithm, Choco))
+        return not (self.algorithm.needs.weighs_alike or isinstance(self.algorithm, Choco | FragmentedDiLoCo))
 
     def facts(self, rows: Sequence[Row]) -> dict[str, Any]:
         e = self.experiment
@@ -260,6 +264,7 @@ def gossip_plan(
     needs = made.needs
     try:
         check_pair(name, method, needs, schedule, found, experiment)
+        check_fragments(made, experiment.rounds)
         check_adversary(name, needs, made.slots, rule_of_models(experiment), schedule, experiment)
     except ConfigError as error:
         if not (parts := own_parts(experiment)):

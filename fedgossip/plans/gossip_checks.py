@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from fedgossip.algorithms.base import Needs
+from fedgossip.algorithms.base import GossipAlgorithm, Needs
 from fedgossip.algorithms.combine import Combination, TrimmedMean, combination
+from fedgossip.algorithms.fragmented_diloco import FragmentedDiLoCo
 from fedgossip.algorithms.names import Method
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import GossipExperiment
@@ -48,6 +50,13 @@ def check_pair(
     if experiment.algorithm.private:
         _check_private(experiment, method, schedule)
     check_combine(name, needs, schedule, experiment)
+
+
+def check_fragments(algorithm: GossipAlgorithm[Any], rounds: int) -> None:
+    """Raise ConfigError for fragments of which some would never go out."""
+    if isinstance(algorithm, FragmentedDiLoCo) and algorithm.count > rounds:
+        text = f"diloco: fragments = {algorithm.count} in {rounds} rounds: some would never go out"
+        raise ConfigError(text, "Take fewer fragments, or more rounds of fewer train.local_steps.")
 
 
 def check_members(name: str, needs: Needs) -> None:

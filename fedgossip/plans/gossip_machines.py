@@ -13,6 +13,7 @@ from typing import Any
 from fedgossip.algorithms.base import GossipAlgorithm
 from fedgossip.algorithms.choco import Choco
 from fedgossip.algorithms.combine import Combination, combination
+from fedgossip.algorithms.fragmented_diloco import FragmentedDiLoCo
 from fedgossip.algorithms.relaysgd import RelaySGD
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import AlgorithmSection, GossipExperiment
@@ -23,6 +24,7 @@ from fedgossip.plans.plan import Seat, nanoseconds
 from fedgossip.protocols import async_gossip, push_peer, sync_gossip
 from fedgossip.protocols.async_gossip import AsyncGossip, AsyncSettings
 from fedgossip.protocols.async_push_sum import AsyncPushSum
+from fedgossip.protocols.fragment_gossip import FragmentGossip
 from fedgossip.protocols.peer_sampling import rule_of
 from fedgossip.protocols.private_gossip import PrivateGossip
 from fedgossip.protocols.push_peer import PushSettings
@@ -34,11 +36,19 @@ from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
 from fedgossip.secure.neighbourhood import Grid
 from fedgossip.simulation.attackers import StackedAttackers
 from fedgossip.simulation.relayed import RelayExchange
-from fedgossip.simulation.stacked import PLAIN, SHARES, ChangeExchange, Private, RuledExchange, StackedExchange
+from fedgossip.simulation.stacked import (
+    PLAIN,
+    SHARES,
+    ChangeExchange,
+    FragmentExchange,
+    Private,
+    RuledExchange,
+    StackedExchange,
+)
 from fedgossip.topology import Schedule, Topology
 from fedgossip.vectors import Vector
 
-ByRounds = SyncGossip[Any] | ReplicaGossip | RelayGossip | SyncPushSum[Any] | PrivateGossip
+ByRounds = SyncGossip[Any] | ReplicaGossip | FragmentGossip | RelayGossip | SyncPushSum[Any] | PrivateGossip
 GossipPeer = ByRounds | AsyncGossip[Any] | AsyncPushSum[Any]
 Algorithm = GossipAlgorithm[Any]
 
@@ -75,6 +85,11 @@ def _changes(run: GossipRun, seat: Seat) -> ReplicaGossip:
     assert isinstance(run.algorithm, Choco)
     fresh = seat.resumed is None and not seat.incarnation
     return ReplicaGossip(_sync(run, seat), run.algorithm, seat.initial, seat.schema, fresh=fresh)
+
+
+def _fragments(run: GossipRun, seat: Seat) -> FragmentGossip:
+    assert isinstance(run.algorithm, FragmentedDiLoCo)
+    return FragmentGossip(_sync(run, seat), run.algorithm, seat.initial, seat.schema)
 
 
 def _sums_without_one(run: GossipRun, seat: Seat) -> RelayGossip:
@@ -156,18 +171,31 @@ def _of_changes(_: GossipExperiment, algorithm: Algorithm) -> StackedExchange:
     return ChangeExchange(algorithm.codec)
 
 
+def _of_fragments(_: GossipExperiment, algorithm: Algorithm) -> StackedExchange:
+    assert isinstance(algorithm, FragmentedDiLoCo)
+    return FragmentExchange(algorithm)
+
+
 def _of_relays(_: GossipExperiment, algorithm: Algorithm) -> StackedExchange:
     assert isinstance(algorithm, RelaySGD)
     return RelayExchange(algorithm)
 
 
-MODELS, CHANGES, RELAYS, SHARES_OF_MASS, SUMS = "models", "changes", "relays", "shares", "sums"
-"""What neighbours tell each other: what they have; what has changed of it, by a codec; that, and what they were told by
-others; parts of it, which they give away; or, in private, sums alone."""
+MODELS, CHANGES, FRAGMENTS, RELAYS, SHARES_OF_MASS, SUMS = (
+    "models",
+    "changes",
+    "fragments",
+    "relays",
+    "shares",
+    "sums",
+)
+"""What neighbours tell each other: what they have; what has changed of it, by a codec; a part of it in each round; what
+they have, and what they were told by others; shares of it, which they give away; or, in private, sums alone."""
 
 MODES: Mapping[tuple[str, str], GossipMode] = {
     (MODELS, "sync"): GossipMode(_sync, sync_gossip.resume_point, _models, in_step=True),
     (CHANGES, "sync"): GossipMode(_changes, sync_gossip.resume_point, _of_changes, in_step=True),
+    (FRAGMENTS, "sync"): GossipMode(_fragments, sync_gossip.resume_point, _of_fragments, in_step=True),
     (RELAYS, "sync"): GossipMode(_sums_without_one, sync_gossip.resume_point, _of_relays, in_step=True),
     (MODELS, "async"): GossipMode(_async, async_gossip.resume_point, None, in_step=False),
     (SHARES_OF_MASS, "sync"): GossipMode(_sync_push, push_peer.resume_point, lambda *_: SHARES, in_step=False),
@@ -185,6 +213,8 @@ def told(algorithm: Algorithm, *, private: bool) -> str:
         return SUMS
     if isinstance(algorithm, Choco):
         return CHANGES
+    if isinstance(algorithm, FragmentedDiLoCo):
+        return FRAGMENTS
     if isinstance(algorithm, RelaySGD):
         return RELAYS
     return SHARES_OF_MASS if algorithm.needs.sums == "columns" else MODELS

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from fedgossip.algorithms.choco import Choco
+from fedgossip.algorithms.fragmented_diloco import FragmentedDiLoCo
 from fedgossip.codecs.base import VectorLayout
 from fedgossip.experiment import GossipExperiment
-from fedgossip.messages import CodedModel, Model
+from fedgossip.messages import CodedModel, Model, ModelFragment
 from fedgossip.plans.plan import JoiningTerms, RunOutlook
 from fedgossip.records import NetworkRow, Row
 from fedgossip.task import LocalTask
@@ -56,6 +57,16 @@ def outlook_of_changes(told: RunOutlook, algorithm: Choco, task: LocalTask, mess
     gamma, contraction = algorithm.gamma(length), algorithm.contraction(length)
     said = f"{algorithm.codec.name} of what has changed, contraction {contraction:.2g}; mixed with gamma {gamma:g}"
     return replace(told, bytes_per_round=int(sent * messages), lines=[told.lines[0], said])
+
+
+def outlook_of_fragments(told: RunOutlook, algorithm: FragmentedDiLoCo, task: LocalTask, messages: float) -> RunOutlook:
+    """Return the outlook where each of a round's `messages` has a fragment, their mean size.  Raises ConfigError."""
+    fragments = algorithm.fragments(task.length)
+    parts = [task.initial(0)[fragments.part(number)] for number in range(fragments.count)]
+    sizes = [wire_bytes(ModelFragment(0, part.size, task.schema, (part,))) for part in parts]
+    most = f"at most {fragments.largest:,} of {task.length:,} elements"
+    said = f"{fragments.count} fragments, {most}: one in a round, each every {fragments.count} rounds"
+    return replace(told, bytes_per_round=int(sum(sizes) / len(sizes) * messages), lines=[told.lines[0], said])
 
 
 def relayed_outlook(told: RunOutlook, topology: Topology) -> RunOutlook:

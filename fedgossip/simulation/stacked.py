@@ -17,10 +17,11 @@ import numpy.typing as npt
 
 from fedgossip.algorithms.base import GossipAlgorithm, SendsModels, State, Step, Vectors
 from fedgossip.algorithms.combine import Combination, combine_rows
+from fedgossip.algorithms.fragmented_diloco import FragmentedDiLoCo
 from fedgossip.codecs.base import Codec, VectorLayout
 from fedgossip.errors import TrainingError
 from fedgossip.machine import NodeId
-from fedgossip.messages import CHECK_WORDS, Accepted, CodedModel, Masked, Message, Model, Parcel
+from fedgossip.messages import CHECK_WORDS, Accepted, CodedModel, Masked, Message, Model, ModelFragment, Parcel
 from fedgossip.metrics import Network
 from fedgossip.records import PeerRow, Row
 from fedgossip.secure.neighbourhood import Grid
@@ -140,6 +141,19 @@ class ChangeExchange(ModelExchange):
         payload = cast(Vector, np.empty(self.codec.size(VectorLayout.of(outgoing[0][0]), round), np.uint8))
         said = round, round - 1, payload.size, schema, (payload,)
         return priced_both(edges.mixed_before(round), lambda used: CodedModel(*said, used))
+
+
+@dataclass(frozen=True)
+class FragmentExchange(ModelExchange):
+    """A fragment of each model; the rest of what is mixed is 0, and stays so."""
+
+    algorithm: FragmentedDiLoCo
+
+    def carried(self, edges: Edges, round: int, schema: str, outgoing: Vectors) -> RoundBytes:
+        model = outgoing[0][0]
+        vector = model[self.algorithm.fragments(model.size).part(round)]
+        said = round, vector.size, schema, (vector,)
+        return priced_both(edges.mixed_before(round), lambda used: ModelFragment(*said, used))
 
 
 class MassExchange(ModelExchange):
