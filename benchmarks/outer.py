@@ -8,7 +8,7 @@ share of the time processors work over simulated links of 50 Mbit/s and 30 ms, w
 
     python benchmarks/outer.py --seeds 4 TEXT       the way that was chosen, beside every step, on other seeds
 
-    python benchmarks/outer.py --kills [TEXT]       workers that are killed every 30 s, on digits, or on that text
+    python benchmarks/outer.py --kills [TEXT [STEPS [SEED]]]   workers killed every 30 s, on digits, or on that text
 
 Without TEXT 50 steps on its own source, as a play of four.
 """
@@ -134,10 +134,10 @@ def kills() -> None:
             print(f"{codec or 'whole':10} delay = {delay}  {told}", flush=True)
 
 
-def kills_on(text: str, steps: int) -> None:
+def kills_on(text: str, steps: int, seed: int = 1) -> None:
     """Print the same of the way that was chosen, on a text, with steps of 0.1 s; 6 kills in 2000 steps."""
     local, more = WAYS[SEEDED]
-    content = experiment(text, steps, local, more)
+    content = experiment(text, steps, local, more, seed)
     content["simulation"] = {"training": 0.1 * local}
     crash = {"kind": "crash", "every": 30.0, "after": 3.0}
     for faults in ([], [crash]):
@@ -161,7 +161,7 @@ def table(text: str, steps: int, ways: dict[str, tuple[int, dict[str, Any]]]) ->
 if __name__ == "__main__":
     if "--kills" in sys.argv[1:]:
         of = sys.argv[sys.argv.index("--kills") + 1 :]
-        kills_on(of[0], int((*of, 2000)[1])) if of else kills()
+        kills_on(of[0], *map(int, (*of, *(2000, 1)[len(of) - 1 :])[1:3])) if of else kills()
         sys.exit()
     if "--seeds" in sys.argv[1:]:
         place = sys.argv.index("--seeds")
