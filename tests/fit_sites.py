@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import csv
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from commands import COMMAND, Said, finish, free_ports, start, typed
 
 SITES = 5
+
+TIMES, YES_NO = "label=days,died&drop=ill", "label=ill&drop=days,died"
+QUERY = {"kaplan-meier": TIMES, "cox": TIMES, "glm": YES_NO, "trees": YES_NO}
+SOURCE = {
+    "kaplan-meier": "kaplan-meier?every=90&until=360",
+    "cox": "cox?every=60&until=600",
+    "glm": "glm:logistic",
+    "trees": "trees:3x2",
+}
 
 
 def own_tables(name: str, query: str, *, agreed: str = "", source: str = "", more: str = "", least: int = 3) -> str:
@@ -31,6 +42,35 @@ agreed = "{agreed or name}.json"
 clients = {SITES}
 min_clients = {least}
 """
+
+
+def patients(path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["age", "arm", "days", "died", "ill"])
+        for _ in range(50):
+            age, arm = rng.integers(30, 90), rng.choice(["new", "old"])
+            time, end = rng.exponential(400 * np.exp(-0.04 * (age - 60) - 0.6 * (arm == "old"))), rng.uniform(100, 700)
+            ill = "yes" if rng.random() < 1 / (1 + np.exp(3 - 0.05 * age)) else "no"
+            writer.writerow([age, arm, int(np.ceil(min(time, end))), int(time <= end), ill])
+
+
+def every_kind(folder: Path) -> Path:
+    """Write the tables of all sites, and an experiment of each kind of fit with what was agreed; return the folder."""
+    for site in range(SITES):
+        patients(folder / f"site-{site}.csv", site)
+    patients(folder / "test.csv", 99)
+    for kind, query in QUERY.items():
+        more = '[task]\nkind = "regression"\n' if query == TIMES else ""
+        (folder / f"{kind}.toml").write_text(own_tables(kind, query, source=SOURCE[kind], more=more))
+        assert typed(["data", "agree", f"{kind}.toml"], folder).code == 0
+    return folder
+
+
+def files(kind: str) -> list[str]:
+    """Return what all have of a fit."""
+    return [f"{kind}.toml", f"{kind}.json", "test.csv"]
 
 
 def machines(folder: Path, where: Path, files: Sequence[str]) -> list[Path]:

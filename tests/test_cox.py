@@ -6,10 +6,7 @@ import csv
 import json
 import math
 import re
-import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import combinations, pairwise
@@ -18,8 +15,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from commands import Said, finish, free_ports, started, typed
-from commands import start as begun
+from commands import Said, typed
+from fit_sites import SITES, fit_on, machines
 from pages import blocks, page
 
 from fedgossip import ConfigError, load_experiment
@@ -46,7 +43,6 @@ from fedgossip.plans.cox import cox_plan, cox_task, hazards_from
 from fedgossip.releasing.checking import check
 from fedgossip.vectors import Vector
 
-SITES = 5
 GRID = tuple(float(time) for time in range(20, 401, 20))
 
 Pooled = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -495,38 +491,14 @@ def test_running_such_an_experiment_names_the_command(folder: Path) -> None:
 # --- over links -------------------------------------------------------------------------------------------------------
 
 
-def on_machines(folder: Path, where: Path, dies: dict[int, int], *more: str) -> list[Said]:
-    """Fit with a process for each site and the coordinator; site k kills itself in round `dies[k]`."""
-    (port,) = free_ports(1)
-    machines, keys = [where / f"machine{node}" for node in range(SITES + 1)], []
-    for node, machine in enumerate(machines):
-        machine.mkdir()
-        own = [f"site-{node}.csv"] if node < SITES else []
-        for name in ("hazards.toml", "test.csv", "hazards-agreed.json", *own):
-            shutil.copy(folder / name, machine)
-        at = ["--client"] if node < SITES else ["--address", f"tcp://127.0.0.1:{port}"]
-        keys.append(typed(["keys", "new", "--id", str(node), *at], machine).out)
-    running = []
-    for node, machine in enumerate(machines):
-        (machine / "endpoints.toml").write_text("\n".join(keys))
-        words = ["fit", "hazards.toml", "--endpoints", "endpoints.toml", "--out", "log", "--to", "fit", *more]
-        words += ["--id", str(node)] if node < SITES else []
-        if node in dies:
-            script = [sys.executable, str(Path(__file__).with_name("dying_site.py")), str(dies[node]), *words]
-            running.append(
-                subprocess.Popen(script, cwd=machine, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            )
-            started.append(running[-1])
-        else:
-            running.append(begun(words, machine))
-    return [finish(one) for one in running]
+FILES = ("hazards.toml", "hazards-agreed.json", "test.csv")
 
 
-@pytest.mark.long  # 6 processes; the same plan as of statistics, whose links are in tests/test_agreed_statistics.py
+@pytest.mark.long  # 6 processes; of all kinds of fits see tests/test_fits_over_links.py
 @pytest.mark.sockets
 @pytest.mark.timeout(300)
-def test_over_encrypted_links_all_write_the_fit_of_the_simulation(folder: Path, tmp_path: Path) -> None:
-    said = on_machines(folder, tmp_path, {})
+def test_a_fit_over_encrypted_links_is_released_by_its_coordinator(folder: Path, tmp_path: Path) -> None:
+    said = fit_on(machines(folder, tmp_path, FILES), "hazards")
     assert [one.code for one in said] == [0] * (SITES + 1), said
     written = {(tmp_path / f"machine{node}" / "fit" / "fit.json").read_bytes() for node in range(SITES + 1)}
     assert written == {encoded(fitted(folder))}
@@ -549,28 +521,6 @@ def test_over_encrypted_links_all_write_the_fit_of_the_simulation(folder: Path, 
 @pytest.mark.long  # 6 processes, and deadlines
 @pytest.mark.sockets
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("round", [1, 2, 4])
-def test_a_site_that_is_killed_in_the_fit_leaves_the_fit_of_the_others(
-    folder: Path, tmp_path: Path, round: int
-) -> None:
-    deadlines = ["coordinator.min_clients=3", "coordinator.deadline=20", "coordinator.least_deadline=1"]
-    said = on_machines(folder, tmp_path, {2: round}, *(word for one in deadlines for word in ("--set", one)))
-    assert said[2].code == -signal.SIGKILL
-    assert [one.code for node, one in enumerate(said) if node != 2] == [0] * SITES, said
-    others = [node for node in range(SITES + 1) if node != 2]
-    (written,) = {(tmp_path / f"machine{node}" / "fit" / "fit.json").read_bytes() for node in others}
-    found = msgspec.json.decode(written, type=CoxFit)
-    x, times, events, strata = read(folder, [f"site-{site}.csv" for site in range(SITES) if site != 2])
-    ends = [point.time for point in found.strata[0].points]
-    deviation = np.array(found.design.deviation)
-    estimates, _, _ = by_hand(rounded(((x - np.array(found.design.mean)) / deviation, times, events, strata), ends))
-    assert (found.sites, found.records, found.converged) == (4, 800, True)
-    assert [one.estimate for one in found.coefficients] == pytest.approx(estimates / deviation, rel=1e-8)
-
-
-@pytest.mark.long  # 6 processes, and deadlines
-@pytest.mark.sockets
-@pytest.mark.timeout(300)
 def test_too_few_that_are_left_end_with_an_error(folder: Path, tmp_path: Path) -> None:
     """No sum is over fewer than four, and three of five are killed: nothing is called a fit, and all end."""
     bounds = {
@@ -582,7 +532,7 @@ def test_too_few_that_are_left_end_with_an_error(folder: Path, tmp_path: Path) -
         "silence": 15,
     }
     words = [word for name, bound in bounds.items() for word in ("--set", f"coordinator.{name}={bound}")]
-    said = on_machines(folder, tmp_path, {1: 3, 2: 3, 3: 3}, *words)
+    said = fit_on(machines(folder, tmp_path, FILES), "hazards", *words, dies={1: 3, 2: 3, 3: 3})
     assert [said[node].code for node in (1, 2, 3)] == [-signal.SIGKILL] * 3
     errors = [re.findall("^error: .*", said[node].err, re.M) for node in (0, 4, 5)]
     ended = ["error: the coordinator has ended the run after 4 rounds: too few sites were left"]

@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import typed
-from fit_sites import SITES, machines, own_tables
-from test_release_fits import patients
+from fit_sites import SITES, every_kind, files, fit_on, machines
+
+from fedgossip import load_experiment
+from fedgossip.algorithms.federated.base import Aggregate, is_over
+from fedgossip.learning.told_files import encoded
+from fedgossip.plans.cox import cox_plan, cox_task, hazards_from
+from fedgossip.plans.glm import fitted_from, glm_plan, glm_task
+from fedgossip.plans.survival import curves_from, survival_plan, survival_task
+from fedgossip.plans.trees import grown_from, trees_plan, trees_task
+from fedgossip.secure.exact_sums import as_vector, integers_of, words_in, words_of
+from fedgossip.task import Job
+from fedgossip.vectors import Vector
 
 pytestmark = pytest.mark.sockets
 
-TIMES, YES_NO = "label=days,died&drop=ill", "label=ill&drop=days,died"
-QUERY = {"kaplan-meier": TIMES, "cox": TIMES, "glm": YES_NO, "trees": YES_NO}
-SOURCE = {
-    "kaplan-meier": "kaplan-meier?every=90&until=360",
-    "cox": "cox?every=60&until=600",
-    "glm": "glm:logistic",
-    "trees": "trees:3x2",
+FILE = {"kaplan-meier": "survival.json", "cox": "fit.json", "glm": "fit.json", "trees": "trees-fit.json"}
+PLAN: Mapping[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "kaplan-meier": (survival_plan, survival_task),
+    "cox": (cox_plan, cox_task),
+    "glm": (glm_plan, glm_task),
+    "trees": (trees_plan, trees_task),
+}
+TOLD: Mapping[str, Callable[..., object]] = {
+    "kaplan-meier": curves_from,
+    "cox": lambda plan, layout, _, vector: hazards_from(plan, layout, vector),
+    "glm": lambda plan, layout, _, vector: fitted_from(plan, layout, vector),
+    "trees": lambda plan, layout, _, vector: grown_from(plan, layout, vector)[0],
 }
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tables of all sites, and an experiment of each kind with what was agreed on."""
-    found = tmp_path_factory.mktemp("fits")
-    for site in range(SITES):
-        patients(found / f"site-{site}.csv", site)
-    patients(found / "test.csv", 99)
-    for kind, query in QUERY.items():
-        more = '[task]\nkind = "regression"\n' if query == TIMES else ""
-        (found / f"{kind}.toml").write_text(own_tables(kind, query, source=SOURCE[kind], more=more))
-        assert typed(["data", "agree", f"{kind}.toml"], found).code == 0
-    return found
+    return every_kind(tmp_path_factory.mktemp("fits"))
 
 
 def test_a_coordinator_whose_fit_has_stopped_advises_what_fit_has(folder: Path, tmp_path: Path) -> None:
@@ -43,3 +52,81 @@ def test_a_coordinator_whose_fit_has_stopped_advises_what_fit_has(folder: Path, 
         said = typed([*words, "--set", "coordinator.start_timeout=1"], hub)
         assert said.code in (2, 7) and "Begin again, all together and in new folders (--out)" in said.err, said
         assert "--resume" not in said.err and not (hub / "fit").exists()
+
+
+# --- what all processes write -----------------------------------------------------------------------------------------
+
+
+def by_hand(folder: Path, kind: str, dies: Mapping[int, int]) -> bytes:
+    """Return the file of a fit without messages: in each round the sums of those who live, one after another.
+
+    `dies`: the round, from 0, from which a site tells nothing.
+    """
+    of_experiment, of_sites = PLAN[kind]
+    plan, layout, agreed = of_experiment(load_experiment(folder / f"{kind}.toml"))
+    plan, task, refused = of_sites(plan, layout, agreed, range(SITES))
+    assert not refused
+    server = plan.federated.server
+    state = server.start(task.initial(0))
+    for number in range(plan.experiment.rounds):
+        (x,) = server.broadcast(state)
+        if is_over(server, x):
+            break
+        alive = [node for node in range(SITES) if number < dies.get(node, plan.experiment.rounds)]
+        told = [update.difference for update in task.train([Job(node, number, x) for node in alive])]
+        state = server.step(state, Aggregate((total(told, plan.exact.ring_bits),), len(alive), 1.0, number))
+    return encoded(TOLD[kind](plan, layout, agreed, server.broadcast(state)[0]))
+
+
+def total(vectors: list[Vector | None], bits: int) -> Vector:
+    numbers = []
+    for vector in vectors:
+        words = None if vector is None else words_in(vector)
+        assert words is not None
+        numbers.append(integers_of(words, bits))
+    return as_vector(words_of([sum(one) for one in zip(*numbers, strict=True)], bits))
+
+
+def written(where: list[Path], kind: str, dead: Mapping[int, int]) -> set[bytes]:
+    return {(one / "fit" / FILE[kind]).read_bytes() for node, one in enumerate(where) if node not in dead}
+
+
+@pytest.mark.parametrize(
+    "kind", ["kaplan-meier", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("cox", "glm", "trees"))]
+)
+@pytest.mark.timeout(300)  # 6 processes
+def test_processes_write_the_file_of_the_simulation(
+    kind: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = machines(folder, tmp_path, files(kind))
+    said = fit_on(where, kind)
+    assert [one.code for one in said] == [0] * (SITES + 1), said
+    simulated = typed(["fit", f"{kind}.toml", "--to", str(tmp_path / "simulated")], folder)
+    assert simulated.code == 0, simulated
+    monkeypatch.chdir(folder)
+    assert written(where, kind, {}) == {(tmp_path / "simulated" / FILE[kind]).read_bytes(), by_hand(folder, kind, {})}
+    models = {(one / "fit/model/trees.json").read_bytes() for one in where if kind == "trees"}
+    assert models == {(tmp_path / "simulated/model/trees.json").read_bytes() for _ in range(len(models))}
+    words = ["audit", "verify", "machine5/log", "machine0/log", "--endpoints", "machine0/endpoints.toml"]
+    verified = typed(words, tmp_path)
+    assert verified.code == 0, verified
+
+
+@pytest.mark.long  # 6 processes, and deadlines
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("kind", "round"),
+    [("kaplan-meier", 0), ("kaplan-meier", 1), ("cox", 1), ("cox", 2), ("cox", 4), ("glm", 2), ("trees", 3)],
+)
+def test_a_site_that_is_killed_in_the_fit_leaves_the_fit_of_the_others(
+    kind: str, round: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where, dies = machines(folder, tmp_path, files(kind)), {2: round}
+    deadlines = ["coordinator.deadline=20", "coordinator.least_deadline=1"]
+    said = fit_on(where, kind, *(word for one in deadlines for word in ("--set", one)), dies=dies)
+    assert said[2].code == -signal.SIGKILL
+    partial = 9 if round == 0 else 0  # at the coordinator, where nothing of the site was ever counted
+    assert [one.code for node, one in enumerate(said) if node != 2] == [0] * (SITES - 1) + [partial], said
+    monkeypatch.chdir(folder)
+    expected = by_hand(folder, kind, dies)
+    assert written(where, kind, dies) == {expected} and expected != by_hand(folder, kind, {})

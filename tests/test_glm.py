@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import shutil
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -14,8 +13,8 @@ import mpmath
 import msgspec
 import numpy as np
 import pytest
-from commands import Said, finish, free_ports, typed
-from commands import start as begun
+from commands import Said, typed
+from fit_sites import SITES, own_tables
 from pages import blocks, page
 
 from fedgossip import ConfigError, load_experiment, load_model
@@ -25,13 +24,11 @@ from fedgossip.learning.glm import FAMILIES, moved, site_sums, start
 from fedgossip.learning.glm_fit import GlmFit, fit_of
 from fedgossip.learning.glm_sums import GlmDesign, GlmLayout, SiteRecords
 from fedgossip.learning.glm_task import GlmTask
-from fedgossip.learning.told_files import encoded
 from fedgossip.plans.glm import fitted_from, glm_plan, glm_task
 from fedgossip.secure.exact_sums import as_vector, integers_of, words_in, words_of
 from fedgossip.task import Job
 from fedgossip.vectors import Vector, frozen
 
-SITES = 5
 LABELS = {"logistic": "ill", "linear": "cost", "poisson": "days"}
 
 
@@ -40,22 +37,7 @@ def toml(family: str, more: str = "") -> str:
     others = ",".join(one for one in LABELS.values() if one != label)
     query = f"label={label}&drop={others}{more}"
     kind = "" if family == "logistic" else '[task]\nkind = "regression"\n'
-    return f"""
-name = "{family}"
-[data]
-source = "csv:site-{{peer}}.csv?{query}"
-test = "csv:test.csv?{query}"
-partition = {{ kind = "own" }}
-scale = "federated"
-categories = "agreed"
-agreed = "{family}.json"
-{kind}
-[model]
-source = "glm:{family}"
-[coordinator]
-clients = {SITES}
-min_clients = 3
-"""
+    return own_tables(family, query, source=f"glm:{family}", more=kind)
 
 
 def patients(path: Path, seed: int, rows: int) -> None:
@@ -494,28 +476,3 @@ def test_what_the_page_shows_runs(tmp_path: Path) -> None:
     (tmp_path / file.note.removeprefix("file: ")).write_text(file.text)
     said = [typed(line.split("#")[0].split()[1:], tmp_path) for line in commands.text.splitlines()]
     assert all(one.code == 0 for one in said), said
-
-
-@pytest.mark.long  # 6 processes; the same plan as of statistics, whose links are in tests/test_agreed_statistics.py
-@pytest.mark.sockets
-@pytest.mark.timeout(300)
-def test_over_encrypted_links_all_write_the_fit_of_the_simulation(folder: Path, tmp_path: Path) -> None:
-    (port,) = free_ports(1)
-    machines, keys = [tmp_path / f"machine{node}" for node in range(SITES + 1)], []
-    for node, machine in enumerate(machines):
-        machine.mkdir()
-        for name in ("logistic.toml", "test.csv", "logistic.json", *([f"site-{node}.csv"] if node < SITES else [])):
-            shutil.copy(folder / name, machine)
-        where = ["--client"] if node < SITES else ["--address", f"tcp://127.0.0.1:{port}"]
-        keys.append(typed(["keys", "new", "--id", str(node), *where], machine).out)
-    running = []
-    for node, machine in enumerate(machines):
-        (machine / "endpoints.toml").write_text("\n".join(keys))
-        command = ["fit", "logistic.toml", "--endpoints", "endpoints.toml", "--out", "log", "--to", "fit"]
-        running.append(begun([*command, *(["--id", str(node)] if node < SITES else [])], machine))
-    said = [finish(one) for one in running]
-    assert [one.code for one in said] == [0] * (SITES + 1), said
-    written = {(machine / "fit" / "fit.json").read_bytes() for machine in machines}
-    assert written == {encoded(fitted(folder, "logistic"))}
-    words = ["audit", "verify", "machine5/log", "machine0/log", "--endpoints", "machine0/endpoints.toml"]
-    assert typed(words, tmp_path).code == 0

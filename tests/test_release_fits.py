@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import subprocess
@@ -15,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 from commands import typed
+from fit_sites import SITES, own_tables, patients
 from test_release import USE, flip, refused
 
 from fedgossip.learning.cox_fit import CoxFit
@@ -24,7 +24,6 @@ from fedgossip.releasing.checking import check, contains
 from fedgossip.releasing.signed_zip import write_signed
 from fedgossip.report.numbers import number
 
-SITES = 5
 KINDS = {
     "glm": ("yesno", "glm:logistic", "model/weights.safetensors", "fit.json"),
     "trees": ("yesno", "trees:3x2", "model/trees.json", "trees-fit.json"),
@@ -34,42 +33,15 @@ KINDS = {
 """The experiment of each, its model.source, the file that is the model, the file that tells the fit."""
 
 
-def experiment(name: str, query: str, more: str = "") -> str:
-    return f"""
-name = "{name}"
-[data]
-source = "csv:site-{{peer}}.csv?{query}"
-test = "csv:test.csv?{query}"
-partition = {{ kind = "own" }}
-scale = "federated"
-categories = "agreed"
-agreed = "{name}.json"
-{more}
-[coordinator]
-clients = {SITES}
-"""
-
-
-def patients(path: Path, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["age", "arm", "days", "died", "ill"])
-        for _ in range(50):
-            age, arm = rng.integers(30, 90), rng.choice(["new", "old"])
-            time, end = rng.exponential(400 * np.exp(-0.04 * (age - 60) - 0.6 * (arm == "old"))), rng.uniform(100, 700)
-            ill = "yes" if rng.random() < 1 / (1 + np.exp(3 - 0.05 * age)) else "no"
-            writer.writerow([age, arm, int(np.ceil(min(time, end))), int(time <= end), ill])
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("fits")
     for site in range(SITES):
         patients(found / f"site-{site}.csv", site)
     patients(found / "test.csv", 99)
-    (found / "yesno.toml").write_text(experiment("yesno", "label=ill&drop=days,died"))
-    (found / "times.toml").write_text(experiment("times", "label=days,died&drop=ill", '[task]\nkind = "regression"\n'))
+    (found / "yesno.toml").write_text(own_tables("yesno", "label=ill&drop=days,died", least=SITES))
+    times = own_tables("times", "label=days,died&drop=ill", more='[task]\nkind = "regression"\n', least=SITES)
+    (found / "times.toml").write_text(times)
     for name in ("yesno", "times"):
         assert typed(["data", "agree", f"{name}.toml"], found).code == 0
     (found / "use.txt").write_text(USE)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import Said, finish, free_ports, typed
-from commands import start as begun
+from commands import Said, typed
+from fit_sites import SITES, own_tables
 from pages import blocks, page
 
 from fedgossip import ConfigError, load_experiment, load_model
@@ -35,7 +35,6 @@ from fedgossip.secure.aborts import RoundAbandoned
 from fedgossip.secure.exact_sums import ExactSums, as_vector, long_numbers, long_words, words_in
 from fedgossip.vectors import Vector
 
-SITES = 5
 CLASSES = {LOGISTIC: ("no", "yes"), SOFTMAX: ("a", "b", "c"), SQUARES: ()}
 
 
@@ -55,22 +54,7 @@ def patients(path: Path, seed: int, rows: int) -> None:
 def toml(source: str = "trees:4x3", label: str = "ill", more: str = "") -> str:
     others = ",".join(one for one in ("ill", "cost", "days") if one != label)
     query = f"label={label}&drop={others}"
-    return f"""
-name = "trees"
-[data]
-source = "csv:site-{{peer}}.csv?{query}"
-test = "csv:test.csv?{query}"
-partition = {{ kind = "own" }}
-scale = "federated"
-categories = "agreed"
-agreed = "{label}.json"
-{more}
-[model]
-source = "{source}"
-[coordinator]
-clients = {SITES}
-min_clients = 3
-"""
+    return own_tables("trees", query, agreed=label, source=source, more=more)
 
 
 @pytest.fixture(scope="module")
@@ -369,31 +353,6 @@ def test_what_the_page_shows_runs(tmp_path: Path) -> None:
     (tmp_path / file.note.removeprefix("file: ")).write_text(file.text)
     said = [typed(line.split("#")[0].split()[1:], tmp_path) for line in commands.text.splitlines()]
     assert all(one.code == 0 for one in said), said
-
-
-@pytest.mark.long  # 6 processes; the same plan as of other fits
-@pytest.mark.sockets
-@pytest.mark.timeout(300)
-def test_over_encrypted_links_all_write_the_trees_of_the_simulation(folder: Path, tmp_path: Path) -> None:
-    (port,) = free_ports(1)
-    machines, keys = [tmp_path / f"machine{node}" for node in range(SITES + 1)], []
-    for node, machine in enumerate(machines):
-        machine.mkdir()
-        for name in ("ill.toml", "test.csv", "ill.json", *([f"site-{node}.csv"] if node < SITES else [])):
-            shutil.copy(folder / name, machine)
-        where = ["--client"] if node < SITES else ["--address", f"tcp://127.0.0.1:{port}"]
-        keys.append(typed(["keys", "new", "--id", str(node), *where], machine).out)
-    running = []
-    for node, machine in enumerate(machines):
-        (machine / "endpoints.toml").write_text("\n".join(keys))
-        command = ["fit", "ill.toml", "--endpoints", "endpoints.toml", "--out", "log", "--to", "fit"]
-        running.append(begun([*command, *(["--id", str(node)] if node < SITES else [])], machine))
-    said = [finish(one) for one in running]
-    assert [one.code for one in said] == [0] * (SITES + 1), said
-    _, layout, agreed = trees_plan(load_experiment(folder / "ill.toml"))
-    pooled = GrowingTrees(layout, grown_alone(layout, table_of(layout, agreed, folder / "all.csv")))
-    written = {(machine / "fit" / "model" / "trees.json").read_bytes() for machine in machines}
-    assert written == {encoded_trees(trees_file(pooled))}
 
 
 @pytest.mark.parametrize("value", [11, -11, 2**62])
