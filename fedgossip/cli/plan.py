@@ -247,9 +247,13 @@ def stated(experiment: Path, overrides: Sequence[str], seed: int | None) -> tupl
     from fedgossip.experiment import load_experiment
     from fedgossip.plans import compose
     from fedgossip.plans.federation import FederationPlan
+    from fedgossip.plans.fits import stated_fit
     from fedgossip.plans.plan_statement import statement_of
 
-    made = compose.plan(load_experiment(experiment, overrides, seed=seed))
+    whole = load_experiment(experiment, overrides, seed=seed)
+    if (fit := stated_fit(whole)) is not None:
+        return fit
+    made = compose.plan(whole)
     if not isinstance(made, FederationPlan):
         raise ConfigError(f"{experiment} has no [coordinator]", "Plans are approved by the clients of a coordinator.")
     task, _ = compose.task_of_dry_run(made.experiment, made.learners, [])

@@ -13,6 +13,7 @@ from fedgossip.cli.text import echo
 
 if TYPE_CHECKING:
     from fedgossip.errors import ConfigError
+    from fedgossip.plans.approvals import ApprovalRequest
     from fedgossip.plans.federation import FederationPlan
     from fedgossip.rundir.peer_files import PeerEnded
     from fedgossip.rundir.run_directory import Run
@@ -81,12 +82,16 @@ def with_others(
 ) -> int:
     """Take part in a run of sums with others on their own machines; `digest`: of what all must have alike.
 
-    `write` is called with the sums.  Raises ConfigError where this site does not fit.
+    `write` is called with the sums.  `opened`: what they tell, in words; where that is said, of a fit, a site whose key
+    approves plans asks it first.  Raises ConfigError where this site does not fit, or has not approved the plan.
     """
+    from fedgossip.cli.approval import approved
     from fedgossip.cli.participant import Participant
     from fedgossip.errors import FedgossipError, TooFewPeersError
     from fedgossip.net.endpoints import load_endpoints
     from fedgossip.owner_files import made
+    from fedgossip.plans.approvals import request_of
+    from fedgossip.plans.plan_statement import statement_of
     from fedgossip.plans.tasks import DataShares
     from fedgossip.rundir.collect import collect_peers, final_vector
 
@@ -109,6 +114,10 @@ def with_others(
             write(final_vector(folder), record)
 
     everybody = load_endpoints(known.endpoints, plan.n, plan.roles.listens)
+
+    def wanted() -> ApprovalRequest:
+        return request_of(plan, statement_of(plan, task, opened), node, everybody)
+
     participant = Participant(
         known.experiment,
         plan,
@@ -119,6 +128,7 @@ def with_others(
         everybody,
         known.out,
         resume=False,
+        prepare=approved(wanted, known.key, None, None) if opened and not leads else None,
         bind=known.bind,
         spent=known.ledger,
         learning=(task, shares),

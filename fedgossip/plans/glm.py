@@ -32,6 +32,10 @@ STEPS = 16
 """Of Newton's method; five to eight are usual."""
 
 
+def is_glm(source: str) -> bool:
+    return source.partition(":")[0] == GLM
+
+
 def glm_plan(experiment: Experiment) -> tuple[FederationPlan, GlmLayout, AgreedTable]:
     """Return the plan of the run in which the sites of an experiment fit a model, its numbers, and its columns.
 
@@ -57,7 +61,7 @@ def glm_plan(experiment: Experiment) -> tuple[FederationPlan, GlmLayout, AgreedT
 def family_of(experiment: Experiment) -> str:
     """Return the family that model.source names.  Raises ConfigError, also where the task's labels are none of its."""
     kind, _, family = experiment.model.source.partition(":")
-    if kind != "glm" or family not in FAMILIES:
+    if kind != GLM or family not in FAMILIES:
         advice = nearest(family, FAMILIES) if kind == "glm" else f'Set model.source = "glm:{next(iter(FAMILIES))}".'
         raise ConfigError(f"model.source = {experiment.model.source!r}: not a generalised linear model", advice)
     if experiment.objective.kind != KIND_OF[family]:

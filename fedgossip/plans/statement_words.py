@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedgossip.experiment.meanings import keys
+from fedgossip.learning.objectives import COX, GLM, SURVIVAL, TREES
 from fedgossip.plans.plan_statement import HASH_SHOWN, PlanStatement, differences
 from fedgossip.privacy.guarantee import meaning
 
@@ -17,19 +18,24 @@ COLUMNS_SHOWN = 12
 """Maximum number of columns that are named."""
 PROBLEMS = ("averaging", "quadratic")
 """Tasks with a known answer, which learn from nobody's data."""
+FITS = (GLM, TREES, SURVIVAL, COX)
+"""Tasks in which sites tell sums and train nothing."""
 
 
 def lines(statement: PlanStatement) -> list[tuple[str, str]]:
     """Return (question, answer) in the order in which to read them."""
     e, terms = statement.experiment, statement.terms
-    c = e["coordinator"]
+    c, fits = e["coordinator"], e["task"]["kind"] in FITS
     return [
         ("plan", f"{statement.name}, {statement.hash[:HASH_SHOWN]}"),
         ("learns", _learns(statement)),
         ("from", _from(statement)),
         ("who", f"{c['clients']} sites and a coordinator ({terms.how})."),
-        ("rounds", f"{e['rounds']}.  {_training(e['train'])}"),
-        ("leaves a site", f"It sends {terms.sent}."),
+        ("rounds", _rounds(statement)),
+        (
+            "leaves a site",
+            f"Masked numbers, whose sums are opened: {terms.sent}." if fits else f"It sends {terms.sent}.",
+        ),
         ("who sees it", _sentence(terms.seen)),
         ("budget", _budget(c["privacy"], terms.budget)),
         ("own code", _named(statement.code) or "None: nothing runs but fedgossip and what it is installed with."),
@@ -42,6 +48,8 @@ def _learns(statement: PlanStatement) -> str:
     e, m = statement.experiment, statement.model
     if e["task"]["kind"] in PROBLEMS:
         return f"Nothing from data: {e['task']['kind']}, {m.parameters:,} numbers."
+    if e["task"]["kind"] in FITS and statement.table:
+        return f"{e['model']['source']} of {', '.join(statement.table.labels)}, by sums over the sites that are exact."
     told = f"To tell {', '.join(statement.table.labels)}, by a" if statement.table else "A"
     return f"{told} model {e['model']['source']} of {m.parameters:,} numbers ({m.type}, layout {m.layout[:8]})."
 
@@ -56,6 +64,13 @@ def _from(statement: PlanStatement) -> str:
     more = f" and {len(table.columns) - COLUMNS_SHOWN} more" if len(table.columns) > COLUMNS_SHOWN else ""
     agreed = f"agreed on by {table.sites} sites with {table.records} records"
     return f"{text}  {len(table.columns)} columns, {agreed}: {named}{more}."
+
+
+def _rounds(statement: PlanStatement) -> str:
+    e = statement.experiment
+    if e["task"]["kind"] in FITS:
+        return f"{e['rounds']} at most.  In each a site tells its sums; it trains nothing."
+    return f"{e['rounds']}.  {_training(e['train'])}"
 
 
 def _training(train: Mapping[str, Any]) -> str:

@@ -216,14 +216,18 @@ def _evaluation(sources: ReleaseSources, weights: str) -> tuple[Evaluation | Non
 
 
 def _approvals(sources: ReleaseSources, plan: str, contents: Contents, logs: Contents) -> tuple[ReleasedApproval, ...]:
-    path = sources.run / APPROVAL
-    if not path.is_file():
+    folders = dict.fromkeys((sources.run, *sources.logs))  # of a fit each site has its own in the folder of its log
+    found = []
+    for path in (folder / APPROVAL for folder in folders):
+        for one in read_signed(path) if path.is_file() else ():
+            if one.plan != plan:
+                raise ConfigError(
+                    f"{path}: site {one.participant} approved another plan", "Put the run together again."
+                )
+            found += [one] if one.hash not in {other.hash for other in found} else []
+    if not found:
         return ()
-    found = read_signed(path)
-    for one in found:
-        if one.plan != plan:
-            raise ConfigError(f"{path}: site {one.participant} approved another plan", "Put the run together again.")
-    contents[APPROVAL] = path
+    contents[APPROVAL] = b"".join(one.line for one in found)
     # by the keys in the release: whoever checks it has no others
     known = load_blocks(sources.keys) if sources.keys and ENDPOINTS in logs else {}
     keys = {node: one.verify for node, one in known.items()}

@@ -1,0 +1,44 @@
+"""Every kind of fit by sums, a line each: by the name of its model, how it is planned, and who tells its sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from fedgossip.experiment import Experiment
+from fedgossip.learning.tree_options import is_trees
+from fedgossip.plans.cox import cox_plan, cox_task, is_cox
+from fedgossip.plans.federation import FederationPlan
+from fedgossip.plans.glm import glm_plan, glm_task, is_glm
+from fedgossip.plans.plan_statement import PlanStatement, statement_of
+from fedgossip.plans.survival import is_survival, survival_plan, survival_task
+from fedgossip.plans.trees import trees_plan, trees_task
+
+
+class FitKind(NamedTuple):
+    """One kind: whether a model.source is of it; its plan, layout and columns; that plan with a task of some sites."""
+
+    is_of: Callable[[str], bool]
+    plan: Callable[[Experiment], tuple[FederationPlan, Any, Any]]
+    task: Callable[..., tuple[FederationPlan, Any, Any]]
+
+
+FITS = (
+    FitKind(is_glm, glm_plan, glm_task),
+    FitKind(is_trees, trees_plan, trees_task),
+    FitKind(is_survival, survival_plan, survival_task),
+    FitKind(is_cox, cox_plan, cox_task),
+)
+
+
+def stated_fit(experiment: Experiment) -> tuple[FederationPlan, PlanStatement] | None:
+    """Return the run of a fit, and its plan as all sites have it; None where an experiment is of no fit.
+
+    Raises ConfigError as the fit itself does, before it reads any site's own file.
+    """
+    kind = next((one for one in FITS if one.is_of(experiment.model.source)), None)
+    if kind is None:
+        return None
+    plan, layout, agreed = kind.plan(experiment)
+    plan, task, _ = kind.task(plan, layout, agreed, [])
+    return plan, statement_of(plan, task, layout.opened)
