@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -33,8 +34,11 @@ class NotWrittenError(ConfigError):
 
     def __init__(self, path: Path, error: OSError) -> None:
         reason = error.strerror or str(error)
+        forbidden = error.errno in (errno.EROFS, errno.EACCES, errno.EPERM)
         advice = "Make room there and go on, with --resume; or choose a folder on another disk: --out, or --folder."
-        super().__init__(f"{path}: not written: {reason}{_room(path)}", advice)
+        if forbidden:
+            advice = "Choose a folder in which you may write, or go on with --resume when you may."
+        super().__init__(f"{path}: not written: {reason}{'' if forbidden else _room(path)}", advice)
         self.path = path
 
 

@@ -6,6 +6,7 @@ optimizer: Annotated[str, OneOf(("sgd", "adam"))] = "sgd"
 
 from __future__ import annotations
 
+import math
 import sys
 import typing
 from collections.abc import Collection, Hashable, Iterator, Sequence
@@ -36,7 +37,9 @@ class Within:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         return value is None or (number and self.low <= value <= self.high)  # type: ignore[operator]
 
-    def advice(self, _value: object) -> str:
+    def advice(self, value: object) -> str:
+        if isinstance(value, int | float) and value > self.high >= LONGEST_SECONDS:  # which `said` leaves out
+            return f"Set it at most {int(self.high):,}." if math.isfinite(value) else "Set it to a finite number."
         return f"Set it {self.said}."
 
     @property

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import numpy as np
 import pytest
 from commands import in_process
 
-from fedgossip.errors import ConfigError, TrainingError
+from fedgossip.errors import ConfigError, NotWrittenError, TrainingError
 from fedgossip.experiment import load_experiment
 from fedgossip.learning import custom, data, partitions
 from fedgossip.learning.tables import read_csv
@@ -40,12 +41,41 @@ RING = '[topology]\ngraph = "ring"\nn = 4\n'
         (f'{RING}[data]\npartition = "dirichlet"\n', "data.partition is a table", 'kind = "dirichlet", alpha = 0.3 }'),
         (f'{RING}[data]\npartition = "iid"\n', "data.partition is a table", '{ kind = "iid" }'),
         ('topology = "ring"\n', "topology is a table", 'topology = { graph = "ring" }'),
-        (f'{RING}[train]\nlr = "fast"\n', "train.lr", ""),
+        (f'{RING}[train]\nlr = "fast"\n', "train.lr: expected `float`, got `str`", "a number, without quotes"),
+        (f'rounds = "3"\n{RING}', "rounds: expected `int`, got `str`", "a whole number, without quotes"),
+        (f"rounds = 3.5\n{RING}", "rounds: expected `int`, got `float`", "a whole number"),
+        (f"name = 3\n{RING}", "name: expected `str`, got `int`", "text in quotes"),
+        ("topology = [1, 2]\n", "topology: expected `object`, got `array`", "Write a table"),
+        (
+            f'{RING}[[faults]]\nkind = "crash"\nevery = 0\n',
+            "faults[0].every: expected",
+            "explain faults.every",
+        ),
+        (f"rounds = {10**23}\n{RING}", "is out of range", "at most 2,147,483,647"),
+        (f"{RING}[train]\nlr = inf\n", "lr = inf is out of range", "a finite number"),
     ],
 )
 def test_what_is_written_otherwise_than_meant_is_named(text: str, said: str, advice: str, tmp_path: Path) -> None:
     error = refused(text, tmp_path)
     assert said in str(error) and advice in error.advice, (str(error), error.advice)
+
+
+@pytest.mark.parametrize("reason", [errno.EROFS, errno.EACCES])
+def test_a_folder_that_may_not_be_written_is_not_told_to_be_full(reason: int) -> None:
+    error = NotWrittenError(Path("/run/x"), OSError(reason, "why"))
+    assert str(error) == "/run/x: not written: why" and error.advice.startswith("Choose a folder")
+    full = NotWrittenError(Path("/run/x"), OSError(errno.ENOSPC, "why"))
+    assert "MB left" in str(full) and full.advice.startswith("Make room")
+
+
+def test_a_file_without_an_end_is_not_read_to_it() -> None:
+    with pytest.raises(ConfigError, match="/dev/zero: more than 16 MiB"):
+        load_experiment("/dev/zero")
+
+
+def test_a_file_that_begins_with_the_mark_of_an_editor_is_read(tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_bytes(b"\xef\xbb\xbf" + RING.encode().replace(b"\n", b"\r\n"))
+    assert load_experiment(tmp_path / "e.toml").topology.n == 4  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("kind", ["dirichlet", "shard", "pathological", "size-skewed", "iid"])

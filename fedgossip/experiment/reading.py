@@ -81,7 +81,8 @@ def checked(content: dict[str, Any], where: str) -> Experiment:
             raise ConfigError(f"{where}: no {text.split('`')[1]}", advice) from None
         if advice := _as_a_table(content, place):
             raise ConfigError(f"{where}: {place} is a table, not one word", advice) from None
-        raise ConfigError(f"{where}: {place or 'the file'}: {text[0].lower()}{text[1:]}", "") from None
+        advice = _of_its_type(text, place)
+        raise ConfigError(f"{where}: {place or 'the file'}: {text[0].lower()}{text[1:]}", advice) from None
     if endless and not experiment.endless:
         advice = 'Give a number, or task.kind = "loop" with a [topology].'
         raise ConfigError(f'{where}: rounds = "endless": only loops of your own on a graph end by themselves', advice)
@@ -125,9 +126,36 @@ def _as_a_table(content: Mapping[str, Any], place: str) -> str:
     return f'Write {place} = {{ {first[place]} = "{value}" }}' if place in first else ""
 
 
+_TYPES = {
+    "int": "Write a whole number, without quotes.",
+    "float": "Write a number, without quotes.",
+    "str": 'Write text in quotes, "like this".',
+    "bool": "Write true or false, without quotes.",
+    "array": "Write a list, such as [1, 2].",
+    "object": "Write a table: { key = value }, or the keys in a section of that name.",
+}
+
+
+def _of_its_type(text: str, place: str) -> str:
+    """Return how to write a value of the type that msgspec expected; else where it is said what the key may be."""
+    expected = re.match(r"Expected `(\w+).*`, got ", text)
+    known = _TYPES.get(expected[1], "") if expected else ""
+    key = re.sub(r"\[[^]]*\]", "", place)
+    return known or f"fedgossip explain {key or 'rounds'}  says what may stand there."
+
+
+FILE_MAX = 16 << 20
+"""Maximum number of bytes of an experiment file; a device may have no end."""
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return from_toml(path.read_text())
+        with path.open("rb") as file:
+            content = file.read(FILE_MAX + 1)
+        if len(content) > FILE_MAX:
+            advice = "Name an experiment file, a text of some lines."
+            raise ConfigError(f"{path}: more than {FILE_MAX >> 20} MiB", advice)
+        return from_toml(content.decode("utf-8-sig"))
     except OSError as error:
         reason = (error.strerror or "cannot be read").lower()
         raise ConfigError(f"{path}: {reason}", "fedgossip init digits  makes one to start from.") from None
