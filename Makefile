@@ -64,6 +64,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/memory_slope.py --rounds 400
 	$(BIN)/python benchmarks/join.py 1
 	$(BIN)/python benchmarks/characters.py README.md 10
+	$(BIN)/python benchmarks/length_buckets.py README.md --steps 5 --turns 1
 	$(BIN)/python benchmarks/outer.py
 	$(BIN)/python benchmarks/hogwild.py --turns 1 --seeds 1
 	$(BIN)/python benchmarks/mesh_memory.py --short

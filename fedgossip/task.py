@@ -65,7 +65,8 @@ class Job:
 class Update:
     """`difference` is trained minus given, [d], or None where nothing changed; of a gradient job the gradient.
     `examples`: those that the node trains on.  `metrics` holds "loss", but where training is private: no loss is known
-    then; "steps" and "rate", where a learning rule asks for them; of a gradient "rows", the examples that it is of."""
+    then; "steps" and "rate", where a learning rule asks for them; of a gradient "rows", the examples that it is of, of
+    lines their characters."""
 
     difference: Vector | None
     examples: int

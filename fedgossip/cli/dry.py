@@ -32,6 +32,7 @@ def show_plan(plan: Plan, *, as_json: bool) -> None:
         "parameters": task.length,
         "schema": task.schema,
         "examples": shares.sizes,
+        **({"notes": list(shares.notes)} if shares.notes else {}),
         "experiment": plan.experiment.to_dict(),
         **outlook.facts,
         "bytes_per_round": outlook.bytes_per_round,
@@ -57,6 +58,8 @@ def show_plan(plan: Plan, *, as_json: bool) -> None:
     if shares.sizes:
         counted = f"{min(shares.sizes)} to {max(shares.sizes)} each"
         echo(f"# {sum(shares.sizes):,} training examples, {counted}")
+    for note in shares.notes:
+        echo(f"# {note}")
     echo("Nothing was trained: this was a dry run.", err=True)
 
 

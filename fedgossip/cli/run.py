@@ -195,6 +195,7 @@ def facts(summary: dict[str, Any], record: Sequence[Row] = ()) -> list[tuple[str
     if summary["driver"] != "stacked":
         whole = "" if summary["wall_seconds"] is None else f", {summary['wall_seconds']:.1f} s in all"
         rows.append(("time", f"{summary['seconds']:.2f} {kind}{whole}"))
+    rows += [("data", note) for note in summary.get("data", {}).get("notes", [])]
     rows += _events(summary)
     if "lost_updates" in summary:
         rows.append(("lost updates", f"{100 * summary['lost_updates']:.2g} % of the elements that the processes wrote"))

@@ -42,7 +42,7 @@ OWN = f"own:{PLACE}"
 TEST_BYTES_MAX = 16 << 20
 """Maximum size of a common test set that travels."""
 
-_FILES = ("csv", "npz", "text", "parquet")
+_FILES = ("csv", "npz", "text", "lines", "parquet")
 _FOLDERS = ("mnist", "fashion-mnist")
 """Sources that are looked for where each machine has them; where the organiser's lie is nobody else's concern."""
 _MODELS = ("cnn", "softmax", "mlp", "chars", "gpt")

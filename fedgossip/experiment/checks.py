@@ -35,6 +35,7 @@ from fedgossip.experiment.sections import (
 from fedgossip.learning.custom import is_function
 from fedgossip.learning.objectives import CONVEX, KINDS, SPARSE, objective_of
 from fedgossip.learning.per_peer import PLACE
+from fedgossip.learning.ragged import check_buckets
 from fedgossip.learning.settings import HOGWILD
 from fedgossip.learning.table_schema import FEDERATED, options_of
 from fedgossip.limits import MOST, Limit, Within, limits_of
@@ -55,6 +56,7 @@ def check(experiment: Experiment, where: str) -> None:
             raise ConfigError(f"{where}: track.to = {to!r} is not known", nearest(to, TRACKERS))
     _check_test(experiment.data.test, where)
     _check_own(experiment.data, where)
+    _check_buckets(experiment.data, where)
     _check_agreed(experiment, where)
     _check_validation(experiment, where)
     if not 0 <= experiment.data.local_test < 1:
@@ -327,6 +329,19 @@ def _check_own(data: DataSection, where: str) -> None:
     if own and not (isinstance(data.test, str) and ":" in data.test and PLACE not in data.test):
         advice = 'Set it to a file that all peers have: "csv:PATH?label=COLUMN", "npz:PATH".'
         raise ConfigError(f"{where}: data.test = {data.test!r} is not common to peers with files of their own", advice)
+
+
+def _check_buckets(data: DataSection, where: str) -> None:
+    """Raise ConfigError for lengths of lines where there are no lines, and for those that are none."""
+    if not data.buckets:
+        return
+    if data.source.partition(":")[0] not in ("lines", "own"):
+        text = f"{where}: data.buckets of {data.source!r}, whose examples are all of one length"
+        raise ConfigError(text, 'Leave it out, or set data.source = "lines:PATH".')
+    try:
+        check_buckets(data.buckets)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: data.{error}", error.advice) from None
 
 
 def _check_agreed(e: Experiment, where: str) -> None:

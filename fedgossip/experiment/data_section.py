@@ -22,15 +22,22 @@ OF_JUDGING = ("groups", "site_scores")
 """Keys of what sites tell of a model together."""
 
 
+LATER_KEYS = ("validation", "buckets")
+"""Keys that runs from before them do not have."""
+
+
 class DataSection(msgspec.Struct, forbid_unknown_fields=True):
     """[data]: which examples there are, and who has which."""
 
     source: str = "digits"
     """`digits`, `breast-cancer`, `diabetes` (bundled; the last is a regression); `mnist`, `fashion-mnist` (in the
-    folder `FEDGOSSIP_DATA`, or `mnist:PATH`); `csv:PATH?label=COLUMN`, `npz:PATH`, `text:PATH`,
+    folder `FEDGOSSIP_DATA`, or `mnist:PATH`); `csv:PATH?label=COLUMN`, `npz:PATH`, `text:PATH`, `lines:PATH`,
     `parquet:PATH?label=COLUMN`, `images:FOLDER`, `cifar10:PATH`, `femnist:PATH`, `huggingface:FOLDER?label=COLUMN`
     (docs/data.md); `module:function`; with {peer} in it, each peer reads a file of its own:
     csv:site-{peer}.csv?label=COLUMN."""
+    buckets: list[int] = msgspec.field(default_factory=list)
+    """Of a source of lines: lengths in characters, ascending, the end of a line counted.  A step draws its lines from
+    one bucket and pads them to its length; longer ones than the last are cut.  Empty: 16, 32, 64, 128."""
     partition: dict[str, Any] = msgspec.field(default_factory=lambda: {"kind": "iid"})
     """Who has which: of kind `iid`, `dirichlet` (`alpha`, `min_size`), `shard` (`shards_per_peer`), `pathological`
     (`classes_per_peer`), `size-skewed` (`exponent` or `sigma`), `natural` (whole groups), `own` (for a source with
@@ -72,9 +79,9 @@ class DataSection(msgspec.Struct, forbid_unknown_fields=True):
         return [key for key in self._usual(OF_STATISTICS) if self.scale != FEDERATED]
 
     @property
-    def without_judging(self) -> Sequence[str]:
-        """The keys of evaluations that nobody has set: what is trained does not depend on them."""
-        return self._usual(OF_JUDGING)
+    def unset(self) -> Sequence[str]:
+        """The keys that are left out of a run's hash: runs from before them have the same."""
+        return (*self._usual(LATER_KEYS), *self.without_statistics, *self._usual(OF_JUDGING))
 
     def _usual(self, keys: Sequence[str]) -> Sequence[str]:
         usual = DataSection()

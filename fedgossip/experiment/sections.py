@@ -472,9 +472,7 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
             for key, usual in since.items():
                 if content[section][key] == usual:
                     del content[section][key]
-        if not self.data.validation:
-            del content["data"]["validation"]
-        for key in (*self.data.without_statistics, *self.data.without_judging):
+        for key in self.data.unset:
             del content["data"][key]
         if self.eval.on != VALIDATION:
             del content["eval"]["on"]

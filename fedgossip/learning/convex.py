@@ -233,4 +233,5 @@ def _numbers(data: Dataset, loss: str, _positive: str) -> Floats:
     if data.classes or data.y.ndim != 2 or data.y.shape[1] != 1:
         text = f"{data.name}: its labels are not one column of numbers, as {loss} wants them"
         raise ConfigError(text, 'Set task.loss = "hinge" or "logistic" for two classes.')
-    return data.y[:, 0].astype(np.float64)
+    numbers: Floats = data.y[:, 0].astype(np.float64)
+    return numbers

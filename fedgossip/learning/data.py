@@ -8,6 +8,7 @@ load("csv:PATH?label=COLUMN&group=COLUMN")       a table of numbers; drop=A,B le
                                                  categories=C,D are columns of words
 load("npz:PATH")                                 arrays x, y and, if there, groups
 load("text:PATH?context=32&min_chars=1000")      plays: every speaker is a client
+load("lines:PATH")                               text, a line an example, in buckets by length
 load("parquet:PATH?label=COLUMN")                as csv; needs fedgossip[parquet]
 load("images:FOLDER?size=32&mode=gray")          pictures, a class a folder; needs fedgossip[images]
 load("cifar10:PATH")                             the Python or the binary archive, or its folder
@@ -18,7 +19,7 @@ load("module:function")                          yours: gives a Dataset, (x, y) 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qsl
@@ -30,6 +31,7 @@ from fedgossip.errors import ConfigError, nearest
 from fedgossip.learning import custom
 from fedgossip.learning.dataset import OF_COLUMNS, Dataset, Indices, from_arrays
 from fedgossip.learning.objectives import AS_THE_DATA, CLASSIFICATION, LANGUAGE, REGRESSION, objective_of
+from fedgossip.learning.ragged import Ragged
 from fedgossip.seeds import stream
 
 # --- splitting --------------------------------------------------------------------------------------------------
@@ -150,7 +152,19 @@ def _ranks(keys: Indices, order: Indices, share: float) -> npt.NDArray[np.bool_]
 # --- loading ----------------------------------------------------------------------------------------------------
 
 BUNDLED = ("digits", "breast-cancer", "diabetes")
-OF_FILES = ("mnist", "fashion-mnist", "csv", "npz", "text", "parquet", "images", "cifar10", "femnist", "huggingface")
+OF_FILES = (
+    "mnist",
+    "fashion-mnist",
+    "csv",
+    "npz",
+    "text",
+    "lines",
+    "parquet",
+    "images",
+    "cifar10",
+    "femnist",
+    "huggingface",
+)
 """Sources with a path behind their name; that of the first two may be left out."""
 KINDS = (*BUNDLED, *OF_FILES)
 
@@ -162,16 +176,18 @@ def load(
     seed: int = 0,  # noqa: ARG001
     like: Dataset | None = None,
     kind: str = AS_THE_DATA,
+    buckets: Sequence[int] = (),
 ) -> Dataset:
     """Return the dataset that `source` names (the forms are at the top of this file), for a task of this kind.
 
     Relative paths are taken from `base`, the folder of the experiment file (default: the working directory).
     `seed` is for sources that draw; the built-in ones do not.  With `like` the classes are those of that set, by name
-    where they have names, and the features have to be.  Raises ConfigError where the source cannot be read,
+    where they have names, and the features have to be.  `buckets`: of lines, none: as `like` has them, or the usual
+    ones.  Raises ConfigError where the source cannot be read,
     naming the file, what was expected and what was found.
     """
     wanted = objective_of(kind, "", (), source).kind if like is None else like.kind
-    found = _load(source, base, () if like is None else like.class_names, wanted)
+    found = _load(source, base, like, buckets, wanted)
     own_text = found.kind == LANGUAGE and wanted == CLASSIFICATION and custom.is_function(source)
     if found.kind != wanted and not own_text:
         advice = f'Set task.kind = "{found.kind}", or take another source.'
@@ -197,7 +213,7 @@ def _alike(source: str, found: Dataset, like: Dataset) -> Dataset:
     return replace(found, classes=like.classes)
 
 
-def _load(source: str, base: Path | None, class_names: tuple[str, ...], task: str) -> Dataset:
+def _load(source: str, base: Path | None, like: Dataset | None, buckets: Sequence[int], task: str) -> Dataset:
     kind, colon, rest = source.partition(":")
     if kind not in KINDS:
         if custom.is_function(source):
@@ -210,7 +226,18 @@ def _load(source: str, base: Path | None, class_names: tuple[str, ...], task: st
     if kind in BUNDLED and colon:
         raise ConfigError(f"{source!r}: {kind} takes nothing after its name", f"Write {kind}.")
     place = (base or Path.cwd()) / Path(path).expanduser() if path else None
-    return _read(kind, place, options, class_names, task)
+    if kind == "lines":
+        return _read_lines(place, buckets, like)
+    return _read(kind, place, options, () if like is None else like.class_names, task)
+
+
+def _read_lines(path: Path | None, buckets: Sequence[int], like: Dataset | None) -> Dataset:
+    from fedgossip.learning import lines
+
+    if like is None or like.vocabulary is None:
+        return lines.read(_there(path), buckets)
+    theirs = like.x.buckets if isinstance(like.x, Ragged) else like.shape  # of a model: the longest that it learned
+    return lines.read(_there(path), buckets or theirs, like.vocabulary)
 
 
 _OPTIONS: Mapping[str, tuple[str, ...]] = {

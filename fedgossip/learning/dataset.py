@@ -15,6 +15,7 @@ import numpy.typing as npt
 from fedgossip.errors import ConfigError
 from fedgossip.learning.encodings import TableEncoding
 from fedgossip.learning.objectives import CLASSIFICATION, LANGUAGE, MULTI_LABEL, REGRESSION, Objective
+from fedgossip.learning.ragged import Ragged, parts_of, picked
 from fedgossip.machine import NodeId
 
 Indices = npt.NDArray[np.int64]
@@ -27,8 +28,8 @@ OF_COLUMNS = (REGRESSION, MULTI_LABEL)
 class Dataset:
     """Examples x with labels y; checked on construction.
 
-    x: float32 [m, features] or [m, 1, height, width]; text: int64 [m, context].
-    y: int64 [m], 0 <= y < classes; text: int64 [m, context], the characters that follow those of x one by one;
+    x: float32 [m, features] or [m, 1, height, width]; text: int64 [m, context], lines of it Ragged.
+    y: int64 [m], 0 <= y < classes; text: as x, the characters that follow those of x one by one;
     regression: float32 [m, k], a number per label column; multi-label: float32 [m, k], 0 or 1 per label column.
     classes: how many there are; 0 where the labels are columns.
     groups: int64 [m] or None, the natural client of each example; `group_names[group]` says who that is.
@@ -42,13 +43,14 @@ class Dataset:
     what was read.
     encoding: how the columns of a table became `columns`, where they are not all numbers.
     label_mean, label_deviation: of label columns that were standardised; y * deviation + mean is what was read.
+    notes: what was left out or changed as it was read, and what else there is to say of it, a line each.
 
     Raises ConfigError where lengths differ, a value is not finite or a label is out of range.
     """
 
     name: str
-    x: npt.NDArray[Any]
-    y: npt.NDArray[Any]
+    x: Any  # Rows: who takes them for an array has asked for the kind of task, or need not know
+    y: Any
     classes: int
     groups: Indices | None = None
     group_names: tuple[str, ...] = ()
@@ -64,6 +66,7 @@ class Dataset:
     encoding: TableEncoding | None = field(default=None, repr=False)
     label_mean: tuple[float, ...] = ()
     label_deviation: tuple[float, ...] = ()
+    notes: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         m = len(self.x)
@@ -83,7 +86,8 @@ class Dataset:
         if self.kind in OF_COLUMNS:
             self._check_columns()
             return
-        low, high = int(self.y.min()), int(self.y.max())
+        labels = self.y.values if isinstance(self.y, Ragged) else self.y
+        low, high = int(labels.min()), int(labels.max())
         if low < 0 or high >= self.classes:
             raise ConfigError(
                 f"{self.name}: labels from {low} to {high} and {self.classes} classes",
@@ -113,7 +117,8 @@ class Dataset:
     def labels(self) -> Indices:
         """int64 [m], one class per example, for partitions and splits.
 
-        y itself, for text the last character; of numbers to which tenth of the first column's they belong; of several
+        y itself, for text the last character, of a line the one before its end; of numbers to which tenth of the first
+        column's they belong; of several
         labels the first that holds, or one more than there are.
         """
         if self.kind == REGRESSION:
@@ -121,6 +126,8 @@ class Dataset:
         if self.kind == MULTI_LABEL:
             held = self.y > 0
             return np.asarray(np.where(held.any(axis=1), held.argmax(axis=1), held.shape[1]), np.int64)
+        if isinstance(self.x, Ragged):
+            return self.x.last
         whole: Indices = self.y if self.y.ndim == 1 else self.y[:, -1]
         return whole
 
@@ -144,14 +151,16 @@ class Dataset:
         )  # fmt: skip
         facts += (self.kind, self.label_names) if self.kind in OF_COLUMNS else ()
         total = hashlib.sha256(repr(facts).encode())
-        total.update(np.ascontiguousarray(self.y).data)
-        total.update(zlib.crc32(np.ascontiguousarray(self.x).data).to_bytes(4, "little"))
+        for part in parts_of(self.y, "y").values():
+            total.update(np.ascontiguousarray(part).data)
+        for part in parts_of(self.x, "x").values():
+            total.update(zlib.crc32(np.ascontiguousarray(part).data).to_bytes(4, "little"))
         return total.hexdigest()
 
     def subset(self, indices: Indices) -> Dataset:
         """Return the examples at `indices`, in that order."""
         groups = None if self.groups is None else self.groups[indices]
-        return replace(self, x=self.x[indices], y=self.y[indices], groups=groups, own_test=None)
+        return replace(self, x=picked(self.x, indices), y=picked(self.y, indices), groups=groups, own_test=None)
 
 
 def from_arrays(

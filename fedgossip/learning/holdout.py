@@ -17,7 +17,7 @@ from torch import nn
 from fedgossip.learning.batches import Indices
 from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.flat import Layout
-from fedgossip.learning.losses import Criterion
+from fedgossip.learning.losses import Criterion, predicted
 from fedgossip.learning.module_engine import PERSONAL
 from fedgossip.learning.objectives import Objective, objective_of
 from fedgossip.learning.record_privacy import RecordPrivacy
@@ -91,8 +91,8 @@ class LocalTests:
             x, y = (torch.from_numpy(np.array(part[some])) for part in (self._data.x, self._data.y))
             outputs = self._module(x)
             tallies += self._scoring.tallies(outputs.unsqueeze(0), y)
-            loss += float(self._criterion.mean(outputs, y)) * y.numel() if self._score == "loss" else 0.0
-            counted += y.numel()
+            loss += float(self._criterion.mean(outputs, y)) * predicted(y) if self._score == "loss" else 0.0
+            counted += predicted(y)
         score = loss / counted if self._score == "loss" else self._scoring.values(tallies, rows)[self._score]
         found = {"score": score, "tested": counted}
         privacy = self._privacy

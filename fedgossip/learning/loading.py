@@ -9,13 +9,15 @@ memory, and a thread makes the next batches ready while one trains (`Streamed`).
 A pinned buffer is filled again when its copy is through.  The copy's memory belongs to the side stream, so the
 trainer's stream is recorded on it: else it could be given away while a kernel still reads it.  Without CUDA the same
 thread and queue hand over what they picked.  Either way a batch is the same rows, so the bits are the same.
+
+Lines of several lengths stay in host memory, and a batch of them is padded there as it is asked for (`Padded`).
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +27,7 @@ import numpy.typing as npt
 import torch
 
 from fedgossip.learning.dataset import Dataset, Indices
+from fedgossip.learning.ragged import Ragged, Rows, batch, chunks
 from fedgossip.learning.settings import TrainSettings
 
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -57,9 +60,19 @@ def bytes_of(*sets: Dataset) -> int:
     return sum(one.x.nbytes + one.y.nbytes for one in sets)
 
 
-def examples(data: Dataset, device: torch.device, ahead: int) -> Resident | Streamed:
+def examples(data: Dataset, device: torch.device, ahead: int) -> Resident | Padded | Streamed:
     """Return the examples of a data set, on the device or `ahead` batches ahead of it."""
-    return Streamed(data, device, ahead) if ahead else Resident(data, device)
+    if ahead:
+        return Streamed(data, device, ahead)
+    return Padded(data, device) if isinstance(data.x, Ragged) else Resident(data, device)
+
+
+def predictions_in(data: Dataset) -> Callable[[Indices], int]:
+    """Return what counts how many predictions there are for some examples: one each, or one for each character."""
+    if not isinstance(data.y, Ragged):
+        return len
+    lengths = data.y.lengths
+    return lambda rows: int(lengths[rows].sum())
 
 
 class Resident:
@@ -82,6 +95,22 @@ class Resident:
         return self._x[rows], self._y[rows]
 
 
+class Padded:
+    """Rows of several lengths, in host memory: a batch of them is padded, then copied to the training device."""
+
+    def __init__(self, data: Dataset, device: torch.device) -> None:
+        self._x, self._y, self._way = data.x, data.y, _Direct(device)
+
+    def batches(self, wanted: Sequence[Indices]) -> AbstractContextManager[Iterator[Batch]]:
+        """As `Resident.batches`."""
+        return nullcontext(self._way.send(number, self._x, self._y, rows) for number, rows in enumerate(wanted))
+
+    def chunks(self, size: int) -> Iterator[Batch]:
+        """As `Resident.chunks`, but one bucket after another."""
+        with self.batches(list(chunks(self._x, size))) as batches:
+            yield from batches
+
+
 class Streamed:
     """The examples lie in host memory, and `ahead` batches are made ready by a thread that lives as long as a job."""
 
@@ -102,9 +131,8 @@ class Streamed:
             thread.join()
 
     def chunks(self, size: int) -> Iterator[Batch]:
-        """As `Resident.chunks`."""
-        parts = np.array_split(np.arange(len(self._x)), -(-len(self._x) // size))
-        with self.batches(parts) as batches:
+        """As `Resident.chunks`, or `Padded.chunks`."""
+        with self.batches(list(chunks(self._x, size))) as batches:
             yield from batches
 
     def _fill(self, wanted: Sequence[Indices], line: _Line) -> None:
@@ -151,8 +179,8 @@ class _Direct:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def send(self, number: int, x: npt.NDArray[Any], y: npt.NDArray[Any], rows: Indices) -> Batch:  # noqa: ARG002
-        picked = (torch.from_numpy(np.take(part, rows, axis=0)) for part in (x, y))
+    def send(self, number: int, x: Rows, y: Rows, rows: Indices) -> Batch:  # noqa: ARG002
+        picked = (torch.from_numpy(batch(part, rows)) for part in (x, y))
         return next(picked).to(self._device), next(picked).to(self._device)
 
     def arrived(self, batch: Batch) -> Batch:
@@ -175,17 +203,13 @@ class _Stream:
         self._device, self._side = device, torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._ring: list[_Pinned | None] = [None] * buffers
 
-    def send(
-        self, number: int, x: npt.NDArray[Any], y: npt.NDArray[Any], rows: Indices
-    ) -> tuple[Batch, torch.cuda.Event]:
+    def send(self, number: int, x: Rows, y: Rows, rows: Indices) -> tuple[Batch, torch.cuda.Event]:
         """Begin to copy a batch to the device; return it with the event that says when it is there."""
         pinned = self._buffer(number % len(self._ring), x, y, len(rows))
         parts = []
         with torch.cuda.device(self._device), torch.cuda.stream(self._side):
             for source, buffer in ((x, pinned.x), (y, pinned.y)):
-                part = buffer[: len(rows)]
-                np.take(source, rows, axis=0, out=part.numpy(), mode="clip")  # "raise" would copy once more
-                parts.append(part.to(self._device, non_blocking=True, copy=True))
+                parts.append(_into(buffer, source, rows).to(self._device, non_blocking=True, copy=True))
             pinned.copied.record(self._side)
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
         arrived.record(self._side)
@@ -200,7 +224,7 @@ class _Stream:
             part.record_stream(current)
         return batch
 
-    def _buffer(self, place: int, x: npt.NDArray[Any], y: npt.NDArray[Any], rows: int) -> _Pinned:
+    def _buffer(self, place: int, x: Rows, y: Rows, rows: int) -> _Pinned:
         found = self._ring[place]
         if found is not None:
             found.copied.synchronize()
@@ -211,6 +235,16 @@ class _Stream:
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         fresh = self._ring[place] = _Pinned(pinned[0], pinned[1], copied)
         return fresh
+
+
+def _into(buffer: torch.Tensor, source: Rows, rows: Indices) -> torch.Tensor:
+    """Return a part of the buffer, with the rows in it."""
+    if isinstance(source, Ragged):
+        padded = torch.from_numpy(source.padded(rows))
+        return buffer.view(-1)[: padded.numel()].view(padded.shape).copy_(padded)
+    part = buffer[: len(rows)]
+    np.take(source, rows, axis=0, out=part.numpy(), mode="clip")  # "raise" would copy once more
+    return part
 
 
 def _tensor(array: npt.NDArray[Any]) -> torch.Tensor:

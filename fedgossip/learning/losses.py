@@ -11,6 +11,7 @@ from torch.nn import functional
 from fedgossip.errors import TrainingError
 from fedgossip.learning import custom
 from fedgossip.learning.objectives import Objective
+from fedgossip.learning.ragged import IGNORED
 
 Values = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Of outputs and labels of the same shape, the loss of every number."""
@@ -56,7 +57,7 @@ class Criterion:
         self._values = _values_of(self.name)
 
     def mean(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the mean over the examples of a batch, a scalar.
+        """Return the mean over the examples of a batch, of text over its characters, a scalar; padding counts not.
 
         Raises TrainingError where the model's outputs do not have the shape of the labels, and for a function of the
         user's own that raises or returns no scalar.
@@ -66,7 +67,9 @@ class Criterion:
             return self._called(outputs, labels)
         if self._values is not None:
             return self._values(fitted(outputs, labels), labels).mean()
-        return functional.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), labels.reshape(-1))
+        return functional.cross_entropy(
+            outputs.reshape(-1, outputs.shape[-1]), labels.reshape(-1), ignore_index=IGNORED
+        )
 
     def summed(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the sum over examples of what each alone would lose; for text of its mean over the characters."""
@@ -93,6 +96,11 @@ class Criterion:
             advice = "It returns one number as a tensor: the mean over the batch, loss.mean()."
             raise TrainingError(f"the loss {self.name} returned {what[:80]}", advice)
         return found
+
+
+def predicted(labels: torch.Tensor) -> int:
+    """Return how many labels there are to predict: those that are no padding."""
+    return labels.numel() if labels.is_floating_point() else int((labels != IGNORED).sum())
 
 
 def fitted(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

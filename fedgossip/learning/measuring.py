@@ -13,7 +13,7 @@ import torch
 from fedgossip.errors import ConfigError
 from fedgossip.learning import data
 from fedgossip.learning.dataset import OF_COLUMNS, Dataset
-from fedgossip.learning.losses import Criterion
+from fedgossip.learning.losses import Criterion, predicted
 from fedgossip.learning.model_files import ModelFacts
 from fedgossip.learning.objectives import LANGUAGE, Objective
 from fedgossip.learning.scoring import Scoring
@@ -90,7 +90,7 @@ class Measuring:
         for start in range(0, len(self._scaled), ROWS):
             rows = slice(start, start + ROWS)
             outputs, labels = outputs_of(rows), torch.from_numpy(np.array(self._scaled.y[rows]))
-            loss += float(self._criterion.mean(outputs, labels)) * labels.numel()
+            loss += float(self._criterion.mean(outputs, labels)) * predicted(labels)
             tallies += self._scoring.tallies(outputs.unsqueeze(0), labels)
-            counted += labels.numel()
+            counted += predicted(labels)
         return {"loss": loss / counted, **self._scoring.values(tallies)}

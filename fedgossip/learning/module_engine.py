@@ -5,7 +5,7 @@ It trains alone, or as one of several processes that train the same model togeth
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,11 +17,11 @@ from torch import nn
 
 from fedgossip import seeds
 from fedgossip.learning import channels, loading, optimizers, weights
-from fedgossip.learning.batches import BatchPlan
+from fedgossip.learning.batches import BatchPlan, Indices
 from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.ddp.group import Team, TeamNorm
 from fedgossip.learning.flat import Layout
-from fedgossip.learning.losses import Criterion
+from fedgossip.learning.losses import Criterion, predicted
 from fedgossip.learning.passes import Passes, Watch, WholePasses
 from fedgossip.learning.precision import LOSS_SCALE, LossScale
 from fedgossip.learning.private import PrivateGradients
@@ -133,6 +133,7 @@ class ModuleLoop:
         ahead = loading.ahead_of(settings, device, loading.bytes_of(train, test))
         self._train = loading.examples(train, device, ahead)
         self._test = loading.examples(test, device, ahead)
+        self._predictions = loading.predictions_in(train)
         if private is not None:
             with self._train.batches([np.arange(min(2, len(train)))]) as some:
                 private.check(*next(some))
@@ -208,7 +209,7 @@ class ModuleLoop:
 
     def _shares_of(self, plan: BatchPlan) -> list[float]:
         """Return what each batch counts in the mean; where training is private all the same, as sizes would tell."""
-        counts = plan.counts if self._private is None else np.ones(len(plan.counts))
+        counts = np.ones(len(plan.counts)) if self._private is not None else predictions_of(plan, self._predictions)
         return [float(np.float32(share)) for share in counts / counts.sum()]
 
     def _begin(self, job: Assignment) -> None:
@@ -223,7 +224,7 @@ class ModuleLoop:
     ) -> Generator[torch.Tensor]:
         """Fill the gradient from one batch after the other; yield this process's part of the loss of each, 0 where
         training is private.  The backward pass of a batch that is in one piece is `watched`."""
-        batches = [row[:count] for row, count in zip(plan.indices, plan.counts, strict=True)]
+        batches = plan.batches
         if self._private is not None:
             with self._train.batches(batches) as examples:
                 for x, y in examples:
@@ -231,7 +232,7 @@ class ModuleLoop:
                     yield torch.zeros(())
             return
         pieces = max(self._settings.accumulate, self._sharing.pieces)
-        steps = [self._team.pieces_of(rows, pieces) for rows in batches]
+        steps = [self._team.pieces_of(rows, pieces, self._predictions) for rows in batches]
         with self._train.batches([rows for parts in steps for rows, _ in parts]) as examples:
             for rows, weighed in zip(batches, steps, strict=True):
                 self._held.forget_gradients()
@@ -359,7 +360,7 @@ class ModuleLoop:
             for part in self._module.modules():
                 if isinstance(part, nn.modules.batchnorm._BatchNorm):
                     part.train()  # batch statistics; what it does to the buffers goes at the next job's load
-        total, predicted = 0.0, 0
+        total, counted = 0.0, 0
         tallies: list[Tally] = []
         for x, y in self._test.chunks(max(1, TEST_ROWS // self._sharing.pieces)):
             mine, counts = self._testers.part_of(len(x))
@@ -367,10 +368,16 @@ class ModuleLoop:
             outputs, labels = self._passes.outputs(x[mine]), y[mine]
             self._team.progressed()
             if counts:
-                total += float(self._criterion.mean(outputs, labels)) * labels.numel()
+                characters = predicted(labels)
+                total += float(self._criterion.mean(outputs, labels)) * characters
                 tallies += self._scoring.tallies(outputs.unsqueeze(0), labels)
-                predicted += labels.numel()
-        return Sums(total, predicted, tallies)
+                counted += characters
+        return Sums(total, counted, tallies)
+
+
+def predictions_of(plan: BatchPlan, count: Callable[[Indices], int]) -> Indices:
+    """Return how many predictions each batch of a plan is of."""
+    return np.array([count(rows) for rows in plan.batches])
 
 
 def remembered(module: nn.Module, layout: Layout, settings: TrainSettings) -> dict[str, tuple[str, tuple[int, ...]]]:

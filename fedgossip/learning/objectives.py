@@ -65,7 +65,7 @@ CONVEX = "convex"
 AS_THE_DATA = "learning"
 """The kind of an experiment that does not say it: that of its source."""
 
-OF_SOURCES: Mapping[str, str] = {"text": LANGUAGE, "diabetes": REGRESSION}
+OF_SOURCES: Mapping[str, str] = {"text": LANGUAGE, "lines": LANGUAGE, "diabetes": REGRESSION}
 """The kinds of sources that hold something else than classes."""
 
 LOSSES: Mapping[str, tuple[str, ...]] = {

@@ -18,6 +18,7 @@ import numpy as np
 from fedgossip.errors import ConfigError
 from fedgossip.learning.data import load
 from fedgossip.learning.dataset import Dataset, Indices
+from fedgossip.learning.ragged import joined
 
 PLACE = "{peer}"
 
@@ -47,5 +48,6 @@ def together(
     shares = {
         peer: np.arange(end - len(part), end) for peer, part, end in zip(peers, parts, ends.tolist(), strict=True)
     }
-    x, y = np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts])
-    return replace(parts[0], name=source, x=x, y=y, groups=None, group_names=(), own_test=None), shares
+    x, y = joined([part.x for part in parts]), joined([part.y for part in parts])
+    notes = tuple(note for part in parts for note in part.notes)
+    return replace(parts[0], name=source, x=x, y=y, groups=None, group_names=(), own_test=None, notes=notes), shares

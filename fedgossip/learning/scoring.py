@@ -19,8 +19,9 @@ import torch
 from fedgossip.errors import ConfigError, TrainingError
 from fedgossip.learning import custom
 from fedgossip.learning.dataset import Dataset
-from fedgossip.learning.losses import fitted
+from fedgossip.learning.losses import fitted, predicted
 from fedgossip.learning.objectives import MULTI_LABEL, REGRESSION, Objective, score_of
+from fedgossip.learning.ragged import Ragged
 
 Sums = npt.NDArray[np.float64]
 Array = npt.NDArray[Any]
@@ -91,7 +92,8 @@ class Scoring:
 
 
 def _hits(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return _counted(outputs.argmax(-1) == labels)
+    hits = (outputs.argmax(-1) == labels).flatten(1).sum(1)
+    return torch.stack([hits, torch.full_like(hits, predicted(labels))], 1)
 
 
 def _decided(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -224,8 +226,12 @@ def _own(metric: str, base: Path | None) -> Callable[[Array, Array], float]:
     return measured
 
 
-def check_together(scoring: Scoring, processes: int) -> None:
-    """Raise ConfigError for metrics that several processes, each with its part of the test set, cannot give."""
+def check_together(scoring: Scoring, processes: int, data: Dataset) -> None:
+    """Raise ConfigError for metrics that several processes, each with its part of the test set, cannot give, and lines
+    of several lengths neither."""
+    if scoring.names and isinstance(data.y, Ragged):
+        text = f"the metric {scoring.names[0]} needs all answers as one array, and lines have several lengths"
+        raise ConfigError(text, "Leave the metric out, or take text:PATH, windows of one length.")
     if processes > 1 and scoring.names:
         text = f"the metric {scoring.names[0]} needs all answers at once; processes = {processes}"
         raise ConfigError(text, "Leave the metric out, or train with one process.")

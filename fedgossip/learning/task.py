@@ -17,6 +17,7 @@ import torch
 from fedgossip.errors import ConfigError, FedgossipError, TrainingError
 from fedgossip.learning import exporting, loading, models, probing, sharing
 from fedgossip.learning.batches import Batches, BatchPlan, Indices
+from fedgossip.learning.bucket_batches import BucketBatches, check_lines
 from fedgossip.learning.dataset import OF_COLUMNS, Dataset, check_kind, check_shares
 from fedgossip.learning.ddp.engine import DistributedLoop, ProcessesLoop, Source
 from fedgossip.learning.ddp.hogwild import HogwildLoop
@@ -24,9 +25,10 @@ from fedgossip.learning.devices import with_float64
 from fedgossip.learning.flat import Layout
 from fedgossip.learning.holdout import LocalTests
 from fedgossip.learning.losses import Criterion
-from fedgossip.learning.module_engine import Assignment, ModuleLoop
+from fedgossip.learning.module_engine import Assignment, ModuleLoop, predictions_of
 from fedgossip.learning.objectives import Objective, objective_of
 from fedgossip.learning.private import PrivateGradients
+from fedgossip.learning.ragged import Ragged
 from fedgossip.learning.record_privacy import PoissonBatches, RecordPrivacy, check_private
 from fedgossip.learning.scoring import Scoring, check_together
 from fedgossip.learning.settings import HOGWILD, TrainSettings
@@ -99,7 +101,8 @@ class TorchTask:
         self._lock = threading.Lock()  # a host evaluates beside its training thread; the buffers are one
         self.objective = objective
         criterion, scoring = Criterion(objective, base), Scoring(objective, test, base)
-        check_together(scoring, settings.processes)
+        check_together(scoring, settings.processes, test)
+        check_lines(train, settings, private=privacy is not None)
         tested = (deepcopy(module), self.layout, settings, train, kept or {}, privacy, seed, objective, base)
         self._tests = LocalTests(*tested) if kept else None
         shape = shape_of(module, self.layout, train.shape)
@@ -107,7 +110,6 @@ class TorchTask:
         how: Any = {"seed": seed, "criterion": criterion, "scoring": scoring, "sharing": self._sharing}
         self._privacy = privacy
         self._engine: LayerStack | ModuleLoop | ProcessesLoop
-        self._batches: Batches | PoissonBatches
         if privacy is not None:
             check_private(settings)
             private = PrivateGradients(module, privacy, settings, owned, seed, criterion)
@@ -121,11 +123,9 @@ class TorchTask:
             self._engine = LayerStack(shape, train, test, settings, device, objective, scoring)
         else:
             self._engine = ModuleLoop(*common, **how, device=device)
+        self._predictions = loading.predictions_in(train)
         self._trained = getattr(self._engine, "trained", self.layout.parameters)
-        if privacy is not None:
-            self._batches = PoissonBatches(owned, settings, privacy, seed)
-        else:
-            self._batches = Batches(owned, settings, seed, self._engine.width)
+        self._batches = _batches_of(train, owned, settings, privacy, seed, self._engine.width)
 
     @property
     def length(self) -> int:
@@ -226,7 +226,7 @@ class TorchTask:
                 raise _not_finite(job, self.objective.loss, outcome.loss, self.settings.rate(job.round, self._rounds))
         found = []
         for job, outcome, plan, more in zip(jobs, outcomes, plans, tested, strict=True):
-            steps, told = len(plan.counts), _told(outcome.loss, plan)
+            steps, told = len(plan.counts), self._told(outcome.loss, plan)
             metrics = {"steps": steps, **({} if self._privacy else told), **more}
             found.append(Update(outcome.difference, len(self._shares[job.node]), metrics))
         return found
@@ -247,9 +247,13 @@ class TorchTask:
         examples = len(self._shares[job.node])
 
         def told(start: int, vector: Vector, loss: float) -> None:
-            tell(Produced(job.round, start, vector, examples, _told(loss, plan)))
+            tell(Produced(job.round, start, vector, examples, self._told(loss, plan)))
 
         return GradientStretches(job.stretches, self.length, told)
+
+    def _told(self, loss: float, plan: BatchPlan) -> dict[str, float]:
+        """What a gradient's sum needs to know of it."""
+        return {"loss": loss, "rows": float(predictions_of(plan, self._predictions).sum())}
 
     def _gradients(
         self,
@@ -352,20 +356,35 @@ class TorchTask:
         return self.layout.segments
 
 
+def _batches_of(
+    train: Dataset,
+    owned: Mapping[NodeId, Indices],
+    settings: TrainSettings,
+    privacy: RecordPrivacy | None,
+    seed: int,
+    width: int,
+) -> Batches | BucketBatches | PoissonBatches:
+    if privacy is not None:
+        return PoissonBatches(owned, settings, privacy, seed)
+    if isinstance(train.x, Ragged):
+        return BucketBatches(owned, settings, seed, train.x.bucket, len(train.x.buckets))
+    return Batches(owned, settings, seed, width)
+
+
 def _batched(
     shape: Shape, train: Dataset, test: Dataset, settings: TrainSettings, device: torch.device, objective: Objective
 ) -> bool:
-    """Tell whether a stack of this shape trains many nodes at once; one with convolutions does so on the CPU alone."""
+    """Tell whether a stack of this shape trains many nodes at once; one with convolutions does so on the CPU alone.
+
+    Lines of several lengths go to the loop, whatever their model.
+    """
+    if isinstance(train.x, Ragged):
+        return False
     outputs = shape.sizes[-1]
     fits = outputs == train.outputs if train.kind in OF_COLUMNS else outputs >= max(2, train.outputs)
     if not fits or objective.loss not in BY_HAND or (shape.convolutions and device.type != "cpu"):
         return False
     return not loading.by_modules(settings, device, train, test)
-
-
-def _told(loss: float, plan: BatchPlan) -> dict[str, float]:
-    """What a gradient's sum needs to know of it."""
-    return {"loss": loss, "rows": float(plan.counts.sum())}
 
 
 def _assigned(job: Job, plan: BatchPlan, lr: float, state: State) -> Assignment:

@@ -12,6 +12,7 @@ from typing import NoReturn
 import numpy as np
 
 from fedgossip.learning.architectures import DenseSizes, architecture
+from fedgossip.learning.bucket_batches import check_lines
 from fedgossip.learning.dataset import Dataset, Indices, check_kind, check_shares
 from fedgossip.learning.flat import Layout
 from fedgossip.learning.objectives import Objective
@@ -80,6 +81,7 @@ def untrained(
         return None
     check_kind(objective, train, test)
     check_shares(shares, len(train))
+    check_lines(train, settings, private=private)
     vocabulary = len(train.vocabulary) if train.vocabulary is not None else None
     sized = architecture(source, train.shape, train.outputs, vocabulary)
     if sized is None or (private and not isinstance(sized, DenseSizes)):

@@ -101,8 +101,11 @@ class WordsTask:
 
 def _words_of(data: Dataset, sizes: WordTable) -> npt.NDArray[np.int64]:
     """Return the words of each example, [m, k].  Raises ConfigError for features that are none."""
+    if data.vocabulary is not None:
+        text = f"{data.name}: its examples are text, and words:{sizes.words}-... takes rows of numbers"
+        raise ConfigError(text, "Take chars:64 or gpt:2-64-4, models of characters.")
     words = data.x.reshape(len(data.x), -1)
-    whole = words.astype(np.int64)
+    whole: npt.NDArray[np.int64] = words.astype(np.int64)
     if (whole != words).any() or whole.min() < 0 or whole.max() >= sizes.words:
         text = f"{data.name}: features from {words.min():g} to {words.max():g} as words"
         raise ConfigError(text, f"words:{sizes.words}-... takes whole numbers from 0 to {sizes.words - 1}.")

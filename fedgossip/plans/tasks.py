@@ -66,6 +66,8 @@ class DataShares:
     digest: str = ""
     """A hash of all examples and of who has which, by which peers that read different files refuse each other.
     Where every peer has a file of its own, of the common test set with its columns and classes."""
+    notes: tuple[str, ...] = ()
+    """What was left out or changed as the examples were read, a line each."""
 
 
 def task_of(
@@ -168,15 +170,15 @@ def examples_of(experiment: Experiment, held: Sequence[NodeId], n: int) -> Share
     if e.data.scale == FEDERATED:
         return _agreed_examples(e, held)
     if e.data.partition.get("kind") == "own":  # of a file with {peer} in its name, or of one that each has named itself
-        test = data.load(str(tested_on), seed=e.seed, kind=kind)
+        test = data.load(str(tested_on), seed=e.seed, kind=kind, buckets=e.data.buckets)
         train, shares = per_peer.load_own(source, test, held)
         return SharedExamples(train, test, shares, test.digest())
     if isinstance(tested_on, str) and tested_on != data.OWN:
-        test = data.load(tested_on, seed=e.seed, kind=kind)
+        test = data.load(tested_on, seed=e.seed, kind=kind, buckets=e.data.buckets)
         train = data.load(source, seed=e.seed, like=test)
         read = train.digest() + test.digest()
     else:
-        dataset = data.load(source, seed=e.seed, kind=kind)
+        dataset = data.load(source, seed=e.seed, kind=kind, buckets=e.data.buckets)
         read = dataset.digest()
         kept, held_out = data.split_indices(dataset, tested_on, e.seed)
         train, test = dataset.subset(kept), dataset.subset(held_out)
@@ -269,7 +271,7 @@ def _read(e: Experiment, held: Sequence[NodeId], n: int) -> tuple[SharedExamples
     found = examples_of(e, held, n)
     train, shares = found.train, found.shares
     tested = _test_set(e, len(found.test))
-    described = DataShares(e.data.source, train.classes or None, test=tested, digest=found.digest)
+    described = DataShares(e.data.source, train.classes or None, test=tested, digest=found.digest, notes=train.notes)
     if len(shares) == n:
         described = replace(described, sizes=[len(shares[node]) for node in range(n)])
     if len(shares) == n and train.kind in (CLASSIFICATION, LANGUAGE):

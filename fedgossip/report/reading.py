@@ -130,6 +130,7 @@ class DataSpread(msgspec.Struct, frozen=True):
     classes: int | None = None
     shares: list[list[float]] | None = None
     sizes: list[float] | None = None
+    notes: list[str] = []
 
 
 class PrivacySpent(msgspec.Struct, frozen=True):

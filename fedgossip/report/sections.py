@@ -289,7 +289,8 @@ def peers(run: RecordedRun) -> Markup | None:
                 bars.data_shares(run, "data"),
                 f"Data of each {one}",
                 f"How many examples each {one} holds{source}"
-                + (f", coloured by class: unlike bars mean that the {one}s see unlike worlds." if by_class else "."),
+                + (f", coloured by class: unlike bars mean that the {one}s see unlike worlds." if by_class else ".")
+                + "".join(f"  {note}." for note in (data.notes if data is not None else [])),
             ),
             figure(
                 "time",

@@ -402,6 +402,7 @@ def summarize(
             "classes": shares.classes,
             "shares": shares.counts,
             "sizes": shares.sizes,
+            **({"notes": list(shares.notes)} if shares.notes else {}),
         },
         "versions": compose.versions(),
         "cores": os.cpu_count(),

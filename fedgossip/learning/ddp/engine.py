@@ -33,6 +33,7 @@ from fedgossip.learning.ddp.shared_memory import ArrayPlace, Shapes
 from fedgossip.learning.flat import Layout
 from fedgossip.learning.module_engine import Assignment, Done, Sums
 from fedgossip.learning.objectives import Objective
+from fedgossip.learning.ragged import parts_of
 from fedgossip.learning.scoring import Scoring, Tally
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.sharing import GpuSharing
@@ -84,7 +85,8 @@ class ProcessesLoop(ABC):
         self.trained = Layout.personal_of(module, settings.stays).length + layout.parameters
         self.layout, self._sharing = layout, sharing
         self._remembers = module_engine.remembered(module, layout, settings)
-        examples = {"train.x": train.x, "train.y": train.y, "test.x": test.x, "test.y": test.y}
+        rows = {"train.x": train.x, "train.y": train.y, "test.x": test.x, "test.y": test.y}
+        examples = {part: array for name, one in rows.items() for part, array in parts_of(one, name).items()}
         setup = Setup(
             rank=0,
             size=settings.processes,

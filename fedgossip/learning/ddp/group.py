@@ -1,7 +1,8 @@
 """The processes that train one client together, as each of them sees it: its part of a batch, and sums over all.
 
 The gradient of a batch is the mean over its examples.  With P processes each takes about 1/P of the rows and weighs
-the mean of its part by (its rows / all rows); the sum over the processes is the gradient of one process alone, to
+the mean of its part by (its rows / all rows), of lines by characters; the sum over the processes is the gradient of one
+process alone, to
 rounding.  A batch with fewer rows than processes is computed whole by each of them, with weight 1 / P.
 
 BatchNorm would see only its part of a batch: `joined` puts a layer in its place that counts over all parts, as
@@ -49,10 +50,13 @@ class Team:
         """Tell whether a batch of so many rows is divided."""
         return self.size > 1 and rows >= self.size
 
-    def pieces_of(self, rows: Indices, pieces: int) -> list[tuple[Indices, float]]:
+    def pieces_of(
+        self, rows: Indices, pieces: int, predictions: Callable[[Indices], int] = len
+    ) -> list[tuple[Indices, float]]:
         """Return this process's part of a batch in about `pieces` pieces, each with its share of the batch's mean.
 
-        As many pieces in every process, one row at least in each.
+        That is over all predictions: one for each row, unless `predictions` counts them otherwise.  As many pieces in
+        every process, one row at least in each.
         """
         if self.size == pieces == 1:
             return [(rows, 1.0)]
@@ -60,7 +64,7 @@ class Team:
         if self.splits(len(rows)):
             mine, smallest, copies = np.array_split(rows, self.size)[self.rank], len(rows) // self.size, 1
         parts = np.array_split(mine, min(pieces, smallest))
-        return [(part, len(part) / (len(rows) * copies)) for part in parts]
+        return [(part, predictions(part) / (predictions(rows) * copies)) for part in parts]
 
     def part_of(self, rows: int) -> tuple[slice, bool]:
         """Return which of so many rows this process evaluates, and whether they count as its own."""

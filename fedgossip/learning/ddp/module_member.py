@@ -19,6 +19,7 @@ from fedgossip.learning.ddp.shared_memory import SharedArrays
 from fedgossip.learning.losses import Criterion
 from fedgossip.learning.module_engine import Assignment, ModuleLoop
 from fedgossip.learning.objectives import Objective
+from fedgossip.learning.ragged import of_parts
 from fedgossip.learning.scoring import Scoring
 from fedgossip.learning.sharing import GpuSharing
 from fedgossip.learning.stacked_engine import State
@@ -67,8 +68,8 @@ def examples_of(setup: Setup, board: SharedArrays) -> tuple[Dataset, Dataset]:
     train, test = (
         Dataset(
             name,
-            views[f"{name}.x"],
-            views[f"{name}.y"],
+            of_parts(views, f"{name}.x"),
+            of_parts(views, f"{name}.y"),
             setup.classes,
             vocabulary=setup.vocabulary,
             kind=setup.kind,
