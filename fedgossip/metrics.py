@@ -415,4 +415,6 @@ def _of_all(held: Mapping[int, Vector], peers: Sequence[int]) -> Vectors | None:
 
 def _size(vectors: Vectors) -> float:
     """The root mean square of the vectors' norms."""
+    if isinstance(vectors, np.ndarray):  # [n, d]
+        return math.sqrt(float(np.einsum("ij,ij->i", vectors, vectors).sum(dtype=np.float64)) / len(vectors))
     return math.sqrt(sum(float(np.vdot(vector, vector)) for vector in vectors) / len(vectors))

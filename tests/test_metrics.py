@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedgossip import simulate
-from fedgossip.metrics import ROUNDS_OPEN, Meter, Network
+from fedgossip.metrics import ROUNDS_OPEN, Meter, Network, _size
 from fedgossip.records import NetworkRow, PeerRow, Row
 from fedgossip.rundir.run_directory import Run
 from fedgossip.vectors import Vector, frozen
@@ -133,6 +133,12 @@ def test_rounds_of_rounding_error_do_not_dilute_the_contraction(dtype: str) -> N
     """A ring of 4 with weights of a third has the eigenvalues 1, 1/3, 1/3, -1/3: every round leaves exactly a third."""
     run = averaging(task={"kind": "averaging", "dtype": dtype})
     assert run.summary["measured_contraction"] == pytest.approx(1 / 3, rel=1e-3)
+
+
+def test_the_size_of_vectors_is_the_same_in_a_stack_and_apart() -> None:
+    stack = np.random.default_rng(0).standard_normal((40, 1000)).astype(np.float32)
+    size = float(np.sqrt(np.mean(np.sum(stack.astype(np.float64) ** 2, axis=1))))
+    assert _size(stack) == pytest.approx(size, rel=1e-5) == _size(list(stack))
 
 
 def test_without_disagreement_there_is_no_contraction() -> None:

@@ -42,7 +42,7 @@ class Averaging:
         return self._mean
 
     def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
-        return [Update(None, 0) for _ in jobs]
+        return [Update(None, 0)] * len(jobs)
 
     def gradients(self, jobs: Sequence[Job]) -> Sequence[Update]:
         return self.train(jobs)

@@ -65,13 +65,14 @@ def of_federation(rows: Sequence[Row], coordinator: NodeId, node: NodeId | None,
 
 def _told(rows: Sequence[Row], name: str) -> list[EventRow]:
     """Return what was told at the last end: a run that has ended may be given more rounds, which come after it."""
+    named = [row for row in rows if isinstance(row, EventRow) and row.name == name]
+    if not named:  # nearly always
+        return []
     reached: dict[NodeId, int] = {}
     for row in rows:
         if isinstance(row, PeerRow):
             reached[row.peer] = max(row.round, reached.get(row.peer, 0))
-    return [
-        row for row in rows if isinstance(row, EventRow) and row.name == name and row.round >= reached.get(row.peer, 0)
-    ]
+    return [row for row in named if row.round >= reached.get(row.peer, 0)]
 
 
 def _ids(value: object) -> list[NodeId]:

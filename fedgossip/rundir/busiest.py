@@ -17,13 +17,14 @@ def busiest(rows: Sequence[Row], links: Mapping[Link, int]) -> dict[str, Any]:
     A node has two directions that work at once, so the larger one counts.  `links`: bytes of vectors that were sent
     from the first to the second; empty where the driver has no links, and then the link is None.
     """
-    ways: dict[tuple[NodeId, bool], int] = {}
+    sent: dict[NodeId, int] = {}
+    received: dict[NodeId, int] = {}
     for row in rows:
         if isinstance(row, PeerRow):
-            for sent, payload in ((True, row.payload_sent), (False, row.payload_received)):
-                ways[row.peer, sent] = ways.get((row.peer, sent), 0) + payload
-    most = max(ways.values(), default=0)
-    node = min((node for (node, _), payload in ways.items() if payload == most), default=None)
+            sent[row.peer] = sent.get(row.peer, 0) + row.payload_sent
+            received[row.peer] = received.get(row.peer, 0) + row.payload_received
+    most = max((*sent.values(), *received.values()), default=0)
+    node = min((node for way in (sent, received) for node, payload in way.items() if payload == most), default=None)
     largest = max(links.values(), default=None)
     link = min((link for link, payload in links.items() if payload == largest), default=None)
     return {"node": node if most else None, "bytes": most, "link": link and list(link), "link_bytes": largest}

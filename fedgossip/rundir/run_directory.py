@@ -294,15 +294,18 @@ class Keeper:
 
     def remember(self, rows: Sequence[Row]) -> None:
         """Read the rows of the part of the run that is written already."""
-        self.rows += rows
         for row in rows:
-            if isinstance(row, EventRow):
-                self.events[row.name] = self.events.get(row.name, 0) + 1
+            self._take(row)
+
+    def _take(self, row: Row) -> None:
+        self.rows.append(row)
+        if isinstance(row, EventRow):
+            self.events[row.name] = self.events.get(row.name, 0) + 1
 
     def __call__(self, row: Row) -> None:
         told = self._directory.writer.write(row) if self._directory else None
-        for one in [row, told] if told else [row]:
-            self.remember([one])
+        for one in (row, told) if told else (row,):
+            self._take(one)
             if self._watch:
                 self._watch(one)
         if self._tracking and isinstance(row, NetworkRow):

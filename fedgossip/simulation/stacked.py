@@ -384,9 +384,11 @@ def _priced(of: Numbered, message: Callable[[int], Message]) -> tuple[Sizes, Siz
 
 def stacked_step(round: int, updates: Sequence[Update], kind: np.dtype[np.floating]) -> Step:
     """Return the step of all nodes at once."""
-    one_by_one = [Step.of(round, update.metrics) for update in updates]
-    rates, steps = (np.array([[getattr(one, name)] for one in one_by_one], kind) for name in ("rate", "steps"))
-    return Step(round, rates, steps)
+    told = [update.metrics for update in updates]
+    if not any(told):
+        return Step(round, np.zeros((len(told), 1), kind), np.zeros((len(told), 1), kind))
+    rates, steps = (np.array([metrics.get(name, 0.0) for metrics in told], kind) for name in ("rate", "steps"))
+    return Step(round, rates[:, None], steps[:, None])
 
 
 def stacked_updates(updates: Sequence[Update]) -> Vector | None:
