@@ -1,6 +1,7 @@
 """Milliseconds of one all-reduce among real processes, beside gloo's and beside bare links that carry the same bytes.
 
     python benchmarks/allreduce.py [--processes 4,8] [--megabytes 1,25,100] [--methods ring] [--rounds R] [--turns T]
+                                   [--buckets 1,2,4]    MiB of a bucket per worker: `parallel.bucket` / workers
 
 The contestants take turns, because machines are noisy: only the ratios of one run mean something.  The floors send what
 a ring's table says, part after part, and add nothing; fedgossip's rounds hold the step on the mean gradient too.
@@ -30,6 +31,7 @@ from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
 from fedgossip.net.mesh import Links
 from fedgossip.net.sockets import keep_message_memory
+from fedgossip.plans.parallel import ADAPTED
 from fedgossip.protocols.allreduce import AllReduce
 from fedgossip.protocols.round_sums import DenseSums
 from fedgossip.protocols.view_member import AllReduceSettings
@@ -39,6 +41,7 @@ from fedgossip.wire import CHUNK_BYTES
 
 LOOPBACK = "127.0.0.1"
 WARM = 3
+FLOORS = ("TCP floor", "CURVE floor", "gloo")
 
 
 class Gradients(Averaging):
@@ -48,8 +51,8 @@ class Gradients(Averaging):
         return [Update(self.initial(job.node), 1, {"loss": 0.0, "steps": 1}) for job in jobs]
 
 
-def ours(seat: Seat, d: int, warm: int, rounds: int, *, method: str, bulk: str) -> Measured:
-    """fedgossip: AllReduce, Host and Links.  `bulk`: sealed, curve or plain."""
+def ours(seat: Seat, d: int, warm: int, rounds: int, *, method: str, bulk: str, mebibytes: float) -> Measured:
+    """fedgossip: AllReduce, Host and Links.  `bulk`: sealed, curve or plain; `mebibytes` of a bucket per worker."""
     identity = identity_for(bulk)
     links = Links(seat.node, f"tcp://{LOOPBACK}:*", identity)
     words = seat.meet((links.address, identity.public if identity else ""))
@@ -60,7 +63,7 @@ def ours(seat: Seat, d: int, warm: int, rounds: int, *, method: str, bulk: str) 
     hello = Hello(task.schema, "benchmark", "0")
     others = [node for node in range(seat.n) if node != seat.node]
     links.connect(others, endpoints, Expected(task.schema, "float32", d), hello)
-    settings = AllReduceSettings(rounds=warm + rounds, bucket=seat.n * (1 << 18))
+    settings = AllReduceSettings(rounds=warm + rounds, bucket=seat.n * int(mebibytes * (1 << 18)))
     table, start = COLLECTIVES[method].table, frozen(np.zeros(d, np.float32))
     sums = DenseSums(table, d, start.dtype, settings.bucket)
     machine = AllReduce(seat.node, range(seat.n), sums, SGD(), start, task.schema, settings, lambda _round: 0.1)
@@ -184,12 +187,14 @@ def _rounds(exchange: Callable[[], object], seat: Seat, d: int, warm: int, round
     return watch.measured(2 * (seat.n - 1) * 4 * d // seat.n)
 
 
-def contestants(methods: list[str]) -> dict[str, Contestant]:
+def contestants(methods: list[str], buckets: list[float]) -> dict[str, Contestant]:
     found: dict[str, Contestant] = {"TCP floor": tcp, "CURVE floor": curve, "gloo": gloo}
     for method in methods:
-        found[f"{method} plain"] = partial(ours, method=method, bulk="plain")
-        found[method] = partial(ours, method=method, bulk="sealed")
-        found[f"{method} CURVE"] = partial(ours, method=method, bulk="curve")
+        for size in buckets:
+            name = f"{method} {size:g} MiB" if len(buckets) > 1 else method
+            found[f"{name} plain"] = partial(ours, method=method, bulk="plain", mebibytes=size)
+            found[name] = partial(ours, method=method, bulk="sealed", mebibytes=size)
+            found[f"{name} CURVE"] = partial(ours, method=method, bulk="curve", mebibytes=size)
     return found
 
 
@@ -204,8 +209,12 @@ def main() -> None:
     parser.add_argument("--methods", default="ring", help="collectives by comma")
     parser.add_argument("--rounds", type=int, default=10, help="counted rounds of each turn")
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--buckets", default=f"{ADAPTED / (1 << 20):g}", help="MiB per worker, several by comma")
+    parser.add_argument("--only", default="", help="contestants by comma (the floors are always there)")
     options = parser.parse_args()
-    field = contestants(options.methods.split(","))
+    field = contestants(options.methods.split(","), [float(size) for size in options.buckets.split(",")])
+    if options.only:
+        field = {name: play for name, play in field.items() if name in FLOORS or name in options.only.split(",")}
     print(machine())
     for n in map(int, options.processes.split(",")):
         for megabytes in map(float, options.megabytes.split(",")):

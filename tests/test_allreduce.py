@@ -63,6 +63,14 @@ def test_methods_that_sum_exactly_have_the_same_bits() -> None:
     assert simulate(learning(3, "star")).digest == simulate(learning(3, "all-to-all")).digest
 
 
+@pytest.mark.parametrize("workers", [3, 4])
+@pytest.mark.parametrize("method", NAMES)
+def test_the_bits_depend_on_the_bucket_in_a_ring_alone(method: str, workers: int) -> None:
+    """Its parts are added from different ranks on, and a bucket says which part an element is in."""
+    ends = {simulate(quadratic(workers, method, 3, parallel={"bucket": bucket})).digest for bucket in (0, 12, 64)}
+    assert (len(ends) == 1) == (method != "ring")
+
+
 def test_all_methods_agree_to_rounding() -> None:
     ends = [np.array(simulate(quadratic(5, method)).vectors[0]) for method in NAMES]
     assert all(np.allclose(end, ends[0], rtol=1e-5, atol=1e-6) for end in ends)
