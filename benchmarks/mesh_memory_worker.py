@@ -37,7 +37,8 @@ class Saved:
         weights = {_local(one).untyped_storage().data_ptr() for one in self._module.parameters() if not one.is_meta}
         if memory.data_ptr() in weights or not tensor.is_floating_point():
             return tensor
-        return Kept(self, tensor, memory.data_ptr(), memory.nbytes())
+        # detached: a graph that nobody goes back through would hold its outputs, and they the graph
+        return Kept(self, tensor.detach(), memory.data_ptr(), memory.nbytes())
 
     def hold(self, place: int, size: int) -> None:
         self._users[place] += 1

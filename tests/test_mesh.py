@@ -204,6 +204,20 @@ def test_rows_of_what_processes_have_in_common_add_up_to_it() -> None:
     assert all(one.slots == one.parameters for one in rows)
 
 
+def test_a_stage_remembers_the_pieces_that_are_not_back_yet() -> None:
+    """One block each of four: as pieces, 4 of 8 at the first and 1 at the last, and 8 everywhere by gpipe."""
+    how: dict[str, Any] = {"processes": 4, "batch_size": 16, "microbatches": 8}
+    early, late = (
+        [one.activations or 0 for one in task_of("gpt:4-16-2", mesh={"pipeline": 4, "schedule": name}, **how).memory]
+        for name in ("1f1b", "gpipe")
+    )
+    piece = 4 * 2 * 8 * (4 * 16 + 15 * 16 + 2 + 4)  # bytes, rows, places, and a block of width 16 with 2 heads
+    end = 4 * 2 * 8 * (2 * 16 + 2 + 13)
+    assert early == [4 * piece, 3 * piece, 2 * piece, piece + end] and late == [8 * piece] * 3 + [8 * (piece + end)]
+    few = task_of("gpt:4-16-2", mesh={"pipeline": 4}, **{**how, "microbatches": 2}).memory
+    assert few[0].activations == 2 * 4 * piece, "with fewer pieces than stages torch has gpipe alone"
+
+
 def test_rows_by_fsdp_alone_are_told_too_and_a_weight_that_two_layers_share_once() -> None:
     """20 x 16 and 16 x 7 with biases, of two processes: torch's chunks of 16 and 7 rows, 7 as 4 and 3."""
     memory = task_of("mlp:20-16-7", processes=2, parallel="fsdp", **ADAM).memory
@@ -253,7 +267,7 @@ def test_what_processes_hold_is_what_is_said_of_them() -> None:
         from mesh_memory import MESHES as SHOWN
         from mesh_memory import held
 
-        for processes, mesh, parallel in (SHOWN[1], SHOWN[6]):
+        for processes, mesh, parallel in (SHOWN[1], SHOWN[2], SHOWN[3], SHOWN[6]):
             measured, told = held("gpt:2-64-4", processes, mesh, parallel)
             for one, other in zip(measured, told, strict=True):
                 assert (one["parameters"], one["slots"]) == (other.parameters, other.slots)

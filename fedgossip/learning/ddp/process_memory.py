@@ -3,7 +3,7 @@
 parameters   those of its stage; of the plan's layers 1 / tensor; of all that, with FSDP, some rows
 gradients    as many
 slots        as many for each that the optimiser has: momentum one, adam two
-activations  what the forward passes save for the backward ones, of gpt without stages alone:
+activations  what the forward passes save for the backward ones, of gpt alone:
 
     bytes = 4 rows context (blocks (4 w + (15 w + heads) / t + 4) + 2 w + 2 + letters)
 
@@ -13,6 +13,10 @@ attention gave, and that in rows, 2 w, with a number for each head; both ends of
 deviations, 4.  The end saves 2 w, 2, and the logarithms of the probabilities.  With mesh.sequence what the
 norms were given is divided too; what they gave is brought together in front of the layers, and saved so.  Not counted:
 characters, and the tables of angles, which do not grow with rows.
+
+A stage has its own blocks, and the last one the end; its `rows` are those of as many pieces as it has at most seen
+forward and not yet back.  With "gpipe" (Huang and others, 2019) that is all of them, and with "1f1b" (Narayanan and
+others, 2021) of S stages at most S - s at stage s, from 0 on.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from fedgossip.learning.ddp.grid import DATA, PIPELINE, TENSOR
 from fedgossip.learning.ddp.plans import PackedColwise, Plan
-from fedgossip.learning.gpt import Transformer
+from fedgossip.learning.gpt import Transformer, TransformerStage
 from fedgossip.learning.places import Place, chunk
 from fedgossip.learning.settings import TrainSettings
 
@@ -61,8 +65,9 @@ def memory_of(
     `context`: places of a text.  A style of a user's own that is none of torch's is taken to divide nothing.
     """
     sizes = {PIPELINE: len(stages), DATA: settings.parts_of_batch, TENSOR: settings.mesh.tensor}
+    saved = [_saved(module, one, number, settings, context) for number, one in enumerate(stages)]
     names = {id(layer): name for name, layer in module.named_modules()}
-    found, saved = [], _saved(module, settings, context)
+    found = []
     for places in product(*map(range, sizes.values())):
         stands = dict(zip(sizes, zip(places, sizes.values(), strict=True), strict=True))
         stage, part, shard = places
@@ -75,7 +80,7 @@ def memory_of(
             held += size
             trained += size * parameter.requires_grad
         slots = trained * len(settings.slots)
-        found.append(ProcessMemory(stage, part, shard, FLOAT * held, FLOAT * slots, saved))
+        found.append(ProcessMemory(stage, part, shard, FLOAT * held, FLOAT * slots, saved[stage]))
     return found
 
 
@@ -121,13 +126,21 @@ def _axis_of(style: ParallelStyle | None, layer: nn.Module, name: str) -> Mappin
     return {}
 
 
-def _saved(module: nn.Module, settings: TrainSettings, context: int) -> int | None:
-    """Return the bytes that a transformer saves for the backward pass; None of other models, and of stages."""
+def _saved(module: nn.Module, stage: nn.Module, number: int, settings: TrainSettings, context: int) -> int | None:
+    """Return the bytes that a stage of a transformer, or all of it, saves for the backward pass; None of others."""
     mesh = settings.mesh
-    if not isinstance(module, Transformer) or mesh.pipeline > 1:
+    if not isinstance(module, Transformer) or not isinstance(stage, Transformer | TransformerStage):
         return None
     width, rows = module.behind.normalized_shape[0], math.ceil(settings.batch_size / settings.parts_of_batch)
     given = 1 / mesh.tensor if mesh.sequence else 1
     block = given * (2 * width + 4) + 2 * width + (15 * width + module.heads) / mesh.tensor
-    end = given * (width + 2) + width + module.layer.out_features
-    return round(FLOAT * rows * context * (len(module.blocks) * block + end))
+    end = given * (width + 2) + width + module.layer.out_features if number == mesh.pipeline - 1 else 0
+    share = _at_once(number, settings) / settings.microbatches if mesh.pipeline > 1 else 1
+    return round(FLOAT * rows * share * context * (len(stage.blocks) * block + end))
+
+
+def _at_once(number: int, settings: TrainSettings) -> int:
+    """Return how many pieces of a batch a stage has seen forward and not yet back, at most."""
+    pieces, stages = settings.microbatches, settings.mesh.pipeline
+    early = settings.mesh.schedule == "1f1b" and pieces >= stages  # else `pipeline` takes gpipe
+    return min(pieces, stages - number) if early else pieces
