@@ -26,7 +26,8 @@ from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
 from fedgossip.net.mesh import Links
 from fedgossip.net.sockets import keep_message_memory
-from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
+from fedgossip.protocols.awaited_round import SyncSettings
+from fedgossip.protocols.sync_gossip import SyncGossip
 from fedgossip.topology import build, resolve
 from fedgossip.wire import CHUNK_BYTES
 

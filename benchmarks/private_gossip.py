@@ -30,8 +30,9 @@ from fedgossip.algorithms.dsgd import DSGD
 from fedgossip.machine import PeerJoined, Received, Send, Started, Trained
 from fedgossip.messages import Masked, Model
 from fedgossip.protocols import private_gossip
+from fedgossip.protocols.awaited_round import SyncSettings
 from fedgossip.protocols.private_gossip import PrivateGossip
-from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
+from fedgossip.protocols.sync_gossip import SyncGossip
 from fedgossip.secure import ring
 from fedgossip.secure.neighbourhood import Grid
 from fedgossip.secure.pairs import SeededPairs

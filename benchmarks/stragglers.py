@@ -33,9 +33,10 @@ from fedgossip.metrics import Network
 from fedgossip.plans import compose
 from fedgossip.protocols.async_gossip import AsyncGossip, AsyncSettings
 from fedgossip.protocols.async_push_sum import AsyncPushSum
+from fedgossip.protocols.awaited_round import SyncSettings
 from fedgossip.protocols.peer_sampling import rule_of
 from fedgossip.protocols.push_peer import PushSettings
-from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
+from fedgossip.protocols.sync_gossip import SyncGossip
 from fedgossip.records import PeerRow, Row
 from fedgossip.simulation.network import NS, NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator

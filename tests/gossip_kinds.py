@@ -13,12 +13,13 @@ from fedgossip.machine import Checkpoint
 from fedgossip.protocols import async_gossip, push_peer, sync_gossip
 from fedgossip.protocols.async_gossip import AsyncGossip, AsyncSettings
 from fedgossip.protocols.async_push_sum import AsyncPushSum
+from fedgossip.protocols.awaited_round import SyncSettings
 from fedgossip.protocols.lifecycle import Lifecycle
 from fedgossip.protocols.peer_sampling import UniformPartner
 from fedgossip.protocols.private_gossip import PrivateGossip
 from fedgossip.protocols.push_peer import PushSettings
 from fedgossip.protocols.push_sum import SyncPushSum
-from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
+from fedgossip.protocols.sync_gossip import SyncGossip
 from fedgossip.secure.neighbourhood import Grid
 from fedgossip.secure.pairs import SeededPairs
 from fedgossip.topology import build, resolve

@@ -28,8 +28,9 @@ from fedgossip.machine import (
     Trained,
 )
 from fedgossip.messages import Account, Leaving, Model
+from fedgossip.protocols.awaited_round import SyncSettings
 from fedgossip.protocols.edges import Edge
-from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
+from fedgossip.protocols.sync_gossip import SyncGossip
 from fedgossip.topology import build, resolve
 from fedgossip.vectors import Vector, frozen
 

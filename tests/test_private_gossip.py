@@ -42,8 +42,8 @@ from fedgossip.messages import CHECK_WORDS, Expected, Leaving, Masked, Model, Ru
 from fedgossip.net.identity import Identity, raw
 from fedgossip.plans import compose
 from fedgossip.protocols import private_gossip
+from fedgossip.protocols.awaited_round import SyncSettings
 from fedgossip.protocols.private_gossip import MODEL, PrivateGossip
-from fedgossip.protocols.sync_gossip import SyncSettings
 from fedgossip.secure.neighbourhood import LIMIT, Grid, masked, opened
 from fedgossip.secure.pairs import AgreedPairs, Other, Own, Pairs, SeededPairs, run_of
 from fedgossip.secure.primitives import public_of

@@ -25,7 +25,8 @@ from fedgossip.machine import (
     Trained,
 )
 from fedgossip.messages import Account, Leaving, Model
-from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
+from fedgossip.protocols.awaited_round import SyncSettings
+from fedgossip.protocols.sync_gossip import SyncGossip
 from fedgossip.topology import Topology, build, resolve
 from fedgossip.vectors import Vector, frozen, ordered_mix
 

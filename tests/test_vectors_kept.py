@@ -21,9 +21,10 @@ from fedgossip.algorithms.momentum import MixedMomentum
 from fedgossip.algorithms.push_diging import PushDIGing
 from fedgossip.algorithms.push_momentum import PushMomentum
 from fedgossip.protocols.async_push_sum import AsyncPushSum
+from fedgossip.protocols.awaited_round import SyncSettings
 from fedgossip.protocols.push_peer import PushSettings
 from fedgossip.protocols.push_sum import SyncPushSum
-from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
+from fedgossip.protocols.sync_gossip import SyncGossip
 from fedgossip.topology import Topology, build, resolve
 from fedgossip.vectors import frozen
 

@@ -24,6 +24,7 @@ from fedgossip.plans.plan import Seat, nanoseconds
 from fedgossip.protocols import async_gossip, push_peer, sync_gossip
 from fedgossip.protocols.async_gossip import AsyncGossip, AsyncSettings
 from fedgossip.protocols.async_push_sum import AsyncPushSum
+from fedgossip.protocols.awaited_round import SyncSettings
 from fedgossip.protocols.fragment_gossip import FragmentGossip
 from fedgossip.protocols.peer_sampling import rule_of
 from fedgossip.protocols.private_gossip import PrivateGossip
@@ -32,7 +33,7 @@ from fedgossip.protocols.push_sum import SyncPushSum
 from fedgossip.protocols.relay_gossip import RelayGossip
 from fedgossip.protocols.replicas import ReplicaGossip
 from fedgossip.protocols.run_limits import AGAIN_NS, AGAIN_TIMES
-from fedgossip.protocols.sync_gossip import SyncGossip, SyncSettings
+from fedgossip.protocols.sync_gossip import SyncGossip
 from fedgossip.secure.neighbourhood import Grid
 from fedgossip.simulation.attackers import StackedAttackers
 from fedgossip.simulation.relayed import RelayExchange

@@ -34,7 +34,7 @@ peer goes on to a later round only when two of its neighbours have done so.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Sequence
 from typing import cast
 
 import numpy as np
@@ -42,16 +42,14 @@ import numpy as np
 from fedgossip.algorithms.base import Step
 from fedgossip.algorithms.dsgd import DSGD, Iterate
 from fedgossip.errors import ProtocolError, TrainingError
-from fedgossip.machine import Checkpoint, Effect, NodeId, Outgoing, Report, RoundDone, Send, SetTimer, Trained
+from fedgossip.machine import Checkpoint, Effect, NodeId, Outgoing, Report, RoundDone, Send, Trained
 from fedgossip.messages import CHECK_WORDS, Leaving, Masked, Message, RunKeys
+from fedgossip.protocols.awaited_round import AwaitedRound, SyncSettings
 from fedgossip.protocols.learner import Learner
-from fedgossip.protocols.lifecycle import Lifecycle
 from fedgossip.protocols.masked_sums import MaskedSums, times
 from fedgossip.protocols.mixing_schedule import MixingSchedule, RoundWeights, given_up, leads_of
 from fedgossip.protocols.open_round import Sources
-from fedgossip.protocols.round_clock import RoundClock
 from fedgossip.protocols.run_keys import KeyBook
-from fedgossip.protocols.sync_gossip import SyncSettings
 from fedgossip.secure.neighbourhood import Grid, masked, opened
 from fedgossip.secure.pairs import Pairs
 from fedgossip.secure.ring import Words
@@ -62,7 +60,7 @@ MODEL = "state/x"
 """The model's name in a checkpoint, the same as in sync_gossip with DSGD."""
 
 
-class PrivateGossip(Lifecycle[Iterate]):
+class PrivateGossip(AwaitedRound[Iterate]):
     """One peer of a private run.  `schema` is the layout that its neighbours must share.
 
     `resumed`: go on from there, in a new life.
@@ -79,9 +77,8 @@ class PrivateGossip(Lifecycle[Iterate]):
         pairs: Pairs,
         resumed: Checkpoint | None = None,
     ) -> None:
-        self.clock = RoundClock(settings.deadline_ns, settings.least_deadline_ns, settings.ask_ns)
-        partners, learner = schedule.partners(node), Learner(DSGD(), initial, resumed)
-        super().__init__(node, partners, learner, self.clock.deadline, settings, resumed)
+        super().__init__(node, schedule, Learner(DSGD(), initial, resumed), settings, resumed)
+        partners = schedule.partners(node)
         self.schedule, self.schema, self.grid = schedule, schema, grid
         self.book = KeyBook(node, pairs, partners, (one for to in partners for one in schedule.partners(to)))
         self.company.keyless = self.book.lacking
@@ -103,22 +100,10 @@ class PrivateGossip(Lifecycle[Iterate]):
                 return [*passed, *self.begin_if_gathered(now_ns)]
         raise self.misplaced(sender, message, "a private run")
 
-    def fired(self, key: Hashable, now_ns: int) -> list[Effect]:
-        match self.phase, key:
-            case "waiting", ("deadline", self.round):
-                self.company.absent.update(self.sources.missing)
-                return self._end_round(now_ns)
-            case "waiting", ("pace", self.round) if all(map(self._will_not_come, self.sources.missing)):
-                return self._end_round(now_ns)
-        return []
-
     def came(self, node: NodeId, now_ns: int, *, reborn: bool) -> list[Effect]:  # noqa: ARG002
         if reborn:
             self.newest.pop(node, None)
         return list(self.book.introduction(node)) if node in self.company.partners else []
-
-    def changed(self, now_ns: int) -> list[Effect]:
-        return self._end_if_complete(now_ns)
 
     # --- a round --------------------------------------------------------------------------------------------------
 
@@ -140,8 +125,7 @@ class PrivateGossip(Lifecycle[Iterate]):
         # first: what leaves is never masked again
         effects.append(Checkpoint(self.round + 1, {MODEL: x}, self.carried.saved()))
         effects += self._parts(x, mixing, row)
-        effects.append(SetTimer(("deadline", self.round), self.clock.deadline.now_ns()))
-        return effects + self._end_if_complete(now_ns)
+        return [*effects, self.until_the_deadline(), *self.end_if_complete(now_ns)]
 
     def _others(self, mixing: RoundWeights, node: NodeId) -> dict[NodeId, float]:
         return {other: weight for other, weight in mixing.row(node).items() if other != node}
@@ -194,7 +178,7 @@ class PrivateGossip(Lifecycle[Iterate]):
         if round == self.round:
             self.sources.missing.discard(sender)
             self.clock.heard(now_ns)
-        return self._end_if_complete(now_ns)
+        return self.end_if_complete(now_ns)
 
     def _checked(self, sender: NodeId, message: Masked) -> Words:
         where = f"node {self.node}, round {self.round}"
@@ -214,23 +198,18 @@ class PrivateGossip(Lifecycle[Iterate]):
             )
         return message.vectors[0].view(np.uint32)
 
-    def _end_if_complete(self, now_ns: int) -> list[Effect]:
-        if self.phase != "waiting" or not all(map(self._will_not_come, self.sources.missing)):
-            return []
-        early_ns = self.clock.early_ns(self.began_ns, now_ns)
-        if early_ns > 0 and self.sources.alone:
-            return [SetTimer(("pace", self.round), early_ns)]
-        return self._end_round(now_ns)
+    @property
+    def awaited(self) -> Sources:
+        return self.sources
 
-    def _will_not_come(self, node: NodeId) -> bool:
-        """Whether this round's part of `node`, which is not here, is not worth waiting for.
+    def gone_on(self, node: NodeId) -> bool:
+        """It is behind this round; or it was here before us by more rounds than are kept."""
+        return self.newest.get(node, -1) >= self.round
 
-        It has gone on; or it was here before us by more rounds than are kept.
-        """
-        company = self.company
-        return node in company.absent or node in company.left or self.newest.get(node, -1) >= self.round
+    def ask(self, times: int) -> list[Effect]:  # noqa: ARG002
+        return []  # a part is masked once, and never said again
 
-    def _end_round(self, now_ns: int) -> list[Effect]:
+    def end_round(self, now_ns: int) -> list[Effect]:
         if len(self.sources.missing) < len(self.sources.all):
             self.clock.over(self.began_ns)
         effects = self._mix(sorted(self.sources.missing))

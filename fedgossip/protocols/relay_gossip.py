@@ -25,22 +25,20 @@ that is behind are those of `sync_gossip`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from fedgossip.algorithms.base import Step
 from fedgossip.algorithms.relaysgd import RelaySGD, RelayState, said
 from fedgossip.errors import ProtocolError
-from fedgossip.machine import Checkpoint, Effect, NodeId, Outgoing, Report, RoundDone, Send, SetTimer, Trained
+from fedgossip.machine import Checkpoint, Effect, NodeId, Outgoing, Report, RoundDone, Send, Trained
 from fedgossip.messages import Account, Leaving, Message, RelaySum
+from fedgossip.protocols.awaited_round import AwaitedRound, SyncSettings
 from fedgossip.protocols.learner import Learner
-from fedgossip.protocols.lifecycle import Lifecycle
 from fedgossip.protocols.mailbox import Mailbox
 from fedgossip.protocols.mixing_schedule import MixingSchedule, leads_of
 from fedgossip.protocols.open_round import Sources
-from fedgossip.protocols.round_clock import RoundClock
-from fedgossip.protocols.sync_gossip import SyncSettings
 from fedgossip.protocols.vector_check import VectorCheck
 from fedgossip.vectors import Vector, frozen
 
@@ -48,7 +46,7 @@ SAID_ROUNDS = 2
 """Number of rounds of which a neighbour may ask for our sum: the open one, and the one before."""
 
 
-class RelayGossip(Lifecycle[RelayState]):
+class RelayGossip(AwaitedRound[RelayState]):
     """One peer of a tree.  `schema` is the layout that its neighbours must share.
 
     `resumed`: go on from there, in a new life.
@@ -64,10 +62,8 @@ class RelayGossip(Lifecycle[RelayState]):
         settings: SyncSettings,
         resumed: Checkpoint | None = None,
     ) -> None:
-        self.clock = RoundClock(settings.deadline_ns, settings.least_deadline_ns, settings.ask_ns)
+        super().__init__(node, schedule, Learner(algorithm, initial, resumed), settings, resumed)
         self.neighbours = schedule.partners(node)
-        learner = Learner(algorithm, initial, resumed)
-        super().__init__(node, self.neighbours, learner, self.clock.deadline, settings, resumed)
         self.algorithm = algorithm
         self.layout = VectorCheck(node, schema, initial.dtype, initial.size)
         self.mailbox = Mailbox(leads_of(node, schedule, self.neighbours))
@@ -86,27 +82,13 @@ class RelayGossip(Lifecycle[RelayState]):
                 return self._sum(sender, message, now_ns)
             case Account(round, asks=asks):
                 self.mailbox.heard(sender, round)
-                return (self._say_again(sender, round, now_ns) if asks else []) + self._average_if_complete(now_ns)
+                return (self._say_again(sender, round, now_ns) if asks else []) + self.end_if_complete(now_ns)
         raise self.misplaced(sender, message, "a run of relaysgd")
-
-    def fired(self, key: Hashable, now_ns: int) -> list[Effect]:
-        match self.phase, key:
-            case "waiting", ("deadline", self.round):
-                self.company.absent.update(self.sources.missing)
-                return self._average(now_ns)
-            case "waiting", ("pace", self.round) if all(map(self._will_not_come, self.sources.missing)):
-                return self._average(now_ns)
-            case "waiting", ("ask", self.round, int(times)):
-                return self._ask(times)
-        return []
 
     def came(self, node: NodeId, now_ns: int, *, reborn: bool) -> list[Effect]:  # noqa: ARG002
         if reborn:
             self.mailbox.reborn(node, self.round if self.phase == "waiting" else None)
         return []
-
-    def changed(self, now_ns: int) -> list[Effect]:
-        return self._average_if_complete(now_ns)
 
     # --- a round --------------------------------------------------------------------------------------------------
 
@@ -123,9 +105,7 @@ class RelayGossip(Lifecycle[RelayState]):
         effects += [Send(to, one) for to, one in sums.items() if to not in self.company.left]
         self.said = {round: one for round, one in self.said.items() if round > self.round - SAID_ROUNDS}
         self.said[self.round] = sums
-        effects.append(SetTimer(("deadline", self.round), self.clock.deadline.now_ns()))
-        effects.append(SetTimer(("ask", self.round, 0), self.clock.patience_ns(0)))
-        return effects + self._average_if_complete(now_ns)
+        return [*effects, self.until_the_deadline(), self.until_asked(0), *self.end_if_complete(now_ns)]
 
     def _sums(self) -> dict[NodeId, RelaySum]:
         sums, counts = said(self.learner.outgoing[0], *self._before())
@@ -145,10 +125,10 @@ class RelayGossip(Lifecycle[RelayState]):
             self._go_to(newest)
         return effects
 
-    def _ask(self, times: int) -> list[Effect]:
+    def ask(self, times: int) -> list[Effect]:
         late = [j for j in sorted(self.sources.missing) if j in self.company.linked - self.company.absent]
         asks = [Send(j, Account(self.round, asks=True)) for j in late]
-        return [*asks, SetTimer(("ask", self.round, times + 1), self.clock.patience_ns(times + 1))]
+        return [*asks, self.until_asked(times + 1)]
 
     def _say_again(self, sender: NodeId, round: int, now_ns: int) -> list[Effect]:
         """The neighbour waits for our sum of `round`: say it again, if it may have been lost."""
@@ -166,13 +146,13 @@ class RelayGossip(Lifecycle[RelayState]):
         if sender in self.company.linked and (round >= self.round - 1 or self.sources.alone):
             self.company.absent.discard(sender)
         if round < self.round:
-            return [Report("late", {"peer": sender, "round": round}, self.round), *self._average_if_complete(now_ns)]
+            return [Report("late", {"peer": sender, "round": round}, self.round), *self.end_if_complete(now_ns)]
         if not self.mailbox.put(sender, message, self.round):
             return [Report("repeated", {"peer": sender, "round": round}, self.round)]
         if round == self.round:
             self.sources.missing.discard(sender)
             self.clock.heard(now_ns)
-        return self._average_if_complete(now_ns)
+        return self.end_if_complete(now_ns)
 
     def _check(self, sender: NodeId, message: RelaySum) -> None:
         if not (0 <= message.round < self.settings.rounds and 1 <= message.count < self.algorithm.n):
@@ -185,20 +165,14 @@ class RelayGossip(Lifecycle[RelayState]):
         self.layout.check(sender, message)
         self.layout.check_values(sender, message)
 
-    def _average_if_complete(self, now_ns: int) -> list[Effect]:
-        if self.phase != "waiting" or not all(map(self._will_not_come, self.sources.missing)):
-            return []
-        early_ns = self.clock.early_ns(self.began_ns, now_ns)
-        if early_ns > 0 and self.sources.alone:
-            return [SetTimer(("pace", self.round), early_ns)]
-        return self._average(now_ns)
+    @property
+    def awaited(self) -> Sources:
+        return self.sources
 
-    def _will_not_come(self, node: NodeId) -> bool:
-        """Whether this round's sum of `node`, which is not here, is not worth waiting for."""
-        company = self.company
-        return node in company.absent or node in company.left or self.mailbox.newest.get(node, -1) > self.round
+    def gone_on(self, node: NodeId) -> bool:
+        return self.mailbox.newest.get(node, -1) > self.round
 
-    def _average(self, now_ns: int) -> list[Effect]:
+    def end_round(self, now_ns: int) -> list[Effect]:
         missing = sorted(self.sources.missing)
         effects: list[Effect] = [Report("missed", missing, self.round)] if missing else []
         if len(missing) < len(self.neighbours):

@@ -28,42 +28,27 @@ it moves the mean, and is reported as `one_sided`; push-sum is the method for su
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
 from fedgossip.algorithms.base import MODEL, GossipAlgorithm, State, Step, Vectors
 from fedgossip.algorithms.combine import LINEAR, Combination
 from fedgossip.errors import ProtocolError
-from fedgossip.machine import Checkpoint, Effect, NodeId, Outgoing, Report, RoundDone, Send, SetTimer, Trained
+from fedgossip.machine import Checkpoint, Effect, NodeId, Outgoing, Report, RoundDone, Send, Trained
 from fedgossip.messages import Account, Leaving, Message, Model
+from fedgossip.protocols.awaited_round import AwaitedRound, SyncSettings
 from fedgossip.protocols.carried import FRESH
 from fedgossip.protocols.edge_ledger import EdgeLedger
 from fedgossip.protocols.learner import Learner
-from fedgossip.protocols.lifecycle import Lifecycle
 from fedgossip.protocols.mailbox import Mailbox
 from fedgossip.protocols.mixing_schedule import MixingSchedule, given_up, leads_of, view_of
-from fedgossip.protocols.open_round import ExchangedRound
+from fedgossip.protocols.open_round import ExchangedRound, Sources
 from fedgossip.protocols.partner_set import LATELY_ROUNDS
-from fedgossip.protocols.round_clock import RoundClock
-from fedgossip.protocols.run_limits import AGAIN_NS, RunLimits
 from fedgossip.protocols.vector_check import VectorCheck
 from fedgossip.vectors import Vector, ordered_mix, scaled_difference, subtract
 
 
-@dataclass(frozen=True, slots=True)
-class SyncSettings(RunLimits):
-    """Limits of one synchronous run.  Times in nanoseconds."""
-
-    deadline_ns: int = 30_000_000_000
-    """The longest wait for the neighbours' models after sending one's own; above the slowest peer's training time."""
-    least_deadline_ns: int = 5_000_000_000
-    """The deadline follows the rounds that were seen, within these two; equal: it is constant."""
-    ask_ns: int = AGAIN_NS
-    """After so long at least a model is asked for."""
-
-
-class SyncGossip(Lifecycle[State]):
+class SyncGossip(AwaitedRound[State]):
     """One peer of a synchronous run.  `schema` is the layout that its neighbours must share.
 
     `resumed`: go on from there, in a new life, in which no edge has a past.
@@ -81,9 +66,7 @@ class SyncGossip(Lifecycle[State]):
         combine: Combination = LINEAR,
     ) -> None:
         self.combine = combine
-        self.clock = RoundClock(settings.deadline_ns, settings.least_deadline_ns, settings.ask_ns)
-        learner = Learner(algorithm, initial, resumed)
-        super().__init__(node, schedule.partners(node), learner, self.clock.deadline, settings, resumed)
+        super().__init__(node, schedule, Learner(algorithm, initial, resumed), settings, resumed)
         self.layout = VectorCheck(node, schema, initial.dtype, initial.size, len(algorithm.slots))
         self.schedule = schedule
         self.ledger = EdgeLedger(schema)
@@ -103,19 +86,8 @@ class SyncGossip(Lifecycle[State]):
             case Account(round, used, missing, asks):
                 effects = self._account(sender, round, used, missing, now_ns)
                 effects += self._say_again(sender, round, now_ns) if asks else []
-                return effects + self._mix_if_complete(now_ns) + self.end_if_settled()
+                return effects + self.end_if_complete(now_ns) + self.end_if_settled()
         raise self.misplaced(sender, message, "a synchronous run")
-
-    def fired(self, key: Hashable, now_ns: int) -> list[Effect]:
-        match self.phase, key:
-            case "waiting", ("deadline", self.round):
-                self.company.absent.update(self.open.sources.missing)
-                return self._mix(now_ns)
-            case "waiting", ("pace", self.round) if all(map(self._will_not_come, self.open.sources.missing)):
-                return self._mix(now_ns)
-            case "waiting", ("ask", self.round, int(times)):
-                return self._ask(times)
-        return []
 
     def came(self, node: NodeId, now_ns: int, *, reborn: bool) -> list[Effect]:  # noqa: ARG002
         if not reborn:
@@ -126,9 +98,6 @@ class SyncGossip(Lifecycle[State]):
         if not self.ledger.reborn(node, asked=asked):
             return []
         return [Report("unsettled", {"peer": node, "round": self.round}, self.round)]
-
-    def changed(self, now_ns: int) -> list[Effect]:
-        return self._mix_if_complete(now_ns)
 
     # --- a round --------------------------------------------------------------------------------------------------
 
@@ -148,9 +117,7 @@ class SyncGossip(Lifecycle[State]):
         hear = [to for to in targets if to not in self.company.left]
         effects += [Send(to, model) for to, model in self.ledger.models(self.round, outgoing, hear)]
         effects += [Send(j, self.ledger.account(j, self.round)) for j in self._open_beside(targets)]
-        effects.append(SetTimer(("deadline", self.round), self.clock.deadline.now_ns()))
-        effects.append(SetTimer(("ask", self.round, 0), self.clock.patience_ns(0)))
-        return effects + self._mix_if_complete(now_ns)
+        return [*effects, self.until_the_deadline(), self.until_asked(0), *self.end_if_complete(now_ns)]
 
     def _open_beside(self, targets: Collection[NodeId]) -> list[NodeId]:
         """Those with whom an account is open, and who get no model in this round."""
@@ -171,11 +138,11 @@ class SyncGossip(Lifecycle[State]):
     def _given_up_by(self, node: NodeId, round: int) -> bool:
         return given_up(self.schedule, node, round, self.node, self.round)
 
-    def _ask(self, times: int) -> list[Effect]:
+    def ask(self, times: int) -> list[Effect]:
         silent = self.open.one_way | self.company.absent
         late = [j for j in sorted(self.open.sources.missing) if j in self.company.linked and j not in silent]
         asks = [Send(j, self.ledger.account(j, self.round, asks=True)) for j in late]
-        return [*asks, SetTimer(("ask", self.round, times + 1), self.clock.patience_ns(times + 1))]
+        return [*asks, self.until_asked(times + 1)]
 
     def _model(self, sender: NodeId, model: Model, now_ns: int) -> list[Effect]:
         self._check(sender, model)
@@ -192,7 +159,7 @@ class SyncGossip(Lifecycle[State]):
         if model.round == self.round:
             missing.missing.discard(sender)
             self.clock.heard(now_ns)
-        return effects + self._mix_if_complete(now_ns)
+        return effects + self.end_if_complete(now_ns)
 
     def _check(self, sender: NodeId, model: Model) -> None:
         if not 0 <= model.round < self.settings.rounds:
@@ -205,20 +172,14 @@ class SyncGossip(Lifecycle[State]):
         self.layout.check(sender, model)
         self.layout.check_values(sender, model)
 
-    def _mix_if_complete(self, now_ns: int) -> list[Effect]:
-        if self.phase != "waiting" or not all(map(self._will_not_come, self.open.sources.missing)):
-            return []
-        early_ns = self.clock.early_ns(self.began_ns, now_ns)
-        if early_ns > 0 and self.open.sources.alone:
-            return [SetTimer(("pace", self.round), early_ns)]
-        return self._mix(now_ns)
+    @property
+    def awaited(self) -> Sources:
+        return self.open.sources
 
-    def _will_not_come(self, node: NodeId) -> bool:
-        """Whether this round's model of `node`, which is not here, is not worth waiting for."""
-        company = self.company
-        return node in company.absent or node in company.left or self.mailbox.newest.get(node, -1) > self.round
+    def gone_on(self, node: NodeId) -> bool:
+        return self.mailbox.newest.get(node, -1) > self.round
 
-    def _mix(self, now_ns: int) -> list[Effect]:
+    def end_round(self, now_ns: int) -> list[Effect]:
         sources, round = self.open.sources, self.round
         missing = sorted(sources.missing)
         effects: list[Effect] = [Report("missed", missing, round)] if missing else []
