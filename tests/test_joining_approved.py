@@ -134,6 +134,50 @@ def test_a_site_that_asks_for_an_approval_joins_the_plan_that_it_has_signed_and_
     assert site.refusals == 5
 
 
+GOSSIP = """
+rounds = 4
+task = { kind = "quadratic", dim = 3, sigma = 0.1, placement = "random" }
+topology = { graph = "ring", n = 3 }
+"""
+
+
+WORKERS = """
+rounds = 4
+task = { kind = "quadratic", dim = 3, sigma = 0.1, placement = "random" }
+parallel = { method = "ring", workers = 3 }
+"""
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_peer_that_asks_for_an_approval_joins_the_graph_that_it_has_signed_and_no_other(
+    tmp_path: Path, organisers: list[Organiser]
+) -> None:
+    """As a client does; what it reads says that neighbours see its model."""
+    first, site = organised(organisers, tmp_path / "first", GOSSIP), Site(tmp_path / "site")
+    refused = site.join(first.invite, "--approval-days", "90")
+    assert refused.code == 2 and "was never approved with peer.key" in refused.errors[0] and not first.here, refused
+    (file,) = site.folder.glob("joined/*/experiment.toml")
+    words = typed(["plan", "show", str(file)], site.folder).out
+    assert "without a coordinator (ring" in words and "neighbours" in words and "they see your model" in words.lower()
+    assert site.advised(refused, first.invite).code == 0
+    let_in = site.join(first.invite)
+    assert "1 waits" in let_in.err and "approved on" in let_in.err and first.here == [1], let_in.err
+    for name, text, key in (
+        ("step", GOSSIP.replace("0.1,", "0.2,"), "experiment.task.sigma"),
+        ("graph", GOSSIP.replace('"ring"', '"path"'), "experiment.topology.graph"),
+        ("led", EXPERIMENT, "experiment.algorithm"),
+    ):
+        other = organised(organisers, tmp_path / name, text)
+        changed = site.join(other.invite)
+        assert changed.code == 2 and key in changed.errors[0] and not other.here, changed
+    workers = organised(organisers, tmp_path / "workers", WORKERS)
+    none = site.join(workers.invite)
+    assert none.code == 2 and "workers that share every step" in none.errors[0] and not workers.here
+    words = ["plan", "approve", str(file), "--id", "0", "--endpoints", "endpoints.toml", "--key", "peer.key"]
+    alone = typed(words, site.folder)
+    assert alone.code == 2 and "approved by an invite" in alone.errors[0]
+
+
 @pytest.mark.usefixtures("asked")
 def test_a_site_that_asks_for_nothing_joins_as_before(tmp_path: Path, organisers: list[Organiser]) -> None:
     one, site = organised(organisers, tmp_path / "one"), Site(tmp_path / "site")

@@ -59,7 +59,7 @@ def approved(
 def approved_to_join(
     plan: Plan, task: LocalTask | None, invitation: Invitation, place: Joined, experiment: Path, limits: HowLong | None
 ) -> Begin | None:
-    """Return it as `approved` does, for a client that joins by an invite, before it asks for a place.
+    """Return it as `approved` does, for a client, or a peer, that joins by an invite, before it asks for a place.
 
     `task`: with its own data, where it brings them; `experiment`: the file to read and approve.
     """
@@ -68,15 +68,13 @@ def approved_to_join(
     from fedgossip.plans import compose
     from fedgossip.plans.approvals import request_to_join
     from fedgossip.plans.federation import FederationPlan
+    from fedgossip.plans.gossip import GossipPlan
     from fedgossip.plans.plan_statement import statement_of
 
-    if not isinstance(plan, FederationPlan):
-        if limits:
-            text = "an approval is asked for, and this run has no coordinator"
-            raise ConfigError(text, "Plans are approved by the clients of a coordinator: leave --approval-days out.")
-        return None
-
     def wanted() -> ApprovalRequest:
+        if not isinstance(plan, FederationPlan | GossipPlan):
+            text = "an approval is asked for, and this run is of workers that share every step"
+            raise ConfigError(text, "Join with a key that has approved no plans, and without --approval-days.")
         if plan.experiment.loops:
             text = "an approval is asked for, and each trains with a script of its own, which no plan holds"
             raise ConfigError(text, "Join with a key that has approved no plans, and without --approval-days.")

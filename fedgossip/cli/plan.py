@@ -14,7 +14,7 @@ from fedgossip.cli.text import columns, echo, echo_json, print_json
 
 if TYPE_CHECKING:
     from fedgossip.plans.approvals import Approval, ApprovalRequest
-    from fedgossip.plans.federation import FederationPlan
+    from fedgossip.plans.plan import Plan
     from fedgossip.plans.plan_statement import PlanStatement
     from fedgossip.plans.site_approvals import SiteApprovals
 
@@ -26,7 +26,7 @@ WIDTH = 100
 
 @click.group()
 def plan() -> None:
-    """Read the plan of a federated run, compare it with the last one approved, sign it or take that back."""
+    """Read the plan of a run, compare it with the last one approved, sign it or take that back."""
 
 
 def _experiment(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -158,13 +158,17 @@ def approve(
 
 
 def _request(
-    run: FederationPlan, statement: PlanStatement, approvals: SiteApprovals, key: Path, node: int, endpoints: Path
+    run: Plan, statement: PlanStatement, approvals: SiteApprovals, key: Path, node: int, endpoints: Path
 ) -> ApprovalRequest:
     """Return what client `node` of these participants approves.  Raises ConfigError where the key is not its own."""
     from fedgossip.errors import ConfigError
     from fedgossip.net.endpoints import load_endpoints
     from fedgossip.plans.approvals import request_of
+    from fedgossip.plans.federation import FederationPlan
 
+    if not isinstance(run, FederationPlan):
+        text = "peers of a graph are approved by an invite: nobody of them keeps the list of the others"
+        raise ConfigError(text, "Name the invite alone: --invite fg1-...")
     if node >= run.learners:
         raise ConfigError(f"there is no client {node}", f"Clients are 0 to {run.learners - 1}.")
     known = load_endpoints(endpoints, run.n, run.roles.listens)
@@ -241,21 +245,26 @@ def _standing(approvals: SiteApprovals, one: Approval) -> dict[str, object]:
 # --- what all of them need --------------------------------------------------------------------------------------------
 
 
-def stated(experiment: Path, overrides: Sequence[str], seed: int | None) -> tuple[FederationPlan, PlanStatement]:
-    """Return the run of an experiment file, and its plan as one file.  Raises ConfigError for other runs."""
+def stated(experiment: Path, overrides: Sequence[str], seed: int | None) -> tuple[Plan, PlanStatement]:
+    """Return the run of an experiment file, of a coordinator or of gossip, and its plan as one file.
+
+    Raises ConfigError for other runs.
+    """
     from fedgossip.errors import ConfigError
     from fedgossip.experiment import load_experiment
     from fedgossip.plans import compose
     from fedgossip.plans.federation import FederationPlan
     from fedgossip.plans.fits import stated_fit
+    from fedgossip.plans.gossip import GossipPlan
     from fedgossip.plans.plan_statement import statement_of
 
     whole = load_experiment(experiment, overrides, seed=seed)
     if (fit := stated_fit(whole)) is not None:
         return fit
     made = compose.plan(whole)
-    if not isinstance(made, FederationPlan):
-        raise ConfigError(f"{experiment} has no [coordinator]", "Plans are approved by the clients of a coordinator.")
+    if not isinstance(made, FederationPlan | GossipPlan):
+        text = f"{experiment} has neither [coordinator] nor [topology]"
+        raise ConfigError(text, "Plans are approved by the clients of a coordinator, and by peers that join a graph.")
     task, _ = compose.task_of_dry_run(made.experiment, made.learners, [])
     return made, statement_of(made, task)
 

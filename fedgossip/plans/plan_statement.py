@@ -1,4 +1,4 @@
-"""The plan of a federated run as one file with one hash, which sites read, compare, sign, and find again in a release.
+"""The plan of a run as one file with one hash, which sites read, compare, sign, and find again in a release.
 
     plan.json    written by `fedgossip plan show --out`, and into every folder of a federated run
 
@@ -26,8 +26,7 @@ from fedgossip.learning.per_peer import PLACE
 from fedgossip.learning.settings import OF_THE_MACHINE
 from fedgossip.learning.sources import modules_of
 from fedgossip.learning.table_schema import FEDERATED, SchemaColumn
-from fedgossip.plans.federation import FederationPlan
-from fedgossip.plans.plan import without_folders
+from fedgossip.plans.plan import Plan, without_folders
 from fedgossip.task import LocalTask
 from fedgossip.version import __version__
 
@@ -83,7 +82,13 @@ class PlanStatement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     @property
     def name(self) -> str:
-        return str(self.experiment.get("name") or self.experiment["coordinator"]["algorithm"])
+        return str(self.experiment.get("name") or self._method)
+
+    @property
+    def _method(self) -> str:
+        if "coordinator" in self.experiment:
+            return str(self.experiment["coordinator"]["algorithm"])
+        return str(self.experiment["algorithm"]["name"])
 
     @property
     def rounds(self) -> int:
@@ -95,8 +100,10 @@ class PlanStatement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         return hashlib.sha256(encoded(self)).hexdigest()
 
 
-def statement_of(plan: FederationPlan, task: LocalTask, opened: Sequence[str] = ()) -> PlanStatement:
-    """Return what the sites of a run are asked to approve.  Raises ConfigError for a file that cannot be read.
+def statement_of(plan: Plan, task: LocalTask, opened: Sequence[str] = ()) -> PlanStatement:
+    """Return what the clients of a run, or the peers of a graph, are asked to approve.
+
+    Raises ConfigError for a file that cannot be read.
 
     `opened`: of a run of sums, what these tell, in words; () where models are sent.
     """

@@ -25,23 +25,29 @@ FITS = (GLM, TREES, SURVIVAL, COX)
 def lines(statement: PlanStatement) -> list[tuple[str, str]]:
     """Return (question, answer) in the order in which to read them."""
     e, terms = statement.experiment, statement.terms
-    c, fits = e["coordinator"], e["task"]["kind"] in FITS
+    fits = e["task"]["kind"] in FITS
     return [
         ("plan", f"{statement.name}, {statement.hash[:HASH_SHOWN]}"),
         ("learns", _learns(statement)),
         ("from", _from(statement)),
-        ("who", f"{c['clients']} sites and a coordinator ({terms.how})."),
+        ("who", _who(statement)),
         ("rounds", _rounds(statement)),
         (
             "leaves a site",
             f"Masked numbers, whose sums are opened: {terms.sent}." if fits else f"It sends {terms.sent}.",
         ),
         ("who sees it", _sentence(terms.seen)),
-        ("budget", _budget(c["privacy"], terms.budget)),
+        ("budget", _budget(e.get("coordinator", {}).get("privacy"), terms.budget)),
         ("own code", _named(statement.code) or "None: nothing runs but fedgossip and what it is installed with."),
         ("common files", _named(statement.files) or "None."),
         ("version", f"fedgossip {statement.version}"),
     ]
+
+
+def _who(statement: PlanStatement) -> str:
+    if "coordinator" in statement.experiment:
+        return f"{statement.experiment['coordinator']['clients']} sites and a coordinator ({statement.terms.how})."
+    return f"Peers of a graph, without a coordinator ({statement.terms.how})."
 
 
 def _learns(statement: PlanStatement) -> str:
@@ -81,8 +87,8 @@ def _training(train: Mapping[str, Any]) -> str:
     return f"In each a site trains {how}: {step}."
 
 
-def _budget(privacy: Mapping[str, Any], said: str) -> str:
-    if privacy["unit"] == "none":
+def _budget(privacy: Mapping[str, Any] | None, said: str) -> str:
+    if privacy is None or privacy["unit"] == "none":
         return _sentence(said)
     told = f"Epsilon at most {privacy['max_epsilon']:g} at delta {privacy['delta']:g} for each {privacy['unit']}"
     how = f"noise {privacy['noise']:g}, clip {privacy['clip']:g}"

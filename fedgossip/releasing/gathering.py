@@ -23,7 +23,7 @@ from fedgossip.learning.survival_fit import CurveFit
 from fedgossip.learning.told_files import encoded
 from fedgossip.net.endpoints import load_blocks
 from fedgossip.plans import compose, plan_statement
-from fedgossip.plans.approvals import APPROVAL, read_signed, site_of
+from fedgossip.plans.approvals import APPROVAL, Approval, read_signed, site_of
 from fedgossip.plans.plan_statement import PLAN
 from fedgossip.releasing.checking import ENDPOINTS, LOGS, logs_of
 from fedgossip.releasing.privacy_words import privacy_of
@@ -217,7 +217,7 @@ def _evaluation(sources: ReleaseSources, weights: str) -> tuple[Evaluation | Non
 
 def _approvals(sources: ReleaseSources, plan: str, contents: Contents, logs: Contents) -> tuple[ReleasedApproval, ...]:
     folders = dict.fromkeys((sources.run, *sources.logs))  # of a fit each site has its own in the folder of its log
-    found = []
+    found = list[Approval]()
     for path in (folder / APPROVAL for folder in folders):
         for one in read_signed(path) if path.is_file() else ():
             if one.plan != plan:
