@@ -56,9 +56,12 @@ def drawn(seed: int, rows: int = 80, strata: int = 1) -> Pooled:
     return x, np.ceil(np.minimum(time, end)), time <= end, stratum
 
 
-def layout_of(strata: int = 1, ridge: float = 0.0, least: int = 10, steps: int = 16) -> CoxLayout:
+def layout_of(
+    strata: int = 1, ridge: float = 0.0, least: int = 10, steps: int = 16, ties: str = "breslow"
+) -> CoxLayout:
     return CoxLayout(
         CoxDesign(
+            ties=ties,
             time="days",
             event="died",
             grid=GRID,
@@ -113,7 +116,7 @@ def rounded(records: Pooled, ends: Sequence[float]) -> Pooled:
     return x, index, events & (index < len(ends)), strata
 
 
-def by_hand(records: Pooled, ridge: float = 0.0) -> tuple[list[float], list[float], float]:
+def by_hand(records: Pooled, ridge: float = 0.0, ties: str = "breslow") -> tuple[list[float], list[float], float]:
     """Return estimates, errors and log likelihood by the textbook, in extended floats."""
     x, index, events, strata = records
     x, point, total = x.astype(np.longdouble), np.zeros(x.shape[1], np.longdouble), np.longdouble(0)
@@ -123,10 +126,13 @@ def by_hand(records: Pooled, ridge: float = 0.0) -> tuple[list[float], list[floa
         for stratum, time in sorted(set(zip(strata[events].tolist(), index[events].tolist(), strict=True))):
             risk = (strata == stratum) & (index >= time)
             died = risk & events & (index == time)
-            s0, s1, s2 = w[risk].sum(), w[risk] @ x[risk], (x[risk] * w[risk][:, None]).T @ x[risk]
-            g = g + x[died].sum(0) - died.sum() * s1 / s0
-            a = a + died.sum() * (s2 / s0 - np.outer(s1, s1) / s0**2)
-            total += (x[died] @ point).sum() - died.sum() * np.log(s0)
+            g, total = g + x[died].sum(0), total + (x[died] @ point).sum()
+            for before in range(died.sum()):  # Efron: those that came before weigh less by their share
+                share = np.longdouble(before) / died.sum() if ties == "efron" else 0
+                v = np.where(died, w * (1 - share), w)[risk]
+                s0, s1, s2 = v.sum(), v @ x[risk], (x[risk] * v[:, None]).T @ x[risk]
+                g, total = g - s1 / s0, total - np.log(s0)
+                a = a + s2 / s0 - np.outer(s1, s1) / s0**2
         point = point + np.linalg.solve(a.astype(float), g.astype(float))
     return [*map(float, point)], [*np.sqrt(np.diag(np.linalg.inv(a.astype(float))))], float(total)
 
@@ -134,40 +140,63 @@ def by_hand(records: Pooled, ridge: float = 0.0) -> tuple[list[float], list[floa
 # --- the fit ----------------------------------------------------------------------------------------------------------
 
 
+TIES = pytest.mark.parametrize("ties", ["breslow", "efron"])
+
+
+@TIES
 @pytest.mark.parametrize(("strata", "ridge"), [(1, 0.0), (2, 0.0), (1, 4.0)])
-def test_the_fit_is_that_of_all_records_in_one_place(strata: int, ridge: float) -> None:
-    layout, sites = layout_of(strata, ridge), [drawn(seed, 60, strata) for seed in range(4)]
+def test_the_fit_is_that_of_all_records_in_one_place(strata: int, ridge: float, ties: str) -> None:
+    layout, sites = layout_of(strata, ridge, ties=ties), [drawn(seed, 60, strata) for seed in range(4)]
     found = fit_of(layout, rounds(layout, sites))
     ends = [point.time for point in found.strata[0].points]
-    estimates, errors, likelihood = by_hand(rounded(together(sites), ends), ridge)
-    assert found.converged and found.records == 240 and len(ends) >= 3
+    estimates, errors, likelihood = by_hand(rounded(together(sites), ends), ridge, ties)
+    assert found.converged and found.records == 240 and len(ends) >= 2
     assert [one.estimate for one in found.coefficients] == pytest.approx(estimates, rel=1e-10)
     assert [one.error for one in found.coefficients] == pytest.approx(errors, rel=1e-10)
     assert found.log_likelihood == pytest.approx(likelihood, rel=1e-12)
 
 
+@TIES
 @pytest.mark.parametrize("strata", [1, 3])
-def test_statsmodels_says_the_same(strata: int) -> None:
+def test_statsmodels_says_the_same(strata: int, ties: str) -> None:
     pytest.importorskip("pandas", reason="statsmodels needs it")
     hazards = pytest.importorskip("statsmodels.duration.hazard_regression")
-    layout, sites = layout_of(strata), [drawn(seed, 200, strata) for seed in range(5)]
+    layout, sites = layout_of(strata, ties=ties), [drawn(seed, 200, strata) for seed in range(5)]
     found = fit_of(layout, rounds(layout, sites))
     x, index, events, stratum = rounded(together(sites), [point.time for point in found.strata[0].points])
     groups = stratum if strata > 1 else None
-    theirs = hazards.PHReg(index, x, status=events.astype(int), ties="breslow", strata=groups).fit()
+    theirs = hazards.PHReg(index, x, status=events.astype(int), ties=ties, strata=groups).fit()
     assert [one.estimate for one in found.coefficients] == pytest.approx(list(theirs.params), rel=1e-10)
     assert [one.error for one in found.coefficients] == pytest.approx(list(theirs.bse), rel=1e-10)
     assert found.log_likelihood == pytest.approx(theirs.llf, rel=1e-12)
-    if strata == 1:
+    if strata == 1 and ties == "breslow":
         relative = np.exp(x @ theirs.params)
         risen = [(events & (index == k)).sum() / relative[index >= k].sum() for k in range(index.max())]
         assert [point.hazard for point in found.strata[0].points] == pytest.approx(list(np.cumsum(risen)), rel=1e-9)
 
 
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("strata", [1, 2])
-def test_the_bytes_do_not_depend_on_who_has_which_record(strata: int) -> None:
+def test_no_few_records_are_told_apart_by_efron_s_ties(seed: int, strata: int) -> None:
+    """Those with their event at a told time, and those who leave without one until the next, are ten, or none."""
+    layout, whole = layout_of(strata, ties="efron"), drawn(seed, 400, strata)
+    found = fit_of(layout, rounds(layout, [whole]))
+    ends, apart = [point.time for point in found.strata[0].points], []
+    _, times, events, stratum = whole
+    for one in range(strata):
+        for begin, end in pairwise([0.0, *ends]):
+            inside = (stratum == one) & (times > begin) & (times <= end)
+            apart += [int((inside & events).sum()), int((inside & ~events).sum()) if end != ends[-1] else 0]
+        apart.append(int(((stratum == one) & (times > ends[-1])).sum()))
+    assert len(ends) >= 3 and min(count for count in apart if count) >= 10, apart
+    assert found.smallest >= 10
+
+
+@TIES
+@pytest.mark.parametrize("strata", [1, 2])
+def test_the_bytes_do_not_depend_on_who_has_which_record(strata: int, ties: str) -> None:
     """But of concordance, which is of pairs at one site."""
-    layout, whole = layout_of(strata), drawn(3, 300, strata)
+    layout, whole = layout_of(strata, ties=ties), drawn(3, 300, strata)
     order = np.random.default_rng(1).permutation(300)
     parts = [tuple(column[rows] for column in whole) for rows in np.split(order, [40, 150, 160])]
     alone = FittedHazards(layout, fitted_alone(layout, site_of(layout, whole)))
@@ -425,6 +454,28 @@ def test_the_fit_is_judged_on_a_table(folder: Path) -> None:
     assert refused.code == 2 and "line 2, column 'died': 2 is none" in refused.err
 
 
+def test_efron_s_ties_are_chosen_by_a_word_and_the_plan_says_what_they_open(folder: Path, tmp_path: Path) -> None:
+    words = [
+        "fit",
+        "hazards.toml",
+        "--to",
+        str(tmp_path / "fit"),
+        "--set",
+        "model.source=cox?every=30&until=600&ties=efron",
+    ]
+    asked = typed([*words, "--dry-run"], folder)
+    assert "and as many over those with their event then" in asked.out
+    said = typed(words, folder)
+    assert said.code == 0 and "ties are Efron's" in said.out, said
+    assert "4 sums over those at risk and as many over those with their event at each told time" in said.out
+    found = msgspec.json.decode((tmp_path / "fit" / "fit.json").read_bytes(), type=CoxFit)
+    x, times, events, strata = read(folder, [f"site-{site}.csv" for site in range(SITES)])
+    deviation, ends = np.array(found.design.deviation), [point.time for point in found.strata[0].points]
+    pooled = (x - np.array(found.design.mean)) / deviation, times, events, strata
+    estimates, _, _ = by_hand(rounded(pooled, ends), ties="efron")
+    assert [one.estimate for one in found.coefficients] == pytest.approx(estimates / deviation, rel=1e-8)
+
+
 def test_strata_have_no_coefficient_and_a_hazard_each(folder: Path, tmp_path: Path) -> None:
     words = ["fit", "hazards.toml", "--to", str(tmp_path / "fit"), "--set"]
     said = typed([*words, "model.source=cox?every=30&until=600&strata=arm&events=20", "--json"], folder)
@@ -445,6 +496,7 @@ def test_strata_have_no_coefficient_and_a_hazard_each(folder: Path, tmp_path: Pa
         (["model.source=cox?every=30&until=600&events=3"], "events=3; data.suppress is 5"),
         (["model.source=cox?events=many"], "events=many"),
         (["model.source=cox?ridge=-1"], "ridge=-1"),
+        (["model.source=cox?ties=exact"], "ties=exact"),
         (["model.source=cox?strata=age"], "'age' is no column of words"),
         (["model.source=cox?evry=30"], "unknown option 'evry'"),
         (["model.source=cox?every=0&until=9"], "every 0"),

@@ -68,6 +68,8 @@ def said(found: CoxFit, sites: int) -> list[str]:
     lines += remarks(d.against, d.constant, found.silent)
     if d.strata_column:
         lines.append(f"each {d.strata_column} has a hazard of its own: {', '.join(d.strata)}")
+    if d.ties != "breslow":
+        lines.append("events at one told time are taken one after another: ties are Efron's")
     if d.ridge:
         lines.append(f"estimates and errors are those with a ridge of {d.ridge:g}, on columns of deviation 1")
     if found.log_likelihood is not None:
@@ -83,5 +85,9 @@ def said(found: CoxFit, sites: int) -> list[str]:
 
 def _seen(found: CoxFit) -> str:
     """Say what the coordinator could see, which is more than the fit."""
-    each = f"{len(found.coefficients) + 1} sums over those at risk at each told time, at {found.points} points"
+    from fedgossip.learning.cox_sums import EFRON
+
+    each = f"{len(found.coefficients) + 1} sums over those at risk"
+    each += " and as many over those with their event" if found.design.ties == EFRON else ""
+    each += f" at each told time, at {found.points} points"
     return f"seen by the coordinator: {each}; no two of them differ by fewer than {found.smallest} records"

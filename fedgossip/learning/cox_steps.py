@@ -25,7 +25,7 @@ from fedgossip.errors import ConfigError
 from fedgossip.learning.cox import RiskSums, Whole
 from fedgossip.learning.cox_sums import TOLD, CoxLayout, Numbers, SiteHazards
 from fedgossip.learning.glm import Newton, PointSums, Values, halved, is_worse, moved
-from fedgossip.learning.survival_times import TimeCounts, told_ends
+from fedgossip.learning.survival_times import TimeCounts, ends_of_ties, told_ends
 from fedgossip.vectors import Vector, frozen
 
 COUNTS, RISK, MOMENTS, LAST, OVER = range(5)
@@ -52,6 +52,7 @@ def _shapes(layout: CoxLayout) -> Mapping[str, tuple[int, ...]]:
         **dict.fromkeys(("point", "best", "gradient", "silent", "asked_shift", "asked_gradient"), (p,)),
         **dict.fromkeys(("information", "asked_between"), (p, p)),
         **dict.fromkeys(("at_risk", "events", "hazard"), (s, k)),
+        "spared": (s, k) if layout.tied else (0,),
     }
 
 
@@ -99,6 +100,11 @@ class FittedHazards:
         return self["hazard"][:, : self.number("told")]
 
     @property
+    def spared(self) -> Values | None:
+        """What of that those are spared whose event is then, [s, k]; None where ties are Breslow's."""
+        return self["spared"][:, : self.number("told")] if self.layout.tied else None
+
+    @property
     def newton(self) -> Newton:
         point, best = np.array(self["point"]), np.array(self["best"])
         if not self.number("records"):
@@ -130,7 +136,7 @@ class FittedHazards:
         self._set(sites=sites, fewest=sites)
         events = sum(int(one.events.sum()) for one in counts)
         least = max(self.layout.design.least, -(-events // TOLD))
-        ends = told_ends(counts, least)
+        ends = ends_of_ties(counts, least) if self.layout.tied else told_ends(counts, least)
         if not ends:
             self._set(stage=OVER)
             return
@@ -145,11 +151,17 @@ class FittedHazards:
         self._set(smallest=self._least_between())
 
     def _least_between(self) -> int:
-        """Return the fewest records by which two sums that are opened differ, or that one has."""
+        """Return the fewest records by which two sums that are opened differ, or that one has.
+
+        With Efron's ties events are told apart from all that are at risk, and so are those who leave without one.
+        """
         told, found = len(self.ends), []
         for risk, events in zip(self["at_risk"][:, :told], self["events"][:, :told], strict=True):
-            opened = risk[events > 0]
-            found += [*(opened[:-1] - opened[1:]), *opened[-1:]]
+            opened, happened = risk[events > 0], events[events > 0]
+            apart = [*(opened[:-1] - opened[1:]), *opened[-1:]]
+            if self.layout.tied:
+                apart = [*happened, *(one for one in apart - happened if one)]
+            found += apart
         return int(min(found))
 
     def _take_risk(self, sums: RiskSums, sites: int) -> None:
@@ -165,6 +177,8 @@ class FittedHazards:
             return
         told = len(self.ends)
         self["hazard"][:, :told] = sums.hazard
+        if self.layout.tied:
+            self["spared"][:, :told] = sums.spared
         self._set(
             stage=MOMENTS, asked_records=sums.records, asked_sites=sites, asked_deviance=deviance,
             asked_shift=sums.shift, asked_gradient=sums.gradient - ridge * point, asked_between=sums.between,
@@ -254,7 +268,7 @@ def told_by(site: SiteHazards, x: Vector) -> Vector:
         case 1:
             numbers = site.risk(ends, point)
         case 2:
-            numbers = site.moments(ends, point, fitted.hazard)
+            numbers = site.moments(ends, point, fitted.hazard, fitted.spared)
         case 3:
             numbers = site.last(ends, point)
         case _:

@@ -5,6 +5,7 @@
     moments    by the hazards that follow from them: u again, and M
     last       at the last point: d and S0; of pairs of records at one site how many can be compared, and are right
 
+With Efron's ties the same sums over the events of each time go along, E0 and E1.
 What goes down is the state (`cox_steps`): which of them is asked for, the point, and the hazards.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import msgspec
@@ -36,6 +37,7 @@ from fedgossip.learning.survival_times import Counts, TimeCounts
 from fedgossip.secure.exact_sums import ExactSums, as_vector, integers_of, words_in, words_of
 from fedgossip.vectors import Vector
 
+BRESLOW, EFRON = "breslow", "efron"
 TOLD = 100
 """Maximum number of told times."""
 LARGEST = 1 << 180
@@ -54,6 +56,8 @@ class CoxDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     grid: tuple[float, ...]
     least: int
     """Events of a told time, at least, of each stratum that has any then."""
+    ties: str = BRESLOW
+    """How events at one told time are taken: BRESLOW or EFRON."""
     ridge: float = 0.0
     """Weight of b'b, of scaled columns, in -2 log L."""
     strata_column: str = ""
@@ -106,6 +110,11 @@ class CoxLayout:
         return len(self.design.strata)
 
     @property
+    def tied(self) -> bool:
+        """Whether the sums over the events of a time are told beside those over all at risk."""
+        return self.design.ties == EFRON
+
+    @property
     def told(self) -> int:
         """Told times that there may be."""
         return min(TOLD, len(self.design.grid))
@@ -119,6 +128,7 @@ class CoxLayout:
         """What the coordinator sees of all sites together, in words."""
         d, of = self.design, f" of each of {self.strata} strata" if self.design.strata_column else ""
         told = f"at each of at most {self.told} told times{of}, {self.width + 1} sums over all at risk then"
+        told += " and as many over those with their event then" if self.tied else ""
         return (
             f"first the number of records{of}, and at {len(d.grid)} times of {d.time} those of events and censorings",
             f"then, in each of at most {d.steps} steps, {told}; {len(self.upper[0])} of products of columns over all",
@@ -129,9 +139,10 @@ class CoxLayout:
     def numbers(self) -> int:
         """Of the longest sum."""
         counts = self.strata * (1 + 2 * len(self.design.grid))
-        risk = 2 + self.width + self.strata * self.told * (2 + self.width)
+        more = 1 + self.width if self.tied else 0
+        risk = 2 + self.width + self.strata * self.told * (2 + self.width + more)
         moments = 1 + self.width + len(self.upper[0])
-        return max(counts, risk, moments, 4 + 2 * self.strata * self.told)
+        return max(counts, risk, moments, 4 + (3 if self.tied else 2) * self.strata * self.told)
 
     @cached_property
     def exact(self) -> ExactSums:
@@ -163,12 +174,15 @@ class CoxLayout:
         records, eta, *others = numbers
         shift, others = others[: self.width], others[self.width :]
         cells = self.strata * told
-        parts = [np.array(others[k * cells : (k + 1) * cells], object) for k in range(2 + self.width)]
-        events, s0, *s1 = (part.reshape(self.strata, told) for part in parts)
-        return RiskSums(
-            records, real(eta), _reals(shift), events.astype(np.int64), _reals(s0),
-            np.stack([_reals(one) for one in s1], axis=-1),
-        )  # fmt: skip
+        count = 2 + self.width + (1 + self.width if self.tied else 0)
+        parts = [np.array(others[k * cells : (k + 1) * cells], object) for k in range(count)]
+        events, *reals = (part.reshape(self.strata, told) for part in parts)
+        s0, *s1 = (_reals(one) for one in reals[: 1 + self.width])
+        found = RiskSums(records, real(eta), _reals(shift), events.astype(np.int64), s0, np.stack(s1, axis=-1))
+        if not self.tied:
+            return found
+        e0, *e1 = (_reals(one) for one in reals[1 + self.width :])
+        return replace(found, e0=e0, e1=np.stack(e1, axis=-1))
 
     def moments(self, numbers: Numbers) -> tuple[int, Values, Values]:
         """Return the records, u [p] and M [p, p]."""
@@ -181,11 +195,12 @@ class CoxLayout:
         """Return the sums at the last point, without S1, the pairs that can be compared, and how many are right."""
         records, eta, pairs, right = numbers[:4]
         cells = self.strata * told
-        events, s0 = (np.array(numbers[4 + k * cells : 4 + (k + 1) * cells], object) for k in range(2))
+        parts = [np.array(numbers[4 + k * cells : 4 + (k + 1) * cells], object) for k in range(2 + self.tied)]
+        events, s0 = parts[:2]
         shape, width = (self.strata, told), self.width
         found = RiskSums(
             records, real(eta), np.zeros(width), events.astype(np.int64).reshape(shape), _reals(s0).reshape(shape),
-            np.zeros((*shape, width)),
+            np.zeros((*shape, width)), *(_reals(one).reshape(shape) for one in parts[2:]),
         )  # fmt: skip
         return found, pairs, right / 2
 
@@ -214,14 +229,19 @@ class SiteHazards:
         told, index, eta, w = self._at(ends, point)
         r, cells = self.records, self._cells(index, len(ends))
         parts = [self._events(cells, told, len(ends))]
-        parts += [self._at_risk(one, cells, len(ends)) for one in (w, *(w * column for column in r.columns))]
+        weighted = [w, *(w * column for column in r.columns)]
+        parts += [self._at_risk(one, cells, len(ends)) for one in weighted]
+        parts += [self._of_events(one, cells, told, len(ends)) for one in weighted] if self.layout.tied else []
         return [len(r.times), *self._total(eta[told]), *self._shift(told), *(one for part in parts for one in part)]
 
-    def moments(self, ends: Whole, point: Values, hazard: Values) -> Numbers:
-        """`hazard`: at each told time, [s, k]."""
+    def moments(self, ends: Whole, point: Values, hazard: Values, spared: Values | None = None) -> Numbers:
+        """`hazard`: at each told time, [s, k]; `spared`: how much less of it those have whose event is then."""
         told, index, _, w = self._at(ends, point)
         before = np.concatenate([np.zeros((len(hazard), 1)), np.cumsum(hazard, axis=1)], axis=1)
-        weight = w * before[self.records.strata, np.minimum(index + 1, len(ends))]
+        share = before[self.records.strata, np.minimum(index + 1, len(ends))]
+        if spared is not None:
+            share[told] -= spared[self.records.strata[told], index[told]]
+        weight = w * share
         columns = self.records.columns
         found = [self._total(weight * columns[a] * columns[b])[0] for a, b in zip(*self.layout.upper, strict=True)]
         return [len(self.records.times), *self._shift(told), *found]
@@ -235,6 +255,7 @@ class SiteHazards:
             more, of_them = concordance(r.times[rows], r.events[rows], eta[rows])
             pairs, right = pairs + more, right + of_them
         parts = [self._events(cells, told, len(ends)), self._at_risk(w, cells, len(ends))]
+        parts += [self._of_events(w, cells, told, len(ends))] if self.layout.tied else []
         return [len(r.times), *self._total(eta[told]), pairs, right, *(one for part in parts for one in part)]
 
     def _at(self, ends: Whole, point: Values) -> tuple[npt.NDArray[np.bool_], Whole, Values, Values]:
@@ -250,6 +271,11 @@ class SiteHazards:
     def _events(self, cells: Whole, told: npt.NDArray[np.bool_], times: int) -> Numbers:
         found = np.bincount(cells[told], minlength=self.layout.strata * (times + 1))
         return found.reshape(-1, times + 1)[:, :-1].ravel().tolist()
+
+    def _of_events(self, values: Values, cells: Whole, told: npt.NDArray[np.bool_], times: int) -> Numbers:
+        """Return the sums over the told events of each time."""
+        totals = exact_totals(values[told], cells[told], self.layout.strata * (times + 1))
+        return [one for begin in range(0, len(totals), times + 1) for one in totals[begin : begin + times]]
 
     def _at_risk(self, values: Values, cells: Whole, times: int) -> Numbers:
         """Return the sums over those at risk at each time: of each stratum, those of this time and of all later."""

@@ -146,6 +146,19 @@ def told_ends(groups: Sequence[TimeCounts], least: int) -> list[int]:
     return ends
 
 
+def ends_of_ties(groups: Sequence[TimeCounts], least: int) -> list[int]:
+    """Return the places of told times at which events are told apart from all that are at risk.
+
+    Between two of them each group has no censorings or `least`, for these are what else the two differ by.
+    """
+    apart = [*groups, *(TimeCounts(one.records, one.censored, one.events) for one in groups)]
+    found, ends = list[int](), told_ends(apart, least)
+    for begin, end in zip([-1, *ends[:-1]], ends, strict=True):
+        if any(group.events[begin + 1 : end + 1].any() for group in groups):
+            found.append(end)
+    return found
+
+
 def _left(group: TimeCounts, ends: Sequence[int], least: int) -> bool:
     told = told_counts(group, ends, least)
     return enough(int(told.risk[-1] - told.events[-1]), least)

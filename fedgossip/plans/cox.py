@@ -15,7 +15,7 @@ from fedgossip.experiment import Experiment
 from fedgossip.learning.agreed import AgreedTable
 from fedgossip.learning.cox_fit import CoxFit, cox_fit
 from fedgossip.learning.cox_steps import CoxServer, rounds_of
-from fedgossip.learning.cox_sums import CoxDesign, CoxLayout, TimedRecords
+from fedgossip.learning.cox_sums import BRESLOW, EFRON, CoxDesign, CoxLayout, TimedRecords
 from fedgossip.learning.cox_task import CoxTask
 from fedgossip.learning.encoded_tables import categories_in
 from fedgossip.learning.federated_tables import read_examples
@@ -60,6 +60,9 @@ def _design(source: str, agreed: AgreedTable) -> CoxDesign:
     time, event = time_and_event(COX, agreed)
     options = dict(parse_qsl(source.partition("?")[2], keep_blank_values=True))
     strata_column = options.pop("strata", "")
+    ties = options.pop("ties", BRESLOW)
+    if ties not in (BRESLOW, EFRON):
+        raise ConfigError(f"model.source = {source!r}: ties={ties}", f"It is {BRESLOW} or {EFRON}.")
     least = _number(source, "events", options.pop("events", str(LEAST)), 1, 1 << 30)
     ridge = _number(source, "ridge", options.pop("ridge", "0"), 0, RIDGES)
     if least != math.floor(least) or least < agreed.suppress:
@@ -70,7 +73,8 @@ def _design(source: str, agreed: AgreedTable) -> CoxDesign:
     column = next(one for one in agreed.columns if one.name == time.name)
     c = design_columns(agreed, COX, 0, [strata_column])
     return CoxDesign(
-        time=time.name, event=event.name, unit=time.unit, grid=grid_of(without, column), least=int(least), ridge=ridge,
+        time=time.name, event=event.name, unit=time.unit, grid=grid_of(without, column), least=int(least), ties=ties,
+        ridge=ridge,
         strata_column=strata_column, strata=strata or ("",), encoding=agreed.encoding, columns=c.names,
         places=c.places, mean=c.mean, deviation=c.deviation, against=c.against, constant=c.constant,
         agreed=agreed.digest, steps=STEPS,
