@@ -1,11 +1,11 @@
 """Hogwild! in one participant: examples a second of two processes over one, what is lost, and where training ends.
 
-    python benchmarks/hogwild.py [--turns 5] [--seeds 5]
+    python benchmarks/hogwild.py [--turns 5] [--seeds 5] [--only words]
 
 Ratios of medians in one run, one process and two in turns.  CPU seconds are of the processes that train; those of the
 busiest are what a job would take on processors of its own, for wall time counts others' work too.  The last loss is
-that on the test set, of digits or of clicks, beside the one process's of the same seed.  Clicks are sparse-logistic: a
-step writes the rows of its batch alone.
+that on the test set of digits, clicks or words, beside the one process's of the same seed.  Clicks are sparse-logistic:
+a step writes the rows of its batch alone.  Of words too, and the rows of the linear layer, which all steps write.
 """
 
 from __future__ import annotations
@@ -21,11 +21,15 @@ from pathlib import Path
 import numpy as np
 
 from fedgossip.learning import data
+from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.ddp.hogwild import HogwildLoop
 from fedgossip.learning.ddp.processes import StandingGroup
 from fedgossip.learning.sparse_logistic import SparseLogistic
 from fedgossip.learning.sparse_steps import HogwildSteps, SparseSteps
 from fedgossip.learning.task import TorchTask, TrainSettings
+from fedgossip.learning.word_steps import WordSteps
+from fedgossip.learning.word_tables import WordTable
+from fedgossip.learning.words import WordsTask
 from fedgossip.task import Job
 from fedgossip.vectors import frozen
 
@@ -34,7 +38,12 @@ STEPS, CLICKS_STEPS, JOBS = 1000, 5000, 3
 """Of a job, of digits and of clicks; and jobs until the last loss is taken."""
 
 ROWS, EXAMPLES, NONZEROS, BATCH = 1_000_000, 20_000, 20, 32
+TABLE, WORDS_STEPS = WordTable(50_000, 16, 4), 2000
+WORDS = f"words:{TABLE.words}-{TABLE.width}-{TABLE.classes}, {NONZEROS} words in an example"
 CLICKS = f"sparse-logistic, {ROWS:,} rows, {NONZEROS} of them in an example"
+
+
+Task = TorchTask | SparseSteps | WordSteps
 
 
 @contextmanager
@@ -67,15 +76,15 @@ def clicks_of(processes: int, seed: int) -> Iterator[SparseSteps]:
             group.close()
 
 
-def standing_of(task: TorchTask | SparseSteps) -> StandingGroup:
-    if isinstance(task, SparseSteps):
+def standing_of(task: Task) -> StandingGroup:
+    if isinstance(task, SparseSteps | WordSteps):
         assert isinstance(task.steps, HogwildSteps)
         return task.steps.standing
     assert isinstance(task._engine, HogwildLoop)
     return task._engine.standing
 
 
-def cpu_seconds(task: TorchTask | SparseSteps) -> np.ndarray:
+def cpu_seconds(task: Task) -> np.ndarray:
     """Of each of the group's processes, so far."""
     group = standing_of(task).group
     assert group
@@ -83,7 +92,32 @@ def cpu_seconds(task: TorchTask | SparseSteps) -> np.ndarray:
     return np.array([(int(one[11]) + int(one[12])) / 100 for one in fields])
 
 
-Made = Callable[[int, int], AbstractContextManager[TorchTask | SparseSteps]]
+@contextmanager
+def words_of(processes: int, seed: int) -> Iterator[WordSteps]:
+    settings = TrainSettings(
+        lr=1.0, batch_size=BATCH, local_steps=WORDS_STEPS, processes=processes, parallel="hogwild", count_lost=True
+    )
+    train, test = bags(EXAMPLES, seed), bags(1000, seed + 1000)
+    words = WordsTask(train, test, {0: np.arange(EXAMPLES)}, TABLE, settings, seed)
+    task = WordSteps(words, settings, rounds=1)
+    try:
+        yield task
+    finally:
+        if group := standing_of(task).group:
+            group.close()
+
+
+def bags(count: int, seed: int) -> Dataset:
+    """Bags of words of four classes: half of each are drawn from its class's own quarter."""
+    draw = np.random.default_rng(seed)
+    labels = draw.integers(0, TABLE.classes, count)
+    own = draw.integers(0, TABLE.words // TABLE.classes, (count, NONZEROS // 2))
+    own += (TABLE.words // TABLE.classes) * labels[:, None]
+    words = np.concatenate([own, draw.integers(0, TABLE.words, (count, NONZEROS // 2))], axis=1)
+    return Dataset("bags", words, labels, TABLE.classes)
+
+
+Made = Callable[[int, int], AbstractContextManager[Task]]
 """(processes, seed) -> the task."""
 
 
@@ -130,12 +164,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--only", default="", help="those whose name has this in it")
     asked = parser.parse_args()
     makes: dict[str, tuple[Made, int]] = {model: (partial(task_of, model), 16 * STEPS) for model in MODELS}
     makes[CLICKS] = clicks_of, BATCH * CLICKS_STEPS
+    makes[WORDS] = words_of, BATCH * WORDS_STEPS
+    makes = {name: made for name, made in makes.items() if asked.only in name}
     for name, (made, examples) in makes.items():
         speed(name, made, examples, asked.turns)
-    for name in (MODELS[0], CLICKS):
+    for name in makes:
+        if name == MODELS[1]:
+            continue
         ends(name, makes[name][0], asked.seeds)
 
 

@@ -66,7 +66,7 @@ class OneByOne:
     """A group whose members work here, one after the other."""
 
     def __init__(self, steps: HogwildSteps) -> None:
-        self.found = SharedArrays.new()
+        self.found, self.given = SharedArrays.new(), SharedArrays.new()
         setup, _, _ = steps.standing.how
         quiet: Any = type("Signs", (), {"progressed": lambda _: None})()
         self.members = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any, Protocol
@@ -30,7 +30,7 @@ from fedgossip.task import Job, Update
 from fedgossip.vectors import Vector, frozen
 
 WHOLE_MAX = 20_000_000
-"""Maximum number of rows of a table that each participant holds whole: 80 MB."""
+"""Maximum number of numbers of a table that each participant holds whole: 80 MB."""
 
 PROGRAM = "fedgossip.learning.ddp.sparse_worker"
 
@@ -99,12 +99,21 @@ class SparseSteps:
     def __init__(self, problem: SparseLogistic, settings: TrainSettings, rounds: int) -> None:
         self.problem, self.settings, self._rounds = problem, settings, rounds
         self.length = problem.table.rows
-        _check(self.length, settings)
+        check_steps(self.length, settings, f"task.kind = {SPARSE}")
         self.batches = SparseBatches(problem, settings)
         about = f"{SPARSE}/whole/{problem.schema}"
         self.schema = hashlib.sha256(about.encode()).hexdigest()[:16]
         several = settings.parallel == HOGWILD
-        self.steps: TableSteps = HogwildSteps(self) if several else self._alone
+        self.steps: TableSteps = self._race() if several else self._alone
+
+    def _race(self) -> HogwildSteps:
+        problem, settings = self.problem, self.settings
+        setup = Setup(
+            rank=0, size=settings.processes, device="cpu", store="", source=source_of(problem), base=None,
+            seed=problem.seed, classes=2, kind=SPARSE, loss="logistic", metrics=(), label_scale=((), ()),
+            vocabulary=None, settings=asdict(settings), examples=[], silence=SILENT_SECONDS,
+        )  # fmt: skip
+        return HogwildSteps(setup, {}, PROGRAM, self.length)
 
     def initial(self, node: NodeId) -> Vector:  # noqa: ARG002
         return frozen(np.zeros(self.length, self.dtype))
@@ -113,9 +122,7 @@ class SparseSteps:
         return [self._trained(job) for job in jobs]
 
     def _trained(self, job: Job) -> Update:
-        if job.terms is not None and job.terms.active:
-            text = "a pull or a correction of every element at each step, of a table of which a step touches a few rows"
-            raise ConfigError(text, "Take fedavg, or another algorithm without such terms.")
+        without_terms(job)
         rate = self.settings.rate(job.round, self._rounds)
         after, race = self.steps(job, rate)
         if not math.isfinite(race.loss) or not np.isfinite(after).all():
@@ -153,17 +160,19 @@ class SparseSteps:
 class HogwildSteps:
     """Processes that step on one line of shared memory without waiting; see `ddp/hogwild`."""
 
-    def __init__(self, task: SparseSteps) -> None:
-        problem, settings = task.problem, task.settings
-        setup = Setup(
-            rank=0, size=settings.processes, device="cpu", store="", source=source_of(problem), base=None,
-            seed=problem.seed, classes=2, kind=SPARSE, loss="logistic", metrics=(), label_scale=((), ()),
-            vocabulary=None, settings=asdict(settings), examples=[], silence=SILENT_SECONDS,
-        )  # fmt: skip
-        self.standing = StandingGroup(setup, {}, PROGRAM)
-        self._shapes: dict[str, tuple[str, tuple[int, ...]]] = {LINE: ("float32", (task.length,))}
-        if settings.count_lost:
-            self._shapes[COUNTER] = ("int32", (task.length,))
+    def __init__(
+        self,
+        setup: Setup,
+        examples: Mapping[str, npt.NDArray[Any]],
+        program: str,
+        length: int,
+        given: Callable[[Job], Mapping[str, npt.NDArray[Any]]] = lambda _: {},
+    ) -> None:
+        """`program` is each of the processes; `given`: arrays that they need of a job, beside the line [length]."""
+        self.standing, self._given = StandingGroup(setup, examples, program), given
+        self._shapes: dict[str, tuple[str, tuple[int, ...]]] = {LINE: ("float32", (length,))}
+        if setup.train.count_lost:
+            self._shapes[COUNTER] = ("int32", (length,))
 
     def __call__(self, job: Job, rate: float) -> tuple[npt.NDArray[np.float32], Race]:
         """Lay the vector down, let all step on it, and return what became of it."""
@@ -173,9 +182,18 @@ class HogwildSteps:
             views[LINE][:] = job.vector
             if COUNTER in views:
                 views[COUNTER][:] = 0
-            answers = group.ask(TrainOrder(job.node, job.round, rate, None, 1, [], found))
+            answers = group.ask(
+                TrainOrder(job.node, job.round, rate, None, 1, group.given.lay(self._given(job)), found)
+            )
             race = race_of([one for one in answers if isinstance(one, TrainReply)], views)
             return views[LINE].copy(), race
+
+
+def without_terms(job: Job) -> None:
+    """Raise ConfigError for terms that touch every element."""
+    if job.terms is not None and job.terms.active:
+        text = "a pull or a correction of every element at each step, of a table of which a step touches a few rows"
+        raise ConfigError(text, "Take fedavg, or another algorithm without such terms.")
 
 
 def source_of(problem: SparseLogistic) -> str:
@@ -190,14 +208,14 @@ def problem_of(source: str, seed: int) -> SparseLogistic:
     return SparseLogistic(n, rows, examples, nonzeros, batch, seed=seed)
 
 
-def _check(rows: int, settings: TrainSettings) -> None:
-    if rows > WHOLE_MAX:
-        text = f"task.dim = {rows}: every participant would hold the whole table, and {WHOLE_MAX} rows are the most"
+def check_steps(numbers: int, settings: TrainSettings, what: str) -> None:
+    """Raise ConfigError for a table that nobody holds whole, and for steps that touch more than rows of a batch."""
+    if numbers > WHOLE_MAX:
+        text = f"{what}: every participant would hold the whole table, {numbers} numbers, and {WHOLE_MAX} are the most"
         raise ConfigError(text, 'Lower it, or set parallel.method = "parameter-server", whose workers hold none.')
     if not settings.plain or settings.accumulate > 1:
-        text = f"task.kind = {SPARSE} takes plain steps of a batch each"
         advice = "Leave train.optimizer, momentum, weight_decay, clip_norm and accumulate out."
-        raise ConfigError(text, advice)
+        raise ConfigError(f"{what} takes plain steps of a batch each", advice)
     if settings.processes > 1 and settings.parallel != HOGWILD:
-        text = f"train.processes = {settings.processes} of task.kind = {SPARSE} with parallel = {settings.parallel!r}"
+        text = f"train.processes = {settings.processes} of {what} with parallel = {settings.parallel!r}"
         raise ConfigError(text, f'Set train.parallel = "{HOGWILD}".')

@@ -41,10 +41,10 @@ class WordsTask:
         seed: int,
     ) -> None:
         self.sizes, self.table = sizes, sizes.table(seed)
-        self._words, self._labels = _words_of(train, sizes), torch.as_tensor(train.y, dtype=torch.int64)
+        self.words, self.labels = _words_of(train, sizes), torch.as_tensor(train.y, dtype=torch.int64)
         self._test_words, self._test_labels = _words_of(test, sizes), torch.as_tensor(test.y, dtype=torch.int64)
         self._shares = shares
-        self._batches = Batches(shares, settings, seed, settings.examples_per_step)
+        self.batches = Batches(shares, settings, seed, settings.examples_per_step)
         self.watched = united(frozen_keys(np.unique(self._test_words)), sizes.head)
         self.length = self.watched.size * sizes.width
         about = f"words/{sizes}/{hashlib.sha256(self.watched.tobytes()).hexdigest()}"
@@ -55,10 +55,10 @@ class WordsTask:
         return self.table.first(self.watched)
 
     def keys(self, node: NodeId, round: int, batches: int) -> Keys:
-        return united(frozen_keys(np.unique(self._words[self._places(node, round, batches)])), self.sizes.head)
+        return keys_of(self.sizes, self.words[self._places(node, round, batches)])
 
     def _places(self, node: NodeId, round: int, batches: int) -> Indices:
-        return self._batches.plan(node, round, batches).indices.reshape(-1)
+        return self.batches.plan(node, round, batches).indices.reshape(-1)
 
     def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
         return self.gradients(jobs)
@@ -69,34 +69,68 @@ class WordsTask:
     def _gradient(self, job: Job) -> Update:
         assert job.keys is not None, "a table's gradient is of rows"
         places = self._places(job.node, job.round, job.accumulate or 1)
-        rows = torch.tensor(job.vector).requires_grad_()
-        outputs = self._outputs(rows, job.keys, self._words[places])
-        loss = functional.cross_entropy(outputs, self._labels[torch.as_tensor(places)])
-        (gradient,) = torch.autograd.grad(loss, [rows])
-        if not math.isfinite(value := float(loss.detach())):
+        labels = self.labels[torch.as_tensor(places)]
+        value, gradient = slope_of(self.sizes, job.vector, job.keys, self.words[places], labels)
+        if not math.isfinite(value):
             raise TrainingError(f"node {job.node}, round {job.round}: the loss is {value}", "Lower train.lr.")
         metrics = {"loss": value, "steps": 1, "rows": float(len(places))}
-        return Update(frozen(gradient.numpy()), len(self._shares[job.node]), metrics)
+        return Update(frozen(gradient), self.held(job.node), metrics)
 
-    def _outputs(self, rows: torch.Tensor, keys: Keys, words: npt.NDArray[np.int64]) -> torch.Tensor:
-        """Return the outputs [m, classes] of bags of words, all of whose rows are here."""
-        sizes = self.sizes
-        matrix, first = rows.reshape(-1, sizes.width), len(keys) - sizes.head.size
-        at = torch.as_tensor(np.searchsorted(keys, words))
-        bags = matrix[:first][at].mean(dim=1)
-        weights, biases = matrix[first : first + sizes.classes], matrix[first + sizes.classes :]
-        return functional.linear(bags, weights, biases.reshape(-1)[: sizes.classes])
+    def held(self, node: NodeId) -> int:
+        """Return how many examples a node has."""
+        return len(self._shares[node])
+
+    def slope(self, rows: Vector, places: Indices) -> tuple[float, npt.NDArray[np.float32], Keys]:
+        """Return the mean loss over examples at a whole table [rows, width], its gradient [k, width], and whose."""
+        words, labels = self.words[places], self.labels[torch.as_tensor(places)]
+        keys = keys_of(self.sizes, words)
+        loss, gradient = slope_of(self.sizes, rows[keys].reshape(-1), keys, words, labels)
+        return loss, gradient.reshape(-1, self.sizes.width), keys
 
     @torch.no_grad()
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
         """Return {"loss", "accuracy"} on the test set, of watched rows each."""
         found = []
         for vector in vectors:
-            outputs = self._outputs(torch.tensor(vector), self.watched, self._test_words)
+            outputs = outputs_of(self.sizes, torch.tensor(vector), self.watched, self._test_words)
             loss = float(functional.cross_entropy(outputs, self._test_labels))
             right = float((outputs.argmax(dim=1) == self._test_labels).double().mean())
             found.append({"loss": loss, "accuracy": right})
         return found
+
+
+def keys_of(sizes: WordTable, words: npt.NDArray[np.int64]) -> Keys:
+    """Return the rows that a batch of bags of words needs: theirs, and those of the linear layer."""
+    return united(frozen_keys(np.unique(words)), sizes.head)
+
+
+def outputs_of(sizes: WordTable, rows: torch.Tensor, keys: Keys, words: npt.NDArray[np.int64]) -> torch.Tensor:
+    """Return the outputs [m, classes] of bags of words, all of whose rows are here."""
+    matrix, first = rows.reshape(-1, sizes.width), len(keys) - sizes.head.size
+    at = torch.as_tensor(np.searchsorted(keys, words))
+    bags = matrix[:first][at].mean(dim=1)
+    weights, biases = matrix[first : first + sizes.classes], matrix[first + sizes.classes :]
+    return functional.linear(bags, weights, biases.reshape(-1)[: sizes.classes])
+
+
+def slope_of(
+    sizes: WordTable, vector: Vector, keys: Keys, words: npt.NDArray[np.int64], labels: torch.Tensor
+) -> tuple[float, npt.NDArray[np.float32]]:
+    """Return the mean loss of a batch at the rows of these keys, [k x width], and its gradient there."""
+    rows = torch.tensor(vector).requires_grad_()
+    loss = functional.cross_entropy(outputs_of(sizes, rows, keys, words), labels)
+    (gradient,) = torch.autograd.grad(loss, [rows])
+    return float(loss.detach()), gradient.numpy()
+
+
+def step_on(
+    rows: npt.NDArray[np.float32], sizes: WordTable, words: npt.NDArray[np.int64], labels: torch.Tensor, rate: float
+) -> tuple[float, Keys]:
+    """Step on a batch's rows of a whole table [rows, width], in place; return its loss before, and their keys."""
+    keys = keys_of(sizes, words)
+    loss, gradient = slope_of(sizes, rows[keys].reshape(-1), keys, words, labels)
+    rows[keys] -= np.float32(rate) * gradient.reshape(-1, sizes.width)
+    return loss, keys
 
 
 def _words_of(data: Dataset, sizes: WordTable) -> npt.NDArray[np.int64]:

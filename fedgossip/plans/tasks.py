@@ -97,8 +97,9 @@ def task_of(
     if settings.kind == SPARSE:
         sizes = settings.dim, settings.examples, settings.nonzeros, experiment.train.batch_size
         problem = SparseLogistic(n, *sizes, seed=experiment.seed)
-        served = isinstance(experiment, ParallelExperiment) and experiment.parallel.method == SERVED
-        return problem if served else SparseSteps(problem, experiment.train, experiment.rounds), DataShares("none")
+        return problem if _served(experiment) else SparseSteps(
+            problem, experiment.train, experiment.rounds
+        ), DataShares("none")
     if settings.kind in MADE_BY:
         raise ConfigError(f"task.kind = {settings.kind}: nothing is learned", f"Use it as  {MADE_BY[settings.kind]}.")
     if settings.kind == "loop":
@@ -260,9 +261,11 @@ def _learning(
         }
         return ConvexTask(train, found.test, shares, *what, **about), described
     if sizes := word_table(e.model.source):
+        from fedgossip.learning.word_steps import WordSteps
         from fedgossip.learning.words import WordsTask
 
-        return WordsTask(train, found.test, shares, sizes, e.train, e.seed), described
+        words = WordsTask(train, found.test, shares, sizes, e.train, e.seed)
+        return words if _served(e) else WordSteps(words, e.train, e.rounds), described
     return _by_torch(e, found, described, entropy)
 
 
@@ -302,6 +305,11 @@ def _by_torch(
         objective=replace(e.objective, kind=found.train.kind),
     )
     return task, replace(described, trained_on={node: len(share) for node, share in shares.items()})
+
+
+def _served(experiment: Experiment) -> bool:
+    """Whether workers hold no table, but ask servers for its rows."""
+    return isinstance(experiment, ParallelExperiment) and experiment.parallel.method == SERVED
 
 
 def _flipped(e: Experiment, train: Dataset, shares: Mapping[NodeId, Indices]) -> Dataset:
