@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 from frozen import ROUNDS, gossip
 
 import fedgossip
 from fedgossip import metrics
+from fedgossip.algorithms.base import Step
 from fedgossip.errors import ConfigError
 from fedgossip.messages import Accepted
 from fedgossip.records import NetworkRow, PeerRow, Row
+from fedgossip.simulation.stacked import stacked_step
+from fedgossip.task import Update
 from fedgossip.topology import build, resolve
 from fedgossip.topology.schedules import Random
 from fedgossip.wire import wire_bytes
@@ -34,6 +38,15 @@ def carried(rows: list[Row]) -> dict[tuple[int, str], int]:
     for row in peers(rows):
         found.update({(row.peer, name): getattr(row, name) for name in CARRIED})
     return found
+
+
+def test_the_step_of_all_nodes_has_the_rates_and_steps_that_each_tells() -> None:
+    told: list[dict[str, float]] = [{"rate": 0.5, "steps": 3}, {}, {"rate": 0.25, "loss": 1.0}]
+    for metrics_of in (told, [{}, {}]):
+        step = stacked_step(7, [Update(None, 1, one) for one in metrics_of], np.dtype(np.float32))
+        each = [Step.of(7, one) for one in metrics_of]
+        assert step.round == 7 and step.rate.dtype == step.steps.dtype == np.float32
+        assert step.rate.tolist() == [[one.rate] for one in each] and step.steps.tolist() == [[s.steps] for s in each]
 
 
 @pytest.mark.parametrize("name", GOSSIP)
