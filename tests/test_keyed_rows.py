@@ -385,8 +385,8 @@ def test_a_batch_of_words_has_the_gradient_of_the_whole_model_on_its_rows(tmp_pa
         linear.weight.copy_(whole[3000:3003])
         linear.bias.copy_(whole[3003, :3])
     places, keys = task._places(1, 4, 2), task.keys(1, 4, 2)
-    outputs = linear(bag(torch.as_tensor(task._words[places])))
-    torch.nn.functional.cross_entropy(outputs, task._labels[places]).backward()
+    outputs = linear(bag(torch.as_tensor(task.words[places])))
+    torch.nn.functional.cross_entropy(outputs, task.labels[places]).backward()
     job = Job(1, 4, task.table.first(keys), gradient=True, accumulate=2, keys=keys)
     found = task.gradients([job])[0].difference.reshape(-1, 8)
     assert bag.weight.grad is not None and linear.weight.grad is not None and linear.bias.grad is not None
@@ -419,11 +419,11 @@ def test_a_model_of_words_that_the_data_do_not_fit_is_refused(tmp_path: Any, mod
         simulate(words(tmp_path, model))
 
 
-def test_a_model_of_words_elsewhere_is_refused(tmp_path: Any) -> None:
-    experiment = words(tmp_path)
-    del experiment["parallel"]
+def test_a_task_that_is_a_table_is_refused_elsewhere(tmp_path: Any) -> None:
+    """What a file names is learned there as a whole vector; an object of rows is for servers alone."""
+    rows = compose.task_of(load_experiment(words(tmp_path)), 4)[0]
     with pytest.raises(ConfigError, match="a model that is a table"):
-        simulate({**experiment, "topology": {"graph": "ring", "n": 4}})
+        simulate({"rounds": 1, "topology": {"graph": "ring", "n": 4}}, task=rows)
 
 
 # --- filters ----------------------------------------------------------------------------------------------------------
