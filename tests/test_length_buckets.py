@@ -129,6 +129,13 @@ def test_a_dry_run_and_a_summary_tell_it_too(tmp_path: Path) -> None:
     assert fedgossip.simulate(content, engine="stacked").summary["data"]["notes"] == told
 
 
+def test_the_report_of_a_federated_run_tells_it_too(tmp_path: Path) -> None:
+    content = experiment(written(tmp_path), buckets=[4, 8])
+    del content["topology"]
+    fedgossip.simulate({**content, "coordinator": {"clients": 3}}, out=tmp_path / "run", report=True)
+    assert "cut to 8 characters, the last bucket" in (tmp_path / "run" / "report.html").read_text()
+
+
 @pytest.fixture(scope="module")
 def plays(data_folder: Path) -> Dataset:
     path = data_folder / PLAYS

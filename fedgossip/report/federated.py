@@ -217,8 +217,6 @@ def _abandoned(took: Participation) -> Markup | None:
 def clients(run: RecordedRun, took: Participation) -> Markup | None:
     """Return what each client had, did and reached."""
     data, one = run.summary.data, run.roles.one
-    unlike = data is not None and bars.by_class(data)
-    source = f" ({data.source})" if data is not None and data.source else ""
     return section(
         f"The {one}s",
         grid(
@@ -226,8 +224,7 @@ def clients(run: RecordedRun, took: Participation) -> Markup | None:
                 "data",
                 bars.data_shares(run, "data"),
                 f"Data of each {one}",
-                f"How many examples each {one} holds{source}"
-                + (f", coloured by class: unlike bars mean that the {one}s see unlike worlds." if unlike else "."),
+                sections.examples_said(data, one),
             ),
             figure(
                 "time",

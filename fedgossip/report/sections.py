@@ -23,7 +23,7 @@ from fedgossip.report.markup import (
     text,
 )
 from fedgossip.report.numbers import NOTHING, count, data_size, duration, near_one, number, plural
-from fedgossip.report.reading import Graph, RecordedRun
+from fedgossip.report.reading import DataSpread, Graph, RecordedRun
 from fedgossip.report.reasons import gravest_first
 from fedgossip.report.repeating import repeating
 
@@ -276,11 +276,19 @@ def _edges(run: RecordedRun, drawn: Graph) -> int:
     return len(drawn.edges) or run.summary.forecast.edges or 0
 
 
+def examples_said(data: DataSpread | None, one: str) -> str:
+    """Return what stands under the figure of everybody's examples: whence they are, and what became of them."""
+    source = f" ({data.source})" if data is not None and data.source else ""
+    unlike = data is not None and bars.by_class(data)
+    colours = f", coloured by class: unlike bars mean that the {one}s see unlike worlds." if unlike else "."
+    notes = "".join(f"  {note}." for note in (data.notes if data is not None else ()))
+    return f"How many examples each {one} holds{source}{colours}{notes}"
+
+
 def peers(run: RecordedRun) -> Markup | None:
     """Return what each peer had, did and reached."""
     data = run.summary.data
-    one, by_class = run.roles.one, data is not None and bars.by_class(data)
-    source = f" ({data.source})" if data is not None and data.source else ""
+    one = run.roles.one
     return section(
         f"The {one}s" if run.roles.alike else "Who took part",
         grid(
@@ -288,9 +296,7 @@ def peers(run: RecordedRun) -> Markup | None:
                 "data",
                 bars.data_shares(run, "data"),
                 f"Data of each {one}",
-                f"How many examples each {one} holds{source}"
-                + (f", coloured by class: unlike bars mean that the {one}s see unlike worlds." if by_class else ".")
-                + "".join(f"  {note}." for note in (data.notes if data is not None else [])),
+                examples_said(data, one),
             ),
             figure(
                 "time",
