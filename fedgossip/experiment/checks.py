@@ -252,7 +252,7 @@ def _check_codec(e: ParallelExperiment, where: str) -> None:
 def _check_outer(e: ParallelExperiment, where: str) -> None:
     """Raise ConfigError for what an outer step after local training has no use for."""
     p = e.parallel
-    if p.outer.lr == 0:
+    if p.outer.lr <= 0:  # less is refused as any value out of range is
         return
     OuterStep(p.outer.lr, p.outer.beta, p.outer.nesterov, f"{where}: parallel.outer")
     if p.method not in COLLECTIVES:
