@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import fedgossip
 from fedgossip.learning.data import load, split
-from fedgossip.learning.holdout import kept_apart
+from fedgossip.learning.partitions import kept_apart
 from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.machine import Terms
 from fedgossip.records import NetworkRow, PeerRow

@@ -13,6 +13,8 @@ from sklearn import datasets
 from fedgossip.cli import cli
 from fedgossip.errors import ConfigError
 from fedgossip.learning import bundled, untrained
+from fedgossip.net.endpoints import block, signed
+from fedgossip.net.identity import Identity
 
 SMALL = """
 rounds = 2
@@ -34,6 +36,13 @@ model = { source = "softmax" }
 coordinator = { clients = 4, privacy = { unit = "UNIT", noise = 8.0, clip = 1.0, max_epsilon = 20.0 } }
 """
 
+TESTED = """
+rounds = 2
+data = { source = "digits", local_test = 0.2 }
+model = { source = "softmax" }
+coordinator = { clients = 4 }
+"""
+
 WITHOUT_TORCH = [
     "doctor",
     "topology list",
@@ -46,9 +55,11 @@ WITHOUT_TORCH = [
     "plan show client.toml",
     "plan show record.toml",
     "privacy plan client.toml",
+    "privacy policy client.toml --endpoints endpoints.toml",
     "privacy spent",
     "privacy ledger",
     "run small.toml --dry-run",
+    "run tested.toml --dry-run",
     "run averaging.toml --no-report --out new",
     "runs .",
     "report new",
@@ -74,6 +85,9 @@ def test_commands_that_compute_no_model_load_no_torch(tmp_path: Path) -> None:
     (tmp_path / "averaging.toml").write_text(AVERAGING)
     for unit in ("client", "record"):
         (tmp_path / f"{unit}.toml").write_text(PRIVATE.replace("UNIT", unit))
+    (tmp_path / "tested.toml").write_text(TESTED)
+    entries = [signed(Identity.new(), "tcp://127.0.0.1:5700" if node == 4 else "") for node in range(5)]
+    (tmp_path / "endpoints.toml").write_text("\n".join(block(node, one) for node, one in enumerate(entries)))
     command = [sys.executable, "-c", TYPED, *wanted]
     said = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300, cwd=tmp_path)
     typed = [line for line in said.stdout.splitlines() if line.startswith("typed ")]
@@ -100,21 +114,22 @@ def test_data_that_are_not_there_are_named_with_what_to_install(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    "kind",
+    ("kind", "data"),
     [
-        'topology = { graph = "ring", n = 4 }',
-        "coordinator = { clients = 4 }",
-        'parallel = { method = "ring", workers = 4, codec = "powersgd:2" }',
-        'coordinator = { clients = 4, privacy = { unit = "record", noise = 8.0 } }',
+        ('topology = { graph = "ring", n = 4 }', ""),
+        ("coordinator = { clients = 4 }", ""),
+        ("coordinator = { clients = 4 }", ", local_test = 0.2"),
+        ('parallel = { method = "ring", workers = 4, codec = "powersgd:2" }', ""),
+        ('coordinator = { clients = 4, privacy = { unit = "record", noise = 8.0 } }', ""),
     ],
 )
 def test_a_dry_run_says_without_torch_what_it_says_with_it(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kind: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "e.toml").write_text(f"""
 rounds = 2
 {kind}
-data = {{ source = "digits" }}
+data = {{ source = "digits"{data} }}
 model = {{ source = "mlp:64-32-10" }}
 train = {{ device = "cpu" }}
 """)

@@ -128,7 +128,7 @@ def policy(
     if not plan.secure:
         raise ConfigError(otherwise, advice)
     known = load_endpoints(endpoints, plan.n, plan.roles.listens)
-    task, _ = compose.task_of(plan.experiment, plan.learners, [])
+    task, _ = compose.task_of_dry_run(plan.experiment, plan.learners, [])
     made = policy.policy_of(plan, known, task, HowLong(approval_days, approval_rounds))
     policy.write(out, made)
     echo(policy.text(made), nl=False)

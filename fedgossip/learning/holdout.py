@@ -26,26 +26,10 @@ from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.stacked_engine import State
 from fedgossip.machine import NodeId
 from fedgossip.secure.noise import discrete_gaussian
-from fedgossip.seeds import stream
 from fedgossip.vectors import Vector
 
 ROWS = 1024
 """Examples at a time."""
-
-
-def kept_apart(shares: Mapping[NodeId, Indices], share: float, seed: int) -> tuple[
-    dict[NodeId, Indices], dict[NodeId, Indices]
-]:  # fmt: skip
-    """Return (to train on, to test on) of each node: a `share` of its examples, drawn from its stream, at least one.
-
-    A node with a single example keeps it for training and tests on nothing.
-    """
-    train, test = {}, {}
-    for node, owned in shares.items():
-        order = stream(seed, "local test", node).permutation(owned)
-        count = min(len(owned) - 1, max(1, round(share * len(owned))))
-        test[node], train[node] = np.sort(order[:count]), np.sort(order[count:])
-    return train, test
 
 
 class LocalTests:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.errors import ConfigError, nearest
+from fedgossip.machine import NodeId
 from fedgossip.seeds import stream
 
 Indices = npt.NDArray[np.int64]
@@ -236,3 +237,18 @@ def _count(kind: str, name: str, value: object, least: int) -> None:
             f"partition {kind!r}: {name} = {value!r}; expected a whole number, at least {least}",
             "Write it without a point.",
         )
+
+
+def kept_apart(
+    shares: Mapping[NodeId, Indices], share: float, seed: int
+) -> tuple[dict[NodeId, Indices], dict[NodeId, Indices]]:
+    """Return (to train on, to test on) of each node: a `share` of its examples, drawn from its stream, at least one.
+
+    A node with a single example keeps it for training and tests on nothing.
+    """
+    train, test = {}, {}
+    for node, owned in shares.items():
+        order = stream(seed, "local test", node).permutation(owned)
+        count = min(len(owned) - 1, max(1, round(share * len(owned))))
+        test[node], train[node] = np.sort(order[:count]), np.sort(order[count:])
+    return train, test

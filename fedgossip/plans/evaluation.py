@@ -140,7 +140,7 @@ def parted(experiment: Experiment, node: NodeId, examples: SharedExamples) -> tu
     share, mine = experiment.data.local_test, examples.shares[node]
     if not share:
         return mine, mine[:0]
-    from fedgossip.learning.holdout import kept_apart
+    from fedgossip.learning.partitions import kept_apart
 
     trained, kept = kept_apart({node: mine}, share, experiment.seed)
     return kept[node], trained[node]

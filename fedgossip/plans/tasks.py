@@ -117,17 +117,18 @@ def task_of_dry_run(
     tried.  Raises ConfigError as `task_of`.
     """
     e = experiment
-    if not e.learns or e.task.kind == CONVEX or word_table(e.model.source) or e.data.local_test:
+    if not e.learns or e.task.kind == CONVEX or word_table(e.model.source):
         return task_of(e, n, held)
     from fedgossip.learning.untrained import untrained
 
     found, described = _read(e, range(n) if held is None else held, n)
     objective = replace(e.objective, kind=found.train.kind)
     private = _record_privacy(e, None) is not None
-    outlined = untrained(found.train, found.test, found.shares, e.model.source, e.train, objective, private=private)
+    shares, _ = _trained_on(e, found)
+    outlined = untrained(found.train, found.test, shares, e.model.source, e.train, objective, private=private)
     if outlined is None:
         return _by_torch(e, found, described, None)
-    return outlined, replace(described, trained_on={node: len(share) for node, share in found.shares.items()})
+    return outlined, replace(described, trained_on={node: len(share) for node, share in shares.items()})
 
 
 def centralised(experiment: Experiment, n: int) -> dict[str, float]:
@@ -287,11 +288,9 @@ def _read(e: Experiment, held: Sequence[NodeId], n: int) -> tuple[SharedExamples
 def _by_torch(
     e: Experiment, found: SharedExamples, described: DataShares, entropy: Entropy | None
 ) -> tuple[LocalTask, DataShares]:
-    from fedgossip.learning.holdout import kept_apart
     from fedgossip.learning.task import TorchTask
 
-    share = e.data.local_test
-    shares, kept = kept_apart(found.shares, share, e.seed) if share else (found.shares, None)
+    shares, kept = _trained_on(e, found)
     task = TorchTask(
         found.train,
         found.test,
@@ -310,6 +309,16 @@ def _by_torch(
 def _served(experiment: Experiment) -> bool:
     """Whether workers hold no table, but ask servers for its rows."""
     return isinstance(experiment, ParallelExperiment) and experiment.parallel.method == SERVED
+
+
+def _trained_on(
+    e: Experiment, found: SharedExamples
+) -> tuple[Mapping[NodeId, Indices], Mapping[NodeId, Indices] | None]:
+    """Return what each node trains on, and what it keeps from that to test on; None where none does."""
+    from fedgossip.learning import partitions
+
+    share = e.data.local_test
+    return partitions.kept_apart(found.shares, share, e.seed) if share else (found.shares, None)
 
 
 def _flipped(e: Experiment, train: Dataset, shares: Mapping[NodeId, Indices]) -> Dataset:
