@@ -77,13 +77,15 @@ bench: $(STAMP)
 
 # All but torch is taken by its hashes, and only what is built already.  torch's build is the machine's own (from a folder
 # of wheels, say): the constraints choose its version.  The project itself is built by the hatchling of the lock.
+# Bytecode is compiled at the end by all cores, where pip would take one.
 $(STAMP): pyproject.toml constraints.txt requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "fedgossip needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
 	@echo "Installing into $(VENV) (a minute or two, most of it PyTorch) ..."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --require-hashes --only-binary :all: --no-deps --requirement requirements.lock
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation torch --editable .
+	$(BIN)/python -m pip install --quiet --no-compile --require-hashes --only-binary :all: --no-deps --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --no-build-isolation torch --editable .
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $(STAMP)
 
 clean:

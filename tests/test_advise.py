@@ -99,7 +99,8 @@ def test_gossip_is_first_where_latency_is_long_and_the_model_small() -> None:
 
 
 def test_one_straggler_in_each_round_turns_all_reduce_into_gossip() -> None:
-    steady, straggling = ways(asked(size=1e4)), ways(asked(size=1e4, compute="straggler:10:0.05"))
+    graphs = ["ring", "hypercube", "one-peer-exponential", "directed-exponential"]
+    steady, straggling = (ways(asked(size=1e4, compute=c), graphs) for c in ("0.05", "straggler:10:0.05"))
     assert steady[0].kind != "gossip" and straggling[0].kind == "gossip"
 
 

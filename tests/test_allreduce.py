@@ -156,11 +156,11 @@ def reference(workers: int, rounds: int, until: int, gone: frozenset[int]) -> st
 
 @pytest.mark.parametrize("method", ["all-to-all", "star"])
 def test_wherever_one_dies_each_round_counts_it_or_not_at_all_survivors(method: str) -> None:
-    """One of four at 50 points of time: all end with all rounds, in one model, that of some round on without it."""
+    """One of four at 25 points of time: all end with all rounds, in one model, that of some round on without it."""
     whole = simulate(quadratic(4, method)).summary["seconds"]
     possible = {reference(4, 12, until, frozenset({2})): until for until in range(13)}
     seen = set()
-    for at in np.linspace(0.001, whole * 0.98, 50):
+    for at in np.linspace(0.001, whole * 0.98, 25):
         faults = [{"kind": "crash", "peers": [2], "start": float(at)}]
         run = simulate(quadratic(4, method, faults=faults))
         ends = {digest([run.vectors[node]]) for node in (0, 1, 3) if run.vectors[node] is not None}
@@ -271,7 +271,7 @@ def test_a_worker_that_lies_may_end_a_run_and_makes_nobody_raise(monkeypatch: py
     machine_fuzz.quick(monkeypatch)
     for name in ("ring", "star"):
         monkeypatch.setitem(SCENES, name, Scene(lambda name=name: workers(name, 4), PEERS))  # type: ignore[misc]
-        for seed in range(12):
+        for seed in range(6):
             try:
                 machine_fuzz.checked(name, "neighbour", seed)
             except machine_fuzz.Broken as broken:
@@ -351,8 +351,8 @@ def after_any_faults(seed: int) -> str:
 
 
 def test_whatever_is_lost_and_whoever_dies_those_who_end_have_one_model() -> None:
-    ended = [after_any_faults(seed) for seed in range(60)]
-    assert ended.count("finished") > 20 and ended.count("partial") > 5
+    ended = [after_any_faults(seed) for seed in range(30)]
+    assert ended.count("finished") > 10 and ended.count("partial") > 2
 
 
 @pytest.mark.long

@@ -29,6 +29,7 @@ class Terminal:
         self.master, slave = os.openpty()
 
         def take() -> None:
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever starts the tests by nohup has them ignore it
             fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
 
         pipes: Any = {"stdin": slave, "stdout": slave, "stderr": slave}

@@ -83,6 +83,7 @@ def test_a_coordinator_leads_loops_that_join_by_an_invite(people: People) -> Non
 
 
 @pytest.mark.sockets
+@pytest.mark.long
 def test_a_script_with_another_model_is_refused_and_says_so(people: People) -> None:
     scripts(people, theirs=2)
     people.join("b", people.host("--script", "train.py x"), "--script", "mine.py x")

@@ -97,6 +97,7 @@ def test_workers_that_are_invited_end_with_the_digest_of_a_simulation(
     assert json.loads(real.out)["digest"] == json.loads(simulated.out)["digest"]
 
 
+@pytest.mark.long
 def test_private_gossip_is_by_invite_too_for_its_neighbours_are_all_there_when_it_begins(people: People) -> None:
     more = "[algorithm]\nprivate = true\n"
     experiment(people.home("host"), n=4, rounds=2, graph="complete", more=more)

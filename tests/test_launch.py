@@ -142,7 +142,7 @@ def test_a_loop_that_is_killed_comes_back_and_the_others_never_hang(folder: Path
 def test_one_loop_that_raises_fails_the_run_and_the_others_come_to_their_end(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["launch", "-n", "3", "--local-steps", "1", "--set", "algorithm.deadline=5", "--out", "out", "--no-report"]
+    words = ["launch", "-n", "2", "--local-steps", "1", "--set", "algorithm.deadline=5", "--out", "out", "--no-report"]
     said = in_process([*words, "train.py", "9", "0", "1"], folder, monkeypatch, capsys)
     assert said.code == 5
     assert said.errors == ["error: node 1, round 6: the loop raised ZeroDivisionError: by my own doing"]

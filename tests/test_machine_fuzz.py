@@ -27,8 +27,8 @@ from fedgossip.protocols.sync_gossip import SyncGossip
 from fedgossip.secure import frames
 
 PAIRS = [(name, kind) for name, scene in SCENES.items() for kind in scene.senders]
-CASES = 4
-SLOW = {"member": 5}
+CASES = 3
+SLOW = {"member": 4}
 """Cases of what takes longer."""
 LONG_SECONDS = float(os.environ.get("FEDGOSSIP_FUZZ_SECONDS", "3600"))
 FIRST_LONG = 1_000

@@ -38,7 +38,7 @@ STOP_SECONDS = 6.0
 """Children that have not ended so long after SIGTERM are killed."""
 
 
-class Nursery:
+class ForkServer:
     """The loop of the warmed parent."""
 
     def __init__(self, control: socket.socket) -> None:
@@ -192,7 +192,7 @@ def main() -> None:
         for module in sys.argv[2:]:
             importlib.import_module(module)
         gc.freeze()  # what was imported is never collected: not by the peers, nor at the end, which takes half a second
-        Nursery(control).run()
+        ForkServer(control).run()
 
 
 if __name__ == "__main__":
