@@ -12,9 +12,11 @@ import pytest
 from commands import Said, experiment, finish, free_ports, in_process, start
 
 from fedgossip.errors import ConfigError
+from fedgossip.experiment import load_experiment
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.endpoints import text as endpoints_text
 from fedgossip.net.identity import Identity
+from fedgossip.plans import compose
 from fedgossip.topology import Mixing, load_weighted
 
 
@@ -116,6 +118,18 @@ def test_an_unknown_word_names_the_nearest_known_one(desk: Desk, setting: str, n
 def test_a_value_out_of_range_is_refused_before_anything_is_made(desk: Desk, setting: str) -> None:
     desk.set(setting)
     assert not (desk.folder / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("graph", "weights"), [("ring", "fmmc"), ("ring", "fdla"), ("matcha:0.5:ring", ""), ("every:3:ring:leja:ring", "")]
+)
+def test_weights_whose_last_bits_belong_to_the_processor_are_not_portable(graph: str, weights: str) -> None:
+    section = {"graph": graph, "n": 8, **({"weights": weights} if weights else {})}
+    text = {"topology": section, "train": {"portable": True}}
+    with pytest.raises(ConfigError, match="end in other bits on another kind of processor"):
+        compose.plan(load_experiment(text))
+    compose.plan(load_experiment({"topology": section}))
+    compose.plan(load_experiment({**text, "topology": {"graph": "ring", "n": 8, "weights": "best-constant"}}))
 
 
 def test_an_experiment_file_that_is_no_text_is_refused(desk: Desk) -> None:

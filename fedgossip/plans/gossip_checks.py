@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,9 @@ ROUNDING = 1e-9
 LOSSES = (Crash, Drop, Flap, Partition, Sleep)
 """Faults for which a round is mixed without somebody."""
 
+UNPORTABLE = frozenset({"fdla", "fmmc", "leja", "matcha"})
+"""Weights from eigenvalues or by Newton's method, whose last bits belong to the processor."""
+
 
 def check_pair(
     name: str, method: Method, needs: Needs, schedule: Schedule, found: Spectrum | None, experiment: GossipExperiment
@@ -40,6 +44,8 @@ def check_pair(
     if needs.weighs_alike and (weights := experiment.topology.weights):
         text = f"{name} counts all models alike, and topology.weights = {weights!r} says otherwise"
         raise ConfigError(text, "Leave topology.weights out.")
+    if experiment.train.portable:
+        _check_portable(schedule)
     if needs.plain_sgd and experiment.learns and not experiment.train.plain:
         advice = "Leave train.optimizer, momentum, weight_decay and clip_norm out."
         raise ConfigError(f"{name} needs plain SGD: its steps are the learning rate times a gradient", advice)
@@ -50,6 +56,13 @@ def check_pair(
     if experiment.algorithm.private:
         _check_private(experiment, method, schedule)
     check_combine(name, needs, schedule, experiment)
+
+
+def _check_portable(schedule: Schedule) -> None:
+    named = UNPORTABLE.intersection(re.findall(r"[\w-]+", f"{schedule.name} {getattr(schedule, 'rule', '')}"))
+    if named:
+        text = f"train.portable: weights of {min(named)} end in other bits on another kind of processor"
+        raise ConfigError(text, 'Take topology.weights = "metropolis" or "best-constant", or leave train.portable out.')
 
 
 def check_fragments(algorithm: GossipAlgorithm[Any], rounds: int) -> None:
