@@ -434,3 +434,13 @@ def test_dragging_over_the_plot_enlarges_what_was_marked(tmp_path: Path) -> None
     whole, half = curve_of(plain, key), curve_of(dragged, key)
     assert half[1][0] - half[0][0] == pytest.approx(2 * (whole[1][0] - whole[0][0]), abs=0.3)
     assert re.search(r'<button type="button" id="all">Show all', dragged)
+
+
+def test_a_run_under_way_is_named_by_what_its_experiment_says() -> None:
+    told = (
+        {"parallel.workers": 3, "parallel.method": "ring"},
+        {"coordinator.clients": 5, "coordinator.algorithm": "scaffold"},
+    )
+    assert [heads._method(settings) for settings in told] == [
+        {"n": 3, "algorithm": "ring"}, {"n": 5, "algorithm": "scaffold"}
+    ]  # fmt: skip

@@ -135,7 +135,7 @@ def _method(settings: Facts) -> Facts:
     if "coordinator.clients" in settings:
         beside = {"n": "coordinator.clients", "algorithm": "coordinator.algorithm"}
     if "parallel.workers" in settings:
-        beside = {"n": "parallel.workers", "algorithm": "parallel.collective"}
+        beside = {"n": "parallel.workers", "algorithm": "parallel.method"}
     return {ours: settings[key] for ours, key in beside.items() if key in settings}
 
 

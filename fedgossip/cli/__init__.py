@@ -9,6 +9,7 @@ import gc
 import importlib
 import os
 import sys
+import traceback
 from typing import NoReturn
 
 import click
@@ -90,7 +91,7 @@ def cli() -> None:
 
 
 def main() -> NoReturn:
-    """Run the command line; one line of error and one of advice, no traceback unless FEDGOSSIP_TRACEBACK is set."""
+    """Run the command line; a line of error and one of advice, behind the traceback with FEDGOSSIP_TRACEBACK set."""
     hangup.prepare()
     try:
         code = cli(standalone_mode=False)
@@ -123,7 +124,7 @@ def main() -> NoReturn:
 
 def _fail(message: str, advice: str, code: int, error: BaseException | None) -> int:
     if error is not None and os.environ.get("FEDGOSSIP_TRACEBACK"):
-        raise error
+        traceback.print_exception(error)
     for line in (f"error: {message}", advice):  # a message from elsewhere may have several lines; ours have one
         if line:
             echo(" ".join(line.split()), err=True)
