@@ -19,7 +19,7 @@ from commands import finish, in_process, start, wait_until
 from fedgossip import checkpoints
 from fedgossip.checkpoints import NEWEST, About, Checkpoints
 from fedgossip.drivers import sim_checkpoint
-from fedgossip.drivers.local import run_local
+from fedgossip.drivers.local import not_started, run_local
 from fedgossip.drivers.simulate import simulate
 from fedgossip.errors import NotWrittenError
 from fedgossip.machine import Checkpoint
@@ -120,6 +120,17 @@ def test_rows_without_room_are_dropped_whole_and_counted(tmp_path: Path) -> None
     assert event == EventRow(5, -1, "rows_lost", {"count": 5, "reason": "No space left on device"})
     writer.close()
     assert read_rows(path) == [NetworkRow(5, 4, 0.0, 0), event]
+
+
+@pytest.mark.sockets
+def test_peers_that_find_no_room_for_their_addresses_are_said_to_be_out_of_room(disk: Disk) -> None:
+    folders = [disk.path / "run" / "peers" / name for name in ("00", "01")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    assert "peers [0, 1] did not start" in str(not_started(disk.path / "run", folders))
+    disk.fill()
+    told = not_started(disk.path / "run", folders)
+    assert "No space left on device" in str(told) and "Make room" in told.advice
 
 
 # --- a simulation ---------------------------------------------------------------------------------------------------

@@ -7,8 +7,10 @@ machines, and puts them together into one run directory.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
+import shutil
 import socket
 import subprocess
 import sys
@@ -51,6 +53,9 @@ so long: it waits for them."""
 
 CHECKPOINT_SECONDS = 0.5
 """Between two checkpoints of a peer that the script will kill and start again."""
+
+FULL_BYTES = 1 << 16
+"""A disk with less room than this has none for the addresses of peers."""
 
 BEGAN = "began"
 """When the first training of the run began, in nanoseconds of this machine's clock: the fault scripts' zero."""
@@ -330,5 +335,7 @@ def not_started(out: Path, folders: Sequence[Path]) -> FedgossipError:
     """Return why a run does not begin: what the first of those said who left no address, or that they left none."""
     missing = [node for node, folder in enumerate(folders) if not (folder / ENDPOINT).exists()]
     failure = first_failure([last_word(folder) for folder in folders])
+    if not failure and shutil.disk_usage(out).free < FULL_BYTES:
+        return NotWrittenError(out / "peers", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     advice = f"Their last words: {out}/peers/*/log.txt"
     return failure or NetworkError(f"peers {missing[:5]} did not start", advice)
