@@ -84,7 +84,7 @@ class SlurmProcesses:
         until = math.inf
         while (life := self._life) is None or not life.gathered:
             self.poll(0.1)
-            if until == math.inf and self._state in ("RUNNING", "COMPLETING"):
+            if until == math.inf and self._state.startswith(("RUNNING", "COMPLETING")):
                 until = time.monotonic() + self._wanted.start_seconds
             if self._over or time.monotonic() > until:
                 raise self._not_seen(out) or not_started(out, folders)
@@ -202,15 +202,18 @@ def _check_room(count: int, wanted: Resources, submitit: Any) -> None:
 
 
 def _state(job: str) -> str | None:
-    """How Slurm calls the state of a job; "" for one that has ended, None where it does not answer now."""
+    """How Slurm calls the state of a job, and why it waits; "" for one that has ended, None where it does not answer."""
     try:
-        words = ["squeue", "-h", "-j", job, "-o", "%T"]
+        words = ["squeue", "-h", "-j", job, "-o", "%T %r"]
         told = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     if told.returncode:
         return "" if "Invalid job id" in told.stderr else None
-    return "" if told.stdout.strip() in ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT") else told.stdout.strip()
+    state, _, reason = told.stdout.strip().partition(" ")
+    if state in ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT"):
+        return ""
+    return f"{state} ({reason})" if state == "PENDING" and reason not in ("", "None") else state
 
 
 @contextlib.contextmanager
