@@ -143,7 +143,7 @@ def test_ctrl_c_ends_the_job_and_leaves_no_process(slurm: Path, tmp_path: Path) 
 
 
 def test_a_job_that_slurm_stops_is_queued_again_and_goes_on(slurm: Path, tmp_path: Path) -> None:
-    """As Slurm does before the time is over: the participants keep what they have, and the same job runs again to the simulator's digest."""
+    """As Slurm does before the time is over: the participants keep what they have, and the job goes on."""
     written(tmp_path, n=2, rounds=2000)
     placed = start([*LAUNCH, "--json"], tmp_path)
     record = tmp_path / "run" / "metrics.jsonl"
