@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,11 @@ class Resident:
 
     def batches(self, wanted: Sequence[Indices]) -> AbstractContextManager[Iterator[Batch]]:
         """Return an iterator over the batches of these rows, to be used inside a `with`."""
-        return nullcontext(self._pick(torch.from_numpy(rows).to(self._device)) for rows in wanted)
+        if not wanted:
+            return nullcontext(iter(()))
+        together = torch.from_numpy(np.concatenate(wanted)).to(self._device)  # once: a GPU is waited for at each copy
+        ends = accumulate(map(len, wanted))
+        return nullcontext(self._pick(together[end - len(rows) : end]) for rows, end in zip(wanted, ends, strict=True))
 
     def chunks(self, size: int) -> Iterator[Batch]:
         """Yield all examples in order, at most `size` at a time, in parts of nearly equal length."""

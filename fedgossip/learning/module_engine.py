@@ -85,6 +85,9 @@ class Done(NamedTuple):
 class ModuleLoop:
     """Trains and evaluates any torch module, one job at a time.
 
+    A GPU is waited for where a job ends and not between its steps: what steps need is copied there before the first.
+    (But float16 looks at every gradient, and lars and lamb at every layer.)
+
     Buffers that are not in the layout (integer ones; with buffers="local" the running statistics too) belong to the
     node: they are loaded before its job and kept after it.  With "local" no vector has statistics of its own, so
     evaluation then normalises by the statistics of the test batch.
@@ -155,14 +158,15 @@ class ModuleLoop:
         slots = [weights.scattered(state.get(slot), places, self._home) for slot in self._settings.slots]
         scale = LossScale(state.get(LOSS_SCALE)) if self._settings.precision == "float16" else None
         taken = int(state[STEPS]) if STEPS in state else 0
-        factors = optimizers.rates(self._settings, [job.lr], [taken], len(job.plan.counts))
+        rates = optimizers.rates(self._settings, [job.lr], [taken], len(job.plan.counts))
+        factors = optimizers.factors(rates, self._home)[:, :, 0]
         pulls, losses, done = self._pulls_of(job), [], 0
         with self._seeded(job.name), closing(self._gradients_of(job.plan, scale)) as gradients:
             for loss in gradients:
                 losses.append(loss)
                 if scale is None or self._unscaled(scale):
                     with torch.no_grad():
-                        self._optimise(slots, pulls, [float(one[min(done, len(one) - 1), 0]) for one in factors])
+                        self._optimise(slots, pulls, factors[done])
                     done += 1
                 self._team.progressed()
         self._store(trained, kept, slots, taken + done, scale)
@@ -278,11 +282,11 @@ class ModuleLoop:
         self,
         slots: Sequence[Sequence[torch.Tensor]],
         pulls: Sequence[tuple[int, optimizers.Pull]],
-        factors: Sequence[float],
+        factors: torch.Tensor,
     ) -> None:
         if self._settings.clip_norm is not None:
             self._held.clip(self._settings.clip_norm)
-        rate, root, kept, mean = torch.tensor(factors, device=self._home)
+        rate, root, kept, mean = factors
         values, gradients = self._held.values, self._held.gradients
         for (begin, pull), value, gradient in zip(pulls, values, gradients, strict=False):
             pull.add_to(gradient[:, begin:], value[:, begin:])

@@ -70,6 +70,11 @@ def rates(settings: TrainSettings, lrs: Sequence[float], taken: Sequence[int], s
     return Rates(np.array(rate, np.float32), np.array(root, np.float32), kept, np.array(mean, np.float32))
 
 
+def factors(rates: Rates, device: torch.device) -> torch.Tensor:
+    """Return `rates` as one tensor [steps, 4, k] on the device: a GPU is waited for once, and not at every step."""
+    return torch.from_numpy(np.stack(np.broadcast_arrays(*rates), axis=1)).to(device)
+
+
 def step(
     settings: TrainSettings,
     weights: torch.Tensor,
@@ -189,9 +194,21 @@ def square_root(tensor: torch.Tensor) -> torch.Tensor:
 
 def clip(gradients: Sequence[torch.Tensor], longest: float) -> None:
     """Scale each node's gradient, spread over the tensors [k, ...], down to `longest` where it is longer."""
+    if gradients[0].device.type != "cpu":
+        clip_unseen(gradients, longest)
+        return
     for node in range(len(gradients[0])):
         # node by node: a sum over many rows may take another order than a sum over one
         square = sum(float(torch.dot(g[node].reshape(-1), g[node].reshape(-1))) for g in gradients)
         if square > longest * longest:
             for gradient in gradients:
                 gradient[node].mul_(longest / math.sqrt(square))
+
+
+def clip_unseen(gradients: Sequence[torch.Tensor], longest: float) -> None:
+    """The same to rounding, without a number that a GPU would be waited for."""
+    parts = [gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in gradients]
+    lengths = torch.stack(parts).norm(dim=0)
+    shares = torch.where(lengths > longest, longest / lengths, torch.ones_like(lengths))
+    for gradient in gradients:
+        gradient.mul_(shares.view(-1, *[1] * (gradient.dim() - 1)))
