@@ -217,6 +217,7 @@ class ModuleLoop:
         return [float(np.float32(share)) for share in counts / counts.sum()]
 
     def _begin(self, job: Assignment) -> None:
+        self._team.begins(job.name)
         self._held.load(job.vector)
         self._load_local(job.state)
         self._module.train()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from fedgossip.errors import ConfigError, nearest
+from fedgossip.learning.gradient_compression import NONE, rank_of
 from fedgossip.learning.mesh_settings import MOST_PROCESSES, MeshSettings
 from fedgossip.learning.rate_schedule import schedule_of
 from fedgossip.limits import ABOVE_0, MOST, OneOf, Within, limits_of
@@ -38,6 +39,7 @@ OF_THE_MACHINE = (
     "processes",
     "parallel",
     "offload",
+    "compression",
     "mesh",
     "microbatches",
 )
@@ -125,6 +127,9 @@ class TrainSettings:
     offload: bool = False
     """fsdp: parameters, gradients and what the optimiser remembers lie in host memory, and steps are taken there; a
     layer is on the GPU while it computes.  On a CPU it gains nothing, for all is in host memory anyway."""
+    compression: str = NONE
+    """How gradients travel among processes that hold the whole model each (ddp): "powersgd:RANK", as products of two
+    narrow matrices, what is left out later; "bf16", 16 bits a number, GPUs alone; or "none", as they are."""
     mesh: MeshSettings = field(default_factory=MeshSettings)
     """How several processes divide a step; with none given each takes a part of every batch."""
     microbatches: Annotated[int, Within(1, MOST)] = 4
@@ -170,6 +175,7 @@ class TrainSettings:
         if self.offload and self.parallel != "fsdp":
             text = f"offload with parallel = {self.parallel!r}, whose processes hold no parts to bring in and out"
             raise ConfigError(text, 'Leave it out, or set parallel = "fsdp".')
+        self._check_compression()
         if self.parallel == HOGWILD:
             self._check_hogwild()
             return
@@ -194,6 +200,24 @@ class TrainSettings:
             raise ConfigError('compile with parallel = "fsdp"', 'Leave compile out, or use parallel = "ddp".')
         if self.divided:
             self._check_divided(parts)
+
+    def _check_compression(self) -> None:
+        """Raise ConfigError where there are no whole gradients that processes add up."""
+        rank_of(self.compression)
+        if self.compression == NONE:
+            return
+        where = f"compression = {self.compression!r}"
+        if self.processes == 1 or self.parallel != "ddp" or self.divided:
+            how = (
+                "one process" if self.processes == 1 else "a mesh" if self.divided else f"parallel = {self.parallel!r}"
+            )
+            text = f'{where} with {how}: it is of processes that hold the whole model each, parallel = "ddp"'
+            raise ConfigError(text, "Leave it out; what participants send each other is made smaller by codec.")
+        if self.compile or self.precision == "float16":
+            what = (
+                "compile" if self.compile else 'precision = "float16", whose overflows would stay in what is left out'
+            )
+            raise ConfigError(f"{where} with {what}", "Leave one of the two out.")
 
     def _check_divided(self, parts: int) -> None:
         """Raise ConfigError for what processes that have parts of a model each cannot do."""

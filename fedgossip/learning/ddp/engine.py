@@ -24,6 +24,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from fedgossip.errors import ConfigError
 from fedgossip.learning import module_engine
 from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.ddp import processes
@@ -31,6 +32,7 @@ from fedgossip.learning.ddp.ipc import STATE, Evaluated, EvaluateOrder, Setup, T
 from fedgossip.learning.ddp.processes import Group, StandingGroup
 from fedgossip.learning.ddp.shared_memory import ArrayPlace, Shapes
 from fedgossip.learning.flat import Layout
+from fedgossip.learning.gradient_compression import BF16
 from fedgossip.learning.module_engine import Assignment, Done, Sums
 from fedgossip.learning.objectives import Objective
 from fedgossip.learning.ragged import parts_of
@@ -71,6 +73,9 @@ class ProcessesLoop(ABC):
         sharing: GpuSharing,
     ) -> None:
         self.memory: Sequence[ProcessMemory] = ()
+        if settings.compression == BF16 and device.type != "cuda":
+            text = f'compression = "{BF16}" on {device.type}: torch adds 16 bits up over NCCL alone, of CUDA GPUs'
+            raise ConfigError(text, 'Use "powersgd:2", or leave it out.')
         if settings.in_parts:
             from fedgossip.learning.ddp.plans import plan_of  # here alone: they load much of torch
             from fedgossip.learning.ddp.process_memory import memory_of

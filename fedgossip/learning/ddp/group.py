@@ -40,6 +40,8 @@ class Team:
     """Whether it answers for its part of a batch: of several that compute the same, or in turn, one does."""
     stage: int = 0
     """Of a model whose layers are divided too."""
+    begins: Callable[[tuple[int, int]], None] = field(default=lambda _: None)
+    """Called with the name of a job, (node, round), when it begins."""
 
     @property
     def draws(self) -> int:

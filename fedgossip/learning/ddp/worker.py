@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fedgossip.learning import devices, models
+from fedgossip.learning.ddp.compressed import compress
 from fedgossip.learning.ddp.grid import ProcessGrid
 from fedgossip.learning.ddp.group import Team, joined
 from fedgossip.learning.ddp.hogwild_worker import HogwildWorker
@@ -52,7 +54,7 @@ class CollectiveWorker(ModuleMember):
 
             spread = divided(setup, module, layout, train.shape, judged["criterion"], grid, device)
         else:
-            spread = _copied(module, layout, settings, device, grid.team, loose=models.is_own(setup.source))
+            spread = _copied(module, layout, settings, device, grid.team, setup)
         how = {"seed": setup.seed, "device": device, "sharing": self._sharing, "spread": spread}
         self._loop = ModuleLoop(module, layout, train, test, settings, **judged, **how)  # type: ignore[arg-type]
 
@@ -82,17 +84,18 @@ def _meet(setup: Setup) -> torch.device:
 
 
 def _copied(
-    module: nn.Module, layout: Layout, settings: TrainSettings, device: torch.device, team: Team, *, loose: bool
+    module: nn.Module, layout: Layout, settings: TrainSettings, device: torch.device, team: Team, setup: Setup
 ) -> Spread:
-    """Give every process the whole module; `loose`: a step may leave some of its parameters without gradient."""
+    """Give every process the whole module."""
     module.to(device)
     held = FlatWeights(module, layout, Layout.personal_of(module, settings.stays), device)
     found = DistributedDataParallel(
         module,
         device_ids=[device] if device.type == "cuda" else None,
-        find_unused_parameters=loose,
+        find_unused_parameters=models.is_own(setup.source),  # a step may leave some without gradient
         **_without_buffers(),
     )
+    team = replace(team, begins=compress(found, settings, setup.seed))
     return Spread(team, held, compiled(found) if settings.compile else found)
 
 
