@@ -49,6 +49,17 @@ def test_a_site_that_is_ready_hears_so_and_nothing_is_written(desk: Desk) -> Non
     assert sorted(desk.folder.iterdir()) == before
 
 
+def test_a_policy_pins_what_a_model_of_torch_gives(desk: Desk) -> None:
+    """It was written without looking, and the client then refused the run that its site had agreed to."""
+    keys = ("task.kind=classification", "model.source=softmax", "train.device=cpu")
+    learned = [word for key in keys for word in ("--set", key)]
+    (desk.folder / "policy.toml").unlink()
+    assert desk.typed("privacy", "policy", "pilot.toml", "--endpoints", "endpoints.toml", *learned).code == 0
+    assert "probe = [\n" in (desk.folder / "policy.toml").read_text()
+    code, found = looked(desk, *learned)
+    assert code == 0 and found["policy"] == ("ok", "policy.toml allows this run")
+
+
 def test_every_fault_is_named_at_once_with_its_advice(desk: Desk) -> None:
     hash = stated(desk.folder / "pilot.toml").hash
     assert desk.typed("plan", "approve", "pilot.toml", *NAMED, "--plan", hash).code == 0

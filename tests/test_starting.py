@@ -13,8 +13,6 @@ from sklearn import datasets
 from fedgossip.cli import cli
 from fedgossip.errors import ConfigError
 from fedgossip.learning import bundled, untrained
-from fedgossip.net.endpoints import block, signed
-from fedgossip.net.identity import Identity
 
 SMALL = """
 rounds = 2
@@ -55,7 +53,6 @@ WITHOUT_TORCH = [
     "plan show client.toml",
     "plan show record.toml",
     "privacy plan client.toml",
-    "privacy policy client.toml --endpoints endpoints.toml",
     "privacy spent",
     "privacy ledger",
     "run small.toml --dry-run",
@@ -86,8 +83,6 @@ def test_commands_that_compute_no_model_load_no_torch(tmp_path: Path) -> None:
     for unit in ("client", "record"):
         (tmp_path / f"{unit}.toml").write_text(PRIVATE.replace("UNIT", unit))
     (tmp_path / "tested.toml").write_text(TESTED)
-    entries = [signed(Identity.new(), "tcp://127.0.0.1:5700" if node == 4 else "") for node in range(5)]
-    (tmp_path / "endpoints.toml").write_text("\n".join(block(node, one) for node, one in enumerate(entries)))
     command = [sys.executable, "-c", TYPED, *wanted]
     said = subprocess.run(command, check=False, capture_output=True, text=True, timeout=300, cwd=tmp_path)
     typed = [line for line in said.stdout.splitlines() if line.startswith("typed ")]

@@ -55,7 +55,8 @@ def plan(experiment: Path, overrides: tuple[str, ...], node: int | None, key: Pa
     if as_json:
         import msgspec
 
-        facts = {**dataclasses.asdict(found), "fits": found.fits, "ratio": found.ratio}
+        computed = {name: getattr(found, name) for name in ("tight", "noise_wanted", "fits", "ratio")}
+        facts = {**dataclasses.asdict(found), **computed}
         echo_json(msgspec.json.encode(facts).decode())
     else:
         echo(columns(lines(found)))
@@ -128,7 +129,7 @@ def policy(
     if not plan.secure:
         raise ConfigError(otherwise, advice)
     known = load_endpoints(endpoints, plan.n, plan.roles.listens)
-    task, _ = compose.task_of_dry_run(plan.experiment, plan.learners, [])
+    task, _ = compose.task_of(plan.experiment, plan.learners, [])  # by torch: the policy pins what the model gives
     made = policy.policy_of(plan, known, task, HowLong(approval_days, approval_rounds))
     policy.write(out, made)
     echo(policy.text(made), nl=False)
