@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opacus.accountants import RDPAccountant
+from opacus.accountants import PRVAccountant, RDPAccountant
 from opacus.accountants.analysis.rdp import compute_rdp
 from scipy.optimize import brentq
 from scipy.stats import norm
@@ -179,6 +180,20 @@ def test_with_all_clients_in_an_account_is_kept_without_opacus():
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     one = [Mechanism(1.0)]
     assert found.stdout.split() == [str(epsilon(one, 1e-5)), str(tight(one, 1e-5)), "set()"]
+
+
+@pytest.mark.sockets
+def test_the_tighter_account_of_samples_is_opacus_s_own_without_its_package():
+    parts = [Mechanism(1.2, 0.05, 200), Mechanism(4.0, 1.0, 10)]
+    code = "import sys; from fedgossip.privacy.accounting import *"
+    code += f"; print(tight({parts}, 1e-5), {{'opacus', 'torch'}} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    theirs = PRVAccountant()
+    theirs.history = [(one.noise, one.rate, one.steps) for one in parts]
+    error = min(0.01, max(0.001, epsilon(parts, 1e-5) / 100))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert found.stdout.split() == [str(float(theirs.get_epsilon(1e-5, eps_error=error))), "set()"]
 
 
 @pytest.mark.sockets

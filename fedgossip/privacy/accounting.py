@@ -18,12 +18,15 @@ Gaussian mechanism for differential privacy, ICML 2018, theorem 8 (`tight` witho
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
+from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -111,9 +114,9 @@ def epsilon(mechanisms: Iterable[Mechanism], delta: float) -> float:
 def tight(mechanisms: Iterable[Mechanism], delta: float) -> float | None:
     """Return an epsilon at most 0.01 above the least that holds, for orientation.
 
-    Where all rates are 1 it is the least itself, to 1e-6, in closed form; else the accountant PRV's, which loads all of
-    opacus, with torch.  None where that gives up, or `epsilon` is above TIGHT_LIMIT.  Budgets are kept by `epsilon`:
-    PRV takes seconds for long runs, and its proof leans on floating point sums.
+    Where all rates are 1 it is the least itself, to 1e-6, in closed form; else the accountant PRV's.  None where that
+    gives up, or `epsilon` is above TIGHT_LIMIT.  Budgets are kept by `epsilon`: PRV takes seconds for long runs, and
+    its proof leans on floating point sums.
     """
     wanted = [one for one in mechanisms if one.steps]
     bound = epsilon(wanted, delta)
@@ -121,8 +124,7 @@ def tight(mechanisms: Iterable[Mechanism], delta: float) -> float | None:
         return 0.0 if bound == 0 else None
     if all(one.rate == 1 for one in wanted):
         return _least(math.sqrt(sum(one.steps / one.noise**2 for one in wanted)), delta, bound)
-    accountants = _opacus()
-    accountant = accountants.PRVAccountant()
+    accountant = _prv().PRVAccountant()
     accountant.history = [(one.noise, one.rate, one.steps) for one in wanted]
     error = min(0.01, max(0.001, bound / 100))
     # log 0 where the rate is 1, and a wish for more orders: neither changes what is returned
@@ -228,11 +230,39 @@ def _renyi() -> Any:
 
     Raises ConfigError where opacus is not installed.
     """
+    place = _accountants() / "analysis" / "rdp.py"
+    return _module_at(place) if place.is_file() else _opacus().analysis.rdp  # of another release
+
+
+class _History:
+    """What opacus' accountants take from their base class: the releases so far."""
+
+    def __init__(self) -> None:
+        self.history: list[tuple[float, float, int]] = []
+
+
+@cache
+def _prv() -> Any:
+    """Return opacus' module of the accountant PRV alone, which needs scipy: its package loads torch and optimizers.
+
+    The base class of its accountants, which names the optimizers, is replaced by `_History`.  Raises ConfigError.
+    """
+    place = _accountants()
+    if not all((place / name).is_file() for name in ("prv.py", "rdp.py", "accountant.py", "analysis/rdp.py")):
+        return _opacus()  # of another release
+    package, base = ModuleType("alone_accountants"), ModuleType("alone_accountants.accountant")
+    package.__path__ = [str(place)]
+    base.IAccountant = _History  # type: ignore[attr-defined]
+    sys.modules |= {one.__name__: one for one in (package, base)}
+    return import_module("alone_accountants.prv")
+
+
+def _accountants() -> Path:
+    """Return the folder of opacus' accountants, where it is installed.  Raises ConfigError."""
     opacus = find_spec("opacus")
     if opacus is None or opacus.origin is None:
         raise _missing("opacus")
-    place = Path(opacus.origin).parent / "accountants" / "analysis" / "rdp.py"
-    return _module_at(place) if place.is_file() else _opacus().analysis.rdp  # of another release
+    return Path(opacus.origin).parent / "accountants"
 
 
 @cache

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.privacy.accounting import Mechanism, RenyiAccount, account_of, epsilon, noise_for, steps_within, tight
@@ -126,6 +127,12 @@ class PrivacyPlan:
         steps = 1 if self.unit == "client" else self.local_steps
         return Spend(self.unit, self.noise, self.delta, self.clip, self.rate, steps)
 
+    @property
+    def all_rounds(self) -> Mechanism:
+        """The cost of the training for a client that takes part in every round, without its tests."""
+        each = self.round_spend.mechanism
+        return Mechanism(each.noise, each.rate, each.steps * self.rounds)
+
 
 @dataclass(frozen=True)
 class PrivacyForecast:
@@ -136,17 +143,23 @@ class PrivacyForecast:
     """The epsilon of a client that takes part in every round, with tests, by the Renyi account: an upper bound."""
     total: float
     """The same epsilon with what was spent before."""
-    tight: float | None
-    """The same epsilon by the tighter account; None where it is not computed."""
     usual: float
     """The epsilon of a client that is drawn as often as the others: rounds times cohort / clients."""
     rounds_within: int | None
     """The number of its rounds that fit into max_epsilon; None without one."""
-    noise_wanted: float | None
-    """The z with which all rounds fit into max_epsilon, or else into SILO_EPSILON; None where there is none."""
     noise_length: float
     update_length: float
     """Maximum length of the update."""
+
+    @cached_property
+    def tight(self) -> float | None:
+        """The same epsilon by the tighter account; None where it is not computed.  Seconds, for who asks."""
+        return tight([self.plan.all_rounds, self.plan.tests], self.plan.delta)
+
+    @cached_property
+    def noise_wanted(self) -> float | None:
+        """The z with which all rounds fit into max_epsilon, or else into SILO_EPSILON; None where there is none."""
+        return _noise_wanted(self.plan)
 
     @property
     def ratio(self) -> float:
@@ -164,19 +177,16 @@ class PrivacyForecast:
 
 
 def forecast(plan: PrivacyPlan) -> PrivacyForecast:
-    """Return the forecast of a plan; this may take a few seconds."""
+    """Return the forecast of a plan."""
     each = plan.round_spend.mechanism
-    all_rounds = Mechanism(each.noise, each.rate, each.steps * plan.rounds)
     usual = Mechanism(each.noise, each.rate, each.steps * math.ceil(plan.rounds * plan.drawn / plan.clients))
     noise_length, update_length = _lengths(plan)
     return PrivacyForecast(
         plan,
-        epsilon([all_rounds, plan.tests], plan.delta),
-        epsilon([all_rounds, plan.tests, *plan.before], plan.delta),
-        tight([all_rounds, plan.tests], plan.delta),
+        epsilon([plan.all_rounds, plan.tests], plan.delta),
+        epsilon([plan.all_rounds, plan.tests, *plan.before], plan.delta),
         epsilon([usual, plan.tests], plan.delta),
         _rounds_within(plan, each),
-        _noise_wanted(plan, all_rounds),
         noise_length,
         update_length,
     )
@@ -188,7 +198,8 @@ def _rounds_within(plan: PrivacyPlan, each: Mechanism) -> int | None:
     return steps_within(plan.max_epsilon, plan.delta, noise=each.noise, rate=each.rate, before=plan.aside) // each.steps
 
 
-def _noise_wanted(plan: PrivacyPlan, all_rounds: Mechanism) -> float | None:
+def _noise_wanted(plan: PrivacyPlan) -> float | None:
+    all_rounds = plan.all_rounds
     wanted = SILO_EPSILON if plan.max_epsilon is None else plan.max_epsilon
     try:
         return noise_for(wanted, plan.delta, rate=all_rounds.rate, steps=all_rounds.steps, before=plan.aside)
