@@ -16,7 +16,7 @@ from pages import Reader, page
 from test_used_models import OWN_MODEL, TEXT, experiment, held_out, table, trained
 
 from fedgossip import ConfigError, load_model
-from fedgossip.edge import bench, distillation, export, pruning, retraining, run_examples
+from fedgossip.edge import bench, distillation, export, pruning, quantization, retraining, run_examples
 from fedgossip.edge.onnx_model import OnnxModel, open_onnx
 from fedgossip.errors import TrainingError
 from fedgossip.learning.dataset import Dataset
@@ -174,6 +174,42 @@ def test_eight_bits_are_smaller_and_answer_as_well(tmp_path: Path, type_in: Any)
     assert whole["score"] > 0.9
     for one in eight:
         assert one["size"] < 0.4 * whole["size"] and one["score"] > whole["score"] - 0.01
+
+
+def test_short_names_and_constants_kept_once_change_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained(tmp_path, experiment(model="cnn:small"))
+    model = load_model(tmp_path / "run")
+    graph, examples = export.graph_of(model), held_out(experiment(model="cnn:small"))
+    rows = examples.x[:40].astype(np.float32)
+
+    def eight_bits(name: str) -> tuple[OnnxModel, set[str]]:
+        made = quantization.static(graph, examples)
+        export.write(made, model, tmp_path / name, within=None)
+        return open_onnx(tmp_path / name), {one.name for one in made.graph.initializer}
+
+    short, names = eight_bits("short.onnx")
+    with monkeypatch.context() as patched:
+        patched.setattr(quantization, "compact", lambda graph, layers: None)
+        long, _ = eight_bits("long.onnx")
+    assert np.array_equal(short(rows), long(rows))
+    assert short.path.stat().st_size < long.path.stat().st_size - 3000
+    assert {name for name in names if not name.isdigit()} >= {f"model.{name}" for name in model.module.state_dict()}
+
+
+@pytest.mark.long
+@pytest.mark.data
+def test_eight_bits_of_a_cnn_take_three_tenths_of_the_room_and_half_a_point_at_most(
+    tmp_path: Path, type_in: Any, real_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDGOSSIP_DATA", str(real_data))
+    train = {"local_steps": 20, "device": "cpu"}
+    trained(tmp_path, experiment("mnist", "cnn:small", train=train, rounds=20, topology={"graph": "ring", "n": 4}))
+    lines = ["export run --to whole.onnx", "export run --to s.onnx --quantize static"]
+    assert [type_in(line).code for line in lines] == [0, 0]
+    found = json.loads(type_in("bench whole.onnx s.onnx --calls 10 --json").out)
+    _, whole, eight = found["models"]
+    assert found["examples"] == 2000 and eight["size"] <= 0.3 * whole["size"]
+    assert whole["score"] > 0.94 and eight["score"] >= whole["score"] - 0.005
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedgossip.edge.compacting import compact
 from fedgossip.edge.export import say
 from fedgossip.edge.onnx_model import HOW, INPUT
 from fedgossip.learning.dataset import Dataset
@@ -67,6 +68,7 @@ def _made(quantize: Any, graph: Any, how: str) -> Any:
             found = onnx.load(str(to))
     finally:
         root.setLevel(level)
+    compact(found, [one.name for one in graph.graph.initializer])
     for entry in graph.metadata_props:
         say(found, entry.key, entry.value)
     say(found, HOW, how)
