@@ -3,8 +3,9 @@
     python benchmarks/mesh_memory.py [--model gpt:4-64-4] [--short]
 
 Counted in the processes themselves, in bytes of tensors: what a worker holds of the parameters, what its optimiser
-remembers, and the most that the graphs of its forward passes have saved at one time (each piece of memory once; weights
-and whole numbers not counted).  No clock is read, so how busy the machine is does not matter.
+remembers, of FSDP the parameters that are together between the passes, and the most that the graphs of its forward
+passes have saved at one time (each piece of memory once; weights and whole numbers not counted).  No clock is read, so
+how busy the machine is does not matter.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.ddp.engine import DistributedLoop
 from fedgossip.learning.ddp.process_memory import ProcessMemory
 from fedgossip.learning.mesh_settings import MeshSettings
+from fedgossip.learning.settings import LET_GO
 from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.task import Job
 
@@ -30,6 +32,7 @@ FOLDER = "MESH_MEMORY"
 """The environment variable that names to the processes the folder of what was found."""
 
 CONTEXT, LETTERS, BATCH = 32, 60, 16
+ZERO_2 = "fsdp, zero = 2"
 MESHES: list[tuple[int, dict[str, Any], str]] = [
     (2, {"tensor": 2}, "ddp"),
     (2, {"tensor": 2, "sequence": True}, "ddp"),
@@ -38,6 +41,7 @@ MESHES: list[tuple[int, dict[str, Any], str]] = [
     (4, {"tensor": 4}, "ddp"),
     (4, {"tensor": 2}, "ddp"),
     (4, {"tensor": 2}, "fsdp"),
+    (4, {"tensor": 2}, ZERO_2),
     (4, {"tensor": 2, "pipeline": 2, "sequence": True}, "ddp"),
     (4, {"pipeline": 4}, "ddp"),
 ]
@@ -61,7 +65,8 @@ def held(
         batch_size=BATCH,
         local_steps=2,
         processes=processes,
-        parallel=parallel,
+        parallel=parallel.partition(",")[0],
+        zero=2 if parallel == ZERO_2 else LET_GO,
         mesh=MeshSettings(**mesh),
         device="cpu",
     )
@@ -89,13 +94,15 @@ def main() -> None:
     print(
         f"{model}, adam, {BATCH} windows of {CONTEXT} characters; kB of the fullest process: measured (closed form)\n"
     )
-    print("| data x tensor x pipeline | | parameters | slots | activations | |\n|---|---|---|---|---|---|")
+    print(
+        "| data x tensor x pipeline | | parameters | slots | together | activations | |\n|---|---|---|---|---|---|---|"
+    )
     for processes, mesh, parallel in shown:
         measured, told = held(model, processes, mesh, parallel)
         within = mesh.get("tensor", 1) * mesh.get("pipeline", 1)
         axes = f"{processes // within} x {mesh.get('tensor', 1)} x {mesh.get('pipeline', 1)}"
         cells = []
-        for name in ("parameters", "slots", "activations"):
+        for name in ("parameters", "slots", "together", "activations"):
             most = max(range(processes), key=lambda rank: measured[rank][name])
             closed = getattr(told[most], name)
             cells.append(

@@ -14,6 +14,7 @@ from mesh_memory import FOLDER
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from fedgossip.learning import weights
@@ -70,6 +71,19 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return found.elem if isinstance(found, AsyncCollectiveTensor) else found
 
 
+def _together(module: torch.nn.Module) -> int:
+    """Return the bytes of what FSDP has brought together and not let go: parameters that are no parts now."""
+    if not any(isinstance(one, FSDPModule) for one in module.modules()):
+        return 0
+    divided = [one for layer in module.modules() if isinstance(layer, FSDPModule) for one in _parts_of(layer)]
+    return sum(_local(one.unsharded_param).nbytes for one in divided if one.sharded_state.name == "UNSHARDED")
+
+
+def _parts_of(layer: FSDPModule) -> list[Any]:
+    group = layer._get_fsdp_state()._fsdp_param_group
+    return [] if group is None else list(group.fsdp_params)
+
+
 class Counted:
     """Answers as the worker does, and writes down what it held."""
 
@@ -87,16 +101,19 @@ class Counted:
             made.append(scattered(*given))
             return made[-1]
 
-        weights.scattered = counted
+        weights.scattered, between = counted, [0]
+        watching = loop._module.register_forward_hook(lambda *_: between.append(_together(loop._module)))
         try:
             with saved_tensors_hooks(saved.pack, _unpack):
                 found = self._worker.answer(order)
         finally:
             weights.scattered = scattered
+            watching.remove()
         assert len(made) == self._slots, "terms are scattered too: give none"
         held = {
             "parameters": sum(value.nbytes for value in loop._held.values),
             "slots": sum(part.nbytes for slot in made for part in slot),
+            "together": max(between),
             "activations": saved.most,
         }
         self._path.write_text(json.dumps(held))

@@ -19,8 +19,10 @@ import pytest
 import torch
 from commands import alive, wait_until
 from test_learning import images
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
+from torch.distributed.tensor import DTensor
 
 from fedgossip.errors import ConfigError, TrainingError
 from fedgossip.learning import devices
@@ -176,6 +178,45 @@ def test_two_processes_whose_parts_are_offloaded_take_the_steps_of_one() -> None
         check_same(one, several)
         check_gradients(one, several)
         check_evaluation(one, several)
+
+
+@pytest.mark.long
+def test_two_processes_whose_layers_stay_together_between_the_passes_take_the_steps_of_one() -> None:
+    """Also after an evaluation, which has no backward pass to let a layer go."""
+    one = task_of(**OWN)
+    with ended(task_of(processes=2, parallel="fsdp", zero=2, **OWN)) as several:
+        check_same(one, several)
+        check_evaluation(one, several)
+        check_same(one, several)
+
+
+@pytest.mark.parametrize(("zero", "evaluated", "trained"), [(2, 0, 1), (3, 0, 0)])
+def test_layers_stay_together_until_the_backward_pass_by_zero_2_alone(zero: int, evaluated: int, trained: int) -> None:
+    with alone():
+        module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+        fsdp.shard(module, init_device_mesh("cpu", (1,), mesh_dim_names=("data",)), zero=zero)
+
+        def whole() -> set[int]:
+            """Whether the layers are together: their parameters are then no parts."""
+            return {int(not isinstance(tensor, DTensor)) for tensor in module.parameters()}
+
+        with torch.no_grad():
+            module(torch.ones(3, 4))
+        assert whole() == {evaluated}
+        loss = module(torch.ones(3, 4)).sum()
+        assert whole() == {trained}
+        loss.backward()
+        assert whole() == {0}
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """A group of this process alone."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize(("device", "pinned"), [("cpu", False), ("cuda", True)])

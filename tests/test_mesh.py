@@ -227,18 +227,29 @@ def test_rows_by_fsdp_alone_are_told_too_and_a_weight_that_two_layers_share_once
     assert [one.parameters for one in memory] == [4 * 2 * 10 * 21] * 2
 
 
+def test_all_parameters_of_a_tensor_part_are_together_between_the_passes_by_zero_2() -> None:
+    how: dict[str, Any] = {"processes": 4, "mesh": {"tensor": 2}, "parallel": "fsdp", "batch_size": 12}
+    rows, kept = task_of("gpt:2-16-2", **how).memory, task_of("gpt:2-16-2", **how, zero=2).memory
+    copies = task_of("gpt:2-16-2", **{**how, "parallel": "ddp"}).memory
+    assert [one.parameters for one in kept] == [one.parameters for one in rows]
+    assert [one.together for one in kept] == [one.parameters for one in copies] and not any(
+        one.together for one in (*rows, *copies)
+    )
+
+
 def test_a_dry_run_says_what_offloading_keeps_where(tmp_path: Path) -> None:
     content = """
 rounds = 1
 data = { source = "digits" }
 model = { source = "mlp:64-32-10" }
-train = { momentum = 0.9, processes = 2, parallel = "fsdp", offload = true, device = "cpu" }
+train = { momentum = 0.9, processes = 2, parallel = "fsdp", offload = true, zero = 2, device = "cpu" }
 topology = { graph = "ring", n = 3 }
 """
     (tmp_path / "offload.toml").write_text(content)
     said = commands.typed(["run", "offload.toml", "--dry-run"], tmp_path)
     held = 4 * (16 * 65 + 5 * 33)
     assert f"parameters {held:,}, gradients as many, slots {held:,}" in said.out, said
+    assert f"between its passes all parameters too, {4 * (32 * 65 + 10 * 33):,} bytes" in said.out
     assert "parameters, gradients and slots in host memory" in said.out and "nothing is gained" in said.out
 
 
@@ -267,10 +278,11 @@ def test_what_processes_hold_is_what_is_said_of_them() -> None:
         from mesh_memory import MESHES as SHOWN
         from mesh_memory import held
 
-        for processes, mesh, parallel in (SHOWN[1], SHOWN[2], SHOWN[3], SHOWN[6]):
+        for processes, mesh, parallel in (SHOWN[1], SHOWN[2], SHOWN[3], SHOWN[6], SHOWN[7]):
             measured, told = held("gpt:2-64-4", processes, mesh, parallel)
             for one, other in zip(measured, told, strict=True):
                 assert (one["parameters"], one["slots"]) == (other.parameters, other.slots)
+                assert one["together"] == other.together
                 assert one["activations"] == pytest.approx(other.activations, rel=0.03)
     finally:
         del sys.path[0]
@@ -357,6 +369,8 @@ def test_the_job_after_a_death_has_a_new_mesh() -> None:
         ({"processes": 2, "mesh": {"tensor": 2}, "offload": True}, "offload with parallel = 'ddp'", "fsdp"),
         ({"processes": 2, "parallel": "hogwild", "offload": True}, "offload with parallel = 'hogwild'", "fsdp"),
         ({"parallel": "fsdp", "offload": True}, "with one process", "processes = 2"),
+        ({"processes": 2, "zero": 2}, "zero = 2 with parallel = 'ddp'", "fsdp"),
+        ({"processes": 2, "parallel": "fsdp", "zero": 1}, "zero = 1", "at least 2, at most 3"),
         (
             {"processes": 2, "mesh": {"context": 2}},
             r"train\.mesh\.context: context parallelism \(ring attention\) is not built",

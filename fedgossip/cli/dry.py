@@ -78,6 +78,8 @@ def _said_of(memory: Sequence[ProcessMemory], train: TrainSettings) -> Iterator[
     saved = "activations not counted" if most.activations is None else f"activations {most.activations:,}"
     held = f"parameters {most.parameters:,}, gradients as many, slots {most.slots:,}, {saved}"
     yield f"the fullest of {len(memory)} processes of a learner holds, in bytes: {held}"
+    if most.together:
+        yield f"train.zero = {train.zero}: between its passes all parameters too, {most.together:,} bytes"
     if train.offload:
         yield "train.offload: parameters, gradients and slots in host memory, page-locked beside a GPU; activations"
         yield "  and the layers that compute on the device.  On a CPU both are one memory: nothing is gained."

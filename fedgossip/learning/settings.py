@@ -30,6 +30,8 @@ BUFFERS = ("average", "local")
 PRECISIONS = ("float32", "bfloat16", "float16")
 HOGWILD = "hogwild"
 PARALLEL = ("ddp", "fsdp", HOGWILD)
+LET_GO = 3
+"""The usual [train] zero."""
 OF_THE_MACHINE = (
     "device",
     "threads",
@@ -40,6 +42,7 @@ OF_THE_MACHINE = (
     "parallel",
     "offload",
     "compression",
+    "zero",
     "mesh",
     "microbatches",
 )
@@ -124,6 +127,9 @@ class TrainSettings:
     parallel: Annotated[str, OneOf(PARALLEL)] = "ddp"
     """Of several processes: "ddp", each holds the whole model; "fsdp", each holds a part of it (FSDP2); "hogwild", all
     step on one model in shared memory without waiting, each on batches of its own (docs/parallel.md)."""
+    zero: Annotated[int, Within(2, LET_GO)] = LET_GO
+    """fsdp: 3, a layer's parameters come together for its forward pass and again for its backward one; 2, they stay
+    together in between: fewer bytes among the processes, and all parameters in each of them between the passes."""
     offload: bool = False
     """fsdp: parameters, gradients and what the optimiser remembers lie in host memory, and steps are taken there; a
     layer is on the GPU while it computes.  On a CPU it gains nothing, for all is in host memory anyway."""
@@ -174,6 +180,9 @@ class TrainSettings:
         """Raise ConfigError for what several processes cannot do together, or one alone."""
         if self.offload and self.parallel != "fsdp":
             text = f"offload with parallel = {self.parallel!r}, whose processes hold no parts to bring in and out"
+            raise ConfigError(text, 'Leave it out, or set parallel = "fsdp".')
+        if self.zero != LET_GO and self.parallel != "fsdp":
+            text = f"zero = {self.zero!r} with parallel = {self.parallel!r}, whose processes hold no parts"
             raise ConfigError(text, 'Leave it out, or set parallel = "fsdp".')
         self._check_compression()
         if self.parallel == HOGWILD:

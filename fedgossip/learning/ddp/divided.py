@@ -45,7 +45,8 @@ def divided(
     here = set(stage.modules())
     packed = divide(module, {name: style for name, style in plan.items() if module.get_submodule(name) in here}, grid)
     if settings.parallel == "fsdp":
-        shard(stage, grid.mesh[DATA], offload=settings.offload)  # brings what stays there to the device
+        # brings what stays there to the device
+        shard(stage, grid.mesh[DATA], offload=settings.offload, zero=settings.zero)
     if not settings.offload:
         stage.to(device)
     return Spread(grid.team, HeldParts(module, layout, own, grid, origins, packed), stage, passes)

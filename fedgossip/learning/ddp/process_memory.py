@@ -3,6 +3,7 @@
 parameters   those of its stage; of the plan's layers 1 / tensor; of all that, with FSDP, some rows
 gradients    as many
 slots        as many for each that the optimiser has: momentum one, adam two
+together     all parameters of its stage, as a tensor axis leaves them: with FSDP and zero = 2, between the passes
 activations  what the forward passes save for the backward ones, of gpt alone:
 
     bytes = 4 rows context (blocks (4 w + (15 w + heads) / t + 4) + 2 w + 2 + letters)
@@ -33,7 +34,7 @@ from fedgossip.learning.ddp.grid import DATA, PIPELINE, TENSOR
 from fedgossip.learning.ddp.plans import PackedColwise, Plan
 from fedgossip.learning.gpt import Transformer, TransformerStage
 from fedgossip.learning.places import Place, chunk
-from fedgossip.learning.settings import TrainSettings
+from fedgossip.learning.settings import LET_GO, TrainSettings
 
 FLOAT = 4  # bytes
 
@@ -51,10 +52,11 @@ class ProcessMemory:
     parameters: int
     slots: int
     activations: int | None
+    together: int = 0
 
     @property
     def total(self) -> int:
-        return 2 * self.parameters + self.slots + (self.activations or 0)
+        return 2 * self.parameters + self.slots + self.together + (self.activations or 0)
 
 
 def memory_of(
@@ -71,7 +73,7 @@ def memory_of(
     for places in product(*map(range, sizes.values())):
         stands = dict(zip(sizes, zip(places, sizes.values(), strict=True), strict=True))
         stage, part, shard = places
-        held, trained, counted = 0, 0, set[int]()
+        held, trained, together, counted = 0, 0, 0, set[int]()
         for parameter, axes, matrices in _divided(stages[stage], names, plan, settings):
             if id(parameter) in counted:  # a weight that two layers share
                 continue
@@ -79,8 +81,11 @@ def memory_of(
             size = part_of(Place.tensor(0, tuple(parameter.shape)), axes, stands, matrices).size
             held += size
             trained += size * parameter.requires_grad
+            if settings.zero != LET_GO:
+                undivided = {axis: along for axis, along in axes.items() if axis != DATA}
+                together += part_of(Place.tensor(0, tuple(parameter.shape)), undivided, stands, matrices).size
         slots = trained * len(settings.slots)
-        found.append(ProcessMemory(stage, part, shard, FLOAT * held, FLOAT * slots, saved[stage]))
+        found.append(ProcessMemory(stage, part, shard, FLOAT * held, FLOAT * slots, saved[stage], FLOAT * together))
     return found
 
 
