@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -325,6 +326,53 @@ def test_too_few_sites_agree_on_nothing(
         write(tmp_path / f"site-{site}.csv", tables[site][:4])
     said = in_process(["data", "agree", "federated.toml"], tmp_path, monkeypatch, capsys)
     assert said.code == 7 and not (tmp_path / "agreed.json").exists(), said.err
+    for site in range(3):
+        assert f"site {site} took no part: {tmp_path}/site-{site}.csv: fewer than 5 records" in said.err
+    assert "error: too few sites are left: 2 of 5, and 3 are needed" in said.err
+    assert not (tmp_path / "agreed.json.spent").exists(), "nothing was released"
+
+
+def first_cell(cell: str) -> Callable[[str], str]:
+    return lambda text: re.sub(r"\n[^,]*", f"\n{cell}", text, count=1)
+
+
+FOREIGN: Mapping[str, tuple[Callable[[str], str | bytes], str, str]] = {
+    "semicolons": (lambda text: text.replace(",", ";"), "has no comma: 'dose;", "Save it with commas"),
+    "UTF-16": (lambda text: text.encode("utf-16"), "byte 0 is of no text in UTF-8", "Save it as comma-separated text"),
+    "no names": (
+        lambda text: text.partition("\n")[2],
+        "no column 'height', 'marker'",
+        "The first line of the file names",
+    ),
+    "a comma": (first_cell('"0,5"'), "'0,5' is not a number", "Write numbers with a point: 0.5"),
+    "digits": (first_cell(400 * "1"), f"'{57 * '1'}...' is not a number", "Correct the cell"),
+}
+"""What another program writes, the error of it, and the advice."""
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_table_of_another_program_is_told_with_what_to_save_it_as(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change, error, advice = FOREIGN[kind]
+    tables = mixed(tmp_path)
+    path = tmp_path / "site-1.csv"
+    write(path, [{"dose": "", **row} for row in tables[1]])
+    changed = change(path.read_text().replace("\r", ""))
+    path.write_bytes(changed if isinstance(changed, bytes) else changed.encode())
+    said = in_process(["data", "describe", "federated.toml", "--id", "1"], tmp_path, monkeypatch, capsys)
+    told = said.err.splitlines()
+    assert said.code == 2 and len(told) == 2 and error in told[0] and advice in told[1], said.err
+
+
+def test_a_site_hears_alone_that_no_sum_can_hold_its_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It heard that its table fits, and the agreement then left it out."""
+    tables = mixed(tmp_path)
+    write(tmp_path / "site-1.csv", first(marker=1e29)(tables[1]))
+    said = in_process(["data", "describe", "federated.toml", "--id", "1"], tmp_path, monkeypatch, capsys)
+    assert said.code == 2 and "column 'marker' has numbers beyond 2^40" in said.err
 
 
 def test_a_column_with_one_value_everywhere_is_said_and_divided_by_one(

@@ -27,9 +27,11 @@ import fedgossip
 from fedgossip import ConfigError, load_experiment, load_model
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.errors import PeerError
+from fedgossip.learning.agreed import AgreedTable
 from fedgossip.learning.evaluated import Evaluation, area_of, evaluation_of, noisy_evaluation_of, read
 from fedgossip.learning.evaluation_sums import BINS, EDGES, EvaluationLayout, SiteAnswers, judged_sums, presence
 from fedgossip.learning.record_groups import NOT_SAID
+from fedgossip.learning.table_schema import SchemaColumn, TableSchema
 from fedgossip.messages import Hello
 from fedgossip.net import endpoints
 from fedgossip.net.greeting import refused
@@ -214,6 +216,8 @@ def test_noise_moves_a_figure_about_as_far_as_is_said() -> None:
         found = noisy_evaluation_of(layout, sums, 5, 3)
         assert found.loss is None and found.membership is None and not found.places
         (ill,), (really,) = found.outcomes, truth.outcomes
+        parts = [(part.said, k / 10) for k, part in enumerate(ill.parts) if part.said is not None]
+        assert all(least - 1e-9 <= said <= least + 0.1 + 1e-9 for said, least in parts)
         near["score"] += abs(found.score - truth.score) <= found.noise_within["score"]
         near["brier"] += abs(ill.brier - really.brier) <= ill.noise_within["brier"]
         near["auroc"] += abs(ill.auroc - really.auroc) <= ill.noise_within["auroc"]
@@ -235,7 +239,11 @@ def test_the_card_of_a_release_says_of_noisy_figures_that_they_are() -> None:
     )  # fmt: skip
     told = model_card.page(release, None, found)
     assert "with noise of 2 times what one record can add" in told and "outside of the budget" not in told
-    assert f"{found.score:.3g}"[:4] in told and told.count("±") >= 8
+    assert f"{found.score:.3g}"[:4] in told and told.count("±") >= 8 and '<li class="warn">no logs' in told
+    schema = TableSchema(columns=(SchemaColumn(name="age"),))
+    table = AgreedTable(schema=schema, suppress=5, sites=3, records=90, columns=(), noise=4.0)
+    told = model_card.page(release, table, found)
+    assert "has noise of 4 times what one record can add: two releases more out of the same budget" in told
     exact = msgspec.structs.replace(found, layout=noisy(noise=0.0))
     assert "exact, and outside of the budget" in model_card.page(release, None, exact)
 
@@ -370,7 +378,7 @@ def test_the_command_tells_it_and_keeps_it_with_the_model(
         ("--set data.groups=age", "no column 'age'"),
         ("--set data.groups=a", "column 'a' has 60 different values; groups are 2 to 12"),
         ("--id 1", "--id without --endpoints"),
-        ("--set data.local_test=0.01", "too few sites came together"),
+        ("--set data.local_test=0.01", "too few sites are left: 0 of 5, and"),
     ],
 )
 def test_what_cannot_be_judged_is_refused_in_a_line(

@@ -14,10 +14,10 @@ from fedgossip.cli.sums import (
     OtherMachines,
     Record,
     at_one_desk,
+    check_enough,
     check_site,
     held_by,
     over_machines,
-    say_refused,
     with_others,
 )
 from fedgossip.cli.text import columns, echo
@@ -42,6 +42,7 @@ def data() -> None:
 def describe(experiment: Path, node: int, overrides: tuple[str, ...]) -> None:
     """Show what the table of site K holds, and whether it fits the others' columns.  Nothing leaves this machine."""
     from fedgossip.experiment import load_experiment
+    from fedgossip.learning.statistics_task import StatisticsTask
     from fedgossip.learning.table_schema import SiteColumns
     from fedgossip.plans.statistics import statistics_plan
     from fedgossip.plans.tasks import site_file
@@ -50,6 +51,7 @@ def describe(experiment: Path, node: int, overrides: tuple[str, ...]) -> None:
     check_site(plan, node)
     path = site_file(plan.experiment, node)
     site = SiteColumns(path, schema, plan.experiment.data.suppress)
+    StatisticsTask(schema, {node: site})  # numbers that no sum can hold are refused here as `agree` would
     echo(f"{path}: {site.records} records; it fits the columns of {plan.experiment.data.test}")
     head = ["column", "unit", "there", "missing", "mean", "deviation", "least", "most"]
     echo(columns([head, *(_described(site, one) for one in schema.columns)]))
@@ -122,6 +124,7 @@ def _at_one_desk(
     from fedgossip.plans.plan import EXHAUSTED
     from fedgossip.plans.sums import spend_at_one_desk
 
+    check_enough(plan, refused)
     agreed = Path(plan.experiment.data.agreed)
     for line in spend_at_one_desk(plan, ledger or agreed.with_name(f"{agreed.name}.{SUFFIX}")):
         echo(line, err=True)
@@ -130,7 +133,6 @@ def _at_one_desk(
         text = f"the budget, epsilon at most {plan.section.privacy.max_epsilon:g}, does not allow two rounds of sums"
         raise BudgetError(text, "Raise coordinator.privacy.noise, or max_epsilon if the sites allow it.")
     _write(plan, task, schema, run.vectors[plan.coordinator])
-    say_refused(refused)
     return 4 if refused else 0
 
 

@@ -73,7 +73,8 @@ class Progress:
         if not self._began:  # a run that is refused prints its one line of error and no more
             self._began = True
             if not self._bar:
-                how_long = f"{self.rounds} rounds" if self.rounds else "until they end"
+                counted = "1 round" if self.rounds == 1 else f"{self.rounds} rounds"
+                how_long = counted if self.rounds else "until they end"
                 self._say(f"{self.title}: {self.roles.said}, {how_long}")
         match row:
             case NetworkRow():

@@ -172,6 +172,18 @@ def say_refused(refused: Mapping[int, ConfigError]) -> None:
         echo(f"site {site} took no part: {error}  {error.advice}", err=True)
 
 
+def check_enough(plan: FederationPlan, refused: Mapping[int, ConfigError]) -> None:
+    """Say which sites take no part.  Raises TooFewPeersError where too few are left for a sum: nothing is spent."""
+    from fedgossip.errors import TooFewPeersError
+
+    say_refused(refused)
+    left = plan.learners - len(refused)
+    if left < plan.least:
+        text = f"too few sites are left: {left} of {plan.learners}, and {plan.least} are needed"
+        advice = "Mend the files that are named above; coordinator.min_clients says how many sites are needed."
+        raise TooFewPeersError(text, advice)
+
+
 def summed(
     plan: FederationPlan,
     task: LocalTask,
@@ -195,11 +207,11 @@ def summed(
     if known.endpoints is not None:
         who = plan.coordinator if site is None else site
         return with_others(plan, task, digest, refused, who, known, write, opened)
+    check_enough(plan, refused)
     agreed = Path(plan.experiment.data.agreed)
     for line in spend_at_one_desk(plan, known.ledger or agreed.with_name(f"{agreed.name}.{SUFFIX}")):
         echo(line, err=True)
     run = at_one_desk(plan, task)
-    say_refused(refused)  # first: they may be why too few are left
 
     def record(to: Path) -> None:
         keep(to, plan, run)

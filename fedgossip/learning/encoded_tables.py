@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.learning.encodings import EncodedColumn, TableEncoding, is_missing, parted
-from fedgossip.learning.tables import LARGEST, Columns, CsvColumns
+from fedgossip.learning.tables import LARGEST, Columns, CsvColumns, is_number, shown, with_point
 
 
 def read_features(table: CsvColumns, encoding: TableEncoding, besides: Sequence[str] = ()) -> npt.NDArray[np.float64]:
@@ -90,6 +90,8 @@ def _others(table: Columns, missing: str, places: Mapping[str, int], besides: Se
     """Return the advice for a column that is not there: which of the others could be meant."""
     known = {place for place in places.values() if place >= 0}
     left = [head for place, head in enumerate(table.header) if place not in known and head not in besides]
+    if any(map(is_number, left)):
+        return "The first line of the file names the columns."
     return nearest(missing, left) if left else "Every column that the model learned from is needed, by its name."
 
 
@@ -101,7 +103,8 @@ def number_of(table: CsvColumns, row: int, place: int) -> float:
     except ValueError:
         value = math.nan
     if not abs(value) <= LARGEST:
-        raise refused(table, row, place, f"{cell!r} is not a number that float32 can hold", "Correct the cell.")
+        text = f"{shown(cell)!r} is not a number that float32 can hold"
+        raise refused(table, row, place, text, with_point(cell) or "Correct the cell.")
     return value
 
 
@@ -110,7 +113,7 @@ def category_of(table: CsvColumns, row: int, place: int, column: EncodedColumn) 
     cell = table.cell(row, place)
     if cell not in column.categories:
         known = f"The categories are {', '.join(column.categories[:20])}."
-        raise refused(table, row, place, f"{cell!r} is none of the {len(column.categories)} categories", known)
+        raise refused(table, row, place, f"{shown(cell)!r} is none of the {len(column.categories)} categories", known)
     return [float(cell == one) for one in column.categories]
 
 

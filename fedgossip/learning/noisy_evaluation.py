@@ -155,7 +155,7 @@ class NoisyNumbers:
             for part in parts:
                 having, lacking = (max(0, numbers[*part, what]) for what in ("having", "lacking"))
                 found |= {(*part, "records"): having + lacking, (*part, "positives"): having}
-                found[*part, "said"] = _within(numbers[*part, "said"], (having + lacking) << SHIFT)
+                found[*part, "said"] = _inside(part, numbers[*part, "said"], having + lacking)
         for group in self.groups:
             where = ("group", group)
             count = max(0, numbers[*where, "right"] + numbers[*where, "wrong"])
@@ -172,6 +172,13 @@ class NoisyNumbers:
         found[*where, "brier", one] = _within(numbers[*where, "brier", one], records << SHIFT)
         bins: Sequence[Name] = [(*where, what, one, str(k)) for what in ("with", "without") for k in range(BINS)]
         return found | {name: numbers[name] for name in bins}
+
+
+def _inside(part: Name, said: int, records: int) -> int:
+    """Return what the model says in all of so many records in a part: of each, between where it begins and ends."""
+    number = int(str(part[-1]))
+    least, most = ((records * end << SHIFT) // DECILES for end in (number, number + 1))
+    return min(max(said, least), most)
 
 
 def _within(value: int, most: int) -> int:

@@ -13,7 +13,7 @@ from fedgossip.errors import ConfigError
 from fedgossip.learning.encoded_tables import found_columns, refused
 from fedgossip.learning.encodings import EncodedColumn, is_missing, parted
 from fedgossip.learning.table_schema import DeclaredColumn, class_name, declared_columns
-from fedgossip.learning.tables import CsvColumns
+from fedgossip.learning.tables import CsvColumns, shown
 
 GROUPS = 12
 """Maximum number of groups: with more each is small, and the column is a measurement."""
@@ -62,6 +62,6 @@ def group_rows(path: Path, column: str, groups: tuple[str, ...]) -> npt.NDArray[
         name = NOT_SAID if is_missing(cell) else class_name(cell)
         if name not in groups:
             known = f"The groups are {', '.join(groups[:-1])}."
-            raise refused(table, row, place, f"{cell!r} is no group that all know", known)
+            raise refused(table, row, place, f"{shown(cell)!r} is no group that all know", known)
         found.append(groups.index(name))
     return np.array(found, np.int64)

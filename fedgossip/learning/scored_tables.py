@@ -19,7 +19,7 @@ from fedgossip.learning.encoded_tables import found_columns, number_of, read_fea
 from fedgossip.learning.encodings import EncodedColumn, TableEncoding, plain
 from fedgossip.learning.measuring import DescribedModel
 from fedgossip.learning.objectives import CLASSIFICATION, REGRESSION
-from fedgossip.learning.tables import CsvColumns
+from fedgossip.learning.tables import CsvColumns, shown
 
 if TYPE_CHECKING:
     from fedgossip.learning.loaded_model import LoadedModel
@@ -124,5 +124,5 @@ def _class_of(table: CsvColumns, row: int, place: int, classes: Sequence[str]) -
     for name in names:
         if name in classes:
             return classes.index(name)
-    text = f"{table.path}, line {table.line(row)}: unknown label {cell!r}"
+    text = f"{table.path}, line {table.line(row)}: unknown label {shown(cell)!r}"
     raise ConfigError(text, f"The model knows {', '.join(classes[:20])}.")

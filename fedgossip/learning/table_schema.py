@@ -19,7 +19,7 @@ from fedgossip.errors import ConfigError, nearest
 from fedgossip.learning.encoded_tables import found_columns, number_of, refused
 from fedgossip.learning.encodings import EncodedColumn, is_missing, parted
 from fedgossip.learning.objectives import CLASSIFICATION
-from fedgossip.learning.tables import CsvColumns
+from fedgossip.learning.tables import CsvColumns, shown
 
 MEAN, REFUSE, AGREED = "mean", "refuse", "agreed"
 FEDERATED = "federated"
@@ -205,7 +205,7 @@ class SiteColumns:
             name = class_name(cell) if column.label else cell
             if name not in column.categories:
                 known = f"The agreed ones are {', '.join(column.categories[:20])}."
-                raise refused(self.table, row, place, f"{cell!r} is no category that was agreed on", known)
+                raise refused(self.table, row, place, f"{shown(cell)!r} is no category that was agreed on", known)
             return name
         value = number_of(self.table, row, place)
         if column.bounded and not column.low <= value <= column.high:  # type: ignore[operator]

@@ -22,6 +22,10 @@ Numbers = npt.NDArray[Any]
 SCALES = ("none", "standard")
 MOST_CATEGORIES = 1000
 """So many different words may a column of categories hold."""
+OTHER_MARKS = (";", "\t", "|")
+"""Marks by which other programs divide cells."""
+SHOWN = 60
+"""Maximum number of letters of a cell in a message."""
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -208,12 +212,12 @@ class CsvColumns:
         """Return the numbers of a column, [m].  Raises ConfigError for a cell that is none, naming its line."""
         found = np.empty(len(self._rows))
         for k, row in enumerate(self._rows):
-            if not _is_number(row[column]):
+            if not is_number(row[column]):
                 name = self.header[column]
                 raise ConfigError(
-                    f"{self.path}, line {self._lines[k]}, column {name!r}: {row[column]!r} is not a number that "
+                    f"{self.path}, line {self._lines[k]}, column {name!r}: {shown(row[column])!r} is not a number that "
                     "float32 can hold",
-                    advice or _instead(name, [row[column] for row in self._rows]),
+                    with_point(row[column]) or advice or _instead(name, [row[column] for row in self._rows]),
                 )
             found[k] = float(row[column])
         return found
@@ -232,9 +236,20 @@ class CsvColumns:
         return ()
 
 
+def shown(cell: str) -> str:
+    """Return a cell as a message shows it: its beginning, where it is long."""
+    return cell if len(cell) <= SHOWN else f"{cell[: SHOWN - 3]}..."
+
+
+def with_point(cell: str) -> str:
+    """Return the advice for a number that is written with a comma; "" for another cell."""
+    number = cell.replace(",", ".")
+    return f"Write numbers with a point: {number}." if cell.count(",") == 1 and is_number(number) else ""
+
+
 def _instead(name: str, cells: Sequence[str]) -> str:
     """Return what to do about a column of features with a cell that is no number."""
-    if any(map(_is_number, cells)):
+    if any(map(is_number, cells)):
         return f"Fill it, or leave the column out with drop={name}."
     return f"A column of words is named as one, categories={name}, or left out, drop={name}."
 
@@ -255,8 +270,15 @@ def _rows(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
                     )
                 rows.append([cell.strip() for cell in row])
                 lines.append(reader.line_num)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}", "It is comma-separated text in UTF-8.") from error
+    except UnicodeDecodeError as error:
+        advice = "Save it as comma-separated text in UTF-8."
+        raise ConfigError(f"{path}: byte {error.start} is of no text in UTF-8", advice) from error
+    except (OSError, csv.Error) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: cannot be read: {why}", "It is comma-separated text in UTF-8.") from error
+    if len(header) == 1 and any(mark in header[0] for mark in OTHER_MARKS):
+        advice = "Save it with commas between the cells, and with a point in numbers."
+        raise ConfigError(f"{path}: the first line has no comma: {shown(header[0])!r}", advice)
     if not rows:
         raise ConfigError(f"{path}: no rows", "The first line names the columns, examples follow.")
     return header, rows, lines
@@ -268,7 +290,8 @@ def _column(path: Path, header: Sequence[str], name: str) -> int:
     return header.index(name)
 
 
-def _is_number(cell: str) -> bool:
+def is_number(cell: str) -> bool:
+    """Return whether a cell is a number that float32 can hold."""
     try:
         return abs(float(cell)) <= LARGEST
     except ValueError:
@@ -277,4 +300,4 @@ def _is_number(cell: str) -> bool:
 
 def _labels(cells: list[str]) -> npt.NDArray[np.float64] | npt.NDArray[np.str_]:
     """Return numbers where all labels are, so that 10 sorts after 2; words otherwise."""
-    return np.array(cells, np.float64) if all(map(_is_number, cells)) else np.array(cells)
+    return np.array(cells, np.float64) if all(map(is_number, cells)) else np.array(cells)

@@ -76,7 +76,8 @@ def _design(family: str, agreed: AgreedTable) -> GlmDesign:
         raise ConfigError(f"glm:{family}: {len(labels)} label columns", "One model has one outcome: name one column.")
     classes = labels[0].categories
     if family == "logistic" and len(classes) != 2:
-        raise ConfigError(f"glm:logistic: {labels[0].name!r} has {len(classes)} classes", "It is of two: yes and no.")
+        classes_told = "1 class" if len(classes) == 1 else f"{len(classes)} classes"
+        raise ConfigError(f"glm:logistic: {labels[0].name!r} has {classes_told}", "It is of two: yes and no.")
     c = design_columns(agreed, f"glm:{family}")
     return GlmDesign(
         family=family, outcome=labels[0].name, unit=labels[0].unit, of=classes[1] if classes else "", classes=classes,

@@ -132,11 +132,11 @@ def _sha256(content: bytes | Path) -> str:
 
 
 def _use(path: Path) -> str:
-    advice = "Write in a few sentences what the model is for, for whom, and what it must not be used for."
+    advice = f"Write into {path} in a few sentences what the model is for, for whom, and what it must not be used for."
     try:
         text = path.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}", advice) from None
+        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}", advice) from None
     if not 20 <= len(text) <= USE_LETTERS:
         raise ConfigError(f"{path}: {len(text)} letters; the use takes 20 to {USE_LETTERS}", advice)
     return text

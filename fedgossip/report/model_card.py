@@ -49,7 +49,7 @@ def page(
         _sites(evaluation),
         _membership(evaluation),
         _data(release, statistics),
-        _privacy(release, evaluation),
+        _privacy(release, statistics, evaluation),
         _lineage(release),
         _withdrawal(),
         _logs(release),
@@ -59,12 +59,13 @@ def page(
 
 def _head(release: Release, evaluation: Evaluation | None) -> Markup:
     sound = all(one.sound for one in release.logs)
+    logged = "good" if release.logs and sound else "warn"
     signed = len(release.approvals)
     facts = [
         Markup(f"<li>{text(release.model.source)}</li>"),
         Markup(f"<li>{text(plural(release.sites, 'site'))}</li>") if release.sites else None,
         Markup(f'<li class="{"good" if signed else "warn"}">{text(_approved(release))}</li>'),
-        Markup(f'<li class="{"good" if sound else "warn"}">{text(_logged(release, sound=sound))}</li>'),
+        Markup(f'<li class="{logged}">{text(_logged(release, sound=sound))}</li>'),
         Markup(f"<li>made {text(release.made)}</li>"),
     ]
     return join(
@@ -302,19 +303,24 @@ def _data(release: Release, statistics: AgreedTable | None) -> Markup | None:
     return section("What it learned from", paragraph(said), folded("The columns", table(heads, rows, 4)))
 
 
-def _privacy(release: Release, evaluation: Evaluation | None) -> Markup | None:
+def _privacy(release: Release, statistics: AgreedTable | None, evaluation: Evaluation | None) -> Markup | None:
     rows = [(what.capitalize(), words) for what, words in release.privacy.words]
-    if evaluation is not None and release.privacy.unit != "none":
-        rows.append(("Figures", _figures_beside_a_budget(evaluation)))
+    if release.privacy.unit != "none":
+        if statistics is not None:
+            told = "What the sites have agreed on before the training"
+            rows.append(("Statistics", _beside_a_budget(told, statistics.noise, "two releases")))
+        if evaluation is not None:
+            told = "What the sites have told to judge the model"
+            rows.append(("Figures", _beside_a_budget(told, evaluation.layout.noise, "one release")))
     lines = "\n".join(f'<tr><th scope="row">{text(what)}</th><td>{text(words)}</td></tr>' for what, words in rows)
     return section("Privacy", Markup(f'<div class="card wide"><table><tbody>\n{lines}\n</tbody></table></div>'))
 
 
-def _figures_beside_a_budget(evaluation: Evaluation) -> str:
-    if not evaluation.layout.noise:
-        return "What the sites have told to judge the model is exact, and outside of the budget."
-    told = f"What the sites have told to judge the model has noise of {number(evaluation.layout.noise)} times what one"
-    return f"{told} record can add: one release more out of the same budget, which the epsilon above does not count."
+def _beside_a_budget(told: str, noise: float, releases: str) -> str:
+    if not noise:
+        return f"{told} is exact, and outside of the budget."
+    text = f"{told} has noise of {number(noise)} times what one record can add"
+    return f"{text}: {releases} more out of the same budget, which the epsilon above does not count."
 
 
 def _lineage(release: Release) -> Markup | None:
