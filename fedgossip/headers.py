@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 import re
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Annotated, Any, Union
 
 import msgspec
@@ -20,6 +21,9 @@ import numpy as np
 from fedgossip.decoding import from_msgpack
 from fedgossip.messages import DECLARED, AnyMessage, Carrier, Part
 from fedgossip.vectors import Vector
+
+LENGTHS_KEPT = 4096
+"""Maximum number of headers whose lengths are remembered."""
 
 
 class Header(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -49,6 +53,8 @@ class Vocabulary:
         self._parts = {item: part for part, item in self._items.items()}
         self._decoder: msgspec.msgpack.Decoder[Header] = msgspec.msgpack.Decoder(Union[tuple(self.messages)])  # noqa: UP007
         self._encoder = msgspec.msgpack.Encoder()
+        self._said = {kind: operator.attrgetter(*self._fields[kind]) for kind in messages if self._is_short(kind)}
+        self._lengths: dict[Hashable, int] = {}
 
     def encoded(self, message: AnyMessage) -> bytes:
         kind = type(message)
@@ -58,6 +64,21 @@ class Vocabulary:
         if isinstance(message, Carrier):
             fields["parts"] = [(_name(v.dtype), v.size) for v in message.vectors]
         return self._encoder.encode(self.headers[kind](**fields))
+
+    def length(self, message: AnyMessage) -> int:
+        """Return the bytes of the header of `message`; headers that say the same are made once."""
+        kind = type(message)
+        said = self._said.get(kind)
+        if said is None:
+            return len(self.encoded(message))
+        parts = [(v.dtype, v.size) for v in message.vectors] if isinstance(message, Carrier) else ()
+        key = kind, said(message), *parts
+        length = self._lengths.get(key)
+        if length is None:
+            if len(self._lengths) >= LENGTHS_KEPT:
+                self._lengths.clear()
+            length = self._lengths[key] = len(self.encoded(message))
+        return length
 
     def decoded(self, body: bytes) -> Header:
         """Return the header in these bytes.  Raises ValueError, msgspec.MsgspecError."""
@@ -112,6 +133,11 @@ class Vocabulary:
         if origin is tuple and arguments[-1] is Ellipsis:
             return list[self._as_msgpack(arguments[0])]  # type: ignore[misc]
         return hint
+
+    def _is_short(self, kind: type[Any]) -> bool:
+        """Whether its fields are whole numbers and short texts: what equals such a value is as long."""
+        hints = typing.get_type_hints(kind)
+        return bool(self._fields[kind]) and all(hints[name] in (int, bool, str) for name in self._fields[kind])
 
     def _nested_in(self, kind: type[Any]) -> tuple[str, ...]:
         """Fields that are more than a number, a text or bytes."""

@@ -85,6 +85,11 @@ class Meter:
         self.bytes_received += size
         self.payload_received += payload
 
+    def carries(self, begins_ns: int, ends_ns: int) -> None:
+        """Take one time in which vectors come in or go out; as `carried`."""
+        if ends_ns > begins_ns:
+            self._carried.append((begins_ns, ends_ns))
+
     def carried(self, spans: Iterable[Span]) -> None:
         """Take times in which vectors come in or go out; they may end in a later round."""
         self._carried += spans

@@ -12,7 +12,8 @@ def covered_ns(spans: Iterable[Span], since_ns: int, until_ns: int) -> int:
     """Return how long, between the two times, at least one of the spans lasts: the length of their union."""
     total, end = 0, since_ns
     for begins, ends in sorted(spans):
-        if (more := min(ends, until_ns) - max(begins, end)) > 0:
-            total += more
-            end = min(ends, until_ns)
+        ends = min(ends, until_ns)  # noqa: PLW2901
+        if ends > end and begins < until_ns:
+            total += ends - (begins if begins > end else end)
+            end = ends
     return total

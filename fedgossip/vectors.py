@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import singledispatch
 from typing import Any, TypeVar
@@ -194,8 +195,28 @@ def all_finite(vector: Vector) -> bool:
 def summable(vector: Vector) -> bool:
     """Whether every element is a number whose square is one too: sums and differences of models do not overflow then.
 
-    What comes from others is held against this; nothing that was learned comes near it (1.8e19 in float32).
+    What comes from others is held against this; nothing that was learned comes near it (1.8e19 in float32).  A frozen
+    vector that has many receivers in one process is looked at once.
     """
+    known = _summable.get(id(vector))
+    if known is not None and known() is vector:
+        return True
+    if not _is_summable(vector):
+        return False
+    if not vector.flags.writeable:
+        if len(_summable) >= SUMMABLE_KEPT:
+            _summable.clear()
+        _summable[id(vector)] = weakref.ref(vector)
+    return True
+
+
+SUMMABLE_KEPT = 4096
+"""Maximum number of frozen vectors that are known to be summable."""
+
+_summable: dict[int, weakref.ref[Vector]] = {}
+
+
+def _is_summable(vector: Vector) -> bool:
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(np.dot(vector, vector)):  # one look at each element; no square is more than their sum
             return True
@@ -229,7 +250,10 @@ def ordered_mix(terms: Sequence[tuple[float, Vector]], into: Vector | None = Non
     if not terms:
         raise ValueError("nothing to mix")
     first = terms[0][1]
-    scaled = [(first.dtype.type(weight), vector) for weight, vector in terms]
+    rounded = first.dtype.type
+    scaled = [(rounded(weight), vector) for weight, vector in terms]
+    if first.size <= BLOCK and into is None:
+        return _mixed_at_once(scaled)
     total = empty(first.size, first.dtype) if into is None else into
     product = np.empty(min(BLOCK, first.size), first.dtype)
     # a term that is still to be read must not hold the running sum
@@ -239,6 +263,16 @@ def ordered_mix(terms: Sequence[tuple[float, Vector]], into: Vector | None = Non
         out, width = total[start:stop], slice(0, stop - start)
         running = out if spare is None else spare[width]
         _mix_block([(scale, vector[start:stop]) for scale, vector in scaled], out, running, product[width])
+    return frozen(total)
+
+
+def _mixed_at_once(terms: Sequence[tuple[np.floating, Vector]]) -> Vector:
+    """`ordered_mix` of short vectors."""
+    (scale, first), *rest = terms
+    total, product = np.multiply(first, scale), np.empty_like(first)
+    for scale, vector in rest:
+        np.multiply(vector, scale, product)
+        np.add(total, product, total)
     return frozen(total)
 
 

@@ -59,9 +59,7 @@ class Packed:
     @property
     def size(self) -> int:
         """How many bytes of frames it costs, without ZeroMQ's framing and the cipher's overhead."""
-        sizes = [v.nbytes for v in self.message.vectors] if isinstance(self.message, Carrier) else []
-        chunks = sum(-(-size // CHUNK_BYTES) for size in sizes)
-        return len(self.header) + sum(sizes) + MARK_BYTES * (1 + chunks)
+        return len(self.header) + _beside_the_header(self.message)
 
     def frames(self, transfer: int, bodies: Iterable[Body]) -> Iterator[tuple[bytes, bytes | Body]]:
         """Yield its (mark, body) pairs; `bodies` are its chunks, in whatever form the caller sends them."""
@@ -82,7 +80,13 @@ def frames(message: AnyMessage, transfer: int, bodies: Iterable[Body]) -> Iterat
 
 def wire_bytes(message: AnyMessage) -> int:
     """Return how many bytes of frames `message` costs; see `Packed.size`."""
-    return packed(message).size
+    return VOCABULARY.length(message) + _beside_the_header(message)
+
+
+def _beside_the_header(message: AnyMessage) -> int:
+    """The bytes of the vectors, and the mark of each frame."""
+    sizes = [v.nbytes for v in message.vectors] if isinstance(message, Carrier) else []
+    return sum(sizes) + MARK_BYTES * (1 + sum([-(-size // CHUNK_BYTES) for size in sizes]))
 
 
 def _little(vector: Vector) -> Vector:

@@ -359,6 +359,18 @@ def test_who_asks_to_meet_a_peer_gets_a_link_both_ways() -> None:
     assert tellers[0].links(2) == [(1.01, "joined 0")] == tellers[2].links(0)
 
 
+def test_who_has_finished_is_told_no_timer() -> None:
+    class Ends(Teller):
+        def handle(self, event: Event, now_ns: int) -> list[Effect]:
+            super().handle(event, now_ns)
+            return [SetTimer("late", 5), Finish(np.zeros(1))] if isinstance(event, Started) else []
+
+    task = Averaging(1, 1, seed=0)
+    alone, record = Ends(0, []), Network(1, 100, 100, task.evaluate)
+    Simulator([alone], [[]], task, SimulatedNetwork(NetworkSettings(), 1, 0), record, lambda _: None).run()
+    assert [what for _, what in alone.told] == [Started()]
+
+
 # --- whole runs ---------------------------------------------------------------------------------------------------
 
 EVERYTHING = [

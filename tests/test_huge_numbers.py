@@ -47,6 +47,18 @@ def test_what_can_be_summed_has_a_finite_square(kind: Any) -> None:
     assert summable(frozen(np.full(70_000, most, kind)))  # the sum of whose squares is not finite
 
 
+def test_what_was_found_of_a_vector_says_nothing_of_one_that_takes_its_place() -> None:
+    for _ in range(100):
+        good = frozen(np.zeros(8, np.float32))
+        assert summable(good) and summable(good)
+        del good
+        assert not summable(frozen(np.full(8, np.nan, np.float32)))  # mostly at the same address
+    mine = np.zeros(8, np.float32)
+    assert summable(mine)
+    mine[0] = np.inf
+    assert not summable(mine)
+
+
 # --- a coordinator ----------------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from hub_kit import invite, wheel
 
 import fedgossip
 from fedgossip import headers
+from fedgossip.headers import VOCABULARY
 from fedgossip.messages import Hello, Invite, Model
 from fedgossip.net.outbox import Cuts, Outbox
 from fedgossip.simulation.simulator import Simulator
@@ -72,13 +73,18 @@ def said(event: Any, kind: type) -> bool:
 
 def test_a_simulated_broadcast_costs_one_computation(encoded: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[Any] = []  # kept alive, so that no two have one identity
-    plain = Simulator._send
+    plain = Simulator._carry
 
-    def noted(self: Simulator, node: int, to: int, message: Any) -> None:
+    def noted(self: Simulator, link: tuple[int, int], message: Any, cost: tuple[int, int]) -> None:
         sent.append(message)
-        plain(self, node, to, message)
+        plain(self, link, message, cost)
 
-    monkeypatch.setattr(Simulator, "_send", noted)
+    monkeypatch.setattr(Simulator, "_carry", noted)
+    monkeypatch.setattr(VOCABULARY, "_lengths", {})
     topology = {"graph": "complete", "n": 6}
     fedgossip.simulate({"rounds": 3, "topology": topology, "task": {"kind": "quadratic", "dim": 3}})
-    assert sum(encoded.values()) == len({id(message) for message in sent}) < len(sent)
+    assert sum(encoded.values()) == len({_said(message) for message in sent}) < len({id(message) for message in sent})
+
+
+def _said(message: Any) -> bytes:
+    return VOCABULARY.encoded(message)

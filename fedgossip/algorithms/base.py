@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -147,17 +148,22 @@ def saved(state: Any) -> tuple[dict[str, Vector], dict[str, int | float | str]]:
     """
     arrays: dict[str, Vector] = {}
     numbers: dict[str, int | float | str] = {}
-    for field in fields(state):
-        value = getattr(state, field.name)
-        if is_dataclass(value):
+    for field in _field_names(type(state)):  # type: ignore[arg-type]
+        value = getattr(state, field)
+        if isinstance(value, np.ndarray):
+            arrays[field] = value
+        elif is_dataclass(value):
             held, counted = saved(value)
-            arrays.update({f"{field.name}/{name}": one for name, one in held.items()})
-            numbers.update({f"{field.name}/{name}": one for name, one in counted.items()})
-        elif isinstance(value, np.ndarray):
-            arrays[field.name] = value
+            arrays.update({f"{field}/{name}": one for name, one in held.items()})
+            numbers.update({f"{field}/{name}": one for name, one in counted.items()})
         elif value is not None:
-            numbers[field.name] = value
+            numbers[field] = value
     return arrays, numbers
+
+
+@cache
+def _field_names(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 def restored(fresh: State, arrays: Mapping[str, Vector], numbers: Mapping[str, Any]) -> State:

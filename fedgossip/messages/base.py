@@ -82,7 +82,8 @@ class Carrier:
 
     @property
     def payload_bytes(self) -> int:
-        return sum(vector.nbytes for vector in self.vectors)
+        vectors = self.vectors
+        return vectors[0].nbytes if len(vectors) == 1 else sum(vector.nbytes for vector in vectors)
 
     @classmethod
     def allowed(cls, header: Any, expected: Expected) -> tuple[Part, ...]:  # noqa: ARG003

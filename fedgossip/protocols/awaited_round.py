@@ -85,10 +85,13 @@ class AwaitedRound(Lifecycle[State]):
         return self.end_if_complete(now_ns)
 
     def end_if_complete(self, now_ns: int) -> list[Effect]:
-        if self.phase != "waiting" or not self._complete():
+        if self.phase != "waiting":
             return []
-        early_ns = self.clock.early_ns(self.began_ns, now_ns)
-        if early_ns > 0 and self.awaited.alone:
+        awaited, company = self.awaited, self.company
+        for node in awaited.missing:  # as `_complete`, without its calls: it is asked with every message
+            if not (node in company.absent or node in company.left or self.gone_on(node)):
+                return []
+        if awaited.alone and (early_ns := self.clock.early_ns(self.began_ns, now_ns)) > 0:
             return [SetTimer(("pace", self.round), early_ns)]
         return self.end_round(now_ns)
 

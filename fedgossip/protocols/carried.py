@@ -31,7 +31,7 @@ class Carried:
     def due(self, nodes: Iterable[NodeId]) -> None:
         """Note that models of these were to come."""
         if not self._closed:
-            self._lacking.update(node for node in nodes if node not in self._came)
+            self._lacking.update(set(nodes).difference(self._came))
             self._alone = not self._any and bool(self._lacking or self._came)
 
     def heard(self, nodes: Iterable[NodeId]) -> None:

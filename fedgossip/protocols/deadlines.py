@@ -51,8 +51,9 @@ class Deadline:
         """The deadline for the next wait."""
         if len(self._seen) < ENOUGH:
             return self.first_ns
-        usual = _median(self._seen)
-        deviation = _median([abs(one - usual) for one in self._seen])
+        seen = sorted(self._seen)
+        usual = seen[len(seen) // 2]
+        deviation = _median([abs(one - usual) for one in seen]) if seen[0] != seen[-1] else 0
         return min(max(self.factor * (usual + DEVIATIONS * deviation), self.least_ns), self.longest_ns)
 
 

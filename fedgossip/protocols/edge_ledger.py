@@ -30,7 +30,10 @@ class EdgeLedger:
         self.since = 0  # the round in which that view was new
 
     def edge(self, node: NodeId) -> Edge:
-        return self.edges.setdefault(node, Edge())
+        edge = self.edges.get(node)
+        if edge is None:
+            edge = self.edges[node] = Edge()
+        return edge
 
     # --- a round --------------------------------------------------------------------------------------------------
 
@@ -50,9 +53,10 @@ class EdgeLedger:
             edge = self.edge(to)
             edge.offer(round)
             account = edge.used, edge.missing
-            if account not in made:
-                made[account] = Model(round, self.schema, vectors, *account, self.views[round])
-            models.append((to, made[account]))
+            model = made.get(account)
+            if model is None:
+                model = made[account] = Model(round, self.schema, vectors, *account, self.views[round])
+            models.append((to, model))
         return models
 
     def counts(self, node: NodeId, model: Model) -> bool:
@@ -127,12 +131,18 @@ class EdgeLedger:
 
     def forget(self, round: int) -> None:
         """Keep our own models of those rounds alone for which a partner may ask; ours is `round`."""
-        wanted = {edge.used for edge in self.edges.values() if not edge.confirmed}
-        for old in sorted(self.sent):
-            if old not in wanted or len(self.sent) > KEPT_ROUNDS:
-                del self.sent[old]
-        asked = {*self.sent, round, *(edge.missing for edge in self.edges.values())}
-        self.views = {at: view for at, view in self.views.items() if at in asked}
+        only = next(iter(self.sent), -1) if len(self.sent) == 1 else -1
+        for edge in self.edges.values():  # as it is from round to round: somebody may still ask for the last one
+            if edge.used == only and not edge.confirmed and only >= 0:
+                break
+        else:
+            wanted = {edge.used for edge in self.edges.values() if not edge.confirmed} if self.sent else ()
+            for old in sorted(self.sent):
+                if old not in wanted or len(self.sent) > KEPT_ROUNDS:
+                    del self.sent[old]
+        if len(self.views) > len(self.sent) + 1:
+            asked = {*self.sent, round, *(edge.missing for edge in self.edges.values())}
+            self.views = {at: view for at, view in self.views.items() if at in asked}
 
     # --- the end --------------------------------------------------------------------------------------------------
 

@@ -165,13 +165,13 @@ class Lifecycle(ABC, Generic[State]):
             return []
         match event:
             case Received(sender, message):
-                self.company.check(sender, f"a message of kind {type(message).__name__.lower()!r}")
-                return self._received(sender, message, now_ns)
-            case Trained(job):
-                if self.phase != "training":  # the run has ended meanwhile
-                    return []
-                assert job == self.round, f"job {job} was not asked for"
-                return self.trained(event, now_ns)
+                if sender not in self.company.known:
+                    self.company.check(sender, f"a message of kind {type(message).__name__.lower()!r}")
+                if isinstance(message, Leaving):
+                    return self._parted(sender, message, now_ns)
+                return self.received(sender, message, now_ns)
+            case Trained():
+                return self._trained(event, now_ns)
             case Fired(key):
                 return self._fired(key, now_ns)
             case PeerJoined(node, incarnation):
@@ -182,19 +182,21 @@ class Lifecycle(ABC, Generic[State]):
                 self.phase = "joining"
                 waits = [SetTimer(("start",), self.settings.start_ns), SetTimer(("roll",), ROLL_NS)]
                 return self.begin_if_gathered(now_ns) or waits
-            case Stopping(over=True):
-                return [] if self._ends else self.end()
-            case Stopping():
-                return self._hurry()
+            case Stopping(over=over):
+                return self._come_to_the_end() if over else self._hurry()
             case Moved() | Produced() | RowsChosen():
                 return []
             case Rostered(schedule):
                 self.rostered(schedule)
                 return self.begin_if_gathered(now_ns)
 
-    def _received(self, sender: NodeId, message: Message, now_ns: int) -> list[Effect]:
-        if not isinstance(message, Leaving):
-            return self.received(sender, message, now_ns)
+    def _trained(self, event: Trained, now_ns: int) -> list[Effect]:
+        if self.phase != "training":  # the run has ended meanwhile
+            return []
+        assert event.job == self.round, f"job {event.job} was not asked for"
+        return self.trained(event, now_ns)
+
+    def _parted(self, sender: NodeId, message: Leaving, now_ns: int) -> list[Effect]:
         self.company.left.add(sender)
         effects = self.left(sender, message, now_ns) + self._answer(sender, message)
         return effects + self.begin_if_gathered(now_ns) + self.changed(now_ns) + self.end_if_settled()
@@ -278,6 +280,9 @@ class Lifecycle(ABC, Generic[State]):
         if self.round < self.settings.rounds:
             effects.append(Report("stopped_with_the_others", {"rounds": self.round}, self.round))
         return [*effects, *self.end()]
+
+    def _come_to_the_end(self) -> list[Effect]:
+        return [] if self._ends else self.end()
 
     def _hurry(self) -> list[Effect]:
         if self.hurried:

@@ -29,7 +29,8 @@ class Mailbox:
 
     def heard(self, node: NodeId, round: int) -> None:
         """The neighbour speaks of `round`."""
-        self.newest[node] = max(round, self.newest.get(node, -1))
+        if round > self.newest.get(node, -1):
+            self.newest[node] = round
 
     def has(self, node: NodeId, round: int) -> bool:
         return round in self.kept.get(node, ())
@@ -39,10 +40,14 @@ class Mailbox:
 
     def put(self, node: NodeId, model: Model | RelaySum, current: int) -> bool:
         """Keep a model of round `current` or later; false for one that is here already."""
-        kept = self.kept.setdefault(node, {})
+        kept = self.kept.get(node)
+        if kept is None:
+            kept = self.kept[node] = {}
         if model.round in kept:
             return False
         kept[model.round] = model
+        if model.round == current and len(kept) == 1:
+            return True
         if max(kept) > current + self.leads.get(node, LEAD_ROUNDS):  # it has gone on without us, and so shall we
             for stale in set(kept) - {current, max(kept)}:
                 del kept[stale]
@@ -80,5 +85,5 @@ class Mailbox:
 
     def ahead(self, current: int) -> list[tuple[NodeId, int]]:
         """The latest round of each neighbour whose model of a round after `current` is here."""
-        newest = [(j, max(kept)) for j, kept in self.kept.items() if kept]
+        newest = [(j, max(kept)) for j, kept in self.kept.items() if kept and (len(kept) > 1 or current not in kept)]
         return [(j, r) for j, r in newest if r > current]

@@ -54,6 +54,11 @@ def given_up(schedule: MixingSchedule, node: NodeId, until: int, needed: NodeId,
     return any(node in schedule.mixing(r).targets(needed) for r in range(round, last))
 
 
+def is_constant(schedule: MixingSchedule) -> bool:
+    """Whether every round has one mixing: no other graph, and nobody who joins or leaves."""
+    return schedule.period == 1 and not hasattr(schedule, "view")
+
+
 def view_of(schedule: MixingSchedule, round: int) -> str:
     """The name of who takes part in `round`; that of a roster that never changes is empty."""
     view = getattr(schedule, "view", None)

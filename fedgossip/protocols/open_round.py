@@ -27,6 +27,25 @@ class Sources:
         return bool(self.missing) and self.missing == self.all
 
 
+@dataclass(frozen=True, slots=True)
+class OwnWeights:
+    """What a mixing says of one node: `row` by what it weighs whom, ids ascending; `targets` whom it sends to.
+
+    `others` are those of the row but itself; `one_way`, of them, do not hear it.
+    """
+
+    row: dict[NodeId, float] = field(default_factory=dict)
+    targets: tuple[NodeId, ...] = ()
+    others: frozenset[NodeId] = frozenset()
+    one_way: frozenset[NodeId] = frozenset()
+
+    @classmethod
+    def of(cls, node: NodeId, mixing: RoundWeights) -> OwnWeights:
+        row, targets = mixing.row(node), mixing.targets(node)
+        others = frozenset(row.keys() - {node})
+        return cls(row, targets, others, others.difference(targets))
+
+
 @dataclass(slots=True)
 class ExchangedRound:
     """A round as its vectors went out: a roster that changes meanwhile changes nothing of it.
@@ -40,8 +59,6 @@ class ExchangedRound:
     sources: Sources = field(default_factory=Sources)
 
     @classmethod
-    def of(cls, node: NodeId, mixing: RoundWeights, here: Callable[[NodeId], bool]) -> ExchangedRound:
-        """The round of `node` on this mixing, where what some sources give is here already."""
-        row = mixing.row(node)
-        others = row.keys() - {node}
-        return cls(row, frozenset(others.difference(mixing.targets(node))), Sources.of(others, here))
+    def of(cls, own: OwnWeights, here: Callable[[NodeId], bool]) -> ExchangedRound:
+        """The round of a node with these weights, where what some sources give is here already."""
+        return cls(own.row, own.one_way, Sources.of(own.others, here))

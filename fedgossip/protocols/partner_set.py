@@ -22,7 +22,8 @@ class Company:
     def __init__(self, node: NodeId, partners: Sequence[NodeId]) -> None:
         self.node = node
         self.partners: tuple[NodeId, ...] = ()
-        self._known: set[NodeId] = set()
+        self.known: set[NodeId] = set()
+        """All that ever were partners."""
         self.linked: set[NodeId] = set()
         self.left: set[NodeId] = set()
         """Partners that said goodbye: they will begin nothing any more."""
@@ -44,7 +45,7 @@ class Company:
     def change(self, partners: Sequence[NodeId]) -> None:
         """From now on these are the partners; former ones may still settle what is open."""
         self.partners = tuple(partners)
-        self._known.update(partners)
+        self.known.update(partners)
 
     def joined(self, node: NodeId, incarnation: int) -> bool:
         """Note a link; return whether another life of the partner is at its end than before."""
@@ -97,15 +98,10 @@ class Company:
 
     def circle(self, round: int) -> list[NodeId]:
         """Those that may wait for our goodbye, ascending; of many partners, those whom we have met of late."""
-        near = self._known
+        near = self.known
         if len(self.partners) > CIRCLE and self.met:
             near = {node for node, met in self.met.items() if met >= round - LATELY_ROUNDS}
         return sorted(near)
-
-    @property
-    def known(self) -> Collection[NodeId]:
-        """All that ever were partners."""
-        return self._known
 
     def roll(self, round: int) -> list[Effect]:
         """Say who has not come, and when to ask again: for a timer of ("roll",) while partners gather."""
@@ -123,5 +119,5 @@ class Company:
 
     def check(self, sender: NodeId, what: str) -> None:
         """Raise ProtocolError for a message of a stranger."""
-        if sender not in self._known:
+        if sender not in self.known:
             raise ProtocolError(f"node {self.node}: {what} from node {sender}, which is no neighbour", peer=sender)

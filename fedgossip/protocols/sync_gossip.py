@@ -41,8 +41,8 @@ from fedgossip.protocols.carried import FRESH
 from fedgossip.protocols.edge_ledger import EdgeLedger
 from fedgossip.protocols.learner import Learner
 from fedgossip.protocols.mailbox import Mailbox
-from fedgossip.protocols.mixing_schedule import MixingSchedule, given_up, leads_of, view_of
-from fedgossip.protocols.open_round import ExchangedRound, Sources
+from fedgossip.protocols.mixing_schedule import MixingSchedule, given_up, is_constant, leads_of, view_of
+from fedgossip.protocols.open_round import ExchangedRound, OwnWeights, Sources
 from fedgossip.protocols.partner_set import LATELY_ROUNDS
 from fedgossip.protocols.vector_check import VectorCheck
 from fedgossip.vectors import Vector, ordered_mix, scaled_difference, subtract
@@ -72,10 +72,11 @@ class SyncGossip(AwaitedRound[State]):
         self.ledger = EdgeLedger(schema)
         self.mailbox = Mailbox(leads_of(node, schedule, self.company.partners))
         self.open = ExchangedRound()
+        self.own = OwnWeights()  # those of this round
         self.summed = 0  # elements
 
     def rostered(self, schedule: object) -> None:
-        self.schedule = schedule  # type: ignore[assignment]
+        self.schedule, self.own = schedule, OwnWeights()  # type: ignore[assignment]
         self.company.change(self.schedule.partners(self.node))
         self.mailbox.leads = leads_of(self.node, self.schedule, self.company.partners)
 
@@ -108,9 +109,10 @@ class SyncGossip(AwaitedRound[State]):
         outgoing = self.learner.trained(event.update, Step.of(self.round, event.metrics))
         self.phase = "waiting"
         self.clock.heard(now_ns)  # who was here before us was in time
-        mixing = self.schedule.mixing(self.round)
-        targets = mixing.targets(self.node)
-        self.open = ExchangedRound.of(self.node, mixing, lambda j: self.mailbox.has(j, self.round))
+        if not (self.own.row and is_constant(self.schedule)):
+            self.own = OwnWeights.of(self.node, self.schedule.mixing(self.round))
+        targets = self.own.targets
+        self.open = ExchangedRound.of(self.own, lambda j: self.mailbox.has(j, self.round))
         self.company.meets({*self.open.sources.all, *targets}, self.round)
         self.carried.due(self.open.sources.all)
         effects.append(Outgoing(self.round + 1, self.learner.seen))
@@ -121,12 +123,15 @@ class SyncGossip(AwaitedRound[State]):
 
     def _open_beside(self, targets: Collection[NodeId]) -> list[NodeId]:
         """Those with whom an account is open, and who get no model in this round."""
-        beside = (j for j, edge in self.ledger.edges.items() if edge.open and j not in targets)
+        beside = [j for j, edge in self.ledger.edges.items() if edge.open and j not in targets]
         return [j for j in beside if j not in self.company.done]
 
     def _catch_up(self) -> list[Effect]:
         """Go to the latest round to which one who needs our model has gone on; the rounds between are lost."""
-        listening = [j for j in self.company.partners if j in self.company.linked - self.company.absent]
+        if not self.mailbox.ahead(self.round):
+            return []
+        heard = self.company.linked - self.company.absent
+        listening = [j for j in self.company.partners if j in heard]
         unbelieved = self.mailbox.unbelieved(listening, self.round)
         effects: list[Effect] = [Report("far_ahead", {"peer": j, "round": r}, self.round) for j, r in unbelieved]
         gone_on = [r for j, r in self.mailbox.ahead(self.round) if self._given_up_by(j, r)]
@@ -147,16 +152,16 @@ class SyncGossip(AwaitedRound[State]):
     def _model(self, sender: NodeId, model: Model, now_ns: int) -> list[Effect]:
         self._check(sender, model)
         effects = self._account(sender, model.round, model.used, model.missing, now_ns)
-        company, missing = self.company, self.open.sources
-        if sender in company.linked and (model.round >= self.round - 1 or missing.alone):
+        company, missing, round = self.company, self.open.sources, model.round
+        if sender in company.absent and sender in company.linked and (round >= self.round - 1 or missing.alone):
             company.absent.discard(sender)
-        if model.round < self.round:
+        if round < self.round:
             self.ledger.edge(sender).late(model)
-            effects.append(Report("late", {"peer": sender, "round": model.round}, self.round))
+            effects.append(Report("late", {"peer": sender, "round": round}, self.round))
             return [*effects, *self._repair(sender), *self.end_if_settled()]
         if not self.mailbox.put(sender, model, self.round):
-            return [*effects, Report("repeated", {"peer": sender, "round": model.round}, self.round)]
-        if model.round == self.round:
+            return [*effects, Report("repeated", {"peer": sender, "round": round}, self.round)]
+        if round == self.round:
             missing.missing.discard(sender)
             self.clock.heard(now_ns)
         return effects + self.end_if_complete(now_ns)
@@ -188,7 +193,7 @@ class SyncGossip(AwaitedRound[State]):
         if len(missing) < len(sources.all):
             self.clock.over(self.began_ns)
         row, outgoing = self._agreed(), self.learner.outgoing
-        if held := sorted(self.open.row.keys() - row.keys() - set(missing)):
+        if len(row) < len(self.open.row) and (held := sorted(self.open.row.keys() - row.keys() - set(missing))):
             effects.append(Report("held", held, round))
         inputs = {j: outgoing if j == self.node else self.mailbox.model(j, round).vectors for j in row}
         self.summed += (len(row) - 1) * sum(vector.size for vector in outgoing)
@@ -208,10 +213,13 @@ class SyncGossip(AwaitedRound[State]):
     def _agreed(self) -> dict[NodeId, float]:
         """This round's weights, those of edges that do not count given to oneself; settles who has mixed whom."""
         row, round = dict(self.open.row), self.round
-        for j in [j for j in row if j != self.node]:
-            if j in self.open.sources.missing:
+        missing, one_way = self.open.sources.missing, self.open.one_way
+        for j in self.open.row:
+            if j == self.node:
+                continue
+            if j in missing:
                 self.ledger.edge(j).missed(round, row[j], self.learner.outgoing)
-            elif j in self.open.one_way or self.ledger.counts(j, cast(Model, self.mailbox.model(j, round))):
+            elif j in one_way or self.ledger.counts(j, cast(Model, self.mailbox.model(j, round))):
                 self.carried.came(j)
                 continue
             row[self.node] += row.pop(j)
@@ -225,9 +233,10 @@ class SyncGossip(AwaitedRound[State]):
 
     def _account(self, sender: NodeId, round: int, used: int, missing: int, now_ns: int) -> list[Effect]:
         """Take what a partner says of our edge: repair our round, send what it misses, forget what it has."""
-        self.ledger.edge(sender).heard(round, used, missing)
+        edge = self.ledger.edge(sender)
+        edge.heard(round, used, missing)
         self.mailbox.heard(sender, round)
-        effects = self._repair(sender)
+        effects = self._repair(sender) if edge.open else []
         if 0 <= missing < self.round:
             effects += self.ledger.help(sender, missing, self.round, now_ns, self.clock.patience_ns(0))
         self.ledger.forget(self.round)

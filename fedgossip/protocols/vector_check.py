@@ -10,7 +10,7 @@ import numpy as np
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import NodeId
 from fedgossip.messages import ModelCarrier
-from fedgossip.vectors import summable
+from fedgossip.vectors import Vectors, summable
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,7 @@ class VectorCheck:
 
     def check(self, sender: NodeId, message: ModelCarrier) -> None:
         """Raise ProtocolError where the message's vectors are of another layout."""
-        shapes = [(vector.dtype, vector.shape) for vector in message.vectors]
-        if message.schema != self.schema or shapes != [(self.kind, (self.length,))] * self.count:
+        if message.schema != self.schema or not self._are_ours(message.vectors):
             raise ProtocolError(
                 f"node {self.node}: a model of another layout from node {sender}, round {message.round}"
                 f" (schema {message.schema}, ours {self.schema})",
@@ -36,10 +35,18 @@ class VectorCheck:
 
     def check_values(self, sender: NodeId, message: ModelCarrier) -> None:
         """Raise ProtocolError for values that would destroy our model."""
-        if not all(map(summable, message.vectors)):
+        for vector in message.vectors:
+            if summable(vector):
+                continue
             what = "with values that are not finite, or too large to be mixed"
             raise ProtocolError(
                 f"node {self.node}: a model from node {sender} {what}",
                 "Its training has diverged: lower train.lr.",
                 peer=sender,
             )
+
+    def _are_ours(self, vectors: Vectors) -> bool:
+        for vector in vectors:
+            if vector.shape != (self.length,) or vector.dtype != self.kind:
+                return False
+        return len(vectors) == self.count

@@ -34,7 +34,7 @@ class SimulatedLinks:
         self.lives: dict[Link, int] = {}
         """The incarnation of the other end that an end was told of; 0 where there is none."""
         self._cut: dict[Link, int] = {}  # the beginning of each cut
-        self._waiting: dict[Link, list[tuple[Message, int]]] = {}  # messages with their bytes
+        self._waiting: dict[Link, list[tuple[Message, tuple[int, int]]]] = {}  # messages with what they cost
 
     def __iter__(self) -> Iterator[Link]:
         return ((node, other) for node, others in enumerate(self.known) for other in others)
@@ -50,8 +50,8 @@ class SimulatedLinks:
     def cut(self, link: Link, now_ns: int) -> None:
         self._cut.setdefault(link, now_ns)
 
-    def heal(self, link: Link) -> list[tuple[Message, int]]:
-        """Let messages pass again; return the waiting ones in order, each with its bytes."""
+    def heal(self, link: Link) -> list[tuple[Message, tuple[int, int]]]:
+        """Let messages pass again; return the waiting ones in order, each with what it costs."""
         self._cut.pop(link, None)
         return self._waiting.pop(link, [])
 
@@ -59,8 +59,8 @@ class SimulatedLinks:
         """Return when the present cut began; None where messages pass."""
         return self._cut.get(link)
 
-    def wait(self, link: Link, message: Message, size: int) -> None:
-        self._waiting.setdefault(link, []).append((message, size))
+    def wait(self, link: Link, message: Message, cost: tuple[int, int]) -> None:
+        self._waiting.setdefault(link, []).append((message, cost))
 
     def give_up(self, link: Link) -> int:
         """Mark the link down as its first end sees it; return how many waiting messages are lost."""

@@ -92,6 +92,7 @@ class SimulatedNetwork:
         spread = settings.speed_spread
         self._speed = [float(rng.lognormal(0.0, spread)) if spread else 1.0 for rng in self._draws]
         self._devices = [_device(settings, node) for node in range(n)]
+        self._latency_ns = [int(device.latency * NS) for device in self._devices]
         self._uplink_free = [0] * n
         self._receiving: list[list[tuple[int, int]]] = [[] for _ in range(n)]
         """The times (from, until) at which each downlink is busy, ascending, without those that are over."""
@@ -99,14 +100,17 @@ class SimulatedNetwork:
 
     def latency_ns(self, sender: NodeId, to: NodeId) -> int:
         """Return the minimum time that anything takes from one node to the other."""
-        return int(max(self._devices[sender].latency, self._devices[to].latency) * NS)
+        return max(self._latency_ns[sender], self._latency_ns[to])
 
     def passage(self, sender: NodeId, to: NodeId, size: int, now_ns: int, delay_ns: int = 0) -> Passage:
         """Return when `size` bytes sent now pass, with `delay_ns` above what the link takes."""
-        settings, rng = self.settings, self._links[sender]
-        up, down = self._devices[sender].bandwidth, self._devices[to].downlink
-        latency = max(self._devices[sender].latency, self._devices[to].latency)
-        delay = int((latency + (settings.jitter * rng.random() if settings.jitter else 0.0)) * NS) + delay_ns
+        device, other, jitter = self._devices[sender], self._devices[to], self.settings.jitter
+        up, down = device.bandwidth, other.downlink
+        if jitter:
+            latency = max(device.latency, other.latency) + jitter * self._links[sender].random()
+            delay = int(latency * NS) + delay_ns
+        else:
+            delay = max(self._latency_ns[sender], self._latency_ns[to]) + delay_ns
         start = end = now_ns
         if up:
             start = max(now_ns, self._uplink_free[sender])
@@ -114,8 +118,11 @@ class SimulatedNetwork:
         arrival = end + delay
         if down:
             arrival = max(arrival, self._received_ns(to, start + delay, int(size / down * NS), now_ns))
-        arrival = max(arrival, self._last_arrival.get((sender, to), -1) + 1)
-        self._last_arrival[sender, to] = arrival
+        link = sender, to
+        last = self._last_arrival.get(link, -1)
+        if arrival <= last:
+            arrival = last + 1
+        self._last_arrival[link] = arrival
         return Passage(start, end, arrival)
 
     def _received_ns(self, to: NodeId, head_ns: int, takes_ns: int, now_ns: int) -> int:

@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Any
 
 from fedgossip.errors import ProtocolError
-from fedgossip.faults import MOST_IN_VAIN, NOTHING, UNHARMED, FaultScript, Happening, RunProgress, Strike, Turn
+from fedgossip.faults import MOST_IN_VAIN, NOTHING, UNHARMED, Fate, FaultScript, Happening, RunProgress, Strike, Turn
 from fedgossip.machine import (
     AddingMachine,
     Aggregated,
@@ -34,6 +34,7 @@ from fedgossip.machine import (
     Log,
     Machine,
     Meet,
+    Moved,
     NodeId,
     Outgoing,
     Part,
@@ -43,12 +44,13 @@ from fedgossip.machine import (
     Received,
     Refused,
     Report,
+    Rostered,
     RoundDone,
+    RowsChosen,
     Send,
     SetTimer,
     Started,
     Stopping,
-    Telling,
     Train,
     Trained,
     Witness,
@@ -90,6 +92,11 @@ class _Summed:
 
 
 _Coming = Event | Look | _Begin | _Restart | _Wake | _Summed
+_OF_PEERS = frozenset({_Begin, _Restart, _Wake})
+"""What no machine is told."""
+_Cost = tuple[int, int]
+"""The bytes of a message, and those of vectors among them."""
+NO_COST: _Cost = 0, 0
 _Lives = tuple[int, int]
 """The incarnations of the sender, and of the receiver as the sender knows it."""
 
@@ -139,8 +146,8 @@ class Simulator:
         self.payload: dict[Link, int] = {}
         """Bytes of vectors sent on each link."""
         self._meters = [Meter(node) for node in range(len(machines))]
-        self._heap: list[tuple[int, int, NodeId, _Coming, int, _Lives]] = []  # time, order, whom, what, bytes, lives
-        self._sizes: dict[int, int] = {}  # of what an event has brought about, while its effects are performed
+        self._heap: list[tuple[int, int, NodeId, _Coming, _Cost, _Lives]] = []  # time, order, whom, what, cost, lives
+        self._costs: dict[int, _Cost] = {}  # of what an event has brought about, while its effects are performed
         self._sequence = 0
         self._timers: dict[tuple[NodeId, Hashable], int] = {}
         self._jobs: dict[NodeId, Job] = {}
@@ -148,11 +155,11 @@ class Simulator:
         self._stretches: dict[NodeId, tuple[int, ...]] = {}  # of the jobs in _updates
         self._states: dict[NodeId, Any] = {}  # the task's memory of a peer, with its checkpoint
         self._asleep: dict[NodeId, int] = {}  # since when
-        self._held: dict[NodeId, list[tuple[int, _Coming, int, _Lives]]] = {}
+        self._held: dict[NodeId, list[tuple[int, _Coming, _Cost, _Lives]]] = {}
         self._adding: dict[NodeId, int] = {}  # until when
         self._counts_sums = network.settings.summing > 0
         self._sent: dict[Link, int] = {}
-        self._touched = script.touches_messages
+        self._touched, self._restarts = script.touches_messages, bool(script.restarts)
         self._detection_ns = int(network.settings.detection * NS)
         self._happened = 0  # of what the script brings
         self._progress = RunProgress(len(machines))
@@ -167,16 +174,17 @@ class Simulator:
             self._start()
         happenings = islice(self.script.happenings(), self._happened, None)
         upcoming = next(happenings, None)
-        while self._heap and self._heap[0][0] <= limit_seconds * NS:
+        heap, limit_ns = self._heap, limit_seconds * NS
+        while heap and heap[0][0] <= limit_ns:
             between()
-            if upcoming is not None and self._heap[0][0] >= upcoming.at_ns:
+            if upcoming is not None and heap[0][0] >= upcoming.at_ns:
                 self.now_ns = upcoming.at_ns
                 self._happened += 1
                 self._happen(upcoming)
                 upcoming = next(happenings, None)
                 continue
-            self.now_ns, sequence, node, event, size, lives = heapq.heappop(self._heap)
-            self._comes(sequence, node, event, size, lives)
+            self.now_ns, sequence, node, event, cost, lives = heapq.heappop(heap)
+            self._comes(sequence, node, event, cost, lives)
         for row in self.record.flush():
             self.write(row)
         return self.results
@@ -196,156 +204,167 @@ class Simulator:
 
     # --- events ---------------------------------------------------------------------------------------------------
 
-    def _push(self, at_ns: int, node: NodeId, event: _Coming, size: int = 0, lives: _Lives | None = None) -> int:
-        self._sequence += 1
-        heapq.heappush(self._heap, (at_ns, self._sequence, node, event, size, lives or (0, self.lives[node])))
-        return self._sequence
+    def _push(
+        self, at_ns: int, node: NodeId, event: _Coming, cost: _Cost = NO_COST, lives: _Lives | None = None
+    ) -> int:
+        self._sequence = sequence = self._sequence + 1
+        heapq.heappush(self._heap, (at_ns, sequence, node, event, cost, lives or (0, self.lives[node])))
+        return sequence
 
-    def _comes(self, sequence: int, node: NodeId, event: _Coming, size: int, lives: _Lives) -> None:
-        if isinstance(event, _Begin | _Restart):
-            self._begin(node) if isinstance(event, _Begin) else self._restart(node)
-        elif node in self.dead or lives[1] != self.lives[node]:
+    def _comes(self, sequence: int, node: NodeId, event: _Coming, cost: _Cost, lives: _Lives) -> None:
+        if type(event) in _OF_PEERS:
+            self._changes(node, event, lives)
+        elif lives[1] != self.lives[node] or node in self.dead:
             return  # messages for the dead peer are not for the one that takes its place
-        elif isinstance(event, _Wake):
-            self._wake(node)
-        elif self._adding.get(node, 0) > self.now_ns:  # keeps its number: what comes first is told first
-            heapq.heappush(self._heap, (self._adding[node], sequence, node, event, size, lives))
+        elif self._adding and self._adding.get(node, 0) > self.now_ns:
+            # keeps its number: what comes first is told first
+            heapq.heappush(self._heap, (self._adding[node], sequence, node, event, cost, lives))
         elif node in self._asleep:
-            self._held[node].append((sequence, event, size, lives))
+            self._held[node].append((sequence, event, cost, lives))
         else:
-            self._take(sequence, node, event, size, lives)
+            _TAKEN[type(event)](self, node, event, sequence, cost, lives)
 
-    def _take(self, sequence: int, node: NodeId, event: _Coming, size: int, lives: _Lives) -> None:
-        match event:
-            case _Begin() | _Restart() | _Wake():
-                raise AssertionError("not for a machine")
-            case _Summed(effects):
-                self._perform_all(node, effects)
-            case Look(other):
-                self._look(node, other)
-            case Fired(key) if self._timers.get((node, key)) != sequence:
-                return
-            case Received(sender) if lives[0] < self.connections.lives.get((node, sender), 0):
-                return  # the message was held back since before the sender died, and its connection is gone
-            case Trained():
-                self._tell(node, self._computed(node, event))
-            case Produced():
-                update = self._updated(node)
-                if not update.over:
-                    self._tell(node, stretch_of(update, event, self._stretches[node]))
-            case Received(_, message):
-                self._meters[node].received(size, message.payload_bytes)
+    def _changes(self, node: NodeId, event: _Coming, lives: _Lives) -> None:
+        """A peer begins, comes back or wakes."""
+        if isinstance(event, _Begin):
+            self._begin(node)
+        elif isinstance(event, _Restart):
+            self._restart(node)
+        elif node not in self.dead and lives[1] == self.lives[node]:
+            self._wake(node)
+
+    def _told(self, node: NodeId, event: Event, *_: object) -> None:
+        self._tell(node, event)
+
+    def _message_comes(self, node: NodeId, event: Received, _sequence: int, cost: _Cost, lives: _Lives) -> None:
+        known = self.connections.lives
+        if known and lives[0] < known.get((node, event.sender), 0):
+            return  # the message was held back since before the sender died, and its connection is gone
+        self._meters[node].received(*cost)
+        self._tell(node, event)
+
+    def _timer_fires(self, node: NodeId, event: Fired, sequence: int, *_: object) -> None:
+        timer = node, event.key
+        if self._timers.get(timer) == sequence:
+            del self._timers[timer]
+            if node not in self.results:
                 self._tell(node, event)
-            case _:
-                self._tell(node, event)
+
+    def _training_ends(self, node: NodeId, event: Trained, *_: object) -> None:
+        answer = self._computed(node, event)
+        if isinstance(answer, Trained):
+            self._meters[node].train_ended(self.now_ns, answer.metrics)
+        self._tell(node, answer)
+
+    def _stretch_is_there(self, node: NodeId, event: Produced, *_: object) -> None:
+        update = self._updated(node)
+        if not update.over:
+            self._tell(node, stretch_of(update, event, self._stretches[node]))
+
+    def _look_at(self, node: NodeId, event: Look, *_: object) -> None:
+        self._look(node, event.other)
+
+    def _is_summed(self, node: NodeId, event: _Summed, *_: object) -> None:
+        self._perform_all(node, event.effects)
 
     def _tell(self, node: NodeId, event: Event) -> None:
-        if isinstance(event, Trained):
-            self._meters[node].train_ended(self.now_ns, event.metrics)
-        before = self._summed(node)
+        before = self._summed(node) if self._counts_sums else 0
         try:
             effects = self.machines[node].handle(event, self.now_ns)
         except ProtocolError as error:
             self._note("refused", node, str(error))
             return
-        takes = self.network.summing_ns(self._summed(node) - before)
+        takes = self.network.summing_ns(self._summed(node) - before) if self._counts_sums else 0
         if not takes:
-            self._perform_all(node, effects)
+            if effects:
+                self._perform_all(node, effects)
             return
         self._adding[node] = until = self.now_ns + takes
-        heapq.heappush(self._heap, (until, -1, node, _Summed(effects), 0, (0, self.lives[node])))
+        heapq.heappush(self._heap, (until, -1, node, _Summed(effects), NO_COST, (0, self.lives[node])))
 
     def _summed(self, node: NodeId) -> int:
-        """How many elements it has added so far, where that takes time."""
+        """How many elements it has added so far."""
         machine = self.machines[node]
-        return machine.summed if self._counts_sums and isinstance(machine, AddingMachine) else 0
+        return machine.summed if isinstance(machine, AddingMachine) else 0
+
+    # --- effects --------------------------------------------------------------------------------------------------
 
     def _perform_all(self, node: NodeId, effects: Sequence[Effect]) -> None:
         for effect in effects:
-            self._perform(node, effect)
-        self._sizes.clear()
+            _DONE[type(effect)](self, node, effect)
+        self._costs.clear()
 
-    def _perform(self, node: NodeId, effect: Effect) -> None:
-        match effect:
-            case Send(to, message):
-                self._send(node, to, message)
-            case Train():
-                self._meters[node].train_began(self.now_ns)
-                self._jobs[node] = job = Job.of(node, effect)
-                training_ns = self.network.training_ns(node, self.examples(job) if self.examples else 1)
-                takes = int(training_ns * self.script.factor(node, self.now_ns))
-                for share, stretch in awaited_stretches(effect):
-                    self._push(self.now_ns + int(takes * share), node, stretch)
-                self._push(self.now_ns + takes, node, Trained(effect.job, None))
-            case ChooseRows():
-                self._push(self.now_ns, node, chosen(self.task, node, effect))
-            case SetTimer(key, after_ns):
-                self._timers[node, key] = self._push(self.now_ns + after_ns, node, Fired(key))
-            case Checkpoint():
-                self._keep(node, effect)
-            case Log(kind, facts):  # without hashes
-                self.logs.setdefault(node, []).append((kind, facts))
-            case Meet(other):
-                self._meet(node, other)
-            case Finish(result, failure):
-                self.results[node] = result
-                if failure:
-                    self._ended(node, failure)
-            case Witness() | Part():
-                pass
-            case _:
-                self._record(node, effect)
+    def _train(self, node: NodeId, asked: Train) -> None:
+        self._meters[node].train_began(self.now_ns)
+        self._jobs[node] = job = Job.of(node, asked)
+        training_ns = self.network.training_ns(node, self.examples(job) if self.examples else 1)
+        takes = int(training_ns * self.script.factor(node, self.now_ns))
+        for share, stretch in awaited_stretches(asked) if asked.stretches else ():
+            self._push(self.now_ns + int(takes * share), node, stretch)
+        self._push(self.now_ns + takes, node, Trained(asked.job, None))
 
-    def _record(self, node: NodeId, effect: Telling) -> None:
-        match effect:
-            case Report():
-                self._report(node, effect)
-            case Refused():
-                self._refused(node, effect)
-            case Outgoing(round, vector):
-                self.record.outgoing(node, round, vector)
-            case Aggregated():
-                self._meters[node].aggregated(effect)
-            case RoundDone():
-                self._close_round(node, effect)
-            case LocalWork():
-                self._worked(node, effect)
+    def _choose(self, node: NodeId, asked: ChooseRows) -> None:
+        self._push(self.now_ns, node, chosen(self.task, node, asked))
 
-    def _send(self, node: NodeId, to: NodeId, message: Message) -> None:
+    def _set_timer(self, node: NodeId, timer: SetTimer) -> None:
+        self._timers[node, timer.key] = self._push(self.now_ns + timer.after_ns, node, Fired(timer.key))
+
+    def _log(self, node: NodeId, line: Log) -> None:
+        self.logs.setdefault(node, []).append((line.kind, line.facts))  # without hashes
+
+    def _finish(self, node: NodeId, finish: Finish) -> None:
+        self.results[node] = finish.result
+        if finish.failure:
+            self._ended(node, finish.failure)
+
+    def _ignore(self, _node: NodeId, _effect: Witness | Part) -> None:
+        pass
+
+    def _go_out(self, node: NodeId, outgoing: Outgoing) -> None:
+        self.record.outgoing(node, outgoing.round, outgoing.vector)
+
+    def _aggregated(self, node: NodeId, done: Aggregated) -> None:
+        self._meters[node].aggregated(done)
+
+    def _send(self, node: NodeId, send: Send) -> None:
+        to, message = send.to, send.message
         link = node, to
         if to in self.dead or link in self.connections.down:
             return
-        size, payload = self._size(message), message.payload_bytes
-        self._meters[node].sent(size, payload)
-        if payload:
-            self.payload[link] = self.payload.get(link, 0) + payload
+        cost = self._costs.get(id(message)) or self._priced(message)
+        self._meters[node].sent(*cost)
+        if cost[1]:
+            self.payload[link] = self.payload.get(link, 0) + cost[1]
         if self.connections.cut_since(link) is None:
-            self._carry(link, message, size)
+            self._carry(link, message, cost)
         else:
-            self.connections.wait(link, message, size)
+            self.connections.wait(link, message, cost)
 
-    def _carry(self, link: Link, message: Message, size: int) -> None:
-        sender, to = link
-        self._sent[link] = number = self._sent.get(link, -1) + 1
-        fate = self.script.fate(sender, to, number, self.now_ns) if self._touched else UNHARMED
-        begins_ns, sent_ns, arrival_ns = self.network.passage(sender, to, size, self.now_ns, fate.delay_ns)
+    def _carry(self, link: Link, message: Message, cost: _Cost) -> None:
+        (sender, to), (size, payload), now_ns = link, cost, self.now_ns
+        fate = self._fate(link) if self._touched else UNHARMED
+        begins_ns, sent_ns, arrival_ns = self.network.passage(sender, to, size, now_ns, fate.delay_ns)
         lives = self.lives[sender], self.connections.lives.get(link, 0)
-        if message.payload_bytes:
-            self._meters[sender].carried([(self.now_ns, sent_ns)])
-            self._meters[to].carried((begins_ns, arrival_ns + held_ns) for held_ns in fate.held_ns)
+        if payload:
+            if sent_ns > now_ns:
+                self._meters[sender].carries(now_ns, sent_ns)
+            for held_ns in fate.held_ns:
+                self._meters[to].carries(begins_ns, arrival_ns + held_ns)
         for held_ns in fate.held_ns:
-            self._push(arrival_ns + held_ns, to, Received(sender, message), size, lives)
+            self._push(arrival_ns + held_ns, to, Received(sender, message), cost, lives)
         if fate.lost:
             self._count("lost")
         elif len(fate.held_ns) > 1:
             self._count("duplicated")
 
-    def _size(self, message: Message) -> int:
-        """Return the bytes of `message`; a peer sends the same one to many neighbours."""
-        size = self._sizes.get(id(message))
-        if size is None:
-            size = self._sizes[id(message)] = wire_bytes(message)
-        return size
+    def _fate(self, link: Link) -> Fate:
+        self._sent[link] = number = self._sent.get(link, -1) + 1
+        return self.script.fate(*link, number, self.now_ns)
+
+    def _priced(self, message: Message) -> _Cost:
+        """Return what `message` costs; a peer sends the same one to many neighbours."""
+        found = self._costs[id(message)] = wire_bytes(message), message.payload_bytes
+        return found
 
     def _computed(self, node: NodeId, asked: Trained) -> Trained | Stopping:
         """Return the answer to a training that is due."""
@@ -419,7 +438,8 @@ class Simulator:
         gone = link[1] in self.dead or link[1] in self._asleep or link[1] in self.results
         return not gone and self.connections.cut_since(link) is None
 
-    def _meet(self, node: NodeId, other: NodeId) -> None:
+    def _meet(self, node: NodeId, meet: Meet) -> None:
+        other = meet.node
         if not 0 <= other < len(self.machines):
             return
         for link in ((node, other), (other, node)):
@@ -436,8 +456,8 @@ class Simulator:
         elif not apart and since is not None:
             waited = self.connections.heal(link)
             self._push(self.now_ns + self.network.latency_ns(link[1], link[0]), link[0], Look(link[1]))
-            for message, size in waited:
-                self._carry(link, message, size)
+            for message, cost in waited:
+                self._carry(link, message, cost)
 
     # --- what the script does -------------------------------------------------------------------------------------
 
@@ -506,8 +526,8 @@ class Simulator:
     def _wake(self, node: NodeId) -> None:
         del self._asleep[node]
         self._note("awake", node)
-        for sequence, event, size, lives in self._held.pop(node):
-            self._take(sequence, node, event, size, lives)
+        for sequence, event, cost, lives in self._held.pop(node):
+            _TAKEN[type(event)](self, node, event, sequence, cost, lives)
         for other in self.connections.known[node]:
             self._push(self.now_ns + self.network.latency_ns(node, other), other, Look(node))
 
@@ -515,9 +535,41 @@ class Simulator:
         if checkpoint.round % self.checkpoint_every and not checkpoint.durable:
             return
         self.checkpoints[node] = checkpoint
-        if self.script.restarts:
+        if self._restarts:
             self._states[node] = memory_of(self.task, node)
 
     def _note(self, name: str, peer: NodeId, value: object = None, round: int = -1) -> None:
         self._count(name)
         self.write(EventRow(round=round, peer=peer, name=name, value=value))
+
+
+_TAKEN: Mapping[type[_Coming], Callable[..., None]] = {
+    **dict.fromkeys((Started, Stopping, PeerJoined, PeerGone, Rostered, Moved, RowsChosen), Simulator._told),
+    Received: Simulator._message_comes,
+    Fired: Simulator._timer_fires,
+    Trained: Simulator._training_ends,
+    Produced: Simulator._stretch_is_there,
+    Look: Simulator._look_at,
+    _Summed: Simulator._is_summed,
+}
+"""What becomes of an event that comes up."""
+
+_DONE: Mapping[type[Effect], Callable[..., None]] = {
+    Send: Simulator._send,
+    Train: Simulator._train,
+    ChooseRows: Simulator._choose,
+    SetTimer: Simulator._set_timer,
+    Checkpoint: Simulator._keep,
+    Log: Simulator._log,
+    Meet: Simulator._meet,
+    Finish: Simulator._finish,
+    Witness: Simulator._ignore,
+    Part: Simulator._ignore,
+    Report: Simulator._report,
+    Refused: Simulator._refused,
+    Outgoing: Simulator._go_out,
+    Aggregated: Simulator._aggregated,
+    RoundDone: Simulator._close_round,
+    LocalWork: Simulator._worked,
+}
+"""What is done for each effect."""
