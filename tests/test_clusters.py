@@ -137,6 +137,21 @@ def test_where_there_is_no_slurm_it_is_said(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.sockets
+def test_of_a_slurm_that_does_not_answer_the_last_word_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(tmp_path)
+    said = "echo sinfo: error: lookup failed >&2; echo sinfo: fatal: no source >&2; exit 1"
+    for name in ("srun", "sinfo"):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{said}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = in_process(["launch", "q.toml", "--on", "slurm", "--out", "run"], tmp_path, monkeypatch, capsys)
+    assert found.code == 3 and "does not answer: sinfo: fatal: no source\n" in found.err, found.err
+    assert "sinfo" in found.err.splitlines()[-1] and not (tmp_path / "run").exists()
+
+
 def test_the_newest_life_of_a_job_counts_and_ends_are_of_that_life(tmp_path: Path) -> None:
     for life in (2, 10):
         JobLife(tmp_path / f"77-{life}", 2).begin(0)

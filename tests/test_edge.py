@@ -324,11 +324,12 @@ def test_a_student_is_a_model_like_any_other(tmp_path: Path, type_in: Any) -> No
         ("export run --to there.txt", "there already"),
         ("export run --to no/model.onnx", "there is no folder no"),
         ("export nothing", "no model there"),
-        ("bench there.txt", "onnxruntime cannot read it"),
+        ("bench there.txt", "there.txt: no ONNX file"),
         ("bench missing.onnx", "there is no such file"),
         ("bench strange.onnx", "fedgossip has not made"),
         ("bench torn.onnx", "cannot be read"),
         ("bench run --data breast-cancer", "examples of shape (30,)"),
+        ("bench run --data missing.csv", "there is no file missing.csv"),
         ("bench run --data diabetes", "its labels are for regression"),
     ],
 )

@@ -11,6 +11,7 @@ import click
 from fedgossip.cli.text import echo, print_json
 from fedgossip.cli.vocabulary import KEY, SECTION, TERM, Term, entries
 from fedgossip.errors import ConfigError, nearest
+from fedgossip.learning.mesh_settings import NOT_BUILT
 
 ALL = "all"
 WIDTH = 100  # columns
@@ -45,6 +46,9 @@ def meant(word: str, known: Sequence[Term]) -> list[Term]:
     found = found or [one for one in known if one.kind == KEY and one.name.endswith(f".{name}")]
     found += [one for one in known if one.kind == TERM and one.name.lower() == name.lower()]
     if not found:
+        for path, (what, advice) in NOT_BUILT.items():
+            if path == name or path.endswith(f".{name}"):
+                raise ConfigError(f"{path}: {what}", advice)
         parts = {part for one in known for part in (one.name, one.name.rpartition(".")[2]) if part}
         raise ConfigError(f"there is nothing that is called {word!r}", _nearest(name, parts))
     return found

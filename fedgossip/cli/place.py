@@ -118,7 +118,7 @@ def place(
     Ctrl-C ends all and keeps what was learned.
     """
     from fedgossip.clusters.placing import asked_before, submit
-    from fedgossip.clusters.resources import Resources
+    from fedgossip.clusters.resources import LOCAL, Resources
     from fedgossip.drivers import resume
     from fedgossip.experiment import load_experiment
     from fedgossip.plans import compose
@@ -144,7 +144,10 @@ def place(
     if detach:
         number = submit(plan, folder, wanted, _tell)
         words = ["fedgossip", "collect", str(folder / "experiment.toml"), str(folder / "peers")]
-        echo(f"job {number} of Slurm runs {plan.roles.said}; when it has ended (`squeue -j {number}`):", err=True)
+        here = wanted.partition == LOCAL
+        ended = f"each of {folder / 'peers'}/* has ended.json" if here else f"it has ended (`squeue -j {number}`)"
+        whose = "submitit, on this machine," if here else "Slurm"
+        echo(f"job {number} of {whose} runs {plan.roles.said}; when {ended}:", err=True)
         echo(shlex.join(words))
         return 0
     with talk_to_stderr() if as_json else contextlib.nullcontext():

@@ -305,7 +305,8 @@ def _gossiped(summary: dict[str, Any]) -> list[tuple[str, str]]:
     from fedgossip.watching.follow import DRIVERS
 
     forecast, driver = summary["forecast"], DRIVERS[summary["driver"]]
-    rows = [("run", f"{summary['n']} peers, {summary['graph']}, {summary['rounds']} rounds, {driver}")]
+    peers = f"{summary['n']} peer{'s' * (summary['n'] != 1)}"
+    rows = [("run", f"{peers}, {summary['graph']}, {summary['rounds']} rounds, {driver}")]
     rows += _compared(summary)
     rows.append(("consensus distance", f"{summary['consensus_distance']:.6g}"))
     promised = forecast["slem"] if forecast["slem"] is not None else forecast.get("rate")

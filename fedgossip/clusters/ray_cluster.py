@@ -14,6 +14,8 @@ from fedgossip.errors import NetworkError
 ANSWER_SECONDS = 15.0
 """How long a cluster may take to answer; Ray itself waits for minutes."""
 
+TRIES = "RAY_NUM_REDIS_GET_RETRIES", "12"
+"""Ray's variable, which its import reads: a server that speaks HTTP/2 and is no cluster is asked once a second."""
 ADVICE = "Start one: ray start --head; or try it here, with local.  Of a cluster with a token: RAY_AUTH_MODE=token."
 
 # A cluster's address is that of a server of HTTP/2, whose first frame, SETTINGS, answers these (RFC 9113, 3.4).
@@ -29,6 +31,8 @@ def connected(address: str, cpus: int = 0) -> Any:
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # it warns of what its next release will do
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a run tells nobody that it was
+    if address != LOCAL:
+        os.environ.setdefault(*TRIES)
     ray = imported("ray", "Ray")
     if address == LOCAL:
         where: dict[str, Any] = {"num_cpus": max(cpus, os.cpu_count() or 1), "include_dashboard": False}

@@ -194,7 +194,8 @@ def _check_room(count: int, wanted: Resources, submitit: Any) -> None:
         slots = sum(int(line.split("/")[3]) for line in told.stdout.splitlines())
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         said = getattr(error, "stderr", None) or str(error)
-        text = f"Slurm does not answer: {' '.join(said.split())}"
+        lines = said.strip().splitlines() or [type(error).__name__]  # the last one says what it came to
+        text = f"Slurm does not answer: {' '.join(lines[-1].split())}"
         raise NetworkError(text, "Is slurmctld up?  `sinfo` says.") from None
     if slots and slots < count * wanted.cpus:  # of a partition that is not there sbatch says so
         text = f"{count} participants of {wanted.cpus} processors each: {wanted.partition or 'Slurm'} has {slots}"

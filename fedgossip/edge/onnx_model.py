@@ -28,6 +28,8 @@ HOW = "fedgossip.how"
 """Under this name a file says how it was made from its run's model, in words."""
 INPUT = "examples"
 MAKE_ONE = "Make one:  fedgossip model export RUN --to model.onnx"
+NOT_ONNX = "INVALID_PROTOBUF"
+"""What onnxruntime says of a file of another kind."""
 SMALLEST = 1e-30
 """The least probability whose logarithm is taken."""
 
@@ -96,7 +98,9 @@ def open_onnx(path: Path, threads: int = 1) -> OnnxModel:
     try:
         session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own, of many classes
-        raise ConfigError(f"{path}: onnxruntime cannot read it: {_first_line(error)}", MAKE_ONE) from None
+        said = _first_line(error)
+        text = "no ONNX file" if NOT_ONNX in said else f"onnxruntime cannot read it: {said}"
+        raise ConfigError(f"{path}: {text}", MAKE_ONE) from None
     metadata = session.get_modelmeta().custom_metadata_map
     said = metadata.get(METADATA)
     if said is None:

@@ -16,7 +16,7 @@ NOT_BUILT: Mapping[str, tuple[str, str]] = {
     "train.mesh.context": (
         "context parallelism (ring attention) is not built: torch has no way to divide its attention on a CPU",
         "Take mesh.tensor with mesh.sequence = true, which divides what lies between the layers by places of the text;"
-        " or stages, mesh.pipeline; or a smaller data.context.",
+        " or stages, mesh.pipeline; or fewer characters, context= in data.source.",
     ),
 }
 """Keys that somebody may look for, by their full names: what there is to say of each, and what to take instead."""

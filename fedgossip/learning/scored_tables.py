@@ -85,6 +85,8 @@ def examples_of(model: DescribedModel, source: str, base: Path | None = None) ->
     like = model.like
     path = (base or Path.cwd()) / source
     if path.suffix != ".csv" or not path.is_file():
+        if path.suffix == ".csv" and ":" not in source:
+            raise ConfigError(f"there is no file {source}", "Give its path from here.")
         if like.columns and source.startswith("csv:"):
             raise ConfigError(f"{source}: a source, where a file is meant", "Write the path of the CSV file alone.")
         return load(source, base=base, like=like, kind=model.facts.kind)

@@ -52,7 +52,7 @@ def plan_of(module: nn.Module, source: str, base: Path | None, mesh: MeshSetting
     found = _own_plan(module, source, base, mesh) if models.is_own(source) else _plan_of(module, source, mesh)
     if mesh.sequence and shape[0] % mesh.tensor:
         text = f"mesh.sequence: {shape[0]} places of a text for {mesh.tensor} processes"
-        raise ConfigError(text, f"Set data.context to a multiple of {mesh.tensor}.")
+        raise ConfigError(text, f"Set context= in data.source to a multiple of {mesh.tensor}.")
     for name, style in found.items():
         _check_layer(name, style, module, mesh.tensor)
     return found
