@@ -12,6 +12,7 @@ protocol each, and a driver asks for nothing by a name that no protocol has:
     RowTask         a model that is a table, of which a batch needs a few rows
     UsableTask      a model that can be used where nothing else of the run is
     StackedTask     all nodes at once, from rows of one array into those of another
+    ReportingTask   what a reader of the run should know of how it trains
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import numpy.typing as npt
 from fedgossip.errors import ConfigError, ResumeError
 from fedgossip.keyed_rows import KeyedTable, Keys
 from fedgossip.likeness import Likeness
-from fedgossip.machine import ChooseRows, NodeId, Produced, RowsChosen, Terms, Train
+from fedgossip.machine import ChooseRows, NodeId, Produced, Report, RowsChosen, Terms, Train
 from fedgossip.vectors import Vector
 from fedgossip.whole_model import WholeModel
 
@@ -246,6 +247,15 @@ class StackedTask(LocalTask, Protocol):
         Both are [n, d], two arrays.  `each` is called with the rows that are there, while they are in the cache.
         Raises TrainingError as `train`.
         """
+        ...
+
+
+@runtime_checkable
+class ReportingTask(LocalTask, Protocol):
+    """A task that may train in a way which its settings do not tell."""
+
+    def report_to(self, write: Callable[[Report], None]) -> None:
+        """From now on tell here, in the thread that trains, what a reader of the run should know; each fact once."""
         ...
 
 

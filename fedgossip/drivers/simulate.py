@@ -21,14 +21,14 @@ from fedgossip.drivers.sim_checkpoint import CheckpointedSimulation, Left, Pause
 from fedgossip.errors import ConfigError, FedgossipError, NetworkError, nearest
 from fedgossip.experiment import GIVEN, Experiment, load_experiment
 from fedgossip.faults import FaultScript
-from fedgossip.machine import Checkpoint, Machine, NodeId
+from fedgossip.machine import Checkpoint, Machine, NodeId, Report
 from fedgossip.metrics import Network
 from fedgossip.plans import compose
 from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.own_graphs import given_schedule
 from fedgossip.plans.plan import EXHAUSTED, Results, record_of
 from fedgossip.plans.recovering import peer_of, recovers
-from fedgossip.records import Row
+from fedgossip.records import Row, event_row
 from fedgossip.rundir import incarnations, run_directory
 from fedgossip.rundir.foretold import Foretold
 from fedgossip.rundir.run_directory import Keeper, Run, RunDirectory, RunOutcome
@@ -38,7 +38,7 @@ from fedgossip.rundir.trained_table import TrainedTable
 from fedgossip.secure.primitives import remembering
 from fedgossip.simulation.network import DeviceClass, NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
-from fedgossip.task import Job, LocalTask, segments_of, table_of
+from fedgossip.task import Job, LocalTask, ReportingTask, segments_of, table_of
 from fedgossip.topology import Mixing, Schedule
 from fedgossip.vectors import Vector
 
@@ -128,7 +128,7 @@ def simulate_plan(
     tracking = Tracking(plan.experiment, folder) if folder and plan.experiment.track.to else None
     foretold = foretold_of(plan, task, forecast, folder if resume else None)
     directory = _directory(folder, plan, task, engine, left, foretold, resume=resume) if folder else None
-    keeper = Keeper(directory, watch, tracking, foretold)
+    keeper = _hearing(task, Keeper(directory, watch, tracking, foretold))
     record = record_of(plan, task.evaluate, watch_all=_known_in_all_rounds(plan, task, foretold))
     results = Results([None] * plan.n)
     made = plan, script, task, initial, record, keeper, shares
@@ -193,6 +193,18 @@ def _uncollected(nodes: int) -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+def _hearing(task: LocalTask, keeper: Keeper) -> Keeper:
+    """Return the keeper, which writes down what the task tells of how it trains: that is no peer's."""
+
+    def write(report: Report) -> None:
+        if row := event_row(-1, report):
+            keeper(row)
+
+    if isinstance(task, ReportingTask):
+        task.report_to(write)
+    return keeper
 
 
 def _known_in_all_rounds(plan: Plan, task: LocalTask, foretold: Foretold | None) -> bool:

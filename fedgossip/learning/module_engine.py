@@ -134,11 +134,11 @@ class ModuleLoop:
         self._local = weights.local_buffers(module, layout)
         self._fresh = {name: b.detach().clone() for name, b in self._local.items()}
         ahead = loading.ahead_of(settings, device, loading.bytes_of(train, test))
-        self._train = loading.examples(train, device, ahead)
+        self.examples = loading.examples(train, device, ahead)
         self._test = loading.examples(test, device, ahead)
         self._predictions = loading.predictions_in(train)
         if private is not None:
-            with self._train.batches([np.arange(min(2, len(train)))]) as some:
+            with self.examples.batches([np.arange(min(2, len(train)))]) as some:
                 private.check(*next(some))
 
     # --- training ---------------------------------------------------------------------------------------------
@@ -231,14 +231,14 @@ class ModuleLoop:
         training is private.  The backward pass of a batch that is in one piece is `watched`."""
         batches = plan.batches
         if self._private is not None:
-            with self._train.batches(batches) as examples:
+            with self.examples.batches(batches) as examples:
                 for x, y in examples:
                     self._private.fill(x, y)
                     yield torch.zeros(())
             return
         pieces = max(self._settings.accumulate, self._sharing.pieces)
         steps = [self._team.pieces_of(rows, pieces, self._predictions) for rows in batches]
-        with self._train.batches([rows for parts in steps for rows, _ in parts]) as examples:
+        with self.examples.batches([rows for parts in steps for rows, _ in parts]) as examples:
             for rows, weighed in zip(batches, steps, strict=True):
                 self._held.forget_gradients()
                 self._announce(len(rows))

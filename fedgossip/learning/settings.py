@@ -117,7 +117,8 @@ class TrainSettings:
     channels_last: bool = False
     """Convolutions see their images with the channels innermost: faster on GPUs with tensor cores, and some CPUs."""
     compile: bool = False
-    """Train through torch.compile: the first steps take longer, seconds to minutes, the later ones less."""
+    """Train through torch.compile: the first steps take longer, seconds to minutes, the later ones less.  On a CUDA GPU
+    also what trains many nodes of a simulation together."""
     prefetch: Annotated[int | None, Within(0, MOST_AHEAD)] = None
     """Batches made ready ahead by a thread of its own, from examples in host memory; more takes more memory.  0 keeps
     the examples on the training device.  none: 0 where they fit into a quarter of its memory, else 2."""

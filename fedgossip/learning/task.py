@@ -24,6 +24,7 @@ from fedgossip.learning.ddp.hogwild import HogwildLoop
 from fedgossip.learning.devices import with_float64
 from fedgossip.learning.flat import Layout
 from fedgossip.learning.holdout import LocalTests
+from fedgossip.learning.job_blocks import blocks_of
 from fedgossip.learning.losses import Criterion
 from fedgossip.learning.module_engine import Assignment, ModuleLoop, predictions_of
 from fedgossip.learning.objectives import Objective, objective_of
@@ -37,7 +38,7 @@ from fedgossip.learning.stacked_engine import LayerStack, Outcome, State
 from fedgossip.learning.stretches import GradientStretches
 from fedgossip.learning.tops import BY_HAND
 from fedgossip.likeness import Likeness
-from fedgossip.machine import NodeId, Produced
+from fedgossip.machine import NodeId, Produced, Report
 from fedgossip.task import Job, Segment, StackTraining, Update
 from fedgossip.vectors import Vector
 from fedgossip.whole_model import WholeModel
@@ -56,10 +57,11 @@ class TorchTask:
     buffers stay with their node from job to job, so a node's jobs come in their order; see `state`.
 
     Stacks of Linear and ReLU train many nodes at once (`stacked_engine`), on the CPU with convolutions before them too,
-    and there bit for bit as one at a time; all else trains one job after another (`module_engine`), or each in several
-    processes (`distributed`).  With `privacy` every model trains one after another, each example hidden (`private`):
-    batches are drawn at random, and the metrics are "steps" and "rate" alone.  Sets torch's threads of this process to
-    settings.threads: peers share the cores, and the order of a sum may depend on the number of threads.
+    and there bit for bit as one at a time; all else trains one job after another (`module_engine`), on a CUDA GPU those
+    of a call together where the module allows it (`job_blocks`), or each in several processes (`distributed`).  With
+    `privacy` every model trains one after another, each example hidden (`private`): batches are drawn at random, and
+    the metrics are "steps" and "rate" alone.  Sets torch's threads of this process to settings.threads: peers share the
+    cores, and the order of a sum may depend on the number of threads.
 
     `kept`: examples that a node does not train on; jobs that ask for it are tested there first.
 
@@ -123,6 +125,10 @@ class TorchTask:
             self._engine = LayerStack(shape, train, test, settings, device, objective, scoring)
         else:
             self._engine = ModuleLoop(*common, **how, device=device)
+        self._blocks = None
+        if isinstance(self._engine, ModuleLoop) and privacy is None:
+            about = {"device": device, "criterion": criterion, "sharing": self._sharing, "rounds": rounds}
+            self._blocks = blocks_of(self._engine, module, self.layout, train, settings, **about)
         self._predictions = loading.predictions_in(train)
         self._trained = getattr(self._engine, "trained", self.layout.parameters)
         self._batches = _batches_of(train, owned, settings, privacy, seed, self._engine.width)
@@ -306,11 +312,21 @@ class TorchTask:
         engine = self._engine
         if isinstance(engine, LayerStack):
             return engine.train([job.vector for job in jobs], plans, lrs, states, [job.terms for job in jobs])
-        found = []
-        for job, plan, lr, state in zip(jobs, plans, lrs, states, strict=True):
-            with _named(job):
-                found.append(engine.train_one(_assigned(job, plan, lr, state)))
+        assigned = [_assigned(*one) for one in zip(jobs, plans, lrs, states, strict=True)]
+        found = self._blocks.train(assigned) if self._blocks else None
+        if found is None:
+            found = [self._alone(job, one) for job, one in zip(jobs, assigned, strict=True)]
         return found
+
+    def _alone(self, job: Job, assigned: Assignment) -> Outcome:
+        assert not isinstance(self._engine, LayerStack), "its jobs are trained together"
+        with _named(job):
+            return self._engine.train_one(assigned)
+
+    def report_to(self, write: Callable[[Report], None]) -> None:
+        """See `ReportingTask`: on a GPU, whether nodes are trained together."""
+        if self._blocks:
+            self._blocks.report_to(write)
 
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
         """Return the loss and the metrics on the test set per vector [d]; for text per character.
