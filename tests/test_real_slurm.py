@@ -52,9 +52,17 @@ PartitionName=desk Nodes={host} Default=YES MaxTime=INFINITE State=UP
 """
 
 
+APART = 'mount --make-rprivate / && mount -t tmpfs none "$0" && exec "$@"'
+"""The shell's words that start a program which has a disk of its own at a folder."""
+
+
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A Slurm of this machine alone, under /tmp, for a socket's path is short; its commands find it by SLURM_CONF."""
+def slurm(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A Slurm of this machine alone, under /tmp, for a socket's path is short; its commands find it by SLURM_CONF.
+
+    With the parameter "apart" its node has a disk of its own where the test's folder is.
+    """
+    away = ["unshare", "--mount", "sh", "-c", APART, str(tmp_path)] if hasattr(request, "param") else []
     monkeypatch.setenv("PATH", f"{os.environ['PATH']}:/usr/sbin:/sbin")
     if missing := [name for name in (*DAEMONS, "sbatch", "srun") if shutil.which(name) is None]:
         pytest.skip(f"needs slurm-wlm and munge of Debian: no {', '.join(missing)}")
@@ -80,7 +88,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         try:
             running.append(subprocess.Popen(munged, stdout=log, stderr=log))
             wait_until((folder / "munge.socket").exists, 20, "munged")
-            for words in (["slurmctld", "-D", "-c"], ["slurmd", "-D", "-N", host]):
+            for words in (["slurmctld", "-D", "-c"], [*away, "slurmd", "-D", "-N", host]):
                 running.append(subprocess.Popen(words, stdout=log, stderr=log))
             wait_until(idle, 60, f"a node that is idle; {folder}/log")
             yield folder
@@ -167,3 +175,11 @@ def test_what_slurm_has_no_place_for_is_refused_in_its_words(
     written(tmp_path, n=n)
     found = in_process([*LAUNCH, *words], tmp_path, monkeypatch, capsys)
     assert found.code == 2 and said in found.errors[0] and "Traceback" not in found.err, found.err
+
+
+@pytest.mark.parametrize("slurm", ["apart"], indirect=True)
+def test_a_folder_that_is_not_shared_is_told(slurm: Path, tmp_path: Path) -> None:
+    written(tmp_path, n=2)
+    placed = start(LAUNCH, tmp_path)
+    _, err = placed.communicate(timeout=300)
+    assert placed.returncode == 2 and "do not see this folder" in err and "that all nodes share" in err, err
