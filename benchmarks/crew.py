@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import platform
 import resource
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -120,6 +122,26 @@ def round_ms(members: Sequence[Measured]) -> list[float]:
     return [(after - before) / 1e6 for before, after in pairwise(ends)]
 
 
+@dataclass(frozen=True)
+class Elsewhere:
+    """Counted rounds of another program: the milliseconds of each, and the CPU seconds of all its processes."""
+
+    ms: list[float]
+    cpu_seconds: float
+
+
+def rounds_elsewhere(python: str, script: str, **options: int) -> Elsewhere:
+    """Return what a script beside this one prints; another Python runs it, which has the program that it measures.
+
+    For programs that are none of our dependencies.  Raises CalledProcessError where it fails.
+    """
+    command = [python, str(Path(__file__).with_name(script))]
+    for name, value in options.items():
+        command += [f"--{name}", str(value)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return Elsewhere(**json.loads(done.stdout.splitlines()[-1]))
+
+
 def machine() -> str:
     """Return the cores and the model of the processor: what a reader needs to compare, and no more."""
     model = platform.processor() or platform.machine()
@@ -167,4 +189,4 @@ def _status(name: str) -> int | None:
     return int(fields[name].split()[0]) * 1024 if name in fields else None
 
 
-__all__ = ["Measured", "Seat", "Watch", "crew", "machine", "median", "round_ms"]
+__all__ = ["Measured", "Seat", "Watch", "crew", "machine", "median", "round_ms", "rounds_elsewhere"]

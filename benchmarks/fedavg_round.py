@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
-from crew import Measured, crew, machine, median, round_ms
+from crew import Elsewhere, Measured, crew, machine, median, round_ms, rounds_elsewhere
 from servers import CONTESTANTS
 
 WARM = 3
@@ -47,6 +45,11 @@ class Score:
         if coordinator.peak_above_idle is not None:
             self.peak_models = max(self.peak_models or 0.0, coordinator.peak_above_idle / (4 * self.d))
 
+    def add_elsewhere(self, found: Elsewhere) -> None:
+        self.ms += found.ms
+        self.cpu_seconds += found.cpu_seconds
+        self.gigabytes += len(found.ms) * 2 * self.n * 4 * self.d / 1e9
+
     @property
     def median_ms(self) -> float:
         return median(self.ms)
@@ -62,17 +65,9 @@ def play(names: list[str], n: int, d: int, rounds: int, turns: int, flower: str)
         for name in names:
             scores[name].add(crew(n + 1, lambda seat, name=name: CONTESTANTS[name](seat, d, WARM, rounds)))
         if flower:
-            scores[FLOWER].ms += flower_ms(flower, n, d, rounds)
+            found = rounds_elsewhere(flower, "flower.py", clients=n, parameters=d, rounds=rounds)
+            scores[FLOWER].add_elsewhere(found)
     return scores
-
-
-def flower_ms(python: str, n: int, d: int, rounds: int) -> list[float]:
-    """Return what `flower.py` measures; another Python runs it, for flwr is none of our dependencies."""
-    command = [python, str(Path(__file__).with_name("flower.py"))]
-    command += ["--clients", str(n), "--parameters", str(d), "--rounds", str(rounds)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found: list[float] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 def table(scores: dict[str, Score]) -> str:
@@ -80,17 +75,15 @@ def table(scores: dict[str, Score]) -> str:
     first = next(iter(scores.values()))
     target = f", target {TARGETS_MS[first.d]} ms plain" if first.d in TARGETS_MS and first.n == 8 else ""
     lines = [f"\n{first.n} clients, {first.d:,} float32 ({len(first.ms)} rounds each{target})"]
-    floors = [scores[name] for name in ("TCP floor", "TCP, adding", "CURVE floor") if name in scores]
+    floors = [scores[name] for name in ("TCP floor", "TCP, adding", "CURVE floor", FLOWER) if name in scores]
     heads = ["ms/round", "CPU s/GB", "coordinator's", "peak, models", *(f"x {floor.name}" for floor in floors)]
-    lines.append(" " * 18 + "".join(f"{head:>14}" for head in heads))
+    lines.append(" " * 18 + "".join(f"{head:>15}" for head in heads))
     for s in scores.values():
         peak = f"{s.peak_models:.1f}" if s.peak_models is not None else "-"
-        cells = [f"{s.median_ms:.1f}", "-", "-", "-"]
-        if s.gigabytes:
-            costs = (s.cpu_seconds / s.gigabytes, s.coordinator_cpu_seconds / s.gigabytes)
-            cells = [f"{s.median_ms:.1f}", *(f"{cost:.2f}" for cost in costs), peak]
+        own = f"{s.coordinator_cpu_seconds / s.gigabytes:.2f}" if s.coordinator_cpu_seconds else "-"
+        cells = [f"{s.median_ms:.1f}", f"{s.cpu_seconds / s.gigabytes:.2f}", own, peak]
         cells += [f"{s.median_ms / floor.median_ms:.2f}" for floor in floors]
-        lines.append(f"{s.name:18}" + "".join(f"{cell:>14}" for cell in cells))
+        lines.append(f"{s.name:18}" + "".join(f"{cell:>15}" for cell in cells))
     return "\n".join(lines)
 
 
