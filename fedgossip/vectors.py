@@ -189,7 +189,13 @@ def negated(vector: Vector) -> Vector:
 
 def all_finite(vector: Vector) -> bool:
     """Whether no element of a vector [d] is infinite or not a number; in blocks, at less than the cost of one sum."""
-    return all(bool(np.isfinite(vector[at : at + BLOCK]).all()) for at in range(0, vector.size, BLOCK))
+    return all(_finite(vector[at : at + BLOCK]) for at in range(0, vector.size, BLOCK))
+
+
+def _finite(block: Vector) -> bool:
+    with np.errstate(over="ignore", invalid="ignore"):
+        alike = np.isfinite(np.dot(block, block))  # a sum of squares is at the least each of them
+    return bool(alike or np.isfinite(block).all())
 
 
 def summable(vector: Vector) -> bool:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from fedgossip.net.control_frames import ASK, GO, parse, word
-from fedgossip.net.upload_slots import FAST_CHUNKS, QUIET_SECONDS, STALLED_SECONDS, TURNS_BYTES, Turns
+from fedgossip.net.upload_slots import (
+    FAST_CHUNKS,
+    QUIET_SECONDS,
+    STALLED_SECONDS,
+    TURNS_BYTES,
+    ListeningClock,
+    Turns,
+)
 
 
 def test_so_many_have_a_turn_and_the_others_follow_in_the_order_in_which_they_asked() -> None:
@@ -88,6 +95,23 @@ def test_a_coordinator_that_was_busy_does_not_take_its_clients_for_slow() -> Non
     assert list(turns.next(100.5 * QUIET_SECONDS, heard_all=True)) == []
     turns.forget(0)
     assert [node for node, _ in turns.next(100.5 * QUIET_SECONDS, heard_all=False)] == [1]
+
+
+def test_a_coordinator_that_adds_up_what_came_takes_neither_a_client_nor_the_line_for_slow() -> None:
+    """What comes in that time waits in the system's buffers, which are full soon."""
+    clock, turns = ListeningClock(), Turns(4)
+    for node in range(4):
+        turns.ask(node, 1)
+    assert len(list(turns.next(clock.at(0.0), heard_all=True))) == 2
+    for away in range(10):
+        for node in (0, 1):
+            turns.moved(node, clock.at(float(away)))
+        for _ in range(FAST_CHUNKS):
+            turns.moved(0, clock.at(float(away)))
+        clock.leave(away + 0.01)
+        clock.back(away + 1.0)
+        assert list(turns.next(clock.at(away + 1.0), heard_all=True)) == []
+    assert len(list(turns.next(clock.at(10.2), heard_all=True))) == 2, "it listens, and nothing comes"
 
 
 @pytest.mark.parametrize("message_bytes", [1, TURNS_BYTES // 4, TURNS_BYTES, 100 * TURNS_BYTES])

@@ -56,7 +56,7 @@ class Hub(Wakeable):
         self._clients: dict[NodeId, HubClient] = {}
         self._hello = Hello("", "", "")
         self._expected = Expected("", "", 0)
-        self.turns = upload_slots.Turns(turns_at_once)
+        self.turns, self._listening = upload_slots.Turns(turns_at_once), upload_slots.ListeningClock()
         self._late: list[LinkEvent] = []
         self._probed = 0.0
         self._cuts = Cuts()
@@ -156,6 +156,7 @@ class Hub(Wakeable):
         rest_ms = 0 if self._late else self._speaker.rest_ms(timeout_ms)
         if self.turns.waiting:
             rest_ms = min(rest_ms, int(1000 * upload_slots.QUIET_SECONDS))
+        self._listening.back(time.monotonic())
         ready = dict(self.poller.poll(rest_ms))
         events, self._late = self._late, []
         if self._waker.fileno() in ready:
@@ -173,6 +174,7 @@ class Hub(Wakeable):
             heard_all = False
         self.streams.tick()
         self._take_turns(events, heard_all=heard_all)
+        self._listening.leave(time.monotonic())
         return events
 
     def _hear(self, events: list[LinkEvent]) -> None:
@@ -230,7 +232,7 @@ class Hub(Wakeable):
             return None
         if not known:
             raise FrameError("ungreeted", f"client {client.node} speaks without a greeting")
-        client.account(self.turns, kind, transfer, message, time.monotonic())
+        client.account(self.turns, kind, transfer, message, self._listening.at(time.monotonic()))
         return message
 
     # --- sealed streams ---------------------------------------------------------------------------------------------
@@ -288,7 +290,7 @@ class Hub(Wakeable):
                     continue
                 message = read_sealed(way.stream, client.assembler)
                 self.traffic.heard(client.node, more=client.assembler.under_way)
-                client.account(self.turns, kind, transfer, message, time.monotonic())
+                client.account(self.turns, kind, transfer, message, self._listening.at(time.monotonic()))
             except (OSError, EOFError, SealBrokenError) as error:
                 if isinstance(error, SealBrokenError):
                     events.append(Rejected(client.node, error.reason, f"client {client.node}: {error}", error.advice))
@@ -320,7 +322,7 @@ class Hub(Wakeable):
         client.line.way = None
 
     def _take_turns(self, events: list[LinkEvent], *, heard_all: bool) -> None:
-        now = time.monotonic()
+        now = self._listening.at(time.monotonic())
         for node in self.turns.stalled(now) if heard_all else ():
             self.turns.forget(node)
             self._clients[node].assembler.give_up()

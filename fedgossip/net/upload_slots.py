@@ -27,10 +27,34 @@ TURNS_BYTES = 1 << 30
 """Maximum bytes on their way where clients are slow; never less than TURNS messages."""
 
 QUIET_SECONDS = 0.1
-"""Seconds without a chunk after which a client counts as slow: another may send beside it."""
+"""Seconds of listening without a chunk after which a client counts as slow: another may send beside it."""
 
 STALLED_SECONDS = 10.0
-"""Seconds without a chunk after which a turn is over."""
+"""Seconds of listening without a chunk after which a turn is over."""
+
+
+class ListeningClock:
+    """Seconds in which the coordinator listens: while it adds up what has come, no client is silent and no line slow.
+
+    What it is told are times of one other clock.
+    """
+
+    def __init__(self) -> None:
+        self._away = 0.0
+        self._left: float | None = None
+
+    def leave(self, now: float) -> None:
+        """Stand still from now on."""
+        self._left = now
+
+    def back(self, now: float) -> None:
+        """Go on from now on."""
+        self._away += 0.0 if self._left is None else now - self._left
+        self._left = None
+
+    def at(self, now: float) -> float:
+        """Return what it shows at a time at which it goes."""
+        return now - self._away
 
 
 @dataclass(slots=True)
@@ -40,7 +64,7 @@ class _Turn:
 
 
 class Turns:
-    """`at_once`: maximum number of fast clients that send; `most`: with slow ones.  Times are seconds of one clock."""
+    """`at_once`: maximum number of fast clients that send; `most`: with slow ones.  Times are of a ListeningClock."""
 
     def __init__(self, at_once: int = TURNS, message_bytes: int = 0) -> None:
         self.at_once = at_once

@@ -126,7 +126,8 @@ class ExactSum:
     def _spread(self, start: int, room: Room) -> None:
         """Write the words of a block of the first term, which may lie where they do."""
         (weight,), block = self._weights, self._lone(self._alone)[start : start + BLOCK]
-        self._fine[start : start + BLOCK] = self._bits(weight, block, weight * _peak(block), start, room)
+        peak = self._reach if self._reach < WHOLE else weight * _peak(block)
+        self._fine[start : start + BLOCK] = self._bits(weight, block, peak, start, room)
 
     def _take_back(self, weight: float, vector: Vector, room: Room) -> None:
         for start in range(0, vector.size, BLOCK):
@@ -137,12 +138,17 @@ class ExactSum:
         """Return what the fine word counts of a block of a term; count the rest, so many `times`, in the coarse one."""
         term, part = room[:, : block.size]
         term[...] = block
-        term *= weight
+        if weight != 1:  # else the product is the term
+            term *= weight
         if not peak < WHOLE:
             np.add(term, _TO_COARSE, out=part)
             coarse = self._coarse_word()[start : start + block.size]
-            coarse += times * part.view(np.int64)
-            coarse -= times * _COARSE_BITS
+            if times > 0:
+                coarse += part.view(np.int64)
+                coarse -= _COARSE_BITS
+            else:
+                coarse -= part.view(np.int64)
+                coarse += _COARSE_BITS
             part -= _TO_COARSE
             term -= part
         term += _TO_GRID
@@ -176,17 +182,18 @@ class ExactSum:
         out = self._fine.view(kind)[: self._fine.size]  # each block is read before something is written there
         weight, constants = self.weight, _wrapped(self._counted * _GRID_BITS)
         total, whole = np.empty((2, min(BLOCK, out.size)))
+        grids = weight / GRID  # to the same bits: a power of two rounds nothing
         for start in range(0, out.size, BLOCK):
-            fine = self._fine[start : start + BLOCK]
-            fine -= constants
-            t, w = total[: fine.size], whole[: fine.size]
-            t[...] = fine
-            t *= GRID
-            if self._coarse is not None:
+            t, w = total[: out[start : start + BLOCK].size], whole[: out[start : start + BLOCK].size]
+            t[...] = np.subtract(self._fine[start : start + BLOCK], constants, out=w.view(np.int64))
+            if self._coarse is None:
+                t /= grids
+            else:
+                t *= GRID
                 w[...] = self._coarse[start : start + BLOCK]
                 w *= COARSE
                 t += w  # one rounding of the exact sum
-            t /= weight
+                t /= weight
             out[start : start + BLOCK] = t
         return frozen(out)
 
