@@ -10,6 +10,7 @@ import numpy as np
 
 from fedgossip.machine import Aggregated, LocalWork, RoundDone
 from fedgossip.records import NetworkRow, PeerRow, Row
+from fedgossip.resident_models import ROUNDINGS, Disagreement
 from fedgossip.scores import ACCURACY, Score
 from fedgossip.spans import Span, covered_ns
 from fedgossip.vectors import Vector, Vectors, consensus_distance, mean
@@ -20,9 +21,6 @@ not evaluated, vectors of so many are kept."""
 
 PEERS_IN_EVERY_ROUND = 256
 """On stacked arrays so many peers at most have a row in every round; of more, in the evaluated ones."""
-
-ROUNDINGS = 32
-"""Disagreement is measured down to so many roundings of the vectors' size; see `Network.measured_contraction`."""
 
 
 class Meter:
@@ -217,6 +215,10 @@ class Network:
     def evaluated(self, round: int) -> bool:
         return round % self.every == 0 or round == self.rounds
 
+    def watched(self, round: int) -> bool:
+        """Whether the disagreement of a round is measured."""
+        return self._watch_all or self.evaluated(round)
+
     def started(self, vectors: Sequence[Vector]) -> list[Row]:
         """Record the state before the first round."""
         there = {peer: vectors[peer] for peer in self.counted}
@@ -279,7 +281,28 @@ class Network:
     ) -> list[Row]:
         """Close a round that all peers end at once, from their vectors [n, d]; return the rows to be written now.
 
+        Else as `closed_at_once`.
+        """
+        there: slice | list[int] = slice(None) if len(self.counted) == self.n else list(self.counted)
+
+        def measured() -> Disagreement:
+            return _disagreement(before[there], outgoing[there], after[there])
+
+        return self.closed_at_once(round, losses, of_peers, sent, lambda: after, measured)
+
+    def closed_at_once(
+        self,
+        round: int,
+        losses: Sequence[float | None],
+        of_peers: Callable[[], Sequence[PeerRow]],
+        sent: int,
+        models: Callable[[], Vector],
+        measured: Callable[[], Disagreement],
+    ) -> list[Row]:
+        """Close a round that all peers end at once; return the rows to be written now.
+
         `losses` of all peers; `of_peers` makes their rows, where they are told; `sent`: bytes that all have sent.
+        `models` [n, d] after the round are asked for where it is evaluated, what is `measured` where it is watched.
         In a round that is not evaluated a large network has no rows of peers: the bytes of such rounds are in their
         next row, the losses in no row but the network's.
         """
@@ -291,10 +314,10 @@ class Network:
         total = self._total(round, len(self.counted), sent, [losses[peer] for peer in self.counted])
         counted = list(self.counted)
         if self.evaluated(round):
+            after = models()
             self._fill(total, {peer: after[peer] for peer in counted}, {peer: rows[peer] for peer in counted})
-        if self.evaluated(round) or self._watch_all:
-            there: slice | list[int] = slice(None) if len(counted) == self.n else counted
-            self._measure(total, before[there], outgoing[there], after[there])
+        if self.watched(round):
+            self._put(total, measured())
         return [*rows.values(), total]
 
     def ended(self, peer: int) -> list[Row]:
@@ -341,7 +364,7 @@ class Network:
         if of.after and (self.evaluated(round) or of.after.keys() == of.rows.keys()):
             peers = sorted(of.after)
             before, outgoing = (_of_all(held, peers) for held in (of.before, of.outgoing))
-            self._measure(total, before, outgoing, [of.after[peer] for peer in peers])
+            self._put(total, _disagreement(before, outgoing, [of.after[peer] for peer in peers]))
         return [*rows, total]
 
     def _total(self, round: int, peers: int, sent: int, losses: Sequence[float | None]) -> NetworkRow:
@@ -351,18 +374,14 @@ class Network:
         total.loss = float(np.mean(known)) if known else None
         return total
 
-    def _measure(self, row: NetworkRow, before: Vectors | None, outgoing: Vectors | None, after: Vectors) -> None:
-        """Put the disagreement into `row`: of the same peers each; None: one is not known."""
-        row.consensus_distance = consensus_distance(after)
-        if outgoing is None:
+    def _put(self, row: NetworkRow, found: Disagreement) -> None:
+        """Put the disagreement into `row`."""
+        row.consensus_distance, row.consensus_before, row.update_spread = found.after, found.before, found.spread
+        if found.before is None:
             return
-        row.consensus_before = consensus_distance(outgoing)
-        if before is not None:
-            row.update_spread = consensus_distance(outgoing, before)
-        floor = ROUNDINGS * float(np.finfo(outgoing[0].dtype).eps) * _size(outgoing)
-        self._disagreed |= row.consensus_before > floor
-        if row.consensus_before > floor and row.consensus_distance > floor:
-            self._ratios.append(row.consensus_distance / row.consensus_before)
+        self._disagreed |= found.before > found.floor
+        if found.before > found.floor and found.after > found.floor:
+            self._ratios.append(found.after / found.before)
 
     def _fill(self, total: NetworkRow, vectors: dict[int, Vector], rows: dict[int, PeerRow]) -> None:
         """Put the three scores into `total`, and each peer's into its row unless the peer told it itself."""
@@ -416,6 +435,16 @@ class Network:
 def _of_all(held: Mapping[int, Vector], peers: Sequence[int]) -> Vectors | None:
     """Return the vectors of these peers; None where one is not known."""
     return [held[peer] for peer in peers] if held.keys() >= set(peers) else None
+
+
+def _disagreement(before: Vectors | None, outgoing: Vectors | None, after: Vectors) -> Disagreement:
+    """Return the disagreement of a round from vectors of the same peers each; None: one is not known."""
+    distance = consensus_distance(after)
+    if outgoing is None:
+        return Disagreement(distance)
+    spread = None if before is None else consensus_distance(outgoing, before)
+    floor = ROUNDINGS * float(np.finfo(outgoing[0].dtype).eps) * _size(outgoing)
+    return Disagreement(distance, consensus_distance(outgoing), spread, floor)
 
 
 def _size(vectors: Vectors) -> float:

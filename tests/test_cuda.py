@@ -14,13 +14,17 @@ import pytest
 import torch
 
 from fedgossip import run_local, simulate
-from fedgossip.learning import weights
+from fedgossip.learning import device_stack, weights
 from fedgossip.learning.dataset import Dataset
+from fedgossip.learning.device_mixing import DeviceMixing
+from fedgossip.learning.device_stack import DeviceStack
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.task import TorchTask
+from fedgossip.records import EventRow
 from fedgossip.seeds import stream
 from fedgossip.task import Job
-from fedgossip.vectors import Vector
+from fedgossip.topology import build, resolve
+from fedgossip.vectors import Vector, ordered_mix_rows
 
 NODES = 4
 
@@ -105,6 +109,60 @@ def test_a_run_on_a_gpu_ends_as_on_the_cpu(engine):
         np.testing.assert_allclose(one, other, atol=1e-3)
 
 
+LEARNING: dict[str, Any] = {
+    "rounds": 6,
+    "model": {"source": "mlp:64-16-10"},
+    "train": {"local_steps": 2, "device": "cuda"},
+    "topology": {"graph": "regular:4", "n": 12},
+    "eval": {"every": 3, "watch": False},
+}
+
+
+def on_the_cpu(content: dict[str, Any]) -> dict[str, Any]:
+    return {**content, "train": {**content["train"], "device": "cpu"}}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("graph", ["regular:4", "star", "el-oracle:3"])
+def test_models_that_stay_on_a_gpu_end_as_on_the_cpu(graph, monkeypatch):
+    """And none of it was done in another way: no event says so."""
+    rounds = []
+    feed = DeviceStack._feed
+    monkeypatch.setattr(DeviceStack, "_feed", lambda *how: rounds.append(feed(*how)))
+    content = {**LEARNING, "topology": {"graph": graph, "n": 12}}
+    found, expected = (simulate(each, engine="stacked") for each in (content, on_the_cpu(content)))
+    assert len(rounds) == 6 and not [row for row in found.rows if isinstance(row, EventRow)]
+    for one, other in zip(found.vectors, expected.vectors, strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-3)
+    for one, other in zip(found.network(), expected.network(), strict=True):
+        assert one.bytes_sent == other.bytes_sent
+        assert one.consensus_distance == pytest.approx(other.consensus_distance, rel=1e-2)
+
+
+@pytest.mark.gpu
+def test_a_captured_round_has_the_bits_of_one_that_is_not(monkeypatch):
+    captured = simulate(LEARNING, engine="stacked").digest
+    monkeypatch.setattr(device_stack, "capture_on", lambda _: None)
+    assert simulate(LEARNING, engine="stacked").digest == captured
+
+
+@pytest.mark.gpu
+def test_mixing_on_a_gpu_has_the_bits_of_the_cpu():
+    check_mixing(torch.device("cuda"))
+
+
+def check_mixing(device: torch.device) -> None:
+    for graph in ("regular:4", "star", "complete"):
+        groups = build(resolve(graph, 12, seed=0), "metropolis").rows_by_degree()
+        x = stream(0, "mixed").standard_normal((12, 1001)).astype(np.float32)
+        expected, mixing = np.empty_like(x), DeviceMixing(groups, 12, device)
+        ordered_mix_rows(groups, x, expected)
+        rows, into = torch.tensor(x, device=device), torch.empty(x.shape, device=device)
+        mixing.scale([rows])
+        mixing.mix([rows], [into], 5)
+        assert into.cpu().numpy().tobytes() == expected.tobytes()
+
+
 @pytest.mark.sockets
 @pytest.mark.gpu
 def test_peers_of_this_machine_share_a_gpu_and_say_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
@@ -115,6 +173,10 @@ def test_peers_of_this_machine_share_a_gpu_and_say_nothing(tmp_path: Path, capfd
 
 
 # --- without one --------------------------------------------------------------------------------------------------
+
+
+def test_the_check_of_mixing_holds_on_the_cpu():
+    check_mixing(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("model", DATA)

@@ -19,7 +19,7 @@ FLOORS = [
     {"messages", "limits", "owner_files", "keyed_rows"},
     {"machine", "file_locks"},
     {"task", "roles", "event_kinds"},
-    {"codecs"},
+    {"codecs", "resident_models"},
     {"headers", "records", "topology", "algorithms", "secure", "placement"},
     {"protocols", "forecasts"},
     {"wire", "metrics", "trace", "faults", "learning", "privacy", "audit"},

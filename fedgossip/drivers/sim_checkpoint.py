@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -40,6 +40,15 @@ class Engine(msgspec.Struct):
     """sim | stacked"""
 
 
+@runtime_checkable
+class Elsewhere(Protocol):
+    """A run of which a part may be on another device."""
+
+    def settle(self) -> None:
+        """Bring all of it to its attributes, and to the record."""
+        ...
+
+
 @dataclass(frozen=True)
 class CheckpointedSimulation:
     """What an image is taken of: `run` and `record` by their attributes, what the task remembers of `n` peers.
@@ -56,6 +65,11 @@ class CheckpointedSimulation:
     def _known(self) -> dict[str, object]:
         evaluate = vars(self.record)["_evaluate"]
         return {**self.known, "task": self.task, "record": self.record, "evaluate": evaluate}
+
+    def settle(self) -> None:
+        """Let a run bring what it is to where an image is taken of it; that may write rows."""
+        if isinstance(self.run, Elsewhere):
+            self.run.settle()
 
     def taken(self) -> dict[str, snapshot.Array]:
         """Return all of it as arrays.  Raises ImageError."""
@@ -160,6 +174,7 @@ class Pauses:
         """Write an image; an event says why where that is impossible, and the run goes on."""
         if self.folder is None or not self._possible:
             return
+        self.simulation.settle()
         about = {name: getattr(self.about, name) for name in About.__slots__}
         rows, round = (self.folder / "metrics.jsonl").stat().st_size, min(self.simulation.record.reached)
         try:

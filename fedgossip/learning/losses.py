@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -117,3 +118,9 @@ def fitted(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 def _wide(outputs: torch.Tensor) -> torch.Tensor:
     return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+
+
+def not_finite(node: int, round: int, name: str, loss: float, lr: float) -> TrainingError:
+    """Return the error of a training whose loss `name`, or update, is not finite."""
+    what = f"the loss {name} is {loss}" if not math.isfinite(loss) else "the update is not finite"
+    return TrainingError(f"node {node}, round {round}: {what}", f"Use a smaller lr than {lr:g}, or clip_norm = 1.")

@@ -85,10 +85,10 @@ class LayerStack:
         self._test_rows = IMAGE_ROWS if shape.convolutions else TEST_ROWS
         self._test_blocks: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         self._workspaces: dict[tuple[int, int], Workspace] = {}
-        most = self._block(self.width, 1) * self.width  # no block has more nodes than one of weights alone
+        most = self.plain_block * self.width  # no block has more nodes than one of weights alone
         self._top = top_of(objective.loss, train, shape.sizes[-1], most, device)
-        self._layout = StepLayout(settings, self.width, self._top, device)
-        self._tensor = self._layout.tensor
+        self.layout = StepLayout(settings, self.width, self._top, device)
+        self._tensor = self.layout.tensor
 
     # --- training ---------------------------------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ class LayerStack:
                 part = order[start : start + block]
                 taken = [int(states[j].get("steps", 0)) for j in part]
                 pulls = [pulled[j] for j in part if j in pulled]
-                steps = self._layout.of_plans([plans[j] for j in part], [lrs[j] for j in part], taken, pulls)
+                steps = self.layout.of_plans([plans[j] for j in part], [lrs[j] for j in part], taken, pulls)
                 found = self._train_block(steps, [vectors[j] for j in part], [states[j] for j in part], pulls)
                 outcomes.update(zip(part, found, strict=True))
         return [outcomes[j] for j in range(len(vectors))]
@@ -125,24 +125,28 @@ class LayerStack:
         Return the losses [n], and which differences are finite; of one node the bits are those of `train`.  `each`: as
         in `StackedTask`.
         """
-        n, block = len(models), self._block(self.width, 1)
+        n, block = len(models), self.plain_block
         finite = np.empty(n, np.bool_)
         picked = torch.zeros((len(indices), n, self.width))
         given, trained = _read_only(models), torch.from_numpy(into)
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is said so
             for start in range(0, n, block):
                 rows = slice(start, min(n, start + block))
-                steps = self._layout.of_full_batches(indices[:, rows], lr)
+                steps = self.layout.of_full_batches(indices[:, rows], lr)
                 workspace = self._workspace(rows.stop - start, self.width, 1)
                 workspace.load(0, given[rows])
                 for step in range(len(indices)):
-                    self._pass(workspace, steps, step, picked[step, rows].view(-1), workspace.stacks[0], adds=True)
+                    self.plain_step(workspace, steps, step, picked[step, rows].view(-1))
                 workspace.store(0, trained[rows])
                 difference = np.subtract(into[rows], models[rows], out=into[rows])
                 finite[rows] = np.isfinite(difference.sum(axis=1))  # as below
                 each(rows)
             weight = np.broadcast_to(steps.weight[:, :1], indices.shape)
             return mean_losses(picked.numpy(), weight), finite
+
+    def plain_step(self, workspace: Workspace, steps: Steps, step: int, picked: torch.Tensor) -> None:
+        """Let all nodes of a workspace take a step of plain SGD; `picked` [k * width]: minus what the examples lost."""
+        self._pass(workspace, steps, step, picked, workspace.stacks[0], adds=True)
 
     @torch.no_grad()
     def gradients(
@@ -165,7 +169,7 @@ class LayerStack:
         self, plans: Sequence[BatchPlan], vectors: Sequence[Vector], stretches: GradientStretches | None
     ) -> Iterator[Outcome]:
         k = len(vectors)
-        steps = self._layout.of_gradient(plans)
+        steps = self.layout.of_gradient(plans)
         weight = steps.weight
         workspace = self._workspace(k, self.width, GRADIENT_COPIES)
         workspace.load(0, self._tensor(np.stack(vectors)))
@@ -366,6 +370,11 @@ class LayerStack:
         return self._test_blocks
 
     # --- buffers ----------------------------------------------------------------------------------------------
+
+    @property
+    def plain_block(self) -> int:
+        """How many nodes train at once by plain SGD."""
+        return self._block(self.width, 1)
 
     def _block(self, rows: int, copies: int) -> int:
         """Return how many nodes fit the cache together."""

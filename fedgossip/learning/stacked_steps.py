@@ -61,20 +61,37 @@ class StepLayout:
 
     def of_full_batches(self, indices: Indices, lr: float) -> Steps:
         """Return the steps of plain SGD over examples [steps, k, width], each as long as the settings say."""
-        steps, k, _ = indices.shape
+        steps = len(indices)
+        rows, targets = self.tensor(indices.reshape(steps, -1)), self.tensor(self.top.targets(indices))
+        weight = np.broadcast_to(self.full_weight, indices.shape)
+        return self._plain(rows.unbind(), targets.unbind(), self.tensor(self.full_scale(lr)), weight)
+
+    def of_rows(self, rows: Sequence[torch.Tensor], scale: torch.Tensor, k: int) -> Steps:
+        """As `of_full_batches`, of examples [k * width] a step and of their `full_scale`, which are on the device."""
+        targets = tuple(self.top.placed(examples, k) for examples in rows)
+        return self._plain(tuple(rows), targets, scale, np.broadcast_to(self.full_weight, (len(rows), k, self.width)))
+
+    @property
+    def full_weight(self) -> Floats:
+        """The weight [1, 1, width] of each place of a full batch."""
         counts = np.full((1, 1), self.settings.examples_per_step)
-        weight = self._used(counts) * (np.float32(1) / counts.astype(np.float32))[:, :, None]
-        scale = self.tensor(weight * -np.float32(lr))
+        return self._used(counts) * (np.float32(1) / counts.astype(np.float32))[:, :, None]
+
+    def full_scale(self, lr: float) -> Floats:
+        """Return by what the error of each place of a full batch is multiplied, [1, 1, width]."""
+        return self.full_weight * -np.float32(lr)
+
+    def _plain(
+        self,
+        rows: tuple[torch.Tensor, ...],
+        targets: tuple[torch.Tensor, ...],
+        scale: torch.Tensor,
+        weight: Floats,
+    ) -> Steps:
+        """Return steps of plain SGD that all nodes take."""
         none = torch.empty(0, device=self.device)  # of plain SGD the step is in the scale
-        return Steps(
-            self.tensor(indices.reshape(steps, -1)).unbind(),
-            self.tensor(self.top.targets(indices)).unbind(),
-            (scale,) * steps,
-            np.broadcast_to(weight, indices.shape),
-            *(none, none, none, none),
-            [k] * steps,
-            None,
-        )
+        steps, k, _ = weight.shape
+        return Steps(rows, targets, (scale,) * steps, weight, *(none, none, none, none), [k] * steps, None)
 
     def _drawn(self, plans: Sequence[BatchPlan]) -> tuple[Indices, Indices]:
         """Return the examples [steps, k, width] and how many of them count [steps, k]; most steps come first."""

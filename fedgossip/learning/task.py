@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedgossip.errors import ConfigError, FedgossipError, TrainingError
-from fedgossip.learning import exporting, loading, models, probing, sharing
+from fedgossip.learning import exporting, loading, models, probing, resident, sharing
 from fedgossip.learning.batches import Batches, BatchPlan, Indices
 from fedgossip.learning.bucket_batches import BucketBatches, check_lines
 from fedgossip.learning.dataset import OF_COLUMNS, Dataset, check_kind, check_shares
@@ -25,7 +25,7 @@ from fedgossip.learning.devices import with_float64
 from fedgossip.learning.flat import Layout
 from fedgossip.learning.holdout import LocalTests
 from fedgossip.learning.job_blocks import blocks_of
-from fedgossip.learning.losses import Criterion
+from fedgossip.learning.losses import Criterion, not_finite
 from fedgossip.learning.module_engine import Assignment, ModuleLoop, predictions_of
 from fedgossip.learning.objectives import Objective, objective_of
 from fedgossip.learning.private import PrivateGradients
@@ -39,6 +39,7 @@ from fedgossip.learning.stretches import GradientStretches
 from fedgossip.learning.tops import BY_HAND
 from fedgossip.likeness import Likeness
 from fedgossip.machine import NodeId, Produced, Report
+from fedgossip.resident_models import ResidentModels
 from fedgossip.task import Job, Segment, StackTraining, Update
 from fedgossip.vectors import Vector
 from fedgossip.whole_model import WholeModel
@@ -176,7 +177,7 @@ class TorchTask:
             outcomes = self._sharing.run(lambda: self._attempt(jobs, plans, lrs, states))
         for job, outcome, lr in zip(jobs, outcomes, lrs, strict=True):
             if not (outcome.finite and math.isfinite(outcome.loss)):
-                raise _not_finite(job, self.objective.loss, outcome.loss, lr)
+                raise not_finite(job.node, job.round, self.objective.loss, outcome.loss, lr)
         return [
             Update(
                 outcome.difference,
@@ -203,8 +204,17 @@ class TorchTask:
             losses, finite = self._engine.train_stack(models, into, indices, lr, each)
         if not (finite & np.isfinite(losses)).all():
             node = int(np.argmin(finite & np.isfinite(losses)))
-            raise _not_finite(Job(node, round, models[node]), self.objective.loss, float(losses[node]), lr)
+            raise not_finite(node, round, self.objective.loss, float(losses[node]), lr)
         return StackTraining(losses, lr, len(indices))
+
+    def resident_models(self, n: int, note: Callable[[str, str], None]) -> ResidentModels | None:
+        """See `ResidentTask`: linear layers on a device of `resident.DEVICES`, trained as `trains_stacks` says."""
+        engine, batches = self._engine, self._batches
+        plain = self.settings.plain and self._privacy is None and all(node in self._shares for node in range(n))
+        if not (plain and isinstance(engine, LayerStack) and isinstance(batches, Batches)):
+            return None
+        how = self.settings, self._rounds, self.objective.loss
+        return resident.resident_models(engine, batches, *how, n, note)
 
     def gradients(self, jobs: Sequence[Job]) -> Sequence[Update]:
         """See `GradientTask`.  Where single records are private each batch's gradient has its noise, as in training.
@@ -229,7 +239,9 @@ class TorchTask:
             outcomes = self._sharing.run(lambda: self._gradients(jobs, plans, states, stretches))
         for job, outcome in zip(jobs, outcomes, strict=True):
             if not (outcome.finite and math.isfinite(outcome.loss)):
-                raise _not_finite(job, self.objective.loss, outcome.loss, self.settings.rate(job.round, self._rounds))
+                raise not_finite(
+                    job.node, job.round, self.objective.loss, outcome.loss, self.settings.rate(job.round, self._rounds)
+                )
         found = []
         for job, outcome, plan, more in zip(jobs, outcomes, plans, tested, strict=True):
             steps, told = len(plan.counts), self._told(outcome.loss, plan)
@@ -419,10 +431,3 @@ def _named(job: Job) -> Iterator[None]:
             f"node {job.node}, round {job.round}: training raised {error!r}",
             "Does the model fit the data, and each batch the model?  BatchNorm needs more than one example.",
         ) from error
-
-
-def _not_finite(job: Job, name: str, loss: float, lr: float) -> TrainingError:
-    what = f"the loss {name} is {loss}" if not math.isfinite(loss) else "the update is not finite"
-    return TrainingError(
-        f"node {job.node}, round {job.round}: {what}", f"Use a smaller lr than {lr:g}, or clip_norm = 1."
-    )

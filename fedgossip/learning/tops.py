@@ -12,6 +12,7 @@ other stays at zero with its weights, its label and its error.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,6 +28,10 @@ Array = npt.NDArray[Any]
 class Top(Protocol):
     def targets(self, indices: npt.NDArray[np.int64]) -> Array:
         """Return what `fill` wants of the labels of examples [steps, k, rows], one row per step."""
+        ...
+
+    def placed(self, examples: torch.Tensor, k: int) -> torch.Tensor:
+        """Return the targets of a step's examples [k * rows], which are on the device; nothing is asked of the host."""
         ...
 
     def cut(self, targets: torch.Tensor, active: int, rows: int) -> torch.Tensor:
@@ -53,11 +58,21 @@ class ClassTop:
         self._labels, self._classes = data.y, outputs
         self._minus_ones = torch.full((most,), -1.0, device=device)
 
+    @cached_property
+    def _labels_there(self) -> torch.Tensor:
+        return torch.tensor(self._labels, device=self._minus_ones.device)
+
     def targets(self, indices: npt.NDArray[np.int64]) -> Array:
         """Where in [k, classes, rows] the label of an example stands."""
         steps, k, rows = indices.shape
         places = (np.arange(k) * self._classes)[:, None] + self._labels[indices]
         return np.asarray(places * rows + np.arange(rows)).reshape(steps, -1)
+
+    def placed(self, examples: torch.Tensor, k: int) -> torch.Tensor:
+        labels = self._labels_there.index_select(0, examples).view(k, -1)
+        rows, device = labels.shape[1], labels.device
+        first = torch.arange(0, k * self._classes, self._classes, device=device)
+        return labels.add_(first[:, None]).mul_(rows).add_(torch.arange(rows, device=device)).view(-1)
 
     def cut(self, targets: torch.Tensor, active: int, rows: int) -> torch.Tensor:
         return targets[: active * rows]
@@ -79,14 +94,22 @@ class ClassTop:
 class ColumnTop:
     """Losses of single numbers, the mean over the label columns: mse, mae, huber, bce."""
 
-    def __init__(self, loss: str, data: Dataset, outputs: int) -> None:
-        self._of, self._outputs = OF_COLUMNS[loss], outputs
+    def __init__(self, loss: str, data: Dataset, outputs: int, device: torch.device) -> None:
+        self._of, self._outputs, self._device = OF_COLUMNS[loss], outputs, device
         self._labels = np.zeros((len(data), wide(outputs)), np.float32)
         self._labels[:, :outputs] = data.y
+
+    @cached_property
+    def _labels_there(self) -> torch.Tensor:
+        return torch.tensor(self._labels, device=self._device)
 
     def targets(self, indices: npt.NDArray[np.int64]) -> Array:
         """The labels [steps, k, outputs, rows]."""
         return np.ascontiguousarray(self._labels[indices].transpose(0, 1, 3, 2))
+
+    def placed(self, examples: torch.Tensor, k: int) -> torch.Tensor:
+        labels = self._labels_there.index_select(0, examples)
+        return labels.view(k, -1, labels.shape[1]).transpose(1, 2).contiguous()
 
     def cut(self, targets: torch.Tensor, active: int, rows: int) -> torch.Tensor:  # noqa: ARG002
         return targets[:active]
@@ -151,4 +174,4 @@ def top_of(loss: str, data: Dataset, outputs: int, most: int, device: torch.devi
     """Return the top of a loss, one of BY_HAND, for blocks of `most` examples in all."""
     if loss == "cross-entropy":
         return ClassTop(data, outputs, most, device)
-    return ColumnTop(loss, data, outputs)
+    return ColumnTop(loss, data, outputs, device)

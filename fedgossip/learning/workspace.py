@@ -61,15 +61,34 @@ def order_of(shape: Shape) -> torch.Tensor:
     return torch.cat([*parts, first.permute(0, 2, 3, 1).flatten(), torch.arange(end, shape.length)])
 
 
+def only_turned(shape: Shape, layer: int) -> bool:
+    """Tell whether a linear layer has its weights turned alone."""
+    return layer == 0 and len(shape.sizes) > 2 and not shape.convolutions
+
+
+def stack_of(shape: Shape, k: int, device: torch.device) -> Tensors:
+    """Return a stack of k nodes, of zeros: a tensor [k, ...] per layer."""
+    heights = zip(shape.convolutions, weight_rows(shape.convolutions), strict=True)
+    kernels = [torch.zeros((k, height, layer.outputs), device=device) for layer, part in heights for height in part]
+    sizes = (*shape.sizes[:-1], wide(shape.sizes[-1]))
+    linear = [
+        (padded(inputs), outputs) if only_turned(shape, layer) else (outputs, padded(inputs))
+        for layer, (inputs, outputs) in enumerate(pairwise(sizes))
+    ]
+    return kernels + [torch.zeros((k, *size), device=device) for size in linear]
+
+
 class Workspace:
     """k nodes with `rows` examples each; lists have one tensor per layer, all tensors [k, ...].
 
     stacks[0] holds the weights; for anything but plain SGD stacks[1] the gradients, stacks[2:] the optimiser's slots.
     In a stack the `kernels` tensors of the convolutions come first, as in the vector; every other list is of the linear
-    layers alone.
+    layers alone.  `weights`: a stack that is there already, in place of the first of the `copies`.
     """
 
-    def __init__(self, shape: Shape, k: int, rows: int, copies: int, device: torch.device) -> None:
+    def __init__(
+        self, shape: Shape, k: int, rows: int, copies: int, device: torch.device, weights: Tensors | None = None
+    ) -> None:
         sizes = (*shape.sizes[:-1], wide(shape.sizes[-1]))
         shapes = list(pairwise(sizes))
         self.shape, self.sizes, self.last = shape, sizes, len(shapes) - 1
@@ -77,16 +96,8 @@ class Workspace:
         def zeros(*size: int) -> torch.Tensor:
             return torch.zeros(size, device=device)
 
-        def weights(layer: int) -> torch.Tensor:
-            inputs, outputs = shapes[layer]
-            return zeros(k, padded(inputs), outputs) if self.only_turned(layer) else zeros(k, outputs, padded(inputs))
-
-        kernels = list(zip(shape.convolutions, weight_rows(shape.convolutions), strict=True))
-        self.stacks = [
-            [zeros(k, height, layer.outputs) for layer, part in kernels for height in part]
-            + [weights(layer) for layer in range(len(shapes))]
-            for _ in range(copies)
-        ]
+        given = [] if weights is None else [weights]
+        self.stacks = given + [stack_of(shape, k, device) for _ in range(copies - len(given))]
         self.kernels = len(self.stacks[0]) - len(shapes)
         linear = self.stacks[0][self.kernels :]
         self.turned = [
@@ -107,7 +118,7 @@ class Workspace:
         self._narrow: dict[int, Workspace] = {k: self}
 
     def only_turned(self, layer: int) -> bool:
-        return layer == 0 and self.last > 0 and not self.shape.convolutions
+        return only_turned(self.shape, layer)
 
     def only_straight(self, layer: int) -> bool:
         """Tell whether a layer's products read its weights as they lie."""
@@ -130,6 +141,17 @@ class Workspace:
             found.convolutions = None if self.convolutions is None else self.convolutions.narrow(k)
             found.risen = None if self.risen is None else self.risen[:k]
             found._derive()
+        return found
+
+    def on(self, weights: Tensors) -> Workspace:
+        """Return the same buffers for another stack of weights, of as many nodes; of linear layers alone."""
+        assert self.convolutions is None, "kernels are joined to one stack"
+        found = object.__new__(Workspace)
+        vars(found).update(vars(self))
+        found.stacks = [weights, *self.stacks[1:]]
+        found.turned = [weights[n] if self.only_turned(n) else turned for n, turned in enumerate(self.turned)]
+        found._narrow = {len(self.logits): found}
+        found._derive()
         return found
 
     def _derive(self) -> None:

@@ -43,7 +43,8 @@ from fedgossip.protocols.attacker import Attacker
 from fedgossip.records import Row
 from fedgossip.roles import Roles
 from fedgossip.secure.pairs import SeededPairs
-from fedgossip.simulation.stacked import first_stack, run_stacked
+from fedgossip.simulation.resident_rounds import run_arrays
+from fedgossip.simulation.stacked import first_stack
 from fedgossip.task import LocalTask, Segment
 from fedgossip.topology import (
     Forecast,
@@ -187,7 +188,7 @@ class GossipPlan(PlanDefaults):
 
         def finish(between: Callable[[], None]) -> Results:
             run = task, self.schedule, algorithm, e.rounds, record, write, exchange
-            return Results(run_stacked(*run, stack=stack, between=between, attackers=stacked_attackers(e)))
+            return Results(run_arrays(*run, stack=stack, between=between, attackers=stacked_attackers(e)))
 
         return stack, finish
 

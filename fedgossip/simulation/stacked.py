@@ -73,6 +73,8 @@ class Stack(Generic[State]):
     round: int
     state: State
     meters: StackMeters
+    settle: Callable[[], None] = lambda: None
+    """Brings here what of the run is elsewhere; an image is taken when it is here."""
 
 
 def first_stack(task: LocalTask, n: int, algorithm: GossipAlgorithm[State]) -> Stack[State]:

@@ -1,0 +1,105 @@
+"""Training of all simulated nodes whose models stay on a GPU: batches, rates, losses and errors of a `device_stack`.
+
+A round asks nothing of the device: the next is prepared while it computes.  What it was, losses and whether updates are
+finite, is read when the record wants it, and an error names its node and round then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.errors import TrainingError
+from fedgossip.learning.batches import Batches
+from fedgossip.learning.device_mixing import DeviceMixing
+from fedgossip.learning.device_stack import DeviceStack
+from fedgossip.learning.losses import not_finite
+from fedgossip.learning.settings import TrainSettings
+from fedgossip.learning.sharing import OutOfMemory
+from fedgossip.learning.stacked_engine import LayerStack
+from fedgossip.resident_models import Disagreement
+from fedgossip.vectors import RowGroups, Vector
+
+DEVICES: frozenset[str] = frozenset({"cuda"})
+"""Where models stay: on a CPU it is their own memory that they would be copied from."""
+
+
+class ResidentStack:
+    """`ResidentModels` of a stack of linear layers; see there."""
+
+    def __init__(self, stack: DeviceStack, batches: Batches, settings: TrainSettings, rounds: int, loss: str) -> None:
+        self._stack, self._batches, self._settings = stack, batches, settings
+        self._rounds, self._loss = rounds, loss
+        self._untold: list[tuple[int, float]] = []  # rounds whose losses are on the device, and their rates
+        self._failed: TrainingError | None = None
+
+    def load(self, models: Vector) -> None:
+        with self._errors_of("loading the models"):
+            self._stack.load(models)
+
+    def advance(self, round: int, phase: int | None, groups: RowGroups, *, watched: bool) -> Disagreement | None:
+        stack, lr = self._stack, self._settings.rate(round, self._rounds)
+        indices = self._batches.of_all(round, stack.n)
+        assert indices is not None, "local steps are a number"
+        with self._errors_of(f"round {round}"):
+            mixing = stack.mixing_of(phase, lambda: DeviceMixing(groups, stack.n, stack.device))
+            found = (stack.watched if watched else stack.advance)(indices, lr, mixing, phase)
+        self._untold.append((round, lr))
+        return found
+
+    def losses(self) -> Sequence[npt.NDArray[np.float64]]:
+        """See `ResidentModels`.  Raises TrainingError where a loss or an update was not finite."""
+        if self._failed:
+            raise self._failed
+        with self._errors_of("reading the losses"):
+            losses, finite = self._stack.losses()
+        rounds, self._untold = self._untold, []
+        for place, (round, lr) in enumerate(rounds):
+            whole = finite[place] & np.isfinite(losses[place])
+            if not whole.all():
+                node = int(np.argmin(whole))
+                self._failed = not_finite(node, round, self._loss, float(losses[place, node]), lr)
+                return list(losses[:place])
+        return list(losses)
+
+    def models(self) -> Vector:
+        with self._errors_of("reading the models"):
+            return self._stack.models()
+
+    @contextmanager
+    def _errors_of(self, doing: str) -> Iterator[None]:
+        """Let what the device raises be an error of the training that says where; torch's own are RuntimeErrors."""
+        try:
+            yield
+        except TrainingError:
+            raise
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            text = f"{doing}: {self._stack.device} failed: {reason}"
+            raise TrainingError(text, 'Go on with --resume, or take train.device = "cpu".') from error
+
+
+def resident_models(
+    engine: LayerStack,
+    batches: Batches,
+    settings: TrainSettings,
+    rounds: int,
+    loss: str,
+    n: int,
+    note: Callable[[str, str], None],
+) -> ResidentStack | None:
+    """Return n models that stay on the engine's device; None where none do, or they do not fit, which `note` is told.
+
+    Of plain SGD that takes a number of local steps a round.
+    """
+    if engine.device.type not in DEVICES or engine.shape.convolutions or settings.local_steps is None:
+        return None
+    try:
+        stack = DeviceStack(engine, n, settings.local_steps, note)
+    except OutOfMemory:
+        note("not_resident", f"{n} models, twice, do not fit into the memory of {engine.device}")
+        return None
+    return ResidentStack(stack, batches, settings, rounds, loss)

@@ -1,0 +1,143 @@
+"""Gossip on arrays that stay on a training device: the rounds and rows of `stacked`, read back where they are told.
+
+    every round     batches go to the device; it trains and mixes; what it lost stays there
+    watched rounds  the disagreement comes back, three numbers
+    evaluated ones  the models, for they are evaluated as vectors; also for an image, and at the end
+
+Rows of the record are written when the losses have been read: of a watched round at once, of others a few rounds later,
+and always before an image is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from fedgossip.algorithms.base import GossipAlgorithm
+from fedgossip.algorithms.dsgd import DSGD
+from fedgossip.metrics import Network
+from fedgossip.records import EventRow, Row
+from fedgossip.resident_models import Disagreement, ResidentModels, ResidentTask
+from fedgossip.simulation.attackers import StackedAttackers
+from fedgossip.simulation.stacked import (
+    PLAIN,
+    Edges,
+    RoundBytes,
+    Stack,
+    StackedExchange,
+    first_stack,
+    run_stacked,
+)
+from fedgossip.task import LocalTask
+from fedgossip.topology import Schedule
+from fedgossip.vectors import Vector
+
+ROUNDS_UNTOLD = 16
+"""Rounds whose rows wait for their losses at most: a task keeps those of so many."""
+
+
+def run_arrays(
+    task: LocalTask,
+    schedule: Schedule,
+    algorithm: GossipAlgorithm[Any],
+    rounds: int,
+    record: Network,
+    write: Callable[[Row], None],
+    exchange: StackedExchange = PLAIN,
+    *,
+    stack: Stack[Any] | None = None,
+    between: Callable[[], None] = lambda: None,
+    attackers: StackedAttackers | None = None,
+) -> list[Vector]:
+    """`run_stacked`; with the models on the task's device, where they may stay there and are all that is mixed."""
+    stack = stack or first_stack(task, schedule.n, algorithm)
+    if isinstance(task, ResidentTask) and type(algorithm) is DSGD and exchange is PLAIN and not attackers:
+        run = ResidentRun(schedule, algorithm, record, write, exchange, stack, task.schema)
+        models = task.resident_models(schedule.n, run.note)
+        if models is not None:
+            return run.finished(models, rounds, between)
+    how: Any = {"stack": stack, "between": between, "attackers": attackers}
+    return run_stacked(task, schedule, algorithm, rounds, record, write, exchange, **how)
+
+
+class ResidentRun:
+    """A run whose models are on a device; `stack` is brought up to it when an image is taken, and at the end."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        algorithm: DSGD,
+        record: Network,
+        write: Callable[[Row], None],
+        exchange: StackedExchange,
+        stack: Stack[Any],
+        schema: str,
+    ) -> None:
+        self._schedule, self._algorithm, self._record, self._write = schedule, algorithm, record, write
+        self._exchange, self._stack, self._schema = exchange, stack, schema
+        self._edges = Edges(schedule)
+        self._like = algorithm.model(stack.state)[:1]
+        self._round = stack.round
+        self._untold: list[tuple[int, RoundBytes]] = []
+
+    def note(self, name: str, text: str) -> None:
+        """Tell that the device goes on otherwise than meant."""
+        self._write(EventRow(self._round, -1, name, text))
+
+    def finished(self, models: ResidentModels, rounds: int, between: Callable[[], None]) -> list[Vector]:
+        """Go through the rounds that are left; return the final vectors, one per node."""
+        self._models = models
+        models.load(self._algorithm.model(self._stack.state))
+        self._stack.settle = self._settle
+        try:
+            for number in range(self._stack.round, rounds):
+                between()
+                self._advance(number)
+        except KeyboardInterrupt:
+            if self._untold and self._record.watched(self._untold[-1][0] + 1):
+                self._untold.pop()  # it was interrupted before its disagreement was there
+            self._tell(None)
+            raise
+        self._settle()
+        return list(self._algorithm.model(self._stack.state))
+
+    def _advance(self, number: int) -> None:
+        mixing, period = self._schedule.mixing(number), self._schedule.period
+        self._round = number + 1
+        watched = self._record.watched(number + 1)
+        phase = number % period if period else None
+        found = self._models.advance(number, phase, mixing.rows_by_degree(), watched=watched)
+        self._untold.append((number, self._exchange.carried(self._edges, number, self._schema, (self._like,))))
+        if watched or len(self._untold) == ROUNDS_UNTOLD:
+            self._tell(found)
+
+    def _tell(self, measured: Disagreement | None) -> None:
+        """Write the rows of the rounds that are not told yet; `measured` of the last one, where it is watched."""
+        untold, self._untold = self._untold, []
+        if not untold:
+            return
+        known = self._models.losses()
+        for (number, traffic), losses in zip(untold, known, strict=False):
+            self._tell_one(number + 1, losses.tolist(), traffic, measured)
+        if len(known) < len(untold):
+            self._models.losses()  # which raises
+
+    def _tell_one(self, round: int, losses: list[float], traffic: RoundBytes, measured: Disagreement | None) -> None:
+        stack, record = self._stack, self._record
+        stack.round = round
+        stack.meters.carried(traffic)
+
+        def disagreement() -> Disagreement:
+            assert measured is not None, "a watched round is told at once"
+            return measured
+
+        sent = int(traffic.sent[0].sum())
+        rows = partial(stack.meters.rows, round, losses)
+        for row in record.closed_at_once(round, losses, rows, sent, self._models.models, disagreement):
+            self._write(row)
+
+    def _settle(self) -> None:
+        """Bring what is on the device to where an image is taken of it: rows to the record, models to the stack."""
+        self._tell(None)
+        self._stack.state = self._algorithm.start(self._models.models())
