@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from pathlib import Path
@@ -27,14 +27,16 @@ from commands import in_process, start
 from test_clusters import await_until, processes_of, written
 
 from fedgossip.clusters import ray as ray_engine
-from fedgossip.clusters import ray_node
+from fedgossip.clusters import ray_cluster, ray_node
 from fedgossip.clusters.placing import run_placed
 from fedgossip.clusters.ray_cluster import connected
-from fedgossip.clusters.resources import RAY, Resources
+from fedgossip.clusters.resources import RAY, SLURM, Resources
 from fedgossip.drivers.simulate import simulate
 from fedgossip.errors import ConfigError, NetworkError
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
+from fedgossip.report import comparison, sections
+from fedgossip.watching import follow
 
 NOT_HERE = "Ray is not installed (240 MB): pip install 'fedgossip[cluster]'"
 
@@ -127,6 +129,30 @@ def test_actors_end_with_the_digest_of_the_simulator_and_their_folders_are_here(
         assert json.loads((here / "ended.json").read_text())["status"] == "finished"
         assert (here / "model" / "weights.safetensors").exists()
     assert not stand_in.open and not list(tmp_path.glob("fedgossip-*"))  # nothing is left on the nodes
+
+
+@pytest.mark.sockets
+def test_a_launch_ends_with_words_for_people(
+    stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(tmp_path, rounds=1)
+    said = in_process(["launch", "q.toml", "--on", "ray", "--out", "run"], tmp_path, monkeypatch, capsys)
+    assert said.code == 0 and "2 peers, ring, 1 round, real processes, actors of Ray" in said.out, said
+    assert "as real processes, actors of Ray" in (tmp_path / "run" / "report.html").read_text()
+
+
+@pytest.mark.parametrize("told", [follow.DRIVERS, sections.DRIVERS, comparison.DRIVERS])
+def test_runs_of_every_engine_are_told_in_words(told: Mapping[str, str]) -> None:
+    assert told.keys() == {"sim", "stacked", "local", "peers", SLURM, RAY}
+
+
+def test_a_cluster_that_does_not_start_here_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_given: object) -> None:
+        raise Exception("The current node timed out during startup.")  # as Ray does
+
+    monkeypatch.setattr(ray_cluster, "imported", lambda *_: SimpleNamespace(init=init))
+    with pytest.raises(NetworkError, match="does not start on this machine: The current node timed out"):
+        connected("local")
 
 
 @pytest.mark.long

@@ -212,7 +212,7 @@ def _described(summary: dict[str, Any], record: Sequence[Row]) -> list[tuple[str
         return _gossiped(summary)
     from fedgossip.watching.follow import DRIVERS
 
-    what = f"{roles_in(summary).said}, {summary.get('algorithm', summary['name'])}, {summary['rounds']} rounds"
+    what = f"{roles_in(summary).said}, {summary.get('algorithm', summary['name'])}, {_some(summary['rounds'], 'round')}"
     return [("run", f"{what}, {DRIVERS[summary['driver']]}"), *_compared(summary)]
 
 
@@ -281,7 +281,7 @@ def _federated(summary: dict[str, Any], record: Sequence[Row]) -> list[tuple[str
     from fedgossip.watching.follow import DRIVERS
 
     sees = "sums alone" if summary["secure"] else "EVERY UPDATE: no secure sum"
-    what = f"{summary['clients']} clients, {summary['algorithm']}, {summary['rounds']} rounds"
+    what = f"{_some(summary['clients'], 'client')}, {summary['algorithm']}, {_some(summary['rounds'], 'round')}"
     rows = [("run", f"{what}, {DRIVERS[summary['driver']]}"), ("coordinator sees", sees)]
     if summary["score"]["averaged"] is not None:
         rows += [*_at_clients(record), *_compared(summary)]
@@ -305,8 +305,8 @@ def _gossiped(summary: dict[str, Any]) -> list[tuple[str, str]]:
     from fedgossip.watching.follow import DRIVERS
 
     forecast, driver = summary["forecast"], DRIVERS[summary["driver"]]
-    peers = f"{summary['n']} peer{'s' * (summary['n'] != 1)}"
-    rows = [("run", f"{peers}, {summary['graph']}, {summary['rounds']} rounds, {driver}")]
+    peers, rounds = _some(summary["n"], "peer"), _some(summary["rounds"], "round")
+    rows = [("run", f"{peers}, {summary['graph']}, {rounds}, {driver}")]
     rows += _compared(summary)
     rows.append(("consensus distance", f"{summary['consensus_distance']:.6g}"))
     promised = forecast["slem"] if forecast["slem"] is not None else forecast.get("rate")
@@ -321,6 +321,10 @@ def _gossiped(summary: dict[str, Any]) -> list[tuple[str, str]]:
             measured += " for rounds in which nobody is missing"
         rows.append(("contraction per round", measured))
     return [*rows, *_forecast(summary)]
+
+
+def _some(count: int, word: str) -> str:
+    return f"{count} {word}" + "s" * (count != 1)
 
 
 def _forecast(summary: dict[str, Any]) -> list[tuple[str, str]]:

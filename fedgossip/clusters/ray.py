@@ -113,7 +113,8 @@ class RayProcesses:
             advice = f"{free} processors of the cluster are free now; wait for more with --start-timeout."
             raise NetworkError(text, advice)
         found = [str(self._answer(ref, until)) for ref in hosts]
-        self._tell(f"{self._count} actors of Ray on {len(set(found))} nodes")
+        nodes = len(set(found))
+        self._tell(f"{self._count} actors of Ray on {nodes} node{'s' * (nodes != 1)}")
         return found
 
     def _answer(self, ref: Any, until: float) -> Any:

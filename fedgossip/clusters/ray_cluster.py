@@ -14,6 +14,7 @@ from fedgossip.errors import NetworkError
 ANSWER_SECONDS = 15.0
 """How long a cluster may take to answer; Ray itself waits for minutes."""
 
+ADVICE_HERE = "Is the machine busy, or short of memory?  Ray's words are in /tmp/ray/session_latest/logs."
 TRIES = "RAY_NUM_REDIS_GET_RETRIES", "12"
 """Ray's variable, which its import reads: a server that speaks HTTP/2 and is no cluster is asked once a second."""
 ADVICE = "Start one: ray start --head; or try it here, with local.  Of a cluster with a token: RAY_AUTH_MODE=token."
@@ -42,8 +43,10 @@ def connected(address: str, cpus: int = 0) -> Any:
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(**where, log_to_driver=False, logging_level="error")
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+    except Exception as error:  # Ray raises Exception itself where a node that it starts takes too long
         told = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if address == LOCAL:
+            raise NetworkError(f"Ray does not start on this machine: {told}", ADVICE_HERE) from None
         raise NetworkError(f"no Ray cluster at {address}: {told}", ADVICE) from None
     finally:
         if threading.current_thread() is threading.main_thread():  # no other one may

@@ -26,7 +26,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Named = tuple[str, RecordedRun]
-DRIVERS = {"sim": "simulated", "stacked": "stacked", "local": "real processes", "peers": "started one by one"}
+DRIVERS = {
+    "sim": "simulated",
+    "stacked": "stacked",
+    "local": "real processes",
+    "peers": "started one by one",
+    "slurm": "tasks of Slurm",
+    "ray": "actors of Ray",
+}
 MARKERS = "osD^vP*X"
 
 

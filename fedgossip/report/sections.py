@@ -34,6 +34,8 @@ DRIVERS = {
     "stacked": "as stacked arrays",
     "local": "as real processes on one machine",
     "peers": "as real processes, started one by one",
+    "slurm": "as real processes, tasks of Slurm",
+    "ray": "as real processes, actors of Ray",
 }
 SIMULATED = {"sim", "stacked"}
 

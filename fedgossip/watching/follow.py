@@ -29,6 +29,7 @@ DRIVERS = {
     "local": "real processes, this machine",
     "peers": "real processes, started one by one",
     "slurm": "real processes, tasks of Slurm",
+    "ray": "real processes, actors of Ray",
 }
 
 
