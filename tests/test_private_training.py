@@ -19,9 +19,10 @@ from torch.nn import functional
 from fedgossip.errors import ConfigError
 from fedgossip.learning import models, optimizers, private
 from fedgossip.learning.dataset import Dataset
+from fedgossip.learning.layered import Layered
 from fedgossip.learning.losses import Criterion
 from fedgossip.learning.objectives import Objective
-from fedgossip.learning.per_example import Alone, Hooked, check_apart, per_example, trained
+from fedgossip.learning.per_example import Alone, check_apart, per_example, trained
 from fedgossip.learning.private import UNITS, PrivateGradients, add_clipped
 from fedgossip.learning.record_privacy import PoissonBatches, RecordPrivacy
 from fedgossip.learning.settings import TrainSettings
@@ -194,9 +195,12 @@ def test_one_more_example_in_a_batch_moves_the_gradient_by_the_clip_at_most(mode
     gradients.begin(0, 0)
     x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
     for size in (0, 1, 20):
-        without = gradients._clipped_sums(x[:size], y[:size])
-        with_it = gradients._clipped_sums(x[: size + 1], y[: size + 1])
-        moved = torch.cat([(a - b).reshape(-1) for a, b in zip(with_it, without, strict=True)])
+        with torch.no_grad():
+            without, with_it = (
+                torch.cat([part.clone() for part in gradients._clipped_sum(x[:some], y[:some])]).round()
+                for some in (size, size + 1)
+            )
+        moved = with_it - without
         # the other examples' gradients are theirs to float32, which is below the margin
         assert float(moved.norm()) <= UNITS * (1 + 1e-4)
 
@@ -284,9 +288,11 @@ def test_running_statistics_stay_what_they_were():
     norm = nn.InstanceNorm2d(4, track_running_stats=True)
     module = nn.Sequential(nn.Conv2d(1, 4, 3), norm, nn.Flatten(), nn.Linear(144, 3))
     before = [buffer.clone() for buffer in module.buffers()]
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
     gradients = PrivateGradients(module, CLIPS, HOW, SHARES, 1)
     gradients.check(torch.from_numpy(IMAGES.x[:2]), torch.from_numpy(IMAGES.y[:2]))
-    gradients._clipped_sums(torch.from_numpy(IMAGES.x), torch.from_numpy(IMAGES.y))
+    gradients.fill(torch.from_numpy(IMAGES.x), torch.from_numpy(IMAGES.y))
     assert all(torch.equal(a, b) for a, b in zip(module.buffers(), before, strict=True))
 
 
@@ -324,10 +330,10 @@ class Scaled(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scale = nn.Parameter(torch.ones(12))
+        self.scale, self.all = nn.Parameter(torch.ones(12)), nn.Parameter(torch.tensor(1.0))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.scale
+        return x * self.scale * self.all
 
 
 def apart(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
@@ -378,6 +384,16 @@ class Last(nn.Module):
         return self.layer(x)[0][:, -1]
 
 
+def test_parameters_of_one_number_are_trained_too():
+    module = nn.Sequential(Scaled(), nn.Linear(12, 4))
+    for parameter in module.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    gradients = PrivateGradients(module, CLIPS, HOW, SHARES, 1)
+    gradients.begin(0, 0)
+    gradients.fill(X, Y)
+    assert module[0].all.grad
+
+
 def test_dropout_and_frozen_layers_are_allowed():
     module = nn.Sequential(nn.Linear(12, 8), nn.Dropout(0.5), nn.Linear(8, 4))
     for parameter in module[0].parameters():
@@ -391,15 +407,18 @@ def test_the_first_looks_at_a_model_leave_its_gradients_and_random_numbers_alone
     state = torch.get_rng_state()
     check_apart(module, way, X[:2], Y[:2])
     assert torch.equal(torch.get_rng_state(), state)
-    assert isinstance(way, Hooked)
+    assert isinstance(way, Layered)
     assert Criterion(Objective()).summed(module(X), Y).requires_grad
 
 
 def test_big_batches_are_taken_in_parts_and_come_to_the_same(monkeypatch):
-    whole = train(task_of("mlp:12-7-4", FLAT, TrainSettings(device="cpu", batch_size=60, local_steps=1)))
-    monkeypatch.setattr(private, "CHUNK_ELEMENTS", 1000)  # eight examples
-    parts = train(task_of("mlp:12-7-4", FLAT, TrainSettings(device="cpu", batch_size=60, local_steps=1)))
-    assert np.allclose(whole.difference, parts.difference, rtol=0, atol=0.1 * 0.7 / UNITS * 2)
+    how = TrainSettings(device="cpu", batch_size=60, local_steps=1)
+    for model, data in (("cnn:small", IMAGES), ("chars:5", TEXT)):  # by layers, and one example after another
+        with monkeypatch.context() as patch:
+            whole = train(task_of(model, data, how))
+            patch.setattr(private, "CHUNK_ELEMENTS", 50_000)
+            parts = train(task_of(model, data, how))
+        assert np.allclose(whole.difference, parts.difference, rtol=0, atol=0.1 * 0.7 / UNITS * 8)
 
 
 @pytest.mark.parametrize("wrong", [(0.0, 1.0), (math.nan, 1.0), (1e7, 1.0), (1.0, -1.0), (1.0, 1e-4), (1.0, 300.0)])
@@ -411,7 +430,7 @@ def test_privacy_out_of_range_is_refused(wrong):
 def test_without_opacus_the_advice_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "opacus.grad_sample", None)
     with pytest.raises(ConfigError, match="opacus") as error:
-        task_of("cnn:small", IMAGES)
+        per_example(nn.Sequential(Scaled(), nn.Linear(12, 4)))
     assert error.value.advice == "pip install 'fedgossip[privacy]'"
     assert train(task_of("softmax", FLAT, privacy=None)).metrics["loss"] > 0
 

@@ -85,6 +85,14 @@ def test_any_size_can_be_drawn() -> None:
         assert drawn.shape == (size,) and drawn.dtype == np.int64
 
 
+@pytest.mark.parametrize("sigma", [0.5, 8.0, 2.0**20, 2.0**28])
+def test_noise_that_fills_an_array_of_floats_is_the_noise_that_is_drawn(sigma: float) -> None:
+    drawn = discrete_gaussian(sigma, 3 * noise.BLOCK + 5, entropy_of("filled", sigma))
+    floats = np.full(len(drawn), np.nan)
+    noise.fill_discrete_gaussian(floats, sigma, entropy_of("filled", sigma))
+    assert np.array_equal(floats, drawn)
+
+
 def test_noise_outside_of_what_is_exact_is_refused() -> None:
     for sigma in (0.49, 2.0**28 * 1.01, math.inf, math.nan, -1.0):
         with pytest.raises(ConfigError, match="the sampler draws"):
@@ -134,7 +142,7 @@ def test_a_tail_has_the_probabilities_of_the_definition(sigma: float) -> None:
     cells, tries = noise.cells_of(sigma), 40_000
     (tails,) = cells.side.nonzero()
     values = np.zeros(tries, np.int64)
-    missed = cells._missed(np.resize(tails, tries), np.arange(tries), values, keystream(bytes(32)))
+    missed = cells._missed(np.resize(tails, tries), values, keystream(bytes(32)))
     drawn = values[~missed]
     assert (np.where(drawn < 0, -drawn, drawn) >= cells.tail_start).all()
     right = drawn[drawn > 0]
@@ -177,9 +185,9 @@ def test_decimal_arithmetic_settles_what_float64_would_have_said(sigma: float, m
     """The same 63 bits, all of them taken as not enough."""
     cells, chosen, values = across(sigma, 300)
     slow_values = values.copy()
-    quick = cells._missed(chosen, np.arange(300), values, keystream(bytes(32)))
+    quick = cells._missed(chosen, values, keystream(bytes(32)))
     monkeypatch.setattr(noise, "SLACK", math.inf)
-    slow = cells._missed(chosen, np.arange(300), slow_values, keystream(bytes(32)))
+    slow = cells._missed(chosen, slow_values, keystream(bytes(32)))
     assert np.array_equal(quick, slow) and np.array_equal(values, slow_values)
     assert 30 < quick.sum() < 270
 
@@ -202,7 +210,7 @@ def test_decisions_by_decimal_arithmetic_alone_have_the_probabilities_of_the_def
     kept = cells.side[chosen] == 0
     chosen, values = chosen[kept], values[kept]
     monkeypatch.setattr(noise, "SLACK", math.inf)
-    missed = cells._missed(chosen, np.arange(len(values)), values, keystream(bytes(32)))
+    missed = cells._missed(chosen, values, keystream(bytes(32)))
     assert cells.width == 1
     reach = [float(cells.rows * f(int(y), 3.0)) % 1 for y in values]
     expected, spread = sum(reach), math.sqrt(sum(one * (1 - one) for one in reach))
@@ -215,7 +223,7 @@ def test_a_height_of_which_too_few_bits_are_known_is_settled_by_more(monkeypatch
     asked = []
     monkeypatch.setattr(noise, "SURE", 1 << 60)
     monkeypatch.setattr(noise, "_is_below", lambda height, *_: asked.append(height) or True)
-    cells._missed(chosen, np.arange(300), values, keystream(bytes(32)))
+    cells._missed(chosen, values, keystream(bytes(32)))
     low = int((cells.row[chosen] == 0).sum())
     assert 0 < len(asked) < low and all(height < 1 << 60 for height in asked)
 

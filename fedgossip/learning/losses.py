@@ -82,6 +82,8 @@ class Criterion:
             numbers = self._values(fitted(outputs, labels), labels)
         else:
             flat = outputs.reshape(-1, outputs.shape[-1])
+            if labels.dim() == 1:
+                return functional.cross_entropy(flat, labels, reduction="sum")
             numbers = functional.cross_entropy(flat, labels.reshape(-1), reduction="none")
         return numbers.reshape(len(labels), -1).mean(1).sum()
 

@@ -1,9 +1,9 @@
-"""The gradient of each example alone, of a whole batch at once: factors of linear layers (`factored`), opacus's hooks
-on every layer, or one after another.
+"""The gradient of each example alone, of a whole batch at once: by our formulas where they cover all layers
+(`layered`), else by opacus's hooks on every layer, or one after another.
 
 What a model does with one example must not depend on the others of its batch, or the gradient of an example is not its
-own: BatchNorm is refused by name, and any other mixing by looking at two examples together and alone.  That opacus
-knows every layer is looked at too: the gradients of the examples add up to that of the batch.
+own: BatchNorm is refused by name, and any other mixing by looking at two examples together and alone.  That each
+gradient is its example's is looked at too: they add up to that of the batch, and are those of each example alone.
 
 Source: Yousefpour et al., Opacus: user-friendly differential privacy library in PyTorch, 2021.
 """
@@ -11,14 +11,15 @@ Source: Yousefpour et al., Opacus: user-friendly differential privacy library in
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from fedgossip.errors import ConfigError
-from fedgossip.learning.factored import Factored, linear_layers
+from fedgossip.learning.layered import Layered, known_layers
 from fedgossip.learning.losses import Criterion
 from fedgossip.learning.objectives import Objective
 
@@ -30,6 +31,8 @@ ONE_BY_ONE = (nn.RNNBase, nn.MultiheadAttention, nn.EmbeddingBag)
 
 
 class PerExample(Protocol):
+    criterion: Criterion
+
     def gradients(self, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         """Return [b, *shape] per trained parameter, in their order, of b >= 1 examples; the module is in training."""
         ...
@@ -47,10 +50,10 @@ def per_example(module: nn.Module, criterion: Criterion | None = None) -> PerExa
                 "them can be hidden",
                 "Use torch.nn.GroupNorm, which normalises each example alone, or privacy for whole clients.",
             )
-    if layers := linear_layers(module):
-        return Factored(module, layers, criterion)
     if any(isinstance(part, ONE_BY_ONE) for part in module.modules()):
         return Alone(module, criterion)
+    if layers := known_layers(module):
+        return Layered(module, layers, criterion)
     return Hooked(module, criterion)
 
 
@@ -58,7 +61,7 @@ class Hooked:
     """By opacus: its formula for the layers that it knows, functorch for others."""
 
     def __init__(self, module: nn.Module, criterion: Criterion | None = None) -> None:
-        self._trained, self._criterion = trained(module), criterion or Criterion(Objective())
+        self._trained, self.criterion = trained(module), criterion or Criterion(Objective())
         try:
             self._wrapped = _grad_sample_module()(module, loss_reduction="sum", strict=False)
         except NotImplementedError as error:
@@ -69,11 +72,22 @@ class Hooked:
     def gradients(self, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         for parameter in self._trained:
             parameter.grad_sample = None  # type: ignore[attr-defined]
-        loss = self._criterion.summed(self._wrapped(x), y)
+        loss = self.criterion.summed(self._wrapped(x), y)
         with warnings.catch_warnings():  # of hooks on a layer whose input has no gradient: it needs none
             warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
             loss.backward()  # type: ignore[no-untyped-call]
         return [self._take(parameter, len(x)) for parameter in self._trained]
+
+    @contextmanager
+    def unhooked(self) -> Iterator[None]:
+        """Let passes go by that are not of `gradients`."""
+        self._wrapped.disable_hooks()
+        try:
+            with warnings.catch_warnings():  # as above
+                warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
+                yield
+        finally:
+            self._wrapped.enable_hooks()
 
     def _take(self, parameter: nn.Parameter, examples: int) -> torch.Tensor:
         found: torch.Tensor | None = parameter.grad_sample  # type: ignore[attr-defined]
@@ -86,14 +100,15 @@ class Alone:
 
     def __init__(self, module: nn.Module, criterion: Criterion | None = None) -> None:
         self._module, self._trained = module, trained(module)
-        self._criterion = criterion or Criterion(Objective())
+        self.criterion = criterion or Criterion(Objective())
 
     def gradients(self, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
-        each = [self._one(x[k : k + 1], y[k : k + 1]) for k in range(len(x))]
+        each = [self.of_batch(x[k : k + 1], y[k : k + 1]) for k in range(len(x))]
         return [torch.stack(column) for column in zip(*each, strict=True)]
 
-    def _one(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        loss = self._criterion.summed(self._module(x), y)
+    def of_batch(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the sum of the examples' gradients."""
+        loss = self.criterion.summed(self._module(x), y)
         found = torch.autograd.grad(loss, self._trained, allow_unused=True)
         return tuple(torch.zeros_like(p) if g is None else g for p, g in zip(self._trained, found, strict=True))
 
@@ -114,10 +129,11 @@ def check_apart(module: nn.Module, way: PerExample, x: torch.Tensor, y: torch.Te
                 "what the model says of an example depends on the other examples of its batch: none can be hidden",
                 "Normalise each example alone (GroupNorm, LayerNorm), or use privacy for whole clients.",
             )
-        if not _adds_up(module, way, x, y):
+        if wrong := _not_their_own(module, way, x, y):
             raise ConfigError(
-                "the gradients of single examples do not add up to that of the batch: opacus does not know a layer",
-                "Use a parameter in the layer that owns it, one input per layer; or torch's own layers.",
+                f"the gradients of single examples {wrong}: how a layer is used is not known",
+                "Use a parameter in the layer that owns it, one input per layer with the batch first; or torch's own "
+                "layers.",
             )
     restore(module, kept)
 
@@ -136,18 +152,29 @@ def _mixes(module: nn.Module, x: torch.Tensor) -> bool:
     return not _near(module(x[:1])[0], together[0])
 
 
-def _adds_up(module: nn.Module, way: PerExample, x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether the gradients add up, all from the same random numbers (dropout)."""
+def _not_their_own(module: nn.Module, way: PerExample, x: torch.Tensor, y: torch.Tensor) -> str:
+    """Return what is wrong with the gradients, which are looked at from the same random numbers; "": nothing."""
     if isinstance(way, Alone):
-        return True
-    parameters = trained(module)
-    for parameter in parameters:
-        if parameter.grad is not None:
-            parameter.grad.zero_()
-    apart = way.gradients(x, y)  # the same backward pass has filled .grad
-    summed = torch.cat([one.sum(0).reshape(-1) for one in apart])
-    together = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters])
-    return _near(summed, together)
+        return ""
+    with torch.random.fork_rng():
+        apart = way.gradients(x, y)
+    if any(len(one) != len(x) for one in apart):
+        return "are not as many as the examples"
+    alone = Alone(module, way.criterion)
+    with way.unhooked() if isinstance(way, Hooked) else nullcontext():
+        with torch.random.fork_rng():
+            together = alone.of_batch(x, y)
+        if not _near(*(_line(parts) for parts in ([one.sum(0) for one in apart], together))):
+            return "do not add up to that of the batch"
+        with torch.no_grad():
+            repeats = torch.equal(module(x), module(x))  # without dropout
+        if repeats and not _near(_line(apart), _line(alone.gradients(x, y))):
+            return "are not those of each of them alone"
+    return ""
+
+
+def _line(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([one.reshape(-1) for one in parts])
 
 
 def _near(found: torch.Tensor, expected: torch.Tensor) -> bool:

@@ -10,10 +10,11 @@ released updates; it costs nothing.  A batch may be empty: that step is noise.  
 B, which would tell.  Buffers (running statistics) keep what they were: they would be seen without noise.  The loss is
 not private and is not reported.
 
-Gradients and noise are whole numbers (`secure.noise`) of units of clip / UNITS: each g_i is rounded towards zero and
-the sum is exact, so no rounding makes one longer than `clip`, and the last bits of the result say nothing.  Of linear
-layers the sum is one product, and is rounded as a whole: `cut_sums` says what that takes off the clip.  Floating point
-sums and noise have been broken by last bits: Mironov, CCS 2012; Casacuberta et al., CCS 2022.
+Sums and noise are whole numbers (`secure.noise`) of units of clip / UNITS, so that the last bits of the result say
+nothing.  Where all layers are known (`layered`) sums are rounded, not gradients, and most layers have no gradient of an
+example: `cut_sums` says what that takes off the clip.  Else each g_i is rounded towards zero and the sum is exact.
+Neither way an example counts more than `clip`.  Floating point sums and noise have been broken by last bits: Mironov,
+CCS 2012; Casacuberta et al., CCS 2022.
 
 The account of one job: `steps` releases of noise multiplier `noise` at rate q; see `privacy.accounting`.  It takes m,
 and what follows from it, as known.  A job that is trained again, from a checkpoint say, is another release.
@@ -24,19 +25,20 @@ Source: Abadi et al., Deep learning with differential privacy, CCS 2016, algorit
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
 
 from fedgossip.learning.batches import Indices
-from fedgossip.learning.factored import Factored, Factors
+from fedgossip.learning.layer_gradients import LayerGradients, parts, squares
+from fedgossip.learning.layered import Layered
 from fedgossip.learning.losses import Criterion
 from fedgossip.learning.optimizers import square_root
 from fedgossip.learning.per_example import check_apart, per_example, restore, trained
 from fedgossip.learning.record_privacy import RecordPrivacy, private_rate
 from fedgossip.learning.settings import TrainSettings
-from fedgossip.secure.noise import discrete_gaussian
+from fedgossip.secure.noise import fill_discrete_gaussian
 from fedgossip.secure.primitives import Entropy
 
 UNITS = 1 << 20
@@ -45,20 +47,20 @@ UNITS = 1 << 20
 EXACT = 16
 """Gradients of at most UNITS each, that float32 adds up without rounding: 2^24 in all."""
 
-BLOCK = 4096
-"""Squares that float32 adds up: off by less than BLOCK * 2^-24 of their sum, in whatever order."""
-
 MARGIN = 2.0**-12
 """Gradients are cut so much shorter than the clip, for a length may be 2^-13 too short and a product 2^-24 too long."""
 
-FACTORED_MOST = 1 << 16
-"""Examples whose gradients are added up as products of factors; of more, one by one."""
+LAYERED_MOST = 1 << 16
+"""Examples whose gradients are added up before they are rounded; of more, each is."""
 
-FACTORED_ROWS = 1 << 12
-"""Of them in one pass."""
+LAYERED_ROWS = 1 << 12
+"""Of them in one pass, at most."""
 
 CHUNK_ELEMENTS = 1 << 22
 """Of gradients per example at a time: 16 MiB."""
+
+
+Buffers = Sequence[torch.Tensor]
 
 
 class PrivateGradients:
@@ -79,6 +81,8 @@ class PrivateGradients:
         self._trained = trained(module)
         self._elements = sum(parameter.numel() for parameter in self._trained)
         self._unit = privacy.clip / UNITS
+        self._noise: torch.Tensor | None = None
+        self._total: torch.Tensor | None = None
         self._expected = 1.0
         self._entropy: Entropy | None = None
 
@@ -92,65 +96,104 @@ class PrivateGradients:
         self._expected = private_rate(self._settings, examples) * examples
         self._entropy = self._privacy.entropy_of(self._seed, "noise", node, round)
 
+    @torch.no_grad()
     def fill(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Put the noisy gradient of these examples, none to all, into the .grad of each trained parameter."""
-        sums = self._clipped_sums(x, y)
-        if self._privacy.noise:
-            self._add_noise(sums)
-        for parameter, total in zip(self._trained, sums, strict=True):
+        """Put the noisy gradient of these examples, none to all, into the .grad of each trained parameter.
+
+        Where a part of the sum is made it is rounded, gets its noise and becomes a gradient, all in the cache.
+        """
+        noise, scale, start = self._noise_drawn(), self._unit / self._expected, 0
+        for part, gradient in zip(self._clipped_sum(x, y), self._gradients(), strict=True):
+            size = part.numel()
+            part.round_()
+            if noise is not None:
+                part.add_(noise[start : start + size])
+            gradient.copy_(part.mul_(scale))
+            start += size
+
+    def _gradients(self) -> Iterator[torch.Tensor]:
+        """Yield the parameters' .grad in the parts in which the sum comes."""
+        for parameter in self._trained:
             assert parameter.grad is not None
-            parameter.grad.copy_(total.mul_(self._unit / self._expected))
+            yield from parts(parameter.grad)
 
-    def _add_noise(self, sums: Sequence[torch.Tensor]) -> None:
+    def _noise_drawn(self) -> torch.Tensor | None:
+        """Return the noise of a step, whole numbers of units in float64, until the next call."""
+        if not self._privacy.noise:
+            return None
         assert self._entropy is not None, "a job begins with begin()"
-        noise = torch.from_numpy(discrete_gaussian(self._privacy.noise * UNITS, self._elements, self._entropy))
-        drawn = 0
-        for total in sums:
-            part = noise[drawn : drawn + total.numel()].view_as(total)
-            total.add_(part.to(total.device))
-            drawn += total.numel()
+        if self._noise is None:
+            self._noise = torch.empty(self._elements, dtype=torch.float64)
+        fill_discrete_gaussian(self._noise.numpy(), self._privacy.noise * UNITS, self._entropy)
+        return self._noise.to(self._trained[0].device)
 
-    def _clipped_sums(self, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
-        """Return per parameter the sum of the cut gradients, whole numbers of units in float64."""
-        if isinstance(self._way, Factored) and 0 < len(x) <= FACTORED_MOST:
-            return self._factored_sums(self._way, x, y)
-        sums = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in self._trained]
+    def _clipped_sum(self, x: torch.Tensor, y: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Yield the sum of the cut gradients in units, float64, flat, in parts as `LayerGradients.sums` does.
+
+        To be rounded: it is of whole numbers already where gradients are taken one by one.
+        """
         kept = [buffer.clone() for buffer in self._module.buffers()]
-        rows = max(1, CHUNK_ELEMENTS // self._elements)
-        for start in range(0, len(x), rows):
+        way = self._way if isinstance(self._way, Layered) and len(x) <= LAYERED_MOST else None
+        rows = LAYERED_ROWS if way is not None else self._rows(self._elements)
+        if way is not None and 0 < len(x) <= min(rows, self._rows(way.elements)):
+            yield from self._by_layers(way, x, y, kept)
+            return
+        if self._total is None:
+            self._total = torch.empty(self._elements, dtype=torch.float64, device=self._trained[0].device)
+        total, start = self._total.zero_(), 0
+        while start < len(x):
+            if way is not None:
+                rows = min(LAYERED_ROWS, self._rows(way.elements))
             part = slice(start, start + rows)
-            add_clipped(sums, self._way.gradients(x[part], y[part]), self._privacy.clip)
-            restore(self._module, kept)
-        return sums
+            if way is None:
+                self._one_by_one(x[part], y[part], kept)
+            else:
+                place = 0
+                for found in self._by_layers(way, x[part], y[part], kept):
+                    total[place : place + found.numel()].add_(found)
+                    place += found.numel()
+            start += rows
+        for one in self._shaped(total):
+            yield from parts(one)
 
-    def _factored_sums(self, way: Factored, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
-        """As `_clipped_sums`, of one example or more; no gradient is made, and the sums are rounded, not gradients."""
-        total: list[torch.Tensor] = []
-        for start in range(0, len(x), FACTORED_ROWS):
-            part = slice(start, start + FACTORED_ROWS)
-            found = cut_sums(way.factors(x[part], y[part]), self._privacy.clip, self._elements)
-            total = [one.add_(more) for one, more in zip(total, found, strict=True)] if total else found
-        return [one.round_() for one in total]
+    def _rows(self, elements: int) -> int:
+        """Return how many examples to take at a time, where that many numbers are made of each."""
+        return max(1, CHUNK_ELEMENTS // max(1, elements))
+
+    def _by_layers(self, way: Layered, x: torch.Tensor, y: torch.Tensor, kept: Buffers) -> Iterator[torch.Tensor]:
+        with torch.enable_grad():
+            layers = way.by_layer(x, y)
+        restore(self._module, kept)
+        yield from cut_sums(layers, self._privacy.clip, self._elements)
+
+    def _one_by_one(self, x: torch.Tensor, y: torch.Tensor, kept: Buffers) -> None:
+        assert self._total is not None
+        with torch.enable_grad():
+            apart = self._way.gradients(x, y)
+        restore(self._module, kept)
+        add_clipped(self._shaped(self._total), apart, self._privacy.clip)
+
+    def _shaped(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Return a flat tensor of all parameters as one of the shape of each."""
+        each = flat.split([parameter.numel() for parameter in self._trained])  # type: ignore[no-untyped-call]
+        return [one.view(parameter.shape) for one, parameter in zip(each, self._trained, strict=True)]
 
 
-@torch.no_grad()
-def cut_sums(layers: Sequence[Factors], clip: float, elements: int) -> list[torch.Tensor]:
-    """Return per parameter the sum of gradients that are cut to less than `clip`, in units of it, not rounded.
+def cut_sums(layers: Sequence[LayerGradients], clip: float, elements: int) -> Iterator[torch.Tensor]:
+    """Yield the sum of gradients that are cut to less than `clip`, in units of it, not rounded, as `_clipped_sum`.
 
-    When such sums of FACTORED_MOST examples are added up and rounded, one example more, or less, moves the sum by what
-    is left of its gradient, by 2^-53 FACTORED_MOST^2 clips where float64 rounds, and each of the elements by at most
+    When such sums of LAYERED_MOST examples are added up and rounded, one example more, or less, moves the sum by what
+    is left of its gradient, by 2^-53 LAYERED_MOST^2 clips where float64 rounds, and each of the `elements` by at most
     one unit more: gradients are cut shorter by that much.
     """
     norms = square_root(torch.stack([one.squares() for one in layers]).sum(0))
     bad = ~norms.isfinite()  # no example may do more than the clip, whatever it holds: such a one counts as zero
     if bool(bad.any()):
-        layers = [
-            Factors(one.errors.masked_fill(bad[:, None], 0), one.inputs.masked_fill(bad[:, None], 0), one.bias)
-            for one in layers
-        ]
+        layers = [one.without(bad) for one in layers]
         norms = norms.masked_fill(bad, 0)
-    factor = (UNITS * (1 - MARGIN) - math.sqrt(elements) - 1) / norms.clamp(min=clip)
-    return [total for one in layers for total in one.summed(factor)]
+    weights = (UNITS * (1 - MARGIN) - math.sqrt(elements) - 1) / norms.clamp(min=clip)
+    for one in layers:
+        yield from one.sums(weights)
 
 
 @torch.no_grad()
@@ -170,13 +213,4 @@ def add_clipped(sums: Sequence[torch.Tensor], apart: Sequence[torch.Tensor], cli
 
 def lengths(apart: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the L2 norms [b] of gradients [b, *shape] in all parameters; inf where a square is too large."""
-    squares = [_squares(one.flatten(1)) for one in apart]
-    return square_root(torch.stack(squares).sum(0))
-
-
-def _squares(flat: torch.Tensor) -> torch.Tensor:
-    many = flat.shape[1] // BLOCK
-    blocks = torch.linalg.vector_norm(flat[:, : many * BLOCK].reshape(len(flat), many, BLOCK), dim=2).double()
-    rest = torch.linalg.vector_norm(flat[:, many * BLOCK :], dim=1).double()
-    squares: torch.Tensor = blocks.square().sum(1) + rest.square()
-    return squares
+    return square_root(torch.stack([squares(one.reshape(len(one), -1)) for one in apart]).sum(0))

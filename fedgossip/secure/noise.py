@@ -78,19 +78,28 @@ def discrete_gaussian(sigma: float, size: int, entropy: Entropy) -> Integers:
     Their variance is sigma^2, less where sigma is below 1: 0.86 of it at 0.5.  Takes 32 bytes of entropy; the same
     bytes give the same integers.  Raises ConfigError for another sigma.
     """
+    found = np.empty(size, np.int64)
+    fill_discrete_gaussian(found, sigma, entropy)
+    return found
+
+
+def fill_discrete_gaussian(out: Integers | Floats, sigma: float, entropy: Entropy) -> None:
+    """Write what `discrete_gaussian` returns for the same bytes into an array; float64 holds integers below 2^53.
+
+    Raises ConfigError as it does.
+    """
     if not SMALLEST <= sigma <= LARGEST:
         raise ConfigError(
             f"noise of {sigma:g} units; the sampler draws {SMALLEST:g} to {LARGEST:g}",
             "Fewer bits make the units of a sum larger, more bits make them smaller.",
         )
     cells, dice = cells_of(float(sigma)), keystream(entropy(32))
-    found, misses = cells.tried(size, dice)
+    misses = cells.tried(out, dice)
     while len(misses):
-        more, wrong = cells.tried(len(misses) + len(misses) // 16 + 8, dice)
-        drawn = np.delete(more, wrong)[: len(misses)]
-        found[misses[: len(drawn)]] = drawn
+        more = np.empty(len(misses) + len(misses) // 16 + 8, np.int64)
+        drawn = np.delete(more, cells.tried(more, dice))[: len(misses)]
+        out[misses[: len(drawn)]] = drawn
         misses = misses[len(drawn) :]
-    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,33 +123,41 @@ class Cells:
     tail_width: int
     """Integers of a strip, a power of two times `width`."""
 
-    def tried(self, count: int, dice: CipherContext) -> tuple[Integers, Places]:
-        """Return integers, int64 [count], and the places of misses, in order; all others are independent draws."""
-        bits, values = 8 * self.starts.itemsize, np.empty(count, np.int64)
-        doubtful, others = [np.empty(0, np.intp)], [np.empty(0, np.intp)]
-        for start in range(0, count, BLOCK):
-            size = min(BLOCK, count - start)
-            words = np.frombuffer(dice.update(_ZEROS[: bits // 8 * size]), f"<u{bits // 8}")
-            cells = (words >> (bits - CELL_BITS)).astype(np.intp)
-            drawn = np.take(self.starts, cells, mode="wrap")
-            drawn += (words & (self.width - 1)).view(drawn.dtype)
-            values[start : start + size] = drawn
-            (places,) = (cells >= self.below).nonzero()
+    def tried(self, out: Integers | Floats, dice: CipherContext) -> Places:
+        """Fill an array; return the places of misses, in order: all other numbers are independent draws."""
+        bits, kind = 8 * self.starts.itemsize, self.starts.dtype
+        below, inside = self.below << (bits - CELL_BITS), self.width - 1
+        chosen, drawn, low = (np.empty(BLOCK, one) for one in (np.intp, kind, f"<u{bits // 8}"))
+        doubtful, others, values = [np.empty(0, np.intp)], [np.empty(0, np.intp)], [np.empty(0, np.int64)]
+        for start in range(0, len(out), BLOCK):
+            size = min(BLOCK, len(out) - start)
+            cells, block = chosen[:size], drawn[:size]
+            words = np.frombuffer(dice.update(_ZEROS[: bits // 8 * size]), low.dtype)
+            np.right_shift(words, bits - CELL_BITS, out=cells, casting="unsafe")
+            self.starts.take(cells, mode="wrap", out=block)
+            block += np.bitwise_and(words, inside, out=low[:size]).view(kind)
+            out[start : start + size] = block
+            (places,) = (words >= below).nonzero()
             doubtful.append(places + start)
             others.append(cells[places] - self.below)
-        places = np.concatenate(doubtful)
-        return values, places[self._missed(np.concatenate(others), places, values, dice)]
+            values.append(block[places])
+        places, first = np.concatenate(doubtful), np.concatenate(values)
+        found = first.copy()
+        missed = self._missed(np.concatenate(others), found, dice)
+        (tails,) = (found != first).nonzero()
+        out[places[tails]] = found[tails]
+        return places[missed]
 
-    def _missed(self, cells: Places, places: Places, values: Integers, dice: CipherContext) -> Mask:
+    def _missed(self, cells: Places, values: Integers, dice: CipherContext) -> Mask:
         """Return which heights in cells that are not all below f are above it; integers of tails are put in place."""
         halvings = np.zeros(len(cells), np.int64)
         side = self.side[cells]
         (tails,) = side.nonzero()
         if len(tails):
             far, halvings[tails] = self._tail(len(tails), dice)
-            values[places[tails]] = np.where(side[tails] > 0, far, -1 - far)
+            values[tails] = np.where(side[tails] > 0, far, -1 - far)
         row, prefixes = self.row[cells], (_words(len(cells), dice) >> np.uint64(1)).view(np.int64)
-        margin = values[places].astype(np.float64)
+        margin = values.astype(np.float64)
         margin *= margin
         margin *= -0.5 / (self.sigma * self.sigma)
         margin += math.log(self.rows)
@@ -150,7 +167,7 @@ class Cells:
         for place in ((np.abs(margin) < SLACK) | ((row == 0) & (prefixes < SURE))).nonzero()[0].tolist():
             height = int(row[place]) << PREFIX_BITS | int(prefixes[place])
             rows = self.rows << int(halvings[place])
-            missed[place] = not _is_below(height, rows, _exponent(int(values[places[place]]), self.sigma), dice)
+            missed[place] = not _is_below(height, rows, _exponent(int(values[place]), self.sigma), dice)
         return missed
 
     def _tail(self, count: int, dice: CipherContext) -> tuple[Integers, Integers]:

@@ -1,0 +1,233 @@
+"""The gradients of examples in one layer, by formulas: from what it takes, a, and the loss by what it gives, e.
+
+    Linear, an example once    gradient of W = e_i a_i'              two factors, and no gradient is made
+                               squared length |e_i|^2 (|a_i|^2 + 1)  with a bias, whose gradient is e_i
+                               sum of c_i e_i a_i' = (c e)' a        one product
+    Linear, an example often   sum_t e_it a_it'
+    Conv2d                     the same, t a place of the picture, a_it the window that it sees, channels innermost
+    GroupNorm, LayerNorm       sum_t e_it times the normalised a_it
+    Embedding                  e_it added to the row of character t
+
+Sources: Goodfellow, Efficient per-example gradient computations, 2015 (the lengths); Li, Tramer, Liang and Hashimoto,
+Large language models can be strong differentially private learners, ICLR 2022 (sums without the gradients); Rochette,
+Manoel and Tramel, Efficient per-example gradient computations in convolutional neural networks, 2019.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+Tensor = torch.Tensor
+
+BLOCK = 4096
+"""Squares that float32 adds up: off by less than BLOCK * 2^-24 of their sum, in whatever order."""
+
+WINDOWS = 1 << 21
+"""Numbers of the windows of pictures that are laid out at a time: 8 MiB."""
+
+ROWS = 16
+"""Gradients that are made float64 at a time."""
+
+PART = 1 << 16
+"""Numbers of a sum at a time: 512 KiB, which stay in a second-level cache until they are used."""
+
+
+class LayerGradients(Protocol):
+    """Of b examples in one layer."""
+
+    @property
+    def elements(self) -> int:
+        """Numbers that are held for an example as its gradient."""
+        ...
+
+    def squares(self) -> Tensor:
+        """Return the squared lengths [b], float64: at most 2^-12 of them too small, inf where float32 has no number."""
+        ...
+
+    def without(self, bad: Tensor) -> LayerGradients:
+        """Return them with zeros for the examples [b] that are marked."""
+        ...
+
+    def sums(self, weights: Tensor) -> Iterator[Tensor]:
+        """Yield the sum of the gradients, each times its weight [b], parameter after parameter, float64, flat.
+
+        A large one comes in the parts of `parts`, each to be used before the next is taken.
+        """
+        ...
+
+    def each(self) -> list[Tensor]:
+        """Return them, float32 [b, *shape] per parameter."""
+        ...
+
+
+class Factors(NamedTuple):
+    """Of a linear layer that sees an example once: e [b, outputs] and a [b, inputs], float64; whether it has a bias."""
+
+    errors: Tensor
+    inputs: Tensor
+    bias: bool
+
+    @property
+    def elements(self) -> int:
+        return 0
+
+    def squares(self) -> Tensor:
+        return self.errors.square().sum(1) * (self.inputs.square().sum(1) + int(self.bias))
+
+    def without(self, bad: Tensor) -> Factors:
+        return Factors(self.errors.masked_fill(bad[:, None], 0), self.inputs.masked_fill(bad[:, None], 0), self.bias)
+
+    def sums(self, weights: Tensor) -> Iterator[Tensor]:
+        errors = (self.errors * weights[:, None]).T
+        lines = lines_of_part((len(errors), self.inputs.shape[1]))
+        room = errors.new_empty(min(lines, len(errors)), self.inputs.shape[1])
+        for some in errors.split(lines):  # type: ignore[no-untyped-call]
+            yield torch.mm(some, self.inputs, out=room[: some.shape[0]]).view(-1)
+        if self.bias:
+            yield from parts(errors.sum(1))
+
+    def each(self) -> list[Tensor]:
+        found = torch.einsum("bo,bi->boi", self.errors, self.inputs).float()
+        return [found, self.errors.float()] if self.bias else [found]
+
+
+class Apart(NamedTuple):
+    """The gradients themselves, float32 [b, ...] per parameter in the order in which they lie in memory."""
+
+    laid: Sequence[Tensor]
+    orders: Sequence[Sequence[int] | None]
+    """Of the axes behind the first, where a parameter has another one."""
+
+    @property
+    def elements(self) -> int:
+        return sum(one[0].numel() for one in self.laid)
+
+    def squares(self) -> Tensor:
+        return torch.stack([squares(one.flatten(1)) for one in self.laid]).sum(0)
+
+    def without(self, bad: Tensor) -> Apart:
+        return Apart([one.masked_fill(bad.view(-1, *[1] * (one.dim() - 1)), 0) for one in self.laid], self.orders)
+
+    def sums(self, weights: Tensor) -> Iterator[Tensor]:
+        for laid, order in zip(self.laid, self.orders, strict=True):
+            flat = torch.zeros(laid[0].numel(), dtype=torch.float64, device=laid.device)
+            for part, some in zip(laid.flatten(1).split(ROWS), weights.split(ROWS), strict=True):  # type: ignore[no-untyped-call]
+                flat.addmv_(part.double().T, some)
+            shaped = flat.view(laid.shape[1:])
+            yield from parts(shaped if order is None else shaped.permute(*order).contiguous())
+
+    def each(self) -> list[Tensor]:
+        both = zip(self.laid, self.orders, strict=True)
+        return [one if order is None else one.permute(0, *(1 + axis for axis in order)) for one, order in both]
+
+
+def parts(whole: Tensor) -> Iterator[Tensor]:
+    """Yield a contiguous tensor, flat, in parts of whole lines: about PART numbers, or a line."""
+    whole = whole if whole.dim() else whole.view(1)
+    lines = lines_of_part(whole.shape)
+    yield from (part.view(-1) for part in whole.split(lines))  # type: ignore[no-untyped-call]
+
+
+def lines_of_part(shape: Sequence[int]) -> int:
+    """Return how many lines, along the first axis, are a part."""
+    return max(1, PART * shape[0] // max(1, math.prod(shape)))
+
+
+def squares(flat: Tensor) -> Tensor:
+    """Return the squared lengths [b] of rows [b, n], as `LayerGradients.squares`."""
+    many = flat.shape[1] // BLOCK
+    blocks = torch.linalg.vector_norm(flat[:, : many * BLOCK].reshape(len(flat), many, BLOCK), dim=2).double()
+    rest = torch.linalg.vector_norm(flat[:, many * BLOCK :], dim=1).double()
+    found: Tensor = blocks.square().sum(1) + rest.square()
+    return found
+
+
+# --- layer by layer ---------------------------------------------------------------------------------------------------
+
+
+def is_known(layer: nn.Module) -> bool:
+    """Whether `gradients_of` has a formula for the layer as it is set up."""
+    match layer:
+        case nn.Conv2d():
+            plain = layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+            return type(layer) is nn.Conv2d and plain
+        case nn.Embedding():
+            usual = layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
+            return type(layer) is nn.Embedding and usual
+    return type(layer) in FORMULAS
+
+
+def gradients_of(layer: nn.Module, taken: Tensor, errors: Tensor) -> LayerGradients:
+    """Return the gradients of a known layer's parameters, the weight's and then the bias's; b examples, b first."""
+    return FORMULAS[type(layer)](layer, taken, errors)
+
+
+def _linear(layer: nn.Linear, a: Tensor, e: Tensor) -> LayerGradients:
+    bias = layer.bias is not None
+    if a.dim() == 2:
+        return Factors(e.double(), a.double(), bias)
+    a, e = a.flatten(1, -2), e.flatten(1, -2)
+    return _apart(bias, torch.bmm(e.transpose(1, 2), a), e.sum(1))
+
+
+def _convolution(layer: nn.Conv2d, a: Tensor, e: Tensor) -> LayerGradients:
+    assert not isinstance(layer.padding, str)
+    (down, across), (height, width) = layer.padding, layer.kernel_size
+    e = e.permute(0, 2, 3, 1)
+    rows, high, wide, outputs = e.shape
+    places, window = high * wide, height * width * layer.in_channels
+    e = e.reshape(rows, places, outputs)
+    images = functional.pad(a.permute(0, 2, 3, 1), (0, 0, across, across, down, down)).contiguous()
+    example, line, place, channel = images.stride()
+    size = (rows, high, wide, height, width, layer.in_channels)
+    steps = (layer.stride[0] * line, layer.stride[1] * place, layer.dilation[0] * line, layer.dilation[1] * place)
+    windows = images.as_strided(size, (example, *steps, channel))
+    found = e.new_empty(rows, outputs, window)
+    many = max(1, WINDOWS // max(1, places * window))
+    for start in range(0, rows, many):
+        part = slice(start, start + many)
+        seen = windows[part].reshape(-1, places, window)
+        torch.bmm(e[part].transpose(1, 2), seen, out=found[part])
+    laid = found.view(rows, outputs, height, width, layer.in_channels)
+    return _apart(layer.bias is not None, laid, e.sum(1), (0, 3, 1, 2))
+
+
+def _group_norm(layer: nn.GroupNorm, a: Tensor, e: Tensor) -> LayerGradients:
+    normalised = functional.group_norm(a, layer.num_groups, eps=layer.eps)
+    return _apart(True, (e * normalised).flatten(2).sum(2), e.flatten(2).sum(2))
+
+
+def _layer_norm(layer: nn.LayerNorm, a: Tensor, e: Tensor) -> LayerGradients:
+    normalised = functional.layer_norm(a, layer.normalized_shape, eps=layer.eps)
+    shape = (len(a), -1, *layer.normalized_shape)
+    return _apart(layer.bias is not None, (e * normalised).reshape(shape).sum(1), e.reshape(shape).sum(1))
+
+
+def _embedding(layer: nn.Embedding, a: Tensor, e: Tensor) -> LayerGradients:
+    rows, vocabulary, width = len(a), layer.num_embeddings, layer.embedding_dim
+    found = e.new_zeros(rows * vocabulary, width)
+    first = torch.arange(rows, device=a.device).mul_(vocabulary)
+    found.index_add_(0, (a.reshape(rows, -1) + first[:, None]).flatten(), e.reshape(-1, width))
+    found = found.view(rows, vocabulary, width)
+    if layer.padding_idx is not None:
+        found[:, layer.padding_idx] = 0
+    return _apart(False, found, found)
+
+
+def _apart(has_bias: bool, weight: Tensor, bias: Tensor, order: Sequence[int] | None = None) -> Apart:
+    return Apart([weight, bias], [order, None]) if has_bias else Apart([weight], [order])
+
+
+FORMULAS: dict[type[nn.Module], Callable[[Any, Tensor, Tensor], LayerGradients]] = {
+    nn.Linear: _linear,
+    nn.Conv2d: _convolution,
+    nn.GroupNorm: _group_norm,
+    nn.LayerNorm: _layer_norm,
+    nn.Embedding: _embedding,
+}
