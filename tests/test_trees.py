@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 from commands import Said, typed
 from fit_sites import SITES, own_tables
+from hypothesis import given
+from hypothesis import strategies as some
 from pages import blocks, page
 
 from fedgossip import ConfigError, load_experiment, load_model
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.errors import TooFewPeersError
+from fedgossip.learning.packed_counts import packed_counts
 from fedgossip.learning.tree_file import TreeMargins, decoded_trees, encoded_trees, trees_file
 from fedgossip.learning.tree_options import tree_options
 from fedgossip.learning.tree_sums import (
@@ -90,7 +93,14 @@ def test_the_trees_are_those_of_all_records_in_one_place_to_the_byte(folder: Pat
 
 
 def layout_of(
-    loss: str, rows: int, *, trees: int = 5, depth: int = 3, missing: bool = False, bin_records: int = 0
+    loss: str,
+    rows: int,
+    *,
+    trees: int = 5,
+    depth: int = 3,
+    missing: bool = False,
+    bin_records: int = 0,
+    sites: int = 0,
 ) -> TreesLayout:
     cuts = tuple(np.linspace(-2, 2, 9).tolist())
     return TreesLayout(
@@ -98,7 +108,7 @@ def layout_of(
             loss=loss, outcome="y", classes=CLASSES[loss], trees=trees, depth=depth, learning_rate=0.3, l2=1.0,
             min_child_weight=0.1, min_records=5, columns=("c0", "c1"), places=(0, 1), cuts=(cuts, cuts),
             mean=(0.0, 0.0), deviation=(1.0, 1.0), missing=missing, records=rows, suppress=5,
-            bin_records=bin_records,
+            bin_records=bin_records, sites=sites,
         )
     )  # fmt: skip
 
@@ -150,6 +160,35 @@ def test_trees_tell_apart_what_no_line_does_and_are_the_same_however_the_records
     else:
         said = margins[:, 0] > 0 if loss == LOGISTIC else margins.argmax(axis=1)
         assert (said == y).mean() > 0.85
+
+
+@pytest.mark.parametrize("loss", CLASSES)
+def test_records_and_h_in_one_number_give_the_same_trees_by_a_third_less(loss: str) -> None:
+    apart, together = (layout_of(loss, 300, sites=sites) for sites in (0, 5))
+    x, y = drawn(loss, 300)
+    table = SiteTable(together.bins.of(x), y)
+    trees = [encoded_trees(trees_file(GrowingTrees(one, grown_alone(one, table)))) for one in (apart, together)]
+    assert trees[0] == trees[1]
+    assert 3 * (together.numbers - 2) == (3 if loss == SQUARES else 2) * (apart.numbers - 2)
+
+
+@given(some.integers(1, 1 << 20), some.integers(1, 1000))
+def test_no_sum_of_h_reaches_the_records_beside_it(records: int, sites: int) -> None:
+    """Every site has as many as it may, and all their h are as large as any."""
+    packed = packed_counts(records, sites)
+    if packed is None:
+        assert records * sites > 1 << 14
+        return
+    each = np.array([packed.most - 1])
+    number = packed.together(each, each << 28)
+    assert number <= packed.bound and sites * packed.bound < 1 << 63
+    assert [int(one[0]) for one in packed.apart(number * sites)] == [int(each[0]) * sites, (int(each[0]) << 28) * sites]
+
+
+def test_a_site_with_more_records_than_all_had_agrees_again() -> None:
+    layout, (x, y) = layout_of(LOGISTIC, 60, sites=5), drawn(LOGISTIC, 64)
+    with pytest.raises(ConfigError, match="all sites together had 60 when they agreed"):
+        SiteMargins(layout, SiteTable(layout.bins.of(x), y))
 
 
 def test_a_leaf_is_the_newton_step_of_its_records() -> None:

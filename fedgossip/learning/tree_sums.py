@@ -1,7 +1,8 @@
 """The numbers by which sites grow boosted trees: whole, so that their sum is exact and is all that is seen.
 
     first round       records, and of each class how many, or the sum of the outcomes: the first margins follow
-    further rounds    of each open node of the trees in growth, and of each bin of each column: records, g, h
+    further rounds    of each open node of the trees in growth, and of each bin of each column: records, g, h;
+                      records and h in one number where both fit
 
 What goes down is the ensemble so far: every node that there is, and which of them are open.  What goes up are the sums
 at the open ones.  The coordinator's step is a function of both, so whoever has the sums makes the same trees; a round
@@ -19,6 +20,7 @@ import numpy as np
 from fedgossip.algorithms.federated.base import Aggregate, Vectors
 from fedgossip.algorithms.federated.fedavg import ServerModel
 from fedgossip.errors import ConfigError
+from fedgossip.learning.packed_counts import PackedCounts, packed_counts
 from fedgossip.learning.trees import (
     LEAF,
     OPEN,
@@ -72,10 +74,15 @@ class TreesLayout:
     def bins(self) -> TreeBins:
         return TreeBins(self.design)
 
+    @cached_property
+    def packed(self) -> PackedCounts | None:
+        """How records and h are put into one number; None where they are not."""
+        return None if self.design.loss == SQUARES else packed_counts(self.design.records, self.design.sites)
+
     @property
     def channels(self) -> int:
-        """Numbers of a bin: records, g, and h where that is no count."""
-        return 2 if self.design.loss == SQUARES else 3
+        """Numbers of a bin: records, g, and h where that is no count and in no number with the records."""
+        return 2 if self.design.loss == SQUARES or self.packed else 3
 
     @cached_property
     def slots(self) -> int:
@@ -115,7 +122,11 @@ class TreesLayout:
 
     @cached_property
     def exact(self) -> ExactSums:
-        return ExactSums((LARGEST,) * self.numbers, BITS, self.design.digest)
+        bounds = [LARGEST] * self.numbers
+        if self.packed:
+            places = len(range(2, self.numbers, self.channels))
+            bounds[2 :: self.channels] = [max(LARGEST, self.packed.bound)] * places
+        return ExactSums(tuple(bounds), BITS, self.design.digest)
 
     @property
     def length(self) -> int:
@@ -225,7 +236,10 @@ class GrowingTrees:
         self.losses[self.done] = loss / (1 << LOSS_SHIFT)
         part = sums[2 : 2 + len(asked) * layout.bins.count * layout.channels]
         table = part.reshape(len(asked), layout.bins.count, layout.channels)
-        if layout.channels == 2:
+        if layout.packed:
+            records_of, h = layout.packed.apart(table[:, :, 0])
+            table = np.stack([records_of, table[:, :, 1], h], axis=2)
+        elif layout.channels == 2:
             table = np.concatenate([table, table[:, :, :1] << 30], axis=2)
         self._count(asked, table[:, :, 0])
         below = self._depth(*asked[0]) + 1
@@ -319,6 +333,9 @@ class SiteMargins:
         """Raises ConfigError for more records than a sum can hold."""
         if len(table.y) > RECORDS:
             raise ConfigError(f"{len(table.y)} records; a site has at most {RECORDS}", "Take a part of them.")
+        if layout.packed and len(table.y) >= layout.packed.most:
+            text = f"{len(table.y)} records; all sites together had {layout.design.records} when they agreed"
+            raise ConfigError(text, "Agree again: fedgossip data agree EXPERIMENT.")
         self.layout, self.table = layout, table
         self._trees, self._margins = 0, np.zeros((len(table.y), layout.design.outputs))
         self._known: Floats = np.empty(0)
@@ -365,23 +382,26 @@ class SiteMargins:
         return np.concatenate(parts)
 
     def _histogram(self, nodes: Sequence[int], told: Whole, at: Whole, g: Whole, h: Whole) -> Whole:
-        """Return the sums of 1, g and h over the records of each node, [nodes, bins, channels].
+        """Return the sums of 1, g and h over the records of each node, as they travel, [nodes, bins, channels].
 
         `told` [nodes, bins]: as which bin of its column each is told.
         """
-        bins, channels = self.layout.bins, self.layout.channels
+        bins, packed = self.layout.bins, self.layout.packed
         slot_of = np.full(self.layout.nodes, -1, np.int64)
         slot_of[nodes] = np.arange(len(nodes))
         slots = slot_of[at]
         there = np.flatnonzero(slots >= 0)
-        slots, weights = slots[there], [None, g[there].astype(np.float64), h[there].astype(np.float64)][:channels]
+        kinds = 2 if self.layout.design.loss == SQUARES else 3
+        slots, weights = slots[there], [None, g[there].astype(np.float64), h[there].astype(np.float64)][:kinds]
         _total(g)
-        found = np.zeros((len(nodes), bins.count, channels), np.int64)
+        found = np.zeros((len(nodes), bins.count, kinds), np.int64)
         for column, (start, size) in enumerate(zip(bins.starts.tolist(), bins.sizes.tolist(), strict=True)):
             places = slots * size + told[slots, start + self.table.bins[there, column]]
             for channel, weight in enumerate(weights):
                 counted = np.bincount(places, weight, minlength=len(nodes) * size)
                 found[:, start : start + size, channel] = counted.reshape(len(nodes), size)
+        if packed:
+            return np.stack([packed.together(found[:, :, 0], found[:, :, 2]), found[:, :, 1]], axis=2)
         return found
 
 

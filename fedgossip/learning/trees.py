@@ -65,6 +65,8 @@ class TreesDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """Columns that are left out, for they have one value at every site."""
     records: int
     """That the sites had when they agreed on the columns."""
+    sites: int = 0
+    """In a sum at most; 0: it is not said, and records and h are never put into one number."""
     suppress: int
     """Sums over fewer records are counted as small."""
     agreed: str = ""

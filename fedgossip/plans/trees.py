@@ -58,7 +58,7 @@ def trees_plan(experiment: Experiment) -> tuple[FederationPlan, TreesLayout, Agr
         raise ConfigError(f"{experiment.coordinator.clients} clients", f"Trees are grown by at most {CLIENTS}.")
     agreed = read(Path(d.agreed))
     check_same(agreed, schema_of_experiment(experiment), Path(d.agreed))
-    layout = TreesLayout(_design(options, agreed, experiment.objective.kind))
+    layout = TreesLayout(_design(options, agreed, experiment.objective.kind, experiment.coordinator.clients))
     if max(layout.numbers, layout.length) > NUMBERS:
         text = f"{layout.numbers:,} numbers in a sum, {layout.length:,} in the trees; there are at most {NUMBERS:,}"
         raise ConfigError(text, "Take fewer or flatter trees, less max_bins, or leave columns out: drop=A,B.")
@@ -66,7 +66,7 @@ def trees_plan(experiment: Experiment) -> tuple[FederationPlan, TreesLayout, Agr
     return replace(plan, federated=replace(plan.federated, server=TreesServer(layout))), layout, agreed
 
 
-def _design(options: TreeOptions, agreed: AgreedTable, kind: str) -> TreesDesign:
+def _design(options: TreeOptions, agreed: AgreedTable, kind: str, sites: int) -> TreesDesign:
     label = _label(agreed, kind)
     known = {one.name: one for one in agreed.columns}
     columns, places, cuts, mean, deviation, constant = [], [], [], [], [], []
@@ -102,7 +102,7 @@ def _design(options: TreeOptions, agreed: AgreedTable, kind: str) -> TreesDesign
         min_records=least, bin_records=options.bin_records,
         columns=tuple(columns), places=tuple(places), cuts=tuple(cuts), mean=tuple(mean),
         deviation=tuple(deviation), constant=tuple(constant), records=agreed.records, suppress=agreed.suppress,
-        agreed=agreed.digest,
+        agreed=agreed.digest, sites=sites,
     )  # fmt: skip
 
 
