@@ -56,7 +56,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def judged(folder: Path, *overrides: str, engine: str = "sim") -> tuple[Evaluation, dict[str, np.ndarray]]:
     """Return what the sums say, and what all records in one place are: answers, labels, groups, sites."""
     experiment, model = load_experiment(folder / "own.toml", overrides), load_model(folder / "run")
-    plan, layout = evaluation_plan(experiment, model)
+    plan, layout = evaluation_plan(experiment, model.facts)
     plan, task, refused = evaluation_task(plan, layout, experiment, model, range(SITES))
     assert not refused
     run = simulate_plan(plan, task=task, engine=engine)
@@ -426,7 +426,7 @@ def test_a_model_of_another_scale_is_not_judged(trained: Path, tmp_path: Path) -
     facts["scale"]["mean"][0] += 1
     path.write_text(json.dumps(facts))
     experiment, model = load_experiment(folder / "own.toml"), load_model(folder / "run")
-    plan, layout = evaluation_plan(experiment, model)
+    plan, layout = evaluation_plan(experiment, model.facts)
     _, _, refused = evaluation_task(plan, layout, experiment, model, range(SITES))
     assert set(refused) == set(range(SITES)) and "on another scale" in str(refused[0])
 

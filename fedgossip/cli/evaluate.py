@@ -52,7 +52,7 @@ def evaluate(
     from fedgossip.errors import ConfigError
     from fedgossip.learning.cox_fit import CoxFit
     from fedgossip.learning.fit_files import fit_in
-    from fedgossip.learning.loaded_model import load_model
+    from fedgossip.learning.model_files import whole_facts
 
     together = source.endswith(".toml")
     own = {"--endpoints": endpoints, "--id": site, "--ledger": ledger, "--bind": bind, "--out": out}
@@ -67,6 +67,10 @@ def evaluate(
         text = f"{model}: proportional hazards, which are judged on a table"
         raise ConfigError(text, "Each site by itself:  fedgossip evaluate FIT FILE.csv.")
     known = OtherMachines(Path(source), endpoints, key, ledger, bind, out, overrides)
+    if together and endpoints is not None and site is None:
+        return _together(model, whole_facts(model), None, known, None, as_json=as_json)  # it asks the model nothing
+    from fedgossip.learning.loaded_model import load_model
+
     try:
         loaded = load_model(model, node=node, run_code=run_code)
     except ConfigError as error:
@@ -74,7 +78,7 @@ def evaluate(
             error.advice = _final_model(known, site)
         raise
     if together:
-        return _together(model, loaded, known, site, as_json=as_json)
+        return _together(model, loaded.facts, loaded, known, site, as_json=as_json)
     _on_a_file(loaded, source, as_json=as_json)
     return 0
 
@@ -134,7 +138,15 @@ def _final_model(known: OtherMachines, site: int) -> str:
     return f"A site that left early copies {folder} from its machine, as {COPY}, then:  {shlex.join(command)}"
 
 
-def _together(model: Path, loaded: LoadedModel, known: OtherMachines, site: int | None, *, as_json: bool) -> int:
+def _together(
+    model: Path,
+    facts: ModelFacts,
+    loaded: LoadedModel | None,
+    known: OtherMachines,
+    site: int | None,
+    *,
+    as_json: bool,
+) -> int:
     from fedgossip.errors import ConfigError, PeerError
     from fedgossip.experiment import load_experiment
     from fedgossip.learning.evaluated import EVALUATION
@@ -145,7 +157,7 @@ def _together(model: Path, loaded: LoadedModel, known: OtherMachines, site: int 
     from fedgossip.plans.sums import from_seed
 
     experiment = load_experiment(known.experiment, known.overrides)
-    plan, layout = evaluation_plan(experiment, loaded)
+    plan, layout = evaluation_plan(experiment, facts)
     path = found(model) / EVALUATION
     if path.exists():
         advice = "Remove it to judge again; two evaluations by almost the same sites tell of those that differ."
@@ -157,7 +169,7 @@ def _together(model: Path, loaded: LoadedModel, known: OtherMachines, site: int 
         _write(path, plan, task, vector, experiment.data.suppress, as_json=as_json)
 
     if known.endpoints:
-        echo(f"to be judged: the model with weights {loaded.facts.weights[:16]}, at all sites the same", err=True)
+        echo(f"to be judged: the model with weights {facts.weights[:16]}, at all sites the same", err=True)
     try:
         return summed(plan, task, layout.digest, refused, site, known, write)
     except PeerError as error:

@@ -160,6 +160,14 @@ def content_of(folder: Path, facts: ModelFacts) -> bytes:
     return content
 
 
+def whole_facts(path: Path) -> ModelFacts:
+    """Return what a model is, whose weights are those that were written.  Raises ConfigError."""
+    folder = found(path)
+    facts = facts_of(folder)
+    content_of(folder, facts)
+    return facts
+
+
 def tensors_of(folder: Path, facts: ModelFacts, node: int | None = None) -> Tensors:
     """Read the weights; with those that stay at `node`.
 

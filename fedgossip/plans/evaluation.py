@@ -31,10 +31,11 @@ from fedgossip.vectors import Vector
 if TYPE_CHECKING:
     from fedgossip.learning.dataset import Dataset
     from fedgossip.learning.loaded_model import LoadedModel
+    from fedgossip.learning.model_files import ModelFacts
 
 
-def evaluation_plan(experiment: Experiment, model: LoadedModel) -> tuple[FederationPlan, EvaluationLayout]:
-    """Return the plan of the run in which the sites of an experiment judge a model, and what its numbers are.
+def evaluation_plan(experiment: Experiment, facts: ModelFacts) -> tuple[FederationPlan, EvaluationLayout]:
+    """Return the plan of the run in which the sites of an experiment judge a model of these facts, and its numbers.
 
     Under a budget of records it has noise.  Raises ConfigError where there is no secure sum, beside a budget that
     hides clients, and for groups that are not known.
@@ -51,10 +52,10 @@ def evaluation_plan(experiment: Experiment, model: LoadedModel) -> tuple[Federat
         text = 'data.site_scores = "named": a site\'s own score is of few records, and is not told under a budget'
         raise ConfigError(text, f'Set data.site_scores = "{RANK}".')
     layout = EvaluationLayout(
-        model=model.facts.weights,
-        kind=model.facts.kind,
-        classes=model.facts.classes if model.facts.kind == "classification" else (),
-        labels=model.facts.labels or tuple(map(str, range(model.facts.outputs))),
+        model=facts.weights,
+        kind=facts.kind,
+        classes=facts.classes if facts.kind == "classification" else (),
+        labels=facts.labels or tuple(map(str, range(facts.outputs))),
         group_column=d.groups,
         groups=_groups(experiment),
         kept=d.local_test > 0,
@@ -78,15 +79,19 @@ def evaluation_task(
     plan: FederationPlan,
     layout: EvaluationLayout,
     experiment: Experiment,
-    model: LoadedModel,
+    model: LoadedModel | None,
     held: Sequence[NodeId],
     draw: Draw = from_system,
 ) -> tuple[FederationPlan, EvaluationTask, Mapping[NodeId, ConfigError]]:
-    """Return the plan with those that abstain, the task of the sites that are `held`, and why some do not fit."""
+    """Return the plan with those that abstain, the task of the sites that are `held`, and why some do not fit.
+
+    `model`: None where no site is held, and nothing is asked of it.
+    """
     own = PLACE in experiment.data.source
     everybody = None if own else examples_of(experiment, range(plan.learners), plan.learners)
 
     def read(node: NodeId) -> SiteAnswers:
+        assert model is not None, "a site asks the model"
         examples = everybody or examples_of(experiment, [node], plan.learners)
         return _answers(layout, experiment, model, node, examples)
 
