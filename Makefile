@@ -55,6 +55,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/growth.py --most 64
 	$(BIN)/python benchmarks/simulated_clients.py --turns 1 --clients 100 --cohort 10 --sides 8
 	$(BIN)/python benchmarks/local_training.py --turns 1 --examples 256
+	$(BIN)/python benchmarks/any_module.py --turns 1 --nodes 4 --steps 3
 	$(BIN)/python benchmarks/portable.py --turns 1
 	$(BIN)/python benchmarks/secure_sum.py --turns 1 --only 10
 	$(BIN)/python benchmarks/private_gossip.py --turns 1 --parameters 100000

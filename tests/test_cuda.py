@@ -5,6 +5,7 @@ Elsewhere these are skipped; that they are sound programs is seen on the CPU (`t
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,13 @@ import pytest
 import torch
 
 from fedgossip import run_local, simulate
-from fedgossip.learning import device_stack, weights
+from fedgossip.learning import device_stack, job_blocks, weights
 from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.device_mixing import DeviceMixing
 from fedgossip.learning.device_stack import DeviceStack
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.task import TorchTask
+from fedgossip.machine import Report
 from fedgossip.records import EventRow
 from fedgossip.seeds import stream
 from fedgossip.task import Job
@@ -92,6 +94,68 @@ def test_a_gpu_trains_what_the_cpu_trains(model):
 @pytest.mark.parametrize("how", [{"precision": "bfloat16"}, {"channels_last": True}, {"prefetch": 2}])
 def test_a_gpu_trains_it_with_every_option(how):
     check_like_the_cpu("cnn:small", "cuda", 0.2 if "precision" in how else 0.05, **how)
+
+
+TOGETHER = ["cnn:small", "cnn:small-bn", "gpt:1-16-2"]
+"""Models that a GPU trains for all nodes at once."""
+
+
+def check_together(model: str, device: str, share: float, patch: pytest.MonkeyPatch, **how: Any) -> None:
+    """What nodes learn together is what each learns alone on that device, and nothing is said of it."""
+    on = {"prefetch": 1} if device == "cpu" else {}  # by modules on the CPU too
+    patch.setattr(job_blocks, "KINDS", ())
+    alone, _ = trained(model, device, **on, **{**how, "compile": False})
+    told: list[Report] = []
+    first = TorchTask.__init__
+
+    def heard(task: TorchTask, *args: Any, **keys: Any) -> None:
+        first(task, *args, **keys)
+        assert task._blocks
+        task.report_to(told.append)
+
+    patch.setattr(job_blocks, "KINDS", (device,))
+    patch.setattr(TorchTask, "__init__", heard)
+    together, _ = trained(model, device, **on, **how)
+    assert told == []
+    for one, other in zip(together, alone, strict=True):
+        assert np.linalg.norm(one - other) <= share * np.linalg.norm(other)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", [{}, {"optimizer": "adam", "lr": 0.01}], ids=["sgd", "adam"])
+@pytest.mark.parametrize("model", TOGETHER)
+def test_a_gpu_trains_nodes_together_as_it_trains_each_alone(model, how, monkeypatch):
+    check_together(model, "cuda", 0.05, monkeypatch, **how)
+
+
+@pytest.mark.gpu
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself, where it loads its compiler
+@pytest.mark.parametrize("model", TOGETHER)
+def test_a_gpu_trains_them_compiled_too(model, monkeypatch):
+    check_together(model, "cuda", 0.05, monkeypatch, compile=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("nodes", [1, NODES])
+def test_a_gpu_is_waited_for_as_often_whatever_the_steps(nodes):
+    def waits(steps: int) -> int:
+        data = images()
+        shares = [np.arange(14 * node, 14 * node + 14) for node in range(nodes)]
+        settings = TrainSettings(device="cuda", batch_size=6, local_steps=steps, momentum=0.9, clip_norm=1.0)
+        task = TorchTask(data, data, shares, "cnn:small-bn", settings, seed=1, rounds=2)
+        task.train([Job(node, 0, task.initial(0)) for node in range(nodes)])  # what is chosen once is chosen
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                task.train([Job(node, 1, task.initial(0)) for node in range(nodes)])
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        return len(said)
+
+    assert waits(2) == waits(9)
 
 
 @pytest.mark.gpu
@@ -182,6 +246,11 @@ def test_the_check_of_mixing_holds_on_the_cpu():
 @pytest.mark.parametrize("model", DATA)
 def test_these_checks_hold_on_the_cpu(model):
     check_like_the_cpu(model, "cpu", 0.0)
+
+
+@pytest.mark.parametrize("model", TOGETHER)
+def test_the_checks_of_nodes_together_hold_on_the_cpu(model, monkeypatch):
+    check_together(model, "cpu", 1e-5, monkeypatch)
 
 
 @pytest.mark.parametrize("how", [{}, {"momentum": 0.9}, {"personal": "recurrent*"}])
