@@ -21,7 +21,8 @@ from fedgossip.machine import Terms
 from fedgossip.seeds import stream
 from fedgossip.task import Job
 
-WAITING = {"aten._local_scalar_dense.default", "aten._to_copy.default", "aten.lift_fresh.default"}
+CAST = "aten._to_copy.default"
+WAITING = {"aten._local_scalar_dense.default", CAST, "aten.lift_fresh.default"}
 """What reads a number, moves a tensor to another device or type, and makes one of a number."""
 
 

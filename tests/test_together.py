@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from test_cuda import texts
+from test_device_waits import CAST, WAITING, Waits
 from test_learning import images, jobs_of, made_up, on_cpu, task_of
 from torch import nn
 
@@ -181,6 +182,26 @@ def test_sixteen_bits_are_those_of_the_loop_nearly(monkeypatch: pytest.MonkeyPat
 
 def test_on_a_cpu_the_loop_trains():
     assert made("cnn:small-bn", images())._blocks is None
+
+
+@pytest.mark.parametrize("how", [{"local_steps": None}, {"local_epochs": None}], ids=["full", "uneven"])
+@pytest.mark.parametrize("model", ["cnn:small-bn", "gpt:1-16-2"])
+@pytest.mark.usefixtures("together")
+def test_a_gpu_that_trains_nodes_together_is_waited_for_at_the_ends_of_a_call(
+    model: str, how: dict[str, None], monkeypatch: pytest.MonkeyPatch
+):
+    """No step makes a tensor of an array or a number, and none reads one; types may change on the device."""
+
+    def waits(steps: int) -> dict[str, int]:
+        task = made(model, DATA[model](), momentum=0.9, **dict.fromkeys(how, steps))
+        told, entered, from_numpy = told_of(task), [], torch.from_numpy
+        with monkeypatch.context() as patch, Waits() as seen:
+            patch.setattr(torch, "from_numpy", lambda array: (entered.append(array), from_numpy(array))[1])
+            task.train([Job(node, 0, task.initial(node)) for node in range(NODES)])
+        assert told == []
+        return {"from_numpy": len(entered), **{name: seen.seen[name] for name in WAITING - {CAST}}}
+
+    assert waits(1) == waits(3)
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------
