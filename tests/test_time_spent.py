@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,13 +13,17 @@ from over_sockets import run_over_sockets
 
 from fedgossip import load_experiment, simulate
 from fedgossip.algorithms.collectives.names import COLLECTIVES
+from fedgossip.learning.analytic import Averaging
+from fedgossip.machine import Train
 from fedgossip.messages import TAIL, Model
 from fedgossip.metrics import Meter
 from fedgossip.net.outbox import OUTBOX_MESSAGES, Cuts, Outbox
+from fedgossip.net.training_thread import TrainingThread, WorkerPorts
 from fedgossip.plans import compose
 from fedgossip.records import PeerRow, Row
 from fedgossip.rundir.busiest import busiest
 from fedgossip.spans import covered_ns
+from fedgossip.task import Job, Update
 from fedgossip.vectors import frozen
 
 S = 1_000_000_000
@@ -53,6 +59,33 @@ def test_what_is_under_way_at_the_end_of_a_round_counts_in_both() -> None:
     assert meter.mixed(1, 2 * S, 0, None).seconds_communicating == 1
     assert meter.mixed(2, 6 * S, 0, None).seconds_communicating == 3
     assert meter.mixed(3, 7 * S, 0, None).seconds_communicating == 0
+
+
+def test_a_round_that_ends_while_the_next_one_is_trained_has_not_waited() -> None:
+    """As with parallel.outer.delay: the thread that trains says so when it begins."""
+    now, begun, go_on = [0], threading.Event(), threading.Event()
+
+    class Slow(Averaging):
+        def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
+            begun.set()
+            assert go_on.wait(60.0)
+            return super().train(jobs)
+
+    meter = Meter(0)
+    ports = WorkerPorts(lambda: now[0], lambda: 0, lambda round, vector: None, lambda kept: None, lambda: None)
+    thread = TrainingThread(0, Slow(1, 3), meter, ports)
+    thread.start()
+    thread.put(Train(0, frozen(np.zeros(3, np.float32))))
+    assert begun.wait(60.0)
+    now[0] = 4 * S
+    row = meter.mixed(1, 4 * S, 0, None)
+    assert (row.seconds_communicating, row.seconds_waiting) == (0, 0)
+    now[0] = 7 * S
+    go_on.set()
+    thread.end()
+    thread.join(60.0)
+    row = meter.mixed(2, 9 * S, 0, None)
+    assert (row.seconds_training, row.seconds_waiting) == (7, 2)
 
 
 def test_an_evaluation_is_neither_communicating_nor_waiting() -> None:

@@ -106,10 +106,11 @@ class TrainingThread:
     def _train(self, asked: Train) -> Trained | Stopping:
         began = self._ports.clock()
         self.began_ns = began if self.began_ns is None else self.began_ns
+        self._meter.train_began(began)  # now: a round may be closed meanwhile, and this is no waiting
         update = told_in_stretches(self._task, Job.of(self.node, asked), self._tell_soon)
         if update.over:
+            self._meter.broke_off(self._ports.clock())
             return Stopping(over=True)
-        self._meter.train_began(began)
         self._meter.train_ended(self._ports.clock(), update.metrics)
         self._meter.logged(update.logged)
         return Trained(asked.job, update.difference, update.examples, update.metrics, update.extra)
