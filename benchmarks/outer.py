@@ -10,6 +10,8 @@ share of the time processors work over simulated links of 50 Mbit/s and 30 ms, w
 
     python benchmarks/outer.py --kills [TEXT [STEPS [SEED]]]   workers killed every 30 s, on digits, or on that text
 
+    python benchmarks/outer.py --paired-kills 8   what they cost on digits, over so many seeds
+
 Without TEXT 50 steps on its own source, as a play of four.
 """
 
@@ -110,9 +112,13 @@ def seeds(text: str, steps: int, count: int) -> None:
         ratios.append(losses[1] / losses[0])
         print(f"seed {seed}: {losses[0]:.4f} and {losses[1]:.4f}, x {ratios[-1]:.4f}", flush=True)
     if count > 1:
-        half = t.ppf(0.975, count - 1) * stdev(ratios) / count**0.5
-        mean = fmean(ratios)
-        print(f"{SEEDED}: x {mean:.4f} [{mean - half:.4f}, {mean + half:.4f}] of {count} seeds")
+        print(f"{SEEDED}: {told_of(ratios)}")
+
+
+def told_of(ratios: list[float]) -> str:
+    """Return the mean of two ratios or more, with Student's 95 % interval."""
+    half, mean = t.ppf(0.975, len(ratios) - 1) * stdev(ratios) / len(ratios) ** 0.5, fmean(ratios)
+    return f"x {mean:.4f} [{mean - half:.4f}, {mean + half:.4f}] of {len(ratios)} seeds"
 
 
 def kills() -> None:
@@ -132,6 +138,28 @@ def kills() -> None:
             runs = [fedgossip.simulate({**content, "faults": faults}).summary for faults in ([], [crash])]
             told = "  ".join(f"{one['test_loss']:.4f} {one['seconds']:.1f}" for one in runs)
             print(f"{codec or 'whole':10} delay = {delay}  {told}", flush=True)
+
+
+def paired_kills(count: int) -> None:
+    """Print how much more loss there is with kills than without, on digits by AdamW, with Student's interval."""
+    crash = {"kind": "crash", "every": 30.0, "after": 3.0}
+    local, more = WAYS[SEEDED]
+    train = {"device": "cpu", "optimizer": "adamw", "lr": 4e-3, "schedule": "cosine", "batch_size": BATCH}
+    for name, parallel in {SEEDED: more, "without a codec": {"outer": more["outer"]}, "H = 7": {"outer": MILD}}.items():
+        costs = []
+        for seed in range(1, 1 + count):
+            content = {
+                "rounds": 280,
+                "seed": seed,
+                "model": {"source": "mlp:64-32-10"},
+                "train": {**train, "local_steps": local},
+                "parallel": {"workers": WORKERS, "method": "ring", **parallel},
+                "simulation": {"training": 0.1 * local},
+                "eval": {"every": 280},
+            }
+            runs = [fedgossip.simulate({**content, "faults": faults}, engine="sim").summary for faults in ([], [crash])]
+            costs.append(runs[1]["test_loss"] / runs[0]["test_loss"])
+        print(f"{name:28} {told_of(costs)}, one seed varies by {stdev(costs):.3f}", flush=True)
 
 
 def kills_on(text: str, steps: int, seed: int = 1) -> None:
@@ -159,6 +187,9 @@ def table(text: str, steps: int, ways: dict[str, tuple[int, dict[str, Any]]]) ->
 
 
 if __name__ == "__main__":
+    if "--paired-kills" in sys.argv[1:]:
+        paired_kills(int(sys.argv[-1]))
+        sys.exit()
     if "--kills" in sys.argv[1:]:
         of = sys.argv[sys.argv.index("--kills") + 1 :]
         kills_on(of[0], *map(int, (*of, *(2000, 1)[len(of) - 1 :])[1:3])) if of else kills()

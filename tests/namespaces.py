@@ -32,18 +32,18 @@ class Machines:
 
     def make(self) -> None:
         """Make namespaces and cables.  Raises CalledProcessError; `remove` then removes what there is."""
-        _ip("netns", "add", self._switch)
-        _ip("-n", self._switch, "link", "add", SWITCH, "type", "bridge")
-        _ip("-n", self._switch, "link", "set", SWITCH, "up")
+        ip("netns", "add", self._switch)
+        ip("-n", self._switch, "link", "add", SWITCH, "type", "bridge")
+        ip("-n", self._switch, "link", "set", SWITCH, "up")
         for machine, addresses in self.addresses.items():
             name = self.name(machine)
-            _ip("netns", "add", name)
-            _ip("link", "add", "eth0", "netns", name, "type", "veth", "peer", "name", machine, "netns", self._switch)
-            _ip("-n", self._switch, "link", "set", machine, "master", SWITCH, "up")
+            ip("netns", "add", name)
+            ip("link", "add", "eth0", "netns", name, "type", "veth", "peer", "name", machine, "netns", self._switch)
+            ip("-n", self._switch, "link", "set", machine, "master", SWITCH, "up")
             for address in addresses:
-                _ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
-            _ip("-n", name, "link", "set", "eth0", "up")
-            _ip("-n", name, "link", "set", "lo", "up")
+                ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
+            ip("-n", name, "link", "set", "eth0", "up")
+            ip("-n", name, "link", "set", "lo", "up")
 
     def remove(self) -> None:
         for name in (self._switch, *map(self.name, self.addresses)):
@@ -51,17 +51,17 @@ class Machines:
 
     def cut(self, machine: str) -> None:
         """Unplug a machine's cable: it sees that."""
-        _ip("-n", self._switch, "link", "set", machine, "down")
+        ip("-n", self._switch, "link", "set", machine, "down")
 
     def mend(self, machine: str) -> None:
-        _ip("-n", self._switch, "link", "set", machine, "up")
+        ip("-n", self._switch, "link", "set", machine, "up")
 
     def silence(self) -> None:
         """Nothing passes the switch any more, and nobody is told."""
-        _ip("-n", self._switch, "link", "set", SWITCH, "down")
+        ip("-n", self._switch, "link", "set", SWITCH, "down")
 
     def speak(self) -> None:
-        _ip("-n", self._switch, "link", "set", SWITCH, "up")
+        ip("-n", self._switch, "link", "set", SWITCH, "up")
 
     def start(self, machine: str, arguments: Sequence[str], cwd: Path, log: Path) -> subprocess.Popen[bytes]:
         """Start `fedgossip ARGUMENTS` on a machine; what it prints goes to `log`."""
@@ -97,5 +97,10 @@ def machines(addresses: Mapping[str, Sequence[str]]) -> Iterator[Machines]:
         made.remove()
 
 
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+def ip(*words: str) -> None:
+    run("ip", *words)
+
+
+def run(*words: str) -> None:
+    """Run a command of root's.  Raises CalledProcessError, with what it said, where it fails."""
+    subprocess.run(words, check=True, capture_output=True)
