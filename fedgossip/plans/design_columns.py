@@ -73,5 +73,8 @@ def _check_counted(agreed: AgreedTable) -> None:
             continue
         few = [name for name, count in zip(one.categories, one.counts, strict=False) if count is None]
         if few:
-            text = f"column {one.name!r}: {', '.join(few[:5])} at too few sites, or of under {agreed.suppress} records"
+            lone, others = (", ".join([k for k in few if (k in one.uncounted) == are][:5]) for are in (True, False))
+            rare = f"of under {agreed.suppress} records, or not told lest another be found"
+            told = [f"{lone} at too few sites" if lone else "", f"{others} {rare}" if others else ""]
+            text = f"column {one.name!r}: {'; '.join(filter(None, told))}"
             raise ConfigError(text, f"A coefficient of it would tell of them: leave the column out, drop={one.name}.")
