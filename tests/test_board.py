@@ -90,7 +90,7 @@ def test_the_folder_of_one_participant_is_told_too(tmp_path: Path) -> None:
     (run.path / "INCOMPLETE").unlink()
     (run.path / "endpoint.toml").write_text("[[peer]]\nid = 2\n")
     (run.path / "ended.json").write_text('{"status": "finished"}')
-    assert listed(looked(tmp_path))["peer"]["facts"]["status"] == "peer, finished"
+    assert listed(looked(tmp_path))["peer"]["facts"]["status"] == "participant, finished"
 
 
 def test_only_what_is_new_is_read_and_told_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

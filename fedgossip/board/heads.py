@@ -91,7 +91,7 @@ def _status(folder: Path, marks: Marks, summary: Mapping[str, Any], changed: flo
     if summary:
         return line(summary.get("status") or "ended", LETTERS_MAX)
     if OF_A_PEER[0] in marks and ENDED in marks:
-        return f"peer, {line(_summary(folder / ENDED)[0].get('status') or 'ended', LETTERS_MAX)}"
+        return f"participant, {line(_summary(folder / ENDED)[0].get('status') or 'ended', LETTERS_MAX)}"
     return "running" if time.time() - changed < GOING_ON_SECONDS else "incomplete"
 
 

@@ -88,7 +88,7 @@ def _found(folder: Path) -> list[dict[str, Any]]:
             found.append({"run_dir": str(run), "status": "incomplete"})
         else:
             status = _read(run / "ended.json", ("status",))["status"]
-            found.append({"run_dir": str(run), "status": f"peer, {status}"})
+            found.append({"run_dir": str(run), "status": f"participant, {status}"})
     return found
 
 
