@@ -391,7 +391,7 @@ def test_settings_that_do_not_fit_a_mesh_are_refused(how: dict[str, Any], text: 
     [
         ("gpt:1-12-3", {"tensor": 2}, "2 for 3 heads", "multiple of 2"),
         ("gpt:1-36-3", {"tensor": 3, "sequence": True}, "8 places of a text for 3", "multiple of 3"),
-        ("mlp:20-15-7", {"tensor": 2}, "layer1 has 15 outputs", "multiple of 2"),
+        ("mlp:20-15-7", {"tensor": 2}, "the layer 'layer1' has 15 outputs", "multiple of 2"),
         ("mlp:20-16-7", {"tensor": 2, "sequence": True}, "no places of a text", "gpt"),
         ("test_distributed:partly", {"tensor": 2}, "no plan of its layers", "parallel_plan"),
         ("gpt:1-16-2", {"pipeline": 2}, "has 1 blocks", "pipeline to 1"),

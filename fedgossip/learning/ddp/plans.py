@@ -132,4 +132,5 @@ def _check_layer(name: str, style: ParallelStyle, module: nn.Module, parts: int)
     elif isinstance(style, ColwiseParallel) and Replicate() not in style.output_layouts:
         what, size = "outputs", layer.out_features
     if size % parts:
-        raise ConfigError(f"mesh.tensor = {parts}: {name} has {size} {what}", f"Take a multiple of {parts}.")
+        text = f"mesh.tensor = {parts}: the layer {name!r} has {size} {what}"
+        raise ConfigError(text, f"Take a multiple of {parts}.")
