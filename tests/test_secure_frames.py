@@ -160,6 +160,25 @@ def test_unknown_keys_in_a_message_are_refused() -> None:
     assert frames.from_client(frames.pack(frames.Consent(bytes(32), bytes(64)), 0, signer(0)), 0, public(0))
 
 
+def test_a_process_that_is_everybody_reads_its_own_frames_as_others_do() -> None:
+    """What it packed it need not decode; what was changed on the way, or is another's, is refused as ever."""
+    message = frames.Reveal(bytes(32), ((1, True, bytes(32)), (2, False, bytes([5] * 32))))
+    with primitives.remembering():
+        for _ in range(2):
+            frame = frames.pack(message, 0, signer(0))
+            for wrong in (frame[:-1], frame[:70] + bytes([frame[70] ^ 1]) + frame[71:]):
+                with pytest.raises(ProtocolError):
+                    frames.from_client(wrong, 0, public(0))
+            for sender, identity in ((1, public(0)), (0, public(1))):
+                with pytest.raises(ProtocolError):
+                    frames.from_client(frame, sender, identity)
+            with pytest.raises(ProtocolError):
+                frames.from_coordinator(frame, public(0))
+            assert [frames.from_client(frame, 0, public(0)) for _ in range(2)] == [message] * 2
+        with pytest.raises(ProtocolError, match="bytes"):
+            frames.from_client(frames.pack(message, 0, signer(0)) + bytes(frames.FRAME_MAX), 0, public(0))
+
+
 def test_a_repeated_frame_is_ignored() -> None:
     """Networks repeat: the frame of the stage before neither advances a step nor ends a session."""
     room, course = Room(5), Course()

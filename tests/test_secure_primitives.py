@@ -76,6 +76,21 @@ def test_the_keystream_is_aes_256_in_counter_mode_from_zero() -> None:
     assert keystream(bytes(32)).update(bytes(16)).hex() == "dc95c078a2408989ad48a21492842087"
 
 
+def test_a_short_stream_is_the_beginning_of_the_stream_for_both_ends() -> None:
+    keys = [hashlib.sha256(bytes([i])).digest() for i in range(3)]
+    expected = [keystream(key).update(bytes(100)) for key in keys]
+    assert [primitives.short_stream(key, 100) for key in keys] == expected
+    with primitives.remembering():
+        for _ in range(5):
+            assert [primitives.short_stream(key, 100) for key in keys] == expected
+            assert primitives.short_stream(keys[0], 40) == expected[0][:40]
+
+
+def test_a_part_that_is_put_behind_a_transcript_is_one_of_its_parts() -> None:
+    begun = transcript("share", b"session")
+    assert begun + primitives.named(4) + primitives.named(17) == transcript("share", b"session", 4, 17)
+
+
 def test_a_seal_opens_for_the_same_key_and_binding_alone() -> None:
     sealed = primitives.seal(b"k" * 32, b"shares", b"1 to 2")
     assert primitives.unseal(b"k" * 32, sealed, b"1 to 2") == b"shares"
@@ -153,6 +168,16 @@ def test_any_t_shares_give_the_secret_back(t: int, more: int, value: int, order:
     shares = shamir.split(secret, holders, t, entropy_of("shamir", value, t))
     order.shuffle(holders)  # type: ignore[attr-defined]
     assert shamir.combine({x: shares[x] for x in holders[:t]}) == secret
+
+
+@pytest.mark.parametrize(("t", "largest"), [(1, 5), (3, 5), (43, 64), (60, 1000), (90, 1000)])
+def test_two_secrets_that_are_split_together_have_the_shares_of_each_alone(t: int, largest: int) -> None:
+    """The last ones have places too large for coefficients side by side."""
+    holders = [largest - 2 * place for place in range(t)] if largest > 2 * t else list(range(1, largest + 1))
+    for one, other in ((bytes(32), (shamir.P - 1).to_bytes(32, "little")), (b"\1" * 32, b"\2" * 32)):
+        together = shamir.split_two(one, other, holders, t, entropy_of("two", t))
+        entropy = entropy_of("two", t)
+        assert together == tuple(shamir.split(secret, holders, t, entropy) for secret in (one, other))
 
 
 def test_fewer_shares_fit_every_secret() -> None:

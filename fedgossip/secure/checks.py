@@ -6,13 +6,17 @@ from collections.abc import Sequence, Set
 
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage, too_few
-from fedgossip.secure.primitives import verify
+from fedgossip.secure.primitives import once, verify
 from fedgossip.secure.session import NONE, Descriptor, ParticipantRoster
 
 
 def keys_are_signed(keys: frames.Keys, descriptor: Descriptor, round: int, roster: ParticipantRoster) -> bool:
     """Return whether the client whose keys these are has signed them, for this round."""
-    return verify(roster.identity(keys.client), keys.signature, keys.content(descriptor, round))
+    identity, d = roster.identity(keys.client), descriptor
+    return once(
+        (keys, identity, d.task_id, round, d.roster_hash),
+        lambda: verify(identity, keys.signature, keys.content(d, round)),
+    )
 
 
 def check_keys(

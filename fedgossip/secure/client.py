@@ -24,6 +24,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Generic, NoReturn, TypeVar
 
 import numpy as np
@@ -34,7 +35,18 @@ from fedgossip.secure.checks import check_consents, check_keys, check_survivors
 from fedgossip.secure.fixed_point import Quantised
 from fedgossip.secure.masks import mask_key, self_key
 from fedgossip.secure.past import Past
-from fedgossip.secure.primitives import Agreement, Entropy, Secret, Sign, derive, digest, seal, transcript, unseal
+from fedgossip.secure.primitives import (
+    Agreement,
+    Entropy,
+    Secret,
+    Sign,
+    derive,
+    digest,
+    named,
+    seal,
+    transcript,
+    unseal,
+)
 from fedgossip.secure.ring import Words, add_streams, chunks, little, subtract_streams
 from fedgossip.secure.secrets import (
     Ahead,
@@ -328,13 +340,18 @@ class Revealed(_Step[Ended]):
 def _split(own: OwnKeys, group: list[int], t: int, entropy: Entropy) -> dict[int, SharePair]:
     """Share the mask key and b among the group; a member's x is its place in the roster plus one."""
     places = [v + 1 for v in group]
-    of_key, of_b = (shamir.split(secret.read(), places, t, entropy) for secret in (own.s, own.b))
+    of_key, of_b = shamir.split_two(own.s.read(), own.b.read(), places, t, entropy)
     return {v: SharePair(Secret(of_b[v + 1]), Secret(of_key[v + 1])) for v in group}
 
 
 def bound(sid: bytes, sealer: int, opener: int) -> bytes:
-    """Return the bytes that a seal is bound to: the session, the sender, the recipient."""
-    return transcript("share", sid, sealer, opener)
+    """Return the bytes that a seal is bound to, a transcript: the session, the sender, the recipient."""
+    return _sharing(sid) + named(sealer) + named(opener)
+
+
+@lru_cache(maxsize=4)
+def _sharing(sid: bytes) -> bytes:
+    return transcript("share", sid)
 
 
 def _agreements(secret: Secret, publics: dict[int, bytes]) -> dict[int, bytes]:

@@ -10,7 +10,8 @@ changed.  The session's hash is in every body, and the recipient in those that a
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, ClassVar, TypeVar
+from types import UnionType
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -18,7 +19,7 @@ from fedgossip.decoding import UnreadableError, from_msgpack
 from fedgossip.errors import ProtocolError
 from fedgossip.secure.aborts import Stage
 from fedgossip.secure.graph import COHORT_MAX
-from fedgossip.secure.primitives import Sign, digest, transcript, verify
+from fedgossip.secure.primitives import Sign, digest, forget, keep, kept, once, transcript, verify
 from fedgossip.secure.session import Descriptor, Hash, Id
 
 FRAME_MAX = 1 << 20
@@ -76,7 +77,10 @@ def commitment(origin: bytes, client: int, b: bytes) -> bytes:
 
 def hash_of_keys(keys: dict[int, Keys]) -> bytes:
     """Return h1, the hash of all of U1."""
-    return digest("U1", *(p for v in sorted(keys) for p in (v, keys[v].c_pk, keys[v].s_pk, keys[v].commitment)))
+    ordered = [(v, keys[v]) for v in sorted(keys)]
+    return once(
+        ("U1", *ordered), lambda: digest("U1", *(p for v, k in ordered for p in (v, k.c_pk, k.s_pk, k.commitment)))
+    )
 
 
 def hash_of_ids(ids: tuple[int, ...]) -> bytes:
@@ -196,17 +200,35 @@ _UP: msgspec.msgpack.Decoder[Upward] = msgspec.msgpack.Decoder(Upward)
 def pack(message: Frame, sender: int, sign: Sign) -> bytes:
     """Return the message as a signed frame."""
     body = msgspec.msgpack.encode(message)
-    return sign(_signed(sender, body)) + body
+    signed = _signed(sender, body)
+    frame = sign(signed) + body
+    if len(frame) <= FRAME_MAX:
+        keep(("frame", frame), (sender, signed, message))
+    return frame
 
 
 def from_coordinator(frame: bytes, identity: bytes) -> Downward:
     """Return the coordinator's message.  Raises ProtocolError for anything else."""
-    return _decoded(_authentic(frame, COORDINATOR, identity), COORDINATOR, _DOWN)
+    found: Downward | None = _packed_here(frame, COORDINATOR, identity, Downward)
+    return found or _decoded(_authentic(frame, COORDINATOR, identity), COORDINATOR, _DOWN)
 
 
 def from_client(frame: bytes, client: int, identity: bytes) -> Upward:
     """Return the client's message.  Raises ProtocolError for anything else."""
-    return _decoded(_authentic(frame, client, identity), client, _UP)
+    found: Upward | None = _packed_here(frame, client, identity, Upward)
+    return found or _decoded(_authentic(frame, client, identity), client, _UP)
+
+
+def _packed_here(frame: bytes, sender: int, identity: bytes, kind: UnionType) -> Any:
+    """Return the message of a frame of this kind that this process has packed, as the sender; else None."""
+    if not (found := kept(("frame", frame))):
+        return None
+    by, signed, message = found
+    if by != sender or not isinstance(message, kind) or not verify(identity, frame[:SIGNATURE], signed):
+        return None
+    if not isinstance(message, SessionInvite | Survivors | Result):  # of the others each has one recipient
+        forget(("frame", frame))
+    return message
 
 
 def body_hash(frame: bytes) -> bytes:

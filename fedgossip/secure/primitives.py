@@ -10,7 +10,8 @@ Sources: RFC 7748 (X25519), 5869 (HKDF), 8439 (ChaCha20-Poly1305), 8032 (Ed25519
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+import hmac
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NoReturn, TypeVar
@@ -20,8 +21,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 LABEL = "fedgossip/secagg/1"
 
@@ -71,23 +70,24 @@ class Secret:
 
 def transcript(purpose: str, *parts: bytes | str | int) -> bytes:
     """Return the label, the purpose and the parts, each with its length; integers as text."""
-    pieces = [_LABELLED, _named(purpose)]
+    pieces = [_LABELLED, named(purpose)]
     for part in parts:
         if isinstance(part, bytes):
             size = len(part)
             pieces += (_SIZES[size] if size < _SHORT else size.to_bytes(4, "big"), part)
         else:
-            pieces.append(_named(part))
+            pieces.append(named(part))
     return b"".join(pieces)
 
 
 @lru_cache(maxsize=4096, typed=True)  # purposes and ids: nothing secret is text or a number
-def _named(part: str | int) -> bytes:
+def named(part: str | int) -> bytes:
+    """Return what a text or an integer is in a transcript; behind a transcript it is one part more of it."""
     value = str(part).encode()
     return len(value).to_bytes(4, "big") + value
 
 
-_LABELLED = _named(LABEL)
+_LABELLED = named(LABEL)
 _SHORT = 256
 _SIZES = [size.to_bytes(4, "big") for size in range(_SHORT)]
 
@@ -97,15 +97,24 @@ def digest(purpose: str, *parts: bytes | str | int) -> bytes:
     return hashlib.sha256(transcript(purpose, *parts)).digest()
 
 
-def derive(salt: bytes, key: bytes, purpose: str, *parts: bytes | str | int) -> bytes:
+def derive(salt: bytes, key: bytes, purpose: str, *parts: str | int) -> bytes:
     """Return 32 bytes of HKDF-SHA256 for this purpose alone."""
+    info = _info(purpose, *parts)
     if _found is None:
-        return _derived(salt, key, transcript(purpose, *parts))
-    return _once((salt, key, purpose, *parts), lambda: _derived(salt, key, transcript(purpose, *parts)))
+        return _derived(salt, key, info)
+    found: bytes | None = _found.get((salt, key, info))
+    return found or _kept((salt, key, info), _derived(salt, key, info))
+
+
+@lru_cache(maxsize=1 << 14, typed=True)
+def _info(purpose: str, *parts: str | int) -> bytes:
+    """Return the transcript of what is not secret; pairs of participants are the same round after round."""
+    return transcript(purpose, *parts)
 
 
 def _derived(salt: bytes, key: bytes, info: bytes) -> bytes:
-    return HKDF(SHA256(), 32, salt, info).derive(key)
+    """RFC 5869, sections 2.2 and 2.3, of one block: extract, expand."""
+    return hmac.digest(hmac.digest(salt, key, "sha256"), info + b"\x01", "sha256")
 
 
 # --- agreement --------------------------------------------------------------------------------------------------------
@@ -120,7 +129,8 @@ def small_order(public: bytes) -> bool:
     """Return whether everybody agrees on zero with this key."""
     if _found is None:
         return _small_order(public)
-    return _once((b"small order", public), lambda: _small_order(public))
+    found: bool | None = _found.get((b"small order", public))
+    return _kept((b"small order", public), _small_order(public)) if found is None else found
 
 
 def _small_order(public: bytes) -> bool:
@@ -149,7 +159,8 @@ class Agreement:
             return self._key.exchange(X25519PublicKey.from_public_bytes(public))
         self._public = self._public or self._key.public_key().public_bytes_raw()
         both = (self._public, public) if self._public < public else (public, self._public)
-        return _once(both, lambda: _simulated_agreement(*both))
+        found: bytes | None = _found.get(both)
+        return found or _kept(both, _simulated_agreement(*both))
 
     def __repr__(self) -> str:
         return "<agreement>"
@@ -158,7 +169,10 @@ class Agreement:
 def _simulated_agreement(one: bytes, other: bytes) -> bytes:
     if small_order(one) or small_order(other):
         raise ValueError("the shared key would be zero: a public key of small order")
-    return digest("simulated agreement", one, other)
+    return hashlib.sha256(_AGREEMENT + one + _SIZES[len(one)] + other).digest()
+
+
+_AGREEMENT = transcript("simulated agreement") + _SIZES[32]
 
 
 # --- streams and seals ------------------------------------------------------------------------------------------------
@@ -167,6 +181,20 @@ def _simulated_agreement(one: bytes, other: bytes) -> bytes:
 def keystream(key: bytes) -> CipherContext:
     """Return the AES-256-CTR stream of `key` from counter 0: what it makes of zeros is the keystream."""
     return Cipher(algorithms.AES(key), _COUNTER).encryptor()
+
+
+SHORT_MOST = 4096
+"""Bytes of a stream that is taken whole."""
+
+_ZEROS = memoryview(bytes(SHORT_MOST))
+
+
+def short_stream(key: bytes, size: int) -> bytes:
+    """Return the first bytes of a stream, SHORT_MOST at most."""
+    if _found is None:
+        return keystream(key).update(_ZEROS[:size])
+    found: bytes | None = _found.pop((key, size), None)  # either end takes it once
+    return found or _kept((key, size), keystream(key).update(_ZEROS[:size]))
 
 
 def seal(key: bytes, plain: bytes, bound: bytes) -> bytes:
@@ -219,7 +247,7 @@ def _verified(identity: bytes, signature: bytes, data: bytes) -> bool:
 REMEMBERED_MOST = 1 << 16
 """Results that are kept; then all are forgotten."""
 
-_found: dict[tuple[bytes | str | int, ...], Any] | None = None
+_found: dict[tuple[Hashable, ...], Any] | None = None
 """What was computed here; None where nothing is kept."""
 
 
@@ -230,6 +258,7 @@ def remembering() -> Iterator[None]:
     What two agree on is a hash of their public keys in here, in place of an X25519 agreement: nobody is there from whom
     to hide it; keys of small order are refused all the same.  A key is derived once for both ends.  A signature that
     was made in here is known to be right; any other one, and any other content, is checked, once for all who see it.
+    What a frame says that was packed in here is known, and so is the stream of a mask that its other end will take.
     Never where participants are real: this hides nothing, and keeps keys in memory.
     """
     global _found  # noqa: PLW0603 of the whole process, as the simulation is
@@ -241,11 +270,37 @@ def remembering() -> Iterator[None]:
         _found = before
 
 
-def _once(named: tuple[bytes | str | int, ...], compute: Callable[[], Result]) -> Result:
+def once(name: tuple[Hashable, ...], compute: Callable[[], Result]) -> Result:
+    """Return what is computed; where one process is everybody it is computed for the first who asks for this name."""
+    return compute() if _found is None else _once(name, compute)
+
+
+def keep(name: tuple[Hashable, ...], value: object) -> None:
+    """Keep a value, never None, for `kept`, where one process is everybody."""
+    if _found is not None:
+        _kept(name, value)
+
+
+def kept(name: tuple[Hashable, ...]) -> Any:
+    """Return what was kept under this name; None where nothing is."""
+    return None if _found is None else _found.get(name)
+
+
+def forget(name: tuple[Hashable, ...]) -> None:
+    """Let go of what was kept: nobody else will ask for it."""
+    if _found is not None:
+        _found.pop(name, None)
+
+
+def _once(name: tuple[Hashable, ...], compute: Callable[[], Result]) -> Result:
     assert _found is not None
-    found: Result | None = _found.get(named)
-    if found is None:
-        if len(_found) >= REMEMBERED_MOST:
-            _found.clear()
-        _found[named] = found = compute()
-    return found
+    found: Result | None = _found.get(name)
+    return _kept(name, compute()) if found is None else found
+
+
+def _kept(name: tuple[Hashable, ...], value: Result) -> Result:
+    assert _found is not None
+    if len(_found) >= REMEMBERED_MOST:
+        _found.clear()
+    _found[name] = value
+    return value

@@ -13,7 +13,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.secure.primitives import keystream
+from fedgossip.secure.primitives import SHORT_MOST, keystream, short_stream
 
 Words = npt.NDArray[np.uint32]
 
@@ -105,6 +105,10 @@ def _borrowed(total: Words, words: Words, *, out: Words, width: int) -> None:
 
 
 def _apply(total: Words, keys: Iterable[bytes], operation: Operation) -> None:
+    if total.nbytes <= SHORT_MOST:
+        for key in keys:
+            operation(total, np.frombuffer(short_stream(key, total.nbytes), "<u4"), out=total)
+        return
     buffer = np.empty(BLOCK, "<u4")
     pending = iter(keys)
     while streams := [keystream(key) for key in islice(pending, STREAMS)]:

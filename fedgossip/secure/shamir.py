@@ -47,13 +47,46 @@ def split(secret: bytes, holders: Sequence[int], t: int, entropy: Entropy) -> di
 
     Raises ValueError for t out of 1 to len(holders), for an x that is 0 or there twice, and for a secret of p or more.
     """
+    falling, value = _polynomial(secret, holders, t, entropy)
+    return {x: _at(falling, value, x).to_bytes(SIZE, "little") for x in holders}
+
+
+def split_two(
+    one: bytes, other: bytes, holders: Sequence[int], t: int, entropy: Entropy
+) -> tuple[dict[int, bytes], dict[int, bytes]]:
+    """Return what two calls of `split` would, for the same holders.
+
+    Where no value needs to be reduced on the way, both polynomials are evaluated as one whose coefficients stand side
+    by side.
+    """
+    first, second = (_polynomial(secret, holders, t, entropy) for secret in (one, other))
+    lane = 8 * SIZE + t * max(holders).bit_length()  # a value is at most (p - 1) (1 + x + ... + x^(t - 1))
+    if lane > 2 * REDUCED_FROM:
+        of_one, of_other = (
+            {x: _at(falling, value, x).to_bytes(SIZE, "little") for x in holders} for falling, value in (first, second)
+        )
+        return of_one, of_other
+    falling = [low | high << lane for low, high in zip(first[0], second[0], strict=True)]
+    constant, low_bits = first[1] | second[1] << lane, (1 << lane) - 1
+    of_one, of_other = {}, {}
+    for x in holders:
+        total = 0
+        for coefficient in falling:
+            total = (total + coefficient) * x
+        total += constant
+        of_one[x] = ((total & low_bits) % P).to_bytes(SIZE, "little")
+        of_other[x] = ((total >> lane) % P).to_bytes(SIZE, "little")
+    return of_one, of_other
+
+
+def _polynomial(secret: bytes, holders: Sequence[int], t: int, entropy: Entropy) -> tuple[list[int], int]:
+    """Return random coefficients from the highest power down to x^1, and the constant: the secret."""
     value = int.from_bytes(secret, "little")
     if not 1 <= t <= len(holders) or len(set(holders)) != len(holders) or min(holders) < 1:
         raise ValueError(f"{t} shares of {len(holders)} holders: they need distinct positive places")
     if len(secret) != SIZE or value >= P:
         raise ValueError("a secret is 32 bytes, below p")
-    falling = [int.from_bytes(one, "little") for one in draws(t - 1, entropy)]
-    return {x: _at(falling, value, x).to_bytes(SIZE, "little") for x in holders}
+    return [int.from_bytes(one, "little") for one in draws(t - 1, entropy)], value
 
 
 def _at(falling: Sequence[int], constant: int, x: int) -> int:
