@@ -50,11 +50,16 @@ class CapturedWork:
             try:
                 self._replay = capture(self._all)
             except RuntimeError as error:  # of which torch's own errors of a device are kinds
-                self._refused(str(error).partition("\n")[0] or type(error).__name__)
+                self._refused(first_line(error))
 
     def _all(self) -> None:
         for part in self._parts:
             part()
+
+
+def first_line(error: Exception) -> str:
+    """Return what an error says, without the advice to programmers that torch puts behind it."""
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def capture_on(device: torch.device) -> Capture | None:

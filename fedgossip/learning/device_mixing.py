@@ -14,8 +14,11 @@ import torch
 
 from fedgossip.vectors import RowGroups
 
-GATHERED_BYTES = 16 << 20
+GATHERED_BYTES = {"cuda": 16 << 20}
 """Of rows that are gathered at a time: they stay in a GPU's second-level cache until they are added."""
+
+GATHERED_ELSEWHERE = 1 << 18
+"""The same on a CPU: 58 us a node of 10 000 numbers and five terms where 16 MiB take 119."""
 
 MEASURED_NUMBERS = 1 << 22
 """Numbers that are compared at a time: 32 MiB of float64."""
@@ -54,7 +57,8 @@ class DeviceMixing:
     def mix(self, rows: Sequence[Rows], into: Sequence[Rows], most: int) -> None:
         """Write the weighted sums of the scaled rows `into` others, of at most `most` nodes at a time."""
         for source, out in zip(rows, into, strict=True):
-            at_once = max(1, min(most, GATHERED_BYTES // (4 * source.shape[1])))
+            room = GATHERED_BYTES.get(source.device.type, GATHERED_ELSEWHERE)
+            at_once = max(1, min(most, room // (4 * source.shape[1])))
             for group in self._groups:
                 for start in range(0, group.ids.shape[1], at_once):
                     self._mix(group, slice(start, start + at_once), source, out)

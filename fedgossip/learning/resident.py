@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from fedgossip.errors import TrainingError
 from fedgossip.learning.batches import Batches
+from fedgossip.learning.cuda_graphs import first_line
 from fedgossip.learning.device_mixing import DeviceMixing
 from fedgossip.learning.device_stack import DeviceStack
 from fedgossip.learning.losses import not_finite
@@ -77,8 +78,7 @@ class ResidentStack:
         except TrainingError:
             raise
         except RuntimeError as error:
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            text = f"{doing}: {self._stack.device} failed: {reason}"
+            text = f"{doing}: {self._stack.device} failed: {first_line(error)}"
             raise TrainingError(text, 'Go on with --resume, or take train.device = "cpu".') from error
 
 
@@ -101,5 +101,8 @@ def resident_models(
         stack = DeviceStack(engine, n, settings.local_steps, note)
     except OutOfMemory:
         note("not_resident", f"{n} models, twice, do not fit into the memory of {engine.device}")
+        return None
+    except RuntimeError as error:  # of a device that is not what it should be; what comes next says what it is
+        note("not_resident", first_line(error))
         return None
     return ResidentStack(stack, batches, settings, rounds, loss)
