@@ -10,7 +10,6 @@ changed.  The session's hash is in every body, and the recipient in those that a
 from __future__ import annotations
 
 import hashlib
-from types import UnionType
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
@@ -219,8 +218,8 @@ def from_client(frame: bytes, client: int, identity: bytes) -> Upward:
     return found or _decoded(_authentic(frame, client, identity), client, _UP)
 
 
-def _packed_here(frame: bytes, sender: int, identity: bytes, kind: UnionType) -> Any:
-    """Return the message of a frame of this kind that this process has packed, as the sender; else None."""
+def _packed_here(frame: bytes, sender: int, identity: bytes, kind: Any) -> Any:
+    """Return the message of a frame of this kind (a union) that this process has packed, as the sender; else None."""
     if not (found := kept(("frame", frame))):
         return None
     by, signed, message = found
