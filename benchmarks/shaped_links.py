@@ -240,11 +240,13 @@ class Measured:
 
 
 def measured(rows: Sequence[Row], local: int) -> Measured:
+    """A training that is under way when a round ends counts in both: so what is no training is taken from all."""
     own = [[row for row in rows if isinstance(row, PeerRow) and row.round and row.peer == node] for node in range(4)]
     seconds = sum(of_one[-1].seconds - of_one[0].seconds for of_one in own)
     later = [row for of_one in own for row in of_one[1:]]
-    trained = [row.seconds_training for row in later]
-    return Measured(sum(trained) / seconds, fmean(trained), fmean(row.bytes_sent for row in later) / local)
+    idle = sum(row.seconds_communicating + row.seconds_waiting + row.seconds_mixing for row in later)
+    trained = fmean(row.seconds_training for row in later)
+    return Measured(1 - idle / seconds, trained, fmean(row.bytes_sent for row in later) / local)
 
 
 def table(play: str, steps: int, *, ahead: bool) -> None:
