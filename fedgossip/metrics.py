@@ -310,15 +310,15 @@ class Network:
         self._closed = self._newest = round
         self.reached = [round] * self.n
         told = self.n <= PEERS_IN_EVERY_ROUND or self.evaluated(round)
-        rows = {row.peer: row for row in of_peers()} if told else {}
+        rows = of_peers() if told else ()
         total = self._total(round, len(self.counted), sent, [losses[peer] for peer in self.counted])
         counted = list(self.counted)
         if self.evaluated(round):
-            after = models()
-            self._fill(total, {peer: after[peer] for peer in counted}, {peer: rows[peer] for peer in counted})
+            after, of = models(), {row.peer: row for row in rows}
+            self._fill(total, {peer: after[peer] for peer in counted}, {peer: of[peer] for peer in counted})
         if self.watched(round):
             self._put(total, measured())
-        return [*rows.values(), total]
+        return [*rows, total]
 
     def ended(self, peer: int) -> list[Row]:
         """Wait no more for `peer`: it finished, or died; return the rows to be written now."""

@@ -6,9 +6,10 @@ is behind, row 0 is the state before.  A field at its default, such as what was 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -89,6 +90,23 @@ class EventRow(msgspec.Struct, tag="event", tag_field="kind", omit_defaults=True
 Row = PeerRow | NetworkRow | EventRow
 
 
+@runtime_checkable
+class RowsTaker(Protocol):
+    """What takes rows in one piece, too."""
+
+    def __call__(self, row: Row) -> None: ...
+    def all(self, rows: Sequence[Row]) -> None: ...
+
+
+def give_all(rows: Sequence[Row], take: Callable[[Row], None]) -> None:
+    """Give rows on in their order: in one piece, where that is known there."""
+    if len(rows) > 1 and isinstance(take, RowsTaker):
+        take.all(rows)
+        return
+    for row in rows:
+        take(row)
+
+
 class RowWriter:
     """Appends rows to a JSON-lines file, each line whole: what was measured survives Ctrl-C and kill.
 
@@ -106,12 +124,21 @@ class RowWriter:
 
     def write(self, row: Row) -> EventRow | None:
         """Append a row.  Returns the event `rows_lost` where that was written too, after the first row that fitted."""
-        self._place = row.round, -1 if isinstance(row, NetworkRow) else row.peer
+        self._place = _place_of(row)
         if self._append(row):
             return self._tell()
         self.lost += 1
         self._untold += 1
         return None
+
+    def write_all(self, rows: Sequence[Row]) -> Iterator[EventRow]:
+        """Append rows, in one piece where there is room for it.  Yields what `write` returns of events."""
+        if not self._untold and self._put(self._encoder.encode_lines(rows)):
+            self._place = _place_of(rows[-1])
+            return
+        for row in rows:
+            if told := self.write(row):
+                yield told
 
     def close(self) -> EventRow | None:
         """Close the file.  Returns as `write`."""
@@ -131,10 +158,14 @@ class RowWriter:
         return event
 
     def _append(self, row: Row) -> bool:
-        line, written = self._encoder.encode(row) + b"\n", 0
+        return self._put(self._encoder.encode(row) + b"\n")
+
+    def _put(self, lines: bytes) -> bool:
+        """Append whole lines; return whether there was room, and leave the file as it was where there was not."""
+        written = 0
         try:
-            while written < len(line):  # what room is left is filled before the disk says that it is full
-                written += self._file.write(line[written:])
+            while written < len(lines):  # what room is left is filled before the disk says that it is full
+                written += self._file.write(lines[written:] if written else lines)
         except OSError as error:
             self._reason = error.strerror or str(error)
             if written:
@@ -147,6 +178,10 @@ class RowWriter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def _place_of(row: Row) -> tuple[int, int]:
+    return row.round, -1 if isinstance(row, NetworkRow) else row.peer
 
 
 def _plain(value: object) -> object:

@@ -13,6 +13,7 @@ protocol each, and a driver asks for nothing by a name that no protocol has:
     UsableTask      a model that can be used where nothing else of the run is
     StackedTask     all nodes at once, from rows of one array into those of another
     ReportingTask   what a reader of the run should know of how it trains
+    IdleTask        nothing is trained: rounds mix what there is
 """
 
 from __future__ import annotations
@@ -256,6 +257,16 @@ class ReportingTask(LocalTask, Protocol):
 
     def report_to(self, write: Callable[[Report], None]) -> None:
         """From now on tell here, in the thread that trains, what a reader of the run should know; each fact once."""
+        ...
+
+
+@runtime_checkable
+class IdleTask(LocalTask, Protocol):
+    """A task that may have nothing to train."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether no job ever changes a vector or tells anything: all nodes can be passed over at once."""
         ...
 
 

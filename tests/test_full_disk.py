@@ -107,6 +107,13 @@ class Short:
         return getattr(self.inner, name)
 
 
+def test_rows_that_come_at_once_leave_the_bytes_of_rows_that_come_one_by_one(tmp_path: Path) -> None:
+    rows = [*(PeerRow(3, peer, 0.5, None, 1, 2, 0.1, 0.0, 0.0, 0.1) for peer in range(3)), NetworkRow(3, 3, 0.1, 3)]
+    with RowWriter(tmp_path / "one") as one, RowWriter(tmp_path / "all") as at_once:
+        assert not [told for row in rows if (told := one.write(row))] and not list(at_once.write_all(rows))
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "all").read_bytes() and read_rows(tmp_path / "all") == rows
+
+
 def test_rows_without_room_are_dropped_whole_and_counted(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     writer = RowWriter(path)

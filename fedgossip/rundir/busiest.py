@@ -20,9 +20,10 @@ def busiest(rows: Sequence[Row], links: Mapping[Link, int]) -> dict[str, Any]:
     sent: dict[NodeId, int] = {}
     received: dict[NodeId, int] = {}
     for row in rows:
-        if isinstance(row, PeerRow):
-            sent[row.peer] = sent.get(row.peer, 0) + row.payload_sent
-            received[row.peer] = received.get(row.peer, 0) + row.payload_received
+        if type(row) is PeerRow:
+            peer = row.peer
+            sent[peer] = sent.get(peer, 0) + row.payload_sent
+            received[peer] = received.get(peer, 0) + row.payload_received
     most = max((*sent.values(), *received.values()), default=0)
     node = min((node for way in (sent, received) for node, payload in way.items() if payload == most), default=None)
     largest = max(links.values(), default=None)

@@ -308,6 +308,25 @@ class Keeper:
             self._take(one)
             if self._watch:
                 self._watch(one)
+        self._track(row)
+
+    def all(self, rows: Sequence[Row]) -> None:
+        """Pass rows on that came at once: all are in the file before the first is watched."""
+        told = list(self._directory.writer.write_all(rows)) if self._directory else []
+        self.rows += rows
+        for row in rows:
+            if type(row) is EventRow:
+                self.events[row.name] = self.events.get(row.name, 0) + 1
+            if self._watch:
+                self._watch(row)
+        for event in told:
+            self._take(event)
+            if self._watch:
+                self._watch(event)
+        for row in rows if self._tracking else ():
+            self._track(row)
+
+    def _track(self, row: Row) -> None:
         if self._tracking and isinstance(row, NetworkRow):
             self._tracking.row(row)
             self._tell_failures(self._tracking)

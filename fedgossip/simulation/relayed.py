@@ -14,7 +14,8 @@ import numpy.typing as npt
 from fedgossip.algorithms.base import Vectors
 from fedgossip.algorithms.relaysgd import RelaySGD, said
 from fedgossip.messages import RelaySum
-from fedgossip.simulation.stacked import Edges, ModelExchange, Numbered, RoundBytes, priced_both
+from fedgossip.simulation.round_bytes import Edges, Numbered, RoundBytes, priced_both
+from fedgossip.simulation.stacked import ModelExchange
 from fedgossip.vectors import RowGroups, frozen
 
 Places = npt.NDArray[np.int64]

@@ -57,7 +57,7 @@ from fedgossip.machine import (
 )
 from fedgossip.messages import Message
 from fedgossip.metrics import Meter, Network
-from fedgossip.records import EventRow, Row, event_row
+from fedgossip.records import EventRow, Row, event_row, give_all
 from fedgossip.simulation.connections import Link, Look, SimulatedLinks
 from fedgossip.simulation.network import NS, SimulatedNetwork
 from fedgossip.simulation.stretches import awaited_stretches, stretch_of
@@ -387,8 +387,8 @@ class Simulator:
     def _close_round(self, node: NodeId, done: RoundDone) -> None:
         self._progress.reached(node, done.round)
         row = self._meters[node].done(done, self.now_ns, 0)
-        for line in self.record.mixed(row, done.model):
-            self.write(line)
+        if lines := self.record.mixed(row, done.model):
+            give_all(lines, self.write)
 
     def _worked(self, node: NodeId, work: LocalWork) -> None:
         self._progress.reached(node, work.round)

@@ -6,28 +6,27 @@ For researchers of topologies: a round is one call of the task, one of the algor
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, cast
+from itertools import repeat
+from typing import TYPE_CHECKING, Generic, Protocol, cast
 
+import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from fedgossip.algorithms.base import GossipAlgorithm, SendsModels, State, Step, Vectors
 from fedgossip.algorithms.combine import Combination, combine_rows
 from fedgossip.algorithms.fragmented_diloco import FragmentedDiLoCo
 from fedgossip.codecs.base import Codec, VectorLayout
 from fedgossip.errors import TrainingError
-from fedgossip.machine import NodeId
-from fedgossip.messages import CHECK_WORDS, Accepted, CodedModel, Masked, Message, Model, ModelFragment, Parcel
+from fedgossip.messages import CHECK_WORDS, Accepted, CodedModel, Masked, Model, ModelFragment, Parcel
 from fedgossip.metrics import Network
-from fedgossip.records import PeerRow, Row
+from fedgossip.records import PeerRow, Row, give_all
 from fedgossip.secure.neighbourhood import Grid
-from fedgossip.task import Job, LocalTask, StackedTask, Update
+from fedgossip.simulation.round_bytes import Edges, RoundBytes, Sizes, priced_both
+from fedgossip.task import IdleTask, Job, LocalTask, StackedTask, Update
 from fedgossip.vectors import RowGroups, Vector, empty, frozen, ordered_mix_rows
-from fedgossip.wire import wire_bytes
 
 if TYPE_CHECKING:
     from fedgossip.simulation.attackers import StackedAttackers
@@ -58,12 +57,14 @@ class StackMeters:
         """Return each peer's row of the round that ends as `round`, and begin anew."""
         carried = self.bytes_sent, self.bytes_received, self.payload_sent, self.payload_received
         self.__init__(*(np.zeros_like(one) for one in carried))  # type: ignore[misc]
-        counted = zip(losses, *(one.tolist() for one in carried), strict=True)
-        timeless = partial(PeerRow, seconds_training=0.0, seconds_waiting=0.0, seconds_mixing=0.0, seconds=0.0)
-        return [
-            timeless(round, peer, loss, None, sent, received, payload_sent=out, payload_received=came)
-            for peer, (loss, sent, received, out, came) in enumerate(counted)
-        ]
+        known = losses, *(one.tolist() for one in carried)
+        columns = dict(zip(_COUNTED, known, strict=True)) | {"peer": range(len(losses)), "round": repeat(round)}
+        return list(map(PeerRow, *(columns.get(name, repeat(value)) for name, value in _TIMELESS.items())))
+
+
+_COUNTED = "loss", "bytes_sent", "bytes_received", "payload_sent", "payload_received"
+_TIMELESS = msgspec.structs.asdict(PeerRow(0, 0, None, None, 0, 0, 0.0, 0.0, 0.0, 0.0))
+"""The fields of a row in their order, and what they are where nothing is told."""
 
 
 @dataclass
@@ -81,16 +82,6 @@ def first_stack(task: LocalTask, n: int, algorithm: GossipAlgorithm[State]) -> S
     """Return where a run begins."""
     initial = frozen(np.stack([task.initial(node) for node in range(n)]))
     return Stack(0, algorithm.start(initial), StackMeters.of(n))
-
-
-Sizes = npt.NDArray[np.int64]
-
-
-class RoundBytes(NamedTuple):
-    """What each peer sends, and receives, in a round: (bytes of messages, those of vectors among them), int64 [n]."""
-
-    sent: tuple[Sizes, Sizes]
-    received: tuple[Sizes, Sizes]
 
 
 class StackedExchange(Protocol):
@@ -233,8 +224,7 @@ def run_stacked(
 
     for number in range(stack.round, rounds):
         between()
-        for row in advanced(number):
-            write(row)
+        give_all(advanced(number), write)
     return list(algorithm.model(stack.state))
 
 
@@ -245,6 +235,8 @@ _Trained = tuple[State, Vectors, Losses]
 
 def _training(task: LocalTask, algorithm: GossipAlgorithm[State], n: int) -> Callable[[State, int], _Trained[State]]:
     """Return what trains all nodes in a round: the task at once, where it can, else job by job."""
+    if isinstance(task, IdleTask) and task.idle:
+        return partial(_nothing_trained, algorithm)
     if isinstance(task, StackedTask) and task.trains_stacks(n):
         return partial(_moved if _sends_models(algorithm) else _stack_trained, task, algorithm)
     return partial(_jobs_trained, task, algorithm)
@@ -261,6 +253,12 @@ def _jobs_trained(task: LocalTask, algorithm: GossipAlgorithm[State], state: Sta
     updates = task.train([Job(node, number, vector) for node, vector in enumerate(before)])
     step = stacked_step(number, updates, before.dtype)
     return *algorithm.trained(state, stacked_updates(updates), step), [one.metrics.get("loss") for one in updates]
+
+
+def _nothing_trained(algorithm: GossipAlgorithm[State], state: State, number: int) -> _Trained[State]:
+    before = algorithm.model(state)
+    nothing = np.zeros((len(before), 1), before.dtype)
+    return *algorithm.trained(state, None, Step(number, nothing, nothing)), [None] * len(before)
 
 
 def _stack_trained(task: StackedTask, algorithm: GossipAlgorithm[State], state: State, number: int) -> _Trained[State]:
@@ -293,95 +291,6 @@ def combined(
 def _one_peers(outgoing: Vectors) -> Vectors:
     """Return the first peer's of what went out: all are as long."""
     return tuple(vectors[0] for vectors in outgoing)
-
-
-class Numbered(NamedTuple):
-    """Messages of a round, of `n` nodes: `times[g]` of node `owners[g]` have `numbers[g]`; int64."""
-
-    n: int
-    owners: Sizes
-    numbers: Sizes
-    times: Sizes
-
-
-class Edges:
-    """The numbers that messages of a round have for their edges, where nothing is lost."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        self.schedule, self._nodes = schedule, range(schedule.n)
-        self._mixed: dict[tuple[NodeId, NodeId], int] = {}
-        self._used: Counter[tuple[NodeId, NodeId]] = Counter()
-        self._followed = 0
-        mixing = schedule.mixing(0)
-        self._targets = [mixing.targets(node) for node in self._nodes]
-        self._sources = [mixing.row(node).keys() - {node} for node in self._nodes]
-        # of a graph that never changes
-        sides = zip(self._sources, self._targets, strict=True)
-        self._both = np.array([len(sources.intersection(to)) for sources, to in sides], np.int64)
-        self._given, self._taken = (np.array([len(of) for of in side]) for side in (self._targets, self._sources))
-
-    def mixed_before(self, round: int) -> tuple[Numbered, Numbered]:
-        """Return for each target, and for each source, the last round in which both ends mixed each other's model.
-
-        -1: none.
-        """
-        if self.schedule.period == 1:
-            both = self._both if round else np.zeros_like(self._both)
-            return _in_two(round - 1, both, self._given), _in_two(round - 1, both, self._taken)
-        self._follow(round)
-        given = [self._mixed.get((i, j), -1) for i in self._nodes for j in self._targets[i]]
-        taken = [self._mixed.get((i, j), -1) for i in self._nodes for j in self._sources[i]]
-        return _one_each(self._targets, given), _one_each(self._sources, taken)
-
-    def used_before(self, round: int) -> tuple[Numbered, Numbered]:
-        """Return for each target, and for each source, in how many earlier rounds the arc was used."""
-        if self.schedule.period == 1:
-            return _in_two(round, self._given, self._given), _in_two(round, self._taken, self._taken)
-        self._follow(round)
-        given = [self._used[i, j] for i in self._nodes for j in self._targets[i]]
-        taken = [self._used[j, i] for i in self._nodes for j in self._sources[i]]
-        return _one_each(self._targets, given), _one_each(self._sources, taken)
-
-    def _follow(self, round: int) -> None:
-        """Note the rounds up to this one, from the first on after a pause.  A constant graph needs no notes."""
-        while self._followed < round:
-            for i in self._nodes:
-                for to in self._targets[i]:
-                    self._used[i, to] += 1
-                    if to in self._sources[i]:
-                        self._mixed[i, to] = self._followed
-            self._followed += 1
-            mixing = self.schedule.mixing(self._followed)
-            self._targets = [mixing.targets(node) for node in self._nodes]
-            self._sources = [mixing.row(node).keys() - {node} for node in self._nodes]
-
-
-def _one_each(of: Sequence[Collection[NodeId]], numbers: Sequence[int]) -> Numbered:
-    """Each message has a number, node by node."""
-    owners = np.repeat(np.arange(len(of)), [len(one) for one in of])
-    return Numbered(len(of), owners, np.array(numbers, np.int64), np.ones(len(numbers), np.int64))
-
-
-def _in_two(last: int, two: Sizes, all: Sizes) -> Numbered:
-    """Of all[i] messages of node i two[i] have the number `last`, the others -1."""
-    n = len(all)
-    return Numbered(n, np.tile(np.arange(n), 2), np.repeat([last, -1], n), np.concatenate([two, all - two]))
-
-
-def priced_both(numbered: tuple[Numbered, Numbered], message: Callable[[int], Message]) -> RoundBytes:
-    """Return the sizes of what each node sends and receives, from which of both have which number."""
-    return RoundBytes(*(_priced(one, message) for one in numbered))
-
-
-def _priced(of: Numbered, message: Callable[[int], Message]) -> tuple[Sizes, Sizes]:
-    """Return the sizes of each node's messages together."""
-    there = of.times > 0
-    numbers, places = np.unique(of.numbers[there], return_inverse=True)
-    said = [message(number) for number in numbers.tolist()]
-    sizes = np.array([(wire_bytes(one), one.payload_bytes) for one in said], np.int64).reshape(-1, 2)
-    together = np.zeros((of.n, 2), np.int64)
-    np.add.at(together, of.owners[there], sizes[places] * of.times[there, None])
-    return together[:, 0], together[:, 1]
 
 
 def stacked_step(round: int, updates: Sequence[Update], kind: np.dtype[np.floating]) -> Step:
