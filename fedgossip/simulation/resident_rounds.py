@@ -20,15 +20,8 @@ from fedgossip.metrics import Network
 from fedgossip.records import EventRow, Row
 from fedgossip.resident_models import Disagreement, ResidentModels, ResidentTask
 from fedgossip.simulation.attackers import StackedAttackers
-from fedgossip.simulation.stacked import (
-    PLAIN,
-    Edges,
-    RoundBytes,
-    Stack,
-    StackedExchange,
-    first_stack,
-    run_stacked,
-)
+from fedgossip.simulation.round_bytes import Edges, RoundBytes
+from fedgossip.simulation.stacked import PLAIN, Stack, StackedExchange, first_stack, run_stacked
 from fedgossip.task import LocalTask
 from fedgossip.topology import Schedule
 from fedgossip.vectors import Vector
