@@ -180,6 +180,7 @@ def test_every_convolution_sees_channels_last_where_it_is_asked_for(channels_las
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself, where it loads its compiler
 @pytest.mark.parametrize("how", [{}, {"precision": "bfloat16", "channels_last": True}])
+@pytest.mark.sockets
 def test_a_compiled_model_learns_the_same(how: dict[str, Any]) -> None:
     if not devices._compiler():
         pytest.skip("torch.compile needs a C++ compiler here, and there is none")
