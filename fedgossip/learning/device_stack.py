@@ -12,6 +12,7 @@ runs out, with blocks of half as many nodes.
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -125,7 +126,7 @@ class DeviceStack:
         self._mix(mixing, phase)
         self._retried(lambda: found.append(squared_distance(self._model_rows)))
         self._keep()
-        before, spread, size, after = torch.stack(found[-4:]).div_(self.n).sqrt_().tolist()
+        before, spread, size, after = map(math.sqrt, torch.stack(found[-4:]).div_(self.n).tolist())
         return Disagreement(after, before, spread, ROUNDINGS * float(np.finfo(np.float32).eps) * size)
 
     def mixing_of(self, phase: int | None, make: Callable[[], DeviceMixing]) -> DeviceMixing:

@@ -207,8 +207,8 @@ def clip(gradients: Sequence[torch.Tensor], longest: float) -> None:
 
 def clip_unseen(gradients: Sequence[torch.Tensor], longest: float) -> None:
     """The same to rounding, without a number that a GPU would be waited for."""
-    parts = [gradient.reshape(len(gradient), -1).norm(dim=1) for gradient in gradients]
-    lengths = torch.stack(parts).norm(dim=0)
+    squares = [gradient.reshape(len(gradient), -1).square().sum(dim=1) for gradient in gradients]
+    lengths = square_root(torch.stack(squares).sum(dim=0))
     shares = torch.where(lengths > longest, longest / lengths, torch.ones_like(lengths))
     for gradient in gradients:
         gradient.mul_(shares.view(-1, *[1] * (gradient.dim() - 1)))
