@@ -85,7 +85,7 @@ class JobBlocks:
             found = self._in_blocks(stack, jobs)
         except OutOfMemory:
             raise
-        except Exception as error:
+        except Exception as error:  # of the user's module too: the loop, which takes the jobs, raises it again
             self._stack, self._reason = None, first_line(error)
             return None
         if stack.not_compiled:
