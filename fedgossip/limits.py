@@ -12,7 +12,7 @@ import typing
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 from fedgossip.errors import nearest
 
@@ -68,6 +68,9 @@ class OneOf:
 
 
 Limit = Within | OneOf
+
+Seconds = Annotated[float, Within(ABOVE_0, LONGEST_SECONDS)]
+SecondsOr0 = Annotated[float, Within(0, LONGEST_SECONDS)]
 
 
 def between(low: float, high: float) -> str:

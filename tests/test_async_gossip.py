@@ -33,7 +33,8 @@ from fedgossip.machine import (
     Trained,
 )
 from fedgossip.messages import Ack, Answer, Decline, Leaving, Model, Offer, Query
-from fedgossip.metrics import Meter, Network
+from fedgossip.meter import Meter
+from fedgossip.metrics import Network
 from fedgossip.protocols.async_gossip import AsyncGossip, AsyncSettings
 from fedgossip.protocols.exchanges import LIFE
 from fedgossip.protocols.peer_sampling import FLOOR, RULES, Matching, Speed, UniformPartner, edge_colours, rule_of

@@ -21,7 +21,7 @@ FLOORS = [
     {"task", "roles", "event_kinds"},
     {"codecs", "resident_models"},
     {"headers", "records", "topology", "algorithms", "secure", "placement"},
-    {"protocols", "forecasts"},
+    {"protocols", "forecasts", "meter"},
     {"wire", "metrics", "trace", "faults", "learning", "privacy", "audit"},
     {"simulation", "net", "checkpoints"},
     {"experiment", "report", "costs"},

@@ -25,7 +25,8 @@ from fedgossip.report.graphs import never_exchanged
 from fedgossip.report.page import write_report
 from fedgossip.report.reading import read_run
 from fedgossip.rundir.collect import collect_peers
-from fedgossip.rundir.run_directory import Run, refusals
+from fedgossip.rundir.run_directory import Run
+from fedgossip.rundir.summary import refusals
 
 # --- gossip of every kind, with the network parted from the first to the last second ---------------------------------
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fedgossip import simulate
-from fedgossip.metrics import ROUNDS_OPEN, Meter, Network, _size
+from fedgossip.meter import Meter
+from fedgossip.metrics import ROUNDS_OPEN, Network, _size
 from fedgossip.records import NetworkRow, PeerRow, Row
 from fedgossip.rundir.run_directory import Run
 from fedgossip.vectors import Vector, frozen

@@ -13,7 +13,7 @@ from fedgossip.cli.progress import Progress, _bar
 from fedgossip.cli.text import console
 from fedgossip.cli.wording import event_text, words_for
 from fedgossip.event_kinds import event_kinds
-from fedgossip.metrics import Meter
+from fedgossip.meter import Meter
 from fedgossip.records import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.roles import federated_roles, peer_roles
 

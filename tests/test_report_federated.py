@@ -13,7 +13,7 @@ import pytest
 import fedgossip
 from fedgossip.cli.run import facts
 from fedgossip.machine import Aggregated
-from fedgossip.metrics import Meter
+from fedgossip.meter import Meter
 from fedgossip.records import FOLLOWED_MOST
 from fedgossip.report import attendance, bars, spending, write_comparison, write_report
 from fedgossip.report.federated import attended, head, lines

@@ -16,7 +16,7 @@ from fedgossip.algorithms.collectives.names import COLLECTIVES
 from fedgossip.learning.analytic import Averaging
 from fedgossip.machine import Train
 from fedgossip.messages import TAIL, Model
-from fedgossip.metrics import Meter
+from fedgossip.meter import Meter
 from fedgossip.net.outbox import OUTBOX_MESSAGES, Cuts, Outbox
 from fedgossip.net.training_thread import TrainingThread, WorkerPorts
 from fedgossip.plans import compose

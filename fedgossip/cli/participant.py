@@ -180,7 +180,7 @@ class Participant:
         """Print last what a person must know: what did not happen and why, how good the model is, and where it lies."""
         from fedgossip.learning.model_files import MODEL
         from fedgossip.records import PeerRow, read_rows
-        from fedgossip.rundir.run_directory import refusals
+        from fedgossip.rundir.summary import refusals
 
         record = folder / "metrics.jsonl"
         rows = read_rows(record) if record.exists() else []

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedgossip.errors import ConfigError, TrainingError, nearest
 from fedgossip.experiment import GIVEN, Experiment, load_experiment
-from fedgossip.experiment.sections import FORECAST_AUTO, FORECAST_FOLLOWED, FORECAST_LEVELS, FORECAST_NONE
+from fedgossip.experiment.gossip_sections import FORECAST_AUTO, FORECAST_FOLLOWED, FORECAST_LEVELS, FORECAST_NONE
 from fedgossip.forecasts import RunForecast, ScoreForecast
 from fedgossip.plans import compose
 from fedgossip.plans.gossip import GossipPlan

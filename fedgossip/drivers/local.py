@@ -37,7 +37,8 @@ from fedgossip.plans.plan import record_of
 from fedgossip.records import EventRow, Row
 from fedgossip.rundir import incarnations
 from fedgossip.rundir.collect import ENDPOINT, Collector, Watched, conclude, first_failure, last_word
-from fedgossip.rundir.run_directory import Keeper, Run, RunDirectory, state_plan, write_whole
+from fedgossip.rundir.row_keeper import Keeper
+from fedgossip.rundir.run_directory import Run, RunDirectory, state_plan, write_whole
 from fedgossip.rundir.tracking import Tracking
 
 START_SECONDS = 120.0

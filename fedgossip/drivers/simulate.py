@@ -31,7 +31,9 @@ from fedgossip.plans.recovering import peer_of, recovers
 from fedgossip.records import Row, event_row
 from fedgossip.rundir import incarnations, run_directory
 from fedgossip.rundir.foretold import Foretold
-from fedgossip.rundir.run_directory import Keeper, Run, RunDirectory, RunOutcome
+from fedgossip.rundir.row_keeper import Keeper
+from fedgossip.rundir.run_directory import Run, RunDirectory
+from fedgossip.rundir.summary import RunOutcome, averaged, status_of, summarize
 from fedgossip.rundir.table_files import TABLE, save_table, table_of_checkpoints
 from fedgossip.rundir.tracking import Tracking
 from fedgossip.rundir.trained_table import TrainedTable
@@ -153,7 +155,7 @@ def simulate_plan(
         raise
     keeper.ended(status)
     ended = RunOutcome(results.vectors, results.counts, status, time.monotonic() - began, results.payload)
-    summary = run_directory.summarize(plan, engine, task, shares, record, keeper, ended)
+    summary = summarize(plan, engine, task, shares, record, keeper, ended)
     table = table_of_checkpoints(plan, results.kept)
     if directory:
         _finish(directory, summary, task, plan.outcome(results.vectors), table, report=report)
@@ -174,7 +176,7 @@ def _finish(
     """Write what came out, and tell where."""
     if table:
         save_table(table, directory.path / TABLE)
-    directory.finish(summary, task, run_directory.averaged(outcome), report=report)
+    directory.finish(summary, task, averaged(outcome), report=report)
     summary["run_dir"] = str(directory.path)
 
 
@@ -230,7 +232,7 @@ def _verdict(plan: Plan, results: Results, record: Network, keeper: Keeper) -> s
         return "finished" if plan.is_complete(node, reached) or plan.is_over(node, vector) else "interrupted"
 
     said = [word(node, *how) for node, how in enumerate(zip(results.vectors, record.reached, strict=True))]
-    return run_directory.status_of(plan, said, keeper.rows)
+    return status_of(plan, said, keeper.rows)
 
 
 def _directory(

@@ -3,23 +3,20 @@ refuse what cannot be run."""
 
 from fedgossip.experiment.coordinator_sections import CoordinatorSection, PrivacySection, SecureSection
 from fedgossip.experiment.data_section import DataSection
+from fedgossip.experiment.gossip_sections import AlgorithmSection, TopologySection
+from fedgossip.experiment.parallel_sections import MAPREDUCE, ParallelSection, ServerSection
 from fedgossip.experiment.reading import checked, load_experiment
 from fedgossip.experiment.sections import (
     GIVEN,
-    MAPREDUCE,
-    AlgorithmSection,
     EvalSection,
     Experiment,
     FederatedExperiment,
     GossipExperiment,
     ModelSection,
     ParallelExperiment,
-    ParallelSection,
-    ServerSection,
-    SimulationSection,
-    TaskSection,
-    TopologySection,
 )
+from fedgossip.experiment.simulation_section import SimulationSection
+from fedgossip.experiment.task_section import TaskSection
 
 __all__ = [
     "GIVEN",

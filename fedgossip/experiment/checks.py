@@ -18,19 +18,15 @@ from fedgossip.codecs.names import make_codec
 from fedgossip.codecs.sparse import DeepGradient
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.experiment.data_section import OF_STATISTICS, DataSection
+from fedgossip.experiment.parallel_sections import ASYNC, MAPREDUCE, SERVED, ParallelSection, ServerSection
 from fedgossip.experiment.sections import (
-    ASYNC,
     GIVEN,
-    MAPREDUCE,
-    SERVED,
     TRACKERS,
     VALIDATION,
     Experiment,
     FederatedExperiment,
     GossipExperiment,
     ParallelExperiment,
-    ParallelSection,
-    ServerSection,
 )
 from fedgossip.learning.custom import is_function
 from fedgossip.learning.objectives import CONVEX, KINDS, SPARSE, objective_of

@@ -6,9 +6,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from fedgossip.limits import ABOVE_0, LONGEST_SECONDS, MOST, OneOf, Within
+from fedgossip.limits import ABOVE_0, LONGEST_SECONDS, MOST, OneOf, Seconds, Within
 
-Seconds = Annotated[float, Within(ABOVE_0, LONGEST_SECONDS)]
 Count = Annotated[int | None, Within(1, MOST)]
 
 

@@ -34,7 +34,8 @@ from fedgossip.records import EventRow, Row
 from fedgossip.rundir import incarnations
 from fedgossip.rundir.collect import Collector, Watched, conclude, first_failure, last_word
 from fedgossip.rundir.incarnations import Prepared
-from fedgossip.rundir.run_directory import Keeper, Run, RunDirectory, is_launched, write_whole
+from fedgossip.rundir.row_keeper import Keeper
+from fedgossip.rundir.run_directory import Run, RunDirectory, is_launched, write_whole
 from fedgossip.rundir.tracking import Tracking
 
 POLL_SECONDS = 0.05

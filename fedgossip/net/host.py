@@ -43,7 +43,7 @@ from fedgossip.machine import (
     told,
 )
 from fedgossip.messages import Hello, Invite, Join, Leaving
-from fedgossip.metrics import Meter
+from fedgossip.meter import Meter
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.greeting import refused
 from fedgossip.net.refusals import Refusals

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fedgossip.errors import FedgossipError, TrainingError
 from fedgossip.machine import Checkpoint, ChooseRows, NodeId, Produced, RowsChosen, Stopping, Train, Trained
-from fedgossip.metrics import Meter
+from fedgossip.meter import Meter
 from fedgossip.records import PeerRow
 from fedgossip.task import Job, LocalTask, chosen, told_in_stretches
 from fedgossip.vectors import Vector

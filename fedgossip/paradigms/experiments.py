@@ -18,7 +18,7 @@ from fedgossip.experiment import Experiment, SimulationSection
 from fedgossip.experiment.compared import COMPARE, CompareSection
 from fedgossip.experiment.kinds import RUN_KINDS
 from fedgossip.experiment.reading import checked
-from fedgossip.experiment.sections import TaskSection
+from fedgossip.experiment.task_section import TaskSection
 from fedgossip.learning.objectives import SPARSE
 from fedgossip.limits import limits_of
 from fedgossip.paradigms.setting import Paradigm

@@ -12,7 +12,7 @@ import numpy as np
 from fedgossip.algorithms.collectives.names import COLLECTIVES, Collective
 from fedgossip.algorithms.fragments import Fragments
 from fedgossip.experiment import ParallelExperiment
-from fedgossip.experiment.sections import MAPREDUCE, SERVED
+from fedgossip.experiment.parallel_sections import MAPREDUCE, SERVED
 from fedgossip.machine import Machine, NodeId
 from fedgossip.messages import TAIL
 from fedgossip.metrics import Network

@@ -12,7 +12,7 @@ import numpy as np
 from fedgossip.algorithms.descent.rows import RowDescent
 from fedgossip.codecs.names import make_codec
 from fedgossip.errors import ConfigError
-from fedgossip.experiment.sections import ASYNC
+from fedgossip.experiment.parallel_sections import ASYNC
 from fedgossip.keyed_rows import KeyedTable, Rows
 from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.metrics import Network

@@ -12,7 +12,7 @@ from fedgossip.algorithms.descent.rows import RowTable
 from fedgossip.algorithms.row_filters import FILTERS, KEY_CACHE, Memory, Pushing, RowFilter, make_filter
 from fedgossip.errors import ConfigError, TrainingError, nearest
 from fedgossip.experiment import ParallelExperiment
-from fedgossip.experiment.sections import SERVED
+from fedgossip.experiment.parallel_sections import SERVED
 from fedgossip.keyed_rows import KeyedTable, Rows, frozen_keys, no_rows
 from fedgossip.learning.custom import call, function, is_function
 from fedgossip.learning.objectives import SPARSE

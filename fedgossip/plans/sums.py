@@ -13,7 +13,8 @@ import msgspec
 
 from fedgossip.errors import BudgetError, ConfigError
 from fedgossip.experiment import Experiment, FederatedExperiment, PrivacySection
-from fedgossip.experiment.sections import EvalSection, TaskSection, TrackSection
+from fedgossip.experiment.sections import EvalSection, TrackSection
+from fedgossip.experiment.task_section import TaskSection
 from fedgossip.learning.column_sums import SITES
 from fedgossip.learning.per_peer import PLACE
 from fedgossip.learning.record_digests import source_digest

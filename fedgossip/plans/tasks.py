@@ -13,7 +13,8 @@ import numpy as np
 
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import Experiment, GossipExperiment, ParallelExperiment
-from fedgossip.experiment.sections import SERVED, VALIDATION
+from fedgossip.experiment.parallel_sections import SERVED
+from fedgossip.experiment.sections import VALIDATION
 from fedgossip.learning.analytic import Averaging, Quadratic
 from fedgossip.learning.dataset import Dataset, Indices
 from fedgossip.learning.objectives import (

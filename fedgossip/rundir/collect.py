@@ -20,10 +20,11 @@ from fedgossip.plans import approvals, compose
 from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.plan import EXHAUSTED, PARTIAL, record_of
 from fedgossip.records import EventRow, NetworkRow, PeerRow, Row, read_rows, row_of
-from fedgossip.rundir import run_directory
 from fedgossip.rundir.incarnations import Prepared
 from fedgossip.rundir.peer_files import PeerEnded
-from fedgossip.rundir.run_directory import Keeper, Run, RunDirectory, RunOutcome
+from fedgossip.rundir.row_keeper import Keeper
+from fedgossip.rundir.run_directory import Run, RunDirectory
+from fedgossip.rundir.summary import RunOutcome, averaged, status_of, summarize
 from fedgossip.rundir.table_files import TABLE, save_table, table_in
 from fedgossip.rundir.tracking import Tracking
 from fedgossip.task import LocalTask
@@ -161,7 +162,7 @@ def conclude(
     vectors, last_words = collector.finish()
     said = [word.status if word else None for word in last_words]
     known = ["finished" if node in watched.absent else one for node, one in enumerate(said)]
-    status = "interrupted" if watched.interrupted else run_directory.status_of(plan, known, collector.keeper.rows)
+    status = "interrupted" if watched.interrupted else status_of(plan, known, collector.keeper.rows)
     if status != "interrupted":
         for node in (node for node, one in enumerate(known) if one is None):
             collector.keeper(EventRow(-1, node, "died", {"exit_code": watched.exits.get(node)}))
@@ -171,11 +172,11 @@ def conclude(
     here = [word for node, word in enumerate(last_words) if node not in watched.absent]
     payload = {(node, to): sent for node, word in enumerate(last_words) if word for to, sent in word.payload.items()}
     how = RunOutcome(vectors, collector.counts(here), status, watched.wall_seconds, payload)
-    summary = run_directory.summarize(plan, driver, task, shares, collector.record, collector.keeper, how)
+    summary = summarize(plan, driver, task, shares, collector.record, collector.keeper, how)
     summary |= _computed_on(last_words[: plan.learners])
     if table := table_in(plan, collector.folders):
         save_table(table, directory.path / TABLE)
-    directory.finish(summary, task, run_directory.averaged(plan.outcome(vectors)), report=report)
+    directory.finish(summary, task, averaged(plan.outcome(vectors)), report=report)
     if status == "failed":
         last = f"Their last words: {collector.folders[0].parent}/*/log.txt"
         error = first_failure(last_words) or NetworkError("every peer died", last)

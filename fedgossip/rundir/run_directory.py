@@ -26,47 +26,37 @@ import contextlib
 import datetime
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from fedgossip import kernels, owner_files
+from fedgossip import owner_files
 from fedgossip.checkpoints import NEWEST, PREVIOUS
 from fedgossip.errors import ConfigError, NotWrittenError
-from fedgossip.forecasts import FORECAST, REALISED, encoded
+from fedgossip.forecasts import FORECAST, encoded
 from fedgossip.learning import model_files
 from fedgossip.learning.model_files import MODEL
 from fedgossip.machine import NodeId
-from fedgossip.metrics import Network
 from fedgossip.plans import compose, plan_statement
-from fedgossip.plans.completeness import Lacking
-from fedgossip.plans.compose import DataShares, Plan
+from fedgossip.plans.compose import Plan
 from fedgossip.plans.federation import FederationPlan
 from fedgossip.plans.plan import EXHAUSTED, PARTIAL
-from fedgossip.records import EventRow, NetworkRow, Row, RowWriter, read_rows
+from fedgossip.records import NetworkRow, Row, RowWriter, read_rows
 from fedgossip.report.reading import LAUNCHED
 from fedgossip.roles import ROLES
-from fedgossip.rundir.busiest import busiest
 from fedgossip.rundir.foretold import Foretold
-from fedgossip.rundir.races import race_facts
-from fedgossip.rundir.tracking import Tracking
 from fedgossip.rundir.trained_table import TrainedTable
-from fedgossip.scores import Score
 from fedgossip.task import LocalTask, whole_model_of
-from fedgossip.vectors import Vector, consensus_distance, digest, mean
+from fedgossip.vectors import Vector
 
 INCOMPLETE = "INCOMPLETE"
 _INCOMPLETE = "This run has not finished; metrics.jsonl holds what was measured so far.\n"
 
 PLACED = "placed.json"
 """What was asked of a cluster for a run whose participants were placed on one."""
-
-CAUSES_KEPT = 20
-"""Maximum number of causes of refusals in a summary."""
-
 WHOLE = frozenset({"finished", PARTIAL, EXHAUSTED})
 """The statuses of runs that ended by themselves, and of which nothing is half written."""
 
@@ -269,205 +259,8 @@ def _scored(summary: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": score["name"], "value": score["averaged"], "on": on, "rounds": summary["rounds"]}
 
 
-class Keeper:
-    """Passes every row of a run on: to the file, to memory for the caller, and to watchers."""
-
-    def __init__(
-        self,
-        directory: RunDirectory | None,
-        watch: Callable[[Row], None] | None,
-        tracking: Tracking | None = None,
-        foretold: Foretold | None = None,
-    ) -> None:
-        self._tracking = tracking
-        self.foretold = foretold
-        if tracking:
-            tracking.begin()
-        self.rows: list[Row] = []
-        self.events: dict[str, int] = {}
-        self._directory, self._watch = directory, watch
-
-    @property
-    def lost(self) -> int:
-        """The number of rows that did not fit on the disk."""
-        return self._directory.writer.lost if self._directory else 0
-
-    def remember(self, rows: Sequence[Row]) -> None:
-        """Read the rows of the part of the run that is written already."""
-        for row in rows:
-            self._take(row)
-
-    def _take(self, row: Row) -> None:
-        self.rows.append(row)
-        if isinstance(row, EventRow):
-            self.events[row.name] = self.events.get(row.name, 0) + 1
-
-    def __call__(self, row: Row) -> None:
-        told = self._directory.writer.write(row) if self._directory else None
-        for one in (row, told) if told else (row,):
-            self._take(one)
-            if self._watch:
-                self._watch(one)
-        self._track(row)
-
-    def all(self, rows: Sequence[Row]) -> None:
-        """Pass rows on that came at once: all are in the file before the first is watched."""
-        told = list(self._directory.writer.write_all(rows)) if self._directory else []
-        self.rows += rows
-        for row in rows:
-            if type(row) is EventRow:
-                self.events[row.name] = self.events.get(row.name, 0) + 1
-            if self._watch:
-                self._watch(row)
-        for event in told:
-            self._take(event)
-            if self._watch:
-                self._watch(event)
-        for row in rows if self._tracking else ():
-            self._track(row)
-
-    def _track(self, row: Row) -> None:
-        if self._tracking and isinstance(row, NetworkRow):
-            self._tracking.row(row)
-            self._tell_failures(self._tracking)
-
-    def ended(self, status: str) -> None:
-        """Let the trackers finish: the run ended so."""
-        if self._tracking:
-            last = next((row for row in reversed(self.rows) if isinstance(row, NetworkRow)), None)
-            self._tracking.end(status, last)
-            self._tell_failures(self._tracking)
-
-    def held_against_the_forecast(self, rows: Sequence[NetworkRow], score: Score, *, whole: bool) -> dict[str, Any]:
-        """Return what the summary says of the forecast; where messages were lost, write that of what was mixed."""
-        if self.foretold is None:
-            return {}
-        realised = self.foretold.realised(self.rows) if whole else None
-        if realised and self._directory:
-            write_whole(self._directory.path / REALISED, encoded(realised))
-        return self.foretold.facts(rows, score, realised)
-
-    def _tell_failures(self, tracking: Tracking) -> None:
-        for event in tracking.failures():
-            self(event)
-
-
-@dataclass(frozen=True)
-class RunOutcome:
-    """How a driver left a run: the final vectors, and the counts of what happened."""
-
-    vectors: Sequence[Vector | None]
-    counts: Mapping[str, int]
-    status: str
-    wall_seconds: float | None
-    """None where the driver was not there."""
-    payload: Mapping[tuple[NodeId, NodeId], int] = field(default_factory=dict)
-    """Bytes of vectors on each link, where the driver has links."""
-
-
-def status_of(plan: Plan, words: Sequence[str | None], rows: Sequence[Row]) -> str:
-    """Return the run's status, by everybody's last word; partial where something that it is for is lacking."""
-    said = plan.verdict(words)
-    return PARTIAL if said == "finished" and plan.lacking(rows).said else said
-
-
-def summarize(
-    plan: Plan, driver: str, task: LocalTask, shares: DataShares, record: Network, keeper: Keeper, ended: RunOutcome
-) -> dict[str, Any]:
-    """Return the summary of a run, as summary.json and `--json` have it."""
-    networks = [row for row in keeper.rows if isinstance(row, NetworkRow)]
-    last = networks[-1] if networks else NetworkRow(0, plan.n, 0.0, 0)
-    outcome = plan.outcome(ended.vectors)
-    there = [vector for vector in outcome if vector is not None]
-    evaluated = next((row for row in reversed(networks) if row.test_loss is not None), last)
-    if evaluated is not last and there:  # the run ended before the round that would have been evaluated
-        evaluated = NetworkRow(last.round, len(there), last.seconds, last.bytes_sent)
-        record.fill(evaluated, there)
-    whole = len(there) == len(outcome) and ended.status in WHOLE
-    experiment = plan.experiment
-    events = {**keeper.events, **ended.counts}
-    if keeper.lost:
-        events["rows_lost"] = ended.counts.get("rows_lost", 0) + keeper.lost
-    lacking = plan.lacking(keeper.rows) if ended.status == PARTIAL else Lacking()
-    return {
-        "name": experiment.name or plan.name,
-        "driver": driver,
-        "status": ended.status,
-        "lacking": lacking.said,
-        "in_vain": lacking.in_vain,
-        "seed": experiment.seed,
-        "n": plan.learners,
-        "roles": plan.roles.plain,
-        "rounds": last.round,
-        "digest": digest(there) if whole else None,
-        "score": {
-            **told_of(experiment.score),
-            "averaged": evaluated.score_averaged,
-            "mean_peer": evaluated.score_mean_peer,
-            "worst_peer": evaluated.score_worst_peer,
-        },
-        "test_loss": evaluated.test_loss,
-        "consensus_distance": consensus_distance(there) if there else last.consensus_distance,
-        "bytes_sent": last.bytes_sent,
-        "busiest": busiest(keeper.rows, ended.payload),
-        "seconds": last.seconds,
-        "wall_seconds": ended.wall_seconds,
-        "parameters": task.length,
-        "dtype": task.dtype.name,
-        "schema": task.schema,
-        "measured_contraction": record.measured_contraction(),
-        "events": dict(sorted(events.items())),
-        "refusals": refusals(keeper.rows),
-        "data": {
-            "source": shares.source,
-            "test": shares.test,
-            "classes": shares.classes,
-            "shares": shares.counts,
-            "sizes": shares.sizes,
-            **({"notes": list(shares.notes)} if shares.notes else {}),
-        },
-        "versions": compose.versions(),
-        "cores": os.cpu_count(),
-        "processor": kernels.processor(),
-        "kernels": kernels.used(),
-        **race_facts(experiment, keeper.rows),
-        **plan.facts(keeper.rows),
-        **keeper.held_against_the_forecast(networks, experiment.score, whole=ended.status in (*WHOLE, PARTIAL)),
-    }
-
-
-def told_of(score: Score) -> dict[str, str]:
-    """What a summary says of the metric beside its three values."""
-    return {"name": score.name, "better": score.better, "unit": score.unit}
-
-
-def refusals(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return why each participant refused something: each cause once, with its count, the most frequent first."""
-    earlier: dict[tuple[NodeId, str, str], int] = {}  # refusals of lives that are over
-    newest: dict[tuple[NodeId, str, str], int] = {}
-    for row in rows:
-        if isinstance(row, EventRow) and row.name == "refused":
-            facts = row.value if isinstance(row.value, Mapping) else {"text": row.value}
-            cause = row.peer, str(facts.get("text") or facts.get("reason")), str(facts.get("advice", ""))
-            count = facts.get("count", 1)  # refusals of this life so far
-            before, newest[cause] = newest.get(cause, 0), count if isinstance(count, int) else 1
-            earlier[cause] = earlier.get(cause, 0) + (before if newest[cause] <= before else 0)
-    total = {cause: count + earlier[cause] for cause, count in newest.items()}
-    found = sorted(total, key=lambda cause: (-total[cause], cause))
-    return [
-        {"peer": peer, "times": total[peer, text, advice], "text": text, "advice": advice}
-        for peer, text, advice in found[:CAUSES_KEPT]
-    ]
-
-
 def amend(run: Run, **facts: Any) -> None:
     """Add facts to a finished run's summary, in memory and in its directory."""
     run.summary.update(facts)
     if run.directory:
         _write_summary(run.directory, {key: value for key, value in run.summary.items() if key != "run_dir"})
-
-
-def averaged(vectors: Sequence[Vector | None]) -> Vector | None:
-    """Return the mean of the vectors that are there."""
-    there = [vector for vector in vectors if vector is not None]
-    return mean(there) if there else None

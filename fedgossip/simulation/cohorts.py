@@ -18,7 +18,8 @@ from fedgossip.algorithms.federated.sums import mean_of
 from fedgossip.algorithms.sampling import Sampling
 from fedgossip.machine import Aggregated, LocalWork, NodeId
 from fedgossip.messages import Invite
-from fedgossip.metrics import Meter, Network
+from fedgossip.meter import Meter
+from fedgossip.metrics import Network
 from fedgossip.protocols.client_round import Chances, PreparedContribution, integers
 from fedgossip.protocols.secure_round import apart
 from fedgossip.protocols.telling import EVERYTHING, Telling

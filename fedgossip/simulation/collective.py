@@ -11,7 +11,8 @@ from fedgossip.algorithms.descent.base import Descent, DescentState, stepped
 from fedgossip.algorithms.fragments import Fragments, fragments_of
 from fedgossip.errors import TrainingError
 from fedgossip.messages import ChunkTaken
-from fedgossip.metrics import Meter, Network
+from fedgossip.meter import Meter
+from fedgossip.metrics import Network
 from fedgossip.protocols.chunk_exchange import chunk_message, contribution_of
 from fedgossip.protocols.coded_fragments import RoundCoding
 from fedgossip.protocols.reduction import Chunk

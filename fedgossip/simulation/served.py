@@ -8,7 +8,7 @@ import numpy as np
 
 from fedgossip.algorithms.federated.sums import ExactSum
 from fedgossip.messages import CodedPulled, CodedPush, Message, PieceTaken, Pulled, ShardPull, ShardPush, ShardStep
-from fedgossip.metrics import Meter
+from fedgossip.meter import Meter
 from fedgossip.placement.ring import Placement, Shard
 from fedgossip.protocols.pieces import pieces
 from fedgossip.protocols.round_sums import Contribution

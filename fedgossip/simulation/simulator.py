@@ -56,7 +56,8 @@ from fedgossip.machine import (
     Witness,
 )
 from fedgossip.messages import Message
-from fedgossip.metrics import Meter, Network
+from fedgossip.meter import Meter
+from fedgossip.metrics import Network
 from fedgossip.records import EventRow, Row, event_row, give_all
 from fedgossip.simulation.connections import Link, Look, SimulatedLinks
 from fedgossip.simulation.network import NS, SimulatedNetwork

@@ -1,0 +1,118 @@
+"""The section that a run of workers on one model has: [parallel], and in it [server] and [outer]."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from fedgossip.algorithms.collectives.names import COLLECTIVES
+from fedgossip.algorithms.descent.names import DESCENTS
+from fedgossip.algorithms.fragments import FRAGMENTS_MAX
+from fedgossip.learning.settings import HOGWILD
+from fedgossip.limits import MOST, OneOf, Seconds, SecondsOr0, Within
+from fedgossip.messages import SERVERS_MAX, SHARDS_MAX, WORKERS_MAX
+
+SERVED, MAPREDUCE, ASYNC = "parameter-server", "mapreduce", "async"
+"""What parallel.method and parallel.server.staleness may be beside the collectives, and a number of rounds."""
+
+
+class ServerSection(msgspec.Struct, forbid_unknown_fields=True):
+    """[parallel.server]: servers of the model, for parallel.method = "parameter-server" alone (docs/parallel.md)."""
+
+    servers: Annotated[int, Within(1, SERVERS_MAX)] = 1
+    """Their number; each has a part of the model."""
+    virtual_nodes: Annotated[int, Within(1, SHARDS_MAX // SERVERS_MAX)] = 64
+    """Points of each server on the circle of consistent hashing; more make their parts more alike."""
+    replication: Annotated[int, Within(1, SERVERS_MAX)] = 1
+    """Servers that have each part; from 2 on a manager says who takes the place of one that is gone."""
+    staleness: int | str = 0
+    """Rounds by which a worker may be ahead of the slowest; 0: a step per round, on the mean of all; "async": any."""
+    placement: Annotated[str, OneOf(("ranges", "tensors"))] = "ranges"
+    """What is not divided between servers: single elements, or whole tensors, as lars and lamb need them."""
+    damp: bool = False
+    """A push goes at the rate divided by 1 + the steps made since what it was computed from; not with staleness 0."""
+    filters: list[str] = msgspec.field(default_factory=list)
+    """Of a table's rows, what is not worth sending, one after the other: `key-cache`, `threshold:T`, `random-skip:P`,
+    `kkt`, `kkt:T`, `module:function` (docs/parallel.md)."""
+
+    pull_codec: str = ""
+    """How servers give the model back in fewer bytes: `bf16`, `fp16`, `int8:BLOCK`; after the last round it comes
+    whole; empty: as it is.  How gradients go up: parallel.codec."""
+
+
+class OuterSection(msgspec.Struct, forbid_unknown_fields=True):
+    """[parallel.outer]: workers train alone by [train] in every round, and take an outer step along the mean of what
+    that came to: DiLoCo (docs/outer.md)."""
+
+    lr: Annotated[float, Within(0)] = 0.0
+    """How far along: 0.7 is usual, 1 with beta = 0 is the mean of their models.  0: there is no outer step, and workers
+    share every step."""
+    beta: float = 0.9
+    """The share of the last step that is kept, from 0 to below 1."""
+    nesterov: bool = True
+    """Look ahead."""
+    delay: Annotated[int, Within(0, 1)] = 0
+    """1: the mean of a round travels while the next one is trained, and counts at its end; nobody waits for links that
+    take less time than the training."""
+    fragments: Annotated[int, Within(1, FRAGMENTS_MAX)] = 1
+    """The model is cut in so many fragments, of which one goes out in a round, each in its turn: with 4, and
+    train.local_steps = 10, each travels every 40 steps, and a round sends a quarter of the bytes."""
+
+
+class ParallelSection(msgspec.Struct, forbid_unknown_fields=True):
+    """[parallel]: workers that take one step on the mean of all their gradients in every round (docs/parallel.md)."""
+
+    workers: Annotated[int, Within(1, WORKERS_MAX)]
+    """Their number; all know each other."""
+    method: Annotated[str, OneOf((*COLLECTIVES, MAPREDUCE, SERVED, HOGWILD))] = "ring"
+    """How the mean comes to all; mapreduce: by a server, which takes the step; hogwild: nothing is sent, the workers
+    are processes of one participant, which step on one model in its memory and wait for nobody."""
+    descent: Annotated[str, OneOf(("", *DESCENTS))] = ""
+    """What takes the step, with train.lr; empty: train.optimizer."""
+    l1: Annotated[float, Within(0)] = 0.0
+    """ftrl: the sum of gradients below which a weight stays 0; more makes more weights 0."""
+    accumulate: Annotated[int, Within(1, MOST)] = 1
+    """Batches of train.batch_size that a worker's gradient is the mean of; train.local_steps does not count here."""
+    backups: Annotated[int, Within(0, WORKERS_MAX - 1)] = 0
+    """mapreduce: so many workers of a round, the last to answer, are not waited for."""
+    bucket: Annotated[int | None, Within(0, MOST)] = None
+    """Bytes of a stretch of the gradient that is summed by itself; none: 1 MiB per worker; 0: all at once."""
+    codec: str = ""
+    """Gradients in fewer bytes: `bf16`, `fp16`, `int8:BLOCK`, `top-k:SHARE`, `random-k:SHARE`, `dgc:SHARE`,
+    `qsgd:LEVELS`, `terngrad`, `sign`, `powersgd:RANK`; what is left out is sent later.  Of collectives random-k and
+    powersgd go by every one, the others by ring and all-to-all; servers take all but powersgd; empty: gradients as they
+    are (docs/codecs.md)."""
+    overlap: bool = False
+    """Whether buckets leave while the rest of the gradient is computed, last layers first; the bits are the same."""
+    deadline: Seconds = 30.0
+    """The longest wait for a round, in seconds; above the slowest worker's gradient."""
+    least_deadline: SecondsOr0 = 5.0
+    """The shortest, in seconds: between the two the deadline follows the rounds that were seen."""
+    start_timeout: Seconds = 300.0
+    """Seconds to wait for all workers before the first round, and for enough of them, or for one, to be back later."""
+    outer: OuterSection = msgspec.field(default_factory=OuterSection)
+    """Local training, and an outer step along its mean, in place of a step on the mean gradient; by a collective."""
+
+    @property
+    def local(self) -> bool:
+        """Whether what is brought to a round is what training came to, and no gradient."""
+        return self.outer.lr > 0 or self.races
+
+    @property
+    def races(self) -> bool:
+        """Whether the workers are processes of one participant."""
+        return self.method == HOGWILD
+
+    @property
+    def participants(self) -> int:
+        """Their number as others count them."""
+        return 1 if self.races else self.workers
+
+    @property
+    def collective(self) -> str:
+        """By which of the collectives participants add; one alone has nothing to do in any."""
+        return "ring" if self.races else self.method
+
+    server: ServerSection = msgspec.field(default_factory=ServerSection)
+    """Servers that have the model, where workers do not reduce it among themselves."""

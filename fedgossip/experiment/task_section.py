@@ -1,0 +1,51 @@
+"""The section [task]: what is learned, and what it is judged by."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from fedgossip.learning.objectives import AS_THE_DATA, CONVEX, KINDS, LOOP, SPARSE, SUMS
+from fedgossip.limits import ABOVE_0, MOST, OneOf, Within
+
+TASKS = (AS_THE_DATA, *KINDS, CONVEX, "averaging", "quadratic", SPARSE, LOOP, *SUMS)
+
+
+class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
+    """[task]: what is learned, and what it is judged by; or a problem with a known answer (pure numpy)."""
+
+    kind: Annotated[str, OneOf(TASKS)] = AS_THE_DATA
+    """learning: what the source holds; convex: a linear model of it that can be certified, without torch
+    (docs/convex.md); averaging, quadratic: problems with a known answer, without torch;
+    sparse-logistic: drawn clicks, of which parameter servers hold the rows and all others whole tables;
+    loop: a training loop of your own (docs/own-loop.md);
+    statistics, evaluation: what `fedgossip data agree` and `fedgossip evaluate` make of an experiment."""
+    loss: str = ""
+    """`cross-entropy`, `mse`, `mae`, `huber`, `bce`; `module:function`, of (outputs, labels), the mean over a batch;
+    empty: the kind's own, cross-entropy, mse or bce (docs/tasks.md).  Convex: `hinge`, `logistic`, `squares`,
+    `lasso`."""
+    lam: Annotated[float, Within(ABOVE_0)] = 1e-3
+    """Convex: weight of lam/2 |w|^2 beside the mean loss; smaller fits closer, and takes more rounds."""
+    smooth: Annotated[float, Within(ABOVE_0)] = 0.1
+    """Lasso: beside lam |w|_1 stands lam smooth/2 |w|^2, without which nothing could be certified; smaller is nearer
+    to the lasso, and takes more rounds."""
+    positive: str = ""
+    """Convex, hinge and logistic: the class that is told from all others, where the source has more than two."""
+    metrics: list[str] = msgspec.field(default_factory=list)
+    """`accuracy`, `f1`, `auroc`, `rmse`, `mae`, `r2`, `loss`, `gap`; `module:function?better=lower`, of arrays
+    (outputs, labels); the first is the score of reports.  Empty: the kind's own (docs/tasks.md)."""
+    dim: Annotated[int, Within(1, MOST)] = 1
+    """Averaging, quadratic: numbers in a vector.  Sparse-logistic: features, each a row of the model."""
+    dtype: Annotated[str, OneOf(("float32", "float64"))] = "float32"
+    """Averaging, quadratic: their type; learning is always float32."""
+    eta: float = 0.1
+    """Quadratic: step size."""
+    sigma: float = 0.0
+    """Quadratic: standard deviation of the gradient noise per coordinate."""
+    placement: str = "smooth"
+    """Quadratic: how the targets b_i lie on the node ids: `smooth`, `alternating`, `random`."""
+    examples: Annotated[int, Within(1, 10**7)] = 1000
+    """Sparse-logistic: examples of each worker."""
+    nonzeros: Annotated[int, Within(1, 10**4)] = 20
+    """Sparse-logistic: features of an example."""

@@ -1,0 +1,96 @@
+"""Where every row of a run goes: to the file, to memory, to watchers and to trackers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fedgossip.forecasts import REALISED, encoded
+from fedgossip.records import EventRow, NetworkRow, Row
+from fedgossip.rundir.foretold import Foretold
+from fedgossip.rundir.run_directory import RunDirectory, write_whole
+from fedgossip.rundir.tracking import Tracking
+from fedgossip.scores import Score
+
+
+class Keeper:
+    """Passes every row of a run on: to the file, to memory for the caller, and to watchers."""
+
+    def __init__(
+        self,
+        directory: RunDirectory | None,
+        watch: Callable[[Row], None] | None,
+        tracking: Tracking | None = None,
+        foretold: Foretold | None = None,
+    ) -> None:
+        self._tracking = tracking
+        self.foretold = foretold
+        if tracking:
+            tracking.begin()
+        self.rows: list[Row] = []
+        self.events: dict[str, int] = {}
+        self._directory, self._watch = directory, watch
+
+    @property
+    def lost(self) -> int:
+        """The number of rows that did not fit on the disk."""
+        return self._directory.writer.lost if self._directory else 0
+
+    def remember(self, rows: Sequence[Row]) -> None:
+        """Read the rows of the part of the run that is written already."""
+        for row in rows:
+            self._take(row)
+
+    def _take(self, row: Row) -> None:
+        self.rows.append(row)
+        if isinstance(row, EventRow):
+            self.events[row.name] = self.events.get(row.name, 0) + 1
+
+    def __call__(self, row: Row) -> None:
+        told = self._directory.writer.write(row) if self._directory else None
+        for one in (row, told) if told else (row,):
+            self._take(one)
+            if self._watch:
+                self._watch(one)
+        self._track(row)
+
+    def all(self, rows: Sequence[Row]) -> None:
+        """Pass rows on that came at once: all are in the file before the first is watched."""
+        told = list(self._directory.writer.write_all(rows)) if self._directory else []
+        self.rows += rows
+        for row in rows:
+            if type(row) is EventRow:
+                self.events[row.name] = self.events.get(row.name, 0) + 1
+            if self._watch:
+                self._watch(row)
+        for event in told:
+            self._take(event)
+            if self._watch:
+                self._watch(event)
+        for row in rows if self._tracking else ():
+            self._track(row)
+
+    def _track(self, row: Row) -> None:
+        if self._tracking and isinstance(row, NetworkRow):
+            self._tracking.row(row)
+            self._tell_failures(self._tracking)
+
+    def ended(self, status: str) -> None:
+        """Let the trackers finish: the run ended so."""
+        if self._tracking:
+            last = next((row for row in reversed(self.rows) if isinstance(row, NetworkRow)), None)
+            self._tracking.end(status, last)
+            self._tell_failures(self._tracking)
+
+    def held_against_the_forecast(self, rows: Sequence[NetworkRow], score: Score, *, whole: bool) -> dict[str, Any]:
+        """Return what the summary says of the forecast; where messages were lost, write that of what was mixed."""
+        if self.foretold is None:
+            return {}
+        realised = self.foretold.realised(self.rows) if whole else None
+        if realised and self._directory:
+            write_whole(self._directory.path / REALISED, encoded(realised))
+        return self.foretold.facts(rows, score, realised)
+
+    def _tell_failures(self, tracking: Tracking) -> None:
+        for event in tracking.failures():
+            self(event)
