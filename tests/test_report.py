@@ -14,6 +14,7 @@ import pytest
 
 from fedgossip.errors import ConfigError
 from fedgossip.report import numbers, write_comparison, write_report
+from fedgossip.report.drawing import series_style
 from fedgossip.report.figures import curve
 from fedgossip.report.forecast import Band, band, inside, sentence
 from fedgossip.report.reading import EVENTS_KEPT, read_run
@@ -622,3 +623,9 @@ def test_two_measurements_are_two_points_and_no_line() -> None:
         curve(axes, x, x, label="", colour="k", dash="-")
     assert [line.get_linestyle() for line in axes.get_lines()] == ["None", "-"]
     assert all(line.get_marker() == "o" for line in axes.get_lines())
+
+
+def test_no_two_of_sixteen_runs_have_the_same_dash_or_mark_in_the_same_colour() -> None:
+    styles = [series_style(at) for at in range(16)]
+    assert len({(colour, str(dash)) for colour, dash, _ in styles}) == 16
+    assert len({(colour, mark) for colour, _, mark in styles}) == 16

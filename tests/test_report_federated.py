@@ -182,6 +182,17 @@ def test_every_kind_of_run_gives_a_sound_page_that_asks_for_nothing(folder: Path
     assert len(ids) == len(set(ids))
 
 
+def test_the_figure_of_losses_says_what_it_has(tmp_path: Path) -> None:
+    def caption(own: str, of: float | None) -> str:
+        rows = [{**row, "loss": of, "test_loss": 0.3} for row in records()]
+        folder = write_run(tmp_path / own, summary(N, ROUNDS), rows)
+        write_report(folder)
+        return page(folder).source.partition("Loss by round")[2][:120]
+
+    assert "as a mean over those who took part" in caption("told", 0.5)
+    assert "of the global model on the common test set" in caption("untold", None)
+
+
 def test_nothing_is_said_of_peers_and_graphs(folder: Path) -> None:
     words = page(folder).text.lower()
     for word in ("peer", "the graph", "averaged model", "consensus", "all final models", "agree"):

@@ -186,11 +186,12 @@ def show(finished: Run, *, report: bool = True) -> None:
 def facts(summary: dict[str, Any], record: Sequence[Row] = ()) -> list[tuple[str, str]]:
     """Return the lines of a run's summary, each a name and the value in words.  Some values are in its record alone."""
     from fedgossip.records import PeerRow
+    from fedgossip.report.numbers import data_size
 
     rows, roles = _described(summary, record), roles_in(summary)
     told = {row.peer for row in record if isinstance(row, PeerRow)}
     who = f"the {roles.label(*told)} alone" if told == {roles.leader} else "all"
-    rows.append(("sent", f"{summary['bytes_sent'] / 1e6:,.2f} MB by {who}"))
+    rows.append(("sent", f"{data_size(summary['bytes_sent'])} by {who}"))
     kind = "virtual seconds" if summary["driver"] == "sim" else "seconds"
     if summary["driver"] != "stacked":
         whole = "" if summary["wall_seconds"] is None else f", {summary['wall_seconds']:.1f} s in all"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from fedgossip.plain import line
 from fedgossip.report import drawing, figures, graphs
-from fedgossip.report.drawing import DASHES, SERIES, draw
+from fedgossip.report.drawing import draw, series_style
 from fedgossip.report.endings import notice, unfinished
 from fedgossip.report.forecast_grid import forecasts
 from fedgossip.report.markup import Markup, figure, grid, join, paragraph, section, table, text
@@ -34,7 +34,6 @@ DRIVERS = {
     "slurm": "tasks of Slurm",
     "ray": "actors of Ray",
 }
-MARKERS = "osD^vP*X"
 
 
 @dataclass(frozen=True)
@@ -158,7 +157,7 @@ def _abandoned(run: RecordedRun) -> float | None:
 
 def _linked(at: int, name: str, report: Path, folder: Path) -> Markup:
     """Return the colour of the run in the figures and its name, linked to its own report where there is one."""
-    colour = SERIES[at % len(SERIES)]
+    colour, _, _ = series_style(at)
     square = f'<rect width="1" height="1" style="fill: {colour}"/>'
     swatch = f'<svg class="swatch" viewBox="0 0 1 1" aria-hidden="true">{square}</svg>'
     if not report.is_file():
@@ -275,7 +274,7 @@ def overlay(
         label_of_x, place = axis
         for at, label, series in lines:
             x, y = [place(row) for row, _ in series], [value for _, value in series]
-            colour, dash = SERIES[at % len(SERIES)], DASHES[(at + at // len(SERIES)) % len(DASHES)]
+            colour, dash, _ = series_style(at)
             figures.curve(axes, x, y, label=line(label, 28), colour=colour, dash=dash)
         axes.set_xlabel(label_of_x)
         axes.set_ylabel(label_of_y)
@@ -302,8 +301,8 @@ def _bought(runs: Sequence[Named], name: str) -> str | None:
     def paint(canvas: Figure) -> None:
         axes = canvas.subplots()
         for at, label, x, y in known:
-            shape = MARKERS[at % len(MARKERS)]
-            axes.plot([x], [y], shape, color=SERIES[at % len(SERIES)], markersize=7, label=line(label, 28))
+            colour, _, shape = series_style(at)
+            axes.plot([x], [y], shape, color=colour, markersize=7, label=line(label, 28))
         axes.margins(0.12)
         axes.set_xlabel("effective neighbours n_W")
         axes.set_ylabel(f"test {metric.word}, worst peer")

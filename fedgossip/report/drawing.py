@@ -33,6 +33,7 @@ CLASSES = (
     "#332288", "#88ccee", "#44aa99", "#117733", "#999933", "#ddcc77", "#cc6677", "#882255", "#aa4499", "#bbbbbb",
 )  # fmt: skip
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1.2, 2)))
+MARKERS = "osD^vP*X"
 DARK = {
     INK: "#e6e9ef",
     QUIET: "#a3adbb",
@@ -86,6 +87,12 @@ STYLE: Any = {
     "legend.fontsize": 8.5,
     "legend.handlelength": 2.2,
 }
+
+
+def series_style(at: int) -> tuple[str, Any, str]:
+    """Return the colour, the dash and the mark of series number `at`: dash and mark differ where colours come again."""
+    turn = at + at // len(SERIES)
+    return SERIES[at % len(SERIES)], DASHES[turn % len(DASHES)], MARKERS[turn % len(MARKERS)]
 
 
 def draw(name: str, height: float, paint: Callable[[Figure], None], width: float = WIDTH) -> str:

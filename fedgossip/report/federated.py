@@ -120,11 +120,14 @@ def learning(run: RecordedRun, took: Participation) -> Markup | None:
         return figure(name, figures.scores(run, name, axis, drawn, of_what), title, caption)
 
     losses = figures.loss(run, "loss", f"on the {run.roles.one}s’ own data")
+    what = "What training makes smaller, as a mean over those who took part."
+    if not run.series("loss"):  # training under a budget tells no loss
+        what = "The loss of the global model on the common test set."
     return section(
         "What was learned",
         grid(
             curve("score-by-round", figures.by_round, f"{score.heading} by round", said),
-            figure("loss", losses, "Loss by round", "What training makes smaller, as a mean over those who took part."),
+            figure("loss", losses, "Loss by round", what),
             curve("score-by-bytes", figures.by_all_bytes, f"{score.heading} by bytes",
                   f"The same against what {run.roles.label(len(run.learners))} and {one}s together have sent."),
             curve("score-by-time", figures.by_seconds, f"{score.heading} by time",

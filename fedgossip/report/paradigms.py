@@ -14,7 +14,7 @@ import numpy as np
 
 from fedgossip.report import drawing, figures
 from fedgossip.report.comparison import BY_ROUND, column_of, overlay
-from fedgossip.report.drawing import AMBER, BLUE, DASHES, ORANGE, PALE, SERIES, SKY, draw, legend_above
+from fedgossip.report.drawing import AMBER, BLUE, DASHES, ORANGE, PALE, SERIES, SKY, draw, legend_above, series_style
 from fedgossip.report.markup import (
     Markup,
     document,
@@ -210,7 +210,7 @@ def _speedups(rows: Sequence[Row]) -> str | None:
         for at, name in enumerate(names):
             mine = [row for row in rows if row["paradigm"] == name and "speedup" in row]
             own = sorted((row["workers"], row["speedup"]) for row in mine)
-            colour, dash = SERIES[at % len(SERIES)], DASHES[(at + at // len(SERIES)) % len(DASHES)]
+            colour, dash, _ = series_style(at)
             axes.plot(*zip(*own, strict=True), label=name, color=colour, linestyle=dash, marker="o", markersize=3.5)
         axes.set_xlabel("workers")
         axes.set_ylabel("speed-up")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fedgossip.report import drawing
-from fedgossip.report.drawing import BLUE, EDGE, PALE, QUIET, SERIES, legend_above
+from fedgossip.report.drawing import BLUE, EDGE, PALE, QUIET, legend_above, series_style
 from fedgossip.report.numbers import number, percent
 from fedgossip.scores import Score
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MARKERS = "osD^vP*X"
 
 Points = list[tuple[float, float, str]]
 """(a fact of a graph, the mean score, the graph)."""
@@ -178,7 +177,7 @@ def _paint_points(page: SweepPage, one: SweepPoints, figure: Figure) -> None:
     axes = figure.subplots()
     groups = {name: points for name, points in one.groups.items() if points}
     for at, (name, points) in enumerate(groups.items()):
-        colour, marker = SERIES[at % len(SERIES)], MARKERS[at % len(MARKERS)]
+        colour, _, marker = series_style(at)
         facts, scores = [x for x, _, _ in points], [y for _, y, _ in points]
         axes.plot(facts, scores, marker, color=colour, markersize=5, label=name or page.metric.word)
     for x, y, graph in next(iter(groups.values())):
