@@ -473,6 +473,13 @@ def test_a_missing_file_is_a_config_error_with_advice(name: str, tmp_path: Path)
     assert caught.value.advice
 
 
+def test_the_folder_of_a_run_in_its_middle_is_called_that_and_no_folder_of_another_kind(tmp_path: Path) -> None:
+    (learning_run(tmp_path) / "summary.json").unlink()
+    with pytest.raises(ConfigError) as caught:
+        write_report(tmp_path)
+    assert "goes on, or was killed" in caught.value.advice and "folder of a run?" not in caught.value.advice
+
+
 @pytest.mark.parametrize(
     "line", ["{", "3", '{"kind": "network", "round": "x"}', '{"kind": "peer", "round": 1, "peer": 99}']
 )

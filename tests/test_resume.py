@@ -19,6 +19,7 @@ from commands import experiment as experiment_file
 
 from fedgossip import checkpoints
 from fedgossip.audit.log import read as read_log
+from fedgossip.cli.run import show
 from fedgossip.drivers import sim_checkpoint, snapshot
 from fedgossip.drivers.local import run_local_plan
 from fedgossip.drivers.simulate import simulate_plan
@@ -86,6 +87,14 @@ def test_a_simulation_goes_on_bit_for_bit(tmp_path: Path, engine: str, model: st
     assert again.rows == whole.rows == read_rows(tmp_path / "run" / "metrics.jsonl")
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == (tmp_path / "whole" / "metrics.jsonl").read_bytes()
     assert not (tmp_path / "run" / "INCOMPLETE").exists() and not list((tmp_path / "run").glob("checkpoint*"))
+
+
+def test_a_run_that_was_stopped_is_not_said_to_have_trained_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show(stopped(tmp_path, experiment(*MODELS["momentum"]), "sim", 2))
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("model "))
+    assert line.endswith("none: the run did not come to its end")
 
 
 @pytest.mark.parametrize("engine", ["sim", "stacked"])

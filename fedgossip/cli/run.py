@@ -266,7 +266,9 @@ def _model(finished: Run) -> list[tuple[str, str]]:
         return []
     path = finished.directory / MODEL
     if not path.exists():
-        return [("model", "none: nothing was trained")]
+        summary = finished.summary
+        cut = summary["status"] == "interrupted" and summary["rounds"] > 0
+        return [("model", "none: the run did not come to its end" if cut else "none: nothing was trained")]
     roles = roles_in(finished.summary)
     average = "" if roles.leader is not None else f", the average of the {roles.measured}s’ models"
     return [("model", f"{path}{average}")]

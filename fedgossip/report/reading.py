@@ -351,6 +351,7 @@ def _of_one_model(row: ReportedRound) -> ReportedRound:
 _MIXED_UP = "The files of two runs may lie in one folder; run the experiment again into an empty folder."
 _NOT_OURS = "No run writes that: ask where the folder comes from."
 _MEND = "Remove that line, or copy the run again."
+_IN_ITS_MIDDLE = "`fedgossip watch` shows it as it is, `fedgossip run --resume` goes on with one that was killed."
 _RUN_AGAIN = "Is this the folder of a run?  `fedgossip run experiment.toml` makes one."
 
 
@@ -359,7 +360,9 @@ def _summary(path: Path) -> Summary:
     try:
         record = _parse(path.read_bytes())
     except FileNotFoundError:
-        raise ConfigError(f"{place}: there is no such file.", _RUN_AGAIN) from None
+        begun = (path.parent / "metrics.jsonl").exists()
+        advice = f"The run goes on, or was killed: {_IN_ITS_MIDDLE}" if begun else _RUN_AGAIN
+        raise ConfigError(f"{place}: there is no such file.", advice) from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{place}: cannot be read as JSON ({error}).", _RUN_AGAIN) from None
     summary = _convert(renamed(record), Summary, place)
