@@ -28,7 +28,8 @@ from fedgossip.net.server import Hub
 from fedgossip.net.sockets import keep_message_memory
 from fedgossip.net.transport import Arrived, LinkDown, LinkUp, Transport
 from fedgossip.protocols.client import Client, ClientSettings
-from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings
+from fedgossip.protocols.coordinator import Coordinator
+from fedgossip.protocols.coordinator_settings import CoordinatorSettings
 from fedgossip.task import Job, Update
 from fedgossip.vectors import Vector, frozen
 from fedgossip.wire import CHUNK_BYTES

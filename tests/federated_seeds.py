@@ -20,7 +20,7 @@ from fedgossip.algorithms.federated.names import make
 from fedgossip.algorithms.sampling import BySize, Poisson, Sampling, Uniform
 from fedgossip.learning.analytic import Quadratic
 from fedgossip.protocols.buffered import BufferedSettings
-from fedgossip.protocols.coordinator import CoordinatorSettings
+from fedgossip.protocols.coordinator_settings import CoordinatorSettings
 from fedgossip.records import EventRow
 from fedgossip.simulation.network import NetworkSettings
 from fedgossip.vectors import digest

@@ -25,7 +25,8 @@ from fedgossip.net.server import Hub
 from fedgossip.net.transport import Transport
 from fedgossip.protocols.buffered import Buffered, BufferedSettings
 from fedgossip.protocols.client import Client, ClientSettings
-from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings
+from fedgossip.protocols.coordinator import Coordinator
+from fedgossip.protocols.coordinator_settings import CoordinatorSettings
 from fedgossip.records import Row
 from fedgossip.simulation.network import NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator

@@ -38,7 +38,8 @@ from fedgossip.net.identity import Identity
 from fedgossip.net.server import Hub
 from fedgossip.net.transport import Transport
 from fedgossip.protocols.client import Client, ClientSettings
-from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings
+from fedgossip.protocols.coordinator import Coordinator
+from fedgossip.protocols.coordinator_settings import CoordinatorSettings
 from fedgossip.records import EventRow, PeerRow, Row
 
 DIM = 150_000

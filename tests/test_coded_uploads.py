@@ -26,7 +26,8 @@ from fedgossip.machine import Checkpoint, PeerJoined, Received, Send, Started, T
 from fedgossip.messages import CodedContribution, Contribution, Invite
 from fedgossip.plans import compose
 from fedgossip.protocols.client import Client, ClientSettings
-from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings
+from fedgossip.protocols.coordinator import Coordinator
+from fedgossip.protocols.coordinator_settings import CoordinatorSettings
 from fedgossip.records import NetworkRow, PeerRow
 from fedgossip.task import Segment
 from fedgossip.vectors import Vector, frozen

@@ -43,7 +43,8 @@ from fedgossip.machine import (
 from fedgossip.messages import Contribution, Final, Invite, Leaving, Model, Refusal
 from fedgossip.protocols.buffered import Buffered, BufferedSettings
 from fedgossip.protocols.client import Client, ClientSettings
-from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings
+from fedgossip.protocols.coordinator import Coordinator
+from fedgossip.protocols.coordinator_settings import CoordinatorSettings
 from fedgossip.protocols.gathering import Gathered
 from fedgossip.protocols.spending import EXHAUSTED
 from fedgossip.records import NetworkRow

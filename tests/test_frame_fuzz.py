@@ -35,7 +35,7 @@ from fedgossip.net.sealed_way import SEAL
 from fedgossip.net.server import Hub
 from fedgossip.net.transport import Arrived, Rejected
 from fedgossip.plans import compose
-from fedgossip.protocols.coordinator import CoordinatorSettings
+from fedgossip.protocols.coordinator_settings import CoordinatorSettings
 from fedgossip.secure import frames
 from fedgossip.secure.primitives import signer
 from fedgossip.vectors import digest, frozen

@@ -22,7 +22,8 @@ from fedgossip.metrics import Network
 from fedgossip.plans.completeness import Lacking
 from fedgossip.plans.plan import PARTIAL, Arrays, PlanDefaults, RunOutlook, Seat, nanoseconds
 from fedgossip.protocols.client import Client, ClientSettings
-from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings
+from fedgossip.protocols.coordinator import Coordinator
+from fedgossip.protocols.coordinator_settings import CoordinatorSettings
 from fedgossip.records import Row
 from fedgossip.roles import CLIENT, SERVER, Role, Roles
 from fedgossip.task import LocalTask, Segment

@@ -28,7 +28,8 @@ from fedgossip.protocols.abstaining import Abstaining
 from fedgossip.protocols.buffered import Buffered, BufferedSettings
 from fedgossip.protocols.client import Answering, Client, Plainly, Securely, never
 from fedgossip.protocols.client_round import Chances
-from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings
+from fedgossip.protocols.coordinator import Coordinator
+from fedgossip.protocols.coordinator_settings import CoordinatorSettings
 from fedgossip.protocols.secure_round import SecureSumming, SessionTerms
 from fedgossip.records import Row
 from fedgossip.secure.aborts import Reason

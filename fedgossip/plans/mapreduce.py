@@ -32,7 +32,8 @@ from fedgossip.plans.completeness import Lacking, of_federation
 from fedgossip.plans.plan import PARTIAL, Arrays, JoiningTerms, Results, RunOutlook, Seat, nanoseconds
 from fedgossip.plans.shared_steps import SharedSteps
 from fedgossip.protocols.client import Client, ClientSettings
-from fedgossip.protocols.coordinator import Coordinator, CoordinatorSettings
+from fedgossip.protocols.coordinator import Coordinator
+from fedgossip.protocols.coordinator_settings import CoordinatorSettings
 from fedgossip.records import Row
 from fedgossip.roles import CLIENT, SERVER, Role, Roles
 from fedgossip.simulation.cohorts import Rounds, run_rounds

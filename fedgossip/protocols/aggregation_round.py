@@ -9,7 +9,7 @@ The coordinator opens an exchange, hands it what it hears, and looks at `result`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from fedgossip.algorithms.federated.base import Aggregate, ClientRule, ServerRule, State, saved
 from fedgossip.algorithms.federated.coded import UploadCodec
-from fedgossip.algorithms.sampling import Draw
+from fedgossip.algorithms.sampling import Draw, Sampling
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import Effect, NodeId, Report, Send
 from fedgossip.messages import CodedContribution, Contribution, Invite, MaskedInput, Refusal, Secured
@@ -90,6 +90,35 @@ class Exchange(Protocol):
 
     def facts(self) -> Mapping[str, object]:
         """For the records."""
+        ...
+
+
+class Summation(Protocol):
+    """How rounds are summed, where that is not in the clear."""
+
+    @property
+    def least(self) -> int:
+        """With fewer there is no sum."""
+        ...
+
+    @property
+    def life(self) -> int:
+        """Of the coordinator; 0 is the first."""
+        ...
+
+    def cohort(self, sampling: Sampling, round: int, here: Sequence[NodeId], left: Collection[NodeId]) -> Draw:
+        """Who is invited; some may not be here.  `left`: those that will not come back."""
+        ...
+
+    def exchange(
+        self, round: int, draw: Draw, here: Sequence[NodeId], invite: Invite, counted: Mapping[NodeId, int]
+    ) -> Exchange: ...
+    def saved(self) -> Mapping[str, object]:
+        """What the next life must know, for a checkpoint."""
+        ...
+
+    def forget(self, node: NodeId) -> None:
+        """Another life of this client is there: what the one before has announced is void."""
         ...
 
 

@@ -18,19 +18,15 @@ that may have been open when it stopped is given up: nobody masks one input twic
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Generic, Protocol
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Generic
 
 from fedgossip.algorithms.federated.base import (
     Aggregate,
     Federated,
-    ServerRule,
     State,
     is_over,
-    numbers_of,
-    restored,
-    saved,
 )
 from fedgossip.algorithms.federated.coded import UploadCodec
 from fedgossip.algorithms.sampling import Draw, Sampling
@@ -55,71 +51,26 @@ from fedgossip.machine import (
     Stopping,
 )
 from fedgossip.messages import Final, Invite, Leaving, Refusal
-from fedgossip.protocols.aggregation_round import NOT_FINITE, Abandoned, Answer, Exchange, Given, PlainRound, stepped
+from fedgossip.protocols.aggregation_round import (
+    NOT_FINITE,
+    Abandoned,
+    Answer,
+    Exchange,
+    Given,
+    PlainRound,
+    Summation,
+    stepped,
+)
+from fedgossip.protocols.coordinator_records import checkpoint_of, counted_in, state_in
+from fedgossip.protocols.coordinator_settings import CoordinatorSettings
 from fedgossip.protocols.deadlines import Deadline
 from fedgossip.protocols.failures import too_few, used_up
 from fedgossip.protocols.gathering import Gathered
 from fedgossip.protocols.partner_set import ROLL_NS, Company
 from fedgossip.protocols.spending import EXHAUSTED, Purse, budget_reached, spent
 from fedgossip.records import FOLLOWED_MOST
-from fedgossip.scores import ACCURACY, Score
 from fedgossip.secure.session import round_of
 from fedgossip.vectors import Vector
-
-SERVER = "server"
-"""In the facts of a checkpoint: the numbers of the server's state."""
-
-
-@dataclass(frozen=True, slots=True)
-class CoordinatorSettings:
-    """Limits of one run.  Times in nanoseconds."""
-
-    rounds: int
-    min_clients: int = 1
-    """A round of fewer contributions is abandoned; with fewer clients there none begins."""
-    deadline_ns: int = 300_000_000_000
-    """The longest wait in one phase of a round; above the slowest client's training time and transfer."""
-    least_deadline_ns: int = 5_000_000_000
-    """The deadline follows the rounds that were seen, within these two; equal: it is constant."""
-    start_ns: int = 300_000_000_000
-    """How long to wait for all clients at the start, and for enough of them whenever too few are left."""
-    return_ns: int = 10_000_000_000
-    """How long a coordinator that is started again waits for all clients, before it goes on with those that came."""
-    drain_ns: int = 30_000_000_000
-    """How long to stay after the last round until every client has the model."""
-    again_ns: int = 2_000_000_000
-    """After so long a last model that was not answered is sent again."""
-    score: Score = ACCURACY
-    """What clients measure, of the model that they are sent."""
-
-
-class Summation(Protocol):
-    """How rounds are summed, where that is not in the clear."""
-
-    @property
-    def least(self) -> int:
-        """With fewer there is no sum."""
-        ...
-
-    @property
-    def life(self) -> int:
-        """Of the coordinator; 0 is the first."""
-        ...
-
-    def cohort(self, sampling: Sampling, round: int, here: Sequence[NodeId], left: Collection[NodeId]) -> Draw:
-        """Who is invited; some may not be here.  `left`: those that will not come back."""
-        ...
-
-    def exchange(
-        self, round: int, draw: Draw, here: Sequence[NodeId], invite: Invite, counted: Mapping[NodeId, int]
-    ) -> Exchange: ...
-    def saved(self) -> Mapping[str, object]:
-        """What the next life must know, for a checkpoint."""
-        ...
-
-    def forget(self, node: NodeId) -> None:
-        """Another life of this client is there: what the one before has announced is void."""
-        ...
 
 
 class Coordinator(Generic[State]):
@@ -145,9 +96,9 @@ class Coordinator(Generic[State]):
         self.node, self.federated, self.sampling, self.settings = node, federated, sampling, settings
         self.summing, self.purse, self.coding = summing, purse, coding
         self.schema, self.kind, self.length = schema, initial.dtype, initial.size
-        self.state = _state(federated.server, resumed) if resumed else federated.server.start(initial)
+        self.state = state_in(federated.server, resumed) if resumed else federated.server.start(initial)
         self.round = resumed.round if resumed else 0
-        self.counted: dict[NodeId, int] = _counted(resumed)
+        self.counted: dict[NodeId, int] = counted_in(resumed)
         """The last round in which each client's contribution was counted."""
         self.need = max(settings.min_clients, federated.aggregation.least, summing.least if summing else 1)
         self.interrupted = summing is not None and summing.life > 0
@@ -398,10 +349,8 @@ class Coordinator(Generic[State]):
     def _next(self) -> list[Effect]:
         """The round is behind; the checkpoint first, so that no round is lost that was said to be done."""
         self.round += 1
-        facts: dict[str, object] = {"counted": {str(node): round for node, round in self.counted.items()}}
-        facts.update(self.summing.saved() if self.summing else {})
-        facts.update({SERVER: numbers} if (numbers := numbers_of(self.state)) else {})
-        return [Checkpoint(self.round, saved(self.state), facts, durable=True), RoundDone(self.round, self.model)]
+        summing = self.summing.saved() if self.summing else {}
+        return [checkpoint_of(self.round, self.state, self.counted, summing), RoundDone(self.round, self.model)]
 
     # --- the end --------------------------------------------------------------------------------------------------
 
@@ -430,13 +379,3 @@ class Coordinator(Generic[State]):
         came, clients = self.company.came, self.company.partners
         never = [node for node in clients if node not in self.counted and (node not in came or node in self.drawn)]
         return [Report("never_counted", never, self.round)] if never else []
-
-
-def _state(server: ServerRule[State], checkpoint: Checkpoint) -> State:
-    numbers: Any = checkpoint.facts.get(SERVER, {})
-    return restored(server, checkpoint.vectors, numbers)
-
-
-def _counted(checkpoint: Checkpoint | None) -> dict[NodeId, int]:
-    facts: Any = checkpoint.facts.get("counted", {}) if checkpoint else {}
-    return {int(node): int(round) for node, round in facts.items()}

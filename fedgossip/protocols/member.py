@@ -50,7 +50,8 @@ from fedgossip.messages import (
     Pong,
 )
 from fedgossip.protocols.failures import nobody_came
-from fedgossip.protocols.membership import Membership, Outcome
+from fedgossip.protocols.membership import Membership
+from fedgossip.protocols.own_entry import Outcome
 from fedgossip.protocols.refusals import far_ahead, refused_by
 from fedgossip.protocols.roster import boundary_after
 from fedgossip.protocols.roster_schedule import RosterSchedule

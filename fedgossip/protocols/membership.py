@@ -25,7 +25,9 @@ Suspicion: somebody suspects it.  Silence: asked by us and by helpers, it says n
 a suspect is over, and it has said a word or not; ours is then one verdict, others' may make it gone.  New life: its own
 word with a higher incarnation, by which it refutes all that was said.
 
-What comes back from `handle` is to be done (effects), or to be told to the gossip machine beside (events).
+What comes back from `handle` is to be done (effects), or to be told to the gossip machine beside (events).  What is
+known of members is in `known_members`, our own entry in `own_entry`, pings and suspects in `silence_watch`; each
+uses those before it alone.
 
 Sources: Das, Gupta and Motivala, SWIM, DSN 2002.  Dadgar, Phillips and Currey, Lifeguard, DSN-W 2018.
 """
@@ -35,11 +37,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from fedgossip import seeds
 from fedgossip.machine import (
-    Effect,
     Event,
-    Failure,
     Fired,
     Meet,
     Moved,
@@ -48,14 +47,11 @@ from fedgossip.machine import (
     PeerGone,
     PeerJoined,
     Received,
-    Report,
     Rostered,
     Send,
-    SetTimer,
     Started,
 )
 from fedgossip.messages import (
-    NEWS_MAX,
     Compare,
     ConfirmDead,
     Entry,
@@ -70,159 +66,18 @@ from fedgossip.messages import (
     Revocation,
     Suspicion,
 )
-from fedgossip.protocols.dissemination import Dissemination
-from fedgossip.protocols.failure_detector import Blames, FailureDetector, MemberSettings
-from fedgossip.protocols.failures import sent_away, superseded
-from fedgossip.protocols.news import NewsRefusal, Sign, Trust, check_suspicion, merge, signed
-from fedgossip.protocols.partition_watch import PartitionWatch
+from fedgossip.protocols.news import NewsRefusal, check_suspicion, merge, signed
+from fedgossip.protocols.own_entry import Outcome
 from fedgossip.protocols.refusals import far_ahead
 from fedgossip.protocols.roster import LAST_ROUND, NOBODY, Roster, boundary_after
-from fedgossip.protocols.roster_schedule import Make, Places, RosterSchedule
-
-Outcome = Effect | Event
-"""An effect for the driver, or an event for the gossip machine."""
+from fedgossip.protocols.silence_watch import SilenceWatch
 
 
-class Membership:
+class Membership(SilenceWatch):
     """One member's view of all.  `me` is its first entry; its incarnation is above those of its earlier lives.
 
     `rounds`: of the run; who says that more are behind it is not heard.
     """
-
-    def __init__(
-        self,
-        me: Entry,
-        roster: Roster,
-        trust: Trust,
-        sign: Sign,
-        make: Make,
-        settings: MemberSettings,
-        seed: int,
-        rounds: int,
-    ) -> None:
-        self.node, self.me, self.roster, self.trust = me.node, me, roster, trust
-        self.settings, self.rounds = settings, rounds
-        self.round = -1
-        """How many rounds are behind us; -1: we do not take part yet.  Kept by the owner."""
-        self.contact = False
-        """Whether somebody told us what it knows of us."""
-        self.returning = False
-        """Whether we were here before, in an earlier life."""
-        self.announced = False
-        """Whether we have told anybody of this life; before, what is said of us is said of an earlier one."""
-        self.superseded = False
-        """Whether another process runs with our id and key, and began later."""
-        self.contacts: list[NodeId] = []
-        self.linked: set[NodeId] = set()
-        self.reached: dict[NodeId, int] = {}
-        """How many rounds each has behind it."""
-        self.suspects: dict[NodeId, tuple[Suspicion | ConfirmDead, int]] = {}  # what is said of them, and since when
-        self.suspected_at = -1
-        """The highest incarnation in which somebody suspected us."""
-        self._sign, self._make = sign, make
-        self._hashed: tuple[Roster, str] = roster, roster.digest()
-        self._made: dict[tuple[NodeId, ...], Places] = {}
-        self._partners: tuple[NodeId, ...] = ()
-        self._rng = seeds.stream(seed, "membership", me.node)
-        self._watching: tuple[Roster | None, set[NodeId]] = None, set()
-        self._ticks = 0
-        self._seen_ns = self._swept_ns = -1
-        self.lives: dict[NodeId, int] = {}
-        self._came: dict[NodeId, int] = {}  # when the link to each was last made
-        self._met: dict[NodeId, tuple[str, str]] = {}
-        self._claimed_ns = -1  # when somebody first said that we had been here before
-        self._detector = FailureDetector(self, settings, self._rng)
-        self._spread = Dissemination(me.node, settings, self._rng)
-        self._blames = Blames()
-        self._partition = PartitionWatch(settings.period_ns)
-        if me.node not in roster.entries:
-            self._announce(me)  # nobody has a link yet: it goes out with the first word on each
-
-    # --- what others may ask --------------------------------------------------------------------------------------
-
-    def _digest(self) -> str:
-        if self._hashed[0] is not self.roster:
-            self._hashed = self.roster, self.roster.digest()
-        return self._hashed[1]
-
-    def schedule(self) -> RosterSchedule:
-        """The graphs of all rounds, as the roster is now."""
-        schedule = RosterSchedule(self.roster, self._make, self._made)
-        schedule.earlier[self.node] = self._partners
-        self._partners = schedule.partners(self.node)
-        return schedule
-
-    def others(self) -> list[NodeId]:
-        """Everybody who is neither gone nor leaving, but us; ascending."""
-        return [node for node in self.roster.present() if node != self.node]
-
-    def state(self, node: NodeId) -> str:
-        """What another is here: a word of the table above, or "unknown"."""
-        if node not in self.roster.entries:
-            return "unknown"
-        if node in self.roster.revoked:
-            return "away"
-        if self.roster.entries[node].until >= 0:
-            return "left"
-        if self.roster.gone(node):
-            return "gone"
-        if node in self.suspects:
-            return "suspected"
-        return "judged" if self._judged(node) else "here"
-
-    def claims(self) -> list[int]:
-        """How many rounds the others say that they have behind them, the most first."""
-        return sorted((self.reached[node] for node in self.others() if node in self.reached), reverse=True)
-
-    def network_round(self) -> int:
-        """How many rounds the network has behind it by the second highest claim, for one may lie; -1: none begun."""
-        claims = self.claims()
-        return claims[min(1, len(claims) - 1)] if claims else -1
-
-    def informed(self, now_ns: int) -> bool:
-        """Whether we know where the network is, and whether those are there that others say are gone.
-
-        Two must say where it is, where another has just come; a member that we never heard has the time of a suspect.
-        """
-        just_now = now_ns - 2 * self.settings.period_ns
-        to_say = [node for node in self.others() if node not in self.reached and self._came.get(node, 0) > just_now]
-        return (len(self.claims()) >= 2 or not to_say) and self.suspects.keys() <= self._detector.heard.keys()
-
-    @property
-    def refusals(self) -> dict[str, int]:
-        """How often each kind of news was refused."""
-        return self._spread.refusals
-
-    @property
-    def sent_away(self) -> bool:
-        """Whether the organiser has revoked our own membership."""
-        return self.node in self.roster.revoked
-
-    @property
-    def ended(self) -> Failure | None:
-        """Why we can take part no more; None where we can."""
-        if self.superseded:
-            return superseded(self.node)
-        return sent_away(self.node) if self.sent_away else None
-
-    def introduction(self) -> Join | None:
-        """The first word to members that do not know us; None where everybody does."""
-        return None if self.node in self.trust.founders else Join(self.me)
-
-    def announce(self, since: int, until: int = -1) -> list[Outcome]:
-        """Say to all that we take part from round `since` on, and before `until`."""
-        return self._announce(replace(self.me, since=since, until=until))
-
-    def _announce(self, entry: Entry) -> list[Outcome]:
-        known = self.roster.entries.get(self.node)
-        least = (known.incarnation if known else 0) + 1
-        said = signed(replace(entry, incarnation=max(entry.incarnation, least)), self._sign)
-        assert isinstance(said, Entry)
-        before = self.roster
-        self.roster = replace(before, entries={**before.entries, self.node: said})
-        self.me, self.announced = said, True
-        rostered: list[Outcome] = [Rostered(self.schedule())] if self._changed(before, [said]) else []
-        return [*self._spread.tell(self.linked, [said]), *rostered]
 
     # --- events ---------------------------------------------------------------------------------------------------
 
@@ -291,13 +146,6 @@ class Membership:
             case _:
                 return []
 
-    def _moved(self, address: str) -> list[Outcome]:
-        """Say where we can be called now; again to all, for who was cut off with us has not heard it."""
-        if address == self.me.address:
-            return [*self._spread.tell(self.linked, [self.me])]
-        moved = self._report("moved", {"node": self.node, "address": address})
-        return [moved, *self._announce(replace(self.me, address=address))]
-
     # --- links ----------------------------------------------------------------------------------------------------
 
     def _linked(self, node: NodeId, incarnation: int, now_ns: int) -> list[Outcome]:
@@ -329,91 +177,6 @@ class Membership:
                 found.append(Meet(node, entry.address, entry.key))
         return found
 
-    def _contacts(self) -> list[NodeId]:
-        """Whom we have links to, whoever is gone included: it may come back.  Symmetric: they have links to us."""
-        ids = sorted(self.roster.entries.keys() - self.roster.revoked.keys())
-        if len(ids) <= self.settings.links or self.node not in ids:
-            return [node for node in ids if node != self.node]
-        own = ids.index(self.node)
-        steps = [1 << k for k in range((len(ids) - 1).bit_length())]
-        found = {ids[(own + sign * step) % len(ids)] for step in steps for sign in (1, -1)}
-        return sorted((found | set(self.schedule().partners(self.node))) - {self.node})
-
-    # --- pings ----------------------------------------------------------------------------------------------------
-
-    def _tick(self, now_ns: int) -> list[Outcome]:
-        self._ticks += 1
-        effects: list[Outcome] = [SetTimer(("member", "tick"), self.settings.period_ns)]
-        effects += [*self._contacted(now_ns), *self._refute()]
-        there = {node for node in self.watched() if not self._not_begun(node)}
-        if (node := self._detector.next(there)) is not None:
-            effects += self._detector.ask(node, now_ns)
-        gone = [node for node in self.linked if self.roster.gone(node)]
-        if gone and self._ticks % 2 == 0:  # it may only have been cut off
-            effects.append(self._detector.ping(gone[int(self._rng.integers(len(gone)))]))
-        return effects
-
-    def watched(self) -> set[NodeId]:
-        """Whom to ping: those we are to have a link to; where it is broken, through others."""
-        if self._watching[0] is not self.roster:
-            self._watching = self.roster, set(self.contacts) & set(self.others())
-        return self._watching[1]
-
-    def word(self) -> tuple[int, str]:
-        """What every ping carries: our round, and the digest of our roster."""
-        return self.round, self._digest()
-
-    def helpers(self, silent: NodeId) -> list[NodeId]:
-        """Who could ping a silent member in our place, ascending."""
-        return [node for node in self.others() if node in self.linked and node not in (silent, *self.suspects)]
-
-    def _not_begun(self, node: NodeId) -> bool:
-        """Whether `node` has never been heard of, in a run that has not begun: people start peers minutes apart."""
-        begun = self.round > 0 or self.network_round() > 0
-        return self.roster.entries[node].incarnation == 0 and node not in self.linked and not begun
-
-    def _wake(self, now_ns: int) -> list[Outcome]:
-        """We were away for longer than others wait: suspect nobody for that, and ask them all."""
-        self._detector.forget()
-        effects: list[Outcome] = [self._report("slept", (now_ns - self._seen_ns) / 1e9)]
-        for node, (suspicion, _) in self.suspects.items():
-            self.suspects[node] = suspicion, now_ns
-            effects.append(self._verdict_timer(node))
-        self._swept_ns = -1
-        return effects + self._sweep(now_ns)
-
-    def _sweep(self, now_ns: int) -> list[Outcome]:
-        """Ping everybody we have a link to, once in the time that a suspect has."""
-        if self._swept_ns >= 0 and now_ns - self._swept_ns < self._window_ns():
-            return []
-        self._swept_ns = now_ns
-        return [effect for node in self.others() if node in self.linked for effect in self._detector.ask(node, now_ns)]
-
-    # --- suspicion ------------------------------------------------------------------------------------------------
-
-    def _window_ns(self) -> int:
-        return self.settings.suspicion_of(len(self.roster.present()))
-
-    def _verdict_timer(self, node: NodeId) -> SetTimer:
-        return SetTimer(("member", "verdict", node), self._window_ns())
-
-    def _suspect(self, node: NodeId, now_ns: int) -> list[Outcome]:
-        if node in self.suspects or node not in self.others() or self._judged(node):
-            return []
-        suspicion = signed(Suspicion(node, self.roster.entries[node].incarnation, self.node), self._sign)
-        assert isinstance(suspicion, Suspicion)
-        return [*self._suspected(suspicion, now_ns), *self._spread.tell(self.linked, [suspicion]), *self._sweep(now_ns)]
-
-    def _judged(self, node: NodeId) -> bool:
-        """Whether we have given a verdict on the present life of `node`."""
-        life = self.roster.entries[node].incarnation
-        return any((said.by, said.incarnation) == (self.node, life) for said in self.roster.verdicts.get(node, ()))
-
-    def _suspected(self, suspicion: Suspicion | ConfirmDead, now_ns: int) -> list[Outcome]:
-        self.suspects[suspicion.node] = suspicion, now_ns
-        report = self._report("suspected", {"node": suspicion.node, "by": suspicion.by})
-        return [report, self._verdict_timer(suspicion.node)]
-
     def _judge(self, node: NodeId, now_ns: int) -> list[Outcome]:
         """The suspect had its time.  Who was heard since then is not gone, whoever said so; nor do we judge whom we do
         not ask."""
@@ -430,29 +193,6 @@ class Membership:
         until = boundary_after(max(self.round, self.network_round(), 0))
         verdict = signed(ConfirmDead(node, suspicion.incarnation, until, self.node), self._sign)
         return self._take([verdict], self.node, now_ns)
-
-    def _warn(self, node: NodeId) -> list[Outcome]:
-        """Tell `node` what is said of it, so that it can refute it."""
-        said: list[News] = [*self.roster.standing(node)]
-        if node in self.suspects and self.suspects[node][0] not in said:
-            said.append(self.suspects[node][0])
-        return [*self._spread.tell([node], said[:NEWS_MAX])]
-
-    def _refute(self) -> list[Outcome]:
-        """Say with a higher incarnation that we are here; from a later round on where our end came too near."""
-        if not self.announced or not self._blamed():
-            return []
-        since, round = self.me.since, max(self.round, self.network_round())
-        if since >= 0 and replace(self.roster, own=NOBODY).end(self.node) <= round + 1:  # as others see it
-            since = max(since, boundary_after(round))
-        return self._announce(replace(self.me, since=since))
-
-    def _blamed(self) -> bool:
-        """Whether the latest that is known of us is not our own word; what is said of a far round has time."""
-        near = boundary_after(boundary_after(max(self.round, self.network_round(), 0)))
-        return self.suspected_at >= self.me.incarnation or any(
-            said.until <= near for said in self.roster.standing(self.node)
-        )
 
     # --- news -----------------------------------------------------------------------------------------------------
 
@@ -573,33 +313,6 @@ class Membership:
         fresh.append(suspicion)
         return [*self._suspected(suspicion, now_ns), *self._detector.ask(node, now_ns)]
 
-    def _listens(self, suspicion: Suspicion, now_ns: int) -> bool:
-        """Whether its author has a voice, and has not suspected the same member just before."""
-        if not self.roster.voice(suspicion.by, max(self.round, self.network_round(), 0)):
-            return False
-        return self._blames.counts(suspicion.by, suspicion.node, now_ns, self._window_ns())
-
-    def _hear_of_ourselves(self, entry: Entry, sender: NodeId) -> list[Outcome]:
-        """An entry of ours: of this life, of an earlier one, or of another process that has our key."""
-        if entry == self.me or entry.incarnation < self.me.incarnation:
-            return []
-        if merge(Roster({}, {}), [entry], replace(self.trust, founders={self.node: (self.me.key, self.me.verify)})).new:
-            if self.me.since < 0:  # an earlier life, whose clock was ahead of ours
-                self.me = replace(self.me, incarnation=entry.incarnation + 1)
-                self.returning = self.contact = True
-                return []
-            if entry.incarnation == self.me.incarnation:
-                self.suspected_at = entry.incarnation
-                return [*self._refuse(NewsRefusal("twin", entry), sender), *self._refute()]
-            if self.superseded:
-                return []
-            self.superseded = True
-            return [self._report("superseded", {"node": self.node, "address": entry.address})]
-        return self._refuse(NewsRefusal("identity", entry), sender)
-
-    def _refuse(self, refusal: NewsRefusal, sender: NodeId) -> list[Outcome]:
-        return [*self._spread.refuse(refusal, sender, max(self.round, 0))]
-
     # --- comparing ------------------------------------------------------------------------------------------------
 
     def _noted(self, sender: NodeId, round: int, digest: str, now_ns: int) -> list[Outcome]:
@@ -616,32 +329,9 @@ class Membership:
                 effects += self._begin_contact()
         return [*effects, *self._spread.answer(sender, self.roster, known, now_ns)]
 
-    def _begin_contact(self) -> list[Outcome]:
-        self.contact = True
-        return self._announce(self.me) if not self.returning and self.me.since >= 0 else []
-
-    def _contacted(self, now_ns: int) -> list[Outcome]:
-        """Whoever says that we were here before, and does not show it, is not waited for."""
-        waited = self._claimed_ns >= 0 and now_ns - self._claimed_ns >= self.settings.answer_ns
-        return self._begin_contact() if waited and not self.contact else []
-
     # --- what it means --------------------------------------------------------------------------------------------
-
-    def _changed(self, before: Roster, new: Sequence[News]) -> bool:
-        """Whether the graph of some round is another one now."""
-        spans = any(_span(before, news.node) != _span(self.roster, news.node) for news in new)
-        return spans or bool(new and before.lost() != self.roster.lost())
 
     def _name_partition(self, now_ns: int) -> list[Outcome]:
         lost = self._partition.parted(now_ns, self._window_ns())
         here = sorted([self.node, *self.others()])
         return [self._report("partition", {"unreachable": lost, "here": here})] if lost else []
-
-    def _report(self, name: str, value: object) -> Report:
-        return Report(name, value, max(self.round, 0))
-
-
-def _span(roster: Roster, node: NodeId) -> tuple[int, int] | None:
-    """When `node` comes and goes by its own word and the organiser's."""
-    entry = roster.entries.get(node)
-    return (entry.since, entry.until) if entry and node not in roster.revoked else None
