@@ -249,6 +249,18 @@ def test_a_run_that_was_killed_goes_on_from_the_image_before(tmp_path: Path, mon
     assert resumed(tmp_path, what, "sim").rows == whole.rows
 
 
+@pytest.mark.parametrize("bytes_left", [0, 200])
+def test_a_simulation_whose_record_was_cut_behind_its_image_begins_again(tmp_path: Path, bytes_left: int) -> None:
+    what = experiment()
+    stopped(tmp_path, what, "sim", 2)
+    os.truncate(tmp_path / "metrics.jsonl", bytes_left)
+    again = resumed(tmp_path, what, "sim")
+    told = [row for row in again.rows if isinstance(row, EventRow) and row.name == "checkpoint_refused"]
+    assert "bytes of metrics.jsonl" in str(told[0].value)
+    whole = [row for row in again.rows if row not in told]
+    assert whole == simulate_plan(compose.plan(what)).rows
+
+
 @pytest.mark.parametrize("engine", ["sim", "stacked"])
 def test_without_an_image_a_simulation_begins_again(tmp_path: Path, engine: str) -> None:
     what = experiment()

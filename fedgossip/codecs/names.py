@@ -93,8 +93,8 @@ def make_codec(name: str) -> Codec:
     """Return the codec of a name such as `top-k:0.01`.  Raises ConfigError for one that there is not."""
     kind, *given = name.split(":")
     if kind == LOW_RANK:
-        advice = 'Take "top-k:0.01" or "random-k:0.01" here; or parallel.method = "ring", say.'
-        raise ConfigError(f"{name} takes two sums one after the other, which only parallel.codec has", advice)
+        advice = 'Take "top-k:0.01" or "random-k:0.01" here; or it, as parallel.codec, with parallel.method = "ring".'
+        raise ConfigError(f"{name} takes two sums one after the other, which collectives alone make", advice)
     if kind not in CODECS:
         raise ConfigError(f"there is no codec {name!r}", nearest(kind, CODECS))
     return CODECS[kind](name, given)

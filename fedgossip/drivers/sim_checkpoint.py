@@ -118,6 +118,9 @@ def left_in(folder: Path, about: About) -> tuple[Left | None, list[EventRow]]:
             if theirs.experiment["rounds"] != about.experiment["rounds"]:
                 return None, events
             left = Left(arrays, found["rows"], found["round"])
+            if (there := _size_of(folder / "metrics.jsonl")) < left.rows:
+                text = f"of the {left.rows:,} bytes of metrics.jsonl that belong to it {there:,} are there"
+                raise RefusedError(path, "corrupt", text)
             checkpoints.drop(refused)
             return left, events
         except (RefusedError, KeyError, TypeError) as error:
@@ -128,6 +131,10 @@ def left_in(folder: Path, about: About) -> tuple[Left | None, list[EventRow]]:
             value = {"file": path.name, "reason": found_bad.reason, "text": str(found_bad)}
             events.append(EventRow(-1, -1, "checkpoint_refused", value))
     return None, events
+
+
+def _size_of(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def engine_of(folder: Path) -> str | None:
