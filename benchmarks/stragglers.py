@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import ClassVar
 
 from fedgossip import load_experiment, run_local
 from fedgossip.algorithms.dsgd import DSGD
@@ -40,6 +41,7 @@ from fedgossip.protocols.sync_gossip import SyncGossip
 from fedgossip.records import PeerRow, Row
 from fedgossip.simulation.network import NS, NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
+from fedgossip.simulation.virtual_time import Table
 from fedgossip.task import LocalTask
 from fedgossip.topology import Topology, build, resolve
 from fedgossip.vectors import Vector, mean
@@ -89,6 +91,8 @@ class Watched(Simulator):
             self.curve.seconds.append(self.now_ns / NS)
             self.curve.losses.append(found["loss"])
         super()._close_round(node, done)
+
+    _performed: ClassVar[Table] = {**Simulator._performed, RoundDone: _close_round}
 
 
 def learn(make: Make, graph: Topology, task: LocalTask, rounds: int, slower: float) -> Curve:

@@ -171,7 +171,7 @@ class Table:
 def as_a_command(table: Table, command: str) -> None:
     """Have `rebirth` run a function of Python's for a node that is called so: what an image could do before."""
     node, nobody = "os:system", table.many("list")
-    restart = table.add("object", "fedgossip.simulation.simulator:_Restart", [])
+    restart = table.add("object", "fedgossip.simulation.coming:Restart", [])
     zero = table.many("tuple", 0, 0)
     table.put("rebirth", table.add("function", "fedgossip.learning.custom:call"))
     table.put("_heap", table.many("list", table.many("tuple", 0, 0, node, restart, 0, zero)))

@@ -1,0 +1,163 @@
+"""Virtual time: a heap of (time, sequence, node, event), and who is told what comes up.
+
+A fault script acts on peers and links between events, before those of the same time.  Messages on the way to a peer
+that has died are lost, whoever takes its place.  Events of a peer that sleeps wait, in order, until it wakes; so do
+those of one that adds up what it was told.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import ClassVar
+
+from fedgossip.errors import ProtocolError
+from fedgossip.faults import FaultScript, Happening
+from fedgossip.machine import AddingMachine, Effect, Event, Machine, NodeId, PeerJoined, Started
+from fedgossip.metrics import Network
+from fedgossip.records import EventRow, Row
+from fedgossip.simulation.coming import NO_COST, OF_PEERS, AddedUp, Begin, Coming, Cost, Lives, Queued
+from fedgossip.simulation.connections import SimulatedLinks
+from fedgossip.simulation.network import NS, SimulatedNetwork
+from fedgossip.vectors import Vector
+
+Table = Mapping[type[object], Callable[..., None]]
+"""By the type of an event or effect the method that takes it."""
+
+
+class VirtualTime(ABC):
+    """The machines of a run, what comes up for them, and which of them are there to hear it."""
+
+    _taken: ClassVar[Table]
+    """What becomes of an event that comes up."""
+
+    def __init__(
+        self,
+        machines: Sequence[Machine],
+        links: Sequence[Sequence[NodeId]],
+        network: SimulatedNetwork,
+        record: Network,
+        write: Callable[[Row], None],
+        script: FaultScript,
+        starts: Mapping[NodeId, float],
+    ) -> None:
+        self.machines, self.network = list(machines), network
+        self.record, self.write, self.script = record, write, script
+        self.starts = dict(starts)
+        self.connections = SimulatedLinks(links)
+        self.now_ns = 0
+        self.results: dict[NodeId, Vector] = {}
+        self.counts: dict[str, int] = {}
+        self.dead: set[NodeId] = set(self.starts)
+        """The peers that are absent: not yet, not now, or never again there."""
+        self.lives = [0] * len(machines)
+        self._heap: list[Queued] = []
+        self._sequence = 0
+        self._asleep: dict[NodeId, int] = {}  # since when
+        self._held: dict[NodeId, list[tuple[int, Coming, Cost, Lives]]] = {}
+        self._adding: dict[NodeId, int] = {}  # until when
+        self._counts_sums = network.settings.summing > 0
+        self._happened = 0  # of what the script brings
+
+    @abstractmethod
+    def _perform_all(self, node: NodeId, effects: Sequence[Effect]) -> None:
+        """Do what a machine asks for."""
+
+    @abstractmethod
+    def _happen(self, happening: Happening) -> None:
+        """Do what the script says."""
+
+    @abstractmethod
+    def _changes(self, node: NodeId, event: Coming, lives: Lives) -> None:
+        """A peer begins, comes back or wakes."""
+
+    def run(self, limit_seconds: float = math.inf, between: Callable[[], None] = lambda: None) -> dict[NodeId, Vector]:
+        """Run until no event is left, or virtual time passes the limit; return each finished peer's vector.
+
+        `between` is called between two events: the attributes of this object and of the record, and what the task
+        remembers, are the whole run then.  A simulator that was given them goes on from there.
+        """
+        if not self._sequence:
+            self._start()
+        happenings = islice(self.script.happenings(), self._happened, None)
+        upcoming = next(happenings, None)
+        heap, limit_ns = self._heap, limit_seconds * NS
+        while heap and heap[0][0] <= limit_ns:
+            between()
+            if upcoming is not None and heap[0][0] >= upcoming.at_ns:
+                self.now_ns = upcoming.at_ns
+                self._happened += 1
+                self._happen(upcoming)
+                upcoming = next(happenings, None)
+                continue
+            self.now_ns, sequence, node, event, cost, lives = heapq.heappop(heap)
+            self._comes(sequence, node, event, cost, lives)
+        for row in self.record.flush():
+            self.write(row)
+        return self.results
+
+    def _start(self) -> None:
+        for node, known in enumerate(self.connections.known):
+            if node in self.starts:
+                self._push(int(self.starts[node] * NS), node, Begin())
+                self.connections.forget(node)
+                continue
+            self._push(0, node, Started())
+            for other in known:
+                if other in self.starts:
+                    self.connections.give_up((node, other))
+                else:
+                    self._push(0, node, PeerJoined(other))
+
+    # --- events ---------------------------------------------------------------------------------------------------
+
+    def _push(self, at_ns: int, node: NodeId, event: Coming, cost: Cost = NO_COST, lives: Lives | None = None) -> int:
+        self._sequence = sequence = self._sequence + 1
+        heapq.heappush(self._heap, (at_ns, sequence, node, event, cost, lives or (0, self.lives[node])))
+        return sequence
+
+    def _comes(self, sequence: int, node: NodeId, event: Coming, cost: Cost, lives: Lives) -> None:
+        if type(event) in OF_PEERS:
+            self._changes(node, event, lives)
+        elif lives[1] != self.lives[node] or node in self.dead:
+            return  # messages for the dead peer are not for the one that takes its place
+        elif self._adding and self._adding.get(node, 0) > self.now_ns:
+            # keeps its number: what comes first is told first
+            heapq.heappush(self._heap, (self._adding[node], sequence, node, event, cost, lives))
+        elif node in self._asleep:
+            self._held[node].append((sequence, event, cost, lives))
+        else:
+            self._taken[type(event)](self, node, event, sequence, cost, lives)
+
+    def _tell(self, node: NodeId, event: Event) -> None:
+        before = self._summed(node) if self._counts_sums else 0
+        try:
+            effects = self.machines[node].handle(event, self.now_ns)
+        except ProtocolError as error:
+            self._note("refused", node, str(error))
+            return
+        takes = self.network.summing_ns(self._summed(node) - before) if self._counts_sums else 0
+        if not takes:
+            if effects:
+                self._perform_all(node, effects)
+            return
+        self._adding[node] = until = self.now_ns + takes
+        heapq.heappush(self._heap, (until, -1, node, AddedUp(effects), NO_COST, (0, self.lives[node])))
+
+    def _summed(self, node: NodeId) -> int:
+        """How many elements it has added so far."""
+        machine = self.machines[node]
+        return machine.summed if isinstance(machine, AddingMachine) else 0
+
+    # --- what is noted of it --------------------------------------------------------------------------------------
+
+    def _note(self, name: str, peer: NodeId, value: object = None, round: int = -1) -> None:
+        self._count(name)
+        self.write(EventRow(round=round, peer=peer, name=name, value=value))
+
+    def _count(self, name: str, times: int = 1) -> None:
+        if times:
+            self.counts[name] = self.counts.get(name, 0) + times
