@@ -2,6 +2,9 @@
 
 It owns no socket, clock, thread, random source or GPU.  Time is integer nanoseconds and always an argument.  Two
 drivers run machines, the simulator and the ZeroMQ host; whatever is shown of a machine in one holds in the other.
+
+Those of which there are several in every round are msgspec's structs: such an object is made in a fifth of the time of
+a frozen dataclass.
 """
 
 from __future__ import annotations
@@ -9,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
+
+import msgspec
 
 from fedgossip.errors import (
     BudgetError,
@@ -36,8 +41,7 @@ class Started:
     """The driver is ready; told once, first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(msgspec.Struct, frozen=True):
     sender: NodeId
     message: Message
 
@@ -76,8 +80,7 @@ class RowsChosen:
     watched: Keys | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Fired:
+class Fired(msgspec.Struct, frozen=True):
     key: Hashable
 
 
@@ -127,8 +130,7 @@ Event = Started | Stopping | Received | Answered | Fired | PeerJoined | PeerGone
 # --- effects: asked, imperative ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(msgspec.Struct, frozen=True):
     to: NodeId
     message: Message
 
@@ -205,8 +207,7 @@ class Witness:
     outcome: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class SetTimer:
+class SetTimer(msgspec.Struct, frozen=True):
     """Answered by `Fired(key)` after the delay; the same key replaces, so a key carries what made it relevant."""
 
     key: Hashable
@@ -237,16 +238,14 @@ class Refused:
     advice: str = ""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Outgoing:
+class Outgoing(msgspec.Struct, frozen=True, eq=False):
     """`vector` [d] is what this participant puts into the mix of the round that ends as `round`."""
 
     round: int
     vector: Vector
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RoundDone:
+class RoundDone(msgspec.Struct, frozen=True, eq=False):
     """`round` rounds are behind, and `model` [d] is what came of the last one: its row can be written.
 
     `staleness`: how often the model had changed while this round was trained from an older one; None in rounds that
@@ -315,8 +314,7 @@ class Finish:
     failure: Failure | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Checkpoint:
+class Checkpoint(msgspec.Struct, frozen=True, eq=False):
     """All that a new machine of this kind needs to go on from here, after `round` rounds.
 
     `vectors` [d] and `facts`, plain numbers, texts, lists and mappings with text keys.  Drivers that keep none ignore
@@ -326,7 +324,7 @@ class Checkpoint:
 
     round: int
     vectors: Mapping[str, Vector]
-    facts: Mapping[str, object] = field(default_factory=dict)
+    facts: Mapping[str, object] = msgspec.field(default_factory=dict)
     durable: bool = False
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -55,7 +56,7 @@ def taken_apart(event: Event) -> tuple[dict[str, Any], list[Array]]:
         case Rostered(schedule):
             return {"opaque": type(schedule).__name__}, []
         case _:
-            return {f.name: _plain(getattr(event, f.name), []) for f in dataclasses.fields(event)}, []
+            return {name: _plain(one, []) for name, one in _fields_of(event)}, []
 
 
 def put_together(name: str, fields: dict[str, Any], arrays: list[Array]) -> Event:
@@ -92,8 +93,7 @@ def _plain(value: Any, arrays: list[Array]) -> Any:
         arrays.append(value.reshape(-1))
         return {"is": "array", "at": len(arrays) - 1, "shape": list(value.shape)}
     if dataclasses.is_dataclass(value):
-        fields = {field.name: _plain(getattr(value, field.name), arrays) for field in dataclasses.fields(value)}
-        return {"is": type(value).__name__, **fields}
+        return {"is": type(value).__name__, **{name: _plain(one, arrays) for name, one in _fields_of(value)}}
     if isinstance(value, tuple):
         return {"is": "tuple", "of": [_plain(one, arrays) for one in value]}
     return value
@@ -125,10 +125,9 @@ def described(value: object, digests: dict[int, str] | None = None) -> str:
         if id(value) not in known:
             known[id(value)] = hashlib.sha256(raw(value)).hexdigest()[:16]
         return f"<{value.dtype.name} {value.size} {known[id(value)]}>"
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        found = ((f, getattr(value, f.name)) for f in dataclasses.fields(value))
-        fields = ((f.name, one) for f, one in found if "since" not in f.metadata or _is_said(one, f.default))
-        return f"{type(value).__name__}({', '.join(f'{name}={described(one, known)}' for name, one in fields)})"
+    if isinstance(value, msgspec.Struct) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        fields = ", ".join(f"{name}={described(one, known)}" for name, one in _fields_of(value, said=True))
+        return f"{type(value).__name__}({fields})"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {described(one, known)}" for key, one in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -136,6 +135,17 @@ def described(value: object, digests: dict[int, str] | None = None) -> str:
     if isinstance(value, set | frozenset):
         return "{" + ", ".join(sorted(described(one, known) for one in value)) + "}"
     return repr(value.item() if isinstance(value, np.generic) else value)
+
+
+def _fields_of(value: Any, *, said: bool = False) -> Iterator[tuple[str, Any]]:
+    """Yield the name and value of each field; with `said`, only of those that stand in a line."""
+    if isinstance(value, msgspec.Struct):
+        yield from ((name, getattr(value, name)) for name in value.__struct_fields__)
+        return
+    for field in dataclasses.fields(value):
+        one = getattr(value, field.name)
+        if not said or "since" not in field.metadata or _is_said(one, field.default):
+            yield field.name, one
 
 
 def _is_said(value: object, usual: object) -> bool:
