@@ -30,9 +30,6 @@ from fedgossip.vectors import Vector
 
 NodeId = int
 
-SINCE: Mapping[str, bool] = {"since": True}
-"""Marks a field that events and effects of earlier traces do not have: where it has its default, no line shows it."""
-
 # --- events: told, past tense -----------------------------------------------------------------------------------
 
 
@@ -46,16 +43,15 @@ class Received(msgspec.Struct, frozen=True):
     message: Message
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Trained:
+class Trained(msgspec.Struct, frozen=True, eq=False):
     """`update` is trained vector minus given vector, or None where nothing changed (pure averaging); of a `Train` that
     asks for it the gradient, or None where that is zero."""
 
     job: int
     update: Vector | None
     examples: int = 0
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    extra: tuple[Vector, ...] = field(default=(), metadata=SINCE)
+    metrics: Mapping[str, float] = msgspec.field(default_factory=dict)
+    extra: tuple[Vector, ...] = ()
     """What came of the terms' `extra`."""
 
 
@@ -145,7 +141,7 @@ class Terms:
     """[d], added to each step's gradient: SCAFFOLD's c - c_i."""
     at_rest: bool = False
     """Whether momentum begins at rest, as FedNova's formula has it; an optimizer that goes on by itself is told to."""
-    extra: tuple[Vector, ...] = field(default=(), metadata=SINCE)
+    extra: tuple[Vector, ...] = ()
     """What a task of the rule's own kind trains with beside the vector, of any lengths: CoCoA's dual variables."""
 
     @property
@@ -154,8 +150,7 @@ class Terms:
         return bool(self.pull) or self.correction is not None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Train:
+class Train(msgspec.Struct, frozen=True, eq=False):
     """Train from `vector`; answered by `Trained` with the same job.
 
     With `terms` the job stands alone: what the optimiser remembers of earlier jobs does not enter it, and the metrics
@@ -173,11 +168,11 @@ class Train:
     vector: Vector
     terms: Terms | None = None
     tested: bool = False
-    gradient: bool = field(default=False, metadata=SINCE)
-    accumulate: int | None = field(default=None, metadata=SINCE)
-    stretches: tuple[int, ...] = field(default=(), metadata=SINCE)
+    gradient: bool = False
+    accumulate: int | None = None
+    stretches: tuple[int, ...] = ()
     """Of a gradient: descending places, from each of which on all elements are wanted as soon as they are final."""
-    keys: Keys | None = field(default=None, metadata=SINCE)
+    keys: Keys | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,6 +357,14 @@ Telling = Report | Refused | Outgoing | RoundDone | Aggregated | LocalWork
 """What the record is made of; all other effects are done to something."""
 
 Effect = Send | Train | ChooseRows | SetTimer | Checkpoint | Log | Witness | Meet | Part | Finish | Telling
+
+
+SINCE: Mapping[type[object], frozenset[str]] = {
+    Trained: frozenset({"extra"}),
+    Terms: frozenset({"extra"}),
+    Train: frozenset({"gradient", "accumulate", "stretches", "keys"}),
+}
+"""The fields that earlier traces do not have: where one has its default, no line shows it."""
 
 
 class Machine(Protocol):

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from fedgossip import messages
 from fedgossip.errors import ConfigError
-from fedgossip.machine import Event, Produced, Received, Rostered, RowsChosen, Trained
+from fedgossip.machine import SINCE, Event, Produced, Received, Rostered, RowsChosen, Trained
 from fedgossip.messages import Carrier
 from fedgossip.topology import Mixing, Topology
 
@@ -126,7 +127,7 @@ def described(value: object, digests: dict[int, str] | None = None) -> str:
             known[id(value)] = hashlib.sha256(raw(value)).hexdigest()[:16]
         return f"<{value.dtype.name} {value.size} {known[id(value)]}>"
     if isinstance(value, msgspec.Struct) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
-        fields = ", ".join(f"{name}={described(one, known)}" for name, one in _fields_of(value, said=True))
+        fields = ", ".join(f"{name}={described(one, known)}" for name, one in _said_of(value))
         return f"{type(value).__name__}({fields})"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {described(one, known)}" for key, one in value.items()) + "}"
@@ -137,20 +138,27 @@ def described(value: object, digests: dict[int, str] | None = None) -> str:
     return repr(value.item() if isinstance(value, np.generic) else value)
 
 
-def _fields_of(value: Any, *, said: bool = False) -> Iterator[tuple[str, Any]]:
-    """Yield the name and value of each field; with `said`, only of those that stand in a line."""
-    if isinstance(value, msgspec.Struct):
-        yield from ((name, getattr(value, name)) for name in value.__struct_fields__)
-        return
-    for field in dataclasses.fields(value):
-        one = getattr(value, field.name)
-        if not said or "since" not in field.metadata or _is_said(one, field.default):
-            yield field.name, one
+def _fields_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the name and value of each field of a struct or dataclass."""
+    kind = type(value)
+    for name in kind.__struct_fields__ if issubclass(kind, msgspec.Struct) else kind.__dataclass_fields__:
+        yield name, getattr(value, name)
 
 
-def _is_said(value: object, usual: object) -> bool:
-    """Whether a field that earlier traces have not is other than usual; no array is."""
-    return isinstance(value, np.ndarray) or value != usual
+def _said_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the fields that stand in a line: those that earlier traces have not, where they are other than usual."""
+    since = SINCE.get(type(value), ())
+    usual = _usual(type(value)) if since else {}  # type: ignore[arg-type]
+    for name, one in _fields_of(value):
+        if name not in since or isinstance(one, np.ndarray) or one != usual[name]:
+            yield name, one
+
+
+@cache
+def _usual(kind: Any) -> Mapping[str, Any]:
+    """Return the default of each field."""
+    fields = msgspec.structs.fields(kind) if issubclass(kind, msgspec.Struct) else dataclasses.fields(kind)
+    return {field.name: field.default for field in fields}
 
 
 def raw(array: Array) -> memoryview:
