@@ -5,7 +5,7 @@
 Up to 100 clients every setting runs the real steps, and every sum is checked, word by word; of 500 clients the masks of
 one and the unmasking run alone, on secrets made for it (nothing is summed).  One thread.  What is timed:
 
-    client       the masks of one client: a key derived for each neighbour, all streams, added
+    client       the masks of one client: all streams, added
     whole        one client from the invitation to its reveal: signatures, shares, seals and the hash of its vector too
     coordinator  from the last reveal to the sum: secrets put together and checked, all masks taken off, the hash
     adding       all masked vectors added to the sum as they come, without their hashes
@@ -35,7 +35,6 @@ from fedgossip.secure import frames, graph, ring, server, shamir
 from fedgossip.secure.client import SecAggClient
 from fedgossip.secure.collecting import Session
 from fedgossip.secure.fixed_point import FixedPoint, Quantised
-from fedgossip.secure.masks import mask_key
 from fedgossip.secure.primitives import keystream, public_of
 from fedgossip.secure.session import ParticipantRoster, Policy, RosterMember, model_hash, proposal
 from fedgossip.secure.unmasking import unmask
@@ -195,8 +194,8 @@ class OneSession:
     def vectors(self, there: range) -> ring.Words:
         """Mask and add the vectors of those that are there; return the plain sum."""
         expected = np.zeros(self.setting.words, np.uint32)
-        real = client_steps._add_masks
-        client_steps._add_masks = lambda *args: self.masks.append(timed(lambda: real(*args))[0])  # type: ignore
+        real = client_steps.add_masks
+        client_steps.add_masks = lambda *args: self.masks.append(timed(lambda: real(*args))[0])  # type: ignore
         for v in there:
             values = np.random.default_rng(v).integers(0, 2**32, self.setting.words, np.uint32)
             expected += values
@@ -204,7 +203,7 @@ class OneSession:
             step, frame = self.steps[v], self.summing.frame_for(v)
             self.act(v, lambda step=step, frame=frame, given=given: step.mask(frame, given))
             self._upload(v)
-        client_steps._add_masks = real
+        client_steps.add_masks = real
         return expected
 
     def _upload(self, v: int) -> None:
@@ -257,12 +256,11 @@ def alone(setting: Setting, drop: float) -> dict[str, float]:
     roster: Any = None
     session = Session(roster, descriptor, sid, words, lambda data: data, graph.complete(everybody), keys)
     streams = len(there) + (n - len(there)) * len(there)
-    vector, shared = np.zeros(words, np.uint32), {v: os.urandom(32) for v in everybody}
+    vector, masks_of = np.zeros(words, np.uint32), [os.urandom(32) for _ in everybody]
 
     def masks() -> None:
-        lower, higher = everybody[: n // 2], everybody[n // 2 :]
-        ring.add_streams(vector, (mask_key(sid, shared[v], 0, v, words) for v in lower))
-        ring.subtract_streams(vector, (mask_key(sid, shared[v], 0, v, words) for v in higher))
+        ring.add_streams(vector, masks_of[: n // 2])
+        ring.subtract_streams(vector, masks_of[n // 2 :])
 
     return {
         "client": timed(masks)[0],

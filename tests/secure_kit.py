@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedgossip.secure import checks, client, frames, primitives, secrets, server, session, unmasking
+from fedgossip.secure import checks, frames, pairwise, primitives, secrets, server, session, unmasking
 from fedgossip.secure.aborts import RoundAbandoned
 from fedgossip.secure.client import Advertised, Consented, Revealed, SecAggClient, Shared, VectorMasked
 from fedgossip.secure.fixed_point import FixedPoint, Quantised
@@ -146,18 +146,17 @@ def quick(patch: pytest.MonkeyPatch) -> None:
     agreed = lru_cache(1 << 16)(lambda secret, key: primitives.Agreement(secret).with_(key))
 
     class Remembering:
-        def __init__(self, secret: bytes) -> None:
+        def __init__(self, secret: bytes, public: bytes) -> None:
             self.secret = secret
 
-        def with_(self, key: bytes) -> bytes:
-            return agreed(self.secret, key)
+        def keys(self, publics: Sequence[bytes], salt: bytes, infos: Sequence[tuple[bytes, ...]]) -> Any:
+            return [primitives.derived(salt, agreed(self.secret, key), each) for key, each in zip(publics, infos)]  # noqa: B905
 
-    patch.setattr(client, "Agreement", Remembering)
+    patch.setattr(pairwise, "Agreement", Remembering)
     patch.setattr(unmasking, "Agreement", Remembering)
     remembered = lru_cache(1 << 16)(primitives.public_of)
     patch.setattr(secrets, "public_of", remembered)
     patch.setattr(unmasking, "public_of", remembered)
-    patch.setattr(server, "small_order", lru_cache(1 << 16)(primitives.small_order))
 
 
 Hook = Callable[[str, int, bytes], bytes]

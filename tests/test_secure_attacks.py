@@ -25,7 +25,7 @@ from fedgossip.secure.aborts import Reason, RoundAbandoned
 from fedgossip.secure.client import Revealed, SecAggClient
 from fedgossip.secure.past import Past
 from fedgossip.secure.primitives import Secret
-from fedgossip.secure.secrets import SharePair, Survival
+from fedgossip.secure.secrets import SharePairs
 from fedgossip.secure.server import invite
 from fedgossip.secure.session import Descriptor, ParticipantRoster, Policy, model_hash, session_of
 
@@ -542,15 +542,11 @@ def test_a_client_reveals_once() -> None:
 
 
 def test_no_call_gives_both_shares_of_one_client() -> None:
-    for first, second in (
-        (Survival.ALIVE, Survival.DEAD),
-        (Survival.DEAD, Survival.ALIVE),
-        (Survival.ALIVE, Survival.ALIVE),
-    ):
-        pair = SharePair(Secret(b"b" * 32), Secret(b"k" * 32))
-        assert pair.give(first) == (b"b" if first is Survival.ALIVE else b"k") * 32
+    for first, second in (({4}, set()), (set(), {4}), ({4}, {4})):
+        pairs = SharePairs((7, 4), (b"K" * 32 + b"B" * 32, b"k" * 32 + b"b" * 32))
+        assert pairs.give(first) == ((4, True, b"b" * 32) if first else (4, False, b"k" * 32), (7, False, b"K" * 32))
         with pytest.raises(ValueError, match="erased"):
-            pair.give(second)
+            pairs.give(second)
 
 
 # --- steps, inputs, results -------------------------------------------------------------------------------------------

@@ -20,9 +20,9 @@ import secure_kit
 from secure_kit import MODEL, Course, Room, plain_sum, public, run, signer
 
 from fedgossip.errors import FedgossipError, ProtocolError
-from fedgossip.secure import client as client_module
-from fedgossip.secure import frames, masks, primitives, secrets
+from fedgossip.secure import frames, primitives, secrets
 from fedgossip.secure.aborts import RoundAbandoned
+from fedgossip.secure.remembering import remembering
 from fedgossip.secure.secrets import Secret
 
 FRAMES = 45
@@ -163,7 +163,7 @@ def test_unknown_keys_in_a_message_are_refused() -> None:
 def test_a_process_that_is_everybody_reads_its_own_frames_as_others_do() -> None:
     """What it packed it need not decode; what was changed on the way, or is another's, is refused as ever."""
     message = frames.Reveal(bytes(32), ((1, True, bytes(32)), (2, False, bytes([5] * 32))))
-    with primitives.remembering():
+    with remembering():
         for _ in range(2):
             frame = frames.pack(message, 0, signer(0))
             for wrong in (frame[:-1], frame[:70] + bytes([frame[70] ^ 1]) + frame[71:]):
@@ -216,13 +216,18 @@ def recorded(patch: pytest.MonkeyPatch) -> set[bytes]:
         return wrapped
 
     plain_entropy, plain_init, plain_with = secure_kit.entropy_of, Secret.__init__, primitives.Agreement.with_
+    plain_derived = primitives.derived
     patch.setattr(secure_kit, "entropy_of", lambda *name: keep(plain_entropy(*name)))
     patch.setattr(primitives.Agreement, "with_", keep(plain_with))
-    for module in (client_module, masks):
-        patch.setattr(module, "derive", keep(primitives.derive))
+
+    def derived(salt: bytes, key: bytes, infos: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        found.update(keys := plain_derived(salt, key, infos))
+        return keys
+
+    patch.setattr(primitives, "derived", derived)
 
     def init(self: Secret, value: bytes) -> None:
-        found.add(bytes(value))
+        found.update(bytes(value[at : at + 32]) for at in range(0, len(value), 32))  # many may stand in one holder
         plain_init(self, value)
 
     patch.setattr(Secret, "__init__", init)

@@ -8,6 +8,7 @@ import hmac
 import io
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -17,8 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from secure_kit import entropy_of
 
-from fedgossip.secure import graph, primitives, ring, shamir
+from fedgossip.secure import graph, polynomials, primitives, ring, shamir
 from fedgossip.secure.primitives import Secret, keystream, transcript
+from fedgossip.secure.remembering import REMEMBERED_BYTES, Remembered, memory, remembering
 
 # --- the standards' vectors -------------------------------------------------------------------------------------------
 
@@ -56,8 +58,12 @@ def hkdf(salt: bytes, key: bytes, info: bytes, size: int) -> bytes:
 def test_hkdf_gives_the_answer_of_rfc_5869_and_derive_is_hkdf() -> None:
     answer = "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf34007208d5b887185865"
     assert hkdf(bytes(range(13)), b"\x0b" * 22, bytes(range(0xF0, 0xFA)), 42).hex() == answer
-    named = transcript("mask", 1, 2, 1000)
-    assert primitives.derive(b"salt", b"key", "mask", 1, 2, 1000) == hkdf(b"salt", b"key", named, 32)
+    named, other = transcript("mask", 1, 2, 1000), transcript("enc", 1, 2)
+    for salt, key in ((b"salt", b"key"), (b"", b""), (b"s" * 64, b"k" * 65), (b"s" * 65, bytes(32))):
+        assert primitives.derive(salt, key, "mask", 1, 2, 1000) == hkdf(salt, key, named, 32)
+        assert primitives.derived(salt, key, (named, other)) == tuple(
+            hkdf(salt, key, info, 32) for info in (named, other)
+        )
 
 
 def test_chacha20_poly1305_gives_the_answer_of_rfc_8439() -> None:
@@ -79,11 +85,11 @@ def test_the_keystream_is_aes_256_in_counter_mode_from_zero() -> None:
 def test_a_short_stream_is_the_beginning_of_the_stream_for_both_ends() -> None:
     keys = [hashlib.sha256(bytes([i])).digest() for i in range(3)]
     expected = [keystream(key).update(bytes(100)) for key in keys]
-    assert [primitives.short_stream(key, 100) for key in keys] == expected
-    with primitives.remembering():
+    assert primitives.short_streams(keys, 100) == expected
+    with remembering():
         for _ in range(5):
-            assert [primitives.short_stream(key, 100) for key in keys] == expected
-            assert primitives.short_stream(keys[0], 40) == expected[0][:40]
+            assert primitives.short_streams(keys, 100) == expected
+            assert primitives.short_streams(keys[:1], 40) == [expected[0][:40]]
 
 
 def test_a_part_that_is_put_behind_a_transcript_is_one_of_its_parts() -> None:
@@ -92,10 +98,18 @@ def test_a_part_that_is_put_behind_a_transcript_is_one_of_its_parts() -> None:
 
 
 def test_a_seal_opens_for_the_same_key_and_binding_alone() -> None:
-    sealed = primitives.seal(b"k" * 32, b"shares", b"1 to 2")
-    assert primitives.unseal(b"k" * 32, sealed, b"1 to 2") == b"shares"
-    assert primitives.unseal(b"k" * 32, sealed, b"2 to 1") is None
-    assert primitives.unseal(b"j" * 32, sealed, b"1 to 2") is None
+    key, bound = b"k" * 32, b"1 to 2"
+    alone = primitives.seal([key], [b"shares"], [bound])
+    with remembering():
+        assert primitives.seal([key], [b"shares"], [bound]) == alone, "a process that is everybody seals as others do"
+        for place in (nullcontext(), remembering()):
+            with place:
+                sealed = primitives.seal([key, key], [b"shares", b"others"], [bound, bound])
+                changed = sealed[0][:-1] + bytes([sealed[0][-1] ^ 1])
+                opened = primitives.unseal([key, b"j" * 32, key, key, key], [*sealed[:1] * 3, changed, sealed[1]],
+                                           [bound, bound, b"2 to 1", bound, bound])  # fmt: skip
+                assert opened == [b"shares", None, None, None, b"others"]
+                assert primitives.unseal([key], sealed[:1], [bound]) == [b"shares"], "once more, if it is asked for"
 
 
 @settings(max_examples=200, deadline=None)
@@ -120,10 +134,23 @@ def test_a_secret_is_neither_shown_nor_copied_and_can_be_erased() -> None:
         secret.read()
 
 
-def test_keys_of_small_order_are_recognised() -> None:
-    assert primitives.small_order(bytes(32))
-    assert primitives.small_order((1).to_bytes(32, "little"))
+def test_keys_of_small_order_are_those_with_which_everybody_agrees_on_zero() -> None:
+    """Whatever the highest bit is, which X25519 leaves out; the points beside them are of a large order."""
+    field = 2**255 - 19
+    near = {*range(3), *range(field - 3, 2**255), *primitives._OF_ORDER_8}
+    near |= {point + beside for point in primitives._OF_ORDER_8 for beside in (-1, 1)}
+    found = set()
+    for coordinate in near:
+        for highest in (0, 1 << 255):
+            key = (coordinate | highest).to_bytes(32, "little")
+            try:
+                primitives.Agreement(b"a" * 32).with_(key)
+            except ValueError:
+                found.add(coordinate)
+            assert primitives.small_order(key) == (coordinate in found)
+    assert len(found) == 7
     assert not primitives.small_order(primitives.public_of(b"s" * 32))
+    assert primitives.small_order(bytes(31)) and primitives.small_order(b"s" * 33), "these are no keys"
 
 
 # --- the ring ---------------------------------------------------------------------------------------------------------
@@ -170,14 +197,33 @@ def test_any_t_shares_give_the_secret_back(t: int, more: int, value: int, order:
     assert shamir.combine({x: shares[x] for x in holders[:t]}) == secret
 
 
-@pytest.mark.parametrize(("t", "largest"), [(1, 5), (3, 5), (43, 64), (60, 1000), (90, 1000)])
+@pytest.mark.parametrize(("t", "largest"), [(1, 5), (3, 5), (43, 64), (25, 1000), (60, 1000), (150, 180), (170, 200)])
 def test_two_secrets_that_are_split_together_have_the_shares_of_each_alone(t: int, largest: int) -> None:
-    """The last ones have places too large for coefficients side by side."""
+    """Few of them by integers, more by matrices, very many by integers again."""
     holders = [largest - 2 * place for place in range(t)] if largest > 2 * t else list(range(1, largest + 1))
     for one, other in ((bytes(32), (shamir.P - 1).to_bytes(32, "little")), (b"\1" * 32, b"\2" * 32)):
         together = shamir.split_two(one, other, holders, t, entropy_of("two", t))
         entropy = entropy_of("two", t)
-        assert together == tuple(shamir.split(secret, holders, t, entropy) for secret in (one, other))
+        alone = [shamir.split(secret, holders, t, entropy) for secret in (one, other)]
+        assert together == [alone[0][x] + alone[1][x] for x in holders]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 40), st.lists(st.integers(1, 5000), min_size=1, max_size=9, unique=True), st.data())
+def test_polynomials_of_digits_have_the_values_of_integers(terms: int, places: list[int], data: object) -> None:
+    elements = st.one_of(st.integers(0, shamir.P - 1), st.sampled_from([0, 1, shamir.P - 1, 2**256 - 2**16]))
+    both = data.draw(st.tuples(*[st.lists(elements, min_size=terms, max_size=terms)] * 2))  # type: ignore[attr-defined]
+    found = polynomials.values_of_two([[c.to_bytes(32, "little") for c in one] for one in both], tuple(places))
+    for coefficients, values in zip(both, found, strict=True):
+        expected = [sum(c * x**j for j, c in enumerate(coefficients)) % shamir.P for x in places]
+        assert [int.from_bytes(value, "little") for value in values] == expected
+
+
+def test_digits_of_the_largest_polynomials_are_still_exact() -> None:
+    terms, highest = polynomials.TERMS_MOST, (2**256 - 2**16).to_bytes(32, "little")
+    (values, _), x = polynomials.values_of_two([[highest] * terms] * 2, (5000, 4999)), 5000
+    expected = sum((2**256 - 2**16) * x**j for j in range(terms)) % shamir.P
+    assert int.from_bytes(values[0], "little") == expected
 
 
 def test_fewer_shares_fit_every_secret() -> None:
@@ -295,7 +341,7 @@ def test_a_process_that_is_everybody_agrees_by_a_hash_and_checks_only_what_it_di
     checked: list[bytes] = []
     verified = primitives._verified
     monkeypatch.setattr(primitives, "_verified", lambda *what: checked.append(what[2]) or verified(*what))
-    with primitives.remembering():
+    with remembering():
         for _ in range(3):
             assert one.with_(publics[1]) == other.with_(publics[0]) != alone
             assert third.with_(publics[0]) != one.with_(publics[1])
@@ -310,9 +356,39 @@ def test_a_process_that_is_everybody_agrees_by_a_hash_and_checks_only_what_it_di
                 with pytest.raises(ValueError, match="shared key"):
                     one.with_(small)
     assert checked == [b"before", b"no"], "what was signed in here is known, the rest is checked once"
-    assert primitives._found is None, "what two agreed on is not kept any longer"
+    assert memory() is None, "what two agreed on is not kept any longer"
     assert one.with_(publics[1]) == alone, "participants that are real agree as ever"
     assert primitives.verify(identity, sign(b"yes"), b"yes") and checked[2:] == [b"yes"]
+
+
+def test_what_is_remembered_is_bounded_in_bytes_and_taken_once() -> None:
+    here = Remembered()
+    for number in range(10):
+        here.keep(number, "a", REMEMBERED_BYTES // 4)
+        assert here.get(number) == "a" and sum(here.get(one) is not None for one in range(10)) <= 3
+    assert here.take(9, REMEMBERED_BYTES // 4) == "a" and here.take(9) is None
+
+
+def test_a_key_for_a_pair_is_derived_once_for_both_ends_and_is_that_of_two_that_are_alone() -> None:
+    secrets = [bytes([number] * 32) for number in (1, 2)]
+    publics = [primitives.public_of(secret) for secret in secrets]
+    ends = [primitives.Agreement(secret, public) for secret, public in zip(secrets, publics, strict=True)]
+    infos = (transcript("enc", 1, 2), transcript("enc", 2, 1))
+
+    def of_both(salt: bytes) -> list[tuple[bytes, ...]]:
+        return [
+            key for end, public in zip(ends, publics[::-1], strict=True) for key in end.keys([public], salt, [infos])
+        ]
+
+    alone = of_both(b"sid")
+    assert alone == [primitives.derived(b"sid", ends[0].with_(publics[1]), infos)] * 2
+    with remembering():
+        for _ in range(2):
+            here = of_both(b"sid")
+            assert here == [primitives.derived(b"sid", ends[0].with_(publics[1]), infos)] * 2
+            assert of_both(b"other") != here
+        with pytest.raises(ValueError, match="small order"):
+            ends[0].keys([publics[1], bytes(32)], b"sid", [infos] * 2)
 
 
 def test_parts_that_python_takes_for_equal_are_different_transcripts() -> None:

@@ -37,7 +37,7 @@ from fedgossip.rundir.summary import RunOutcome, averaged, status_of, summarize
 from fedgossip.rundir.table_files import TABLE, save_table, table_of_checkpoints
 from fedgossip.rundir.tracking import Tracking
 from fedgossip.rundir.trained_table import TrainedTable
-from fedgossip.secure.primitives import remembering
+from fedgossip.secure.remembering import remembering
 from fedgossip.simulation.network import DeviceClass, NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 from fedgossip.task import Job, LocalTask, ReportingTask, segments_of, table_of

@@ -6,7 +6,8 @@ from collections.abc import Sequence, Set
 
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage, too_few
-from fedgossip.secure.primitives import once, verify
+from fedgossip.secure.primitives import verify
+from fedgossip.secure.remembering import once
 from fedgossip.secure.session import NONE, Descriptor, ParticipantRoster
 
 

@@ -24,39 +24,26 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Generic, NoReturn, TypeVar
 
 import numpy as np
 
-from fedgossip.secure import frames, shamir
+from fedgossip.secure import frames
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage, too_few
 from fedgossip.secure.checks import check_consents, check_keys, check_survivors
 from fedgossip.secure.fixed_point import Quantised
-from fedgossip.secure.masks import mask_key, self_key
+from fedgossip.secure.pairwise import add_masks, opened, pair_keys, sealed, split
 from fedgossip.secure.past import Past
-from fedgossip.secure.primitives import (
-    Agreement,
-    Entropy,
-    Secret,
-    Sign,
-    derive,
-    digest,
-    named,
-    seal,
-    transcript,
-    unseal,
-)
-from fedgossip.secure.ring import Words, add_streams, chunks, little, subtract_streams
+from fedgossip.secure.primitives import Entropy, Secret, Sign, digest
+from fedgossip.secure.ring import Words, chunks, little
 from fedgossip.secure.secrets import (
     Ahead,
     Ended,
     Erasable,
     Holding,
     OwnKeys,
-    SharePair,
+    SharePairs,
     Sharing,
-    Survival,
     erased_on_failure,
     fresh_keys,
 )
@@ -139,6 +126,7 @@ class _Step(Generic[Held]):
     def __init__(self, session: _Session, held: Held, frame: bytes) -> None:
         self._session, self._held, self.frame = session, held, frame
         self._used = False
+        self._checked: tuple[bytes, frames.Frame] | None = None
 
     @property
     def descriptor(self) -> Descriptor:
@@ -155,6 +143,8 @@ class _Step(Generic[Held]):
         """Return the message that this step is for.  A repeated frame is refused, a different one ends the session."""
         if self._used:
             raise RoundAbandoned(Reason.TWICE, f"{self!r} has been used", stage=kind.stage)
+        if self._checked and isinstance(self._checked[1], kind) and self._checked[0] == frame:
+            return self._checked[1]
         s = self._session
         message = frames.from_coordinator(frame, s.policy.coordinator)
         if isinstance(message, frames.SessionInvite) or message.sid != s.sid or getattr(message, "to", s.me) != s.me:
@@ -197,16 +187,14 @@ class Advertised(_Step[OwnKeys]):
             keys = check_keys(message, s.descriptor, s.sid, s.roster, own.public, s.neighbours)
             s.enough(Stage.SHARES, len(keys), "of the share group have keys")
             session = replace(s, sid=digest("sid", s.sid, message.h1))
-            neighbours = {v: keys[v] for v in sorted(keys) if v != s.me}
-            agreed = _agreements(own.c, {v: found.c_pk for v, found in neighbours.items()})
-            for_masks = _agreements(own.s, {v: found.s_pk for v, found in neighbours.items()})
-            pairs = _split(own, sorted(keys), s.descriptor.t, s.entropy)
-            sharing = Sharing(own.b, {v: Secret(z) for v, z in for_masks.items()}, {}, {s.me: pairs[s.me]})
-            with erased_on_failure(sharing, *pairs.values()):
-                sealed = _sealed(session, agreed, pairs, sharing.openers)
+            pairs = split(own, sorted(keys), s.descriptor.t, s.entropy)
+            seals, openers, masks = pair_keys(session.sid, own, keys, s.policy.fixed.words)
+            sharing = Sharing(own.b, masks, openers, Secret(pairs.pop(s.me)))
+            with erased_on_failure(sharing):
+                frame = session.pack(frames.Shares(session.sid, sealed(session.sid, s.me, seals, pairs)))
                 own.c.erase()
                 own.s.erase()
-                return Shared(session, sharing, session.pack(frames.Shares(session.sid, sealed)))
+                return Shared(session, sharing, frame)
 
 
 class Shared(_Step[Sharing]):
@@ -214,7 +202,7 @@ class Shared(_Step[Sharing]):
 
     def check(self, delivery: bytes) -> None:
         """Raise ProtocolError for a frame that is not the delivery of this session; a sound one may be used later."""
-        self._read(delivery, frames.Delivery)
+        self._checked = delivery, self._read(delivery, frames.Delivery)
 
     def mask(self, delivery: bytes, integers: Quantised) -> VectorMasked:
         """Open the others' shares, and hide `integers` under one's own mask and one per neighbour that has shared."""
@@ -222,18 +210,23 @@ class Shared(_Step[Sharing]):
         with self._spend() as held:
             s = self._session
             self._check_input(integers)
-            _open(s, held, message)
-            s.enough(Stage.MASKED, len(held.shares), "of the share group have shared")
-            s.past.mask(s.descriptor, integers.fingerprint)
-            words = integers.values.copy()
-            _add_masks(words, s, held)
-            held.b.erase()
-            d = s.descriptor
-            ahead = Ahead(fresh_keys(s.sid, d, d.round + 1, s.me, s.sign, s.entropy), d.task_id, d.round + 1)
-            with erased_on_failure(ahead):
-                head = frames.MaskedHeader(s.sid, words.size, hashlib.sha256(little(words)).digest(), ahead.public)
-                words.flags.writeable = False
-                return VectorMasked(s, Holding(held.shares), s.pack(head), words, head.digest, ahead)
+            shares = opened(s.sid, s.me, held, message.sealed)
+            with erased_on_failure(shares):
+                s.enough(Stage.MASKED, len(shares.owners), "of the share group have shared")
+                s.past.mask(s.descriptor, integers.fingerprint)
+                words = integers.values.copy()
+                add_masks(words, s.sid, s.me, held, shares.owners, s.descriptor.width)
+                held.erase()
+                return self._masked(words, shares)
+
+    def _masked(self, words: Words, shares: SharePairs) -> VectorMasked:
+        """Announce the keys for the next round with the vector."""
+        s, d = self._session, self._session.descriptor
+        ahead = Ahead(fresh_keys(s.sid, d, d.round + 1, s.me, s.sign, s.entropy), d.task_id, d.round + 1)
+        with erased_on_failure(ahead):
+            head = frames.MaskedHeader(s.sid, words.size, hashlib.sha256(little(words)).digest(), ahead.public)
+            words.flags.writeable = False
+            return VectorMasked(s, Holding(shares), s.pack(head), words, head.digest, ahead)
 
     def _check_input(self, integers: Quantised) -> None:
         need = self._session.policy.fixed.words
@@ -266,7 +259,7 @@ class VectorMasked(_Step[Holding]):
         message = self._read(survivors, frames.Survivors)
         with self._spend() as held:
             s = self._session
-            check_survivors(message.ids, s.descriptor, s.me, s.group, held.shares.keys())
+            check_survivors(message.ids, s.descriptor, s.me, s.group, {*held.shares.owners})
             s.enough(Stage.CONSIST, len(s.group & set(message.ids)), "of the share group survive")
             signature = s.sign(frames.consent_content(s.sid, frames.hash_of_ids(message.ids)))
             held.survivors = message.ids
@@ -287,11 +280,9 @@ class Consented(_Step[Holding]):
             s = self._session
             signed = check_consents(message, s.sid, s.me, s.roster, s.group, held.survivors)
             s.enough(Stage.UNMASK, signed + 1, "of the share group have signed these survivors")
-            alive = set(held.survivors)
-            fates = {v: Survival.ALIVE if v in alive else Survival.DEAD for v in sorted(held.shares)}
-            shares = tuple((v, fate is Survival.ALIVE, held.shares[v].give(fate)) for v, fate in fates.items())
+            shares = held.shares.give({*held.survivors})
             frame = s.pack(frames.Reveal(s.sid, shares))
-            of_b, of_key = (tuple(v for v, f in fates.items() if f is fate) for fate in (Survival.ALIVE, Survival.DEAD))
+            of_b, of_key = (tuple([v for v, lives, _ in shares if lives is alive]) for alive in (True, False))
             return Revealed(s, Ended(held.survivors, of_b, of_key), frame)
 
 
@@ -332,76 +323,3 @@ class Revealed(_Step[Ended]):
                 raise RoundAbandoned(Reason.INCONSISTENT_U3, "a sum of other clients", stage=Stage.RESULT)
             yield message.digest
             self._session.past.summed(self._session.descriptor.round)
-
-
-# --- the cryptography of the steps ------------------------------------------------------------------------------------
-
-
-def _split(own: OwnKeys, group: list[int], t: int, entropy: Entropy) -> dict[int, SharePair]:
-    """Share the mask key and b among the group; a member's x is its place in the roster plus one."""
-    places = [v + 1 for v in group]
-    of_key, of_b = shamir.split_two(own.s.read(), own.b.read(), places, t, entropy)
-    return {v: SharePair(Secret(of_b[v + 1]), Secret(of_key[v + 1])) for v in group}
-
-
-def bound(sid: bytes, sealer: int, opener: int) -> bytes:
-    """Return the bytes that a seal is bound to, a transcript: the session, the sender, the recipient."""
-    return _sharing(sid) + named(sealer) + named(opener)
-
-
-@lru_cache(maxsize=4)
-def _sharing(sid: bytes) -> bytes:
-    return transcript("share", sid)
-
-
-def _agreements(secret: Secret, publics: dict[int, bytes]) -> dict[int, bytes]:
-    """Agree with each client's key.  Raises RoundAbandoned (DUPKEY) for a key with which everybody agrees on zero."""
-    agreement, agreed = Agreement(secret.read()), {}
-    for v, public in publics.items():
-        try:
-            agreed[v] = agreement.with_(public)
-        except ValueError:
-            raise RoundAbandoned(Reason.DUPKEY, f"a key of client {v} is of small order", peer=v) from None
-    return agreed
-
-
-def _sealed(
-    s: _Session, agreed: dict[int, bytes], pairs: dict[int, SharePair], openers: dict[int, Secret]
-) -> tuple[tuple[int, bytes], ...]:
-    """Return the shares under one's own seals, and keep them no longer; put the key that opens each neighbour's seal
-    into `openers`."""
-    sealed = []
-    for v, shared in agreed.items():
-        openers[v] = Secret(derive(s.sid, shared, "enc", v, s.me))
-        sealed.append((v, seal(derive(s.sid, shared, "enc", s.me, v), pairs[v].packed(), bound(s.sid, s.me, v))))
-        pairs[v].erase()
-    return tuple(sealed)
-
-
-def _open(s: _Session, held: Sharing, message: frames.Delivery) -> None:
-    """Open every seal.  Raises RoundAbandoned (AEAD) naming the first that does not open."""
-    for v, sealed in message.sealed:
-        if v not in held.openers:
-            raise RoundAbandoned(Reason.ROSTER, f"shares of {v}, who has no keys here", peer=v, stage=Stage.MASKED)
-        if v in held.shares:
-            raise RoundAbandoned(Reason.TWICE, f"shares of {v} twice", peer=v, stage=Stage.MASKED)
-        plain = unseal(held.openers[v].read(), sealed, bound(s.sid, v, s.me))
-        if plain is None:
-            raise RoundAbandoned(Reason.AEAD, f"what {v} sealed does not open", peer=v, stage=Stage.MASKED)
-        held.shares[v] = SharePair.unpacked(plain)
-    for opener in held.openers.values():
-        opener.erase()
-
-
-def _add_masks(words: Words, s: _Session, held: Sharing) -> None:
-    """Add the own mask, and one per neighbour that has shared: + towards higher ids, - towards lower."""
-    others, width = [v for v in held.shares if v != s.me], s.descriptor.width
-
-    def keys(of: list[int]) -> Iterator[bytes]:
-        return (mask_key(s.sid, held.agreed[v].read(), s.me, v, words.size) for v in of)
-
-    add_streams(words, [self_key(s.sid, held.b.read(), s.me, words.size)], width)
-    add_streams(words, keys([v for v in others if s.me < v]), width)
-    subtract_streams(words, keys([v for v in others if s.me > v]), width)
-    for agreed in held.agreed.values():
-        agreed.erase()

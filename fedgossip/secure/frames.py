@@ -10,6 +10,7 @@ changed.  The session's hash is in every body, and the recipient in those that a
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
@@ -18,7 +19,8 @@ from fedgossip.decoding import UnreadableError, from_msgpack
 from fedgossip.errors import ProtocolError
 from fedgossip.secure.aborts import Stage
 from fedgossip.secure.graph import COHORT_MAX
-from fedgossip.secure.primitives import Sign, digest, forget, keep, kept, once, transcript, verify
+from fedgossip.secure.primitives import Sign, digest, transcript, verify
+from fedgossip.secure.remembering import memory, once
 from fedgossip.secure.session import Descriptor, Hash, Id
 
 FRAME_MAX = 1 << 20
@@ -82,6 +84,7 @@ def hash_of_keys(keys: dict[int, Keys]) -> bytes:
     )
 
 
+@lru_cache(maxsize=8)
 def hash_of_ids(ids: tuple[int, ...]) -> bytes:
     """Return SHA-256(U3), of the ascending ids."""
     return digest("ids", *ids)
@@ -201,8 +204,8 @@ def pack(message: Frame, sender: int, sign: Sign) -> bytes:
     body = msgspec.msgpack.encode(message)
     signed = _signed(sender, body)
     frame = sign(signed) + body
-    if len(frame) <= FRAME_MAX:
-        keep(("frame", frame), (sender, signed, message))
+    if len(frame) <= FRAME_MAX and (here := memory()):
+        here.keep(("frame", frame), (sender, signed, message), 2 * len(frame))
     return frame
 
 
@@ -220,13 +223,13 @@ def from_client(frame: bytes, client: int, identity: bytes) -> Upward:
 
 def _packed_here(frame: bytes, sender: int, identity: bytes, kind: Any) -> Any:
     """Return the message of a frame of this kind (a union) that this process has packed, as the sender; else None."""
-    if not (found := kept(("frame", frame))):
+    if (here := memory()) is None or not (found := here.get(("frame", frame))):
         return None
     by, signed, message = found
     if by != sender or not isinstance(message, kind) or not verify(identity, frame[:SIGNATURE], signed):
         return None
     if not isinstance(message, SessionInvite | Survivors | Result):  # of the others each has one recipient
-        forget(("frame", frame))
+        here.take(("frame", frame), 2 * len(frame))
     return message
 
 

@@ -8,6 +8,7 @@ the run, and rounds only go up.  A round that was masked and has no sum is lost:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage
 from fedgossip.secure.session import Descriptor, round_of
@@ -38,7 +39,7 @@ class Past:
         if round_of(d.round) <= self.round:
             what = f"round {round_of(d.round)}, and this client has masked what it learned in round {self.round}"
             raise RoundAbandoned(Reason.REPLAY, what, stage=stage)
-        bits = _bits(d.cohort)
+        bits = _bits(tuple(d.cohort))
         if any((bits ^ before).bit_count() == 1 for before in self._cohorts):
             what = "one client more or less than in an earlier sum: their difference would be its input"
             raise RoundAbandoned(Reason.POLICY, what, stage=stage)
@@ -56,7 +57,7 @@ class Past:
 
     def masked(self, session: int, cohort: Iterable[int], fingerprint: bytes) -> None:
         self.round = max(self.round, round_of(session))
-        self._cohorts.add(_bits(cohort))
+        self._cohorts.add(_bits(tuple(cohort)))
         self._unfinished[session] = fingerprint
         if len(self._unfinished) > UNFINISHED:
             del self._unfinished[next(iter(self._unfinished))]
@@ -71,6 +72,7 @@ class Past:
         return self._unfinished
 
 
-def _bits(cohort: Iterable[int]) -> int:
+@lru_cache(maxsize=8)
+def _bits(cohort: tuple[int, ...]) -> int:
     """Return a cohort as one number, a bit for each member, so that hundreds of cohorts can be remembered."""
     return sum(1 << member for member in cohort)

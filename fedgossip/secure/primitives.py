@@ -10,17 +10,17 @@ Sources: RFC 7748 (X25519), 5869 (HKDF), 8439 (ChaCha20-Poly1305), 8032 (Ed25519
 from __future__ import annotations
 
 import hashlib
-import hmac
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+from fedgossip.secure.remembering import each_once, memory, once
 
 LABEL = "fedgossip/secagg/1"
 
@@ -29,8 +29,6 @@ Entropy = Callable[[int], bytes]
 
 Sign = Callable[[bytes], bytes]
 """A function that signs with the participant's Ed25519 identity, whose secret stays where it is."""
-
-Result = TypeVar("Result")
 
 _NONCE = bytes(12)  # each key seals one message
 _COUNTER = modes.CTR(bytes(16))
@@ -99,22 +97,33 @@ def digest(purpose: str, *parts: bytes | str | int) -> bytes:
 
 def derive(salt: bytes, key: bytes, purpose: str, *parts: str | int) -> bytes:
     """Return 32 bytes of HKDF-SHA256 for this purpose alone."""
-    info = _info(purpose, *parts)
-    if _found is None:
-        return _derived(salt, key, info)
-    found: bytes | None = _found.get((salt, key, info))
-    return found or _kept((salt, key, info), _derived(salt, key, info))
+    return derived(salt, key, (transcript(purpose, *parts),))[0]
 
 
-@lru_cache(maxsize=1 << 14, typed=True)
-def _info(purpose: str, *parts: str | int) -> bytes:
-    """Return the transcript of what is not secret; pairs of participants are the same round after round."""
-    return transcript(purpose, *parts)
+def derived(salt: bytes, key: bytes, infos: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """Return 32 bytes of HKDF-SHA256 for each info, the transcript of a purpose.  The salt is public.
+
+    RFC 5869, sections 2.2 and 2.3, of one block each: extract, expand.  HMAC is written out (RFC 2104), for its two
+    hashes of blocks that are padded once take half the time of a call that begins with the key.
+    """
+    inner, outer = _padded(salt)
+    pseudorandom = _sha256(outer + _sha256(inner + key).digest()).digest()
+    number = int.from_bytes(pseudorandom, "big") << 8 * (_BLOCK - len(pseudorandom))
+    inner, outer = (number ^ _INNER).to_bytes(_BLOCK, "big"), (number ^ _OUTER).to_bytes(_BLOCK, "big")
+    return tuple([_sha256(outer + _sha256(inner + info + b"\x01").digest()).digest() for info in infos])
 
 
-def _derived(salt: bytes, key: bytes, info: bytes) -> bytes:
-    """RFC 5869, sections 2.2 and 2.3, of one block: extract, expand."""
-    return hmac.digest(hmac.digest(salt, key, "sha256"), info + b"\x01", "sha256")
+@lru_cache(maxsize=8)
+def _padded(salt: bytes) -> tuple[bytes, bytes]:
+    """Return the first blocks of both hashes of an HMAC with this public key."""
+    key = salt if len(salt) <= _BLOCK else _sha256(salt).digest()
+    number = int.from_bytes(key, "big") << 8 * (_BLOCK - len(key))
+    return (number ^ _INNER).to_bytes(_BLOCK, "big"), (number ^ _OUTER).to_bytes(_BLOCK, "big")
+
+
+_sha256 = hashlib.sha256
+_BLOCK = 64
+_INNER, _OUTER = (int.from_bytes(bytes([pad]) * _BLOCK, "big") for pad in (0x36, 0x5C))
 
 
 # --- agreement --------------------------------------------------------------------------------------------------------
@@ -126,50 +135,70 @@ def public_of(secret: bytes) -> bytes:
 
 
 def small_order(public: bytes) -> bool:
-    """Return whether everybody agrees on zero with this key."""
-    if _found is None:
-        return _small_order(public)
-    found: bool | None = _found.get((b"small order", public))
-    return _kept((b"small order", public), _small_order(public)) if found is None else found
+    """Return whether everybody agrees on zero with this key, or it is none."""
+    return len(public) != 32 or int.from_bytes(public, "little") & _COORDINATE in _SMALL
 
 
-def _small_order(public: bytes) -> bool:
-    try:
-        _ANYBODY.exchange(X25519PublicKey.from_public_bytes(public))
-    except ValueError:
-        return True
-    return False
+_COORDINATE = (1 << 255) - 1
+"""The bits of a key that count; RFC 7748, section 5."""
 
-
-_ANYBODY = X25519PrivateKey.from_private_bytes(bytes(32))
+_FIELD = (1 << 255) - 19
+_OF_ORDER_8 = (
+    0x57119FD0DD4E22D8868E1C58C45C44045BEF839C55B1D0B1248C50A3BC959C5F,
+    0x00B8495F16056286FDB1329CEB8D09DA6AC49FF1FAE35616AEB8413B7C7AEBE0,
+)
+_SMALL = frozenset((0, 1, _FIELD - 1, _FIELD, _FIELD + 1, *_OF_ORDER_8))
+"""The points of order 1, 2, 4 and 8 of the curve and of its twist, in every way to write them with 255 bits."""
 
 
 class Agreement:
-    """One X25519 secret, ready for many agreements."""
+    """One X25519 secret, ready for many agreements.  `public`: its public key, where it is known."""
 
-    __slots__ = ("_key", "_public")
+    __slots__ = ("_public", "_secret", "_x25519")
 
-    def __init__(self, secret: bytes) -> None:
-        self._key = X25519PrivateKey.from_private_bytes(secret)
-        self._public = b""
+    def __init__(self, secret: bytes, public: bytes = b"") -> None:
+        self._secret, self._public = secret, public
+        self._x25519: X25519PrivateKey | None = None
 
     def with_(self, public: bytes) -> bytes:
         """Return the shared 32 bytes.  Raises ValueError where they are zero: `public` is of small order."""
-        if _found is None:
+        if memory() is None:
             return self._key.exchange(X25519PublicKey.from_public_bytes(public))
-        self._public = self._public or self._key.public_key().public_bytes_raw()
-        both = (self._public, public) if self._public < public else (public, self._public)
-        found: bytes | None = _found.get(both)
-        return found or _kept(both, _simulated_agreement(*both))
+        if small_order(public):
+            raise ValueError("the shared key would be zero: a public key of small order")
+        return _simulated_agreement(*self._both(public))
+
+    def keys(
+        self, publics: Sequence[bytes], salt: bytes, infos: Sequence[tuple[bytes, ...]]
+    ) -> list[tuple[bytes, ...]]:
+        """Return what is derived, for the purposes in `infos`, from the 32 bytes shared with each public key.
+
+        Raises ValueError as `with_` does.  Both ends name the purposes in one order.
+        """
+        if memory() is None:
+            return [derived(salt, self.with_(public), each) for public, each in zip(publics, infos, strict=True)]
+        names = [(*self._both(public), salt, each) for public, each in zip(publics, infos, strict=True)]
+        return each_once(names, lambda at: derived(salt, self.with_(publics[at]), infos[at]))
+
+    @property
+    def _key(self) -> X25519PrivateKey:
+        self._x25519 = self._x25519 or X25519PrivateKey.from_private_bytes(self._secret)
+        return self._x25519
+
+    def _both(self, public: bytes) -> tuple[bytes, bytes]:
+        """Return both public keys in one order for both ends."""
+        own = self._public = self._public or self._key.public_key().public_bytes_raw()
+        return (own, public) if own < public else (public, own)
 
     def __repr__(self) -> str:
         return "<agreement>"
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a secret is neither copied nor pickled")
+
 
 def _simulated_agreement(one: bytes, other: bytes) -> bytes:
-    if small_order(one) or small_order(other):
-        raise ValueError("the shared key would be zero: a public key of small order")
-    return hashlib.sha256(_AGREEMENT + one + _SIZES[len(one)] + other).digest()
+    return _sha256(_AGREEMENT + one + _SIZES[len(one)] + other).digest()
 
 
 _AGREEMENT = transcript("simulated agreement") + _SIZES[32]
@@ -189,21 +218,31 @@ SHORT_MOST = 4096
 _ZEROS = memoryview(bytes(SHORT_MOST))
 
 
-def short_stream(key: bytes, size: int) -> bytes:
-    """Return the first bytes of a stream, SHORT_MOST at most."""
-    if _found is None:
-        return keystream(key).update(_ZEROS[:size])
-    found: bytes | None = _found.pop((key, size), None)  # either end takes it once
-    return found or _kept((key, size), keystream(key).update(_ZEROS[:size]))
+def short_streams(keys: Sequence[bytes], size: int) -> list[bytes]:
+    """Return the first bytes of the stream of each key, SHORT_MOST at most."""
+    zeros = _ZEROS[:size]
+    if memory() is None:
+        return [keystream(key).update(zeros) for key in keys]
+    return each_once([(key, size) for key in keys], lambda at: keystream(keys[at]).update(zeros), size)
 
 
-def seal(key: bytes, plain: bytes, bound: bytes) -> bytes:
-    """Return `plain` sealed for the one holder of `key`, who must name the same `bound`."""
-    return ChaCha20Poly1305(key).encrypt(_NONCE, plain, bound)
+def seal(keys: Sequence[bytes], plains: Sequence[bytes], bound: Sequence[bytes]) -> list[bytes]:
+    """Return each of `plains` sealed for the one holder of its key, who must name the same `bound`."""
+    sealed = [ChaCha20Poly1305(k).encrypt(_NONCE, plain, b) for k, plain, b in zip(keys, plains, bound, strict=True)]
+    if here := memory():
+        here.keep_all([*zip(keys, sealed, bound, strict=True)], plains)
+    return sealed
 
 
-def unseal(key: bytes, sealed: bytes, bound: bytes) -> bytes | None:
-    """Return the sealed bytes; None where they were not sealed with this key and `bound`."""
+def unseal(keys: Sequence[bytes], sealed: Sequence[bytes], bound: Sequence[bytes]) -> list[bytes | None]:
+    """Return what was sealed; None where it was not with this key and `bound`."""
+    names = [*zip(keys, sealed, bound, strict=True)]
+    here = memory()
+    known: list[bytes | None] = here.take_all(names) if here else [None] * len(names)
+    return [_unsealed(*name) if plain is None else plain for name, plain in zip(names, known, strict=True)]
+
+
+def _unsealed(key: bytes, sealed: bytes, bound: bytes) -> bytes | None:
     try:
         return ChaCha20Poly1305(key).decrypt(_NONCE, sealed, bound)
     except InvalidTag:
@@ -220,8 +259,8 @@ def signer(seed: bytes) -> tuple[bytes, Sign]:
 
     def sign(data: bytes) -> bytes:
         signature = key.sign(data)
-        if _found is not None:
-            _once((identity, signature, data), lambda: True)
+        if here := memory():
+            here.keep((identity, signature, data), True)
         return signature
 
     return identity, sign
@@ -229,9 +268,7 @@ def signer(seed: bytes) -> tuple[bytes, Sign]:
 
 def verify(identity: bytes, signature: bytes, data: bytes) -> bool:
     """Return whether the holder of this Ed25519 key signed `data`; False for any nonsense."""
-    if _found is None:
-        return _verified(identity, signature, data)
-    return _once((identity, signature, data), lambda: _verified(identity, signature, data))
+    return once((identity, signature, data), lambda: _verified(identity, signature, data))
 
 
 def _verified(identity: bytes, signature: bytes, data: bytes) -> bool:
@@ -240,67 +277,3 @@ def _verified(identity: bytes, signature: bytes, data: bytes) -> bool:
     except (InvalidSignature, ValueError):
         return False
     return True
-
-
-# --- one process that is everybody ------------------------------------------------------------------------------------
-
-REMEMBERED_MOST = 1 << 16
-"""Results that are kept; then all are forgotten."""
-
-_found: dict[tuple[Hashable, ...], Any] | None = None
-"""What was computed here; None where nothing is kept."""
-
-
-@contextmanager
-def remembering() -> Iterator[None]:
-    """Spare a process that is all participants the work that only serves to keep them apart.
-
-    What two agree on is a hash of their public keys in here, in place of an X25519 agreement: nobody is there from whom
-    to hide it; keys of small order are refused all the same.  A key is derived once for both ends.  A signature that
-    was made in here is known to be right; any other one, and any other content, is checked, once for all who see it.
-    What a frame says that was packed in here is known, and so is the stream of a mask that its other end will take.
-    Never where participants are real: this hides nothing, and keeps keys in memory.
-    """
-    global _found  # noqa: PLW0603 of the whole process, as the simulation is
-    before = _found
-    _found = {} if before is None else before
-    try:
-        yield
-    finally:
-        _found = before
-
-
-def once(name: tuple[Hashable, ...], compute: Callable[[], Result]) -> Result:
-    """Return what is computed; where one process is everybody it is computed for the first who asks for this name."""
-    return compute() if _found is None else _once(name, compute)
-
-
-def keep(name: tuple[Hashable, ...], value: object) -> None:
-    """Keep a value, never None, for `kept`, where one process is everybody."""
-    if _found is not None:
-        _kept(name, value)
-
-
-def kept(name: tuple[Hashable, ...]) -> Any:
-    """Return what was kept under this name; None where nothing is."""
-    return None if _found is None else _found.get(name)
-
-
-def forget(name: tuple[Hashable, ...]) -> None:
-    """Let go of what was kept: nobody else will ask for it."""
-    if _found is not None:
-        _found.pop(name, None)
-
-
-def _once(name: tuple[Hashable, ...], compute: Callable[[], Result]) -> Result:
-    assert _found is not None
-    found: Result | None = _found.get(name)
-    return _kept(name, compute()) if found is None else found
-
-
-def _kept(name: tuple[Hashable, ...], value: Result) -> Result:
-    assert _found is not None
-    if len(_found) >= REMEMBERED_MOST:
-        _found.clear()
-    _found[name] = value
-    return value

@@ -13,7 +13,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.secure.primitives import SHORT_MOST, keystream, short_stream
+from fedgossip.secure.primitives import SHORT_MOST, keystream, short_streams
 
 Words = npt.NDArray[np.uint32]
 
@@ -106,8 +106,11 @@ def _borrowed(total: Words, words: Words, *, out: Words, width: int) -> None:
 
 def _apply(total: Words, keys: Iterable[bytes], operation: Operation) -> None:
     if total.nbytes <= SHORT_MOST:
-        for key in keys:
-            operation(total, np.frombuffer(short_stream(key, total.nbytes), "<u4"), out=total)
+        pending = iter(keys)
+        while short := short_streams([*islice(pending, STREAMS)], total.nbytes):
+            rows = np.frombuffer(b"".join(short), "<u4").reshape(len(short), total.size)
+            for row in [np.add.reduce(rows, 0, np.uint32)] if operation in (np.add, np.subtract) else rows:
+                operation(total, row, out=total)
         return
     buffer = np.empty(BLOCK, "<u4")
     pending = iter(keys)

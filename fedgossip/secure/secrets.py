@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
 from typing import NoReturn, Protocol
 
 from fedgossip.secure import shamir
@@ -33,37 +32,59 @@ def erased_on_failure(*new: Erasable) -> Iterator[None]:
         raise
 
 
-class Survival(Enum):
-    """The fate of a client, said once: it survives, or it does not."""
-
-    ALIVE = "alive"
-    DEAD = "dead"
+ROW = 32
+"""Bytes of a key, and of a share."""
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class SharePair:
-    """The shares of one client's b and of its mask key, of which only one can ever be given."""
+class SecretRows:
+    """A secret key for each of some clients, in one holder."""
 
-    of_b: Secret
-    of_key: Secret
+    __slots__ = ("_all", "clients")
 
-    @classmethod
-    def unpacked(cls, plain: bytes) -> SharePair:
-        """Return the pair of a sealed text: the share of the mask key, the share of b."""
-        return cls(of_b=Secret(plain[32:]), of_key=Secret(plain[:32]))
+    def __init__(self, clients: Iterable[int], rows: Iterable[bytes]) -> None:
+        self.clients = tuple(clients)
+        self._all = Secret(b"".join(rows))
 
-    def packed(self) -> bytes:
-        return self.of_key.read() + self.of_b.read()
-
-    def give(self, fate: Survival) -> bytes:
-        """Return the share for this fate; both are erased, so that no other fate can be said of the same client."""
-        share = (self.of_b if fate is Survival.ALIVE else self.of_key).read()
-        self.erase()
-        return share
+    def read(self) -> dict[int, bytes]:
+        """Return the key of each client.  Raises ValueError once they are erased."""
+        return dict(zip(self.clients, rows_of(self._all.read(), ROW), strict=True))
 
     def erase(self) -> None:
-        self.of_b.erase()
-        self.of_key.erase()
+        self._all.erase()
+
+    def __repr__(self) -> str:
+        return "<secrets>"
+
+
+class SharePairs:
+    """The shares of each client's mask key and of its b, in one holder; of a client only one can ever be given."""
+
+    __slots__ = ("_pairs", "owners")
+
+    def __init__(self, owners: Iterable[int], pairs: Iterable[bytes]) -> None:
+        """`pairs`: for each owner the share of the mask key and that of b, one behind the other."""
+        self.owners = tuple(owners)
+        self._pairs = Secret(b"".join(pairs))
+
+    def give(self, alive: Set[int]) -> tuple[tuple[int, bool, bytes], ...]:
+        """Return (whose, whether it is alive, the share of its b if so and of its mask key if not), ascending.
+
+        All are erased, so that nothing else can be said of any of them.  Raises ValueError once they are.
+        """
+        pairs = sorted(zip(self.owners, rows_of(self._pairs.read(), 2 * ROW), strict=True))
+        self.erase()
+        return tuple([(v, True, pair[ROW:]) if v in alive else (v, False, pair[:ROW]) for v, pair in pairs])
+
+    def erase(self) -> None:
+        self._pairs.erase()
+
+    def __repr__(self) -> str:
+        return "<shares>"
+
+
+def rows_of(joined: bytes, size: int) -> list[bytes]:
+    """Return the rows of so many bytes that stand one behind the other."""
+    return [joined[at : at + size] for at in range(0, len(joined), size)]
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -125,27 +146,27 @@ class Ahead:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Sharing:
-    """Between shares sent and vector masked: the seed of the own mask, what was agreed on with each neighbour for the
-    masks, the keys that open each neighbour's seal, and the shares held."""
+    """Between shares sent and vector masked: the seed of the own mask, the keys of the masks with each neighbour and
+    of its seal, and the client's own share of its own secrets."""
 
     b: Secret
-    agreed: dict[int, Secret]
-    openers: dict[int, Secret]
-    shares: dict[int, SharePair]
+    masks: SecretRows
+    openers: SecretRows
+    own: Secret
 
     def erase(self) -> None:
-        erase((self.b, *self.agreed.values(), *self.openers.values(), *self.shares.values()))
+        erase((self.b, self.masks, self.openers, self.own))
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Holding:
     """From the masked vector to the end: the shares held, by their owners; the own keys are erased."""
 
-    shares: dict[int, SharePair]
+    shares: SharePairs
     survivors: tuple[int, ...] = ()
 
     def erase(self) -> None:
-        erase(self.shares.values())
+        self.shares.erase()
 
 
 @dataclass(slots=True, eq=False, repr=False)

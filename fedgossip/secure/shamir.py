@@ -12,16 +12,19 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import combinations, islice
-from operator import mul
+from operator import add, mul
 
+from fedgossip.secure.polynomials import SIZE, P, values_of_two
 from fedgossip.secure.primitives import Entropy
 
-P = 2**256 - 189
-SIZE = 32
-"""Bytes of a secret and of a share, little-endian."""
+_TOP = b"\xff" * 31
 
 REDUCED_FROM = 512
 """Bits of a number from which on it is reduced modulo p."""
+
+FEW, MANY = 600, 1 << 15
+"""Coefficients times holders from and up to which matrices are faster: below by the calls, above by the memory that the
+powers of all places take."""
 
 TRIES_MAX = 512
 """Maximum number of sets of t shares that are tried before a secret is given up."""
@@ -37,8 +40,10 @@ def draws(count: int, entropy: Entropy) -> list[bytes]:
     found: list[bytes] = []
     while missing := count - len(found):
         drawn = entropy(missing * SIZE)
-        each = (drawn[at : at + SIZE] for at in range(0, len(drawn), SIZE))
-        found += (value for value in each if int.from_bytes(value, "little") < P)
+        each = [drawn[at : at + SIZE] for at in range(0, len(drawn), SIZE)]
+        if _TOP in drawn:  # so has every value of p or more
+            each = [value for value in each if int.from_bytes(value, "little") < P]
+        found += each
     return found
 
 
@@ -47,46 +52,30 @@ def split(secret: bytes, holders: Sequence[int], t: int, entropy: Entropy) -> di
 
     Raises ValueError for t out of 1 to len(holders), for an x that is 0 or there twice, and for a secret of p or more.
     """
-    falling, value = _polynomial(secret, holders, t, entropy)
-    return {x: _at(falling, value, x).to_bytes(SIZE, "little") for x in holders}
+    constant, *rising = [int.from_bytes(one, "little") for one in _polynomial(secret, holders, t, entropy)]
+    falling = rising[::-1]
+    return {x: _at(falling, constant, x).to_bytes(SIZE, "little") for x in holders}
 
 
-def split_two(
-    one: bytes, other: bytes, holders: Sequence[int], t: int, entropy: Entropy
-) -> tuple[dict[int, bytes], dict[int, bytes]]:
-    """Return what two calls of `split` would, for the same holders.
+def split_two(one: bytes, other: bytes, holders: Sequence[int], t: int, entropy: Entropy) -> list[bytes]:
+    """Return for each holder, in this order, its share of `one` and then that of `other`: what two `split` would give.
 
-    Where no value needs to be reduced on the way, both polynomials are evaluated as one whose coefficients stand side
-    by side.
+    Raises ValueError as they do.
     """
-    first, second = (_polynomial(secret, holders, t, entropy) for secret in (one, other))
-    lane = 8 * SIZE + t * max(holders).bit_length()  # a value is at most (p - 1) (1 + x + ... + x^(t - 1))
-    if lane > 2 * REDUCED_FROM:
-        of_one, of_other = (
-            {x: _at(falling, value, x).to_bytes(SIZE, "little") for x in holders} for falling, value in (first, second)
-        )
-        return of_one, of_other
-    falling = [low | high << lane for low, high in zip(first[0], second[0], strict=True)]
-    constant, low_bits = first[1] | second[1] << lane, (1 << lane) - 1
-    of_one, of_other = {}, {}
-    for x in holders:
-        total = 0
-        for coefficient in falling:
-            total = (total + coefficient) * x
-        total += constant
-        of_one[x] = ((total & low_bits) % P).to_bytes(SIZE, "little")
-        of_other[x] = ((total >> lane) % P).to_bytes(SIZE, "little")
-    return of_one, of_other
+    if FEW < t * len(holders) < MANY:
+        both = values_of_two([_polynomial(secret, holders, t, entropy) for secret in (one, other)], tuple(holders))
+        return [*map(add, *both)]
+    first, second = split(one, holders, t, entropy), split(other, holders, t, entropy)
+    return [first[x] + second[x] for x in holders]
 
 
-def _polynomial(secret: bytes, holders: Sequence[int], t: int, entropy: Entropy) -> tuple[list[int], int]:
-    """Return random coefficients from the highest power down to x^1, and the constant: the secret."""
-    value = int.from_bytes(secret, "little")
+def _polynomial(secret: bytes, holders: Sequence[int], t: int, entropy: Entropy) -> list[bytes]:
+    """Return the coefficients in ascending order: the secret, then random ones, drawn for the highest power first."""
     if not 1 <= t <= len(holders) or len(set(holders)) != len(holders) or min(holders) < 1:
         raise ValueError(f"{t} shares of {len(holders)} holders: they need distinct positive places")
-    if len(secret) != SIZE or value >= P:
+    if len(secret) != SIZE or int.from_bytes(secret, "little") >= P:
         raise ValueError("a secret is 32 bytes, below p")
-    return [int.from_bytes(one, "little") for one in draws(t - 1, entropy)], value
+    return [secret, *draws(t - 1, entropy)[::-1]]
 
 
 def _at(falling: Sequence[int], constant: int, x: int) -> int:

@@ -8,7 +8,7 @@ from fedgossip.secure import shamir
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage
 from fedgossip.secure.collecting import Session
 from fedgossip.secure.frames import commitment
-from fedgossip.secure.masks import mask_key, self_key
+from fedgossip.secure.masks import mask_infos, self_key
 from fedgossip.secure.primitives import Agreement, public_of
 from fedgossip.secure.ring import Words, add_streams, subtract_streams
 
@@ -56,9 +56,10 @@ def _recovered(session: Session, v: int, shares: Shares, alive: bool, culprits: 
     return secret
 
 
-def _pairs(session: Session, lost: Mapping[int, bytes], others: Callable[[int], list[int]]) -> Iterator[bytes]:
+def _pairs(session: Session, lost: Mapping[int, bytes], partners: Callable[[int], list[int]]) -> Iterator[bytes]:
     """Yield the key of each mask between a lost client and a survivor."""
     for v, secret in lost.items():
-        agreement = Agreement(secret)
-        for u in others(v):
-            yield mask_key(session.sid, agreement.with_(session.keys[u].s_pk), u, v, session.words)
+        others = tuple(partners(v))
+        publics, infos = [session.keys[u].s_pk for u in others], mask_infos(v, others, session.words)
+        for (key,) in Agreement(secret, session.keys[v].s_pk).keys(publics, session.sid, infos):
+            yield key
