@@ -18,7 +18,8 @@ from fedgossip.privacy.forecast import PrivacyForecast, PrivacyPlan, forecast
 from fedgossip.privacy.guarantee import guarantee, meaning
 from fedgossip.privacy.wording import lines, verdict
 from fedgossip.protocols.telling import Telling
-from fedgossip.secure.noise import client_sigma, discrete_gaussian
+from fedgossip.secure.noise import discrete_gaussian
+from fedgossip.secure.noise_rule import client_sigma
 
 SILOS = PrivacyPlan("client", clients=10, rounds=20, noise=8.0, clip=1.0, delta=1e-5, parameters=650)
 RECORDS = PrivacyPlan(

@@ -93,8 +93,8 @@ def twin(model: str, data: Dataset, how: TrainSettings, *, node=0, round=0, clip
 
 
 def near(found: np.ndarray, expected: np.ndarray) -> bool:
-    """Equal to a thousandth: clips are 2^-12 shorter, and gradients are rounded to 2^-20 of a clip."""
-    return float(np.linalg.norm(found - expected)) <= 1e-3 * float(np.linalg.norm(expected))
+    """Equal to three thousandths: clips are LAYERED_MARGIN shorter, and gradients rounded to 2^-20 of a clip."""
+    return float(np.linalg.norm(found - expected)) <= 3e-3 * float(np.linalg.norm(expected))
 
 
 @pytest.mark.parametrize(("model", "data"), MODELS)

@@ -17,7 +17,8 @@ from secure_kit import entropy_of, numbers
 
 from fedgossip.errors import ConfigError
 from fedgossip.secure import noise
-from fedgossip.secure.noise import client_sigma, discrete_gaussian, rounded_norm, sum_gap
+from fedgossip.secure.noise import discrete_gaussian
+from fedgossip.secure.noise_rule import client_sigma, rounded_norm, sum_gap
 from fedgossip.secure.primitives import keystream
 from fedgossip.secure.ring import centred, words
 
@@ -88,9 +89,38 @@ def test_any_size_can_be_drawn() -> None:
 @pytest.mark.parametrize("sigma", [0.5, 8.0, 2.0**20, 2.0**28])
 def test_noise_that_fills_an_array_of_floats_is_the_noise_that_is_drawn(sigma: float) -> None:
     drawn = discrete_gaussian(sigma, 3 * noise.BLOCK + 5, entropy_of("filled", sigma))
-    floats = np.full(len(drawn), np.nan)
-    noise.fill_discrete_gaussian(floats, sigma, entropy_of("filled", sigma))
-    assert np.array_equal(floats, drawn)
+    for dtype in (np.float64, np.float32)[: 1 + (sigma <= noise.SINGLE_MOST)]:
+        floats = np.full(len(drawn), np.nan, dtype)
+        assert not noise.DiscreteGaussian(sigma, entropy_of("filled", sigma)).fill(floats)
+        assert np.array_equal(floats, drawn)
+
+
+def test_numbers_that_an_array_of_float32_cannot_hold_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    sigma, size = 2.0**20, 200_000
+    monkeypatch.setattr(noise, "TURN", 70_000)
+    monkeypatch.setattr(noise, "EXACT_SINGLES", round(4.05 * sigma))  # as if it had fewer bits
+    floats, drawn = np.empty(size, np.float32), discrete_gaussian(sigma, size, entropy_of("far"))
+    far = noise.DiscreteGaussian(sigma, entropy_of("far")).fill(floats)
+    (beyond,) = (np.abs(drawn) > noise.EXACT_SINGLES).nonzero()
+    assert max(far) > 2 * noise.TURN and far == {place: int(drawn[place]) for place in beyond.tolist()}
+
+
+def test_draws_go_on_from_where_they_were() -> None:
+    stream = noise.DiscreteGaussian(3.0, entropy_of("stream"))
+    first, second = np.empty(1000, np.int64), np.empty(1000, np.int64)
+    stream.fill(first)
+    stream.fill(second)
+    assert np.array_equal(first, discrete_gaussian(3.0, 1000, entropy_of("stream")))
+    assert abs(np.corrcoef(first, second)[0, 1]) < 5 / math.sqrt(1000)
+
+
+def test_numbers_are_drawn_until_there_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where more heights are above the bell than there are spare numbers, some begin again a second time."""
+    monkeypatch.setattr(noise.math, "isqrt", lambda _: -2)
+    drawn = discrete_gaussian(40.0, 300_000, entropy_of("short"))
+    reach = math.ceil(9 * 40.0)
+    counts = np.bincount(drawn + reach, minlength=2 * reach + 1)
+    assert improbable(counts, 300_000 * pmf(40.0, reach)) > 1e-4
 
 
 def test_noise_outside_of_what_is_exact_is_refused() -> None:
@@ -159,10 +189,10 @@ def test_a_tail_has_the_probabilities_of_the_definition(sigma: float) -> None:
 def test_the_same_bytes_give_the_same_integers_on_every_machine() -> None:
     """Known answers: whoever changes them changes the noise of every run with a seed."""
     known = {
-        0.5: "a0d4e24c3b1a3645",
-        1000.5: "40d7a4b84d707a44",
-        1048576.0: "e0b29654998847fd",
-        268435456.0: "b220cda94efebefd",
+        0.5: "afc7f46f1271fbb5",
+        1000.5: "43959fd9fa7b14c1",
+        1048576.0: "ab2de5feaca7070c",
+        268435456.0: "4174371d5c7ddd22",
     }
     for sigma, name in known.items():
         drawn = discrete_gaussian(sigma, 50_000, bytes)

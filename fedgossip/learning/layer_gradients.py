@@ -34,6 +34,9 @@ WINDOWS = 1 << 21
 ROWS = 16
 """Gradients that are made float64 at a time."""
 
+LONGEST = 2.0**50
+"""Of a factor: with a clip of 1e-6 to 1e6 the weighted factor stays below 2^90, and no float32 overflows."""
+
 PART = 1 << 16
 """Numbers of a sum at a time: 512 KiB, which stay in a second-level cache until they are used."""
 
@@ -61,13 +64,21 @@ class LayerGradients(Protocol):
         """
         ...
 
+    def single_sums(self, weights: Tensor, into: Sequence[Tensor]) -> Iterator[Tensor]:
+        """Write what `sums` gives into a float32 tensor of each parameter, and yield their parts, flat, as it does.
+
+        An element is off by at most b / (2^24 - b) of the sum of the magnitudes that are added up in it, whatever the
+        order, and by 2^-70 where they leave float32.
+        """
+        ...
+
     def each(self) -> list[Tensor]:
         """Return them, float32 [b, *shape] per parameter."""
         ...
 
 
 class Factors(NamedTuple):
-    """Of a linear layer that sees an example once: e [b, outputs] and a [b, inputs], float64; whether it has a bias."""
+    """Of a linear layer that sees an example once: e [b, outputs] and a [b, inputs], float32; whether it has a bias."""
 
     errors: Tensor
     inputs: Tensor
@@ -78,19 +89,37 @@ class Factors(NamedTuple):
         return 0
 
     def squares(self) -> Tensor:
-        return self.errors.square().sum(1) * (self.inputs.square().sum(1) + int(self.bias))
+        """As `LayerGradients.squares`; without a bias inf too where a factor is longer than LONGEST.
+
+        With one a is 1 at least in length, and no factor is longer than the gradient.
+        """
+        e, a = (torch.linalg.vector_norm(one, dim=1, dtype=torch.float64) for one in (self.errors, self.inputs))
+        if self.bias:
+            found: Tensor = e.square_().mul_(a.square_().add_(1))
+            return found
+        product: Tensor = (e * a).square_()
+        return product.masked_fill_(torch.maximum(e, a) > LONGEST, math.inf)
 
     def without(self, bad: Tensor) -> Factors:
         return Factors(self.errors.masked_fill(bad[:, None], 0), self.inputs.masked_fill(bad[:, None], 0), self.bias)
 
     def sums(self, weights: Tensor) -> Iterator[Tensor]:
-        errors = (self.errors * weights[:, None]).T
-        lines = lines_of_part((len(errors), self.inputs.shape[1]))
-        room = errors.new_empty(min(lines, len(errors)), self.inputs.shape[1])
-        for some in errors.split(lines):  # type: ignore[no-untyped-call]
-            yield torch.mm(some, self.inputs, out=room[: some.shape[0]]).view(-1)
+        errors, inputs = self.errors.double() * weights[:, None], self.inputs.double()
+        lines = lines_of_part((errors.shape[1], inputs.shape[1]))
+        room = errors.new_empty(min(lines, errors.shape[1]), inputs.shape[1])
+        for some in errors.T.split(lines):  # type: ignore[no-untyped-call]
+            yield torch.mm(some, inputs, out=room[: some.shape[0]]).view(-1)
         if self.bias:
-            yield from parts(errors.sum(1))
+            yield from parts(errors.sum(0))
+
+    def single_sums(self, weights: Tensor, into: Sequence[Tensor]) -> Iterator[Tensor]:
+        errors = self.errors * weights.float()[:, None]
+        turned, lines = errors.T, lines_of_part(into[0].shape)
+        for start in range(0, turned.shape[0], lines):
+            stop = start + lines
+            yield torch.mm(turned[start:stop], self.inputs, out=into[0][start:stop]).view(-1)
+        if self.bias:
+            yield torch.sum(errors, 0, out=into[1])
 
     def each(self) -> list[Tensor]:
         found = torch.einsum("bo,bi->boi", self.errors, self.inputs).float()
@@ -121,6 +150,11 @@ class Apart(NamedTuple):
                 flat.addmv_(part.double().T, some)
             shaped = flat.view(laid.shape[1:])
             yield from parts(shaped if order is None else shaped.permute(*order).contiguous())
+
+    def single_sums(self, weights: Tensor, into: Sequence[Tensor]) -> Iterator[Tensor]:
+        places = (part for whole in into for part in parts(whole))
+        for part, place in zip(self.sums(weights), places, strict=True):
+            yield place.copy_(part)
 
     def each(self) -> list[Tensor]:
         both = zip(self.laid, self.orders, strict=True)
@@ -171,7 +205,7 @@ def gradients_of(layer: nn.Module, taken: Tensor, errors: Tensor) -> LayerGradie
 def _linear(layer: nn.Linear, a: Tensor, e: Tensor) -> LayerGradients:
     bias = layer.bias is not None
     if a.dim() == 2:
-        return Factors(e.double(), a.double(), bias)
+        return Factors(e.float(), a.float(), bias)
     a, e = a.flatten(1, -2), e.flatten(1, -2)
     return _apart(bias, torch.bmm(e.transpose(1, 2), a), e.sum(1))
 

@@ -35,6 +35,8 @@ class Layered:
         self._module, self._layers = module, layers
         self.criterion = criterion or Criterion(Objective())
         self._places = {layer: place for place, layer in enumerate(layers)}
+        self.parameters = [list(layer.parameters(recurse=False)) for layer in layers]
+        """Of each layer."""
         self.elements = 0
         """Of the gradients that the last call has made of each example: those of which it has factors do not count."""
 

@@ -99,8 +99,11 @@ def step(
     if slots:
         (velocity,) = slots
         velocity.mul_(settings.momentum).add_(gradient)
-        gradient = gradient.add_(velocity * settings.momentum) if settings.nesterov else velocity
-    weights.sub_(gradient * rate)
+        if not settings.nesterov:
+            weights.sub_(velocity * rate)
+            return
+        gradient.add_(velocity * settings.momentum)
+    weights.sub_(gradient.mul_(rate))
 
 
 def step_by_layers(

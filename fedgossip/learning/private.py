@@ -12,7 +12,7 @@ not private and is not reported.
 
 Sums and noise are whole numbers (`secure.noise`) of units of clip / UNITS, so that the last bits of the result say
 nothing.  Where all layers are known (`layered`) sums are rounded, not gradients, and most layers have no gradient of an
-example: `cut_sums` says what that takes off the clip.  Else each g_i is rounded towards zero and the sum is exact.
+example: `cut` says what that takes off the clip.  Else each g_i is rounded towards zero and the sum is exact.
 Neither way an example counts more than `clip`.  Floating point sums and noise have been broken by last bits: Mironov,
 CCS 2012; Casacuberta et al., CCS 2022.
 
@@ -26,11 +26,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import reduce
 
 import torch
 from torch import nn
 
 from fedgossip.learning.batches import Indices
+from fedgossip.learning.float32_products import are_float32
 from fedgossip.learning.layer_gradients import LayerGradients, parts, squares
 from fedgossip.learning.layered import Layered
 from fedgossip.learning.losses import Criterion
@@ -38,8 +41,7 @@ from fedgossip.learning.optimizers import square_root
 from fedgossip.learning.per_example import check_apart, per_example, restore, trained
 from fedgossip.learning.record_privacy import RecordPrivacy, private_rate
 from fedgossip.learning.settings import TrainSettings
-from fedgossip.secure.noise import fill_discrete_gaussian
-from fedgossip.secure.primitives import Entropy
+from fedgossip.secure.noise import SINGLE_MOST, DiscreteGaussian
 
 UNITS = 1 << 20
 """In a clip."""
@@ -50,17 +52,20 @@ EXACT = 16
 MARGIN = 2.0**-12
 """Gradients are cut so much shorter than the clip, for a length may be 2^-13 too short and a product 2^-24 too long."""
 
+SINGLE_ROWS = 128
+"""Examples whose sum may be made in float32."""
+
+LAYERED_MARGIN = MARGIN + 2 * SINGLE_ROWS**2 * 2.0**-24
+"""The same where sums are rounded, 0.22 %: see `cut`.  It is as much however many examples there are."""
+
 LAYERED_MOST = 1 << 16
-"""Examples whose gradients are added up before they are rounded; of more, each is."""
+"""Examples whose gradients are added up before they are rounded; where a batch has half as many on average, each is."""
 
 LAYERED_ROWS = 1 << 12
 """Of them in one pass, at most."""
 
 CHUNK_ELEMENTS = 1 << 22
 """Of gradients per example at a time: 16 MiB."""
-
-
-Buffers = Sequence[torch.Tensor]
 
 
 class PrivateGradients:
@@ -81,10 +86,11 @@ class PrivateGradients:
         self._trained = trained(module)
         self._elements = sum(parameter.numel() for parameter in self._trained)
         self._unit = privacy.clip / UNITS
+        self._buffered = any(True for _ in module.buffers())
+        self._gaussian: DiscreteGaussian | None = None
         self._noise: torch.Tensor | None = None
         self._total: torch.Tensor | None = None
         self._expected = 1.0
-        self._entropy: Entropy | None = None
 
     def check(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Raise ConfigError where the model cannot be trained like this; `x`, `y`: some of its examples."""
@@ -94,7 +100,9 @@ class PrivateGradients:
         """Open a job: its noise, and the size that its batches have on average."""
         examples = len(self._shares[node])
         self._expected = private_rate(self._settings, examples) * examples
-        self._entropy = self._privacy.entropy_of(self._seed, "noise", node, round)
+        if self._privacy.noise:
+            entropy = self._privacy.entropy_of(self._seed, "noise", node, round)
+            self._gaussian = DiscreteGaussian(self._privacy.noise * UNITS, entropy)
 
     @torch.no_grad()
     def fill(self, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -103,40 +111,55 @@ class PrivateGradients:
         Where a part of the sum is made it is rounded, gets its noise and becomes a gradient, all in the cache.
         """
         noise, scale, start = self._noise_drawn(), self._unit / self._expected, 0
-        for part, gradient in zip(self._clipped_sum(x, y), self._gradients(), strict=True):
-            size = part.numel()
-            part.round_()
+        for part, gradient in self._summed(x, y):
+            found = part.round_()
             if noise is not None:
-                part.add_(noise[start : start + size])
-            gradient.copy_(part.mul_(scale))
-            start += size
+                some = noise[start : start + part.numel()]
+                # float32 rounds the sum of two whole numbers, which tells no more than the sum
+                found = found.add_(some) if found.dtype == some.dtype else some.add(found)
+                start += part.numel()
+            torch.mul(found, scale, out=gradient)
+
+    def _summed(self, x: torch.Tensor, y: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the sum of the cut gradients, in parts, each with the place of its gradient: in float32 the same."""
+        way = self._layers
+        if way is None or not 0 < len(x) <= min(SINGLE_ROWS, self._rows(way.elements)) or not are_float32(x.device):
+            yield from zip(self._clipped_sum(x, y), self._gradients(), strict=True)
+            return
+        layers, weights = cut(self._by_layers(way, x, y), self._privacy.clip, self._elements)
+        for layer, parameters in zip(layers, way.parameters, strict=True):
+            for part in layer.single_sums(weights, [gradient_of(parameter) for parameter in parameters]):
+                yield part, part
 
     def _gradients(self) -> Iterator[torch.Tensor]:
         """Yield the parameters' .grad in the parts in which the sum comes."""
         for parameter in self._trained:
-            assert parameter.grad is not None
-            yield from parts(parameter.grad)
+            yield from parts(gradient_of(parameter))
 
     def _noise_drawn(self) -> torch.Tensor | None:
-        """Return the noise of a step, whole numbers of units in float64, until the next call."""
+        """Return the noise of a step, whole numbers of units in float32, or float64 where that is too short, until the
+        next call."""
         if not self._privacy.noise:
             return None
-        assert self._entropy is not None, "a job begins with begin()"
+        assert self._gaussian is not None, "a job begins with begin()"
         if self._noise is None:
-            self._noise = torch.empty(self._elements, dtype=torch.float64)
-        fill_discrete_gaussian(self._noise.numpy(), self._privacy.noise * UNITS, self._entropy)
-        return self._noise.to(self._trained[0].device)
+            short = self._privacy.noise * UNITS <= SINGLE_MOST
+            self._noise = torch.empty(self._elements, dtype=torch.float32 if short else torch.float64)
+        noise = self._noise
+        if far := self._gaussian.fill(noise.numpy()):
+            noise = noise.double()
+            noise[list(far)] = torch.tensor(list(far.values()), dtype=torch.float64)
+        return noise.to(self._trained[0].device)
 
     def _clipped_sum(self, x: torch.Tensor, y: torch.Tensor) -> Iterator[torch.Tensor]:
         """Yield the sum of the cut gradients in units, float64, flat, in parts as `LayerGradients.sums` does.
 
         To be rounded: it is of whole numbers already where gradients are taken one by one.
         """
-        kept = [buffer.clone() for buffer in self._module.buffers()]
-        way = self._way if isinstance(self._way, Layered) and len(x) <= LAYERED_MOST else None
+        way = self._layers
         rows = LAYERED_ROWS if way is not None else self._rows(self._elements)
         if way is not None and 0 < len(x) <= min(rows, self._rows(way.elements)):
-            yield from self._by_layers(way, x, y, kept)
+            yield from cut_sums(self._by_layers(way, x, y), self._privacy.clip, self._elements)
             return
         if self._total is None:
             self._total = torch.empty(self._elements, dtype=torch.float64, device=self._trained[0].device)
@@ -146,32 +169,45 @@ class PrivateGradients:
                 rows = min(LAYERED_ROWS, self._rows(way.elements))
             part = slice(start, start + rows)
             if way is None:
-                self._one_by_one(x[part], y[part], kept)
+                self._one_by_one(x[part], y[part])
             else:
                 place = 0
-                for found in self._by_layers(way, x[part], y[part], kept):
+                for found in cut_sums(self._by_layers(way, x[part], y[part]), self._privacy.clip, self._elements):
                     total[place : place + found.numel()].add_(found)
                     place += found.numel()
             start += rows
         for one in self._shaped(total):
             yield from parts(one)
 
+    @property
+    def _layers(self) -> Layered | None:
+        """How gradients are taken layer by layer; None where they are not: where more than LAYERED_MOST could come.
+
+        That follows from what is known, not from the batch: the two ways round otherwise.
+        """
+        return self._way if isinstance(self._way, Layered) and 2 * self._expected <= LAYERED_MOST else None
+
     def _rows(self, elements: int) -> int:
         """Return how many examples to take at a time, where that many numbers are made of each."""
         return max(1, CHUNK_ELEMENTS // max(1, elements))
 
-    def _by_layers(self, way: Layered, x: torch.Tensor, y: torch.Tensor, kept: Buffers) -> Iterator[torch.Tensor]:
-        with torch.enable_grad():
-            layers = way.by_layer(x, y)
-        restore(self._module, kept)
-        yield from cut_sums(layers, self._privacy.clip, self._elements)
+    def _by_layers(self, way: Layered, x: torch.Tensor, y: torch.Tensor) -> list[LayerGradients]:
+        with torch.enable_grad(), self._kept_buffers():
+            return way.by_layer(x, y)
 
-    def _one_by_one(self, x: torch.Tensor, y: torch.Tensor, kept: Buffers) -> None:
+    def _one_by_one(self, x: torch.Tensor, y: torch.Tensor) -> None:
         assert self._total is not None
-        with torch.enable_grad():
+        with torch.enable_grad(), self._kept_buffers():
             apart = self._way.gradients(x, y)
-        restore(self._module, kept)
         add_clipped(self._shaped(self._total), apart, self._privacy.clip)
+
+    @contextmanager
+    def _kept_buffers(self) -> Iterator[None]:
+        kept = [buffer.clone() for buffer in self._module.buffers()] if self._buffered else []
+        yield
+        if kept:
+            with torch.no_grad():
+                restore(self._module, kept)
 
     def _shaped(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Return a flat tensor of all parameters as one of the shape of each."""
@@ -179,21 +215,36 @@ class PrivateGradients:
         return [one.view(parameter.shape) for one, parameter in zip(each, self._trained, strict=True)]
 
 
-def cut_sums(layers: Sequence[LayerGradients], clip: float, elements: int) -> Iterator[torch.Tensor]:
-    """Yield the sum of gradients that are cut to less than `clip`, in units of it, not rounded, as `_clipped_sum`.
+def gradient_of(parameter: nn.Parameter) -> torch.Tensor:
+    """Return a parameter's .grad, which is there."""
+    assert parameter.grad is not None
+    return parameter.grad
 
-    When such sums of LAYERED_MOST examples are added up and rounded, one example more, or less, moves the sum by what
-    is left of its gradient, by 2^-53 LAYERED_MOST^2 clips where float64 rounds, and each of the `elements` by at most
-    one unit more: gradients are cut shorter by that much.
-    """
-    norms = square_root(torch.stack([one.squares() for one in layers]).sum(0))
-    bad = ~norms.isfinite()  # no example may do more than the clip, whatever it holds: such a one counts as zero
-    if bool(bad.any()):
-        layers = [one.without(bad) for one in layers]
-        norms = norms.masked_fill(bad, 0)
-    weights = (UNITS * (1 - MARGIN) - math.sqrt(elements) - 1) / norms.clamp(min=clip)
+
+def cut_sums(layers: Sequence[LayerGradients], clip: float, elements: int) -> Iterator[torch.Tensor]:
+    """Yield the sum of gradients that are cut to less than `clip`, in units of it, not rounded, as `_clipped_sum`."""
+    layers, weights = cut(layers, clip, elements)
     for one in layers:
         yield from one.sums(weights)
+
+
+def cut(layers: Sequence[LayerGradients], clip: float, elements: int) -> tuple[Sequence[LayerGradients], torch.Tensor]:
+    """Return gradients and their weights [b], float64, which make them no longer than the clip, in units, leaves room.
+
+    One example more, or less, moves the rounded sum by what is left of its gradient, by each of the `elements` by at
+    most one unit, and by what the sums before it and after it are off.  Of b examples in float32 that is
+    b / (2^24 - b) of the sum of their lengths, for an element is off by that much of the sum of its magnitudes, and the
+    length of a sum is at most the sum of lengths: 2^-24 SINGLE_ROWS^2 clips, before and after.  What MARGIN leaves over
+    takes the rounding of a weighted factor, or of a float64 sum to float32.  Of sums of LAYERED_MOST examples in
+    float64 it is 2^-53 LAYERED_MOST^2.  Gradients are cut shorter by all of that.
+    """
+    norms = square_root(reduce(torch.add, (one.squares() for one in layers)))
+    if not math.isfinite(float(norms.sum())):
+        bad = ~norms.isfinite()  # no example may do more than the clip, whatever it holds: such a one counts as zero
+        layers = [one.without(bad) for one in layers]
+        norms = norms.masked_fill(bad, 0)
+    longest = UNITS * (1 - LAYERED_MARGIN) - math.sqrt(elements) - 1
+    return layers, longest / norms.clamp(min=clip)
 
 
 @torch.no_grad()

@@ -15,8 +15,7 @@ from fedgossip.scores import ACCURACY, Score
 from fedgossip.secure.encoding import Encoding
 from fedgossip.secure.exact_sums import ExactSums
 from fedgossip.secure.fixed_point import CLIPPED, NOTHING, SHORTER, FixedPoint
-from fedgossip.secure.noise import client_sigma, rounded_norm
-from fedgossip.secure.noise_rule import NoiseRule
+from fedgossip.secure.noise_rule import NoiseRule, client_sigma, rounded_norm
 from fedgossip.secure.ring import RING_BITS
 
 NOISY_MOST = 8.0

@@ -9,7 +9,7 @@
             half the height; in them as in every other cell, integer and height are uniform
 
 All cells are equally likely and of equal area, so the chance of y is proportional to the part of its column that is
-below f: to f(y).  97 numbers of 100 take one word, one look into the table and an addition.
+below f: to f(y).  98 numbers of 100 take one word, one look into the table and an addition.
 
 Exact: the table holds whole numbers, the same on every machine.  A height's first 63 bits are drawn, and float64 knows
 its logarithm to SLACK.  A decision that lies within SLACK of its boundary, or whose height begins with 20 zeros, is
@@ -42,14 +42,20 @@ from fedgossip.secure.primitives import Entropy, keystream
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Singles = npt.NDArray[np.float32]
 Places = npt.NDArray[np.intp]
 Mask = npt.NDArray[np.bool_]
 
 SMALLEST, LARGEST = 0.5, 2.0**28
 """Of sigma.  What is drawn is above 8 sigma once in 10^15 times."""
 
-CELL_BITS = 15
-"""Of a word: 3 % of so many cells are not all below f, and half of the draws that meet them begin again."""
+SINGLE_MOST = 2.0**21
+"""Largest sigma whose numbers float32 holds, but for some beyond 8 sigma."""
+
+EXACT_SINGLES = 1 << 24
+
+CELL_BITS = 16
+"""Of a word: 2 % of so many cells are not all below f, and half of the draws that meet them begin again."""
 
 NARROW = 40
 """Widths are the largest power of two of at most sigma / NARROW, or 1: 40 to 80 to a sigma leave most cells below f."""
@@ -66,7 +72,9 @@ SURE = 1 << 43
 SLACK = 2.0**-40
 """Of a logarithm: the prefixes above leave 2^-43 open, and float64 is off by a few times 2^-46; of rows, a bit more."""
 
-BLOCK = 16_384  # words at a time: all arrays of a turn stay in the second-level cache
+BLOCK = 16_384  # words at a time: their arrays stay in the second-level cache
+TURN = 1 << 18  # numbers, of which those whose cells are not all below f are decided together
+CIPHER_BLOCK = 16  # bytes, of AES
 MORE_BITS = 64
 
 _ZEROS = memoryview(bytes(8 * BLOCK))
@@ -79,27 +87,37 @@ def discrete_gaussian(sigma: float, size: int, entropy: Entropy) -> Integers:
     bytes give the same integers.  Raises ConfigError for another sigma.
     """
     found = np.empty(size, np.int64)
-    fill_discrete_gaussian(found, sigma, entropy)
+    DiscreteGaussian(sigma, entropy).fill(found)
     return found
 
 
-def fill_discrete_gaussian(out: Integers | Floats, sigma: float, entropy: Entropy) -> None:
-    """Write what `discrete_gaussian` returns for the same bytes into an array; float64 holds integers below 2^53.
+class DiscreteGaussian:
+    """Draws integers of parameter `sigma` as `discrete_gaussian` does, as many and as often as wanted.
 
-    Raises ConfigError as it does.
+    Takes 32 bytes of entropy, once.  Raises ConfigError for a sigma out of range.
     """
-    if not SMALLEST <= sigma <= LARGEST:
-        raise ConfigError(
-            f"noise of {sigma:g} units; the sampler draws {SMALLEST:g} to {LARGEST:g}",
-            "Fewer bits make the units of a sum larger, more bits make them smaller.",
-        )
-    cells, dice = cells_of(float(sigma)), keystream(entropy(32))
-    misses = cells.tried(out, dice)
-    while len(misses):
-        more = np.empty(len(misses) + len(misses) // 16 + 8, np.int64)
-        drawn = np.delete(more, cells.tried(more, dice))[: len(misses)]
-        out[misses[: len(drawn)]] = drawn
-        misses = misses[len(drawn) :]
+
+    def __init__(self, sigma: float, entropy: Entropy) -> None:
+        if not SMALLEST <= sigma <= LARGEST:
+            raise ConfigError(
+                f"noise of {sigma:g} units; the sampler draws {SMALLEST:g} to {LARGEST:g}",
+                "Fewer bits make the units of a sum larger, more bits make them smaller.",
+            )
+        self._cells, self._dice = cells_of(float(sigma)), keystream(entropy(32))
+
+    def fill(self, out: Integers | Floats | Singles) -> dict[int, int]:
+        """Fill an array; return what it cannot hold, by place: of float32 what is above 2^24, float64 holds all.
+
+        For float32 sigma is at most SINGLE_MOST.
+        """
+        assert out.dtype != np.float32 or self._cells.sigma <= SINGLE_MOST
+        far: dict[int, int] = {}
+        for start in range(0, len(out), TURN):
+            places, values = self._cells.fill(out[start : start + TURN], self._dice)
+            if out.dtype == np.float32:
+                (beyond,) = (np.abs(values) > EXACT_SINGLES).nonzero()
+                far.update(zip((places[beyond] + start).tolist(), values[beyond].tolist(), strict=True))
+        return far
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,30 +141,57 @@ class Cells:
     tail_width: int
     """Integers of a strip, a power of two times `width`."""
 
-    def tried(self, out: Integers | Floats, dice: CipherContext) -> Places:
-        """Fill an array; return the places of misses, in order: all other numbers are independent draws."""
-        bits, kind = 8 * self.starts.itemsize, self.starts.dtype
-        below, inside = self.below << (bits - CELL_BITS), self.width - 1
-        chosen, drawn, low = (np.empty(BLOCK, one) for one in (np.intp, kind, f"<u{bits // 8}"))
-        doubtful, others, values = [np.empty(0, np.intp)], [np.empty(0, np.intp)], [np.empty(0, np.int64)]
+    def fill(self, out: Integers | Floats | Singles, dice: CipherContext) -> tuple[Places, Integers]:
+        """Fill an array with independent draws; return the places, and draws, of the cells not all below f."""
+        places, words = self._guessed(out, dice)
+        values = self._decided(words, dice) if len(words) else np.empty(0, np.int64)
+        out[places] = values.astype(out.dtype)
+        return places, values
+
+    def _decided(self, words: npt.NDArray[Any], dice: CipherContext) -> Integers:
+        """Return integers for words whose cells are not all below f; where a height is above it, by other words."""
+        doubts = len(words)
+        spare = np.empty(doubts // 2 + 4 * math.isqrt(doubts) + 8, np.int64)  # of half of them the height is above f
+        places, more = self._guessed(spare, dice)
+        words = np.concatenate([words, more])
+        cells = (words >> self._shift).astype(np.intp)
+        values = self.starts[cells] + (words & (self.width - 1)).view(self.starts.dtype).astype(np.int64)
+        missed = self._missed(cells - self.below, values, dice)
+        found, spare[places] = values[:doubts], values[doubts:]
+        kept = np.ones(len(spare), np.bool_)
+        kept[places[missed[doubts:]]] = False
+        drawn, (left,) = spare[kept], missed[:doubts].nonzero()
+        found[left[: len(drawn)]] = drawn[: len(left)]
+        if len(left) > len(drawn):
+            again = np.empty(len(left) - len(drawn), np.int64)
+            self.fill(again, dice)
+            found[left[len(drawn) :]] = again
+        return found
+
+    @property
+    def _shift(self) -> int:
+        """Bits of a word behind those of its cell."""
+        return 8 * self.starts.itemsize - CELL_BITS
+
+    def _guessed(self, out: Integers | Floats | Singles, dice: CipherContext) -> tuple[Places, npt.NDArray[Any]]:
+        """Fill an array by a word each; return the places and words whose cells are not all below f."""
+        size, kind = self.starts.itemsize, self.starts.dtype
+        below, inside = self.below << self._shift, self.width - 1
+        chosen, drawn, low = (np.empty(BLOCK, one) for one in (np.intp, kind, f"<u{size}"))
+        stream = bytearray(size * BLOCK + CIPHER_BLOCK - 1)
+        places, doubtful = [np.empty(0, np.intp)], [np.empty(0, low.dtype)]
         for start in range(0, len(out), BLOCK):
-            size = min(BLOCK, len(out) - start)
-            cells, block = chosen[:size], drawn[:size]
-            words = np.frombuffer(dice.update(_ZEROS[: bits // 8 * size]), low.dtype)
-            np.right_shift(words, bits - CELL_BITS, out=cells, casting="unsafe")
+            part = out[start : start + BLOCK]
+            cells, block, rest = chosen[: len(part)], drawn[: len(part)], low[: len(part)]
+            dice.update_into(_ZEROS[: size * len(part)], stream)
+            words = np.frombuffer(stream, low.dtype, len(part))
+            np.right_shift(words, self._shift, out=cells, casting="unsafe")
             self.starts.take(cells, mode="wrap", out=block)
-            block += np.bitwise_and(words, inside, out=low[:size]).view(kind)
-            out[start : start + size] = block
-            (places,) = (words >= below).nonzero()
-            doubtful.append(places + start)
-            others.append(cells[places] - self.below)
-            values.append(block[places])
-        places, first = np.concatenate(doubtful), np.concatenate(values)
-        found = first.copy()
-        missed = self._missed(np.concatenate(others), found, dice)
-        (tails,) = (found != first).nonzero()
-        out[places[tails]] = found[tails]
-        return places[missed]
+            np.add(block, np.bitwise_and(words, inside, out=rest).view(kind), out=part, casting="unsafe")
+            (found,) = (words >= below).nonzero()
+            doubtful.append(words[found])
+            places.append(found + start)
+        return np.concatenate(places), np.concatenate(doubtful)
 
     def _missed(self, cells: Places, values: Integers, dice: CipherContext) -> Mask:
         """Return which heights in cells that are not all below f are above it; integers of tails are put in place."""
@@ -281,51 +326,3 @@ def _is_below(prefix: int, rows: int, x: Fraction, dice: CipherContext) -> bool:
                 return True
             if prefix >= top + error:
                 return False
-
-
-# --- noise in a sum ---------------------------------------------------------------------------------------------------
-
-
-def rounded_norm(norm: float, length: int) -> float:
-    """Return the largest L2 norm that a vector of `norm` has after each of its elements was rounded up or down.
-
-    Source: Kairouz, Liu and Steinke, ICML 2021, theorem 1 with beta = 0, where no rounding is drawn again.
-    """
-    return norm + math.sqrt(length)
-
-
-def client_sigma(noise: float, norm: float, honest: int) -> float:
-    """Return each client's sigma for a sum that `honest` clients make private with noise multiplier `noise`.
-
-    `norm` is the sensitivity in the ring's units: the largest L2 norm of what one client adds, after rounding, see
-    `rounded_norm`.  Each of them adds discrete Gaussians of variance (noise norm)^2 / honest; fewer than `honest`
-    survivors must end the round, and what more of them add is not accounted.  Clients that collude with who sees the
-    sum take their noise off it: they are not among the honest.
-
-    The account is that of one Gaussian of noise multiplier `noise`.  It is exact for one discrete Gaussian at whole
-    orders (Canonne et al., NeurIPS 2020, proposition 5), and for a sum of them to `sum_gap`, which is far below any
-    rounding at the sigmas that fit here.  Raises ConfigError below 3, where it might not be.
-    """
-    if not noise > 0 or not norm > 0 or honest < 1:
-        raise ConfigError(f"noise {noise:g} on a norm of {norm:g} from {honest} clients", "All three are above zero.")
-    sigma = noise * norm / math.sqrt(honest)
-    if not 3 <= sigma <= LARGEST:
-        raise ConfigError(
-            f"each client would add noise of {sigma:g} units of the sum; 3 to {LARGEST:g} are right",
-            "More bits make the units smaller, fewer make them larger.",
-        )
-    return sigma
-
-
-def sum_gap(sigma: float, clients: int) -> float:
-    """Return tau: how far log P of the sum of `clients` discrete Gaussians is from that of one, per coordinate.
-
-        tau = 10 sum_{k=1}^{clients-1} exp(-2 pi^2 sigma^2 k / (k + 1))
-
-    Of d coordinates the Renyi divergence of a round is, at every order, at most tau d above that of one discrete
-    Gaussian with the variance of the sum.  sigma = 3, 1000 clients, d = 10^9: 10^-28.
-
-    Source: Kairouz, Liu and Steinke, The distributed discrete Gaussian mechanism for federated learning with secure
-    aggregation, ICML 2021, theorem 1 and proposition 14.
-    """
-    return 10 * math.fsum(math.exp(-2 * (math.pi * sigma) ** 2 * k / (k + 1)) for k in range(1, clients))
