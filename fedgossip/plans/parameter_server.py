@@ -24,7 +24,8 @@ from fedgossip.plans.shared_steps import SharedSteps
 from fedgossip.protocols.coded_parts import CodedParts
 from fedgossip.protocols.model_parts import ModelParts, WholeParts
 from fedgossip.protocols.row_parts import RowParts
-from fedgossip.protocols.server import ParameterServer, ServerSettings
+from fedgossip.protocols.served_shards import ServerSettings
+from fedgossip.protocols.server import ParameterServer
 from fedgossip.protocols.server_manager import ManagerSettings, ServerManager
 from fedgossip.protocols.server_worker import PushPullWorker, WorkerSettings
 from fedgossip.protocols.shard_clocks import ShardClocks, StepPerClock, StepPerPush
