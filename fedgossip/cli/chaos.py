@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedgossip.cli.text import console, echo
+from fedgossip.cli.text import console, echo, some
 from fedgossip.records import EventRow, NetworkRow, PeerRow, Row
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def words(disturbed: Run, quiet: Run) -> list[str]:
     events, accuracy, usual = disturbed.summary["events"], disturbed.score, quiet.score
     finished = sum(vector is not None for vector in disturbed.vectors)
     return [
-        f"{_times(events.get('crashed', 0), 'kill')}, {_times(events.get('restarted', 0), 'return')} from the dead; "
+        f"{some(events.get('crashed', 0), 'kill')}, {some(events.get('restarted', 0), 'return')} from the dead; "
         f"{finished} of {PEERS} peers went all the way.",
         "",
         "Images read correctly, of those that nobody had trained on:",
@@ -99,10 +99,6 @@ def words(disturbed: Run, quiet: Run) -> list[str]:
         "A peer that was killed went on from its last checkpoint, caught up, and was let in again by its neighbours;",
         "while it was away they gave its weight to themselves, and took it back afterwards.",
     ]
-
-
-def _times(count: int, what: str) -> str:
-    return f"{count} {what}" + ("" if count == 1 else "s")
 
 
 def _percent(share: float | None) -> str:

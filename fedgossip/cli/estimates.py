@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedgossip.cli.text import columns
+from fedgossip.cli.text import columns, short
 
 if TYPE_CHECKING:
     from fedgossip.learning.glm_fit import Coefficient
@@ -20,10 +20,10 @@ def table_of(coefficients: Sequence[Coefficient], statistic: str, ratio: str | N
 
 def _line(one: Coefficient, *, ratio: bool) -> list[str]:
     numbers = [one.estimate, one.error, one.statistic]
-    row = [one.name, *map(number, numbers), chance(one.p), number(one.low), number(one.high)]
+    row = [one.name, *map(short, numbers), chance(one.p), short(one.low), short(one.high)]
     if not ratio:
         return row
-    return [*row, *(["", "", ""] if one.name.startswith("(") else map(number, one.ratio))]
+    return [*row, *(["", "", ""] if one.name.startswith("(") else map(short, one.ratio))]
 
 
 def remarks(against: Sequence[str], constant: Sequence[str], silent: Sequence[str]) -> list[str]:
@@ -42,10 +42,6 @@ def remarks(against: Sequence[str], constant: Sequence[str], silent: Sequence[st
 def chi_squared(statistic: float, freedom: int, p: float) -> str:
     degrees = "1 degree" if freedom == 1 else f"{freedom} degrees"
     return f"chi squared {statistic:.4g} of {degrees} of freedom, p {chance(p)}"
-
-
-def number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
 
 
 def chance(p: float | None) -> str:

@@ -11,7 +11,7 @@ import click
 
 from fedgossip.cli.predict import MODEL, model_options
 from fedgossip.cli.sums import SET, OtherMachines, Record, held_by, over_machines, summed
-from fedgossip.cli.text import columns, echo
+from fedgossip.cli.text import columns, echo, short
 
 if TYPE_CHECKING:
     from fedgossip.learning.evaluated import Evaluation
@@ -229,7 +229,7 @@ def _noisy(one: Any, name: str, shown: str = ".4g") -> str:
 
 
 def _loss(found: Evaluation) -> list[list[str]]:
-    return [] if found.loss is None else [["loss", _number(found.loss)]]
+    return [] if found.loss is None else [["loss", short(found.loss)]]
 
 
 OUTCOME_HEAD = ["outcome", "records with it", "AUROC", "Brier score", "said, on average", "were", "calibration error"]
@@ -240,23 +240,19 @@ def _numbers(found: Evaluation) -> list[list[str]]:
     return [[f"RMSE, MAE of {one.name}", f"{one.rmse:.6g}, {one.mae:.6g}"] for one in found.numbers]
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
-
-
 def _outcome(name: str, one: Any) -> list[str]:
     area = "-" if one.auroc is None else f"{one.auroc:.4f}"
     width = (one.auroc_within or 0.0) + one.noise_within.get("auroc", 0.0)
     within = f" ± {width:.4f}" if width else ""
     positives = _noisy(one, "positives", "d")
-    figures = [*(_noisy(one, name) for name in ("brier", "said", "were")), _number(one.calibration_error)]
+    figures = [*(_noisy(one, name) for name in ("brier", "said", "were")), short(one.calibration_error)]
     return [name, positives, area + within, *figures]
 
 
 def _parts(parts: Any) -> list[list[str]]:
     return [
         [f"{100 * one.low:.0f} and {100 * one.high:.0f} %", "-" if one.records is None else str(one.records),
-         _number(one.said), _number(one.were)]
+         short(one.said), short(one.were)]
         for one in parts
     ]  # fmt: skip
 
@@ -267,7 +263,7 @@ def _groups(found: Evaluation) -> list[str]:
     head += ["AUROC", "Brier score", "said, on average", "were"] if single else []
     rows = []
     for group in found.groups:
-        row = [group.name, _noisy(group, "records", "d"), _noisy(group, "score"), _number(group.loss)]
+        row = [group.name, _noisy(group, "records", "d"), _noisy(group, "score"), short(group.loss)]
         if single:
             row += _outcome("", group.outcomes[0])[2:6] if group.outcomes else ["-"] * 4
         rows.append(row)
@@ -280,15 +276,15 @@ def _places(found: Evaluation) -> str:
 
 
 def _named(found: Evaluation) -> list[str]:
-    return [f"site {one.site}: {_number(one.score)} on {one.records} records" for one in found.named]
+    return [f"site {one.site}: {short(one.score)} on {one.records} records" for one in found.named]
 
 
 def _membership(found: Evaluation) -> list[str]:
     told = found.membership
     if told is None:
         return []
-    score = "" if told.score is None else f"{found.layout.score} {_number(told.score)}, "
-    on = f"on the {told.records} records that it was trained on: {score}loss {_number(told.loss)}"
+    score = "" if told.score is None else f"{found.layout.score} {short(told.score)}, "
+    on = f"on the {told.records} records that it was trained on: {score}loss {short(told.loss)}"
     said = f"FLAGGED by {told.flagged}" if told.flagged else "flagged by none"
     tested = f"membership tests at {told.tested} sites: {said}"
     return [on, tested if told.tested else "no site has enough records for a membership test"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedgossip.cli.estimates import chi_squared, number
+from fedgossip.cli.estimates import chi_squared
 from fedgossip.cli.sums import OtherMachines, Record, held_by, summed
-from fedgossip.cli.text import columns, echo
+from fedgossip.cli.text import columns, echo, short
 
 if TYPE_CHECKING:
     from fedgossip.experiment import Experiment
@@ -49,7 +49,7 @@ def said(found: CurveFit, sites: int) -> list[str]:
         lines += [f"{d.group_column} = {one.name}"] if one.name else []
         rows = [
             [f"{point.time:g}", str(point.risk), str(point.events)]
-            + [number(value) for value in (point.survival, point.error, point.low, point.high)]
+            + [short(value) for value in (point.survival, point.error, point.low, point.high)]
             for point in one.points
         ]
         lines.append(columns([head, *rows]))
@@ -64,4 +64,4 @@ def said(found: CurveFit, sites: int) -> list[str]:
 
 def _median(one: GroupCurve) -> list[str]:
     figures = (one.expected, one.median, one.median_low, one.median_high)
-    return [one.name or "all", str(one.records), str(one.events), *map(number, figures)]
+    return [one.name or "all", str(one.records), str(one.events), *map(short, figures)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip.cli.portable import portable_option
-from fedgossip.cli.text import columns, echo, print_json, talk_to_stderr
+from fedgossip.cli.text import columns, echo, print_json, short, talk_to_stderr
 
 if TYPE_CHECKING:
     from fedgossip.forecasts import RunForecast
@@ -104,10 +104,10 @@ def _promises(found: Sequence[dict[str, Any]]) -> list[list[str]]:
     for one in found:
         rate = one["slem"] if one["slem"] is not None else one["rate"]
         halve, percent = (_both(one[f"typical_to_{word}"], one[f"rounds_to_{word}"]) for word in ("halve", "1_percent"))
-        worst = "-" if one["worst"] is None else _number(one["worst"][-1])
-        left = f"{_number(one['typical'][-1])} / {worst}"
+        worst = "-" if one["worst"] is None else short(one["worst"][-1])
+        left = f"{short(one['typical'][-1])} / {worst}"
         exact = "-" if one["exact_after"] is None else str(one["exact_after"])
-        first = [one["graph"], f"{one['messages']:.3g}", _number(one["n_w"]), _number(rate)]
+        first = [one["graph"], f"{one['messages']:.3g}", short(one["n_w"]), short(rate)]
         rows.append([*first, halve, percent, exact, left])
     return rows
 
@@ -129,7 +129,7 @@ def _promises_of_pairs(found: Sequence[dict[str, Any]]) -> list[list[str]]:
     for one in found:
         each = one["bound"] if one["rate"] is None else one["rate"]
         needed = ["-" if one[key] is None else str(one[key]) for key in ("rounds_to_halve", "rounds_to_1_percent")]
-        rows.append([one["graph"], "-" if each is None else f"{each:.8f}", _number(one["round"]), *needed])
+        rows.append([one["graph"], "-" if each is None else f"{each:.8f}", short(one["round"]), *needed])
     return rows
 
 
@@ -149,7 +149,7 @@ def _expected(found: Sequence[RunForecast], plan: GossipPlan) -> list[list[str]]
 def _point(one: RunForecast) -> str:
     if one.points is None:
         return "weakly tied: wide"
-    return "exact" if one.exact else _number(one.points[-1])
+    return "exact" if one.exact else short(one.points[-1])
 
 
 def _scores(one: RunForecast) -> list[str]:
@@ -165,12 +165,8 @@ def _span(ends: tuple[float, float]) -> str:
 
 
 def _between(low: float, high: float) -> str:
-    said = _number(low), _number(high)
+    said = short(low), short(high)
     return said[0] if said[0] == said[1] else f"{said[0]} to {said[1]}"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
 
 
 def _both(typical: int | None, worst: int | None) -> str:

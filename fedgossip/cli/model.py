@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip.cli.predict import MODEL, model_options
-from fedgossip.cli.text import columns, echo, print_json
+from fedgossip.cli.text import columns, echo, print_json, some
 
 if TYPE_CHECKING:
     from fedgossip.edge.bench import Benchable
@@ -124,7 +124,7 @@ def _pruned(
     from fedgossip.edge.run_examples import settings_of
 
     examples = _learned_from(path, loaded, data, everybody=True)
-    words += f"; then {_plural(epochs, 'epoch')} on {examples.words}"
+    words += f"; then {some(epochs, 'epoch')} on {examples.words}"
     return retrained(found, examples.examples, settings_of(path), epochs), words
 
 
@@ -224,7 +224,7 @@ def distill(
     echo(columns([
         ["student", f"{student}, {out}"],
         ["teacher", f"{teacher.facts.source}, {model}"],
-        ["learned", f"from its logits at temperature {temperature:g}, {_plural(epochs, 'epoch')} on {examples.words}"],
+        ["learned", f"from its logits at temperature {temperature:g}, {some(epochs, 'epoch')} on {examples.words}"],
         ["accuracy", f"{ours:.4f}, of the teacher {theirs:.4f}, on {on}"],
         ["agrees", f"with the teacher on {100 * agreed:.1f} % of these"],
     ]))  # fmt: skip
@@ -264,7 +264,7 @@ def bench(
         print_json({"examples": len(examples.examples), "score": score, "calls": calls, "threads": threads,
                     "models": [asdict(one) for one in found]})  # fmt: skip
         return
-    echo(f"On {examples.words}; one example at a time, {calls} calls in turn, {_plural(threads, 'thread')}")
+    echo(f"On {examples.words}; one example at a time, {calls} calls in turn, {some(threads, 'thread')}")
     echo()
     echo(columns([["model", "runtime", "numbers", "size", "p50", "p99", score], *map(_row, found)]))
 
@@ -274,10 +274,6 @@ def _row(one: Any) -> list[str]:
 
     times = [duration(one.p50), duration(one.p99)]
     return [one.name, one.runtime, one.how, data_size(one.size), *times, f"{one.score:.4g}"]
-
-
-def _plural(count: int, word: str) -> str:
-    return f"{count} {word}" + ("" if count == 1 else "s")
 
 
 def _opened(paths: tuple[Path, ...], node: int | None, *, run_code: bool) -> list[tuple[str, Path, Benchable]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip.cli.portable import portable_option
-from fedgossip.cli.text import echo
+from fedgossip.cli.text import echo, some
 
 if TYPE_CHECKING:
     from fedgossip.net.endpoints import Endpoint, Members
@@ -127,7 +127,7 @@ class Participant:
             )
         early = ended.counts.get("ended_early")
         word = f"ended by the {self._leader}" if early else ended.status
-        echo(f"{word} after {_rounds(ended.rounds)}; everything is in {folder}", err=True)
+        echo(f"{word} after {some(ended.rounds, 'round')}; everything is in {folder}", err=True)
         if self.concluded:
             self.concluded(folder, ended)
         elif ended.status == "interrupted":
@@ -210,10 +210,6 @@ class Participant:
         if incarnation_of(self.out) < 0:
             raise ResumeError(f"{self.out}: nobody has run here", "Leave --resume out to start.")
         return self.out
-
-
-def _rounds(count: int) -> str:
-    return "1 round" if count == 1 else f"{count} rounds"
 
 
 def _line(folder: Path) -> str:

@@ -9,7 +9,7 @@ import click
 
 from fedgossip.cli.membership import membership
 from fedgossip.cli.portable import portable_option
-from fedgossip.cli.text import echo, echo_json
+from fedgossip.cli.text import echo, echo_json, times
 
 if TYPE_CHECKING:
     from fedgossip.plans.federation import FederationPlan
@@ -212,7 +212,7 @@ def ledger(key: Path, path: Path | None, delta: float, limit: float | None, exac
         if one.exact:
             echo(f"    and {counted(one.exact)} without noise, which no epsilon covers")
     if held:
-        noiseless = f"; {_times(held.exact)} without noise" if held.exact else "; nothing without noise"
+        noiseless = f"; {times(held.exact)} without noise" if held.exact else "; nothing without noise"
         echo(f"This site allows epsilon {held.max_epsilon_total:g} at delta {held.delta:g} in all{noiseless}.")
     if not found:
         echo(f"Nothing was spent yet: there is no release in {place}.", err=True)
@@ -236,7 +236,3 @@ def _in_runs(one: RecordsSpent) -> str:
     runs = "1 run" if one.runs == 1 else f"{one.runs} runs"
     releases = "1 release" if one.releases == 1 else f"{one.releases} releases"
     return f"by {releases} with noise; {runs}"
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"

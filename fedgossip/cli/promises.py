@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fedgossip.cli.text import some
+
 if TYPE_CHECKING:
     from fedgossip.topology import Forecast, Schedule
 
@@ -78,11 +80,7 @@ _METHODS = {
 
 
 def _exact(promise: Forecast) -> str:
-    return "never" if promise.exact_after is None else f"after {_counted(promise.exact_after)}"
-
-
-def _counted(rounds: int) -> str:
-    return "1 round" if rounds == 1 else f"{rounds} rounds"
+    return "never" if promise.exact_after is None else f"after {some(promise.exact_after, 'round')}"
 
 
 def _error(promise: Forecast) -> str:

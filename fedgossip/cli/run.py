@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip.cli.portable import portable_option
-from fedgossip.cli.text import columns, echo, print_json, talk_to_stderr
+from fedgossip.cli.text import columns, echo, print_json, some, talk_to_stderr, times
 from fedgossip.event_kinds import kind_of
 from fedgossip.learning.model_files import MODEL
 from fedgossip.learning.objectives import score_told
@@ -213,7 +213,7 @@ def _described(summary: dict[str, Any], record: Sequence[Row]) -> list[tuple[str
         return _gossiped(summary)
     from fedgossip.watching.follow import DRIVERS
 
-    what = f"{roles_in(summary).said}, {summary.get('algorithm', summary['name'])}, {_some(summary['rounds'], 'round')}"
+    what = f"{roles_in(summary).said}, {summary.get('algorithm', summary['name'])}, {some(summary['rounds'], 'round')}"
     return [("run", f"{what}, {DRIVERS[summary['driver']]}"), *_compared(summary)]
 
 
@@ -225,13 +225,9 @@ def _events(summary: dict[str, Any]) -> list[tuple[str, str]]:
     told = [f"{count} {name.replace('_', ' ')}" for name, count in gravest_first(summary["events"])]
     rows = [("events", ", ".join(told))] if told else []
     for cause in summary.get("refusals", [])[:REFUSALS_SHOWN]:
-        text = f"by {roles.label(cause['peer'])}, {_times(cause['times'])}: {cause['text']}  {cause['advice']}"
+        text = f"by {roles.label(cause['peer'])}, {times(cause['times'])}: {cause['text']}  {cause['advice']}"
         rows.append(("refused", text.strip()))
     return rows
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
 
 
 def _to_know(finished: Run, *, report: bool) -> list[tuple[str, str]]:
@@ -284,7 +280,7 @@ def _federated(summary: dict[str, Any], record: Sequence[Row]) -> list[tuple[str
     from fedgossip.watching.follow import DRIVERS
 
     sees = "sums alone" if summary["secure"] else "EVERY UPDATE: no secure sum"
-    what = f"{_some(summary['clients'], 'client')}, {summary['algorithm']}, {_some(summary['rounds'], 'round')}"
+    what = f"{some(summary['clients'], 'client')}, {summary['algorithm']}, {some(summary['rounds'], 'round')}"
     rows = [("run", f"{what}, {DRIVERS[summary['driver']]}"), ("coordinator sees", sees)]
     if summary["score"]["averaged"] is not None:
         rows += [*_at_clients(record), *_compared(summary)]
@@ -308,7 +304,7 @@ def _gossiped(summary: dict[str, Any]) -> list[tuple[str, str]]:
     from fedgossip.watching.follow import DRIVERS
 
     forecast, driver = summary["forecast"], DRIVERS[summary["driver"]]
-    peers, rounds = _some(summary["n"], "peer"), _some(summary["rounds"], "round")
+    peers, rounds = some(summary["n"], "peer"), some(summary["rounds"], "round")
     rows = [("run", f"{peers}, {summary['graph']}, {rounds}, {driver}")]
     rows += _compared(summary)
     rows.append(("consensus distance", f"{summary['consensus_distance']:.6g}"))
@@ -324,10 +320,6 @@ def _gossiped(summary: dict[str, Any]) -> list[tuple[str, str]]:
             measured += " for rounds in which nobody is missing"
         rows.append(("contraction per round", measured))
     return [*rows, *_forecast(summary)]
-
-
-def _some(count: int, word: str) -> str:
-    return f"{count} {word}" + "s" * (count != 1)
 
 
 def _forecast(summary: dict[str, Any]) -> list[tuple[str, str]]:

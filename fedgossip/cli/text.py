@@ -57,3 +57,18 @@ def talk_to_stderr() -> contextlib.AbstractContextManager[object]:
 def print_json(value: object) -> None:
     """Print one JSON object; a number that is not finite becomes null, as JSON has no word for it."""
     echo_json(msgspec.json.encode(value).decode())
+
+
+def some(count: int, word: str) -> str:
+    """Return "1 round" or "12 rounds"."""
+    return f"{count} {word}" + ("" if count == 1 else "s")
+
+
+def times(count: int) -> str:
+    """Return "once" or "3 times"."""
+    return "once" if count == 1 else f"{count} times"
+
+
+def short(value: float | None) -> str:
+    """Return a number in four digits, a dash where there is none."""
+    return "-" if value is None else f"{value:.4g}"

@@ -86,7 +86,7 @@ def _of_curves(fit: CurveFit) -> list[Markup | None]:
 def _curve(one: GroupCurve) -> Markup:
     rows = [
         [f"{point.time:g}", count(point.risk), count(point.events), number(point.survival)]
-        + [_or_nothing(value) for value in (point.error, point.low, point.high)]
+        + [number(value) for value in (point.error, point.low, point.high)]
         for point in one.points
     ]
     return table(CURVE, rows, len(CURVE) - 1)
@@ -95,9 +95,9 @@ def _curve(one: GroupCurve) -> Markup:
 def _estimates(coefficients: tuple[Coefficient, ...], ratio: str | None) -> Markup:
     rows = []
     for one in coefficients:
-        row = [one.name, *(_or_nothing(value) for value in (one.estimate, one.error, one.low, one.high, one.p))]
+        row = [one.name, *(number(value) for value in (one.estimate, one.error, one.low, one.high, one.p))]
         if ratio:
-            row += [NOTHING] * 3 if one.name.startswith("(") else [_or_nothing(value) for value in one.ratio]
+            row += [NOTHING] * 3 if one.name.startswith("(") else [number(value) for value in one.ratio]
         rows.append(row)
     heads = [*ESTIMATES, *([ratio.capitalize(), "from", "to"] if ratio else [])]
     return table(heads, rows, len(heads) - 1)
@@ -111,7 +111,3 @@ def _remarks(against: tuple[str, ...], silent: tuple[str, ...]) -> Markup | None
 
 def _records(records: int, sites: int) -> str:
     return f"{count(records)} records of {plural(sites, 'site')}"
-
-
-def _or_nothing(value: float | None) -> str:
-    return NOTHING if value is None else number(value)

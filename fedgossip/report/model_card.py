@@ -178,7 +178,7 @@ def _figures(one: OutcomeFigures) -> list[str]:
     width = (one.auroc_within or 0.0) + one.noise_within.get("auroc", 0.0)
     within = f" ± {width:.4f}" if width else ""
     area = NOTHING if one.auroc is None else f"{one.auroc:.4f}{within}"
-    return [area, *(_noisy(one, name) for name in ("brier", "said", "were")), _or_nothing(one.calibration_error)]
+    return [area, *(_noisy(one, name) for name in ("brier", "said", "were")), number(one.calibration_error)]
 
 
 def _noisy(one: Evaluation | GroupFigures | OutcomeFigures, name: str, shown: Callable[[Any], str] = number) -> str:
@@ -187,10 +187,6 @@ def _noisy(one: Evaluation | GroupFigures | OutcomeFigures, name: str, shown: Ca
     if value is None:
         return NOTHING
     return f"{shown(value)} ± {number(one.noise_within[name])}" if name in one.noise_within else shown(value)
-
-
-def _or_nothing(value: float | None) -> str:
-    return NOTHING if value is None else number(value)
 
 
 def _calibration(outcome: OutcomeFigures) -> str | None:
@@ -237,7 +233,7 @@ def _groups(evaluation: Evaluation | None) -> Markup | None:
     heads += list(OUTCOME_HEADS[:4]) if single else []
     rows = []
     for group in evaluation.groups:
-        row = [group.name, _noisy(group, "records", count), _noisy(group, "score"), _or_nothing(group.loss)]
+        row = [group.name, _noisy(group, "records", count), _noisy(group, "score"), number(group.loss)]
         if single:
             row += _figures(group.outcomes[0])[:4] if group.outcomes else [NOTHING] * 4
         rows.append(row)
@@ -296,7 +292,7 @@ def _data(release: Release, statistics: AgreedTable | None) -> Markup | None:
     for one in statistics.columns[:COLUMNS]:
         kind = ", ".join(one.categories) if one.categories else one.unit
         rows.append([one.name + (" (label)" if one.label else ""), kind, count(one.count), count(one.missing),
-                     _or_nothing(one.mean), _or_nothing(one.deviation)])  # fmt: skip
+                     number(one.mean), number(one.deviation)])  # fmt: skip
     noisy = f", with noise of {number(statistics.noise)}" if statistics.noise else ""
     said = f"{count(statistics.records)} records of {plural(statistics.sites, 'site')}, by sums alone{noisy}."
     heads = ["Column", "Unit or categories", "There", "Missing", "Mean", "Deviation"]

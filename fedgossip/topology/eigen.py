@@ -10,7 +10,6 @@ import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -218,7 +217,7 @@ def laplacian_ends(topology: Topology) -> Ends:
             dense = np.linalg.eigvalsh(_dense_laplacian(topology))
         rounding = float(topology.n * np.finfo(float).eps * max(1.0, dense[-1]))
         return Ends(max(0.0, float(dense[1])), float(dense[-1]), rounding, 0, True)
-    degrees, adjacency = topology.degrees(), _adjacency(topology)
+    degrees, adjacency = topology.degrees(), topology.adjacency
 
     def apply(x: FloatArray) -> FloatArray:
         return np.asarray(degrees * x - adjacency @ x)
@@ -231,10 +230,3 @@ def _dense_laplacian(topology: Topology) -> FloatArray:
     u, v = topology.edges.T
     matrix[u, v] = matrix[v, u] = -1.0
     return matrix
-
-
-def _adjacency(topology: Topology) -> Any:
-    from scipy.sparse import csr_array
-
-    starts, ids = topology.outgoing
-    return csr_array((np.ones(ids.size), ids, starts), shape=(topology.n, topology.n))

@@ -170,10 +170,11 @@ class Topology:
         """Return int64 [n], the number of each node's component (strongly connected where directed)."""
         from scipy.sparse.csgraph import connected_components
 
-        return np.asarray(connected_components(self._adjacency, self.directed, connection="strong")[1], np.int64)
+        return np.asarray(connected_components(self.adjacency, self.directed, connection="strong")[1], np.int64)
 
     @property
-    def _adjacency(self) -> Any:
+    def adjacency(self) -> Any:
+        """The arcs as a sparse matrix [n, n] of ones, from row to column."""
         from scipy.sparse import csr_array
 
         starts, ids = self.outgoing
@@ -189,7 +190,7 @@ class Topology:
         from scipy.sparse.csgraph import connected_components
 
         # as a directed graph, whose arcs all go both ways: nothing is to be turned round
-        count = connected_components(self._adjacency, directed=True, connection="strong", return_labels=False)
+        count = connected_components(self.adjacency, directed=True, connection="strong", return_labels=False)
         return int(count) == 1
 
     def to_networkx(self) -> Any:
