@@ -5,6 +5,7 @@ By flock on Linux and macOS; on Windows by a lock on one byte far behind the end
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 from pathlib import Path
@@ -35,6 +36,13 @@ def taken(file: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def let_go(file: int) -> None:
+    """Give up the lock of an open file, also for processes that have inherited it."""
+    if fcntl := _module("fcntl"):
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def _byte_taken(file: int) -> bool:

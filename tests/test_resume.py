@@ -27,7 +27,10 @@ from fedgossip.errors import FedgossipError, ResumeError
 from fedgossip.experiment import Experiment, load_experiment
 from fedgossip.plans import compose
 from fedgossip.records import EventRow, NetworkRow, PeerRow, Row, read_rows
+from fedgossip.rundir import run_lock
+from fedgossip.rundir.incarnations import prepare
 from fedgossip.rundir.run_directory import Run
+from fedgossip.rundir.run_lock import RunLock
 
 ROUNDS = 7
 
@@ -247,6 +250,20 @@ def test_a_run_that_was_killed_goes_on_from_the_image_before(tmp_path: Path, mon
     with (tmp_path / "metrics.jsonl").open("ab") as rows:
         rows.write(b'{"kind":"peer","round":3,"pe')  # what a kill leaves
     assert resumed(tmp_path, what, "sim").rows == whole.rows
+
+
+def test_a_run_that_another_command_is_at_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_lock, "PATIENCE_SECONDS", 0.0)
+    what = experiment("task.kind=averaging", "task.dim=9")
+    stopped(tmp_path, what, "sim", 2)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    other = RunLock(tmp_path)
+    for go_on in (resumed, lambda *run: prepare(tmp_path, [], compose.plan(what), "", "")):
+        with pytest.raises(ResumeError, match="another command is running"):
+            go_on(tmp_path, what, "sim")
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+    other.release()
+    assert resumed(tmp_path, what, "sim").digest == simulate_plan(compose.plan(what)).digest
 
 
 @pytest.mark.parametrize("bytes_left", [0, 200])

@@ -188,7 +188,7 @@ def _at_relays(stack: contextlib.ExitStack, hosted: Hosted, relays: Sequence[str
 
 
 def _hold(stack: contextlib.ExitStack, wanted: int | None, usual: int) -> int:
-    """Hold a port until the end; return its number.  Raises ConfigError where one was asked for that is taken."""
+    """Hold a port until the end; return its number.  Raises NetworkError where one was asked for that is taken."""
     from fedgossip.net.addresses import hold_port, port_of
 
     return port_of(stack.enter_context(hold_port(wanted or usual, exactly=bool(wanted))))

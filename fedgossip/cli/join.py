@@ -271,7 +271,7 @@ def _take_part(
 
 
 def _held(stack: contextlib.ExitStack, place: Joined, wanted: int | None) -> int:
-    """Hold the port at which others call, the same in every life; return its number.  Raises ConfigError."""
+    """Hold the port at which others call, the same in every life; return its number.  Raises NetworkError."""
     from fedgossip.net.addresses import hold_port, port_of
     from fedgossip.rundir.run_directory import write_whole
 

@@ -8,7 +8,7 @@ import socket
 import struct
 from collections.abc import Sequence
 
-from fedgossip.errors import ConfigError
+from fedgossip.errors import NetworkError
 from fedgossip.net.endpoints import ADDRESS_LETTERS, TCP, own_address
 
 _ADDRESS_OF = 0x8915  # linux/sockios.h: SIOCGIFADDR
@@ -79,8 +79,8 @@ def _numbered(address: str) -> str:
 
 
 def hold_port(wanted: int, *, exactly: bool) -> socket.socket:
-    """Take `wanted`, or any free port where that is taken; nobody listens there yet.  Raises ConfigError where it has
-    to be that one.
+    """Take `wanted`, or any free port where that is taken; nobody listens there yet.  Raises NetworkError where it
+    has to be that one.
 
     Others that ask for a port find it taken as long as what is returned is open; a socket of ZeroMQ may listen there
     all the same, for it sets SO_REUSEADDR, as the holder does.
@@ -95,11 +95,11 @@ def hold_port(wanted: int, *, exactly: bool) -> socket.socket:
             holder.close()
             if exactly:
                 advice = "Stop what listens there, or choose another port."
-                raise ConfigError(f"port {port}: {(error.strerror or 'cannot be had').lower()}", advice) from None
+                raise NetworkError(f"port {port}: {(error.strerror or 'cannot be had').lower()}", advice) from None
             continue
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         return holder
-    raise ConfigError("this machine has no free port", "Stop what listens on them.")
+    raise NetworkError("this machine has no free port", "Stop what listens on them.")
 
 
 def port_of(holder: socket.socket) -> int:

@@ -16,6 +16,7 @@ from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
 from fedgossip.records import EventRow, PeerRow, Row, read_rows, row_of
+from fedgossip.rundir.run_lock import check_free
 from fedgossip.vectors import Vector
 
 MakeMachine = Callable[[Vector, Checkpoint | None, int], Machine]
@@ -142,6 +143,7 @@ class Prepared:
 
 def prepare(out: Path, folders: Sequence[Path], plan: Plan, schema: str, data: str) -> Prepared:
     """Prepare the files of a stopped run's peers.  Raises ResumeError; nothing is changed then."""
+    check_free(out)
     rounds = []
     for node, folder in enumerate(folders):
         about = about_of(plan, node, schema, data)

@@ -48,6 +48,7 @@ from fedgossip.records import NetworkRow, Row, RowWriter, read_rows
 from fedgossip.report.reading import LAUNCHED
 from fedgossip.roles import ROLES
 from fedgossip.rundir.foretold import Foretold
+from fedgossip.rundir.run_lock import RunLock
 from fedgossip.rundir.trained_table import TrainedTable
 from fedgossip.task import LocalTask, whole_model_of
 from fedgossip.vectors import Vector
@@ -97,7 +98,7 @@ class Run:
 
 
 class RunDirectory:
-    """Made when a run starts; refuses a folder that holds something else."""
+    """Made when a run starts; refuses a folder that holds something else, or another's run at work."""
 
     def __init__(self, path: Path, plan: Plan, foretold: Foretold | None = None) -> None:
         try:
@@ -121,7 +122,7 @@ class RunDirectory:
         return directory
 
     def _open(self, path: Path, plan: Plan, foretold: Foretold | None = None) -> None:
-        self.path, self._gives_model = path, plan.gives_model
+        self.path, self._gives_model, self._lock = path, plan.gives_model, RunLock(path)
         owner_files.written(path / INCOMPLETE, _INCOMPLETE.encode())
         if foretold:
             write_whole(path / FORECAST, encoded(foretold.forecast))
@@ -130,6 +131,12 @@ class RunDirectory:
 
     def finish(self, summary: Mapping[str, Any], task: LocalTask, model: Vector | None, *, report: bool) -> None:
         """Write the model, the summary and the report; the run counts as whole when this returns."""
+        try:
+            self._finish(summary, task, model, report=report)
+        finally:
+            self._lock.release()
+
+    def _finish(self, summary: Mapping[str, Any], task: LocalTask, model: Vector | None, *, report: bool) -> None:
         self.writer.close()
         if (
             self._gives_model and model is not None and summary["rounds"] > summary.get("rounds_abandoned", 0)
@@ -154,6 +161,7 @@ class RunDirectory:
     def abandon(self) -> None:
         """Close the record with what was measured so far; INCOMPLETE stays beside it."""
         self.writer.close()
+        self._lock.release()
 
 
 def keep(folder: Path, plan: Plan, run: Run) -> None:
