@@ -140,6 +140,24 @@ def test_noise_is_the_same_in_float32_and_where_that_is_too_short(
     assert found.std() == pytest.approx(z * UNITS, rel=0.04)
 
 
+@pytest.mark.parametrize(("z", "exact"), [(1.0, 1 << 24), (1.0, 1 << 20), (9.0, 1 << 24)])
+def test_the_type_of_a_sum_cannot_be_told_from_the_gradient(
+    z: float, exact: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It follows from the size of the batch, and from the noise: only what they add up to may be seen."""
+
+    def bits(rows: int, singles: int) -> torch.Tensor:
+        monkeypatch.setattr(private, "SINGLE_ROWS", singles)
+        ways = gradients_of(nn.Linear(90, 100, bias=False), z, 7)
+        ways.fill(torch.zeros(rows, 90), torch.zeros(rows, dtype=torch.long))  # of which every gradient is zero
+        return torch.cat([private.gradient_of(one).reshape(-1) for one in ways._module.parameters()]).clone()
+
+    singly, doubly, empty = bits(3, SINGLE_ROWS), bits(3, 0), bits(0, SINGLE_ROWS)
+    monkeypatch.setattr(noise, "EXACT_SINGLES", exact)
+    beyond = bits(3, SINGLE_ROWS)
+    assert torch.equal(singly, doubly) and torch.equal(singly, empty) and torch.equal(singly, beyond)
+
+
 def test_what_a_batch_is_summed_by_follows_from_how_large_batches_are_on_average() -> None:
     """Not from a batch: one example more would change how every other one is rounded."""
     few, many = (gradients_of(nn.Linear(2, 2), 1.0, size, 100_000) for size in (32_768, 32_769))

@@ -108,17 +108,18 @@ class PrivateGradients:
     def fill(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Put the noisy gradient of these examples, none to all, into the .grad of each trained parameter.
 
-        Where a part of the sum is made it is rounded, gets its noise and becomes a gradient, all in the cache.
+        Where a part of the sum is made it is rounded, gets its noise and becomes a gradient, all in the cache.  Sums
+        and noise are exact in their types, so a gradient follows from what they add up to: which types they were of,
+        as the size of the batch and the noise have it, cannot be told from it.
         """
         noise, scale, start = self._noise_drawn(), self._unit / self._expected, 0
         for part, gradient in self._summed(x, y):
             found = part.round_()
             if noise is not None:
                 some = noise[start : start + part.numel()]
-                # float32 rounds the sum of two whole numbers, which tells no more than the sum
                 found = found.add_(some) if found.dtype == some.dtype else some.add(found)
                 start += part.numel()
-            torch.mul(found, scale, out=gradient)
+            torch.mul(found.float(), scale, out=gradient)  # rounded once, whichever type it is of
 
     def _summed(self, x: torch.Tensor, y: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield the sum of the cut gradients, in parts, each with the place of its gradient: in float32 the same."""
