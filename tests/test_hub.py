@@ -24,8 +24,9 @@ from fedgossip.net import server as hubs
 from fedgossip.net.client import Spoke
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.identity import Identity
-from fedgossip.net.outbox import OUTBOX_MESSAGES, Cuts, Outbox
-from fedgossip.net.router_sender import MODELS, SPEAKING_CHUNKS
+from fedgossip.net.outbox import OUTBOX_MESSAGES, Cuts, Outbox, Pair
+from fedgossip.net.router_sender import CHUNKS_IN_A_ROW, MODELS, SPEAKING_CHUNKS, ClientLine, Speaker
+from fedgossip.net.sealed_way import SealedWay
 from fedgossip.net.server import Hub
 from fedgossip.net.sockets import SILENCE_MS
 from fedgossip.net.streams import Streams
@@ -357,6 +358,23 @@ def test_one_that_reads_nothing_keeps_no_other_waiting() -> None:
         assert w.hub.dropped >= rounds - OUTBOX_MESSAGES - 1 - 2 - _in_kernel(), "bounded"
         stopped.close()
         w.until(lambda: w.hub.idle)
+
+
+def test_a_stream_is_sent_some_chunks_before_the_next_which_has_its_turn_all_the_same() -> None:
+    order: list[int] = []
+
+    class Way(SealedWay):
+        def send(self, pair: Pair) -> bool:
+            order.append(self.node)
+            return True
+
+    nothing: Any = SimpleNamespace()
+    speaker = Speaker(nothing, nothing)
+    for node in range(2):
+        speaker.put(ClientLine(node, Outbox(Cuts()), way=Way(node, speaks=True)), invite(0))
+    speaker.speak()
+    in_turns = [min(CHUNKS_IN_A_ROW, 1 + CHUNKS - at) for at in range(0, 1 + CHUNKS, CHUNKS_IN_A_ROW)]
+    assert order == [node for taken in in_turns for node in range(2) for _ in range(taken)]
 
 
 def _in_kernel() -> int:

@@ -273,6 +273,25 @@ def test_records_that_come_in_pieces_are_heard(wire: Wire) -> None:
     assert wire.heard(record[-1:]) == [b"in pieces"]
 
 
+class Reads:
+    """A connection that counts how often it is read."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self.count = connection, 0
+
+    def __getattr__(self, name: str) -> object:
+        self.count += name in ("recv_into", "recvmsg_into")
+        return getattr(self._connection, name)
+
+
+def test_what_has_come_is_read_once_and_the_selector_tells_of_more(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = Reads(wire.callee._connection)
+    monkeypatch.setattr(wire.callee, "_connection", reads)
+    (record,) = wire.records(bytes(100))
+    assert wire.heard(record[:50]) == [] and reads.count == len(["the head", "what there is of the body"])
+    assert wire.heard(record[50:]) == [bytes(100)]
+
+
 def test_small_records_go_in_one_piece_with_the_large_one_behind_them(wire: Wire) -> None:
     large = bytes(SMALL_BYTES + 1)
     assert wire.caller.send(MARK, b"small") and wire.caller.send(MARK, b"too") and wire.caller.sending

@@ -31,6 +31,10 @@ RETRY_SECONDS, RETRY_SECONDS_MAX = 0.002, 0.1
 """Minimum and maximum seconds between two tries; between them, a quarter of the time since a chunk was taken.  The
 minimum keeps a connection busy up to 2 GB/s."""
 
+CHUNKS_IN_A_ROW = 4
+"""Maximum number of chunks that one stream is sent before the next: its client takes them in as one, and wakes less
+often, and the next client's are still in the cache."""
+
 MODELS = 16
 """Maximum number of different models that wait for slow clients or are on their way; beyond, the oldest is dropped."""
 
@@ -114,20 +118,30 @@ class Speaker:
                 line.stuck = False
                 self._talking[line.node] = line
         chunks = 0
-        while chunks < DRAIN_FRAMES and (taken := self._give_everyone_one(now)):
+        while chunks < DRAIN_FRAMES and (taken := self._give_everyone_some(now)):
             chunks += taken
 
-    def _give_everyone_one(self, now: float) -> int:
+    def _give_everyone_some(self, now: float) -> int:
         taken = 0
         for line in list(self._talking.values()):
+            given = self._give(line)
+            line.took = now if given else line.took
+            taken += given
+        return taken
+
+    def _give(self, line: ClientLine) -> int:
+        """Send a chunk, by a stream CHUNKS_IN_A_ROW, as long as they are taken; return how many were."""
+        for given in range(CHUNKS_IN_A_ROW):
             begins, pair = line.outbox.between, line.outbox.next()
             if pair is None:
                 del self._talking[line.node]
                 self._empty(line)
-            elif self._given(line, pair, begins=begins):
-                line.took = now
-                taken += 1
-        return taken
+                return given
+            if not self._given(line, pair, begins=begins):
+                return given
+            if line.way is None or not line.way.speaks:
+                return given + 1
+        return CHUNKS_IN_A_ROW
 
     def _given(self, line: ClientLine, pair: Pair, *, begins: bool) -> bool:
         if line.way is not None and (line.way.speaks or begins):

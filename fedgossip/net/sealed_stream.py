@@ -131,12 +131,19 @@ class SealedStream:
         """
         self._begin_if_known()  # its head may have come with the record before it
         try:
-            while self.size < 0 or self._has_body < self.size + TAG_BYTES:
-                if not self._take_in():
+            while (missing := self._missing) > 0:
+                if not (taken := self._take_in()):
                     raise EOFError
+                if taken < missing:  # that was all, and the selector tells of more
+                    return False
         except BlockingIOError:
             return False
         return True
+
+    @property
+    def _missing(self) -> int:
+        """How many bytes of the record that is coming in, or of its head, are not there."""
+        return HEAD_BYTES - self._has_head if self.size < 0 else self.size + TAG_BYTES - self._has_body
 
     def _take_in(self) -> int:
         """Read on; return how many bytes were there."""
