@@ -150,7 +150,7 @@ def quick(patch: pytest.MonkeyPatch) -> None:
             self.secret = secret
 
         def keys(self, publics: Sequence[bytes], salt: bytes, infos: Sequence[tuple[bytes, ...]]) -> Any:
-            return [primitives.derived(salt, agreed(self.secret, key), each) for key, each in zip(publics, infos)]  # noqa: B905
+            return primitives.derived(salt, [agreed(self.secret, key) for key in publics], infos)
 
     patch.setattr(pairwise, "Agreement", Remembering)
     patch.setattr(unmasking, "Agreement", Remembering)

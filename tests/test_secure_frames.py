@@ -207,10 +207,12 @@ def recorded(patch: pytest.MonkeyPatch) -> set[bytes]:
     """Every secret that comes up from now on: entropy, agreements, derived keys, whatever is put into a Secret."""
     found: set[bytes] = set()
 
+    def note(value: bytes) -> None:
+        found.update(bytes(value[at : at + 32]) for at in range(0, len(value), 32))  # many may stand in one value
+
     def keep(function: Callable[..., bytes]) -> Callable[..., bytes]:
         def wrapped(*args: Any) -> bytes:
-            value = function(*args)
-            found.add(bytes(value))
+            note(value := function(*args))
             return value
 
         return wrapped
@@ -220,14 +222,15 @@ def recorded(patch: pytest.MonkeyPatch) -> set[bytes]:
     patch.setattr(secure_kit, "entropy_of", lambda *name: keep(plain_entropy(*name)))
     patch.setattr(primitives.Agreement, "with_", keep(plain_with))
 
-    def derived(salt: bytes, key: bytes, infos: tuple[bytes, ...]) -> tuple[bytes, ...]:
-        found.update(keys := plain_derived(salt, key, infos))
+    def derived(*of: Any) -> list[tuple[bytes, ...]]:
+        keys = plain_derived(*of)
+        found.update(key for each in keys for key in each)
         return keys
 
     patch.setattr(primitives, "derived", derived)
 
     def init(self: Secret, value: bytes) -> None:
-        found.update(bytes(value[at : at + 32]) for at in range(0, len(value), 32))  # many may stand in one holder
+        note(value)
         plain_init(self, value)
 
     patch.setattr(Secret, "__init__", init)

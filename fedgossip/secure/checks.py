@@ -6,8 +6,8 @@ from collections.abc import Sequence, Set
 
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage, too_few
-from fedgossip.secure.primitives import verify
-from fedgossip.secure.remembering import once
+from fedgossip.secure.primitives import small_order, verify
+from fedgossip.secure.remembering import once, once_for
 from fedgossip.secure.session import NONE, Descriptor, ParticipantRoster
 
 
@@ -37,8 +37,8 @@ def check_keys(
         return RoundAbandoned(reason, what, peer=peer, stage=Stage.SHARES)
 
     found = {keys.client: keys for keys in message.keys}
-    publics = [public for keys in message.keys for public in (keys.c_pk, keys.s_pk)]
-    if len(found) < len(message.keys) or len(set(publics)) < len(publics):
+    distinct = once_for(message.keys, "publics", lambda: len({p for k in message.keys for p in (k.c_pk, k.s_pk)}))
+    if len(found) < len(message.keys) or distinct < 2 * len(message.keys):
         raise wrong(Reason.DUPKEY, "a client, or a key, is there twice")
     strangers = found.keys() - {*neighbours, own.client}
     if strangers:
@@ -47,12 +47,21 @@ def check_keys(
         raise wrong(Reason.ROSTER, "one's own keys are not among them")
     if found[own.client] != own:
         raise wrong(Reason.REPLAY, "other keys than one's own under one's own name", own.client)
-    for v, keys in found.items():
-        if keys.origin != sid0 and not keys.origin == descriptor.previous != NONE:
-            raise wrong(Reason.REPLAY, f"keys of {v} from another session", v)
-        if not keys_are_signed(keys, descriptor, descriptor.round, roster):
-            raise wrong(Reason.SIG, f"keys that {v} did not sign", v)
-    if descriptor.graph == "complete" and message.h1 != frames.hash_of_keys(found):
+
+    def check_each() -> bool:
+        for v, keys in found.items():
+            if keys.origin != sid0 and not keys.origin == descriptor.previous != NONE:
+                raise wrong(Reason.REPLAY, f"keys of {v} from another session", v)
+            if not keys_are_signed(keys, descriptor, descriptor.round, roster):
+                raise wrong(Reason.SIG, f"keys that {v} did not sign", v)
+            if small_order(keys.c_pk) or small_order(keys.s_pk):
+                raise wrong(Reason.DUPKEY, f"a key of client {v} is of small order", v)
+        return True
+
+    once_for(message.keys, (sid0, roster.hash), check_each)
+    if descriptor.graph == "complete" and message.h1 != once_for(
+        message.keys, "U1", lambda: frames.hash_of_keys(found)
+    ):
         raise wrong(Reason.SIG, "the hash of all keys is not of these")
     return found
 

@@ -20,7 +20,7 @@ from fedgossip.errors import ProtocolError
 from fedgossip.secure.aborts import Stage
 from fedgossip.secure.graph import COHORT_MAX
 from fedgossip.secure.primitives import Sign, digest, transcript, verify
-from fedgossip.secure.remembering import memory, once
+from fedgossip.secure.remembering import memory
 from fedgossip.secure.session import Descriptor, Hash, Id
 
 FRAME_MAX = 1 << 20
@@ -78,10 +78,7 @@ def commitment(origin: bytes, client: int, b: bytes) -> bytes:
 
 def hash_of_keys(keys: dict[int, Keys]) -> bytes:
     """Return h1, the hash of all of U1."""
-    ordered = [(v, keys[v]) for v in sorted(keys)]
-    return once(
-        ("U1", *ordered), lambda: digest("U1", *(p for v, k in ordered for p in (v, k.c_pk, k.s_pk, k.commitment)))
-    )
+    return digest("U1", *(part for v in sorted(keys) for part in (v, keys[v].c_pk, keys[v].s_pk, keys[v].commitment)))
 
 
 @lru_cache(maxsize=8)

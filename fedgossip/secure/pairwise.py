@@ -12,7 +12,7 @@ from fedgossip.secure import shamir
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage
 from fedgossip.secure.frames import Keys
 from fedgossip.secure.masks import mask_infos, seal_infos, self_key
-from fedgossip.secure.primitives import Agreement, Entropy, named, seal, small_order, transcript, unseal
+from fedgossip.secure.primitives import Agreement, Entropy, named, seal, transcript, unseal
 from fedgossip.secure.ring import Words, add_streams, subtract_streams
 from fedgossip.secure.secrets import OwnKeys, SecretRows, SharePairs, Sharing
 
@@ -35,19 +35,12 @@ class PairKeys(NamedTuple):
 
 
 def pair_keys(sid: bytes, own: OwnKeys, keys: Mapping[int, Keys], words: int) -> PairKeys:
-    """Agree with each neighbour, and derive a key for either's seal and one for a mask of so many words.
-
-    Raises RoundAbandoned (DUPKEY) for a key with which everybody agrees on zero.
-    """
+    """Agree with each neighbour, and derive a key for either's seal and one for a mask of so many words."""
     me = own.public.client
     others = tuple(sorted(keys.keys() - {me}))
     c_pks, s_pks = [keys[v].c_pk for v in others], [keys[v].s_pk for v in others]
-    try:
-        both = Agreement(own.c.read(), own.public.c_pk).keys(c_pks, sid, seal_infos(me, others))
-        masks = Agreement(own.s.read(), own.public.s_pk).keys(s_pks, sid, mask_infos(me, others, words))
-    except ValueError:
-        v = next(v for v in others if small_order(keys[v].c_pk) or small_order(keys[v].s_pk))
-        raise RoundAbandoned(Reason.DUPKEY, f"a key of client {v} is of small order", peer=v) from None
+    both = Agreement(own.c.read(), own.public.c_pk).keys(c_pks, sid, seal_infos(me, others))
+    masks = Agreement(own.s.read(), own.public.s_pk).keys(s_pks, sid, mask_infos(me, others, words))
     seals = {v: of_lower if me < v else of_higher for v, (of_lower, of_higher) in zip(others, both, strict=True)}
     openers = [of_higher if me < v else of_lower for v, (of_lower, of_higher) in zip(others, both, strict=True)]
     return PairKeys(seals, SecretRows(others, openers), SecretRows(others, [key for (key,) in masks]))

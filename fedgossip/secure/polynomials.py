@@ -33,7 +33,7 @@ _TOP = b"\xff" * 31
 def values_of_two(coefficients: Sequence[Sequence[bytes]], places: tuple[int, ...]) -> tuple[list[bytes], list[bytes]]:
     """Return the values of both polynomials at the places, 32 bytes each.
 
-    `coefficients`: TERMS_MOST at most for each, in ascending order, as many in both.
+    `coefficients`: TERMS_MOST at most for each, from that of the highest power down to the constant, as many in both.
     """
     terms, count = len(coefficients[0]), 2 * len(places)
     digits = np.frombuffer(b"".join([each for one in coefficients for each in one]), "<u2")
@@ -66,8 +66,8 @@ def _masks(count: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=2)
 def _powers(places: tuple[int, ...], terms: int) -> npt.NDArray[np.float64]:
-    """Return the digits of x^j modulo p, [digit, j, place]; they are public."""
-    rows = np.stack([np.frombuffer(_row(place, terms), "<u2").reshape(terms, DIGITS) for place in places])
+    """Return the digits of x^j modulo p, [digit, j falling, place]; they are public."""
+    rows = np.stack([np.frombuffer(_row(place, terms), "<u2").reshape(terms, DIGITS)[::-1] for place in places])
     return np.ascontiguousarray(rows.transpose(2, 1, 0).astype(np.float64))
 
 

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from fedgossip.secure.remembering import each_once, memory, once
+from fedgossip.secure.remembering import each_once, memory
 
 LABEL = "fedgossip/secagg/1"
 
@@ -97,28 +97,25 @@ def digest(purpose: str, *parts: bytes | str | int) -> bytes:
 
 def derive(salt: bytes, key: bytes, purpose: str, *parts: str | int) -> bytes:
     """Return 32 bytes of HKDF-SHA256 for this purpose alone."""
-    return derived(salt, key, (transcript(purpose, *parts),))[0]
+    return derived(salt, [key], [(transcript(purpose, *parts),)])[0][0]
 
 
-def derived(salt: bytes, key: bytes, infos: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """Return 32 bytes of HKDF-SHA256 for each info, the transcript of a purpose.  The salt is public.
+def derived(salt: bytes, keys: Sequence[bytes], infos: Sequence[tuple[bytes, ...]]) -> list[tuple[bytes, ...]]:
+    """Return 32 bytes of HKDF-SHA256 for each info of each key, the transcript of a purpose.  The salt is public.
 
     RFC 5869, sections 2.2 and 2.3, of one block each: extract, expand.  HMAC is written out (RFC 2104), for its two
     hashes of blocks that are padded once take half the time of a call that begins with the key.
     """
-    inner, outer = _padded(salt)
-    pseudorandom = _sha256(outer + _sha256(inner + key).digest()).digest()
-    number = int.from_bytes(pseudorandom, "big") << 8 * (_BLOCK - len(pseudorandom))
-    inner, outer = (number ^ _INNER).to_bytes(_BLOCK, "big"), (number ^ _OUTER).to_bytes(_BLOCK, "big")
-    return tuple([_sha256(outer + _sha256(inner + info + b"\x01").digest()).digest() for info in infos])
-
-
-@lru_cache(maxsize=8)
-def _padded(salt: bytes) -> tuple[bytes, bytes]:
-    """Return the first blocks of both hashes of an HMAC with this public key."""
-    key = salt if len(salt) <= _BLOCK else _sha256(salt).digest()
-    number = int.from_bytes(key, "big") << 8 * (_BLOCK - len(key))
-    return (number ^ _INNER).to_bytes(_BLOCK, "big"), (number ^ _OUTER).to_bytes(_BLOCK, "big")
+    salt = salt if len(salt) <= _BLOCK else _sha256(salt).digest()
+    of_salt = int.from_bytes(salt, "big") << 8 * (_BLOCK - len(salt))
+    salt_inner, salt_outer = (of_salt ^ _INNER).to_bytes(_BLOCK, "big"), (of_salt ^ _OUTER).to_bytes(_BLOCK, "big")
+    found = []
+    for key, purposes in zip(keys, infos, strict=True):
+        pseudorandom = _sha256(salt_outer + _sha256(salt_inner + key).digest()).digest()
+        number = int.from_bytes(pseudorandom, "big") << 256
+        inner, outer = (number ^ _INNER).to_bytes(_BLOCK, "big"), (number ^ _OUTER).to_bytes(_BLOCK, "big")
+        found.append(tuple([_sha256(outer + _sha256(inner + info + b"\x01").digest()).digest() for info in purposes]))
+    return found
 
 
 _sha256 = hashlib.sha256
@@ -166,39 +163,47 @@ class Agreement:
             return self._key.exchange(X25519PublicKey.from_public_bytes(public))
         if small_order(public):
             raise ValueError("the shared key would be zero: a public key of small order")
-        return _simulated_agreement(*self._both(public))
+        return self._simulated([public])[0]
 
     def keys(
         self, publics: Sequence[bytes], salt: bytes, infos: Sequence[tuple[bytes, ...]]
     ) -> list[tuple[bytes, ...]]:
         """Return what is derived, for the purposes in `infos`, from the 32 bytes shared with each public key.
 
-        Raises ValueError as `with_` does.  Both ends name the purposes in one order.
+        None of them is of small order.  Both ends name the purposes in one order.
         """
         if memory() is None:
-            return [derived(salt, self.with_(public), each) for public, each in zip(publics, infos, strict=True)]
-        names = [(*self._both(public), salt, each) for public, each in zip(publics, infos, strict=True)]
-        return each_once(names, lambda at: derived(salt, self.with_(publics[at]), infos[at]))
+            return derived(salt, [self.with_(public) for public in publics], infos)
+        own = self._own
+        names = [(own, public, salt, each) if own < public else (public, own, salt, each)
+                 for public, each in zip(publics, infos, strict=True)]  # fmt: skip
+
+        def compute(places: Sequence[int]) -> list[tuple[bytes, ...]]:
+            shared = self._simulated([publics[at] for at in places])
+            return derived(salt, shared, [infos[at] for at in places])
+
+        return each_once(names, compute)
+
+    def _simulated(self, publics: Sequence[bytes]) -> list[bytes]:
+        own = self._own
+        pairs = [(own, public) if own < public else (public, own) for public in publics]
+        return [_sha256(_AGREEMENT + low + _SIZES[32] + high).digest() for low, high in pairs]
 
     @property
     def _key(self) -> X25519PrivateKey:
         self._x25519 = self._x25519 or X25519PrivateKey.from_private_bytes(self._secret)
         return self._x25519
 
-    def _both(self, public: bytes) -> tuple[bytes, bytes]:
-        """Return both public keys in one order for both ends."""
-        own = self._public = self._public or self._key.public_key().public_bytes_raw()
-        return (own, public) if own < public else (public, own)
+    @property
+    def _own(self) -> bytes:
+        self._public = self._public or self._key.public_key().public_bytes_raw()
+        return self._public
 
     def __repr__(self) -> str:
         return "<agreement>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a secret is neither copied nor pickled")
-
-
-def _simulated_agreement(one: bytes, other: bytes) -> bytes:
-    return _sha256(_AGREEMENT + one + _SIZES[len(one)] + other).digest()
 
 
 _AGREEMENT = transcript("simulated agreement") + _SIZES[32]
@@ -223,7 +228,8 @@ def short_streams(keys: Sequence[bytes], size: int) -> list[bytes]:
     zeros = _ZEROS[:size]
     if memory() is None:
         return [keystream(key).update(zeros) for key in keys]
-    return each_once([(key, size) for key in keys], lambda at: keystream(keys[at]).update(zeros), size)
+    names = [(key, size) for key in keys]
+    return each_once(names, lambda places: [keystream(keys[at]).update(zeros) for at in places], size)
 
 
 def seal(keys: Sequence[bytes], plains: Sequence[bytes], bound: Sequence[bytes]) -> list[bytes]:
@@ -268,7 +274,12 @@ def signer(seed: bytes) -> tuple[bytes, Sign]:
 
 def verify(identity: bytes, signature: bytes, data: bytes) -> bool:
     """Return whether the holder of this Ed25519 key signed `data`; False for any nonsense."""
-    return once((identity, signature, data), lambda: _verified(identity, signature, data))
+    if (here := memory()) is None:
+        return _verified(identity, signature, data)
+    known: bool | None = here.get((identity, signature, data))
+    if known is None:
+        here.keep((identity, signature, data), known := _verified(identity, signature, data))
+    return known
 
 
 def _verified(identity: bytes, signature: bytes, data: bytes) -> bool:

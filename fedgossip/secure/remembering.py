@@ -88,16 +88,19 @@ def remembering() -> Iterator[None]:
         _memory = before
 
 
-def each_once(names: Sequence[Name], compute: Callable[[int], Result], size: int = 0) -> list[Result]:
-    """Return what is computed for each place in `names`, of so many bytes; where one process is everybody, a name is
-    asked for twice, by both ends of a pair, and computed for the first."""
+def each_once(names: Sequence[Name], compute: Callable[[Sequence[int]], list[Result]], size: int = 0) -> list[Result]:
+    """Return what is computed for these places in `names`, of so many bytes each.
+
+    Where one process is everybody, a name is asked for twice, by both ends of a pair, and computed for the first.
+    """
     if _memory is None:
-        return [compute(place) for place in range(len(names))]
+        return compute(range(len(names)))
     found: list[Result] = _memory.take_all(names, size)
     if missing := [place for place, value in enumerate(found) if value is None]:
-        for place in missing:
-            found[place] = compute(place)
-        _memory.keep_all([names[place] for place in missing], [found[place] for place in missing], size)
+        computed = compute(missing)
+        for place, value in zip(missing, computed, strict=True):
+            found[place] = value
+        _memory.keep_all([names[place] for place in missing], computed, size)
     return found
 
 

@@ -98,10 +98,13 @@ class Distributing(Collecting[dict[int, bytes]]):
     def __init__(self, session: Session, sid0: bytes, h1: bytes) -> None:
         super().__init__(session, frozenset(session.keys))
         self._sid0, self._h1 = sid0, h1
+        self._all = tuple(session.keys.values())
 
     def frame_for(self, client: int) -> bytes:
         s = self.session
-        keys = tuple(s.keys[v] for v in sorted(s.group(client) & s.keys.keys()))
+        keys = self._all  # in the order of the clients
+        if far := s.keys.keys() - s.group(client):
+            keys = tuple(one for one in keys if one.client not in far)
         return s.pack(frames.Neighbourhood(self._sid0, client, self._h1, keys))
 
     def take(self, client: int, frame: bytes) -> None:

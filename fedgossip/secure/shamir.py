@@ -52,9 +52,13 @@ def split(secret: bytes, holders: Sequence[int], t: int, entropy: Entropy) -> di
 
     Raises ValueError for t out of 1 to len(holders), for an x that is 0 or there twice, and for a secret of p or more.
     """
-    constant, *rising = [int.from_bytes(one, "little") for one in _polynomial(secret, holders, t, entropy)]
-    falling = rising[::-1]
-    return {x: _at(falling, constant, x).to_bytes(SIZE, "little") for x in holders}
+    _check(secret, holders, t)
+    return _split(secret, draws(t - 1, entropy), holders)
+
+
+def _split(secret: bytes, falling: Sequence[bytes], holders: Sequence[int]) -> dict[int, bytes]:
+    constant, *coefficients = [int.from_bytes(one, "little") for one in (secret, *falling)]
+    return {x: _at(coefficients, constant, x).to_bytes(SIZE, "little") for x in holders}
 
 
 def split_two(one: bytes, other: bytes, holders: Sequence[int], t: int, entropy: Entropy) -> list[bytes]:
@@ -62,20 +66,21 @@ def split_two(one: bytes, other: bytes, holders: Sequence[int], t: int, entropy:
 
     Raises ValueError as they do.
     """
+    _check(one, holders, t)
+    _check(other, holders, t)
+    falling = draws(2 * (t - 1), entropy)
+    of_one, of_other = falling[: t - 1], falling[t - 1 :]
     if FEW < t * len(holders) < MANY:
-        both = values_of_two([_polynomial(secret, holders, t, entropy) for secret in (one, other)], tuple(holders))
-        return [*map(add, *both)]
-    first, second = split(one, holders, t, entropy), split(other, holders, t, entropy)
+        return [*map(add, *values_of_two([[*of_one, one], [*of_other, other]], tuple(holders)))]
+    first, second = _split(one, of_one, holders), _split(other, of_other, holders)
     return [first[x] + second[x] for x in holders]
 
 
-def _polynomial(secret: bytes, holders: Sequence[int], t: int, entropy: Entropy) -> list[bytes]:
-    """Return the coefficients in ascending order: the secret, then random ones, drawn for the highest power first."""
+def _check(secret: bytes, holders: Sequence[int], t: int) -> None:
     if not 1 <= t <= len(holders) or len(set(holders)) != len(holders) or min(holders) < 1:
         raise ValueError(f"{t} shares of {len(holders)} holders: they need distinct positive places")
     if len(secret) != SIZE or int.from_bytes(secret, "little") >= P:
         raise ValueError("a secret is 32 bytes, below p")
-    return [secret, *draws(t - 1, entropy)[::-1]]
 
 
 def _at(falling: Sequence[int], constant: int, x: int) -> int:
