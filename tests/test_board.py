@@ -359,7 +359,7 @@ def test_a_browser_sorts_and_filters_by_keys_of_the_experiment(tmp_path: Path) -
         other = rendered(f"{served.url}#filter={quote('task.eta>0.05 status!=failed')}", tmp_path)
         strange = rendered(f"{served.url}#filter={quote('task.etta=1')}", tmp_path)
     assert [folder for folder, _ in rows_of(page)] == ["run-2", "run-0"]
-    assert 'data-key="task.eta"' in page and "2 of 4 runs." in page
+    assert 'data-key="task.eta"' in page and 'data-key="score" class="number"' in page and "2 of 4 runs." in page
     assert sorted(folder for folder, _ in rows_of(other)) == ["run-1", "run-2", "run-3"]
     assert not rows_of(strange) and "No run has the key task.etta." in strange
 

@@ -92,7 +92,9 @@ function showTable() {
   const strange = asked.filter(({ key }) => key !== null && !["name", "folder", "changed", ...known].includes(key)).map(({ key }) => key);
   tell($("found"), strange.length ? `No run has the key ${strange.join(", ")}.` : asked.length ? `${found.length} of ${runs.size} runs.` : "");
   if ($("heads").dataset.keys !== shownKeys.join(" ")) heads(shownKeys);
+  const numbers = new Set(shownKeys.filter((key) => key !== "changed" && found.some((run) => typeof value(run, key) === "number")));
   for (const head of $("heads").children) if (head.dataset.key) {
+    head.className = numbers.has(head.dataset.key) ? "number" : "";
     if (state.sort === head.dataset.key) head.setAttribute("aria-sort", "ascending");
     else if (state.sort === "-" + head.dataset.key) head.setAttribute("aria-sort", "descending");
     else head.removeAttribute("aria-sort");
@@ -102,7 +104,7 @@ function showTable() {
     there.add(run.id);
     const line = rows.get(run.id) ?? begin(run.id, shownKeys.length);
     if (body.children[place] !== line) body.insertBefore(line, body.children[place] || null);
-    fill(line, run, shownKeys);
+    fill(line, run, shownKeys, numbers);
   });
   for (const [id, line] of rows) if (!there.has(id)) { line.remove(); rows.delete(id); }
   $("further").hidden = found.length <= limit;
@@ -132,7 +134,7 @@ function begin(id, count) {
   rows.set(id, line);
   return line;
 }
-function fill(line, run, shownKeys) {
+function fill(line, run, shownKeys, numbers) {
   const chosen = state.runs.includes(run.id);
   line.className = chosen ? "chosen" : "";
   line.firstChild.firstChild.checked = chosen;
@@ -143,7 +145,7 @@ function fill(line, run, shownKeys) {
   shownKeys.slice(1).forEach((key, place) => {
     const what = value(run, key), cell = line.children[place + 2];
     tell(cell, run.facts ? shown(key, what) : "…");
-    cell.className = typeof what === "number" && key !== "changed" ? "number" : "";
+    cell.className = numbers.has(key) ? "number" : "";
   });
 }
 function choose(id, chosen) {

@@ -54,7 +54,7 @@ def save_modes(values: FloatArray, energy: FloatArray | None, title: str, labels
     axes[0].stairs(values, np.append(ids, ids[-1] + 1) - 0.5, baseline=None, color="#33658a", linewidth=1.6)
     axes[0].axhline(0.0, color="#7a8b99", linewidth=0.6)
     axes[0].set_ylabel(labels.left)
-    axes[0].set_ylim(min(-0.05, 1.1 * float(values.min())), 1.05)
+    axes[0].set_ylim(min(-0.05, float(values.min()) - 0.05), 1.05)
     axes[0].set_title(title, fontsize=10)
     if energy is not None:
         shares = energy / (float(energy.sum()) or 1.0)
