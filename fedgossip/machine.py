@@ -264,8 +264,7 @@ class Aggregated:
     facts: Mapping[str, object]
 
 
-@dataclass(frozen=True, slots=True)
-class LocalWork:
+class LocalWork(msgspec.Struct, frozen=True):
     """A client has trained for the round that ends as `round`: its row can be written.
 
     `score`: of the model that it was sent, on examples of its own; `epsilon`: all that it has spent of its budget.

@@ -71,8 +71,9 @@ class Meter:
 
     def carries(self, begins_ns: int, ends_ns: int) -> None:
         """Take one time in which vectors come in or go out; as `carried`."""
-        if ends_ns > begins_ns:
-            self._carried.append((begins_ns, ends_ns))
+        span = begins_ns, ends_ns
+        if ends_ns > begins_ns and (not self._carried or self._carried[-1] != span):  # several at once count once
+            self._carried.append(span)
 
     def carried(self, spans: Iterable[Span]) -> None:
         """Take times in which vectors come in or go out; they may end in a later round."""
@@ -80,7 +81,7 @@ class Meter:
 
     def logged(self, values: Mapping[str, float]) -> None:
         """Take numbers of a user's own."""
-        self._logged = dict(values) or None
+        self._logged = dict(values) if values else None
 
     def aggregated(self, done: Aggregated) -> None:
         """Take what went into a coordinator's round: what the clients' contributions were like."""

@@ -12,8 +12,8 @@ def covered_ns(spans: Iterable[Span], since_ns: int, until_ns: int) -> int:
     """Return how long, between the two times, at least one of the spans lasts: the length of their union."""
     total, end = 0, since_ns
     for begins, ends in sorted(spans):
-        ends = min(ends, until_ns)  # noqa: PLW2901
-        if ends > end and begins < until_ns:
-            total += ends - (begins if begins > end else end)
-            end = ends
+        stop = ends if ends < until_ns else until_ns
+        if stop > end and begins < until_ns:
+            total += stop - (begins if begins > end else end)
+            end = stop
     return total

@@ -9,6 +9,7 @@ the sum that it becomes part of.
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 import threading
 import weakref
@@ -193,9 +194,12 @@ def all_finite(vector: Vector) -> bool:
 
 
 def _finite(block: Vector) -> bool:
-    with np.errstate(over="ignore", invalid="ignore"):
-        alike = np.isfinite(np.dot(block, block))  # a sum of squares is at the least each of them
-    return bool(alike or np.isfinite(block).all())
+    return math.isfinite(_squared(block)) or bool(np.isfinite(block).all())
+
+
+def _squared(vector: Vector) -> float:
+    """Return the sum of the squares, at the least each of them: infinite or nan if one is."""
+    return float(np.vdot(vector, vector))  # not dot: that warns of an overflow, and to silence it takes longer
 
 
 def summable(vector: Vector) -> bool:
@@ -223,9 +227,8 @@ _summable: dict[int, weakref.ref[Vector]] = {}
 
 
 def _is_summable(vector: Vector) -> bool:
-    with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(np.dot(vector, vector)):  # one look at each element; no square is more than their sum
-            return True
+    if math.isfinite(_squared(vector)):  # one look at each element; no square is more than their sum
+        return True
     return largest(vector) <= float(np.sqrt(np.finfo(vector.dtype).max))  # of a nan this is nan
 
 

@@ -86,6 +86,7 @@ class FaultScript:
         self.faults, self.n, self.seed = tuple(faults), n, seed
         check(self.faults, n, links)
         self._named = list(enumerate(self.faults))
+        self._slowing = [fault for fault in self.faults if isinstance(fault, Slow)]
         self._of_link: dict[tuple[NodeId, NodeId], list[tuple[int, Fault]]] = {}
 
     def __bool__(self) -> bool:
@@ -130,7 +131,9 @@ class FaultScript:
 
     def factor(self, node: NodeId, now_ns: int) -> float:
         """Return how many times longer a training takes that begins at `node` now."""
-        slowing = (f for f in self.faults if isinstance(f, Slow) and (f.peers is None or node in f.peers))
+        if not self._slowing:
+            return 1.0
+        slowing = (fault for fault in self._slowing if fault.peers is None or node in fault.peers)
         return math.prod(fault.factor for fault in slowing if fault.on(now_ns))
 
     def happenings(self) -> Iterator[Happening]:

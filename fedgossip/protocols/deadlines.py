@@ -34,24 +34,26 @@ class Deadline:
         self.first_ns = longest_ns if first_ns is None else min(max(first_ns, least_ns), longest_ns)
         self.longest_ns, self.least_ns, self.factor = longest_ns, least_ns, factor
         self._seen: deque[int] = deque(maxlen=WINDOW)
+        self._ordered: list[int] = []  # the same, ascending
 
     def saw(self, duration_ns: int) -> None:
         """Note a duration; one that the deadline cut short is not to be told."""
         self._seen.append(duration_ns)
+        self._ordered = sorted(self._seen)
 
     def quickest_ns(self) -> int:
         """The shortest duration seen, which no loss has made longer; 0 before the first."""
-        return min(self._seen, default=0)
+        return self._ordered[0] if self._ordered else 0
 
     def usual_ns(self) -> int:
         """The usual duration: the median; 0 while too few are known."""
-        return _median(self._seen) if len(self._seen) >= ENOUGH else 0
+        return self._ordered[len(self._ordered) // 2] if len(self._ordered) >= ENOUGH else 0
 
     def now_ns(self) -> int:
         """The deadline for the next wait."""
-        if len(self._seen) < ENOUGH:
+        seen = self._ordered
+        if len(seen) < ENOUGH:
             return self.first_ns
-        seen = sorted(self._seen)
         usual = seen[len(seen) // 2]
         deviation = _median([abs(one - usual) for one in seen]) if seen[0] != seen[-1] else 0
         return min(max(self.factor * (usual + DEVIATIONS * deviation), self.least_ns), self.longest_ns)

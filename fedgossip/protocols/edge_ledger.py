@@ -132,7 +132,8 @@ class EdgeLedger:
     def forget(self, round: int) -> None:
         """Keep our own models of those rounds alone for which a partner may ask; ours is `round`."""
         only = next(iter(self.sent), -1) if len(self.sent) == 1 else -1
-        for edge in self.edges.values():  # as it is from round to round: somebody may still ask for the last one
+        for edge in reversed(self.edges.values()):  # from round to round somebody may still ask for the last one, and
+            # it is mostly one of the last here: they are heard in the order in which they are sent to
             if edge.used == only and not edge.confirmed and only >= 0:
                 break
         else:

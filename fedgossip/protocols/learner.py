@@ -92,8 +92,8 @@ class Learner(Generic[State]):
 
     def checkpoint(self, round: int, vectors: Mapping[str, Vector], facts: Mapping[str, object]) -> Checkpoint:
         """Return all that a next life needs after `round` rounds: the state, and what else the machine has to say."""
-        arrays, numbers = (_named(of) for of in saved(self.state))
-        return Checkpoint(round, {**arrays, **vectors}, {**numbers, **facts})
+        arrays, numbers = saved(self.state)
+        return Checkpoint(round, {**_named(arrays), **vectors}, {**_named(numbers), **facts})
 
 
 def _named(held: Mapping[str, Any]) -> dict[str, Any]:

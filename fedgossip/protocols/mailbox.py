@@ -35,6 +35,10 @@ class Mailbox:
     def has(self, node: NodeId, round: int) -> bool:
         return round in self.kept.get(node, ())
 
+    def givers(self, round: int) -> set[NodeId]:
+        """Return those whose model of a round is here."""
+        return {node for node, kept in self.kept.items() if round in kept}
+
     def model(self, node: NodeId, round: int) -> Model | RelaySum:
         return self.kept[node][round]
 
@@ -56,7 +60,8 @@ class Mailbox:
     def go_to(self, round: int) -> None:
         """Forget the rounds before."""
         for kept in self.kept.values():
-            for old in [r for r in kept if r < round]:
+            kept.pop(round - 1, None)  # mostly all that there is
+            for old in [r for r in kept if r < round] if kept else ():
                 del kept[old]
 
     def reborn(self, node: NodeId, current: int | None) -> None:
@@ -85,5 +90,7 @@ class Mailbox:
 
     def ahead(self, current: int) -> list[tuple[NodeId, int]]:
         """The latest round of each neighbour whose model of a round after `current` is here."""
+        if max(self.newest.values(), default=-1) <= current:  # nobody has spoken of a later one
+            return []
         newest = [(j, max(kept)) for j, kept in self.kept.items() if kept and (len(kept) > 1 or current not in kept)]
         return [(j, r) for j, r in newest if r > current]

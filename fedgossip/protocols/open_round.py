@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 from fedgossip.machine import NodeId
@@ -59,6 +59,6 @@ class ExchangedRound:
     sources: Sources = field(default_factory=Sources)
 
     @classmethod
-    def of(cls, own: OwnWeights, here: Callable[[NodeId], bool]) -> ExchangedRound:
-        """The round of a node with these weights, where what some sources give is here already."""
-        return cls(own.row, own.one_way, Sources.of(own.others, here))
+    def of(cls, own: OwnWeights, here: Collection[NodeId]) -> ExchangedRound:
+        """The round of a node with these weights, where what those `here` give is here already."""
+        return cls(own.row, own.one_way, Sources(own.others, set(own.others.difference(here))))

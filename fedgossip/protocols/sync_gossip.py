@@ -112,7 +112,7 @@ class SyncGossip(AwaitedRound[State]):
         if not (self.own.row and is_constant(self.schedule)):
             self.own = OwnWeights.of(self.node, self.schedule.mixing(self.round))
         targets = self.own.targets
-        self.open = ExchangedRound.of(self.own, lambda j: self.mailbox.has(j, self.round))
+        self.open = ExchangedRound.of(self.own, self.mailbox.givers(self.round))
         self.company.meets({*self.open.sources.all, *targets}, self.round)
         self.carried.due(self.open.sources.all)
         effects.append(Outgoing(self.round + 1, self.learner.seen))
@@ -205,10 +205,9 @@ class SyncGossip(AwaitedRound[State]):
         return effects + self.go_on(now_ns)
 
     def _combined(self, row: Mapping[NodeId, float], inputs: Mapping[NodeId, Vectors], slot: int) -> Vector:
-        vectors = {j: inputs[j][slot] for j in row}
         if self.combine.linear:
-            return _mixed([(weight, vectors[j]) for j, weight in row.items()])
-        return self.combine.combine(self.node, row, vectors)
+            return _mixed([(weight, inputs[j][slot]) for j, weight in row.items()])
+        return self.combine.combine(self.node, row, {j: inputs[j][slot] for j in row})
 
     def _agreed(self) -> dict[NodeId, float]:
         """This round's weights, those of edges that do not count given to oneself; settles who has mixed whom."""
@@ -303,7 +302,10 @@ class SyncGossip(AwaitedRound[State]):
 
 def _mixed(terms: Sequence[tuple[float, Vector]]) -> Vector:
     """The sum, in the memory of a term that came over a link, if there is one: it is ours, and not needed again."""
-    return ordered_mix(terms, next((vector for _, vector in terms if vector.flags.writeable), None))
+    for _, vector in terms:
+        if vector.flags.writeable:
+            return ordered_mix(terms, vector)
+    return ordered_mix(terms)
 
 
 def resume_point(algorithm: GossipAlgorithm[Any], round: int, model: Vector) -> Checkpoint:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from fedgossip.protocols.client_round import PreparedContribution
@@ -56,8 +57,7 @@ class Telling:
     @property
     def fields(self) -> tuple[str, ...]:
         """The fields of a `Contribution`, and the coordinates of a sum, that tell something."""
-        told = (*self.exact, *self.covered)
-        return tuple(field for fact in FACTS if fact.name in told for field in fact.fields)
+        return _fields_of((*self.exact, *self.covered))
 
     @property
     def measured(self) -> str:
@@ -68,10 +68,16 @@ class Telling:
         """Return the work without what is not told."""
         told = self.fields
         blank: Any = {field: value for field, value in BLANK.items() if field not in told}
-        return replace(work, **blank)
+        return replace(work, **blank) if blank else work
 
     def words(self, names: tuple[str, ...]) -> list[str]:
         return [fact.words for fact in FACTS if fact.name in names]
+
+
+@cache
+def _fields_of(told: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the fields of these facts."""
+    return tuple(field for fact in FACTS if fact.name in told for field in fact.fields)
 
 
 EVERYTHING = Telling(tuple(fact.name for fact in FACTS if fact.name != "shorter"))

@@ -10,7 +10,7 @@ import numpy as np
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import NodeId
 from fedgossip.messages import ModelCarrier
-from fedgossip.vectors import Vectors, summable
+from fedgossip.vectors import summable
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,12 @@ class VectorCheck:
 
     def check(self, sender: NodeId, message: ModelCarrier) -> None:
         """Raise ProtocolError where the message's vectors are of another layout."""
-        if message.schema != self.schema or not self._are_ours(message.vectors):
+        vectors, shape = message.vectors, (self.length,)
+        ours = message.schema == self.schema and len(vectors) == self.count
+        for vector in vectors:
+            if vector.shape != shape or vector.dtype != self.kind:
+                ours = False
+        if not ours:
             raise ProtocolError(
                 f"node {self.node}: a model of another layout from node {sender}, round {message.round}"
                 f" (schema {message.schema}, ours {self.schema})",
@@ -44,9 +49,3 @@ class VectorCheck:
                 "Its training has diverged: lower train.lr.",
                 peer=sender,
             )
-
-    def _are_ours(self, vectors: Vectors) -> bool:
-        for vector in vectors:
-            if vector.shape != (self.length,) or vector.dtype != self.kind:
-                return False
-        return len(vectors) == self.count

@@ -33,7 +33,8 @@ class SimulatedLinks:
         """Ends that have not been told of a link, or were told that it is gone: messages that they send are lost."""
         self.lives: dict[Link, int] = {}
         """The incarnation of the other end that an end was told of; 0 where there is none."""
-        self._cut: dict[Link, int] = {}  # the beginning of each cut
+        self.cuts: dict[Link, int] = {}
+        """The beginning of each present cut; where there is none, messages pass."""
         self._waiting: dict[Link, list[tuple[Message, tuple[int, int]]]] = {}  # messages with what they cost
 
     def __iter__(self) -> Iterator[Link]:
@@ -48,16 +49,12 @@ class SimulatedLinks:
         return True
 
     def cut(self, link: Link, now_ns: int) -> None:
-        self._cut.setdefault(link, now_ns)
+        self.cuts.setdefault(link, now_ns)
 
     def heal(self, link: Link) -> list[tuple[Message, tuple[int, int]]]:
         """Let messages pass again; return the waiting ones in order, each with what it costs."""
-        self._cut.pop(link, None)
+        self.cuts.pop(link, None)
         return self._waiting.pop(link, [])
-
-    def cut_since(self, link: Link) -> int | None:
-        """Return when the present cut began; None where messages pass."""
-        return self._cut.get(link)
 
     def wait(self, link: Link, message: Message, cost: tuple[int, int]) -> None:
         self._waiting.setdefault(link, []).append((message, cost))

@@ -16,7 +16,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+
+import msgspec
 
 from fedgossip import seeds
 from fedgossip.machine import NodeId
@@ -64,7 +65,7 @@ class NetworkSettings:
     """Classes of nodes; the first that names a node counts."""
 
 
-class Passage(NamedTuple):
+class Passage(msgspec.Struct, frozen=True):
     """The way of one message."""
 
     begins_ns: int

@@ -131,8 +131,9 @@ class PerformedEffects(VirtualTime):
     # --- messages -------------------------------------------------------------------------------------------------
 
     def _perform_all(self, node: NodeId, effects: Sequence[Effect]) -> None:
+        performed = self._performed
         for effect in effects:
-            self._performed[type(effect)](self, node, effect)
+            performed[type(effect)](self, node, effect)
         self._costs.clear()
 
     def _send(self, node: NodeId, send: Send) -> None:
@@ -144,23 +145,23 @@ class PerformedEffects(VirtualTime):
         self._meters[node].sent(*cost)
         if cost[1]:
             self.payload[link] = self.payload.get(link, 0) + cost[1]
-        if self.connections.cut_since(link) is None:
-            self._carry(link, message, cost)
-        else:
+        if link in self.connections.cuts:
             self.connections.wait(link, message, cost)
+        else:
+            self._carry(link, message, cost)
 
     def _carry(self, link: Link, message: Message, cost: Cost) -> None:
         (sender, to), (size, payload), now_ns = link, cost, self.now_ns
         fate = self._fate(link) if self._touched else UNHARMED
-        begins_ns, sent_ns, arrival_ns = self.network.passage(sender, to, size, now_ns, fate.delay_ns)
+        passage = self.network.passage(sender, to, size, now_ns, fate.delay_ns)
         lives = self.lives[sender], self.connections.lives.get(link, 0)
-        if payload:
-            if sent_ns > now_ns:
-                self._meters[sender].carries(now_ns, sent_ns)
-            for held_ns in fate.held_ns:
-                self._meters[to].carries(begins_ns, arrival_ns + held_ns)
+        if payload and passage.sent_ns > now_ns:
+            self._meters[sender].carries(now_ns, passage.sent_ns)
         for held_ns in fate.held_ns:
-            self._push(arrival_ns + held_ns, to, Received(sender, message), cost, lives)
+            arrival_ns = passage.arrival_ns + held_ns
+            if payload:
+                self._meters[to].carries(passage.begins_ns, arrival_ns)
+            self._push(arrival_ns, to, Received(sender, message), cost, lives)
         if fate.lost:
             self._count("lost")
         elif len(fate.held_ns) > 1:

@@ -73,13 +73,13 @@ class Simulator(PerformedEffects):
     def _is_lost(self, link: Link) -> bool:
         other = link[1]
         another = self.connections.lives.get(link, 0) != self.lives[other]
-        since = [at for at in (self.connections.cut_since(link), self._asleep.get(other)) if at is not None]
+        since = [at for at in (self.connections.cuts.get(link), self._asleep.get(other)) if at is not None]
         silent = bool(since) and self.now_ns - min(since) >= self._detection_ns
         return other in self.dead or another or silent
 
     def _is_whole(self, link: Link) -> bool:
         gone = link[1] in self.dead or link[1] in self._asleep or link[1] in self.results
-        return not gone and self.connections.cut_since(link) is None
+        return not gone and link not in self.connections.cuts
 
     def _meet(self, node: NodeId, meet: Meet) -> None:
         other = meet.node
@@ -91,7 +91,7 @@ class Simulator(PerformedEffects):
                 self._push(self.now_ns + self.network.latency_ns(link[1], link[0]), link[0], Look(link[1]))
 
     def _cut_or_heal(self, link: Link) -> None:
-        apart, since = self.script.cut(*link, self.now_ns), self.connections.cut_since(link)
+        apart, since = self.script.cut(*link, self.now_ns), self.connections.cuts.get(link)
         if apart and since is None:
             self.connections.cut(link, self.now_ns)
             known_ns = self._detection_ns + self.network.latency_ns(link[1], link[0])
