@@ -20,10 +20,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -64,7 +63,8 @@ class Job:
         return cls(node, asked.job, asked.vector, asked.terms, asked.tested, *of_gradients)
 
 
-class Update(msgspec.Struct, frozen=True, eq=False):
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
     """`difference` is trained minus given, [d], or None where nothing changed; of a gradient job the gradient.
     `examples`: those that the node trains on.  `metrics` holds "loss", but where training is private: no loss is known
     then; "steps" and "rate", where a learning rule asks for them; of a gradient "rows", the examples that it is of, of
@@ -72,8 +72,8 @@ class Update(msgspec.Struct, frozen=True, eq=False):
 
     difference: Vector | None
     examples: int
-    metrics: Mapping[str, float] = msgspec.field(default_factory=dict)
-    logged: Mapping[str, float] = msgspec.field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    logged: Mapping[str, float] = field(default_factory=dict)
     """Numbers of the user's own, for the record."""
     extra: tuple[Vector, ...] = ()
     """What came of the terms' `extra`; it stays with the client's rule."""

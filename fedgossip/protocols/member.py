@@ -10,7 +10,6 @@ all this: it is told of links, and of a new schedule; messages and timers of mem
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import (
@@ -304,7 +303,8 @@ class Member:
         if reached < self.since - 1 and not self._waited:  # one alone may say anything
             return [] if self._asked_to_begin else self._begin_timer()
         self.giver.latest = self.taker.model
-        return self._begin(replace(start, round=max(self.since, reached)), now_ns)
+        begun = Checkpoint(max(self.since, reached), start.vectors, start.facts, start.durable)
+        return self._begin(begun, now_ns)
 
     def _begin_timer(self) -> list[Effect]:
         self._asked_to_begin = True
