@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,7 @@ class StepLayout:
         targets = tuple(self.top.placed(examples, k) for examples in rows)
         return self._plain(tuple(rows), targets, scale, np.broadcast_to(self.full_weight, (len(rows), k, self.width)))
 
-    @property
+    @cached_property
     def full_weight(self) -> Floats:
         """The weight [1, 1, width] of each place of a full batch."""
         counts = np.full((1, 1), self.settings.examples_per_step)
@@ -139,7 +140,8 @@ class StepLayout:
 
     def tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
         """Return an array on the device; one that may not be written to is copied."""
-        return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(self.device)
+        array = np.ascontiguousarray(array)
+        return torch.from_numpy(array if array.flags.writeable else array.copy()).to(self.device)
 
 
 def taken_in(weight: Floats) -> npt.NDArray[np.int64]:
