@@ -104,11 +104,30 @@ def test_the_fullest_round_has_a_fragments_bytes_and_all_rounds_the_same_as_ever
     assert sum(parts) - 2 * each * len(parts) == sum(whole) - 2 * each * len(whole)
 
 
-def test_where_all_learn_the_same_a_late_mean_changes_nothing() -> None:
-    task = Dyadic()
-    task.b = np.tile(Dyadic.b[1], (4, 1))
-    late, soon = (workers(8, outer={"lr": 0.5, "beta": 0.5, "fragments": 2, "delay": delay}) for delay in (1, 0))
-    assert simulate(late, task=task).digest == simulate(soon, task=task).digest
+@pytest.mark.parametrize("count", [1, 2])
+def test_with_delay_it_is_what_plain_loops_make_of_workers_that_train_on(count: int) -> None:
+    """A mean that arrives a round later takes the place of what a worker has sent for it and of the momentum."""
+    task, lr, beta = Dyadic(), 0.5, 0.5
+    shared, velocity, models = np.zeros(4), np.zeros(4), [np.zeros(4) for _ in range(4)]
+    for round in range(6):
+        if round == 0:
+            models = [model + (b - model) / 2 for model, b in zip(models, task.b, strict=True)]
+        part = slice(4 * (round % count) // count, 4 * (round % count + 1) // count)
+        moved = [model[part] - shared[part] for model in models]
+        carried = lr * beta * beta * velocity[part]
+        for model in models:
+            model[part] += carried
+        models = [model + (b - model) / 2 for model, b in zip(models, task.b, strict=True)]  # and meanwhile:
+        mean = np.mean(moved, axis=0)
+        velocity[part] = beta * velocity[part] + mean
+        step = lr * (beta * velocity[part] + mean)
+        shared[part] += step
+        for model, own in zip(models, moved, strict=True):
+            model[part] += step - carried - own
+    content = workers(6, outer={"lr": lr, "beta": beta, "fragments": count, "delay": 1}, bucket=0)
+    for engine in ("sim", "stacked"):
+        run = simulate(content, task=Dyadic(), engine=engine)
+        assert {vector.tobytes() for vector in run.vectors} == {shared.tobytes()}
 
 
 def test_what_a_codec_left_out_of_a_fragment_survives_lost_packets_to_the_bit() -> None:

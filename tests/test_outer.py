@@ -210,13 +210,10 @@ def test_a_mean_that_comes_late_has_the_same_bits_in_simulator_and_arrays(codec:
     assert slow.digest == runs[0].digest
 
 
-def test_where_all_learn_the_same_a_late_mean_changes_nothing() -> None:
-    content = workers(8)
-    content["task"]["dim"] = 3
+def test_where_all_learn_the_same_a_late_mean_of_models_changes_nothing() -> None:
     task = Dyadic()
     task.b = np.tile(Dyadic.b[1], (4, 1))
-    late = {**content, "parallel": {**content["parallel"], "outer": {"lr": 0.5, "beta": 0.5, "delay": 1}}}
-    soon = {**content, "parallel": {**content["parallel"], "outer": {"lr": 0.5, "beta": 0.5}}}
+    late, soon = (workers(8, outer={"lr": 1.0, "beta": 0.0, "delay": delay}) for delay in (1, 0))
     assert simulate(late, task=task).digest == simulate(soon, task=task).digest
 
 

@@ -26,8 +26,9 @@ and from everywhere Stopping to finished.
 A round: every worker asks for its gradient at the common model, or is asked to train from it (`local`); when it has it
 the moves of the table begin (`chunk_exchange`), or with `overlap` those of each bucket when its stretch of the gradient
 is there; the mean by examples takes the step, the same bits everywhere.  With `delay` a worker trains for the next
-round while this one is summed, so that links and processors work at the same time: from what the outer step would give
-if all had the update that it has (as eager updates, Kale, Douillard and Donchev, 2025; not held against the paper).
+round while this one is summed, so that links and processors work at the same time: on from where it is, moved by what
+momentum there is already; its next start has the outer step in place of both (as in Streaming DiLoCo, Douillard and
+others, 2025, which leaves the momentum to the end of the delay).
 
 Where a worker is gone, or a round is not done by its deadline, all agree on who goes on (`regroup`).  The round that
 was under way is done by one of them, and then all the others fetch its state (`state_fetch`), or by nobody, and then it
@@ -123,7 +124,6 @@ class AllReduce(ViewMember):
         exchange = ChunkExchange(group, sums, schema, settings.deadline_ns)
         super().__init__(node, settings, group, at, exchange, fresh=resumed is None and not incarnation)
         self.contribution: Contribution | None = None  # of this round
-        self.update: Vector | None = None  # what went out of it in the last round that it has brought something to
         self.training = False
         """Whether a gradient was asked for that has not come."""
         self.early: Trained | None = None  # with `delay`: of the round after this one
@@ -273,10 +273,10 @@ class AllReduce(ViewMember):
 
     def _brought(self, event: Trained) -> Contribution | None:
         """What this worker gives to the round; None where no codec can say its gradient."""
-        self.update = self.at.unsent.opened(event.update, self.round)
+        goes = self.at.unsent.opened(event.update, self.round)
         if self.at.coded is None:
-            return contribution_of(self.update, event.examples, event.metrics)
-        return self.at.coded.coded(self.update, event.examples, event.metrics, self.round)
+            return contribution_of(goes, event.examples, event.metrics)
+        return self.at.coded.coded(goes, event.examples, event.metrics, self.round)
 
     def _exploded(self) -> list[Effect]:
         """No sum can hold this gradient: go, so that the others need not wait for what they would refuse."""
@@ -295,14 +295,12 @@ class AllReduce(ViewMember):
         return [*effects, *self._train_ahead(), *self._close_if_done(now_ns)]
 
     def _train_ahead(self) -> list[Effect]:
-        """With `delay`: train for the next round while this one is summed, from where its step would lead if all had
-        made of the model what this worker has."""
+        """With `delay`: train for the next round while this one is summed."""
         ahead = self.round + 1
         if not self.settings.delay or ahead >= self.settings.rounds or self.training or self.asked == ahead:
             return []
-        assert self.update is not None, "an update was asked for"
         self.training, self.asked = True, ahead
-        return [Train(ahead, self.at.expected(self.update))]
+        return [Train(ahead, self.at.ahead)]
 
     @property
     def _deadline_ns(self) -> int:

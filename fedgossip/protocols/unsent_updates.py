@@ -2,8 +2,9 @@
 
     closed --opened(update): the fragment of this round goes out--> open --settled(later round)--> closed
 
-A worker trains from the model plus what it has not sent, so that it never forgets what it has learned.  A round that
-the others did without this worker takes its training with it, as without fragments; what it had not sent before stays.
+A worker trains from the model plus what it has not sent, so that it never forgets what it has learned; and, while the
+mean of a round is under way, plus what it has sent for that.  A round that the others did without this worker takes its
+training with it, as without fragments; what it had not sent before stays.
 """
 
 from __future__ import annotations
@@ -26,20 +27,22 @@ class UnsentUpdates:
         self.rest: Vector | None = None
         self._round = -1
         self._next: Vector | None = None
+        self._grown: Vector | None = None  # in the round that was opened last: what goes out of it, and what does not
 
     def start(self, model: Vector) -> Vector:
         """Return what this worker trains from."""
         return model if self.rest is None else add(model, self.rest)
 
     def ahead(self, model: Vector) -> Vector:
-        """Return the same for the round after the one that is open."""
-        return model if self._next is None else add(model, self._next)
+        """Return the same for the round after the one that is open, whose mean is under way."""
+        assert self._grown is not None, "a round is open"
+        return add(model, self._grown)
 
     def opened(self, update: Vector | None, round: int) -> Vector:
         """Add what was trained in a round; return what goes out of all that, [fragment]."""
         assert update is not None, "an update was asked for"
         self._round, self._next = round, None
-        grown = update if self.rest is None else add(self.rest, update)
+        self._grown = grown = update if self.rest is None else add(self.rest, update)
         if self.fragments.count == 1:
             return grown
         part, left = self.fragments.part(round), grown.copy()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedgossip.algorithms.base import restored, saved
-from fedgossip.algorithms.descent.base import Descent, DescentState, stepped
+from fedgossip.algorithms.descent.base import Descent, DescentState, stepped, stepped_by_momentum
 from fedgossip.machine import Checkpoint, Effect, NodeId, Report, RoundDone
 from fedgossip.messages import StatePiece, StateQuery
 from fedgossip.protocols.coded_fragments import RoundCoding
@@ -66,18 +66,21 @@ class WorkerState:
             self.coded.resume(checkpoint.vectors)
         return group
 
-    def expected(self, update: Vector) -> Vector:
-        """Return what to train from after this round, if its mean were what this worker has sent, [fragment]."""
-        state: DescentState = self._stepped(update)
-        return self.unsent.ahead(state.x)
+    @property
+    def ahead(self) -> Vector:
+        """What this worker trains from for the next round while the mean of this one is under way, [d].
 
-    def _stepped(self, mean: Vector) -> Any:
+        Where it is, moved as the momentum moves the model by itself.
+        """
         part = self.unsent.fragments.part(self.round)
-        return stepped(self.descent, self.state, part, mean, self.rate(self.round))
+        state: DescentState = stepped_by_momentum(self.descent, self.state, part, self.rate(self.round))
+        return self.unsent.ahead(state.x)
 
     def step(self, mean: Vector, waiting_bytes: int) -> list[Effect]:
         """Take the step of this round along its mean, [fragment], for which so many bytes have still to leave."""
-        return self._stands(self.round + 1, self._stepped(mean), waiting_bytes)
+        part = self.unsent.fragments.part(self.round)
+        after = stepped(self.descent, self.state, part, mean, self.rate(self.round))
+        return self._stands(self.round + 1, after, waiting_bytes)
 
     def _stands(self, round: int, state: Any, waiting_bytes: int = 0) -> list[Effect]:
         """The state after so many rounds is here; one of a view that came to nothing may have been told before."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedgossip.algorithms.descent.base import Descent, DescentState, stepped
+from fedgossip.algorithms.descent.base import Descent, DescentState, stepped, stepped_by_momentum
 from fedgossip.algorithms.fragments import Fragments, fragments_of
 from fedgossip.errors import TrainingError
 from fedgossip.messages import ChunkTaken
@@ -94,8 +94,8 @@ def run_collective(
         brought = [_brought(stack, node, opened[node], updates[node], number) for node in workers]
         before, part = stack.state, stack.unsent[0].fragments.part(number)
         if delay:
-            expected = [stepped(descent, before, part, one, rate(number)).x for one in opened]
-            stack.ahead = [stack.unsent[node].ahead(expected[node]) for node in workers]
+            carried = stepped_by_momentum(descent, before, part, rate(number)).x
+            stack.ahead = [unsent.ahead(carried) for unsent in stack.unsent]
         mean = mean_of(brought, number, task.schema, stack.meters)
         stack.state = stepped(descent, before, part, mean, rate(number))
         for one in (*stack.unsent, *stack.coded):

@@ -61,6 +61,11 @@ def stepped(descent: Descent[Any], state: Any, part: slice, gradient: Vector, ra
     return replace(state, **{name: _with(one, part, getattr(after, name)) for name, one in arrays.items()})
 
 
+def stepped_by_momentum(descent: Descent[Any], state: Any, part: slice, rate: float) -> Any:
+    """Return the state after a step of the elements `part` along nothing: what remains of earlier ones moves them."""
+    return stepped(descent, state, part, zeros(state.x[part]), rate)
+
+
 def _with(vector: Vector, part: slice, new: Vector) -> Vector:
     changed = vector.copy()
     changed[part] = new
