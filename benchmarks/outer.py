@@ -12,6 +12,9 @@ share of the time processors work over simulated links of 50 Mbit/s and 30 ms, w
 
     python benchmarks/outer.py --paired-kills 8   what they cost on digits, over so many seeds
 
+    python benchmarks/outer.py --together 5 TEXT [STEPS]   bytes, loss, computing and kills of one setting, over so many
+                                                           seeds that it was not chosen by; five minutes each
+
 Without TEXT 50 steps on its own source, as a play of four.
 """
 
@@ -54,6 +57,12 @@ WAYS: dict[str, tuple[int, dict[str, Any]]] = {
     "H = 10, sign": (10, {"outer": {"lr": 1.0, "beta": 0.0}, "codec": "sign"}),
 }
 SEEDED = "4 fragments, H = 28, qsgd:7"
+TOGETHER: tuple[int, dict[str, Any]] = (
+    8,
+    {"outer": {**MILD, "fragments": 4, "delay": 1}, "codec": "qsgd:7", "method": "all-to-all"},
+)
+"""What few bytes, little loss, no waiting and kills are measured by at once."""
+CRASH = {"kind": "crash", "every": 30.0, "after": 3.0}
 SHORT = 6
 """The first so many are in the short form, on the benchmark's own source."""
 """(local steps, more of [parallel])"""
@@ -121,10 +130,36 @@ def told_of(ratios: list[float]) -> str:
     return f"x {mean:.4f} [{mean - half:.4f}, {mean + half:.4f}] of {len(ratios)} seeds"
 
 
+def together(text: str, steps: int, count: int) -> None:
+    """Print, of one setting and seeds that it was not chosen by, how many times fewer bytes it sends, its loss by every
+    step's, the share of the time that workers compute over slow links, and its loss by its own where they are killed.
+
+    Steps take 10 ms, and 100 ms where workers are killed, so that there are six kills in 2000 of them.
+    """
+    local, more = TOGETHER
+    ratios, costs, fewer, shares = [], [], [], []
+    for seed in range(2, 2 + count):
+        every, sent = learned(text, steps, *WAYS["every step"], seed)
+        content = experiment(text, steps, local, more, seed)
+        trained = content["rounds"] * local * STEP_SECONDS
+        calm = {**content, "simulation": {**LINKS, "training": local * STEP_SECONDS}}
+        torn = {**content, "simulation": {**LINKS, "training": 0.1 * local}, "faults": [CRASH]}
+        ours, killed = (fedgossip.simulate(one, engine="sim").summary for one in (calm, torn))
+        ratios.append(ours["test_loss"] / every)
+        costs.append(killed["test_loss"] / ours["test_loss"])
+        fewer.append(sent * content["rounds"] * local / ours["bytes_sent"])
+        shares.append(trained / ours["seconds"])
+        told = f"every step {every:.4f}, ours {ours['test_loss']:.4f} x {ratios[-1]:.4f}"
+        ends = f"{killed['seconds']:.1f} s, {killed['status']}"
+        print(f"seed {seed}: {told}, killed {killed['test_loss']:.4f} x {costs[-1]:.4f}, {ends}", flush=True)
+    print(f"times fewer bytes: {min(fewer):.1f}; share computing: {min(shares):.3f}")
+    if count > 1:
+        print(f"loss by every step's: {told_of(ratios)}; with kills by without: {told_of(costs)}")
+
+
 def kills() -> None:
     """Print what workers killed every 30 s of virtual time cost: losses on digits, and seconds, without and with."""
     print("one of four killed every 30 s, back 3 s later: test loss, seconds; undisturbed and with kills")
-    crash = {"kind": "crash", "every": 30.0, "after": 3.0}
     for codec in ("", "top-k:0.1"):
         for delay in (0, 1):
             content = {
@@ -135,14 +170,13 @@ def kills() -> None:
                 "simulation": {"training": 2.5},
                 "eval": {"every": 80},
             }
-            runs = [fedgossip.simulate({**content, "faults": faults}).summary for faults in ([], [crash])]
+            runs = [fedgossip.simulate({**content, "faults": faults}).summary for faults in ([], [CRASH])]
             told = "  ".join(f"{one['test_loss']:.4f} {one['seconds']:.1f}" for one in runs)
             print(f"{codec or 'whole':10} delay = {delay}  {told}", flush=True)
 
 
 def paired_kills(count: int) -> None:
     """Print how much more loss there is with kills than without, on digits by AdamW, with Student's interval."""
-    crash = {"kind": "crash", "every": 30.0, "after": 3.0}
     local, more = WAYS[SEEDED]
     train = {"device": "cpu", "optimizer": "adamw", "lr": 4e-3, "schedule": "cosine", "batch_size": BATCH}
     for name, parallel in {SEEDED: more, "without a codec": {"outer": more["outer"]}, "H = 7": {"outer": MILD}}.items():
@@ -157,7 +191,7 @@ def paired_kills(count: int) -> None:
                 "simulation": {"training": 0.1 * local},
                 "eval": {"every": 280},
             }
-            runs = [fedgossip.simulate({**content, "faults": faults}, engine="sim").summary for faults in ([], [crash])]
+            runs = [fedgossip.simulate({**content, "faults": faults}, engine="sim").summary for faults in ([], [CRASH])]
             costs.append(runs[1]["test_loss"] / runs[0]["test_loss"])
         print(f"{name:28} {told_of(costs)}, one seed varies by {stdev(costs):.3f}", flush=True)
 
@@ -167,8 +201,7 @@ def kills_on(text: str, steps: int, seed: int = 1) -> None:
     local, more = WAYS[SEEDED]
     content = experiment(text, steps, local, more, seed)
     content["simulation"] = {"training": 0.1 * local}
-    crash = {"kind": "crash", "every": 30.0, "after": 3.0}
-    for faults in ([], [crash]):
+    for faults in ([], [CRASH]):
         run = fedgossip.simulate({**content, "faults": faults}, engine="sim").summary
         name = "killed every 30 s" if faults else "undisturbed"
         print(f"{name:18} {run['test_loss']:.4f} {run['seconds']:.1f} s, {run['status']}", flush=True)
@@ -187,6 +220,10 @@ def table(text: str, steps: int, ways: dict[str, tuple[int, dict[str, Any]]]) ->
 
 
 if __name__ == "__main__":
+    if "--together" in sys.argv[1:]:
+        place = sys.argv.index("--together")
+        together(sys.argv[place + 2], int((*sys.argv[place:], 2000)[3]), int(sys.argv[place + 1]))
+        sys.exit()
     if "--paired-kills" in sys.argv[1:]:
         paired_kills(int(sys.argv[-1]))
         sys.exit()

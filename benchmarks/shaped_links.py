@@ -63,9 +63,10 @@ WAYS: dict[str, tuple[int, dict[str, Any]]] = {
     "H = 28, qsgd:7, delay = 1": (28, {"outer": {**outer.MILD, "delay": 1}, "codec": "qsgd:7"}),
     "the same, 4 fragments": (7, {"outer": FRAGMENTS, "codec": "qsgd:7"}),
     "the same, all-to-all": (7, {"outer": FRAGMENTS, "codec": "qsgd:7", "method": "all-to-all"}),
+    "outer.py --together": outer.TOGETHER,
 }
 """(local steps, more of [parallel])"""
-CHOSEN = "the same, all-to-all"
+CHOSEN = "outer.py --together"
 EVERY_STEPS = 40
 """Maximum number of steps where each is shared: 0.3 s each."""
 
