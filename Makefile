@@ -74,6 +74,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/board.py --runs 100
 	$(BIN)/python benchmarks/forecast.py --rounds 5
 	$(BIN)/python benchmarks/small_bins.py --divisions 1
+	$(BIN)/python benchmarks/cox_ties.py --draws 2
 	$(BIN)/python benchmarks/trees.py --short
 	$(BIN)/python benchmarks/codecs.py --elements 100000 --turns 1
 
