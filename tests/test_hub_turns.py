@@ -82,7 +82,23 @@ def test_the_line_of_a_coordinator_that_is_busy_is_not_taken_for_slow() -> None:
     assert list(turns.next(2.01, heard_all=True)) == []
     turns.moved(0, 2.2)
     turns.moved(1, 2.2)
-    assert len(list(turns.next(2.2, heard_all=True))) == 2, "a tenth of a second with two chunks"
+    assert [node for node, _ in turns.next(2.2, heard_all=True)] == [2], "a tenth of a second with two chunks"
+
+
+def test_another_is_let_in_beside_two_and_the_next_only_where_three_are_slow_too() -> None:
+    """A moment without a chunk costs one model of memory, not two."""
+    turns = Turns(4)
+    for node in range(4):
+        turns.ask(node, 1)
+    assert len(list(turns.next(1.0, heard_all=True))) == 2
+    now = 1.0 + QUIET_SECONDS
+    for _ in range(2):
+        for node in turns.going:
+            turns.moved(node, now)
+        assert len(list(turns.next(now, heard_all=True))) == 1
+        assert list(turns.next(now + QUIET_SECONDS / 2, heard_all=True)) == []
+        now += QUIET_SECONDS
+    assert len(turns.going) == 4
 
 
 def test_a_coordinator_that_was_busy_does_not_take_its_clients_for_slow() -> None:

@@ -74,7 +74,7 @@ class Turns:
         self._came: deque[float] = deque(maxlen=FAST_CHUNKS)
         """The times of the last chunks."""
         self._began = 0.0
-        """The time since which somebody has a turn."""
+        """The time since which somebody has a turn, or one more beside those at speed."""
 
     def ask(self, node: NodeId, transfer: int) -> None:
         """Note that a client wants to send a message; it has given up any before."""
@@ -92,7 +92,9 @@ class Turns:
                 self.at_once if heard_all and self._line_is_slow(now) else min(self.at_once, TURNS_AT_SPEED)
             ):
                 return
-            self._began = self._began if self.going else now
+            if not self.going or at_speed >= TURNS_AT_SPEED:  # one more, then another look: it may have been a moment
+                self._came.clear()
+                self._began = now
             node = next(iter(self.waiting))
             transfer = self.waiting.pop(node)
             self.going[node] = _Turn(transfer, now)
