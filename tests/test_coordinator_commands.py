@@ -130,8 +130,8 @@ def test_a_client_that_is_killed_comes_back_into_the_same_run(site: Site) -> Non
     assert site.ended(coordinator) == 0, site.said(CLIENTS)
     assert [site.ended(client) for client in clients] == [0] * CLIENTS
     folders = [f"out{node}" for node in range(CLIENTS + 1)]
-    assert "MB by all" in site.run("collect", "pilot.toml", *folders, "--out", "whole").out
-    assert "MB by the coordinator alone" in site.run("collect", "pilot.toml", folders[-1], "--out", "alone").out
+    assert "kB by all" in site.run("collect", "pilot.toml", *folders, "--out", "whole").out
+    assert "kB by the coordinator alone" in site.run("collect", "pilot.toml", folders[-1], "--out", "alone").out
 
 
 @pytest.fixture
