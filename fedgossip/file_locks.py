@@ -6,6 +6,7 @@ By flock on Linux and macOS; on Windows by a lock on one byte far behind the end
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import os
 from pathlib import Path
@@ -46,7 +47,9 @@ def let_go(file: int) -> None:
 
 
 def _byte_taken(file: int) -> bool:
-    windows = importlib.import_module("msvcrt")
+    windows = _module("msvcrt")
+    if windows is None:
+        raise OSError(errno.ENOTSUP, "no file can be locked here")
     at = os.lseek(file, 0, os.SEEK_CUR)
     os.lseek(file, FAR, os.SEEK_SET)
     try:
