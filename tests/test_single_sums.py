@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from operator import attrgetter
 
 import numpy as np
 import pytest
@@ -173,3 +176,26 @@ def test_products_are_not_taken_in_float32_where_torch_may_take_shorter_numbers(
         assert not float32_products.are_float32(cpu)
     finally:
         torch.set_float32_matmul_precision(before)
+    try:
+        if torch.set_flush_denormal(True):
+            assert not float32_products.are_float32(cpu)
+    finally:
+        torch.set_flush_denormal(False)
+    assert float32_products.are_float32(cpu)
+
+
+@pytest.mark.sockets
+@pytest.mark.parametrize("place", ["", ".mkldnn", ".mkldnn.matmul"])
+def test_a_newer_setting_of_torch_is_no_error_and_is_heard(place: str) -> None:
+    """torch then raises where it is asked for its older setting; in a process of its own, for it may stay so."""
+    backend = f"torch.backends{place}"
+    if not hasattr(attrgetter(f"backends{place}")(torch), "fp32_precision"):
+        pytest.skip("this torch has no such setting")
+    code = f"""
+import torch
+from fedgossip.learning.float32_products import are_float32
+assert are_float32(torch.device("cpu"))
+{backend}.fp32_precision = "bf16" if "mkldnn" in "{place}" else "tf32"
+assert not are_float32(torch.device("cpu"))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
