@@ -13,6 +13,8 @@ from fedgossip.errors import ConfigError, NotWrittenError, TrainingError
 from fedgossip.experiment import load_experiment
 from fedgossip.learning import custom, data, partitions
 from fedgossip.learning.tables import read_csv
+from fedgossip.plans import compose
+from fedgossip.signatures import CalledWith, check_call
 
 
 def refused(text: str, folder: Path) -> ConfigError:
@@ -111,11 +113,84 @@ def test_a_module_that_is_not_there_and_one_that_it_imports_are_told_apart(tmp_p
 def test_an_error_in_the_users_code_says_its_line_and_how_to_see_more(tmp_path: Path) -> None:
     source = module(tmp_path, "clear_errors_two", "def g():\n    return 1 / 0\n\ndef f():\n    return g()\n")
     with pytest.raises(TrainingError, match=r"ZeroDivisionError.*\(clear_errors_two.py, line 2\)") as error:
-        custom.call(source, tmp_path)
+        custom.call(source, tmp_path, CalledWith((), ""))
     assert "FEDGOSSIP_TRACEBACK=1" in error.value.advice
     source = module(tmp_path, "clear_errors_three", "x = 1\ny = int('a')\n")
     with pytest.raises(ConfigError, match=r"importing clear_errors_three failed.*line 2\)"):
         custom.function(source, tmp_path)
+
+
+OTHER_ARGUMENTS = {
+    "model": ('[model]\nsource = "{}"\n', "(width)", "(shape = (64,), classes = 10)", "too many positional arguments"),
+    "model that wants more": ('[model]\nsource = "{}"\n', "(a, b, *, width)", "(shape = (64,), ", "'width'"),
+    "data": ('[data]\nsource = "{}"\n', "(seed)", "()", "missing a required argument: 'seed'"),
+    "loss": ('[task]\nloss = "{}"\n', "(outputs)", "(outputs, labels)", "too many positional arguments"),
+    "metric": ('[task]\nmetrics = ["{}"]\n', "(a, b, c)", "(outputs, labels)", "missing a required argument: 'c'"),
+    "graph": ("", "(n)", "(n = 4, seed = 1)", "too many positional arguments"),
+    "weights": ("", "(graph, seed)", "(topology = ", "missing a required argument: 'seed'"),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(OTHER_ARGUMENTS))
+def test_a_function_that_takes_other_arguments_is_told_both_and_how_to_write_one(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, takes, given, reason = OTHER_ARGUMENTS[kind]
+    name = f"clear_errors_takes_{kind.replace(' ', '_')}"
+    source = module(tmp_path, name, f"def f{takes} -> dict:\n    return 1 / 0\n")
+    ring = 'graph = "ring"'
+    graph = {"graph": f'graph = "{source}"', "weights": f'{ring}\nweights = "{source}"'}.get(kind, ring)
+    text = f"rounds = 1\n[topology]\n{graph}\nn = 4\n[train]\ndevice = 'cpu'\n{table.format(source)}"
+    (tmp_path / "e.toml").write_text(text)
+    said = in_process(["run", "e.toml", "--no-report"], tmp_path, monkeypatch, capsys)
+    error, advice = said.err.splitlines()[-2:]
+    assert said.code == 2 and source in error and "ZeroDivisionError" not in said.err
+    assert f"is called with {given}" in error and f"and takes {takes}: " in error and reason in error, error
+    assert advice.startswith("Write def "), advice
+
+
+def test_an_error_inside_the_users_function_is_its_own_whatever_its_kind(tmp_path: Path) -> None:
+    text = "def g(x):\n    return x\n\ndef f(shape, classes):\n    return g()\n"
+    source = module(tmp_path, "clear_errors_inside", text)
+    with pytest.raises(TrainingError, match=r"raised TypeError.*missing 1 required.*clear_errors_inside.py, line 5\)"):
+        custom.call(source, tmp_path, CalledWith(("shape", "classes"), "no"), (4,), 2)
+
+
+def test_what_tells_no_signature_and_what_a_decorator_hides_is_called() -> None:
+    import functools
+
+    def wide(shape: object, classes: object, width: int) -> tuple[object, ...]:
+        return shape, classes, width
+
+    @functools.wraps(wide)
+    def narrow(shape: object, classes: object) -> tuple[object, ...]:
+        return wide(shape, classes, 3)
+
+    two = CalledWith(("shape", "classes"), "no")
+    for one in (narrow, functools.partial(wide, width=3), dict.update, max, lambda *_: None):
+        check_call("own:f", one, two)
+    with pytest.raises(ConfigError, match="own:f is called with"):
+        check_call("own:f", wide, two)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("def mixed(self, state):\n        return state", "Own.mixed is called with (state, mixed) and takes (state)"),
+        ("def __init__(self, slem):\n        self.slem = slem", "Own needs the option 'slem'"),
+    ],
+)
+def test_an_algorithm_that_takes_other_arguments_is_told_both(
+    body: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"clear_errors_algorithm_{len(body)}"
+    text = f"from fedgossip.algorithms.dsgd import DSGD\nclass Own(DSGD):\n    {body}\n"
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    content = {"topology": {"graph": "ring", "n": 4}, "algorithm": {"name": f"{name}:Own"}}
+    with pytest.raises(ConfigError) as error:
+        compose.plan(load_experiment(content))
+    assert said in str(error.value) and error.value.advice
 
 
 def test_the_hint_shows_the_traceback_that_it_promises(

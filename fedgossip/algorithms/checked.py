@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from typing import Any, TypeVar
@@ -10,9 +11,12 @@ import numpy as np
 
 from fedgossip.algorithms.base import WEIGHT, GossipAlgorithm, Needs, Slot, Step, Vectors
 from fedgossip.errors import ConfigError, TrainingError
+from fedgossip.signatures import CalledWith, check_call
 from fedgossip.vectors import Vector
 
 Given = TypeVar("Given")
+
+_SEE = "See GossipAlgorithm in fedgossip/algorithms/base.py."
 
 METHODS = ("start", "trained", "mixed", "model", "seen", "corrected", "rejoined")
 
@@ -25,9 +29,10 @@ class Checked:
         self.first: Vector | None = None  # what all models are like
         missing = [method for method in METHODS if not callable(getattr(algorithm, method, None))]
         if missing:
-            raise ConfigError(
-                f"{name} has no method {missing[0]!r}", "See GossipAlgorithm in fedgossip/algorithms/base.py."
-            )
+            raise ConfigError(f"{name} has no method {missing[0]!r}", _SEE)
+        for method in METHODS:
+            _, *arguments = inspect.signature(getattr(GossipAlgorithm, method)).parameters
+            check_call(f"{name}.{method}", getattr(algorithm, method), CalledWith(tuple(arguments), _SEE))
         slots = tuple(getattr(algorithm, "slots", ()))
         if not slots or not all(isinstance(slot, Slot) for slot in slots):
             raise ConfigError(f"{name}: slots = {slots!r}", 'Give a Slot per vector that a round mixes: (Slot("x"),).')

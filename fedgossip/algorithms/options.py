@@ -20,8 +20,14 @@ def chosen(key: str, name: str, table: Mapping[str, Callable[..., Chosen]], opti
 
 
 def check_options(what: str, make: Callable[..., object], options: Iterable[str], ours: Iterable[str] = ()) -> None:
-    """Raise ConfigError for an option that `make` does not take; `ours`: parameters that nobody else may give."""
-    known = set(inspect.signature(make).parameters) - set(ours)
+    """Raise ConfigError for an option that `make` does not take, or that it needs and that is not there; `ours`:
+    parameters that nobody else may give."""
+    takes = inspect.signature(make).parameters
+    known = set(takes) - set(ours)
     for option in options:
         if option not in known:
             raise ConfigError(f"{what} has no option {option!r}", nearest(option, known))
+    named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    needed = [name for name, one in takes.items() if one.kind in named and one.default is inspect.Parameter.empty]
+    if missing := [name for name in needed if name in known and name not in set(options)]:
+        raise ConfigError(f"{what} needs the option {missing[0]!r}", "It has no value of its own: give it.")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any
 
 from fedgossip.errors import ConfigError, TrainingError, nearest
+from fedgossip.signatures import CalledWith, check_call
 
 _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -24,10 +25,13 @@ def is_function(source: str) -> bool:
     return _NAME.fullmatch(source) is not None
 
 
-def function(source: str, base: Path | None = None) -> Callable[..., Any]:
+def function(
+    source: str, base: Path | None = None, how: CalledWith | None = None, values: Sequence[object] = ()
+) -> Callable[..., Any]:
     """Return the function that "module:function" names; modules are looked for in `base` (or here), then as usual.
 
-    Raises ConfigError where the module cannot be imported, or has no such function.
+    Raises ConfigError where the module cannot be imported, or has no such function, or where the function does not take
+    what `how` says; `values`: those arguments, where they are known.
     """
     module_name, _, name = source.partition(":")
     with _search_first(base or Path.cwd()):
@@ -48,6 +52,8 @@ def function(source: str, base: Path | None = None) -> Callable[..., Any]:
     if not callable(found):
         known = [word for word, value in vars(module).items() if callable(value) and not word.startswith("_")]
         raise ConfigError(f"{source}: {module_name} has no function {name!r}", nearest(name, known))
+    if how is not None:
+        check_call(source, found, how, values)
     return found  # type: ignore[no-any-return]
 
 
@@ -58,13 +64,20 @@ def beside(source: str, base: Path | None, name: str) -> Callable[..., Any] | No
     return found if callable(found) else None
 
 
-def call(source: str, base: Path | None, *arguments: object) -> Any:
-    """Return what the user's function gives.  Raises TrainingError, naming the function, where it raises."""
-    wanted = function(source, base)
+def call(source: str, base: Path | None, how: CalledWith, *arguments: object) -> Any:
+    """Return what the user's function gives for `arguments`, which are those of `how`.
+
+    Raises ConfigError where it does not take them, and TrainingError where it raises, each naming the function.
+    """
+    return given_by(source, function(source, base, how, arguments), *arguments)
+
+
+def given_by(name: str, wanted: Callable[..., Any], *arguments: object, **named: object) -> Any:
+    """Return what a function of the user's gives.  Raises TrainingError, naming it, where it raises."""
     try:
-        return wanted(*arguments)
+        return wanted(*arguments, **named)
     except Exception as error:
-        raise TrainingError(f"{source} raised {error!r}{place_of(error)}", SEE_WHERE) from error
+        raise TrainingError(f"{name} raised {error!r}{place_of(error)}", SEE_WHERE) from error
 
 
 def place_of(error: Exception) -> str:

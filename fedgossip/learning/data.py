@@ -33,6 +33,10 @@ from fedgossip.learning.dataset import OF_COLUMNS, Dataset, Indices, from_arrays
 from fedgossip.learning.objectives import AS_THE_DATA, CLASSIFICATION, LANGUAGE, REGRESSION, objective_of
 from fedgossip.learning.ragged import Ragged
 from fedgossip.seeds import stream
+from fedgossip.signatures import CalledWith
+
+DATA = CalledWith((), "Write def data(): return x, y")
+"""Of a data source of the user's own."""
 
 # --- splitting --------------------------------------------------------------------------------------------------
 
@@ -217,7 +221,7 @@ def _load(source: str, base: Path | None, like: Dataset | None, buckets: Sequenc
     kind, colon, rest = source.partition(":")
     if kind not in KINDS:
         if custom.is_function(source):
-            return _from_user(source, custom.call(source, base), task)
+            return _from_user(source, custom.call(source, base, DATA), task)
         raise ConfigError(f"unknown data source {source!r}", nearest(kind, [*KINDS, "module:function"]))
     path, _, query = rest.partition("?")
     options = _options(source, query, _OPTIONS.get(kind, ()))

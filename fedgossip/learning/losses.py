@@ -13,6 +13,7 @@ from fedgossip.errors import TrainingError
 from fedgossip.learning import custom
 from fedgossip.learning.objectives import Objective
 from fedgossip.learning.ragged import IGNORED
+from fedgossip.signatures import CalledWith
 
 Values = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Of outputs and labels of the same shape, the loss of every number."""
@@ -24,6 +25,9 @@ OF_NUMBERS: Mapping[str, Values] = {
     "bce": lambda outputs, labels: functional.binary_cross_entropy_with_logits(outputs, labels, reduction="none"),
 }
 
+
+LOSS = CalledWith(("outputs", "labels"), "Write def loss(outputs, labels): return ((outputs - labels) ** 2).mean()")
+"""Of a loss of the user's own: two tensors of a batch."""
 
 SOFT_TARGETS = "soft-targets"
 """The loss of a model that learns another one's logits, "soft-targets?temperature=2"; no experiment names it."""
@@ -54,7 +58,7 @@ class Criterion:
 
     def __init__(self, objective: Objective, base: Path | None = None) -> None:
         self.name = objective.loss
-        self._own = custom.function(self.name, base) if custom.is_function(self.name) else None
+        self._own = custom.function(self.name, base, LOSS) if custom.is_function(self.name) else None
         self._values = _values_of(self.name)
 
     def mean(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -89,11 +93,7 @@ class Criterion:
 
     def _called(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         assert self._own is not None
-        try:
-            found = self._own(outputs, labels)
-        except Exception as error:
-            place = custom.place_of(error)
-            raise TrainingError(f"the loss {self.name} raised {error!r}{place}", custom.SEE_WHERE) from error
+        found = custom.given_by(f"the loss {self.name}", self._own, outputs, labels)
         if not isinstance(found, torch.Tensor) or found.dim():
             what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else repr(found)
             advice = "It returns one number as a tensor: the mean over the batch, loss.mean()."

@@ -24,6 +24,7 @@ from fedgossip.learning.architectures import (
     TransformerSizes,
     architecture,
 )
+from fedgossip.signatures import CalledWith
 
 __all__ = ["KINDS", "build", "is_own"]
 
@@ -123,8 +124,12 @@ class Characters(nn.Module):
         return logits
 
 
+MODEL = CalledWith(("shape", "classes"), "Write def model(shape, classes): return torch.nn.Linear(shape[0], classes)")
+"""Of a model of the user's own: the shape of an example, and the number of outputs."""
+
+
 def _own(source: str, base: Path | None, shape: tuple[int, ...], classes: int) -> nn.Module:
-    model = custom.call(source, base, shape, classes)
+    model = custom.call(source, base, MODEL, shape, classes)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{source} gave a {type(model).__name__}", "It returns a torch.nn.Module.")
     return model

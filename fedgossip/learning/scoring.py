@@ -22,9 +22,13 @@ from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.losses import fitted, predicted
 from fedgossip.learning.objectives import MULTI_LABEL, REGRESSION, Objective, score_of
 from fedgossip.learning.ragged import Ragged
+from fedgossip.signatures import CalledWith
 
 Sums = npt.NDArray[np.float64]
 Array = npt.NDArray[Any]
+
+METRIC = CalledWith(("outputs", "labels"), "Write def metric(outputs, labels): return float((outputs - labels).max())")
+"""Of a metric of the user's own: two arrays, of the whole test set."""
 
 
 @dataclass(frozen=True)
@@ -210,14 +214,14 @@ def _area(scores: Array, true: Array) -> float:
 
 def _own(metric: str, base: Path | None) -> Callable[[Array, Array], float]:
     name = metric.partition("?")[0]
-    function = custom.function(name, base)
+    function = custom.function(name, base, METRIC)
 
     def measured(outputs: Array, labels: Array) -> float:
+        found = custom.given_by(f"the metric {name}", function, outputs, labels)
         try:
-            found = function(outputs, labels)
             value = float(found)
-        except Exception as error:
-            text = f"the metric {name} raised {error!r}{custom.place_of(error)}"
+        except (TypeError, ValueError) as error:
+            text = f"the metric {name} returned a {type(found).__name__}, of which no number can be made: {error}"
             raise TrainingError(text, "It takes two arrays, outputs and labels, and returns a number.") from error
         if not math.isfinite(value):
             raise TrainingError(f"the metric {name} is {value}", "It returns a finite number.")

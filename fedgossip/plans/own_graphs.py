@@ -21,6 +21,7 @@ import numpy.typing as npt
 from fedgossip.errors import ConfigError, FedgossipError, TrainingError
 from fedgossip.experiment import GIVEN
 from fedgossip.learning import custom
+from fedgossip.signatures import CalledWith
 from fedgossip.topology import (
     Cycle,
     Endless,
@@ -44,6 +45,9 @@ LOOKED_AT = 4
 
 DIGITS = 6
 """Of a weight, in a digest: what unlike processors round otherwise is far below."""
+
+GRAPH = CalledWith(("n", "seed"), "Write def graph(n, seed): return Topology.from_edges(n, edges, 'mine')")
+WEIGHTS = CalledWith(("topology",), "Write def weights(topology): return W, an array [n, n]")
 
 YOURS = "The function is yours; see examples/own_graph.py."
 
@@ -150,7 +154,7 @@ def digest_of(schedule: Schedule) -> str:
 def _weighed(topology: Topology, weights: str | None, brought: str | None) -> Mixing:
     if weights is None or not custom.is_function(weights):
         return build(topology, weights or brought or topology.weights or "metropolis")
-    mixings = [_made_weights(weights, topology, custom_given(weights, topology)) for _ in range(2)]
+    mixings = [_made_weights(weights, topology, custom_given(weights, WEIGHTS, topology)) for _ in range(2)]
     if _look(weights, mixings[0], 1) != _look(weights, mixings[1], 1):
         raise _unsteady(weights)
     return mixings[0]
@@ -164,16 +168,16 @@ def _made_weights(name: str, topology: Topology, found: object) -> Mixing:
     return from_weights(name, found, topology)  # type: ignore[arg-type]
 
 
-def custom_given(name: str, *arguments: object) -> Any:
+def custom_given(name: str, how: CalledWith, *arguments: object) -> Any:
     """Return what the user's function gives.  Raises ConfigError, naming it, where it raises."""
     try:
-        return custom.call(name, None, *arguments)
+        return custom.call(name, None, how, *arguments)
     except TrainingError as error:
         raise ConfigError(str(error), error.advice) from error
 
 
 def _asked(name: str, n: int, seed: int) -> object:
-    found = custom_given(name, n, seed)
+    found = custom_given(name, GRAPH, n, seed)
     known = isinstance(found, Topology | Mixing) or hasattr(found, "mixing")
     if not known:
         text = f"{name} returned {_kind(found)}; expected a Topology, a Mixing or a Schedule"

@@ -14,15 +14,19 @@ from fedgossip.errors import ConfigError, TrainingError, nearest
 from fedgossip.experiment import ParallelExperiment
 from fedgossip.experiment.parallel_sections import SERVED
 from fedgossip.keyed_rows import KeyedTable, Rows, frozen_keys, no_rows
-from fedgossip.learning.custom import call, function, is_function
+from fedgossip.learning.custom import function, given_by, is_function
 from fedgossip.learning.objectives import SPARSE
 from fedgossip.learning.word_tables import word_table
 from fedgossip.machine import Checkpoint
 from fedgossip.plans.plan import RunOutlook
 from fedgossip.protocols.shard_clocks import ShardClocks
 from fedgossip.protocols.shard_records import restore
+from fedgossip.signatures import CalledWith
 from fedgossip.task import LocalTask, RowTask
 from fedgossip.vectors import frozen
+
+FILTER = CalledWith(("pushing", "memory"), "Write def filter(pushing, memory): return pushing.gradient, memory")
+"""Of a filter of the user's own, see `algorithms.row_filters`."""
 
 
 def check_table(experiment: ParallelExperiment, table: KeyedTable | None) -> None:
@@ -72,10 +76,10 @@ class OwnFilter:
     text: str
 
     def __post_init__(self) -> None:
-        function(self.text)
+        function(self.text, None, FILTER)
 
     def __call__(self, pushing: Pushing, memory: Memory) -> tuple[Rows, Memory]:
-        found = call(self.text, None, pushing, memory)
+        found = given_by(self.text, function(self.text), pushing, memory)
         rows = found[0] if isinstance(found, tuple) and len(found) == 2 else None
         if not isinstance(rows, Rows) or rows.values.size != rows.keys.size * pushing.gradient.matrix.shape[1]:
             text = f"{self.text} gives {type(found).__name__} of which no rows can be made"

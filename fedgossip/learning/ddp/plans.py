@@ -23,6 +23,7 @@ from fedgossip.errors import ConfigError
 from fedgossip.learning import custom, models
 from fedgossip.learning.gpt import Transformer
 from fedgossip.learning.mesh_settings import MeshSettings
+from fedgossip.signatures import CalledWith, check_call
 
 Plan = Mapping[str, ParallelStyle]
 PLAN = "parallel_plan"
@@ -78,10 +79,11 @@ def _own_plan(module: nn.Module, source: str, base: Path | None, mesh: MeshSetti
     where = f"mesh.tensor = {mesh.tensor}: {source}"
     if plan is None:
         raise ConfigError(f"{where} has no plan of its layers", HOW)
+    check_call(f"{source.partition(':')[0]}:{PLAN}", plan, CalledWith(("module",), HOW))
     how = {"sequence": True} if mesh.sequence else {}
     if how and "sequence" not in inspect.signature(plan).parameters:
         raise ConfigError(f"{where}: its plan knows no sequence", f"Write {PLAN}(module, sequence), or leave it out.")
-    found = plan(module, **how)
+    found = custom.given_by(f"{where}: {PLAN}", plan, module, **how)
     if not isinstance(found, Mapping) or not all(isinstance(style, ParallelStyle) for style in found.values()):
         raise ConfigError(f"{where}: {PLAN} gives no styles by the names of layers", HOW)
     known = [name for name, _ in module.named_modules()]

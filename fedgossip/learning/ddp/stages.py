@@ -16,6 +16,7 @@ from torch import nn
 from fedgossip.errors import ConfigError
 from fedgossip.learning import custom, models
 from fedgossip.learning.gpt import Transformer, TransformerStage
+from fedgossip.signatures import CalledWith, check_call
 
 STAGES = "stages"
 HOW = f"Write {STAGES}(module, n) beside it, which gives n modules of its layers; docs/parallel.md has one."
@@ -45,7 +46,8 @@ def stages_of(module: nn.Module, source: str, base: Path | None, n: int) -> Sequ
 
 def _stages(module: nn.Module, source: str, base: Path | None, n: int, where: str) -> Sequence[nn.Module]:
     if models.is_own(source) and (own := custom.beside(source, base, STAGES)):
-        found = own(module, n)
+        check_call(f"{source.partition(':')[0]}:{STAGES}", own, CalledWith(("module", "n"), HOW))
+        found = custom.given_by(f"{where}: {STAGES}", own, module, n)
         if not isinstance(found, Sequence) or len(found) != n or not all(isinstance(one, nn.Module) for one in found):
             raise ConfigError(f"{where}: {STAGES} gives no {n} modules", HOW)
         return found
