@@ -15,15 +15,12 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from crew import machine, median
-from torch import nn
-from torch.nn import functional
 
 from fedgossip.learning import data, job_blocks
 from fedgossip.learning.devices import describe, device_for
@@ -31,34 +28,11 @@ from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.machine import Report
 from fedgossip.task import Job
 
-RESNET = "any_module:resnet20"
+RESNET = "residual_networks:resnet20"
 EXAMPLES = 256
 """Of each node."""
 
 LOOP, TOGETHER, COMPILED = "one after another", "together", "together, compiled"
-
-
-class Block(nn.Module):
-    """Two convolutions with GroupNorm, and what came in added to them."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.norms = nn.ModuleList(nn.GroupNorm(8, outputs) for _ in range(2))
-        self.past = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if inputs != outputs else nn.Identity()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = functional.relu(self.norms[0](self.first(x)))
-        return functional.relu(self.norms[1](self.second(h)) + self.past(x))
-
-
-def resnet20(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """He and others (arXiv:1512.03385), section 4.2, n = 3, with GroupNorm in place of BatchNorm."""
-    widths = [16, *[16] * 3, *[32] * 3, *[64] * 3]
-    blocks = [Block(a, b, 1 if a == b else 2) for a, b in pairwise(widths)]
-    first = nn.Conv2d(shape[0], 16, 3, 1, 1, bias=False), nn.GroupNorm(8, 16), nn.ReLU()
-    return nn.Sequential(*first, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes))
 
 
 class Contestant:

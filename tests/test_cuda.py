@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fedgossip import run_local, simulate
 from fedgossip.learning import device_stack, job_blocks, weights
+from fedgossip.learning.cuda_graphs import capture_on
 from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.device_mixing import DeviceMixing
 from fedgossip.learning.device_stack import DeviceStack
+from fedgossip.learning.module_engine import ModuleLoop
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.task import TorchTask
 from fedgossip.machine import Report
@@ -137,6 +141,94 @@ def test_a_gpu_trains_them_compiled_too(model, monkeypatch):
     check_together(model, "cuda", 0.05, monkeypatch, compile=True)
 
 
+class Reading(nn.Module):
+    """A layer with dropout in front of it, whose Python reads a number from the device."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.dropout, self.last = nn.Dropout(0.2), nn.Linear(int(np.prod(shape)), classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.last(self.dropout(x.flatten(1)))
+        return found if float(found.detach().abs().max()) < 1e9 else found * 2
+
+
+class Dropped(Reading):
+    """The same without."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.last(self.dropout(x.flatten(1)))
+        return found
+
+
+def trained_alone(model: str, device: str, **how: Any) -> tuple[list[Vector], list[Report]]:
+    """The updates of two rounds of four nodes, one after another, and what was told."""
+    settings = TrainSettings(**{"device": device, "batch_size": 6, "local_steps": 5, **how})
+    data = DATA.get(model, images)()
+    shares = [np.arange(14 * node, 14 * node + 14) for node in range(NODES)]
+    task, told = TorchTask(data, data, shares, model, settings, seed=1, rounds=2), list[Report]()
+    task.report_to(told.append)
+    found = []
+    for number, node in product(range(2), range(NODES)):
+        (update,) = task.train([Job(node, number, task.initial(0))])
+        assert update.difference is not None
+        found.append(update.difference)
+    return found, told
+
+
+REPLAYED: list[tuple[str, dict[str, Any]]] = [
+    ("chars:12", {"momentum": 0.9}),
+    ("gpt:1-16-2", {"optimizer": "adamw", "weight_decay": 0.1}),
+    ("cnn:small", {"precision": "bfloat16"}),
+    ("cnn:small", {"channels_last": True, "clip_norm": 1.0}),
+    ("cnn:small", {"prefetch": 2}),
+    ("cnn:small-bn", {"momentum": 0.9, "nesterov": True}),
+    ("cnn:small-bn", {"buffers": "local", "optimizer": "adam", "lr": 0.01}),
+    (f"{__name__}:Dropped", {}),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("model", "how"), REPLAYED)
+def test_a_gpu_replays_the_steps_that_it_takes(model, how, monkeypatch):
+    """And they are captured: nothing says that they are not, and few steps are launched one operation after another."""
+    launched = []
+    step = ModuleLoop.step
+    monkeypatch.setattr(ModuleLoop, "step", lambda *given: (launched.append(0), step(*given))[1])
+    found, told = trained_alone(model, "cuda", **how)
+    assert told == [] and len(launched) == 3  # one to look at, one to compare with, and one to capture
+    expected, _ = trained_alone(model, "cuda", **how, capture=False)
+    for one, other in zip(found, expected, strict=True):
+        assert np.linalg.norm(one - other) <= 1e-3 * np.linalg.norm(other)
+    print(model, how, all(a.tobytes() == b.tobytes() for a, b in zip(found, expected, strict=True)))
+
+
+@pytest.mark.gpu
+def test_a_module_that_reads_from_a_gpu_is_not_captured_and_trains_on():
+    found, told = trained_alone(f"{__name__}:Reading", "cuda")
+    assert [(one.name, one.value) for one in told] == [
+        ("not_captured", "a step waits for the device, to read a number say")
+    ]
+    expected, _ = trained_alone(f"{__name__}:Reading", "cuda", capture=False)
+    for one, other in zip(found, expected, strict=True):
+        assert np.linalg.norm(one - other) <= 1e-3 * np.linalg.norm(other)
+
+
+@pytest.mark.gpu
+def test_a_capture_that_fails_leaves_the_device_as_it_was():
+    """The stream that work goes to, and what is drawn next."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    capture, stream = capture_on(device), torch.cuda.current_stream()
+    assert capture is not None
+    torch.cuda.manual_seed(5)
+    expected = torch.rand(7, device=device)
+    torch.cuda.manual_seed(5)
+    with pytest.raises(RuntimeError):
+        capture(lambda: print(float(nn.functional.dropout(expected, 0.5).sum())))
+    assert torch.cuda.current_stream() == stream
+    assert torch.equal(torch.rand(7, device=device), expected)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("nodes", [1, NODES])
 def test_a_gpu_is_waited_for_as_often_whatever_the_steps(nodes):
@@ -153,7 +245,7 @@ def test_a_gpu_is_waited_for_as_often_whatever_the_steps(nodes):
                 task.train([Job(node, 1, task.initial(0)) for node in range(nodes)])
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-        return len(said)
+        return sum("synchronizing" in str(one.message) for one in said)  # and not that this mode is a prototype
 
     assert waits(2) == waits(9)
 
@@ -241,6 +333,11 @@ def test_peers_of_this_machine_share_a_gpu_and_say_nothing(tmp_path: Path, capfd
 
 def test_the_check_of_mixing_holds_on_the_cpu():
     check_mixing(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("model", "how"), REPLAYED)
+def test_models_that_are_replayed_train_on_the_cpu(model, how):
+    trained_alone(model, "cpu", **how)
 
 
 @pytest.mark.parametrize("model", DATA)

@@ -72,10 +72,23 @@ def capture_on(device: torch.device) -> Capture | None:
     pool = torch.cuda.graph_pool_handle()
 
     def capture(work: Part) -> Part:
-        graph = torch.cuda.CUDAGraph()
-        # thread_local: what other threads of the process do on the device is no part of it
-        with torch.cuda.device(device), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            work()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(device)
+        drawn = torch.cuda.get_rng_state(device)
+        try:
+            # thread_local: what other threads of the process do on the device is no part of it
+            with torch.cuda.device(device), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                work()
+        except Exception:
+            torch.cuda.set_stream(stream)  # torch leaves both as the capture had them
+            _draw_again(device, drawn)
+            raise
         return graph.replay
 
     return capture
+
+
+def _draw_again(device: torch.device, drawn: torch.Tensor) -> None:
+    """Let the device's generator draw from this state on, outside of captures again."""
+    fresh = torch.Generator(device)
+    fresh.set_state(drawn)
+    torch.cuda.default_generators[device.index or 0].graphsafe_set_state(fresh)

@@ -96,6 +96,10 @@ class JobBlocks:
                 self._once(Report("compiling_pays", {"steps": steps}, round))
         return found
 
+    def not_captured(self, reason: str, round: int) -> None:
+        """Hear from the loop that it captures no more steps."""
+        self._once(Report("not_captured", reason, round))
+
     def _once(self, report: Report) -> None:
         if report.name not in self._told:
             self._told.add(report.name)
@@ -164,11 +168,16 @@ def blocks_of(
     sharing: GpuSharing,
     rounds: int,
 ) -> JobBlocks | None:
-    """Return what trains the jobs of several nodes together on a device of KINDS; elsewhere None."""
+    """Return what trains the jobs of several nodes together on a device of KINDS; elsewhere None.
+
+    The loop, which trains the others, captures its steps there.
+    """
     if device.type not in KINDS:
         return None
     stack, reason = None, against(module, train, settings)
     if not reason:
         how = module, layout, settings
         stack = ModuleStack(*how, device=device, criterion=criterion, examples=loop.examples, compiles=settings.compile)
-    return JobBlocks(stack, reason, sharing, device, rounds)
+    blocks = JobBlocks(stack, reason, sharing, device, rounds)
+    loop.capture(train, blocks.not_captured)
+    return blocks

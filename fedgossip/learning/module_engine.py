@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,16 +19,18 @@ from torch import nn
 from fedgossip import seeds
 from fedgossip.learning import channels, loading, optimizers, weights
 from fedgossip.learning.batches import BatchPlan, Indices
+from fedgossip.learning.captured_steps import CapturedSteps, captured_steps
 from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.ddp.group import Team, TeamNorm
 from fedgossip.learning.flat import Layout
 from fedgossip.learning.losses import Criterion, predicted
+from fedgossip.learning.optimiser_steps import OptimiserSteps
 from fedgossip.learning.passes import Passes, Watch, WholePasses
 from fedgossip.learning.precision import LOSS_SCALE, LossScale
 from fedgossip.learning.private import PrivateGradients
 from fedgossip.learning.scoring import Scoring, Tally
 from fedgossip.learning.settings import TrainSettings
-from fedgossip.learning.sharing import GpuSharing
+from fedgossip.learning.sharing import GpuSharing, OutOfMemory
 from fedgossip.learning.stacked_engine import Outcome, State
 from fedgossip.learning.stretches import GradientStretches, final_in_backward
 from fedgossip.learning.weights import Held, Line
@@ -117,19 +120,19 @@ class ModuleLoop:
         self._sharing = sharing or GpuSharing()
         spread = spread or _alone(module, layout, settings, device)
         self._team, self._held = spread.team, spread.held
-        self._home = self._held.values[
-            0
-        ].device  # where steps are taken: host memory, where a GPU's parts are offloaded
         whole = WholePasses(module, spread.forward, criterion, settings.precision, device)
         self._passes = spread.passes or whole
         self._testers = spread.testers or spread.team
         if settings.channels_last:
             channels.innermost(module)
+        self._captured: CapturedSteps | None = None
+        self._round = 0
         self._norms = [part for part in module.modules() if isinstance(part, TeamNorm)]
         own = Layout.personal_of(module, settings.stays)
         self._p = own.length
         self.trained = self._p + layout.parameters
-        self._segments = weights.trained_segments(own, layout)
+        segments = weights.trained_segments(own, layout)
+        self._steps = OptimiserSteps(settings, self._held, segments, self._p, layout.length)
         self._remembers = remembered(module, layout, settings)
         self._local = weights.local_buffers(module, layout)
         self._fresh = {name: b.detach().clone() for name, b in self._local.items()}
@@ -141,37 +144,91 @@ class ModuleLoop:
             with self.examples.batches([np.arange(min(2, len(train)))]) as some:
                 private.check(*next(some))
 
+    def capture(self, train: Dataset, note: Callable[[str, int], None]) -> None:
+        """Capture steps from now on, where they may be; `note` is told why they are not any more, and the round."""
+        how = self, self._module, train, self._settings, self._device
+        self._captured = captured_steps(*how, lambda reason: note(reason, self._round))
+
     # --- training ---------------------------------------------------------------------------------------------
 
     def train_one(self, job: Assignment) -> Outcome:
         """Train one job, whose state is what the node remembers afterwards."""
-        trained = empty(self._layout.length, np.float32)
+        trained, held = empty(self._layout.length, np.float32), self._held
         kept = {name: np.empty(shape, kind) for name, (kind, shape) in self._remembers.items()}
+        if isinstance(held, weights.FlatWeights) and held.elsewhere:
+            done = self._train(job, kept, partial(held.store_difference, trained))
+            job.state.update(kept)
+            return Outcome(frozen(trained), done.loss, held.finite_difference(), done.skipped)
         done = self.train_into(job, trained, kept)
         job.state.update(kept)
         return outcome(job.vector, trained, done)
 
     def train_into(self, job: Assignment, trained: Line, kept: Mapping[str, npt.NDArray[Any]]) -> Done:
         """Train one job and write the vector [length] and what the node remembers; several processes write parts."""
+        return self._train(job, kept, partial(self._held.store, trained))
+
+    def _train(self, job: Assignment, kept: Mapping[str, npt.NDArray[Any]], store: Callable[[Line], None]) -> Done:
+        """Train one job; `store` is called with where personal parameters are to be written, and writes the rest."""
         self._begin(job)
-        places, state = self._held.places, job.state
-        slots = [weights.scattered(state.get(slot), places, self._home) for slot in self._settings.slots]
+        state, steps = job.state, self._steps
+        pulled = steps.load([state.get(slot) for slot in self._settings.slots], job.vector, job.terms)
         scale = LossScale(state.get(LOSS_SCALE)) if self._settings.precision == "float16" else None
         taken = int(state[STEPS]) if STEPS in state else 0
         rates = optimizers.rates(self._settings, [job.lr], [taken], len(job.plan.counts))
-        factors = optimizers.factors(rates, self._home)[:, :, 0]
-        pulls, losses, done = self._pulls_of(job), [], 0
-        with self._seeded(job.name), closing(self._gradients_of(job.plan, scale)) as gradients:
+        factors = optimizers.factors(rates, steps.home)[:, :, 0]
+        with self._seeded(job.name):
+            if self._captured is not None and self._sharing.pieces == 1:
+                losses = self._captured_losses(job.plan, factors, pulled)
+                done = len(losses)
+            else:
+                losses, done = self._losses(job.plan, factors, pulled, scale)
+        store(kept.get(PERSONAL, np.empty(0, np.float32)))
+        self._keep(kept, taken + done, scale)
+        total = self._team.total(torch.stack(losses))
+        return Done(float(total.double().mean()), len(losses) - done)
+
+    def _losses(
+        self, plan: BatchPlan, factors: torch.Tensor, pulled: bool, scale: LossScale | None
+    ) -> tuple[list[torch.Tensor], int]:
+        """Take the steps of a plan; return this process's part of each loss, and how many steps were not skipped."""
+        losses, done = [], 0
+        with closing(self._gradients_of(plan, scale)) as gradients:
             for loss in gradients:
                 losses.append(loss)
                 if scale is None or self._unscaled(scale):
                     with torch.no_grad():
-                        self._optimise(slots, pulls, factors[done])
+                        self._steps.take(factors[done], pulled=pulled)
                     done += 1
                 self._team.progressed()
-        self._store(trained, kept, slots, taken + done, scale)
-        total = self._team.total(torch.stack(losses))
-        return Done(float(total.double().mean()), len(losses) - done)
+        return losses, done
+
+    def _captured_losses(self, plan: BatchPlan, factors: torch.Tensor, pulled: bool) -> list[torch.Tensor]:
+        """The same where steps are captured."""
+        assert self._captured is not None
+        losses = []
+        with self.examples.batches(plan.batches) as examples:
+            for (x, y), factor in zip(examples, factors, strict=True):
+                try:
+                    losses.append(self._captured.step(pulled, x, y, factor))
+                except OutOfMemory:
+                    self._captured.give_up("memory ran out")
+                    raise
+                self._team.progressed()
+        return losses
+
+    def step(self, pulled: bool, x: torch.Tensor, y: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+        """See `captured_steps.Stepping`."""
+        self._held.forget_gradients()
+        loss = self._passes.backward(x, y, 1.0, 1.0, lambda _: nullcontext())
+        with torch.no_grad():
+            self._steps.take(factors, pulled=pulled)
+        return loss
+
+    def changed(self) -> Sequence[torch.Tensor]:
+        """See `captured_steps.Stepping`."""
+        assert isinstance(self._held, weights.FlatWeights), "steps of several processes are not captured"
+        slots = [one for slot in self._steps.slots for one in slot]
+        return [*self._held.standing(), *slots, *self._local.values()]
 
     def gradient_one(self, job: Assignment, stretches: GradientStretches | None = None) -> Outcome:
         """Return the mean gradient at the vector over all examples of the plan; nothing is trained or remembered."""
@@ -217,6 +274,7 @@ class ModuleLoop:
         return [float(np.float32(share)) for share in counts / counts.sum()]
 
     def _begin(self, job: Assignment) -> None:
+        _, self._round = job.name
         self._team.begins(job.name)
         self._held.load(job.vector)
         self._load_local(job.state)
@@ -261,50 +319,6 @@ class ModuleLoop:
             gradient.mul_(1 / scale.value)
         return scale.take(self._held.finite())
 
-    def _pulls_of(self, job: Assignment) -> list[tuple[int, optimizers.Pull]]:
-        """Return the terms for each value, and from which element on they hold: not for what is personal."""
-        terms = job.terms
-        if terms is None or not terms.active:
-            return []
-        correction = np.zeros(self._layout.length, np.float32) if terms.correction is None else terms.correction
-        towards = weights.scattered(self._in_line(correction), self._held.places, self._home)
-        anchors = weights.scattered(self._in_line(job.vector), self._held.places, self._home)
-        mu, pulls = torch.tensor(terms.pull, device=self._home), []
-        for place, anchor, correct in zip(self._held.places, anchors, towards, strict=True):
-            begin = place.before(self._p)
-            pulls.append((begin, optimizers.Pull(mu, anchor[:, begin:], correct[:, begin:])))
-        return pulls
-
-    def _in_line(self, vector: Vector) -> Vector:
-        """Return a vector behind zeros for what is personal."""
-        return vector if not self._p else np.concatenate([np.zeros(self._p, np.float32), vector])
-
-    def _optimise(
-        self,
-        slots: Sequence[Sequence[torch.Tensor]],
-        pulls: Sequence[tuple[int, optimizers.Pull]],
-        factors: torch.Tensor,
-    ) -> None:
-        if self._settings.clip_norm is not None:
-            self._held.clip(self._settings.clip_norm)
-        rate, root, kept, mean = factors
-        values, gradients = self._held.values, self._held.gradients
-        for (begin, pull), value, gradient in zip(pulls, values, gradients, strict=False):
-            pull.add_to(gradient[:, begin:], value[:, begin:])
-        if self._settings.by_layers:
-            how = self._settings, values, gradients, slots, self._layers
-            optimizers.step_by_layers(*how, rate=rate, root=root, mean=mean)
-        else:
-            for part, (value, gradient) in enumerate(zip(values, gradients, strict=True)):
-                remembered = [slot[part] for slot in slots]
-                optimizers.step(self._settings, value, gradient, remembered, rate=rate, root=root, kept=kept)
-        self._held.refresh()
-
-    def _layers(self, tensors: Sequence[torch.Tensor]) -> list[tuple[Sequence[torch.Tensor], bool]]:
-        """Return each trained tensor as a view of the one that holds all of them, see `optimizers.Layers`."""
-        (line,) = tensors
-        return [([line[:, one.start : one.stop]], len(one.shape) > 1) for one in self._segments]
-
     @contextmanager
     def _seeded(self, name: tuple[int, int]) -> Iterator[None]:
         """Let torch draw what follows from the job's name, and afterwards go on as it would have."""
@@ -322,22 +336,14 @@ class ModuleLoop:
             buffer.copy_(self._fresh[name] if kept is None else torch.from_numpy(np.array(kept)))
         self._held.load_own(state.get(PERSONAL))
 
-    def _store(
-        self,
-        trained: Line,
-        kept: Mapping[str, npt.NDArray[Any]],
-        slots: Sequence[Sequence[torch.Tensor]],
-        taken: int,
-        scale: LossScale | None,
-    ) -> None:
-        self._held.store(trained, kept.get(PERSONAL, np.empty(0, np.float32)))
-        for slot, parts in zip(self._settings.slots, slots, strict=True):
+    def _keep(self, kept: Mapping[str, npt.NDArray[Any]], taken: int, scale: LossScale | None) -> None:
+        for slot, parts in zip(self._settings.slots, self._steps.slots, strict=True):
             weights.gathered(parts, self._held.places, kept[slot])
         if self._team.rank or not self._team.speaks:
             return
         for name, buffer in self._local.items():
             kept[f"buffer:{name}"][...] = buffer.detach().cpu().numpy()
-        if slots:
+        if self._settings.slots:
             kept[STEPS][...] = taken
         if scale:
             kept[LOSS_SCALE][...] = scale.kept()

@@ -37,6 +37,7 @@ OF_THE_MACHINE = (
     "threads",
     "channels_last",
     "compile",
+    "capture",
     "prefetch",
     "processes",
     "parallel",
@@ -119,6 +120,9 @@ class TrainSettings:
     compile: bool = False
     """Train through torch.compile: the first steps take longer, seconds to minutes, the later ones less.  On a CUDA GPU
     also what trains many nodes of a simulation together."""
+    capture: bool = True
+    """On a CUDA GPU the step of a model that trains alone is captured once and replayed, one launch in place of
+    hundreds; the first steps find out whether a replay does all that the step does.  false: never."""
     prefetch: Annotated[int | None, Within(0, MOST_AHEAD)] = None
     """Batches made ready ahead by a thread of its own, from examples in host memory; more takes more memory.  0 keeps
     the examples on the training device.  none: 0 where they fit into a quarter of its memory, else 2."""

@@ -6,6 +6,7 @@ holds `values`, tensors [1, k], whose elements have `places` in that line.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
@@ -29,6 +30,7 @@ __all__ = [
     "gathered",
     "local_buffers",
     "scattered",
+    "spread_over",
     "trained_segments",
 ]
 
@@ -86,7 +88,7 @@ class FlatWeights:
     """
 
     def __init__(self, module: nn.Module, layout: Layout, own: Layout, device: torch.device) -> None:
-        self._p, self._device = own.length, device
+        self._p = own.length
         trained = own.length + layout.parameters
         self._all = torch.empty(own.length + layout.length, device=device)  # own first: all that is trained together
         self._own, self._flat = self._all[: own.length], self._all[own.length :]
@@ -102,6 +104,9 @@ class FlatWeights:
                 if name in tensors:
                     tensors[name].grad = gradient[where].view(shape)
         self._copies = compacted(module) if _by_cudnn(device) else []
+        self.elsewhere = device.type != "cpu"
+        """Whether it lies in memory of a device, so that what was loaded is kept there too, for differences."""
+        self._loaded = torch.empty_like(self._flat) if self.elsewhere else self._flat
 
     @property
     def gradients(self) -> Sequence[torch.Tensor]:
@@ -123,11 +128,16 @@ class FlatWeights:
         for copy, view in self._copies:
             copy.copy_(view)
 
+    def standing(self) -> list[torch.Tensor]:
+        """Return all tensors that a step changes, averaged buffers too, in their places."""
+        return [self._all, *(copy for copy, _ in self._copies)]
+
     def load(self, vector: Vector) -> None:
-        if self._device.type == "cpu":
-            np.copyto(self._flat.numpy(), vector)
+        if self.elsewhere:
+            self._loaded.copy_(read_only(vector))
+            self._flat.copy_(self._loaded)
         else:
-            self._flat.copy_(torch.from_numpy(vector.copy()))
+            np.copyto(self._flat.numpy(), vector)
         self.refresh()
 
     def load_own(self, personal: Line | None) -> None:
@@ -135,8 +145,25 @@ class FlatWeights:
         self.refresh()
 
     def store(self, vector: Line, personal: Line) -> None:
-        vector[:] = self._flat.cpu().numpy()
-        personal[:] = self._own.cpu().numpy()
+        torch.from_numpy(vector).copy_(self._flat)
+        torch.from_numpy(personal).copy_(self._own)
+
+    def store_difference(self, vector: Line, personal: Line) -> None:
+        """As `store`, but of what travels write by how much it differs from what was loaded."""
+        torch.from_numpy(vector).copy_(self._flat - self._loaded)
+        torch.from_numpy(personal).copy_(self._own)
+
+    def finite_difference(self) -> bool:
+        """Tell whether that is a number everywhere."""
+        return bool(torch.isfinite((self._flat - self._loaded).sum()))
+
+
+def read_only(vector: Vector) -> torch.Tensor:
+    """Return a tensor over a vector's memory, to be read from: torch itself would copy a vector that is frozen."""
+    if vector.flags.writeable or not vector.flags.c_contiguous:
+        return torch.from_numpy(np.ascontiguousarray(vector))
+    seen = np.ctypeslib.as_array((ctypes.c_float * vector.size).from_address(vector.ctypes.data))
+    return torch.from_numpy(seen)
 
 
 def _by_cudnn(device: torch.device) -> bool:
@@ -169,6 +196,15 @@ def scattered(line: Line | None, places: Sequence[Place], device: torch.device) 
     if line is None:
         return [torch.zeros((1, place.size), device=device) for place in places]
     return [torch.from_numpy(place.take(line)).to(device).unsqueeze(0) for place in places]
+
+
+def spread_over(parts: Sequence[torch.Tensor], line: Line | None, places: Sequence[Place]) -> None:
+    """Write the places of a line into tensors [1, k]; of None zeros."""
+    for part, place in zip(parts, places, strict=True):
+        if line is None:
+            part.zero_()
+        else:
+            part[0].copy_(torch.from_numpy(place.take(line)))
 
 
 def gathered(parts: Sequence[torch.Tensor], places: Sequence[Place], line: Line) -> None:
