@@ -5,11 +5,11 @@
 
 --model resnet18 is one on made-up images of 3 x 32 x 32, in batches of 128; others see 1 x 28 x 28, in batches of 64.
 "a plain loop" is what a user of torch would write: a module, torch's SGD, one batch after another, and the loss read at
-the end; its model stays where it is, where a client's comes and goes once an epoch.  On the CPU float32 of cnn:small has
-a path of its own, and "prefetch = 2" goes by modules.  The contestants take turns; a ratio is the median of (float32 / contestant) over the turns, so above 1
-it is the quicker one; "by CPU" is the same of this process's CPU time, for busy machines: of one that trains in other
-processes it says nothing.  What happens once (compiling, processes that start) is not in it, but said.
-On the CPU these are ratios of the CPU, and of nothing else.
+the end; its model stays where it is, where a client's comes and goes once an epoch.  On the CPU float32 of cnn:small
+has a path of its own, and "prefetch = 2" goes by modules.  The contestants take turns; a ratio is the median of
+(float32 / contestant) over the turns, so above 1 it is the quicker one; "by CPU" is the same of this process's CPU
+time, for busy machines: of one that trains in other processes it says nothing.  What happens once (compiling, processes
+that start) is not in it, but said.  On the CPU these are ratios of the CPU, and of nothing else.
 """
 
 from __future__ import annotations
