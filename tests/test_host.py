@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from fedgossip.errors import ConfigError, PeerError, TrainingError
+from fedgossip.faults import FaultScript
 from fedgossip.learning.analytic import Averaging
 from fedgossip.machine import (
     Effect,
@@ -20,18 +21,22 @@ from fedgossip.machine import (
     PeerGone,
     PeerJoined,
     Received,
+    Report,
     SetTimer,
     Started,
     Stopping,
     Train,
+    Trained,
 )
 from fedgossip.messages import Expected, Hello, Leaving, Masked, Model
 from fedgossip.net.endpoints import Endpoint
+from fedgossip.net.faulty import Faults, SlowTask
 from fedgossip.net.host import HURRY_SECONDS, REPLACED_MAX, TURN_AWAY_SECONDS, Host, Ports
 from fedgossip.net.identity import Identity
 from fedgossip.net.mesh import Links
 from fedgossip.net.refusals import CAUSES_WRITTEN, Refusals
 from fedgossip.net.transport import Arrived, LinkDown, LinkUp, Rejected
+from fedgossip.records import EventRow
 from fedgossip.task import Job, Update
 from fedgossip.vectors import frozen
 
@@ -265,6 +270,35 @@ def test_training_that_exits_ends_the_peer_with_an_error(links: Links) -> None:
     host = Host(0, Trains(Train(0, task.initial(0))), links, task, HELLO, ports())
     with pytest.raises(TrainingError, match="SystemExit"):
         host.run()
+
+
+class Telling(Averaging):
+    """A task that tells how it trains, in the thread that trains."""
+
+    tell: Callable[[Report], None]
+
+    def report_to(self, write: Callable[[Report], None]) -> None:
+        self.tell = write
+
+    def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
+        self.tell(Report("not_captured", "for a reason", 3))
+        return super().train(jobs)
+
+
+@pytest.mark.parametrize("slowed", [False, True])
+def test_what_a_task_tells_of_its_training_is_in_the_peers_record(links: Links, slowed: bool) -> None:
+    class Trains(Told):
+        def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
+            done = [Finish(frozen(np.zeros(4, np.float32)))]
+            return done if isinstance(event, Trained) else super().handle(event, now_ns)
+
+    task: Any = Telling(2, 4)
+    if slowed:
+        task = SlowTask(task, Faults(FaultScript((), 3, 0), 0, lambda: None))
+    rows: list[Any] = []
+    Host(0, Trains(Train(0, task.initial(0))), links, task, HELLO, ports(rows)).run()
+    told = [row for row in rows if isinstance(row, EventRow)]
+    assert told == [EventRow(3, 0, "not_captured", "for a reason")]
 
 
 # --- processors that differ -------------------------------------------------------------------------------------

@@ -19,13 +19,14 @@ import numpy.typing as npt
 
 from fedgossip.faults import FaultScript, Flap, Partition, Slow
 from fedgossip.likeness import Likeness
-from fedgossip.machine import NodeId
+from fedgossip.machine import NodeId, Report
 from fedgossip.messages import AnyMessage, Leaving, OfARound
 from fedgossip.net.transport import LinkDown, LinkEvent, LinkUp, Transport
 from fedgossip.task import (
     HeldTask,
     Job,
     LocalTask,
+    ReportingTask,
     RowTask,
     Update,
     done,
@@ -197,6 +198,10 @@ class SlowTask:
 
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
         return self._task.evaluate(vectors)
+
+    def report_to(self, write: Callable[[Report], None]) -> None:
+        if isinstance(self._task, ReportingTask):
+            self._task.report_to(write)
 
     def dismiss(self) -> None:
         if isinstance(self._task, HeldTask):

@@ -349,9 +349,7 @@ class Host:
     def _record(self, effect: Telling, now_ns: int, mixing_ns: int) -> None:
         match effect:
             case Report():
-                self._count(effect.name)
-                if event := event_row(self.node, effect):
-                    self.ports.write(event)
+                self._report(effect)
             case Refused(sender, reason, text, _, advice):
                 self._reject(Rejected(sender, reason, text, advice))
             case Outgoing(round, vector):
@@ -400,6 +398,11 @@ class Host:
             self._due = [due for due in self._due if self._timers.get(due[2]) == due[1]]
             heapq.heapify(self._due)
 
+    def _report(self, report: Report) -> None:
+        self._count(report.name)
+        if event := event_row(self.node, report):
+            self.ports.write(event)
+
     def _count(self, name: str) -> None:
         self.counts[name] = self.counts.get(name, 0) + 1
 
@@ -415,6 +418,8 @@ class Host:
             match said:
                 case Produced() | Trained() | RowsChosen() | Stopping() as answer:
                     self.tell(answer)
+                case Report() as report:
+                    self._report(report)
                 case PeerRow() as row:
                     self.ports.write(row)
                 case FedgossipError() as error:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from fedgossip.errors import FedgossipError, TrainingError
-from fedgossip.machine import Checkpoint, ChooseRows, NodeId, Produced, RowsChosen, Stopping, Train, Trained
+from fedgossip.machine import Checkpoint, ChooseRows, NodeId, Produced, Report, RowsChosen, Stopping, Train, Trained
 from fedgossip.meter import Meter
 from fedgossip.records import PeerRow
-from fedgossip.task import Job, LocalTask, chosen, told_in_stretches
+from fedgossip.task import Job, LocalTask, ReportingTask, chosen, told_in_stretches
 from fedgossip.vectors import Vector
 
 
@@ -24,7 +24,7 @@ class Evaluate:
 
 
 WorkerJob = Train | ChooseRows | Evaluate | Checkpoint
-WorkerAnswer = Produced | Trained | RowsChosen | Stopping | PeerRow
+WorkerAnswer = Produced | Trained | RowsChosen | Stopping | Report | PeerRow
 """What the thread is asked, and what it says."""
 
 
@@ -50,6 +50,8 @@ class TrainingThread:
         """The beginning of the first training."""
         self._jobs: queue.SimpleQueue[WorkerJob | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[WorkerAnswer | FedgossipError] = queue.SimpleQueue()
+        if isinstance(task, ReportingTask):
+            task.report_to(self._answers.put)
         self._thread = threading.Thread(target=self._work, name=f"training-{node}", daemon=True)
 
     def start(self) -> None:
