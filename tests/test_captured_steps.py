@@ -127,7 +127,7 @@ def task(model: str, graphs: Graphs | None, monkeypatch: pytest.MonkeyPatch, **h
     monkeypatch.setattr(job_blocks, "KINDS", ("cpu",) if graphs else ())
     monkeypatch.setattr(captured_steps, "KINDS", ("cpu",) if graphs else ())
     monkeypatch.setattr(captured_steps, "generator_of", lambda _: torch.default_generator)
-    monkeypatch.setattr(captured_steps, "enough", lambda _: True)
+    monkeypatch.setattr(captured_steps, "enough", lambda *_: True)
     if graphs:
         monkeypatch.setattr(captured_steps, "capture_on", graphs.on)
     settings = on_cpu(**{"batch_size": 4, "local_steps": 5, "prefetch": 1, **how})
@@ -260,7 +260,7 @@ def test_a_replay_that_comes_to_something_else_is_not_taken(monkeypatch: pytest.
 def test_without_room_nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = Graphs()
     made = task("cnn:small", graphs, monkeypatch)
-    monkeypatch.setattr(captured_steps, "enough", lambda _: False)
+    monkeypatch.setattr(captured_steps, "enough", lambda *_: False)
     _, told = trained(made)
     assert [one.value for one in told] == ["less than 8 times the memory of a step is free"] and not graphs.captured
 

@@ -22,6 +22,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -43,6 +44,9 @@ ROUNDING = 1e-3
 ROOM = 8
 """Captured is where so many times the memory of a step is free: what a graph holds is given back to nobody."""
 
+COPIES = 3
+"""Of all that a step changes, while the first replay is compared."""
+
 PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device)
 
 Step = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -61,8 +65,8 @@ class Stepping(Protocol):
         ...
 
 
-Room = Callable[[], bool]
-"""Returns, after a step, whether there is room for what a graph holds."""
+Room = Callable[[int], bool]
+"""Returns, after a step, whether there is room for what a graph holds, and for so many bytes beside it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,7 +137,7 @@ class CapturedSteps:
         self, capture: Capture, pulled: bool, x: torch.Tensor, y: torch.Tensor, factors: torch.Tensor
     ) -> torch.Tensor:
         """Capture a step, and take it both ways; where they differ keep what came without the capture."""
-        if not self._room():
+        if not self._room(COPIES * sum(one.nbytes for one in self._stepping.changed())):
             self._give_up(f"less than {ROOM} times the memory of a step is free")
             return self._stepping.step(pulled, x, y, factors)
         begun, drawn = self._standing(), self._generator.get_state()
@@ -190,7 +194,7 @@ def captured_steps(
     asks = settings.precision == "float16" or settings.by_layers
     if capture is None or asks or settings.accumulate > 1 or isinstance(train.x, Ragged):
         return None
-    how = stepping, module, settings.batch_size, capture, lambda: enough(device), generator_of(device)
+    how = stepping, module, settings.batch_size, capture, partial(enough, device), generator_of(device)
     return CapturedSteps(*how, note)
 
 
@@ -199,11 +203,11 @@ def generator_of(device: torch.device) -> torch.Generator:
     return torch.cuda.default_generators[device.index or 0]
 
 
-def enough(device: torch.device) -> bool:
-    """Tell, after a step, whether `ROOM` times what it allocated on a CUDA device is free."""
+def enough(device: torch.device, beside: int) -> bool:
+    """Tell, after a step, whether `ROOM` times what it allocated on a CUDA device is free, and `beside` bytes."""
     step = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
     free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) >= ROOM * step
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) >= ROOM * step + beside
 
 
 def alike(
