@@ -22,7 +22,6 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -194,7 +193,7 @@ def captured_steps(
     asks = settings.precision == "float16" or settings.by_layers
     if capture is None or asks or settings.accumulate > 1 or isinstance(train.x, Ragged):
         return None
-    how = stepping, module, settings.batch_size, capture, partial(enough, device), generator_of(device)
+    how = stepping, module, settings.batch_size, capture, lambda beside: enough(device, beside), generator_of(device)
     return CapturedSteps(*how, note)
 
 
