@@ -4,7 +4,7 @@ It owns no socket, clock, thread, random source or GPU.  Time is integer nanosec
 drivers run machines, the simulator and the ZeroMQ host; whatever is shown of a machine in one holds in the other.
 
 Those of which there are several in every round are msgspec's structs: such an object is made in a fifth of the time of
-a frozen dataclass.
+a frozen dataclass.  No such object holds what holds it, so the garbage collector need not look at them.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Started:
     """The driver is ready; told once, first."""
 
 
-class Received(msgspec.Struct, frozen=True):
+class Received(msgspec.Struct, frozen=True, gc=False):
     sender: NodeId
     message: Message
 
 
-class Trained(msgspec.Struct, frozen=True, eq=False):
+class Trained(msgspec.Struct, frozen=True, eq=False, gc=False):
     """`update` is trained vector minus given vector, or None where nothing changed (pure averaging); of a `Train` that
     asks for it the gradient, or None where that is zero."""
 
@@ -76,7 +76,7 @@ class RowsChosen:
     watched: Keys | None = None
 
 
-class Fired(msgspec.Struct, frozen=True):
+class Fired(msgspec.Struct, frozen=True, gc=False):
     key: Hashable
 
 
@@ -126,7 +126,7 @@ Event = Started | Stopping | Received | Answered | Fired | PeerJoined | PeerGone
 # --- effects: asked, imperative ---------------------------------------------------------------------------------
 
 
-class Send(msgspec.Struct, frozen=True):
+class Send(msgspec.Struct, frozen=True, gc=False):
     to: NodeId
     message: Message
 
@@ -150,7 +150,7 @@ class Terms:
         return bool(self.pull) or self.correction is not None
 
 
-class Train(msgspec.Struct, frozen=True, eq=False):
+class Train(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Train from `vector`; answered by `Trained` with the same job.
 
     With `terms` the job stands alone: what the optimiser remembers of earlier jobs does not enter it, and the metrics
@@ -202,7 +202,7 @@ class Witness:
     outcome: str = ""
 
 
-class SetTimer(msgspec.Struct, frozen=True):
+class SetTimer(msgspec.Struct, frozen=True, gc=False):
     """Answered by `Fired(key)` after the delay; the same key replaces, so a key carries what made it relevant."""
 
     key: Hashable
@@ -233,14 +233,14 @@ class Refused:
     advice: str = ""
 
 
-class Outgoing(msgspec.Struct, frozen=True, eq=False):
+class Outgoing(msgspec.Struct, frozen=True, eq=False, gc=False):
     """`vector` [d] is what this participant puts into the mix of the round that ends as `round`."""
 
     round: int
     vector: Vector
 
 
-class RoundDone(msgspec.Struct, frozen=True, eq=False):
+class RoundDone(msgspec.Struct, frozen=True, eq=False, gc=False):
     """`round` rounds are behind, and `model` [d] is what came of the last one: its row can be written.
 
     `staleness`: how often the model had changed while this round was trained from an older one; None in rounds that
@@ -264,7 +264,7 @@ class Aggregated:
     facts: Mapping[str, object]
 
 
-class LocalWork(msgspec.Struct, frozen=True):
+class LocalWork(msgspec.Struct, frozen=True, gc=False):
     """A client has trained for the round that ends as `round`: its row can be written.
 
     `score`: of the model that it was sent, on examples of its own; `epsilon`: all that it has spent of its budget.
@@ -308,7 +308,7 @@ class Finish:
     failure: Failure | None = None
 
 
-class Checkpoint(msgspec.Struct, frozen=True, eq=False):
+class Checkpoint(msgspec.Struct, frozen=True, eq=False, gc=False):
     """All that a new machine of this kind needs to go on from here, after `round` rounds.
 
     `vectors` [d] and `facts`, plain numbers, texts, lists and mappings with text keys.  Drivers that keep none ignore

@@ -59,10 +59,10 @@ class Meter:
         """Take a time of training, or of an evaluation, which no method needs: it is told as neither of the others."""
         self._busy.append((began_ns, ended_ns))
 
-    def sent(self, size: int, payload: int) -> None:
-        """Take a message of `size` bytes, of which `payload` are vectors."""
-        self.bytes_sent += size
-        self.payload_sent += payload
+    def sent(self, size: int, payload: int, times: int = 1) -> None:
+        """Take a message of `size` bytes, of which `payload` are vectors, to so many."""
+        self.bytes_sent += times * size
+        self.payload_sent += times * payload
 
     def received(self, size: int, payload: int) -> None:
         """Take a message that came, as `sent`."""

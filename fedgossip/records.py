@@ -23,7 +23,7 @@ FOLLOWED_MOST = 64
 """Of so many clients at most a record says what each did in every round."""
 
 
-class PeerRow(msgspec.Struct, tag="peer", tag_field="kind", omit_defaults=True):
+class PeerRow(msgspec.Struct, tag="peer", tag_field="kind", omit_defaults=True, gc=False):
     """What one peer did in one round.
 
     Bytes are those of our own frames, the payload of them that of vectors alone.  Seconds are the driver's: training;
@@ -61,7 +61,7 @@ class PeerRow(msgspec.Struct, tag="peer", tag_field="kind", omit_defaults=True):
     """Rows of earlier releases have it in seconds_waiting."""
 
 
-class NetworkRow(msgspec.Struct, tag="network", tag_field="kind", omit_defaults=True):
+class NetworkRow(msgspec.Struct, tag="network", tag_field="kind", omit_defaults=True, gc=False):
     """All peers after one round.  `bytes_sent` is cumulative; None where it was not measured in this round."""
 
     round: int
@@ -78,7 +78,7 @@ class NetworkRow(msgspec.Struct, tag="network", tag_field="kind", omit_defaults=
     update_spread: float | None = None
 
 
-class EventRow(msgspec.Struct, tag="event", tag_field="kind", omit_defaults=True):
+class EventRow(msgspec.Struct, tag="event", tag_field="kind", omit_defaults=True, gc=False):
     """Something that a reader of the run should know: a peer gone, a deadline missed, a frame refused."""
 
     round: int

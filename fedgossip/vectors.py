@@ -14,7 +14,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import singledispatch
+from functools import lru_cache, singledispatch
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,6 +38,12 @@ LONG_ROW = 4096
 
 SCALED_MOST = 1 << 25
 """Numbers of rows that are scaled at once, 128 MiB of float32; of more the blocks would be read from memory again."""
+
+VERY_SHORT = 256
+"""Elements up to which numpy finds memory at once."""
+
+WEIGHTS_KEPT = 4096
+"""Maximum number of weights that are known in the vectors' type."""
 
 BLOCK = 32_768  # elements; 128 KiB of float32: the running sum and the product stay in the second-level cache
 
@@ -122,7 +128,8 @@ def empty(length: int, dtype: npt.DTypeLike) -> Vector:
 
 def frozen(vector: Vector) -> Vector:
     """Return `vector` itself, of any shape, read-only from now on.  Views made before stay writable: give them up."""
-    vector.flags.writeable = False
+    if vector.flags.writeable:
+        vector.setflags(write=False)
     return vector
 
 
@@ -259,8 +266,7 @@ def ordered_mix(terms: Sequence[tuple[float, Vector]], into: Vector | None = Non
     if not terms:
         raise ValueError("nothing to mix")
     first = terms[0][1]
-    rounded = first.dtype.type
-    scaled = [(rounded(weight), vector) for weight, vector in terms]
+    scaled = [(_in_type(weight, first.dtype), vector) for weight, vector in terms]
     if first.size <= BLOCK and into is None:
         return _mixed_at_once(scaled)
     total = empty(first.size, first.dtype) if into is None else into
@@ -275,17 +281,27 @@ def ordered_mix(terms: Sequence[tuple[float, Vector]], into: Vector | None = Non
     return frozen(total)
 
 
-def _mixed_at_once(terms: Sequence[tuple[np.floating, Vector]]) -> Vector:
-    """`ordered_mix` of short vectors."""
+@lru_cache(WEIGHTS_KEPT)
+def _in_type(weight: float, kind: np.dtype[np.floating]) -> Vector:
+    """A weight in the vectors' type, as an array []: a product with a number takes numpy twice as long."""
+    return frozen(np.array(weight, kind))
+
+
+def _mixed_at_once(terms: Sequence[tuple[Vector, Vector]]) -> Vector:
+    """`ordered_mix` of short vectors; where they are very short, memory for each sum is quicker than one to reuse."""
+    multiply, add = np.multiply, np.add
     (scale, first), *rest = terms
-    total, product = np.multiply(first, scale), np.empty_like(first)
+    total = multiply(first, scale)
+    product, running = (None, None) if first.size <= VERY_SHORT else (np.empty_like(first), total)
     for scale, vector in rest:
-        np.multiply(vector, scale, product)
-        np.add(total, product, total)
-    return frozen(total)
+        total = add(total, multiply(vector, scale, product), running)
+    total.setflags(write=False)
+    return total
 
 
-def _mix_block(terms: Sequence[tuple[np.floating, Vector]], out: Vector, running: Vector, product: Vector) -> None:
+def _mix_block(
+    terms: Sequence[tuple[Vector | np.floating, Vector]], out: Vector, running: Vector, product: Vector
+) -> None:
     """One block of ordered_mix; the last sum goes to `out`, the ones before it to `running`."""
     (scale, first), *rest = terms
     np.multiply(first, scale, out=running if rest else out)
@@ -401,7 +417,8 @@ def _columns(vectors: Vectors, start: int, width: int) -> npt.NDArray[np.floatin
     """Return these columns of all vectors, [n, width] or what is left of it."""
     if isinstance(vectors, np.ndarray):
         return vectors[:, start : start + width]
-    return np.stack([vector[start : start + width] for vector in vectors])
+    parts = vectors if len(vectors[0]) == width else [vector[start : start + width] for vector in vectors]
+    return np.concatenate(parts).reshape(len(vectors), -1)
 
 
 def mean(vectors: Sequence[Vector]) -> Vector:

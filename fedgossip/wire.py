@@ -85,8 +85,11 @@ def wire_bytes(message: AnyMessage) -> int:
 
 def _beside_the_header(message: AnyMessage) -> int:
     """The bytes of the vectors, and the mark of each frame."""
-    sizes = [v.nbytes for v in message.vectors] if isinstance(message, Carrier) else []
-    return sum(sizes) + MARK_BYTES * (1 + sum([-(-size // CHUNK_BYTES) for size in sizes]))
+    total = MARK_BYTES
+    for vector in message.vectors if isinstance(message, Carrier) else ():
+        size = vector.nbytes
+        total += size + MARK_BYTES * -(-size // CHUNK_BYTES)
+    return total
 
 
 def _little(vector: Vector) -> Vector:

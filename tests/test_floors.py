@@ -35,7 +35,7 @@ FLOORS = [
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
-PURE = {"abc", "numpy", "dataclasses", "functools", "typing", "collections", "__future__"}
+PURE = {"abc", "numpy", "dataclasses", "functools", "typing", "bisect", "collections", "__future__"}
 """All that a protocol may import beside fedgossip: no zmq, torch, time, threading, asyncio, random, logging, os."""
 
 HOMES = {

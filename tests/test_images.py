@@ -160,6 +160,10 @@ class Table:
     def put(self, name: str, ref: Any, place: int = 0) -> None:
         next(pair for pair in self.root(place) if pair[0] == name)[1] = ref
 
+    def put_within(self, name: str, inner: str, ref: Any) -> None:
+        """As `put`, for an attribute of an attribute of the run."""
+        next(pair for pair in self.node(self.get(name))[2] if pair[0] == inner)[1] = ref
+
     def get(self, name: str, place: int = 0) -> Any:
         return next(ref for key, ref in self.root(place) if key == name)
 
@@ -174,11 +178,12 @@ def as_a_command(table: Table, command: str) -> None:
     restart = table.add("object", "fedgossip.simulation.coming:Restart", [])
     zero = table.many("tuple", 0, 0)
     table.put("rebirth", table.add("function", "fedgossip.learning.custom:call"))
-    table.put("_heap", table.many("list", table.many("tuple", 0, 0, node, restart, 0, zero)))
+    coming = table.many("list", table.many("tuple", 1, node, restart, zero, zero))
+    table.put_within("_instants", "_there", table.add("dict", [[0, coming]]))
+    table.put_within("_instants", "times", table.many("list", 0))
     table.put("lives", table.add("dict", [[node, 0]]))
     table.put("checkpoints", table.add("dict", [[node, command]]))
-    connections = table.node(table.get("connections"))[2]
-    next(pair for pair in connections if pair[0] == "known")[1] = table.add("dict", [[node, nobody]])
+    table.put_within("connections", "known", table.add("dict", [[node, nobody]]))
 
 
 @pytest.mark.sockets
@@ -212,7 +217,7 @@ def test_what_can_be_called_is_never_of_an_image(name: str, monkeypatch: pytest.
         else:
             assert taken_up(fresh, table.written())[0][0][name] is vars(fresh.run)[name]
         table = Table(arrays)
-        table.put("_heap", table.add(*ref))
+        table.put_within("_instants", "_there", table.add(*ref))
         with pytest.raises(ResumeError):
             taken_up(fresh, table.written())
 

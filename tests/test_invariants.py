@@ -53,8 +53,8 @@ def test_a_mailbox_holds_no_round_that_is_over_and_no_more_than_a_neighbour_can_
             box.reborn(node, current)
         elif what == "f":
             box.unbelieved([1, 2, 3, 4], current)
-        assert all(r >= current for kept in box.kept.values() for r in kept)
-        assert all(len(kept) <= lead + 2 for kept in box.kept.values())
+        assert all(r >= current and here for r, here in box.of.items())
+        assert all(len(box.rounds(node)) <= lead + 2 for node in range(1, 5))
         assert all(r > current for _, r in box.ahead(current))
 
 
@@ -72,9 +72,10 @@ def test_an_edge_ledger_keeps_what_may_be_asked_for_alone_and_knows_its_view(ops
             ledger.opens(round, f"v{round // 7}")
             ledger.models(round, outgoing, range(1, 5))
         elif what == "m":
-            ledger.counts(node, Model(round, SCHEMA, outgoing, past, open_, f"v{round // 7}"))
+            model = Model(round, SCHEMA, outgoing, past, open_, f"v{round // 7}")
+            ledger.counted(round, [node], {node: model})
         elif what == "h":
-            ledger.edge(node).heard(round, past, open_)
+            ledger.heard(node, round, past, open_)
             ledger.help(node, max(open_, 0), round, 10**9 * round, 1)
         elif what == "a":
             ledger.edge(node).missed(round, 0.25, outgoing)

@@ -287,7 +287,7 @@ def test_a_sum_that_cannot_be_is_refused_and_changes_nothing(round: int, count: 
     peer, schema = machine()
     with pytest.raises(ProtocolError, match="a sum of"):
         peer.handle(Received(1, RelaySum(round, schema, (frozen(np.zeros(5, np.float32)),), count)), 0)
-    assert not peer.mailbox.kept
+    assert not peer.mailbox.of
 
 
 def test_counts_of_more_models_than_there_are_still_make_a_mean() -> None:

@@ -21,7 +21,7 @@ from fedgossip.decoding import json_value
 from fedgossip.errors import FedgossipError
 from fedgossip.patience import patiently
 
-FORMAT = 3
+FORMAT = 4
 
 NEWEST, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
 

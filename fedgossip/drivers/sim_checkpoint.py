@@ -1,4 +1,4 @@
-"""Stopping a simulation between two events, and going on there: the same bits, rows and virtual time.
+"""Stopping a simulation between two instants, and going on there: the same bits, rows and virtual time.
 
 A run directory holds `run.json`, which names the engine, and the newest `checkpoint.safetensors`, an image of the whole
 simulation.  A run that was killed before the first image, or whose rounds are to be more, begins again: it is a
@@ -148,7 +148,7 @@ def engine_of(folder: Path) -> str | None:
 
 
 class Pauses:
-    """Takes images of a simulation now and then, and at Ctrl-C.  A context manager; call it between two events.
+    """Takes images of a simulation now and then, and at Ctrl-C.  A context manager; call it between two instants.
 
     Ctrl-C raises KeyboardInterrupt from the call, when the image is written; a second one raises it at once.
     """

@@ -1,6 +1,6 @@
 """A simulation as plain data and arrays, and back: every machine, message under way, timer and random stream.
 
-An image is taken between two events, and is taken up by a simulation that is made anew of the same experiment.  What
+An image is taken between two instants, and is taken up by a simulation that is made anew of the same experiment.  What
 follows from the experiment alone (the graph, the task, the fault script) and everything that can be called is not in
 the image: the new simulation keeps its own.  What is in it fits there: an attribute takes what its type declares, and
 an object where none is declared the class that the new one has.  Objects that two refer to are one again afterwards.

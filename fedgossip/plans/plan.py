@@ -187,7 +187,7 @@ class Plan(Protocol):
 
     @property
     def pausable(self) -> bool:
-        """Whether a simulation can be written down between two events; one with secrets in it cannot."""
+        """Whether a simulation can be written down between two instants; one with secrets in it cannot."""
         ...
 
     @property

@@ -31,7 +31,7 @@ class Carried:
     def due(self, nodes: Iterable[NodeId]) -> None:
         """Note that models of these were to come."""
         if not self._closed:
-            self._lacking.update(set(nodes).difference(self._came))
+            self._lacking.update(set(nodes) - self._came)
             self._alone = not self._any and bool(self._lacking or self._came)
 
     def heard(self, nodes: Iterable[NodeId]) -> None:
@@ -39,11 +39,12 @@ class Carried:
         self._came.update(nodes)
         self._lacking -= self._came
 
-    def came(self, node: NodeId) -> None:
-        """Note that a model of `node` is mixed into ours."""
-        self._alone, self._any = False, True
-        self._came.add(node)
-        self._lacking.discard(node)
+    def came(self, *nodes: NodeId) -> None:
+        """Note that models of these are mixed into ours."""
+        if nodes:
+            self._alone, self._any = False, True
+            self._came.update(nodes)
+            self._lacking.difference_update(nodes)
 
     def saved(self) -> dict[str, object]:
         """Return the facts for a checkpoint; none where nothing is lacking."""

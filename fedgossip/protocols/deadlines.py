@@ -11,6 +11,7 @@ SIGCOMM 1988), with their robust counterparts.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 
@@ -38,8 +39,10 @@ class Deadline:
 
     def saw(self, duration_ns: int) -> None:
         """Note a duration; one that the deadline cut short is not to be told."""
+        if len(self._seen) == WINDOW:
+            del self._ordered[bisect_left(self._ordered, self._seen[0])]
         self._seen.append(duration_ns)
-        self._ordered = sorted(self._seen)
+        insort(self._ordered, duration_ns)
 
     def quickest_ns(self) -> int:
         """The shortest duration seen, which no loss has made longer; 0 before the first."""

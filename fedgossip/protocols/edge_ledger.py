@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from fedgossip.algorithms.base import Vectors
 from fedgossip.machine import Effect, NodeId, Report, Send
@@ -28,6 +29,7 @@ class EdgeLedger:
         self.views: dict[int, str] = {}
         self.among: str | None = None  # the view of the last round that we exchanged
         self.since = 0  # the round in which that view was new
+        self._asking: dict[int, int] = {}  # by a round that was used, how many edges are not confirmed
 
     def edge(self, node: NodeId) -> Edge:
         edge = self.edges.get(node)
@@ -45,27 +47,37 @@ class EdgeLedger:
         self.among = self.views[round] = view
         return others
 
-    def models(self, round: int, vectors: Vectors, targets: Iterable[NodeId]) -> list[tuple[NodeId, Model]]:
+    def models(self, round: int, vectors: Vectors, targets: Iterable[NodeId]) -> list[Effect]:
         """What goes out, with the account of each target's edge; one object for all equal ones."""
         made: dict[tuple[int, int], Model] = {}
-        models = []
+        sends: list[Effect] = []
         for to in targets:
-            edge = self.edge(to)
+            edge = self.edges.get(to) or self.edge(to)
             edge.offer(round)
             account = edge.used, edge.missing
             model = made.get(account)
             if model is None:
                 model = made[account] = Model(round, self.schema, vectors, *account, self.views[round])
-            models.append((to, model))
-        return models
+            sends.append(Send(to, model))
+        return sends
 
-    def counts(self, node: NodeId, model: Model) -> bool:
-        """Whether both ends mix each other's model of this round; it is mixed then."""
-        edge = self.edge(node)
-        if edge.counts(model, self.views[model.round]):
-            edge.mixed(model.round)
-            return True
-        return False
+    def counted(self, round: int, nodes: Iterable[NodeId], here: Mapping[NodeId, Any]) -> list[NodeId]:
+        """Return those of `nodes` whose edge counts: both ends mix each other's model of this round, theirs of `here`.
+
+        Both may do so: both said it, of the same graph.  Our model may be asked for from now on.
+        """
+        view, counted = self.views[round], list[NodeId]()
+        for node in nodes:
+            edge, model = self.edges.get(node) or self.edge(node), here[node]
+            if edge.offered != round or model.missing >= 0 or model.view != view:
+                continue
+            if not edge.confirmed:
+                self._confirmed(edge.used)
+            edge.used, edge.confirmed = round, False
+            counted.append(node)
+        if counted:
+            self._asking[round] = self._asking.get(round, 0) + len(counted)
+        return counted
 
     def closes(self, round: int, vectors: Vectors) -> None:
         """The round is mixed: keep what went out as long as somebody may ask for it."""
@@ -73,6 +85,22 @@ class EdgeLedger:
         self.forget(round)
 
     # --- what partners say ----------------------------------------------------------------------------------------
+
+    def heard(self, node: NodeId, round: int, used: int, missing: int) -> Edge:
+        """The partner, in `round`, says this of its account; return ours."""
+        edge = self.edges.get(node) or self.edge(node)
+        waited = not edge.confirmed
+        edge.heard(round, used, missing)
+        if waited and edge.confirmed:
+            self._confirmed(edge.used)
+        return edge
+
+    def _confirmed(self, round: int) -> None:
+        """One partner less may ask for our model of `round`."""
+        left = self._asking[round] = self._asking[round] - 1
+        if not left:
+            del self._asking[round]
+            self.sent.pop(round, None)
 
     def account(self, node: NodeId, round: int, *, asks: bool = False) -> Account:
         edge = self.edge(node)
@@ -91,6 +119,7 @@ class EdgeLedger:
         effects: list[Effect] = []
         if edge.used == missing:  # too long ago
             effects.append(Report("unsettled", {"peer": node, "round": missing}, round))
+            self._confirmed(missing)
             edge.used, edge.confirmed = -1, True
         return [*effects, Send(node, self.account(node, round))]
 
@@ -126,21 +155,16 @@ class EdgeLedger:
         `asked`: our model of the open round went out; it may have mixed it.
         """
         before = self.edge(node)
+        if not before.confirmed:
+            self._confirmed(before.used)
         self.edges[node] = Edge()
         return asked or not before.settled
 
     def forget(self, round: int) -> None:
         """Keep our own models of those rounds alone for which a partner may ask; ours is `round`."""
-        only = next(iter(self.sent), -1) if len(self.sent) == 1 else -1
-        for edge in reversed(self.edges.values()):  # from round to round somebody may still ask for the last one, and
-            # it is mostly one of the last here: they are heard in the order in which they are sent to
-            if edge.used == only and not edge.confirmed and only >= 0:
-                break
-        else:
-            wanted = {edge.used for edge in self.edges.values() if not edge.confirmed} if self.sent else ()
-            for old in sorted(self.sent):
-                if old not in wanted or len(self.sent) > KEPT_ROUNDS:
-                    del self.sent[old]
+        for old in sorted(self.sent) if len(self.sent) > 1 or round not in self._asking else ():
+            if old not in self._asking or len(self.sent) > KEPT_ROUNDS:
+                del self.sent[old]
         if len(self.views) > len(self.sent) + 1:
             asked = {*self.sent, round, *(edge.missing for edge in self.edges.values())}
             self.views = {at: view for at, view in self.views.items() if at in asked}

@@ -63,19 +63,12 @@ class Edge:
 
     @property
     def missing(self) -> int:
-        return self.open.round if self.open else -1
+        return -1 if self.open is None else self.open.round
 
     def offer(self, round: int) -> None:
         """Our model of `round` goes out with this account."""
         if self.open is None:
             self.offered = round
-
-    def counts(self, model: Model, view: str) -> bool:
-        """Whether both ends may mix in this round: both said so, of the same graph."""
-        return self.offered == model.round and model.missing < 0 and model.view == view
-
-    def mixed(self, round: int) -> None:
-        self.used, self.confirmed = round, False
 
     def missed(self, round: int, weight: float, own: tuple[Vector, ...]) -> None:
         """`round` is mixed without the partner's model; it may have mixed ours if we offered it."""
@@ -84,10 +77,11 @@ class Edge:
 
     def heard(self, round: int, used: int, missing: int) -> None:
         """The partner, in `round`, says this of its own account."""
-        if self.open and used == self.open.round:
-            self.open.counted = True
-        elif self.open and round > self.open.round:
-            self.open = None
+        if self.open is not None:
+            if used == self.open.round:
+                self.open.counted = True
+            elif round > self.open.round:
+                self.open = None
         if round > self.used != missing:
             self.confirmed = True
 

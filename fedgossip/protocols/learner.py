@@ -59,7 +59,7 @@ class Learner(Generic[State]):
         assert not self.outgoing, "the last round is not mixed"
         self.staleness = self.changes - self.lent
         self.begun, outgoing = self.algorithm.trained(self.state, update, step)
-        self.outgoing = tuple(frozen(vector) for vector in outgoing)
+        self.outgoing = tuple([frozen(vector) for vector in outgoing])
         return self.outgoing
 
     def mixed(self, mixed: Vectors) -> None:
@@ -93,7 +93,10 @@ class Learner(Generic[State]):
     def checkpoint(self, round: int, vectors: Mapping[str, Vector], facts: Mapping[str, object]) -> Checkpoint:
         """Return all that a next life needs after `round` rounds: the state, and what else the machine has to say."""
         arrays, numbers = saved(self.state)
-        return Checkpoint(round, {**_named(arrays), **vectors}, {**_named(numbers), **facts})
+        named = {PREFIX + name: one for name, one in arrays.items()}
+        if vectors:
+            named.update(vectors)
+        return Checkpoint(round, named, {**_named(numbers), **facts} if numbers else facts)
 
 
 def _named(held: Mapping[str, Any]) -> dict[str, Any]:

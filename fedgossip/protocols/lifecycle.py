@@ -164,10 +164,11 @@ class Lifecycle(ABC, Generic[State]):
         if self.phase == "finished":
             return []
         match event:
-            case Received(sender, message):
+            case Received():
+                sender, message = event.sender, event.message
                 if sender not in self.company.known:
                     self.company.check(sender, f"a message of kind {type(message).__name__.lower()!r}")
-                if isinstance(message, Leaving):
+                if type(message) is Leaving:
                     return self._parted(sender, message, now_ns)
                 return self.received(sender, message, now_ns)
             case Trained():

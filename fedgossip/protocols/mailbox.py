@@ -22,7 +22,8 @@ class Mailbox:
 
     def __init__(self, leads: Mapping[NodeId, int]) -> None:
         self.leads = leads
-        self.kept: dict[NodeId, dict[int, Model | RelaySum]] = {}
+        self.of: dict[int, dict[NodeId, Model | RelaySum]] = {}
+        """By round, what has come of it by its sender; no round of which nothing is here."""
         self.newest: dict[NodeId, int] = {}
         """The latest round that each was heard of in."""
         self._far: dict[NodeId, set[int]] = {}  # the rounds far ahead that each has spoken of
@@ -33,54 +34,63 @@ class Mailbox:
             self.newest[node] = round
 
     def has(self, node: NodeId, round: int) -> bool:
-        return round in self.kept.get(node, ())
+        return node in self.of.get(round, ())
 
-    def givers(self, round: int) -> set[NodeId]:
-        """Return those whose model of a round is here."""
-        return {node for node, kept in self.kept.items() if round in kept}
+    def here(self, round: int) -> Mapping[NodeId, Model | RelaySum]:
+        """Return what is here of a round, by its sender."""
+        return self.of.get(round, {})
 
-    def model(self, node: NodeId, round: int) -> Model | RelaySum:
-        return self.kept[node][round]
+    def rounds(self, node: NodeId) -> list[int]:
+        """Return the rounds of which the neighbour's models are here, ascending."""
+        return sorted(round for round, here in self.of.items() if node in here)
 
     def put(self, node: NodeId, model: Model | RelaySum, current: int) -> bool:
         """Keep a model of round `current` or later; false for one that is here already."""
-        kept = self.kept.get(node)
-        if kept is None:
-            kept = self.kept[node] = {}
-        if model.round in kept:
+        round = model.round
+        here = self.of.get(round)
+        if here is None:
+            here = self.of[round] = {}
+        elif node in here:
             return False
-        kept[model.round] = model
-        if model.round == current and len(kept) == 1:
+        here[node] = model
+        last = current + self.leads.get(node, LEAD_ROUNDS)
+        if max(self.of) <= last:
             return True
-        if max(kept) > current + self.leads.get(node, LEAD_ROUNDS):  # it has gone on without us, and so shall we
-            for stale in set(kept) - {current, max(kept)}:
-                del kept[stale]
+        rounds = self.rounds(node)
+        if rounds[-1] > last:  # it has gone on without us, and so shall we
+            for stale in rounds[:-1]:
+                if stale != current:
+                    self._drop(node, stale)
         return True
+
+    def _drop(self, node: NodeId, round: int) -> None:
+        del self.of[round][node]
+        if not self.of[round]:
+            del self.of[round]
 
     def go_to(self, round: int) -> None:
         """Forget the rounds before."""
-        for kept in self.kept.values():
-            kept.pop(round - 1, None)  # mostly all that there is
-            for old in [r for r in kept if r < round] if kept else ():
-                del kept[old]
+        self.of.pop(round - 1, None)  # mostly all that there is
+        for old in [one for one in self.of if one < round] if self.of else ():
+            del self.of[old]
 
     def reborn(self, node: NodeId, current: int | None) -> None:
         """Forget all of an earlier life but its model of round `current`."""
         self.newest.pop(node, None)
-        said = self.kept.pop(node, {})
-        if current in said:
-            self.kept[node] = {current: said[current]}
+        for round in self.rounds(node):
+            if round != current:
+                self._drop(node, round)
 
     def clear(self) -> None:
-        self.kept.clear()
+        self.of.clear()
 
     def unbelieved(self, listening: Collection[NodeId], current: int) -> list[tuple[NodeId, int]]:
         """Drop, and return, the rounds far ahead of which one alone of those `listening` speaks, unless it insists."""
-        heard = {j: max(self.kept.get(j) or [current]) for j in listening}
+        heard = {j: max(self.rounds(j), default=current) for j in listening}
         believed = sorted(heard.values())[-2] if len(heard) > 1 else max(heard.values(), default=current)
         alone = [(j, r) for j, r in heard.items() if r > believed + FAR_ROUNDS and self._says(j, r) < FAR_TIMES]
         for node, round in alone:
-            del self.kept[node][round]
+            self._drop(node, round)
         return alone
 
     def _says(self, node: NodeId, round: int) -> int:
@@ -90,7 +100,8 @@ class Mailbox:
 
     def ahead(self, current: int) -> list[tuple[NodeId, int]]:
         """The latest round of each neighbour whose model of a round after `current` is here."""
-        if max(self.newest.values(), default=-1) <= current:  # nobody has spoken of a later one
-            return []
-        newest = [(j, max(kept)) for j, kept in self.kept.items() if kept and (len(kept) > 1 or current not in kept)]
-        return [(j, r) for j, r in newest if r > current]
+        latest: dict[NodeId, int] = {}
+        for round in sorted(self.of) if len(self.of) > 1 or current not in self.of else ():
+            if round > current:
+                latest.update(dict.fromkeys(self.of[round], round))
+        return list(latest.items())

@@ -38,12 +38,14 @@ class OwnWeights:
     targets: tuple[NodeId, ...] = ()
     others: frozenset[NodeId] = frozenset()
     one_way: frozenset[NodeId] = frozenset()
+    met: frozenset[NodeId] = frozenset()
+    """All of the row but itself, and whom it sends to."""
 
     @classmethod
     def of(cls, node: NodeId, mixing: RoundWeights) -> OwnWeights:
         row, targets = mixing.row(node), mixing.targets(node)
         others = frozenset(row.keys() - {node})
-        return cls(row, targets, others, others.difference(targets))
+        return cls(row, targets, others, others.difference(targets), others.union(targets))
 
 
 @dataclass(slots=True)
@@ -61,4 +63,4 @@ class ExchangedRound:
     @classmethod
     def of(cls, own: OwnWeights, here: Collection[NodeId]) -> ExchangedRound:
         """The round of a node with these weights, where what those `here` give is here already."""
-        return cls(own.row, own.one_way, Sources(own.others, set(own.others.difference(here))))
+        return cls(own.row, own.one_way, Sources(own.others, set(own.others).difference(here)))

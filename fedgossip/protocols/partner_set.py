@@ -72,7 +72,8 @@ class Company:
 
     def meets(self, nodes: Iterable[NodeId], round: int) -> None:
         """Note the partners of the exchanges in `round`."""
-        self.met.update(dict.fromkeys(nodes, round))
+        for node in nodes:
+            self.met[node] = round
 
     def may_return(self, node: NodeId, round: int) -> bool:
         """Whether the link was lost of late, and the partner may come back and tell."""

@@ -191,7 +191,7 @@ class RelayGossip(AwaitedRound[RelayState]):
         heard, counts = (np.zeros_like(one) for one in self._before())
         for place, j in enumerate(self.neighbours):
             if self.mailbox.has(j, self.round):
-                message = self.mailbox.model(j, self.round)
+                message = self.mailbox.here(self.round)[j]
                 assert isinstance(message, RelaySum)
                 heard[place], counts[place] = message.vectors[0], message.count
                 self.carried.came(j)

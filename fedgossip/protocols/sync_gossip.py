@@ -29,7 +29,7 @@ it moves the mean, and is reported as `one_sided`; push-sum is the method for su
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from fedgossip.algorithms.base import MODEL, GossipAlgorithm, State, Step, Vectors
 from fedgossip.algorithms.combine import LINEAR, Combination
@@ -112,19 +112,19 @@ class SyncGossip(AwaitedRound[State]):
         if not (self.own.row and is_constant(self.schedule)):
             self.own = OwnWeights.of(self.node, self.schedule.mixing(self.round))
         targets = self.own.targets
-        self.open = ExchangedRound.of(self.own, self.mailbox.givers(self.round))
-        self.company.meets({*self.open.sources.all, *targets}, self.round)
+        self.open = ExchangedRound.of(self.own, self.mailbox.here(self.round))
+        self.company.meets(self.own.met, self.round)
         self.carried.due(self.open.sources.all)
         effects.append(Outgoing(self.round + 1, self.learner.seen))
-        hear = [to for to in targets if to not in self.company.left]
-        effects += [Send(to, model) for to, model in self.ledger.models(self.round, outgoing, hear)]
+        hear = [to for to in targets if to not in self.company.left] if self.company.left else targets
+        effects += self.ledger.models(self.round, outgoing, hear)
         effects += [Send(j, self.ledger.account(j, self.round)) for j in self._open_beside(targets)]
         return [*effects, self.until_the_deadline(), self.until_asked(0), *self.end_if_complete(now_ns)]
 
     def _open_beside(self, targets: Collection[NodeId]) -> list[NodeId]:
         """Those with whom an account is open, and who get no model in this round."""
-        beside = [j for j, edge in self.ledger.edges.items() if edge.open and j not in targets]
-        return [j for j in beside if j not in self.company.done]
+        opened = [j for j, edge in self.ledger.edges.items() if edge.open is not None]
+        return [j for j in opened if j not in targets and j not in self.company.done]
 
     def _catch_up(self) -> list[Effect]:
         """Go to the latest round to which one who needs our model has gone on; the rounds between are lost."""
@@ -150,11 +150,15 @@ class SyncGossip(AwaitedRound[State]):
         return [*asks, self.until_asked(times + 1)]
 
     def _model(self, sender: NodeId, model: Model, now_ns: int) -> list[Effect]:
-        self._check(sender, model)
-        effects = self._account(sender, model.round, model.used, model.missing, now_ns)
-        company, missing, round = self.company, self.open.sources, model.round
-        if sender in company.absent and sender in company.linked and (round >= self.round - 1 or missing.alone):
-            company.absent.discard(sender)
+        round = model.round
+        if not 0 <= round < self.settings.rounds:
+            raise self._beyond(sender, round)
+        self.layout.check(sender, model)
+        self.layout.check_values(sender, model)
+        effects = self._account(sender, round, model.used, model.missing, now_ns)
+        absent, sources = self.company.absent, self.open.sources
+        if sender in absent and sender in self.company.linked and (round >= self.round - 1 or sources.alone):
+            absent.discard(sender)
         if round < self.round:
             self.ledger.edge(sender).late(model)
             effects.append(Report("late", {"peer": sender, "round": round}, self.round))
@@ -162,20 +166,17 @@ class SyncGossip(AwaitedRound[State]):
         if not self.mailbox.put(sender, model, self.round):
             return [*effects, Report("repeated", {"peer": sender, "round": round}, self.round)]
         if round == self.round:
-            missing.missing.discard(sender)
+            sources.missing.discard(sender)
             self.clock.heard(now_ns)
         return effects + self.end_if_complete(now_ns)
 
-    def _check(self, sender: NodeId, model: Model) -> None:
-        if not 0 <= model.round < self.settings.rounds:
-            raise ProtocolError(
-                f"node {self.node}, round {self.round}: model of round {model.round} from node {sender};"
-                f" the run has {self.settings.rounds} rounds",
-                "Were the peers started from the same experiment file?",
-                peer=sender,
-            )
-        self.layout.check(sender, model)
-        self.layout.check_values(sender, model)
+    def _beyond(self, sender: NodeId, round: int) -> ProtocolError:
+        return ProtocolError(
+            f"node {self.node}, round {self.round}: model of round {round} from node {sender};"
+            f" the run has {self.settings.rounds} rounds",
+            "Were the peers started from the same experiment file?",
+            peer=sender,
+        )
 
     @property
     def awaited(self) -> Sources:
@@ -195,34 +196,39 @@ class SyncGossip(AwaitedRound[State]):
         row, outgoing = self._agreed(), self.learner.outgoing
         if len(row) < len(self.open.row) and (held := sorted(self.open.row.keys() - row.keys() - set(missing))):
             effects.append(Report("held", held, round))
-        inputs = {j: outgoing if j == self.node else self.mailbox.model(j, round).vectors for j in row}
-        self.summed += (len(row) - 1) * sum(vector.size for vector in outgoing)
-        self.learner.mixed(tuple(self._combined(row, inputs, k) for k in range(len(outgoing))))
+        self.summed += (len(row) - 1) * sum([vector.size for vector in outgoing])
+        self.learner.mixed(self._combined(row, outgoing))
         self.ledger.closes(round, outgoing)
         self._go_to(round + 1)
         effects.append(RoundDone(self.round, self.learner.model))
         effects.append(self.learner.checkpoint(self.round, {}, self.carried.saved()))
         return effects + self.go_on(now_ns)
 
-    def _combined(self, row: Mapping[NodeId, float], inputs: Mapping[NodeId, Vectors], slot: int) -> Vector:
+    def _combined(self, row: Mapping[NodeId, float], own: Vectors) -> Vectors:
+        """What comes of this round, one vector per slot."""
+        here, node = self.mailbox.here(self.round), self.node
+        inputs = [own if j == node else here[j].vectors for j in row]
         if self.combine.linear:
-            return _mixed([(weight, inputs[j][slot]) for j, weight in row.items()])
-        return self.combine.combine(self.node, row, {j: inputs[j][slot] for j in row})
+            return tuple([_mixed(list(zip(row.values(), of, strict=True))) for of in zip(*inputs, strict=True)])
+        of_slots = [dict(zip(row, of, strict=True)) for of in zip(*inputs, strict=True)]
+        return tuple([self.combine.combine(node, row, of_slot) for of_slot in of_slots])
 
-    def _agreed(self) -> dict[NodeId, float]:
+    def _agreed(self) -> Mapping[NodeId, float]:
         """This round's weights, those of edges that do not count given to oneself; settles who has mixed whom."""
-        row, round = dict(self.open.row), self.round
-        missing, one_way = self.open.sources.missing, self.open.one_way
-        for j in self.open.row:
-            if j == self.node:
-                continue
-            if j in missing:
-                self.ledger.edge(j).missed(round, row[j], self.learner.outgoing)
-            elif j in one_way or self.ledger.counts(j, cast(Model, self.mailbox.model(j, round))):
-                self.carried.came(j)
-                continue
-            row[self.node] += row.pop(j)
-        return row
+        row, one_way, sources, round = self.open.row, self.open.one_way, self.open.sources, self.round
+        for j in sources.missing:
+            self.ledger.edge(j).missed(round, row[j], self.learner.outgoing)
+        here = sources.all.difference(sources.missing) if sources.missing else sources.all
+        mixed = self.ledger.counted(round, here.difference(one_way) if one_way else here, self.mailbox.here(round))
+        mixed += here.intersection(one_way) if one_way else ()
+        self.carried.came(*mixed)
+        if len(mixed) == len(sources.all):
+            return row
+        own = row[self.node]
+        for j, weight in row.items():
+            if j != self.node and j not in mixed:
+                own += weight
+        return {j: own if j == self.node else weight for j, weight in row.items() if j == self.node or j in mixed}
 
     def _go_to(self, round: int) -> None:
         self.round = round
@@ -232,13 +238,11 @@ class SyncGossip(AwaitedRound[State]):
 
     def _account(self, sender: NodeId, round: int, used: int, missing: int, now_ns: int) -> list[Effect]:
         """Take what a partner says of our edge: repair our round, send what it misses, forget what it has."""
-        edge = self.ledger.edge(sender)
-        edge.heard(round, used, missing)
+        edge = self.ledger.heard(sender, round, used, missing)
         self.mailbox.heard(sender, round)
-        effects = self._repair(sender) if edge.open else []
+        effects = self._repair(sender) if edge.open is not None else []
         if 0 <= missing < self.round:
             effects += self.ledger.help(sender, missing, self.round, now_ns, self.clock.patience_ns(0))
-        self.ledger.forget(self.round)
         return effects
 
     def _say_again(self, sender: NodeId, asked: int, now_ns: int) -> list[Effect]:

@@ -42,5 +42,5 @@ NO_COST: Cost = 0, 0
 Lives = tuple[int, int]
 """The incarnations of the sender, and of the receiver as the sender knows it."""
 
-Queued = tuple[int, int, NodeId, Coming, Cost, Lives]
-"""When, in which order, to whom, what, at what cost, and from and to which life."""
+Queued = tuple[int, NodeId, Coming, Cost, Lives]
+"""In which order, to whom, what, at what cost, and from and to which life."""

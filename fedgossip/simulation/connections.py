@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fedgossip.machine import NodeId
-from fedgossip.messages import Message
+from fedgossip.machine import NodeId, Received
 
 Link = tuple[NodeId, NodeId]
 """One direction of a link, or one end: (the peer that sends or is told, the other)."""
@@ -35,7 +34,7 @@ class SimulatedLinks:
         """The incarnation of the other end that an end was told of; 0 where there is none."""
         self.cuts: dict[Link, int] = {}
         """The beginning of each present cut; where there is none, messages pass."""
-        self._waiting: dict[Link, list[tuple[Message, tuple[int, int]]]] = {}  # messages with what they cost
+        self._waiting: dict[Link, list[tuple[Received, tuple[int, int]]]] = {}  # messages with what they cost
 
     def __iter__(self) -> Iterator[Link]:
         return ((node, other) for node, others in enumerate(self.known) for other in others)
@@ -51,12 +50,12 @@ class SimulatedLinks:
     def cut(self, link: Link, now_ns: int) -> None:
         self.cuts.setdefault(link, now_ns)
 
-    def heal(self, link: Link) -> list[tuple[Message, tuple[int, int]]]:
+    def heal(self, link: Link) -> list[tuple[Received, tuple[int, int]]]:
         """Let messages pass again; return the waiting ones in order, each with what it costs."""
         self.cuts.pop(link, None)
         return self._waiting.pop(link, [])
 
-    def wait(self, link: Link, message: Message, cost: tuple[int, int]) -> None:
+    def wait(self, link: Link, message: Received, cost: tuple[int, int]) -> None:
         self._waiting.setdefault(link, []).append((message, cost))
 
     def give_up(self, link: Link) -> int:

@@ -16,8 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import msgspec
+from typing import NamedTuple
 
 from fedgossip import seeds
 from fedgossip.machine import NodeId
@@ -65,7 +64,7 @@ class NetworkSettings:
     """Classes of nodes; the first that names a node counts."""
 
 
-class Passage(msgspec.Struct, frozen=True):
+class Passage(NamedTuple):
     """The way of one message."""
 
     begins_ns: int
@@ -93,6 +92,8 @@ class SimulatedNetwork:
         spread = settings.speed_spread
         self._speed = [float(rng.lognormal(0.0, spread)) if spread else 1.0 for rng in self._draws]
         self._devices = [_device(settings, node) for node in range(n)]
+        self._up = [device.bandwidth for device in self._devices]
+        self._down = [device.downlink for device in self._devices]
         self._latency_ns = [int(device.latency * NS) for device in self._devices]
         self._uplink_free = [0] * n
         self._receiving: list[list[tuple[int, int]]] = [[] for _ in range(n)]
@@ -105,13 +106,17 @@ class SimulatedNetwork:
 
     def passage(self, sender: NodeId, to: NodeId, size: int, now_ns: int, delay_ns: int = 0) -> Passage:
         """Return when `size` bytes sent now pass, with `delay_ns` above what the link takes."""
-        device, other, jitter = self._devices[sender], self._devices[to], self.settings.jitter
-        up, down = device.bandwidth, other.downlink
-        if jitter:
-            latency = max(device.latency, other.latency) + jitter * self._links[sender].random()
-            delay = int(latency * NS) + delay_ns
+        return Passage(*self.times(sender, to, size, now_ns, delay_ns))
+
+    def times(self, sender: NodeId, to: NodeId, size: int, now_ns: int, delay_ns: int) -> tuple[int, int, int]:
+        """As `passage`, its times alone."""
+        up, down = self._up[sender], self._down[to]
+        if jitter := self.settings.jitter:
+            latency = max(self._devices[sender].latency, self._devices[to].latency)
+            delay = int((latency + jitter * self._links[sender].random()) * NS) + delay_ns
         else:
-            delay = max(self._latency_ns[sender], self._latency_ns[to]) + delay_ns
+            latency_ns, other_ns = self._latency_ns[sender], self._latency_ns[to]
+            delay = (latency_ns if latency_ns > other_ns else other_ns) + delay_ns
         start = end = now_ns
         if up:
             start = max(now_ns, self._uplink_free[sender])
@@ -124,7 +129,7 @@ class SimulatedNetwork:
         if arrival <= last:
             arrival = last + 1
         self._last_arrival[link] = arrival
-        return Passage(start, end, arrival)
+        return start, end, arrival
 
     def _received_ns(self, to: NodeId, head_ns: int, takes_ns: int, now_ns: int) -> int:
         """Reserve the downlink of `to` for a message that begins to arrive at `head_ns`; return when it has arrived."""

@@ -85,7 +85,6 @@ class PerformedEffects(VirtualTime):
         self.payload: dict[Link, int] = {}
         """Bytes of vectors sent on each link."""
         self._meters = [Meter(node) for node in range(len(machines))]
-        self._costs: dict[int, Cost] = {}  # of what an event has brought about, while its effects are performed
         self._timers: dict[tuple[NodeId, Hashable], int] = {}
         self._training = LazyTraining()
         self._states: dict[NodeId, Any] = {}  # the task's memory of a peer, with its checkpoint
@@ -131,50 +130,65 @@ class PerformedEffects(VirtualTime):
     # --- messages -------------------------------------------------------------------------------------------------
 
     def _perform_all(self, node: NodeId, effects: Sequence[Effect]) -> None:
-        performed = self._performed
+        performed, sends = self._performed, list[Send]()
         for effect in effects:
+            if type(effect) is Send:  # mostly to many, of one message
+                sends.append(effect)
+                continue
+            if sends:
+                self._send(node, sends)
+                sends = []
             performed[type(effect)](self, node, effect)
-        self._costs.clear()
+        if sends:
+            self._send(node, sends)
 
-    def _send(self, node: NodeId, send: Send) -> None:
-        to, message = send.to, send.message
-        link = node, to
-        if to in self.dead or link in self.connections.down:
-            return
-        cost = self._costs.get(id(message)) or self._priced(message)
-        self._meters[node].sent(*cost)
-        if cost[1]:
-            self.payload[link] = self.payload.get(link, 0) + cost[1]
-        if link in self.connections.cuts:
-            self.connections.wait(link, message, cost)
-        else:
-            self._carry(link, message, cost)
+    def _send(self, node: NodeId, sends: Sequence[Send]) -> None:
+        """Send messages one after the other; one to several neighbours is one object, and priced once."""
+        dead, down, cuts = self.dead, self.connections.down, self.connections.cuts
+        paid, received, cost = self.payload, Received(node, sends[0].message), self._priced(sends[0].message)
+        times = 0
+        for send in sends:
+            to, message = send.to, send.message
+            link = node, to
+            if to in dead or (down and link in down):
+                continue
+            if message is not received.message:
+                self._meters[node].sent(*cost, times)
+                received, cost, times = Received(node, message), self._priced(message), 0
+            times += 1
+            if cost[1]:
+                paid[link] = paid.get(link, 0) + cost[1]
+            if cuts and link in cuts:
+                self.connections.wait(link, received, cost)
+            else:
+                self._carry(link, received, cost)
+        self._meters[node].sent(*cost, times)
 
-    def _carry(self, link: Link, message: Message, cost: Cost) -> None:
+    def _carry(self, link: Link, received: Received, cost: Cost) -> None:
         (sender, to), (size, payload), now_ns = link, cost, self.now_ns
         fate = self._fate(link) if self._touched else UNHARMED
-        passage = self.network.passage(sender, to, size, now_ns, fate.delay_ns)
-        lives = self.lives[sender], self.connections.lives.get(link, 0)
-        if payload and passage.sent_ns > now_ns:
-            self._meters[sender].carries(now_ns, passage.sent_ns)
+        begins_ns, sent_ns, first_ns = self.network.times(sender, to, size, now_ns, fate.delay_ns)
+        known = self.connections.lives
+        lives = self.lives[sender], known.get(link, 0) if known else 0
+        if payload and sent_ns > now_ns:
+            self._meters[sender].carries(now_ns, sent_ns)
         for held_ns in fate.held_ns:
-            arrival_ns = passage.arrival_ns + held_ns
+            arrival_ns = first_ns + held_ns
             if payload:
-                self._meters[to].carries(passage.begins_ns, arrival_ns)
-            self._push(arrival_ns, to, Received(sender, message), cost, lives)
-        if fate.lost:
-            self._count("lost")
-        elif len(fate.held_ns) > 1:
-            self._count("duplicated")
+                self._meters[to].carries(begins_ns, arrival_ns)
+            self._instants.add(arrival_ns, to, received, cost, lives)
+        if fate is not UNHARMED:
+            if fate.lost:
+                self._count("lost")
+            elif len(fate.held_ns) > 1:
+                self._count("duplicated")
 
     def _fate(self, link: Link) -> Fate:
         self._sent[link] = number = self._sent.get(link, -1) + 1
         return self.script.fate(*link, number, self.now_ns)
 
     def _priced(self, message: Message) -> Cost:
-        """Return what `message` costs; a peer sends the same one to many neighbours."""
-        found = self._costs[id(message)] = wire_bytes(message), message.payload_bytes
-        return found
+        return wire_bytes(message), message.payload_bytes
 
     # --- training, timers, what is kept ---------------------------------------------------------------------------
 
@@ -257,7 +271,6 @@ class PerformedEffects(VirtualTime):
     }
 
     _performed: ClassVar[Table] = {
-        Send: _send,
         Train: _train,
         ChooseRows: _choose,
         SetTimer: _set_timer,

@@ -1,4 +1,4 @@
-"""Virtual time: a heap of (time, sequence, node, event), and who is told what comes up.
+"""Virtual time: what comes up at each instant, in the order in which it was asked for, and who is told of it.
 
 A fault script acts on peers and links between events, before those of the same time.  Messages on the way to a peer
 that has died are lost, whoever takes its place.  Events of a peer that sleeps wait, in order, until it wakes; so do
@@ -7,7 +7,6 @@ those of one that adds up what it was told.
 
 from __future__ import annotations
 
-import heapq
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +20,7 @@ from fedgossip.metrics import Network
 from fedgossip.records import EventRow, Row
 from fedgossip.simulation.coming import NO_COST, OF_PEERS, AddedUp, Begin, Coming, Cost, Lives, Queued
 from fedgossip.simulation.connections import SimulatedLinks
+from fedgossip.simulation.instants import Instants
 from fedgossip.simulation.network import NS, SimulatedNetwork
 from fedgossip.vectors import Vector
 
@@ -54,8 +54,7 @@ class VirtualTime(ABC):
         self.dead: set[NodeId] = set(self.starts)
         """The peers that are absent: not yet, not now, or never again there."""
         self.lives = [0] * len(machines)
-        self._heap: list[Queued] = []
-        self._sequence = 0
+        self._instants = Instants()
         self._asleep: dict[NodeId, int] = {}  # since when
         self._held: dict[NodeId, list[tuple[int, Coming, Cost, Lives]]] = {}
         self._adding: dict[NodeId, int] = {}  # until when
@@ -77,24 +76,24 @@ class VirtualTime(ABC):
     def run(self, limit_seconds: float = math.inf, between: Callable[[], None] = lambda: None) -> dict[NodeId, Vector]:
         """Run until no event is left, or virtual time passes the limit; return each finished peer's vector.
 
-        `between` is called between two events: the attributes of this object and of the record, and what the task
+        `between` is called between two instants: the attributes of this object and of the record, and what the task
         remembers, are the whole run then.  A simulator that was given them goes on from there.
         """
-        if not self._sequence:
+        if not self._instants.number:
             self._start()
         happenings = islice(self.script.happenings(), self._happened, None)
         upcoming = next(happenings, None)
-        heap, limit_ns = self._heap, limit_seconds * NS
-        while heap and heap[0][0] <= limit_ns:
+        times, limit_ns = self._instants.times, limit_seconds * NS
+        while times and times[0] <= limit_ns:
             between()
-            if upcoming is not None and heap[0][0] >= upcoming.at_ns:
+            if upcoming is not None and times[0] >= upcoming.at_ns:
                 self.now_ns = upcoming.at_ns
                 self._happened += 1
                 self._happen(upcoming)
                 upcoming = next(happenings, None)
                 continue
-            self.now_ns, sequence, node, event, cost, lives = heapq.heappop(heap)
-            self._comes(sequence, node, event, cost, lives)
+            self.now_ns = times[0]
+            self._come(self._instants.pop())
         for row in self.record.flush():
             self.write(row)
         return self.results
@@ -114,23 +113,25 @@ class VirtualTime(ABC):
 
     # --- events ---------------------------------------------------------------------------------------------------
 
-    def _push(self, at_ns: int, node: NodeId, event: Coming, cost: Cost = NO_COST, lives: Lives | None = None) -> int:
-        self._sequence = sequence = self._sequence + 1
-        heapq.heappush(self._heap, (at_ns, sequence, node, event, cost, lives or (0, self.lives[node])))
-        return sequence
+    def _push(self, at_ns: int, node: NodeId, event: Coming) -> int:
+        return self._instants.add(at_ns, node, event, NO_COST, (0, self.lives[node]))
 
-    def _comes(self, sequence: int, node: NodeId, event: Coming, cost: Cost, lives: Lives) -> None:
-        if type(event) in OF_PEERS:
-            self._changes(node, event, lives)
-        elif lives[1] != self.lives[node] or node in self.dead:
-            return  # messages for the dead peer are not for the one that takes its place
-        elif self._adding and self._adding.get(node, 0) > self.now_ns:
-            # keeps its number: what comes first is told first
-            heapq.heappush(self._heap, (self._adding[node], sequence, node, event, cost, lives))
-        elif node in self._asleep:
-            self._held[node].append((sequence, event, cost, lives))
-        else:
-            self._taken[type(event)](self, node, event, sequence, cost, lives)
+    def _come(self, coming: Sequence[Queued]) -> None:
+        """Tell the peers what comes up now."""
+        taken = self._taken
+        for queued in coming:
+            sequence, node, event, cost, lives = queued
+            if type(event) in OF_PEERS:
+                self._changes(node, event, lives)
+            elif lives[1] != self.lives[node] or node in self.dead:
+                continue  # messages for the dead peer are not for the one that takes its place
+            elif self._adding and self._adding.get(node, 0) > self.now_ns:
+                # keeps its number: what comes first is told first
+                self._instants.insert(self._adding[node], queued)
+            elif node in self._asleep:
+                self._held[node].append((sequence, event, cost, lives))
+            else:
+                taken[type(event)](self, node, event, sequence, cost, lives)
 
     def _tell(self, node: NodeId, event: Event) -> None:
         before = self._summed(node) if self._counts_sums else 0
@@ -145,7 +146,7 @@ class VirtualTime(ABC):
                 self._perform_all(node, effects)
             return
         self._adding[node] = until = self.now_ns + takes
-        heapq.heappush(self._heap, (until, -1, node, AddedUp(effects), NO_COST, (0, self.lives[node])))
+        self._instants.insert(until, (-1, node, AddedUp(effects), NO_COST, (0, self.lives[node])))
 
     def _summed(self, node: NodeId) -> int:
         """How many elements it has added so far."""
