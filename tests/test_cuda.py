@@ -132,6 +132,7 @@ def test_a_gpu_trains_nodes_together_as_it_trains_each_alone(model, how, monkeyp
     check_together(model, "cuda", 0.05, monkeypatch, **how)
 
 
+@pytest.mark.sockets
 @pytest.mark.gpu
 @pytest.mark.long
 @pytest.mark.timeout(900)
