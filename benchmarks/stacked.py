@@ -109,6 +109,11 @@ def measure_resident(source: str, n: int, rounds: int, device: str) -> tuple[flo
     return median(ours) / rounds / n * 1e6, median(theirs) / rounds / n * 1e6
 
 
+def digits(number: float) -> str:
+    """Return a number in three significant digits: a GPU's are below one, and a loop's on the CPU above a thousand."""
+    return f"{float(f'{number:.3g}'):g}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=1000)
@@ -124,7 +129,7 @@ def main() -> None:
         return
     print(f"{machine()}\n{options.nodes} nodes, us per node-step\n{'':16}{'fedgossip':>10}{'loop':>8}{'ratio':>7}")
     for name, (ours, loop) in results.items():
-        print(f"{name:16}{ours:>10.1f}{loop:>8.0f}{loop / ours:>7.1f}")
+        print(f"{name:16}{digits(ours):>10}{digits(loop):>8}{digits(loop / ours):>7}")
 
 
 if __name__ == "__main__":
