@@ -23,7 +23,8 @@ import numpy as np
 from crew import machine
 from scipy import stats
 
-from fedgossip.drivers.local import PeerProcesses, run_local_plan
+from fedgossip.drivers.local import run_local_plan
+from fedgossip.drivers.peer_processes import PeerProcesses
 from fedgossip.experiment import load_experiment
 from fedgossip.machine import NodeId
 from fedgossip.plans import compose

@@ -120,7 +120,7 @@ def test_toml_of_the_usual_kind_is_read() -> None:
 
 ELSEWHERE = {
     "drivers/fork_server.py": "orders of the process that started it, by its own pipe",
-    "drivers/local.py": "what the fork server says, by its own pipe",
+    "drivers/peer_processes.py": "what the fork server says, by its own pipe",
     "learning/ddp/ipc.py": "between the processes of one client",
     "drivers/snapshot.py": "images, which have a reader of their own",
     "checkpoints/sameness.py": "what has been written here a moment before",

@@ -19,7 +19,8 @@ from commands import finish, in_process, start, wait_until
 from fedgossip import checkpoints
 from fedgossip.checkpoints import NEWEST, About, Checkpoints
 from fedgossip.drivers import sim_checkpoint
-from fedgossip.drivers.local import not_started, run_local
+from fedgossip.drivers.local import run_local
+from fedgossip.drivers.peer_processes import not_started
 from fedgossip.drivers.simulate import simulate
 from fedgossip.errors import NotWrittenError
 from fedgossip.machine import Checkpoint

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from typing import Any
 import pytest
 from commands import HANG_SECONDS, alive, experiment, finish, free_ports, start, wait_until
 
+import fedgossip
 from fedgossip.drivers import local
-from fedgossip.drivers.local import PeerProcesses, run_local_plan
+from fedgossip.drivers.local import run_local_plan
+from fedgossip.drivers.peer_processes import PeerProcesses
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.errors import FedgossipError
 from fedgossip.experiment import load_experiment
@@ -189,6 +192,48 @@ def test_ctrl_c_while_the_peers_start_leaves_no_process(tmp_path: Path) -> None:
     said = finish(running)
     assert said.code == 130 and "Traceback" not in said.err, said
     assert not any(alive(pid) for pid in children) and not looks_finished(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("there", "number"),
+    [
+        ("experiment.toml", signal.SIGINT),
+        ("peers/00/log.txt", signal.SIGINT),
+        ("peers/03/endpoint.toml", signal.SIGTERM),
+    ],
+)
+def test_a_run_that_is_stopped_before_its_first_round_says_that_and_of_nobody_that_it_died(
+    there: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    """A process that is told to end before it hears signals leaves no last word."""
+    path = experiment(tmp_path, rounds=200)
+    running = start(["run", "experiment.toml", "--on", "local", "--out", "out", "--no-report"], tmp_path)
+    wait_until((tmp_path / "out" / there).exists, HANG_SECONDS, there)
+    os.kill(running.pid, number)
+    said = finish(running)
+    told = f"{said.out}\n{said.err}"
+    assert said.code == 130 and "Traceback" not in told and "died" not in told and "unexpected" not in told, said
+    assert "nothing was trained yet" in told or "stopped at once" in told or rows_in(tmp_path / "out" / "metrics.jsonl")
+    assert "To go on: fedgossip run --resume out" in said.err, said
+    assert not looks_finished(tmp_path / "out")
+    again = finish(start(["run", "--resume", "out", "--json", "--no-report"], tmp_path))
+    whole = fedgossip.simulate(path)
+    assert again.code == 0 and json.loads(again.out)["digest"] == whole.digest, again
+
+
+def test_a_peer_that_had_died_by_itself_is_told_of_when_the_run_is_stopped(tmp_path: Path) -> None:
+    running, _ = endless_run(tmp_path)
+    words = ["ps", "-eo", "pid,ppid"]
+    listed = [tuple(map(int, line.split())) for line in subprocess.check_output(words, text=True).splitlines()[1:]]
+    (parent,) = (pid for pid, above in listed if above == running.pid)
+    killed = min(pid for pid, above in listed if above == parent)
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: not alive(killed), HANG_SECONDS, "its end")
+    time.sleep(0.5)  # until the collector has heard of it
+    os.kill(running.pid, signal.SIGINT)
+    said = finish(running)
+    summary = json.loads(said.out)
+    assert said.code == 130 and (summary["status"], summary["events"].get("died")) == ("interrupted", 1), said
 
 
 def test_the_peers_end_by_themselves_when_the_collector_is_killed(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from kernels_seen import FOLDER
 
 from fedgossip import kernels, load_experiment, simulate
 from fedgossip.cli.wording import event_text, federated_text
-from fedgossip.drivers import local
-from fedgossip.drivers.local import PeerProcesses, run_local_plan
+from fedgossip.drivers import peer_processes
+from fedgossip.drivers.local import run_local_plan
+from fedgossip.drivers.peer_processes import PeerProcesses
 from fedgossip.errors import ConfigError
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.plans import compose
@@ -254,7 +255,7 @@ def test_a_peer_is_forked_only_while_there_is_one_thread(
     modules: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """From Python 3.12 on a fork of several threads is a DeprecationWarning; here every warning is an error."""
-    monkeypatch.setattr(local, "NUMERIC", modules)
+    monkeypatch.setattr(peer_processes, "NUMERIC", modules)
     monkeypatch.setenv("PYTHONWARNINGS", "error")
     plan = compose.plan(load_experiment(AVERAGING))
     seen: list[str] = []

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedgossip import file_locks, signals
-from fedgossip.drivers import local
+from fedgossip.drivers import peer_processes
 from fedgossip.errors import ConfigError
 from tests.commands import experiment
 
@@ -82,9 +82,9 @@ def test_nothing_imports_what_posix_alone_has_and_a_simulation_runs_without_it(t
 
 
 def test_processes_of_one_run_are_refused_where_they_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local.os, "name", "nt")
+    monkeypatch.setattr(peer_processes.os, "name", "nt")
     with pytest.raises(ConfigError, match="needs Linux or macOS") as caught:
-        local.check_processes()
+        peer_processes.check_processes()
     assert "Simulate" in caught.value.advice
 
 

@@ -14,7 +14,8 @@ from commands import alive
 
 from fedgossip import simulate
 from fedgossip.drivers.fault_injector import Striker
-from fedgossip.drivers.local import PeerProcesses, run_local_plan
+from fedgossip.drivers.local import run_local_plan
+from fedgossip.drivers.peer_processes import PeerProcesses
 from fedgossip.experiment import load_experiment
 from fedgossip.faults import NS, FaultScript
 from fedgossip.messages import Ack, AnyMessage, Leaving

@@ -17,7 +17,8 @@ from test_parameter_server import quadratic
 
 from fedgossip import load_table, simulate
 from fedgossip.algorithms.row_filters import KEY_CACHE
-from fedgossip.drivers.local import PeerProcesses, run_local_plan
+from fedgossip.drivers.local import run_local_plan
+from fedgossip.drivers.peer_processes import PeerProcesses
 from fedgossip.drivers.replay import replay_trace
 from fedgossip.drivers.resume import resume
 from fedgossip.errors import FedgossipError

@@ -16,7 +16,8 @@ import pytest
 from commands import alive
 
 from fedgossip import simulate
-from fedgossip.drivers.local import PeerProcesses, run_local_plan
+from fedgossip.drivers.local import run_local_plan
+from fedgossip.drivers.peer_processes import PeerProcesses
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.records import EventRow

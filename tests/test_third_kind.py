@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import fedgossip
-from fedgossip.drivers import local
+from fedgossip.drivers import peer_processes
 from fedgossip.errors import ConfigError
 from fedgossip.experiment.kinds import RUN_KINDS
 from fedgossip.records import PeerRow, Row
@@ -38,7 +38,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The line in the table, while a test runs; and in the processes that it starts."""
     before = dict(RUN_KINDS)
     importlib.reload(importlib.import_module(MODULE))
-    monkeypatch.setattr(local, "NUMERIC", (*local.NUMERIC, MODULE))
+    monkeypatch.setattr(peer_processes, "NUMERIC", (*peer_processes.NUMERIC, MODULE))
     monkeypatch.syspath_prepend(Path(__file__).parents[1])
     yield
     RUN_KINDS.clear()

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from test_allreduce import quadratic
 
-from fedgossip.drivers.local import PeerProcesses, run_local_plan
+from fedgossip.drivers.local import run_local_plan
+from fedgossip.drivers.peer_processes import PeerProcesses
 from fedgossip.errors import FedgossipError
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose

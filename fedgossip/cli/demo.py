@@ -11,7 +11,7 @@ import click
 from fedgossip.cli.text import echo
 
 if TYPE_CHECKING:
-    from fedgossip.drivers.local import PeerProcesses
+    from fedgossip.drivers.peer_processes import PeerProcesses
     from fedgossip.plans.compose import Plan
     from fedgossip.rundir.run_directory import Run
 
@@ -45,7 +45,7 @@ def demo(seed: int, rounds: int | None, out: Path | None, chaos: bool) -> int:
 
 
 def _graphs(seed: int, rounds: int, out: Path | None) -> int:
-    from fedgossip.drivers.local import PeerProcesses
+    from fedgossip.drivers.peer_processes import PeerProcesses
 
     began = time.monotonic()
     folder = out or Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")

@@ -112,8 +112,12 @@ def run(
     from fedgossip.rundir.run_directory import new_path
 
     drive = _Drive(on, report, int(trace_limit * 1e9) if trace else 0, forecast)
+    path = stopped or out or new_path(plan, on, Path("runs"))
     with talk_to_stderr() if as_json else contextlib.nullcontext():
-        finished = drive(plan, stopped or out or new_path(plan, on, Path("runs")), resumed=stopped is not None)
+        try:
+            finished = drive(plan, path, resumed=stopped is not None)
+        except KeyboardInterrupt:
+            return _stopped_at_once(path)
         if centralised:
             from fedgossip.rundir.run_directory import amend
 
@@ -127,6 +131,17 @@ def run(
 
         echo(f"To go on: {resume.line(finished.directory)}", err=True)
     return exit_code(finished)
+
+
+def _stopped_at_once(path: Path) -> int:
+    """Say what there is of a run that was stopped before it had begun, or a second time while it took leave."""
+    from fedgossip.drivers import resume
+
+    if resume.may_go_on(path):
+        echo(f"error: stopped at once\nTo go on: {resume.line(path)}", err=True)
+    else:
+        echo("error: stopped before the run began: nothing was trained yet", err=True)
+    return 130
 
 
 def exit_code(finished: Run) -> int:
@@ -170,6 +185,7 @@ class _Drive:
 
 
 REFUSALS_SHOWN = 4
+BEFORE_THE_FIRST_ROUND = "stopped before the first round was over: nothing was trained yet"
 
 ENDINGS = {
     "partial": "not everybody came to the end; the others did",
@@ -237,7 +253,7 @@ def _to_know(finished: Run, *, report: bool) -> list[tuple[str, str]]:
     if folder:
         rows.append(("everything", f"in {folder}" + (f"; open {folder / 'report.html'}" if report else "")))
     status = summary["status"]
-    if words := ENDINGS.get(status):
+    if words := BEFORE_THE_FIRST_ROUND if status == "interrupted" and not summary["rounds"] else ENDINGS.get(status):
         rows += [("" if place else status.upper(), one) for place, one in enumerate(summary["lacking"] or [words])]
     rows += _reached(summary)
     return [*rows, *_model(finished)]
@@ -307,7 +323,8 @@ def _gossiped(summary: dict[str, Any]) -> list[tuple[str, str]]:
     peers, rounds = some(summary["n"], "peer"), some(summary["rounds"], "round")
     rows = [("run", f"{peers}, {summary['graph']}, {rounds}, {driver}")]
     rows += _compared(summary)
-    rows.append(("consensus distance", f"{summary['consensus_distance']:.6g}"))
+    apart = summary["consensus_distance"]  # None: stopped before there were models
+    rows += [] if apart is None else [("consensus distance", f"{apart:.6g}")]
     promised = forecast["slem"] if forecast["slem"] is not None else forecast.get("rate")
     if promised is not None and summary["measured_contraction"] is not None:
         words = f"{promised:.4f} in the long run" if forecast["slem"] is None else f"at most {promised:.4f} forecast"

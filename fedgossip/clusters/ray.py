@@ -18,7 +18,7 @@ from fedgossip.clusters.mirror import Piece, apply, content_of
 from fedgossip.clusters.ray_cluster import connected
 from fedgossip.clusters.ray_node import END_SECONDS, RayParticipant
 from fedgossip.clusters.resources import RAY, Resources
-from fedgossip.drivers.local import not_started
+from fedgossip.drivers.peer_processes import not_started
 from fedgossip.errors import ConfigError, NetworkError, NotWrittenError
 from fedgossip.rundir.collect import ENDPOINT
 from fedgossip.rundir.run_directory import write_whole

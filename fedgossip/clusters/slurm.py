@@ -20,7 +20,7 @@ from typing import Any
 from fedgossip.clusters.meeting import CLUSTER, STOP, JobLife, PlacedJob, write_job
 from fedgossip.clusters.resources import LOCAL, SLURM, Resources, imported
 from fedgossip.clusters.shared_folder import SEEN_SECONDS, probe_in
-from fedgossip.drivers.local import not_started
+from fedgossip.drivers.peer_processes import not_started
 from fedgossip.errors import ConfigError, FedgossipError, NetworkError
 from fedgossip.rundir.run_directory import write_whole
 

@@ -87,6 +87,14 @@ def engine_of(run: Path) -> str:
     return engine
 
 
+def may_go_on(run: Path) -> bool:
+    """Whether a folder is that of a run that has begun."""
+    try:
+        return bool(engine_of(run) and experiment_in(run))
+    except ResumeError:
+        return False
+
+
 def _check_there(run: Path) -> None:
     if not run.is_dir():
         raise ResumeError(f"{run}: no such folder", "`fedgossip runs` lists the runs that are there.")

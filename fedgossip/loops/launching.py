@@ -132,10 +132,12 @@ class _Launch:
                 raise
             try:
                 self._gather(collector)
+                exits = scripts.exited
             except KeyboardInterrupt:
                 interrupted = True
+                exits = dict(scripts.exited)
                 scripts.stop()
-            watched = Watched(interrupted, scripts.exited, time.monotonic() - began)
+            watched = Watched(interrupted, exits, time.monotonic() - began)
             try:
                 shares = DataShares("the loops' own")
                 run = conclude(self.plan, task, shares, collector, self.directory, watched, report=self.how.report)

@@ -17,7 +17,7 @@ import msgspec
 
 from fedgossip import kernels, owner_files, signals
 from fedgossip.decoding import UnreadableError, from_json
-from fedgossip.drivers.local import check_processes
+from fedgossip.drivers.peer_processes import check_processes
 from fedgossip.errors import ConfigError, ResumeError
 from fedgossip.loops.joining import LOOP, NODE, N
 from fedgossip.loops.seats import SEAT

@@ -124,11 +124,11 @@ class Collector:
         self.ended(range(len(self.folders)))
         return [final_vector(folder) for folder in self.folders], [last_word(folder) for folder in self.folders]
 
-    def counts(self, last_words: Sequence[PeerEnded | None]) -> dict[str, int]:
-        """Return the sums of the peers' counts."""
-        counts: dict[str, int] = {}
+    def counts(self, last_words: Sequence[PeerEnded | None], died: int) -> dict[str, int]:
+        """Return the sums of the peers' counts; `died` of them ended without a last word."""
+        counts = {"died": died} if died else {}
         for ended in last_words:
-            for name, count in (ended.counts if ended else {"died": 1}).items():
+            for name, count in (ended.counts if ended else {}).items():
                 counts[name] = counts.get(name, 0) + count
         return counts
 
@@ -139,6 +139,7 @@ class Watched:
 
     interrupted: bool = False
     exits: Mapping[int, int | None] = field(default_factory=dict)
+    """The exit codes; of a run that was interrupted, of those that had ended by themselves before."""
     wall_seconds: float | None = None
     absent: frozenset[NodeId] = frozenset()
     """The peers whose folders are not here: nothing is known of how they ended."""
@@ -163,15 +164,18 @@ def conclude(
     said = [word.status if word else None for word in last_words]
     known = ["finished" if node in watched.absent else one for node, one in enumerate(said)]
     status = "interrupted" if watched.interrupted else status_of(plan, known, collector.keeper.rows)
+    silent = [node for node, one in enumerate(known) if one is None]
+    # one that was told to end while it started leaves no word either
+    died = [node for node in silent if node in watched.exits] if watched.interrupted else silent
+    for node in died:
+        collector.keeper(EventRow(-1, node, "died", {"exit_code": watched.exits.get(node)}))
     if status != "interrupted":
-        for node in (node for node, one in enumerate(known) if one is None):
-            collector.keeper(EventRow(-1, node, "died", {"exit_code": watched.exits.get(node)}))
         ended = ("finished", PARTIAL, EXHAUSTED)
         vectors = [vector if one in ended else None for vector, one in zip(vectors, said, strict=True)]
     collector.keeper.ended(status)
     here = [word for node, word in enumerate(last_words) if node not in watched.absent]
     payload = {(node, to): sent for node, word in enumerate(last_words) if word for to, sent in word.payload.items()}
-    how = RunOutcome(vectors, collector.counts(here), status, watched.wall_seconds, payload)
+    how = RunOutcome(vectors, collector.counts(here, len(died)), status, watched.wall_seconds, payload)
     summary = summarize(plan, driver, task, shares, collector.record, collector.keeper, how)
     summary |= _computed_on(last_words[: plan.learners])
     if table := table_in(plan, collector.folders):

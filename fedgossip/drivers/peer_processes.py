@@ -1,0 +1,152 @@
+"""The processes of a run's peers on this machine: started by a warmed parent, watched, signalled and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from fedgossip import kernels
+from fedgossip.errors import ConfigError, FedgossipError, NetworkError, NotWrittenError
+from fedgossip.plans.compose import Plan
+from fedgossip.rundir.collect import ENDPOINT, first_failure, last_word
+from fedgossip.rundir.run_directory import write_whole
+
+START_SECONDS = 120.0
+"""For the warmed parent to import and every peer to listen; a cold disk and sixteen peers need some."""
+
+FULL_BYTES = 1 << 16
+"""A disk with less room than this has none for the addresses of peers."""
+
+STOP_SECONDS = 10.0
+POLL_SECONDS = 0.05
+
+NUMERIC = ("fedgossip.drivers.peer", "safetensors.numpy", "fedgossip.learning.analytic")
+LEARNING = (*NUMERIC, "torch", "fedgossip.learning.task", "fedgossip.learning.data")
+
+
+def check_processes() -> None:
+    """Raise ConfigError where a run cannot have processes of its own: they are signalled as groups of POSIX."""
+    if os.name != "posix":
+        advice = "Simulate it, which ends with the same digest, or start each participant by itself: fedgossip peer."
+        raise ConfigError("a run as processes of one machine needs Linux or macOS", advice)
+
+
+class PeerProcesses:
+    """The peers' processes: a warmed parent, started early, forks them when they are wanted."""
+
+    driver, bind, delay = "local", "tcp://127.0.0.1:*", 0.0
+
+    def __init__(self, *, learning: bool = True, portable: bool = False) -> None:
+        check_processes()
+        ours, theirs = socket.socketpair()
+        modules = LEARNING if learning else NUMERIC
+        one_thread = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
+        path = os.pathsep.join(p for p in sys.path if p)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "fedgossip.drivers.fork_server", str(theirs.fileno()), *modules],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C reaches us alone, and we pass it on
+            env={**kernels.environment(portable=portable), **one_thread, "PYTHONPATH": path},
+        )
+        theirs.close()
+        self._control, self._buffer, self._used = ours, b"", False
+        self.pids: dict[int, int] = {}
+        self.exited: dict[int, int] = {}
+
+    def start(self, spec: dict[str, Any]) -> None:
+        """Fork one peer; for the second time, where it has exited."""
+        self.exited.pop(spec["node"], None)
+        self._used = True
+        self._say({"start": spec})
+
+    def signal(self, node: int, number: int) -> None:
+        """Send a signal to a peer, if it runs."""
+        self._say({"signal": node, "number": number})
+
+    def poll(self, timeout: float) -> None:
+        """Wait for news of the processes, at most `timeout` seconds."""
+        if not self._hear(timeout):
+            raise NetworkError("the process that starts the peers died", "Look at what it printed above.")
+
+    def _hear(self, timeout: float) -> bool:
+        """Take what the warmed parent says within `timeout` seconds; false when it has ended."""
+        readable, _, _ = select.select([self._control], [], [], timeout)
+        if not readable:
+            return True
+        data = self._control.recv(1 << 16)
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            news = msgspec.json.decode(line)
+            if "started" in news:
+                self.pids[news["started"]] = news["pid"]
+            elif "exited" in news:
+                self.exited[news["exited"]] = news["code"]
+        return bool(data)
+
+    def await_addresses(self, out: Path, folders: Sequence[Path]) -> None:
+        """Put the addresses that the peers chose together into the file that they wait for."""
+        paths = [folder / ENDPOINT for folder in folders]
+        until = time.monotonic() + START_SECONDS
+        while not all(path.exists() for path in paths):
+            self.poll(0.02)
+            if self.exited or time.monotonic() > until:
+                raise not_started(out, folders)
+        write_whole(out / "endpoints.toml", b"\n".join(path.read_bytes() for path in paths))
+
+    def stop(self) -> None:
+        """Ask all peers to end, wait, and end the warmed parent; it kills what does not obey."""
+        if self._process.returncode is not None:
+            return
+        if not self._used:  # it may be importing still, for seconds, and has started nobody
+            self._process.kill()
+            self._process.wait()
+            return
+        self._say({"stop": True})
+        until = time.monotonic() + STOP_SECONDS
+        while self._hear(POLL_SECONDS) and time.monotonic() < until:
+            pass
+        try:
+            self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _say(self, line: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # it is gone: `poll` says so
+            self._control.sendall(msgspec.json.encode(line) + b"\n")
+
+    def __enter__(self) -> PeerProcesses:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+        self._control.close()
+
+
+def family_of(plan: Plan) -> PeerProcesses:
+    """Return the processes for a run, being warmed."""
+    return PeerProcesses(learning=plan.experiment.learns, portable=plan.experiment.train.portable)
+
+
+def not_started(out: Path, folders: Sequence[Path]) -> FedgossipError:
+    """Return why a run does not begin: what the first of those said who left no address, or that they left none."""
+    missing = [node for node, folder in enumerate(folders) if not (folder / ENDPOINT).exists()]
+    failure = first_failure([last_word(folder) for folder in folders])
+    if not failure and shutil.disk_usage(out).free < FULL_BYTES:
+        return NotWrittenError(out / "peers", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    advice = f"Their last words: {out}/peers/*/log.txt"
+    return failure or NetworkError(f"peers {missing[:5]} did not start", advice)
