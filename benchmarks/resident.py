@@ -12,18 +12,19 @@ import torch
 from torch.nn import functional
 
 from fedgossip.learning import resident
+from fedgossip.learning.device_stack import DeviceStack
 from fedgossip.topology import Mixing
 
 
 @contextmanager
 def staying_on(device: str) -> Iterator[None]:
-    """Let models stay on a device that they otherwise come back from: on the CPU, too."""
-    before = resident.DEVICES
-    resident.DEVICES = frozenset({*before, device})
+    """Let models stay on a device as they do on a GPU: on the CPU, too."""
+    before = resident.STACKS
+    resident.STACKS = {**before, device: DeviceStack}
     try:
         yield
     finally:
-        resident.DEVICES = before
+        resident.STACKS = before
 
 
 class Clock:

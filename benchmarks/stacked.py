@@ -5,7 +5,7 @@
 One SGD step of 32 examples a round, a random 4-regular graph, one thread.  The loop trains the same models on the
 same examples and mixes nothing.
 
-With --device the models stay on it from round to round, also where it is the CPU, and the loop is a plain one over the
+With --device the models stay on it as they do on a GPU, also where it is the CPU, and the loop is a plain one over the
 whole stack there: batched layers, autograd, and a gather of the neighbours' rows.  It mixes too.
 """
 
@@ -118,7 +118,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="where the models stay; none: today's way on the CPU")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), help="where the models stay as on a GPU; none: as on a CPU"
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)

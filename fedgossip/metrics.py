@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from fedgossip.meter import Meter
 from fedgossip.records import NetworkRow, PeerRow, Row
-from fedgossip.resident_models import ROUNDINGS, Disagreement
+from fedgossip.resident_models import Disagreement, disagreement
 from fedgossip.scores import ACCURACY, Score
 from fedgossip.vectors import Vector, Vectors, consensus_distance, mean
 
@@ -150,7 +149,7 @@ class Network:
         there: slice | list[int] = slice(None) if len(self.counted) == self.n else list(self.counted)
 
         def measured() -> Disagreement:
-            return _disagreement(before[there], outgoing[there], after[there])
+            return disagreement(before[there], outgoing[there], after[there])
 
         return self.closed_at_once(round, losses, of_peers, sent, lambda: after, measured)
 
@@ -228,7 +227,7 @@ class Network:
         if of.after and (self.evaluated(round) or of.after.keys() == of.rows.keys()):
             peers = sorted(of.after)
             before, outgoing = (_of_all(held, peers) for held in (of.before, of.outgoing))
-            self._put(total, _disagreement(before, outgoing, [of.after[peer] for peer in peers]))
+            self._put(total, disagreement(before, outgoing, [of.after[peer] for peer in peers]))
         return [*rows, total]
 
     def _total(self, round: int, peers: int, sent: int, losses: Sequence[float | None]) -> NetworkRow:
@@ -299,20 +298,3 @@ class Network:
 def _of_all(held: Mapping[int, Vector], peers: Sequence[int]) -> Vectors | None:
     """Return the vectors of these peers; None where one is not known."""
     return [held[peer] for peer in peers] if held.keys() >= set(peers) else None
-
-
-def _disagreement(before: Vectors | None, outgoing: Vectors | None, after: Vectors) -> Disagreement:
-    """Return the disagreement of a round from vectors of the same peers each; None: one is not known."""
-    distance = consensus_distance(after)
-    if outgoing is None:
-        return Disagreement(distance)
-    spread = None if before is None else consensus_distance(outgoing, before)
-    floor = ROUNDINGS * float(np.finfo(outgoing[0].dtype).eps) * _size(outgoing)
-    return Disagreement(distance, consensus_distance(outgoing), spread, floor)
-
-
-def _size(vectors: Vectors) -> float:
-    """The root mean square of the vectors' norms."""
-    if isinstance(vectors, np.ndarray):  # [n, d]
-        return math.sqrt(float(np.einsum("ij,ij->i", vectors, vectors).sum(dtype=np.float64)) / len(vectors))
-    return math.sqrt(sum(float(np.vdot(vector, vector)) for vector in vectors) / len(vectors))

@@ -1,7 +1,8 @@
-"""Models of all simulated nodes that stay on a training device from round to round: what a run asks of them."""
+"""Models of all simulated nodes that stay where they are trained from round to round: what a run asks of them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -9,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.task import LocalTask
-from fedgossip.vectors import RowGroups, Vector
+from fedgossip.vectors import RowGroups, Vector, Vectors, consensus_distance
 
 ROUNDINGS = 32
 """Disagreement is measured down to so many roundings of the vectors' size; see `Network.measured_contraction`."""
@@ -28,8 +29,30 @@ class Disagreement(NamedTuple):
     """Below it there are roundings alone: ROUNDINGS of the root mean square of the norms before mixing."""
 
 
+def disagreement(before: Vectors | None, outgoing: Vectors | None, after: Vectors) -> Disagreement:
+    """Return the disagreement of a round from vectors of the same peers each; None: one is not known."""
+    distance = consensus_distance(after)
+    if outgoing is None:
+        return Disagreement(distance)
+    spread = None if before is None else consensus_distance(outgoing, before)
+    floor = ROUNDINGS * float(np.finfo(outgoing[0].dtype).eps) * _size(outgoing)
+    return Disagreement(distance, consensus_distance(outgoing), spread, floor)
+
+
+def _size(vectors: Vectors) -> float:
+    """The root mean square of the vectors' norms."""
+    if isinstance(vectors, np.ndarray):  # [n, d]
+        return math.sqrt(float(np.einsum("ij,ij->i", vectors, vectors).sum(dtype=np.float64)) / len(vectors))
+    return math.sqrt(sum(float(np.vdot(vector, vector)) for vector in vectors) / len(vectors))
+
+
 class ResidentModels(Protocol):
     """All nodes' models on the device.  A round reads nothing of it back, but where it is watched."""
+
+    @property
+    def untold(self) -> int:
+        """Rounds whose losses may wait until they are asked for."""
+        ...
 
     def load(self, models: Vector) -> None:
         """Begin from models [n, d]."""

@@ -324,7 +324,7 @@ def ordered_mix_rows(
     n, d = stacked.shape
     kind = stacked.dtype
     if d >= LONG_ROW:
-        scales = _one_scale_each(groups, n, kind) if stacked.size <= SCALED_MOST else None
+        scales = one_scale_each(groups, n, kind) if stacked.size <= SCALED_MOST else None
         if scales is not None:
             _mix_scaled_rows(groups, stacked, scales, out)
         else:
@@ -344,7 +344,7 @@ def ordered_mix_rows(
             out[nodes, start : start + width] = total
 
 
-def _one_scale_each(groups: RowGroups, n: int, kind: np.dtype[np.floating]) -> npt.NDArray[np.floating] | None:
+def one_scale_each(groups: RowGroups, n: int, kind: np.dtype[np.floating]) -> npt.NDArray[np.floating] | None:
     """Return by what each row is scaled, [n], where all that hear it weigh it alike; else None.
 
     They do on regular graphs.

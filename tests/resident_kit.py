@@ -24,7 +24,7 @@ LEARNING: dict[str, Any] = {
 
 
 def stay_here(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Let models stay on the CPU; return how to ask in how many rounds they have."""
+    """Let models stay on the CPU as they do on a GPU; return how to ask in how many rounds they have."""
     rounds: list[int] = []
     feed = DeviceStack._feed
 
@@ -33,14 +33,14 @@ def stay_here(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
         feed(stack, *how)
 
     monkeypatch.setattr(DeviceStack, "_feed", counted)
-    monkeypatch.setattr(resident, "DEVICES", frozenset({"cpu"}))
+    monkeypatch.setattr(resident, "STACKS", {"cpu": DeviceStack})
     return lambda: len(rounds)
 
 
 def coming_back(content: dict[str, Any], **how: Any) -> Run:
-    """The run whose models are in host memory after every round."""
+    """The run whose models are vectors after every round."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resident, "DEVICES", frozenset())
+        patch.setattr(resident, "STACKS", {})
         return simulate(content, engine="stacked", **how)
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from fedgossip import simulate
 from fedgossip.meter import Meter
-from fedgossip.metrics import ROUNDS_OPEN, Network, _size
+from fedgossip.metrics import ROUNDS_OPEN, Network
 from fedgossip.records import NetworkRow, PeerRow, Row
+from fedgossip.resident_models import _size
 from fedgossip.rundir.run_directory import Run
 from fedgossip.vectors import Vector, frozen
 

@@ -129,7 +129,7 @@ def test_rows_that_all_weigh_alike_are_scaled_once_with_the_bits_of_each(
         (np.array([1, 4, 5]), np.array([[1], [4], [5]])),
     ]
     groups = [(nodes, ids, scales[ids]) for nodes, ids in both]
-    assert vectors._one_scale_each(groups, 6, np.dtype(kind)) is not None
+    assert vectors.one_scale_each(groups, 6, np.dtype(kind)) is not None
     out = np.empty_like(x)
     ordered_mix_rows(groups, x, out)
     for nodes, ids, weights in groups:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fedgossip.vectors import RowGroups
+from fedgossip.vectors import RowGroups, one_scale_each
 
 GATHERED_BYTES = {"cuda": 16 << 20}
 """Of rows that are gathered at a time: they stay in a GPU's second-level cache until they are added."""
@@ -42,11 +42,8 @@ class DeviceMixing:
 
     def __init__(self, groups: RowGroups, n: int, device: torch.device) -> None:
         self._groups = [_group_of(nodes, ids, weights, n, device) for nodes, ids, weights in groups]
-        scales = np.zeros(n, np.float32)
-        for _, ids, weights in groups:
-            scales[ids] = weights
-        alike = all(np.array_equal(scales[ids], weights.astype(np.float32)) for _, ids, weights in groups)
-        self._scales = torch.from_numpy(scales[:, None]).to(device) if alike else None
+        scales = one_scale_each(groups, n, np.dtype(np.float32))
+        self._scales = None if scales is None else torch.from_numpy(scales[:, None]).to(device)
 
     def scale(self, rows: Sequence[Rows]) -> None:
         """Scale rows, of which one tensor holds some columns each, in their places.  Comes before `mix`, once."""

@@ -29,10 +29,10 @@ from fedgossip.learning.sharing import OutOfMemory
 from fedgossip.learning.stacked_steps import StepLayout, Steps
 from fedgossip.learning.workspace import Workspace, stack_of
 from fedgossip.resident_models import ROUNDINGS, Disagreement
-from fedgossip.vectors import Vector, empty, frozen
+from fedgossip.vectors import RowGroups, Vector, empty, frozen
 
 ROUNDS_KEPT = 32
-"""Rounds whose losses wait on the device at most."""
+"""Rounds whose losses the device has room for; more than ever wait there."""
 
 MOST_GRAPHS = 16
 """Mixings that are kept on the device, each with a captured round; of rounds beyond them the training is one."""
@@ -58,6 +58,9 @@ class DeviceStack:
     `note` is told an event's name and a text: of smaller blocks, and of a round that was not captured.
     Raises torch.cuda.OutOfMemoryError where the models do not fit.
     """
+
+    untold = 16
+    """Rounds whose losses wait on the device until they are asked for, at most."""
 
     def __init__(self, engine: StackEngine, n: int, steps: int, note: Callable[[str, str], None]) -> None:
         self.n, self._engine, self._note = n, engine, note
@@ -129,11 +132,11 @@ class DeviceStack:
         before, spread, size, after = map(math.sqrt, torch.stack(found[-4:]).div_(self.n).tolist())
         return Disagreement(after, before, spread, ROUNDINGS * float(np.finfo(np.float32).eps) * size)
 
-    def mixing_of(self, phase: int | None, make: Callable[[], DeviceMixing]) -> DeviceMixing:
+    def mixing_of(self, phase: int | None, groups: RowGroups) -> DeviceMixing:
         """Return what mixes the rounds of a phase, made once where few of them repeat."""
         if phase is not None and phase in self._mixings:
             return self._mixings[phase]
-        made = make()
+        made = DeviceMixing(groups, self.n, self.device)
         if phase is not None and len(self._mixings) < MOST_GRAPHS:
             self._mixings[phase] = made
         return made

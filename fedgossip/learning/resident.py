@@ -1,13 +1,15 @@
-"""Training of all simulated nodes whose models stay on a GPU: batches, rates, losses and errors of a `device_stack`.
+"""Training of all simulated nodes whose models stay where they are trained: batches, rates, losses and errors.
 
-A round asks nothing of the device: the next is prepared while it computes.  What it was, losses and whether updates are
-finite, is read when the record wants it, and an error names its node and round then.
+A round asks nothing of a GPU (`device_stack`): the next is prepared while it computes.  What it was, losses and whether
+updates are finite, is read when the record wants it, and an error names its node and round then.  On the CPU
+(`host_stack`) that is after every round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +17,8 @@ import numpy.typing as npt
 from fedgossip.errors import TrainingError
 from fedgossip.learning.batches import Batches
 from fedgossip.learning.cuda_graphs import first_line
-from fedgossip.learning.device_mixing import DeviceMixing
 from fedgossip.learning.device_stack import DeviceStack
+from fedgossip.learning.host_stack import HostStack
 from fedgossip.learning.losses import not_finite
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.sharing import OutOfMemory
@@ -24,30 +26,37 @@ from fedgossip.learning.stacked_engine import LayerStack
 from fedgossip.resident_models import Disagreement
 from fedgossip.vectors import RowGroups, Vector
 
-DEVICES: frozenset[str] = frozenset({"cuda"})
-"""Where models stay: on a CPU it is their own memory that they would be copied from."""
+STACKS: Mapping[str, type[Any]] = {"cpu": HostStack, "cuda": DeviceStack}
+"""What holds the models of each kind of device."""
 
 
 class ResidentStack:
     """`ResidentModels` of a stack of linear layers; see there."""
 
-    def __init__(self, stack: DeviceStack, batches: Batches, settings: TrainSettings, rounds: int, loss: str) -> None:
+    def __init__(
+        self, stack: DeviceStack | HostStack, batches: Batches, settings: TrainSettings, rounds: int, loss: str
+    ) -> None:
         self._stack, self._batches, self._settings = stack, batches, settings
         self._rounds, self._loss = rounds, loss
         self._untold: list[tuple[int, float]] = []  # rounds whose losses are on the device, and their rates
         self._failed: TrainingError | None = None
+
+    @property
+    def untold(self) -> int:
+        return self._stack.untold
 
     def load(self, models: Vector) -> None:
         with self._errors_of("loading the models"):
             self._stack.load(models)
 
     def advance(self, round: int, phase: int | None, groups: RowGroups, *, watched: bool) -> Disagreement | None:
-        stack, lr = self._stack, self._settings.rate(round, self._rounds)
+        stack: Any = self._stack
+        lr = self._settings.rate(round, self._rounds)
         indices = self._batches.of_all(round, stack.n)
         assert indices is not None, "local steps are a number"
         with self._errors_of(f"round {round}"):
-            mixing = stack.mixing_of(phase, lambda: DeviceMixing(groups, stack.n, stack.device))
-            found = (stack.watched if watched else stack.advance)(indices, lr, mixing, phase)
+            mixing = stack.mixing_of(phase, groups)
+            found: Disagreement | None = (stack.watched if watched else stack.advance)(indices, lr, mixing, phase)
         self._untold.append((round, lr))
         return found
 
@@ -95,10 +104,11 @@ def resident_models(
 
     Of plain SGD that takes a number of local steps a round.
     """
-    if engine.device.type not in DEVICES or engine.shape.convolutions or settings.local_steps is None:
+    kind = STACKS.get(engine.device.type)
+    if kind is None or engine.shape.convolutions or settings.local_steps is None:
         return None
     try:
-        stack = DeviceStack(engine, n, settings.local_steps, note)
+        stack = kind(engine, n, settings.local_steps, note)
     except OutOfMemory:
         note("not_resident", f"{n} models, twice, do not fit into the memory of {engine.device}")
         return None

@@ -5,7 +5,7 @@ Linear layers with ReLU between them; convolutions in front of them are in `conv
     forward     z_l = a_l W_l'        a_{l+1} = max(z_l, 0)
     top         e = (softmax(z) - onehot(y)) * scale          scale: 1 / examples of the step, for plain SGD times -lr
                 or another loss's derivative: `tops`
-    backward    e_{l-1} = (e_l W_l) where z_{l-1} > 0
+    backward    e_{l-1} = e_l W_l where z_{l-1} > 0, else 0
     update      W_l += e_l' a_l                               plain SGD: gradient and step are one matrix product
 
 The bits of a node do not depend on which nodes share the block: every product is torch.bmm or baddbmm over the node
@@ -130,9 +130,10 @@ class LayerStack:
         picked = torch.zeros((len(indices), n, self.width))
         given, trained = _read_only(models), torch.from_numpy(into)
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is said so
+            whole = self.layout.of_full_batches(indices, lr, block)
             for start in range(0, n, block):
                 rows = slice(start, min(n, start + block))
-                steps = self.layout.of_full_batches(indices[:, rows], lr)
+                steps = whole.of_block(rows, self._top)
                 workspace = self._workspace(rows.stop - start, self.width, 1)
                 workspace.load(0, given[rows])
                 for step in range(len(indices)):
@@ -141,8 +142,7 @@ class LayerStack:
                 difference = np.subtract(into[rows], models[rows], out=into[rows])
                 finite[rows] = np.isfinite(difference.sum(axis=1))  # as below
                 each(rows)
-            weight = np.broadcast_to(steps.weight[:, :1], indices.shape)
-            return mean_losses(picked.numpy(), weight), finite
+            return mean_losses(picked.numpy(), whole.weight), finite
 
     def plain_step(self, workspace: Workspace, steps: Steps, step: int, picked: torch.Tensor) -> None:
         """Let all nodes of a workspace take a step of plain SGD; `picked` [k * width]: minus what the examples lost."""
@@ -259,7 +259,7 @@ class LayerStack:
         places = active * self.width
         if len(rows) > places:
             rows, scale, picked = rows[:places], scale[:active], picked[:places]
-            targets = self._top.cut(targets, active, self.width)
+            targets = self._top.part(targets, slice(0, active), self.width)
         torch.index_select(self._x, 0, rows, out=ws.first_rows)
         if ws.convolutions is not None:
             ws.convolutions.forward()
@@ -408,7 +408,7 @@ def _backward(ws: Workspace, layer: int) -> None:
     """Fill the errors below `layer`; comes before its weights change."""
     below = ws.errors[layer - 1]
     torch.bmm(ws.rising[layer], ws.inner[layer], out=below)
-    below.mul_(ws.z[layer - 1].gt_(0))
+    torch.ops.aten.threshold_backward.grad_input(below, ws.z[layer - 1], 0, grad_input=below)
 
 
 def _read_only(array: npt.NDArray[Any]) -> torch.Tensor:

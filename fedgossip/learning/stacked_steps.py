@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -35,6 +35,14 @@ class Steps:
     active: list[int]  # how many nodes still have a step
     pull: torch.Tensor | None  # [k, 1, 1]: that of the terms; None where the jobs have none
 
+    def of_block(self, nodes: slice, top: Top) -> Steps:
+        """Return the steps of plain SGD that some nodes take, one block of those for which these were made."""
+        width, k = self.weight.shape[2], nodes.stop - nodes.start
+        places = slice(nodes.start * width, nodes.stop * width)
+        rows = tuple(one[places] for one in self.rows)
+        targets = tuple(top.part(one, nodes, width) for one in self.targets)
+        return replace(self, rows=rows, targets=targets, weight=self.weight[:, nodes], active=[k] * len(rows))
+
 
 class StepLayout:
     """Makes steps of `width` places a node: a step has one shape for all nodes, and unused places weigh nothing."""
@@ -60,10 +68,13 @@ class StepLayout:
         idle = optimizers.rates(self.settings, [0.0] * len(plans), [0] * len(plans), len(counts))
         return self._laid(indices, counts, weight, weight, idle, ())
 
-    def of_full_batches(self, indices: Indices, lr: float) -> Steps:
-        """Return the steps of plain SGD over examples [steps, k, width], each as long as the settings say."""
+    def of_full_batches(self, indices: Indices, lr: float, block: int) -> Steps:
+        """Return the steps of plain SGD over examples [steps, k, width], each as long as the settings say.
+
+        They are taken in blocks of so many nodes: `Steps.of_block`.
+        """
         steps = len(indices)
-        rows, targets = self.tensor(indices.reshape(steps, -1)), self.tensor(self.top.targets(indices))
+        rows, targets = self.tensor(indices.reshape(steps, -1)), self.tensor(self.top.targets(indices, block))
         weight = np.broadcast_to(self.full_weight, indices.shape)
         return self._plain(rows.unbind(), targets.unbind(), self.tensor(self.full_scale(lr)), weight)
 
@@ -123,7 +134,7 @@ class StepLayout:
         most, k = counts.shape
         return Steps(
             self.tensor(indices.reshape(most, -1)).unbind(),
-            self.tensor(self.top.targets(indices)).unbind(),
+            self.tensor(self.top.targets(indices, k)).unbind(),
             self.tensor(scale[:, :, None]).unbind(),
             weight,
             self._factor(rates.rate, most, k),

@@ -208,7 +208,7 @@ class TorchTask:
         return StackTraining(losses, lr, len(indices))
 
     def resident_models(self, n: int, note: Callable[[str, str], None]) -> ResidentModels | None:
-        """See `ResidentTask`: linear layers on a device of `resident.DEVICES`, trained as `trains_stacks` says."""
+        """See `ResidentTask`: linear layers on a device of `resident.STACKS`, trained as `trains_stacks` says."""
         engine, batches = self._engine, self._batches
         plain = self.settings.plain and self._privacy is None and all(node in self._shares for node in range(n))
         if not (plain and isinstance(engine, LayerStack) and isinstance(batches, Batches)):

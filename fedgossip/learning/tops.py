@@ -26,16 +26,19 @@ Array = npt.NDArray[Any]
 
 
 class Top(Protocol):
-    def targets(self, indices: npt.NDArray[np.int64]) -> Array:
-        """Return what `fill` wants of the labels of examples [steps, k, rows], one row per step."""
+    def targets(self, indices: npt.NDArray[np.int64], block: int) -> Array:
+        """Return what `fill` wants of the labels of examples [steps, k, rows], one row per step.
+
+        It is called with `block` nodes at a time, or with what is left of them.
+        """
         ...
 
     def placed(self, examples: torch.Tensor, k: int) -> torch.Tensor:
         """Return the targets of a step's examples [k * rows], which are on the device; nothing is asked of the host."""
         ...
 
-    def cut(self, targets: torch.Tensor, active: int, rows: int) -> torch.Tensor:
-        """Return the targets of the first `active` nodes of a step."""
+    def part(self, targets: torch.Tensor, nodes: slice, rows: int) -> torch.Tensor:
+        """Return the targets of some nodes of a step."""
         ...
 
     def fill(self, ws: Workspace, targets: torch.Tensor, picked: torch.Tensor) -> None:
@@ -62,10 +65,10 @@ class ClassTop:
     def _labels_there(self) -> torch.Tensor:
         return torch.tensor(self._labels, device=self._minus_ones.device)
 
-    def targets(self, indices: npt.NDArray[np.int64]) -> Array:
-        """Where in [k, classes, rows] the label of an example stands."""
+    def targets(self, indices: npt.NDArray[np.int64], block: int) -> Array:
+        """Where in the [block, classes, rows] of its block the label of an example stands."""
         steps, k, rows = indices.shape
-        places = (np.arange(k) * self._classes)[:, None] + self._labels[indices]
+        places = (np.arange(k) % block * self._classes)[:, None] + self._labels[indices]
         return np.asarray(places * rows + np.arange(rows)).reshape(steps, -1)
 
     def placed(self, examples: torch.Tensor, k: int) -> torch.Tensor:
@@ -74,8 +77,8 @@ class ClassTop:
         first = torch.arange(0, k * self._classes, self._classes, device=device)
         return labels.add_(first[:, None]).mul_(rows).add_(torch.arange(rows, device=device)).view(-1)
 
-    def cut(self, targets: torch.Tensor, active: int, rows: int) -> torch.Tensor:
-        return targets[: active * rows]
+    def part(self, targets: torch.Tensor, nodes: slice, rows: int) -> torch.Tensor:
+        return targets[nodes.start * rows : nodes.stop * rows]
 
     def fill(self, ws: Workspace, targets: torch.Tensor, picked: torch.Tensor) -> None:
         torch.log_softmax(ws.logits, 1, out=ws.log_probabilities)
@@ -103,7 +106,7 @@ class ColumnTop:
     def _labels_there(self) -> torch.Tensor:
         return torch.tensor(self._labels, device=self._device)
 
-    def targets(self, indices: npt.NDArray[np.int64]) -> Array:
+    def targets(self, indices: npt.NDArray[np.int64], block: int) -> Array:  # noqa: ARG002
         """The labels [steps, k, outputs, rows]."""
         return np.ascontiguousarray(self._labels[indices].transpose(0, 1, 3, 2))
 
@@ -111,8 +114,8 @@ class ColumnTop:
         labels = self._labels_there.index_select(0, examples)
         return labels.view(k, -1, labels.shape[1]).transpose(1, 2).contiguous()
 
-    def cut(self, targets: torch.Tensor, active: int, rows: int) -> torch.Tensor:  # noqa: ARG002
-        return targets[:active]
+    def part(self, targets: torch.Tensor, nodes: slice, rows: int) -> torch.Tensor:  # noqa: ARG002
+        return targets[nodes]
 
     def fill(self, ws: Workspace, targets: torch.Tensor, picked: torch.Tensor) -> None:
         losses, error = self._of(ws.logits, targets)

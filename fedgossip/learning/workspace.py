@@ -78,6 +78,18 @@ def stack_of(shape: Shape, k: int, device: torch.device) -> Tensors:
     return kernels + [torch.zeros((k, *size), device=device) for size in linear]
 
 
+def numbers_of(shape: Shape) -> list[int]:
+    """Return how many numbers of each tensor of a stack of linear layers are the model's, or between such.
+
+    Of one whose weights are turned, rows of zeros behind them are none.
+    """
+    sizes = (*shape.sizes[:-1], wide(shape.sizes[-1]))
+    return [
+        (inputs + 1 if only_turned(shape, layer) else padded(inputs)) * outputs
+        for layer, (inputs, outputs) in enumerate(pairwise(sizes))
+    ]
+
+
 class Workspace:
     """k nodes with `rows` examples each; lists have one tensor per layer, all tensors [k, ...].
 

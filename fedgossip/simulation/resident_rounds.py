@@ -1,11 +1,11 @@
-"""Gossip on arrays that stay on a training device: the rounds and rows of `stacked`, read back where they are told.
+"""Gossip on arrays that stay where they are trained: the rounds and rows of `stacked`, read back where they are told.
 
-    every round     batches go to the device; it trains and mixes; what it lost stays there
+    every round     batches go to the device; it trains and mixes; what it lost stays on a GPU
     watched rounds  the disagreement comes back, three numbers
     evaluated ones  the models, for they are evaluated as vectors; also for an image, and at the end
 
-Rows of the record are written when the losses have been read: of a watched round at once, of others a few rounds later,
-and always before an image is taken.
+Rows of the record are written when the losses have been read: of a watched round at once, of others on a GPU a few
+rounds later, and always before an image is taken.
 """
 
 from __future__ import annotations
@@ -25,9 +25,6 @@ from fedgossip.simulation.stacked import PLAIN, Stack, StackedExchange, first_st
 from fedgossip.task import LocalTask
 from fedgossip.topology import Schedule
 from fedgossip.vectors import Vector
-
-ROUNDS_UNTOLD = 16
-"""Rounds whose rows wait for their losses at most: a task keeps those of so many."""
 
 
 def run_arrays(
@@ -102,7 +99,7 @@ class ResidentRun:
         phase = number % period if period else None
         found = self._models.advance(number, phase, mixing.rows_by_degree(), watched=watched)
         self._untold.append((number, self._exchange.carried(self._edges, number, self._schema, (self._like,))))
-        if watched or len(self._untold) == ROUNDS_UNTOLD:
+        if watched or len(self._untold) == self._models.untold:
             self._tell(found)
 
     def _tell(self, measured: Disagreement | None) -> None:
