@@ -29,6 +29,7 @@ from fedgossip.machine import (
 )
 from fedgossip.messages import Account, Leaving, Model
 from fedgossip.protocols.awaited_round import SyncSettings
+from fedgossip.protocols.edge_ledger import EdgeLedger
 from fedgossip.protocols.edges import Edge
 from fedgossip.protocols.sync_gossip import SyncGossip
 from fedgossip.topology import build, resolve
@@ -183,32 +184,39 @@ def test_a_round_that_neither_mixed_is_forgotten() -> None:
     assert edge.settled
 
 
+def opened(round: int, view: str = "") -> EdgeLedger:
+    """The ledger of a peer that has offered its model of this round to partner 1."""
+    ledger = EdgeLedger(SCHEMA)
+    ledger.opens(round, view)
+    ledger.edge(1).offer(round)
+    return ledger
+
+
 def test_while_a_round_is_open_the_edge_does_not_count_at_either_end() -> None:
-    mine, theirs = Edge(), Edge()
-    mine.offer(4)
-    mine.missed(4, 0.5, (one(0.0),))
-    mine.offer(5)
-    theirs.offer(5)
-    assert not mine.counts(model(5, 1.0), "")
-    assert not theirs.counts(model(5, 0.0, missing=mine.missing), "")
+    mine, theirs = opened(4), opened(5)
+    mine.edge(1).missed(4, 0.5, (one(0.0),))
+    mine.opens(5, "")
+    mine.edge(1).offer(5)
+    assert mine.counted(5, [1], {1: model(5, 1.0)}) == []
+    assert theirs.counted(5, [1], {1: model(5, 0.0, missing=mine.edge(1).missing)}) == []
+    assert theirs.counted(5, [1], {1: model(5, 0.0)}) == [1]
 
 
 def test_two_ends_that_use_different_graphs_do_not_mix() -> None:
-    edge = Edge()
-    edge.offer(4)
-    assert edge.counts(model(4, 1.0), "") and not edge.counts(model(4, 1.0), "another roster")
+    assert opened(4, "another roster").counted(4, [1], {1: model(4, 1.0)}) == []
+    assert opened(4).counted(4, [1], {1: model(4, 1.0)}) == [1]
 
 
 def test_our_model_is_kept_until_the_partner_is_known_to_have_it() -> None:
-    edge = Edge()
-    edge.offer(4)
-    edge.mixed(4)
-    edge.heard(4, used=3, missing=-1)
-    assert not edge.confirmed
-    edge.heard(5, used=3, missing=4)  # it lacks it
-    assert not edge.confirmed
-    edge.heard(6, used=3, missing=-1)
-    assert edge.confirmed
+    ledger = opened(4)
+    assert ledger.counted(4, [1], {1: model(4, 1.0)}) == [1]
+    ledger.closes(4, (one(0.0),))
+    ledger.heard(1, 4, used=3, missing=-1)
+    assert not ledger.edge(1).confirmed and 4 in ledger.sent
+    ledger.heard(1, 5, used=3, missing=4)  # it lacks it
+    assert not ledger.edge(1).confirmed and 4 in ledger.sent
+    ledger.heard(1, 6, used=3, missing=-1)
+    assert ledger.edge(1).confirmed and not ledger.sent
 
 
 # --- the loss table: drift of the mean in units of the initial spread -------------------------------------------------

@@ -16,13 +16,12 @@ Where something differs, where a capture fails, and where memory is short, steps
 
 from __future__ import annotations
 
-import pickle
 import random
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -259,9 +258,10 @@ def remembered_by_python(module: nn.Module, generator: torch.Generator) -> dict[
     `generator`: the device's own, which is none of it.  Attributes that are no plain values are the objects themselves,
     with how many things they hold: what happens within them is not seen.
     """
+    numbers: Any = np.random.get_state()  # noqa: NPY002
     found: dict[str, object] = {
         "the state of random": random.getstate(),
-        "the state of numpy.random": pickle.dumps(np.random.get_state()),  # noqa: NPY002
+        "the state of numpy.random": (numbers[1].tobytes(), *numbers[2:]),
     }
     if generator is not torch.default_generator:
         found["the state of torch's generator on the CPU"] = torch.default_generator.get_state().numpy().tobytes()
