@@ -134,3 +134,44 @@ train = {{ device = "cpu" }}
         said.append(capsys.readouterr().out)
         monkeypatch.setattr(untrained, "untrained", lambda *_, **__: None)  # as for a model that only its module knows
     assert said[0] == said[1]
+
+
+# --- the processes of a local run ------------------------------------------------------------------------------------
+
+SPAWNED = """
+import subprocess, sys
+started = []
+class Told(subprocess.Popen):
+    def __init__(self, *given, **named):
+        print("drivers imported" if "fedgossip.drivers.local" in sys.modules else "drivers not imported")
+        super().__init__(*given, **named)
+        started.append(self)
+subprocess.Popen = Told
+from fedgossip.cli import main
+try:
+    main()
+finally:
+    print("started", len(started), "running", sum(one.returncode is None for one in started))
+"""
+
+
+@pytest.mark.sockets
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["averaging.toml", "--no-report"], 0, ["drivers not imported", "started 1 running 0"]),
+        (["averaging.toml", "--set", "topology.graph=torus:4x4"], 2, ["drivers not imported", "started 1 running 0"]),
+        (["averaging.toml", "--set", "rounds=none"], 2, ["started 0 running 0"]),
+        (["averaging.toml", "--dry-run"], 0, ["started 0 running 0"]),
+    ],
+    ids=["run", "refused by its graph", "refused by its file", "dry run"],
+)
+def test_the_parent_of_peers_starts_before_the_drivers_are_imported_and_ends_with_the_command(
+    words: list[str], code: int, told: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "averaging.toml").write_text(AVERAGING)
+    line = [sys.executable, "-c", SPAWNED, "run", *words, "--on", "local", "--out", "new"]
+    typed = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert typed.returncode == code, typed.stderr
+    assert [one for one in typed.stdout.splitlines() if "imported" in one or one.startswith("started")] == told
+    assert (tmp_path / "new").exists() == ("--no-report" in words)

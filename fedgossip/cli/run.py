@@ -18,6 +18,8 @@ from fedgossip.learning.objectives import score_told
 from fedgossip.roles import roles_in
 
 if TYPE_CHECKING:
+    from fedgossip.drivers.peer_processes import PeerProcesses
+    from fedgossip.experiment import Experiment
     from fedgossip.plans.compose import Plan
     from fedgossip.records import Row
     from fedgossip.rundir.run_directory import Run
@@ -88,7 +90,6 @@ def run(
 ) -> int:
     """Run the experiment in the file EXPERIMENT."""
     from fedgossip.experiment import load_experiment
-    from fedgossip.plans import compose
 
     if stopped:
         from fedgossip.drivers import resume
@@ -101,23 +102,28 @@ def run(
         source = experiment
     if trace and on != "local":
         raise click.UsageError("--trace goes with --on local: a simulation can be run again as it is")
-    plan = compose.plan(load_experiment(source, overrides, seed=seed))
+    wanted = load_experiment(source, overrides, seed=seed)
     if dry_run:
         from fedgossip.cli.dry import show_plan
+        from fedgossip.plans import compose
 
-        show_plan(plan, as_json=as_json)
+        show_plan(compose.plan(wanted), as_json=as_json)
         return 0
-    for line in plan.banner:
-        echo(line, err=True)
-    from fedgossip.rundir.run_directory import new_path
+    with _processes(wanted, on) as family:
+        from fedgossip.plans import compose
 
-    drive = _Drive(on, report, int(trace_limit * 1e9) if trace else 0, forecast)
-    path = stopped or out or new_path(plan, on, Path("runs"))
-    with talk_to_stderr() if as_json else contextlib.nullcontext():
-        try:
-            finished = drive(plan, path, resumed=stopped is not None)
-        except KeyboardInterrupt:
-            return _stopped_at_once(path)
+        plan = compose.plan(wanted)
+        for line in plan.banner:
+            echo(line, err=True)
+        from fedgossip.rundir.run_directory import new_path
+
+        drive = _Drive(on, report, int(trace_limit * 1e9) if trace else 0, forecast, family)
+        path = stopped or out or new_path(plan, on, Path("runs"))
+        with talk_to_stderr() if as_json else contextlib.nullcontext():
+            try:
+                finished = drive(plan, path, resumed=stopped is not None)
+            except KeyboardInterrupt:
+                return _stopped_at_once(path)
         if centralised:
             from fedgossip.rundir.run_directory import amend
 
@@ -131,6 +137,15 @@ def run(
 
         echo(f"To go on: {resume.line(finished.directory)}", err=True)
     return exit_code(finished)
+
+
+def _processes(experiment: Experiment, on: str) -> contextlib.AbstractContextManager[PeerProcesses | None]:
+    """Return the processes of a local run: their parent imports what they need while we import what we need."""
+    if on != "local":
+        return contextlib.nullcontext()
+    from fedgossip.drivers.peer_processes import processes_for
+
+    return processes_for(experiment)
 
 
 def _stopped_at_once(path: Path) -> int:
@@ -161,6 +176,7 @@ class _Drive:
     report: bool
     trace_bytes: int
     forecast: str | None = None
+    family: PeerProcesses | None = None
 
     def __call__(self, plan: Plan, out: Path, *, resumed: bool) -> Run:
         from fedgossip.cli.progress import Progress
@@ -171,11 +187,12 @@ class _Drive:
             if resumed:
                 from fedgossip.drivers.resume import resume
 
-                return resume(out, plan.experiment, report=self.report, watch=progress, trace_bytes=self.trace_bytes)
+                how: dict[str, Any] = {"trace_bytes": self.trace_bytes, "family": self.family}
+                return resume(out, plan.experiment, report=self.report, watch=progress, **how)
             if self.on == "local":
                 from fedgossip.drivers.local import run_local_plan
 
-                how: dict[str, Any] = {"trace_bytes": self.trace_bytes, "forecast": self.forecast}
+                how = {"trace_bytes": self.trace_bytes, "forecast": self.forecast, "family": self.family}
                 return run_local_plan(plan, out, report=self.report, watch=progress, **how)
             from fedgossip.drivers.simulate import simulate_plan
 

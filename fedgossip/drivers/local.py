@@ -16,7 +16,7 @@ from fedgossip import owner_files, signals
 from fedgossip.drivers.fault_injector import Striker
 from fedgossip.drivers.forecasting import foretold_of
 from fedgossip.drivers.participant import check_recordable
-from fedgossip.drivers.peer_processes import POLL_SECONDS, family_of
+from fedgossip.drivers.peer_processes import POLL_SECONDS, processes_for
 from fedgossip.drivers.run_processes import RunProcesses
 from fedgossip.drivers.simulate import faults_of
 from fedgossip.errors import FedgossipError, NetworkError, NotWrittenError
@@ -94,7 +94,7 @@ def run_local_plan(
     began = time.monotonic()
     check_recordable(plan, trace_bytes)
     check_real(plan.experiment)
-    with signals.term_as_interrupt(), family or family_of(plan) as processes:
+    with signals.term_as_interrupt(), family or processes_for(plan.experiment) as processes:
         script = faults_of(plan)
         task, shares = compose.task_of(plan.experiment, plan.learners)  # may refuse it: nothing is made before
         folders = [out / "peers" / f"{node:02d}" for node in range(plan.n)]

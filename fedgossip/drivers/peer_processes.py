@@ -1,4 +1,7 @@
-"""The processes of a run's peers on this machine: started by a warmed parent, watched, signalled and ended."""
+"""The processes of a run's peers on this machine: started by a warmed parent, watched, signalled and ended.
+
+The command line imports this before the drivers: the parent warms up while the rest is imported here.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from fedgossip import kernels
 from fedgossip.errors import ConfigError, FedgossipError, NetworkError, NotWrittenError
-from fedgossip.plans.compose import Plan
-from fedgossip.rundir.collect import ENDPOINT, first_failure, last_word
-from fedgossip.rundir.run_directory import write_whole
+
+if TYPE_CHECKING:
+    from fedgossip.experiment import Experiment
 
 START_SECONDS = 120.0
 """For the warmed parent to import and every peer to listen; a cold disk and sixteen peers need some."""
@@ -99,6 +102,9 @@ class PeerProcesses:
 
     def await_addresses(self, out: Path, folders: Sequence[Path]) -> None:
         """Put the addresses that the peers chose together into the file that they wait for."""
+        from fedgossip.rundir.collect import ENDPOINT
+        from fedgossip.rundir.run_directory import write_whole
+
         paths = [folder / ENDPOINT for folder in folders]
         until = time.monotonic() + START_SECONDS
         while not all(path.exists() for path in paths):
@@ -137,13 +143,15 @@ class PeerProcesses:
         self._control.close()
 
 
-def family_of(plan: Plan) -> PeerProcesses:
+def processes_for(experiment: Experiment) -> PeerProcesses:
     """Return the processes for a run, being warmed."""
-    return PeerProcesses(learning=plan.experiment.learns, portable=plan.experiment.train.portable)
+    return PeerProcesses(learning=experiment.learns, portable=experiment.train.portable)
 
 
 def not_started(out: Path, folders: Sequence[Path]) -> FedgossipError:
     """Return why a run does not begin: what the first of those said who left no address, or that they left none."""
+    from fedgossip.rundir.collect import ENDPOINT, first_failure, last_word
+
     missing = [node for node, folder in enumerate(folders) if not (folder / ENDPOINT).exists()]
     failure = first_failure([last_word(folder) for folder in folders])
     if not failure and shutil.disk_usage(out).free < FULL_BYTES:

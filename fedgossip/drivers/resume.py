@@ -11,6 +11,7 @@ from typing import Any
 from fedgossip import checkpoints
 from fedgossip.decoding import UnreadableError, json_value
 from fedgossip.drivers import sim_checkpoint
+from fedgossip.drivers.run_processes import RunProcesses
 from fedgossip.errors import ResumeError
 from fedgossip.experiment import Experiment, load_experiment
 from fedgossip.plans import compose
@@ -27,12 +28,14 @@ def resume(
     report: bool = True,
     watch: Callable[[Row], None] | None = None,
     trace_bytes: int = 0,
+    family: RunProcesses | None = None,
 ) -> Run:
     """Bring a stopped run to its end, in its directory; a simulated one bit for bit as if it had not been stopped.
 
     Real peers go on from their last checkpoints, with one another or, for those that had gone further, without.
-    `experiment`: the one that it had, where only what may differ does; by default that of the directory.  Raises
-    ResumeError, which says which keys differ, where it cannot go on; nothing is changed then.
+    `experiment`: the one that it had, where only what may differ does; by default that of the directory.  `family`:
+    for real peers, processes that are being warmed already.  Raises ResumeError, which says which keys differ, where
+    it cannot go on; nothing is changed then.
     """
     run = Path(run)
     engine = engine_of(run)
@@ -42,7 +45,8 @@ def resume(
     if engine == "local":
         from fedgossip.drivers.local import run_local_plan
 
-        return run_local_plan(plan, run, report=report, watch=watch, resume=True, trace_bytes=trace_bytes)
+        how: dict[str, Any] = {"resume": True, "trace_bytes": trace_bytes, "family": family}
+        return run_local_plan(plan, run, report=report, watch=watch, **how)
     from fedgossip.drivers.simulate import simulate_plan
 
     return simulate_plan(plan, engine=engine, out=run, report=report, watch=watch, resume=True)

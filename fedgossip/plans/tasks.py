@@ -15,6 +15,7 @@ from fedgossip.errors import ConfigError
 from fedgossip.experiment import Experiment, GossipExperiment, ParallelExperiment
 from fedgossip.experiment.parallel_sections import SERVED
 from fedgossip.experiment.sections import VALIDATION
+from fedgossip.imports import uncollected
 from fedgossip.learning.analytic import Averaging, Quadratic
 from fedgossip.learning.dataset import Dataset, Indices
 from fedgossip.learning.objectives import (
@@ -289,7 +290,8 @@ def _read(e: Experiment, held: Sequence[NodeId], n: int) -> tuple[SharedExamples
 def _by_torch(
     e: Experiment, found: SharedExamples, described: DataShares, entropy: Entropy | None
 ) -> tuple[LocalTask, DataShares]:
-    from fedgossip.learning.task import TorchTask
+    with uncollected():
+        from fedgossip.learning.task import TorchTask
 
     shares, kept = _trained_on(e, found)
     task = TorchTask(
