@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -12,24 +13,34 @@ STOPPED = 130
 
 
 def command() -> None:
-    """Run the command line.  Ctrl-C while it is imported ends it without a word."""
+    """Run the command line.  Ctrl-C while it is imported ends it without a word; once all is said, with its code."""
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:
+    interruptible = before is signal.default_int_handler
+    if interruptible:
         signal.signal(signal.SIGINT, lambda *_: os._exit(STOPPED))
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # the first there: called last
     from fedgossip.cli import main
 
     signal.signal(signal.SIGINT, before)
     try:
         main()
     except SystemExit as ended:
-        if ended.code == STOPPED:
+        code = ended.code if isinstance(ended.code, int) else 1
+        if interruptible:
+            signal.signal(signal.SIGINT, lambda *_: _end(code))
+        if code == STOPPED:
             # a Ctrl-C inside exec(), with which libraries make classes as they are imported, has the interpreter end by
             # the signal whatever the code is
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(OSError, ValueError):  # it is closed
-                    stream.flush()
-            os._exit(STOPPED)
+            _end(code)
         raise
+
+
+def _end(code: int) -> None:
+    """End the process at once; what it has said comes out."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # it is closed, or was being written
+            stream.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -175,3 +175,44 @@ def test_the_parent_of_peers_starts_before_the_drivers_are_imported_and_ends_wit
     assert typed.returncode == code, typed.stderr
     assert [one for one in typed.stdout.splitlines() if "imported" in one or one.startswith("started")] == told
     assert (tmp_path / "new").exists() == ("--no-report" in words)
+
+
+# --- the end of a command --------------------------------------------------------------------------------------------
+
+ENDING = """
+import atexit, os, signal, sys, threading
+from fedgossip.__main__ import command
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+class Last:
+    def __del__(self):
+        interrupt()
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+how, sys.argv[1:] = sys.argv[1], sys.argv[2:]
+main = threading.main_thread()
+if how == "thread":
+    threading.Thread(target=lambda: (main.join(), interrupt())).start()
+elif how == "exit":
+    import fedgossip.cli
+    fedgossip.cli.cli.callback = lambda: atexit.register(interrupt)
+else:
+    sys.modules["last"] = Last()
+command()
+"""
+
+
+@pytest.mark.sockets
+@pytest.mark.parametrize("how", ["thread", "exit", "modules"])
+@pytest.mark.parametrize(("words", "code"), [(["explain", "train.lr"], 0), (["explain", "nothing at all"], 2)])
+def test_ctrl_c_while_the_interpreter_ends_changes_no_exit_code_and_says_nothing(
+    how: str, words: list[str], code: int
+) -> None:
+    line = [sys.executable, "-c", ENDING, how, *words]
+    typed = subprocess.run(line, capture_output=True, text=True, timeout=100, check=False)
+    plain = subprocess.run(
+        [sys.executable, "-m", "fedgossip", *words], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (typed.returncode, typed.stdout, typed.stderr) == (code, plain.stdout, plain.stderr)
