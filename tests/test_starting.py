@@ -216,3 +216,20 @@ def test_ctrl_c_while_the_interpreter_ends_changes_no_exit_code_and_says_nothing
         [sys.executable, "-m", "fedgossip", *words], capture_output=True, text=True, timeout=100, check=False
     )
     assert (typed.returncode, typed.stdout, typed.stderr) == (code, plain.stdout, plain.stderr)
+
+
+@pytest.mark.parametrize("engine", ["sim", "local"])
+@pytest.mark.sockets
+def test_ctrl_c_while_the_results_are_shown_says_that_the_run_is_over(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "averaging.toml").write_text(AVERAGING)
+    monkeypatch.chdir(tmp_path)
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedgossip.cli.run.show", interrupted)
+    words = ["run", "averaging.toml", "--no-report", "--on", engine, "--out", "new"]
+    assert cli(words, standalone_mode=False) == 130
+    assert "error: stopped when the run was over: all of it is in new" in capsys.readouterr().err

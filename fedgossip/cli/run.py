@@ -119,19 +119,19 @@ def run(
 
         drive = _Drive(on, report, int(trace_limit * 1e9) if trace else 0, forecast, family)
         path = stopped or out or new_path(plan, on, Path("runs"))
-        with talk_to_stderr() if as_json else contextlib.nullcontext():
-            try:
+        try:
+            with talk_to_stderr() if as_json else contextlib.nullcontext():
                 finished = drive(plan, path, resumed=stopped is not None)
-            except KeyboardInterrupt:
-                return _stopped_at_once(path)
-        if centralised:
-            from fedgossip.rundir.run_directory import amend
+                if centralised:
+                    from fedgossip.rundir.run_directory import amend
 
-            amend(finished, centralised=compose.centralised(plan.experiment, plan.learners))
-    if as_json:
-        print_json(finished.summary)
-    else:
-        show(finished, report=report)
+                    amend(finished, centralised=compose.centralised(plan.experiment, plan.learners))
+            if as_json:
+                print_json(finished.summary)
+            else:
+                show(finished, report=report)
+        except KeyboardInterrupt:
+            return _stopped_at_once(path)
     if exit_code(finished) == 130 and finished.directory:
         from fedgossip.drivers import resume
 
@@ -149,10 +149,12 @@ def _processes(experiment: Experiment, on: str) -> contextlib.AbstractContextMan
 
 
 def _stopped_at_once(path: Path) -> int:
-    """Say what there is of a run that was stopped before it had begun, or a second time while it took leave."""
+    """Say what there is of a run that was stopped before it began, when it was over, or again while it took leave."""
     from fedgossip.drivers import resume
 
-    if resume.may_go_on(path):
+    if resume.is_over(path):
+        echo(f"error: stopped when the run was over: all of it is in {path}", err=True)
+    elif resume.may_go_on(path):
         echo(f"error: stopped at once\nTo go on: {resume.line(path)}", err=True)
     else:
         echo("error: stopped before the run began: nothing was trained yet", err=True)

@@ -99,6 +99,11 @@ def may_go_on(run: Path) -> bool:
         return False
 
 
+def is_over(run: Path) -> bool:
+    """Whether a folder is that of a run that came to its end, as far as all who were left."""
+    return _status(run) in WHOLE
+
+
 def _check_there(run: Path) -> None:
     if not run.is_dir():
         raise ResumeError(f"{run}: no such folder", "`fedgossip runs` lists the runs that are there.")
