@@ -7,6 +7,7 @@ import json
 import math
 import re
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import combinations, pairwise
@@ -591,3 +592,16 @@ def test_too_few_that_are_left_end_with_an_error(folder: Path, tmp_path: Path) -
     assert errors == [ended, ended, ["error: 2 clients are there, and a round needs 4: it ended before round 5"]], said
     assert [said[node].code for node in (0, 4, 5)] == [7] * 3 and "drop=" not in said[0].err, said
     assert not list(tmp_path.glob("machine*/fit"))
+
+
+def test_the_table_of_the_docs_is_that_of_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    monkeypatch.delitem(sys.modules, "cox_ties", raising=False)
+    from cox_ties import shrunken
+
+    found = {(points, ties): f"{told:.0f}, {100 * less:.1f} %" for points, ties, told, less in shrunken(10)}
+    text = (Path(__file__).parents[1] / "docs" / "survival.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (\d+, [\d.]+ %) \| (\d+, [\d.]+ %) \|$", text, re.MULTILINE)
+    assert len(rows) == 4
+    for points, breslow, efron in rows:
+        assert (breslow, efron) == (found[int(points), "breslow"], found[int(points), "efron"])
