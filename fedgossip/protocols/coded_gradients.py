@@ -21,13 +21,42 @@ LEFT_OUT = "left_out/"
 """Before the names of these vectors in a checkpoint."""
 
 
-class CodedGradients:
-    """Invariant: `memory` is what a next life begins with: of all rounds that are behind the worker."""
+class CodecMemory:
+    """What a codec left out of one worker's rounds.
+
+    Invariant: `memory` is what a next life begins with: of all rounds that are behind the worker.
+    """
+
+    def __init__(self, node: NodeId, memory: Memory) -> None:
+        self._node, self.memory = node, memory
+        self._round, self._next = -1, memory
+
+    def settled(self, rounds: int) -> None:
+        """So many rounds are behind the worker: the last of them was its own, or it was not there."""
+        if self._round == rounds - 1:
+            self.memory = self._next
+        self._round, self._next = -1, self.memory
+
+    @property
+    def saved(self) -> Mapping[str, Vector]:
+        """What a checkpoint holds."""
+        return {f"{LEFT_OUT}{number}": vector for number, vector in enumerate(self.memory)}
+
+    def resume(self, vectors: Mapping[str, Vector]) -> None:
+        """Go on from what a checkpoint holds.  Raises ResumeError for what another codec left."""
+        held = [vectors[name] for name in sorted(vectors) if name.startswith(LEFT_OUT)]
+        if [(one.size, one.dtype) for one in held] != [(one.size, one.dtype) for one in self.memory]:
+            text = f"worker {self._node}: the checkpoint holds {len(held)} vectors of what a codec left out"
+            raise ResumeError(f"{text}, not {len(self.memory)}", "Go on with parallel.codec as it was.")
+        self.memory = self._next = tuple(held)
+
+
+class CodedGradients(CodecMemory):
+    """One worker's gradients by a codec for each by itself."""
 
     def __init__(self, node: NodeId, sender: Sender, sums: CodedSums) -> None:
-        self._node, self._sender, self._sums = node, sender, sums
-        self.memory: Memory = sender.start(sums.layout)
-        self._round, self._next = -1, self.memory
+        super().__init__(node, sender.start(sums.layout))
+        self._sender, self._sums = sender, sums
 
     def coded(
         self, gradient: Vector | None, examples: int, metrics: Mapping[str, float], round: int
@@ -45,27 +74,3 @@ class CodedGradients:
 
     def came(self, found: Vector) -> None:
         """The round came to this: what was left out is known without."""
-
-    def settled(self, rounds: int) -> None:
-        """So many rounds are behind the worker: the last of them was its own, or it was not there."""
-        if self._round == rounds - 1:
-            self.memory = self._next
-        self._round, self._next = -1, self.memory
-
-    @property
-    def saved(self) -> Mapping[str, Vector]:
-        """What a checkpoint holds."""
-        return {f"{LEFT_OUT}{number}": vector for number, vector in enumerate(self.memory)}
-
-    def resume(self, vectors: Mapping[str, Vector]) -> None:
-        """Go on from what a checkpoint holds.  Raises ResumeError for what another codec left."""
-        self.memory = self._next = memory_in(vectors, self.memory, self._node)
-
-
-def memory_in(vectors: Mapping[str, Vector], like: Memory, node: NodeId) -> Memory:
-    """Return what a checkpoint holds of what was left out.  Raises ResumeError for what another codec left."""
-    held = [vectors[name] for name in sorted(vectors) if name.startswith(LEFT_OUT)]
-    if [(one.size, one.dtype) for one in held] != [(one.size, one.dtype) for one in like]:
-        text = f"worker {node}: the checkpoint holds {len(held)} vectors of what a codec left out"
-        raise ResumeError(f"{text}, not {len(like)}", "Go on with parallel.codec as it was.")
-    return tuple(held)

@@ -9,10 +9,9 @@ import numpy as np
 
 from fedgossip.algorithms.collectives.table import Table
 from fedgossip.codecs.low_rank import LowRank
-from fedgossip.codecs.senders import Memory
 from fedgossip.machine import NodeId
 from fedgossip.messages import TAIL
-from fedgossip.protocols.coded_gradients import LEFT_OUT, memory_in
+from fedgossip.protocols.coded_gradients import CodecMemory
 from fedgossip.protocols.low_rank_reduction import LowRankReduction
 from fedgossip.protocols.round_sums import Contribution, weight_of
 from fedgossip.vectors import Vector, add, frozen, subtract, summable
@@ -45,17 +44,16 @@ class LowRankSums:
         return found[:left], found[left:first], found[first + TAIL :]
 
 
-class LowRankGradients:
-    """Invariant: `memory` is what a next life begins with: what was left out [d], and the last Q, of all rounds behind.
+class LowRankGradients(CodecMemory):
+    """One worker's gradients by low rank.  `memory` is what was left out [d], and the last Q.
 
     What is left out is what the workers' mean, as it came out, does not say of the worker's own.
     """
 
     def __init__(self, node: NodeId, sums: LowRankSums) -> None:
-        self._node, self._sums, low = node, sums, sums.low
-        self.memory: Memory = (frozen(np.zeros(low.layout.length, low.layout.dtype)), low.start())
-        self._next: Memory = self.memory
-        self._round = -1
+        low = sums.low
+        super().__init__(node, (frozen(np.zeros(low.layout.length, low.layout.dtype)), low.start()))
+        self._sums = sums
         self._whole = self.memory[0]
 
     def coded(
@@ -73,18 +71,3 @@ class LowRankGradients:
     def came(self, found: Vector) -> None:
         """The sums of the round, in which this worker's own is, came to this."""
         self._next = (subtract(self._whole, self._sums.gradient(found, self._round)), self._sums.right(found))
-
-    def settled(self, rounds: int) -> None:
-        """So many rounds are behind the worker: the last of them was its own, or it was not there."""
-        if self._round == rounds - 1:
-            self.memory = self._next
-        self._round, self._next = -1, self.memory
-
-    @property
-    def saved(self) -> Mapping[str, Vector]:
-        """What a checkpoint holds."""
-        return {f"{LEFT_OUT}{number}": vector for number, vector in enumerate(self.memory)}
-
-    def resume(self, vectors: Mapping[str, Vector]) -> None:
-        """Go on from what a checkpoint holds.  Raises ResumeError for what another codec left."""
-        self.memory = self._next = memory_in(vectors, self.memory, self._node)

@@ -17,11 +17,11 @@ from functools import cached_property
 import numpy as np
 
 from fedgossip.codecs.base import Codec, CodecTurn, Payload, VectorLayout
-from fedgossip.codecs.senders import Memory, Sender
+from fedgossip.codecs.senders import Sender
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import NodeId
 from fedgossip.placement.ring import Placement
-from fedgossip.protocols.coded_gradients import LEFT_OUT, memory_in
+from fedgossip.protocols.coded_gradients import CodecMemory
 from fedgossip.protocols.round_sums import Contribution, weight_of
 from fedgossip.task import Segment
 from fedgossip.vectors import Vector, frozen, summable
@@ -91,16 +91,15 @@ class ShardCoding:
         return frozen(whole)
 
 
-class CodedPushes:
-    """Invariant: `memory` is what a next life begins with: of all clocks that are behind the worker.
+class CodedPushes(CodecMemory):
+    """One worker's gradients by a codec for each shard, a round being a clock.
 
     A worker that the others went on without loses what it sent in that clock, and not what was left out of that.
     """
 
     def __init__(self, node: NodeId, sender: Sender, coding: ShardCoding) -> None:
-        self._node, self._sender, self._coding = node, sender, coding
-        self.memory: Memory = sender.start(VectorLayout.of_length(coding.placement.length, coding.kind))
-        self._round, self._next = -1, self.memory
+        super().__init__(node, sender.start(VectorLayout.of_length(coding.placement.length, coding.kind)))
+        self._sender, self._coding = sender, coding
 
     def coded(
         self, gradient: Vector | None, examples: int, metrics: Mapping[str, float], round: int
@@ -130,15 +129,6 @@ class CodedPushes:
         if 0 <= self._round < rounds:
             self.memory = self._next
         self._round, self._next = -1, self.memory
-
-    @property
-    def saved(self) -> Mapping[str, Vector]:
-        """What a checkpoint holds."""
-        return {f"{LEFT_OUT}{number}": vector for number, vector in enumerate(self.memory)}
-
-    def resume(self, vectors: Mapping[str, Vector]) -> None:
-        """Go on from what a checkpoint holds.  Raises ResumeError for what another codec left."""
-        self.memory = self._next = memory_in(vectors, self.memory, self._node)
 
 
 def told_apart(*, coded: bool, expected: bool, what: str, sender: NodeId) -> None:
