@@ -68,7 +68,7 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/characters.py README.md 10
 	$(BIN)/python benchmarks/length_buckets.py README.md --steps 5 --turns 1
 	$(BIN)/python benchmarks/outer.py
-	$(BIN)/python benchmarks/shaped_links.py --steps 56
+	$(BIN)/python benchmarks/shaped_links.py --steps 112
 	$(BIN)/python benchmarks/hogwild.py --turns 1 --seeds 1
 	$(BIN)/python benchmarks/mesh_memory.py --short
 	$(BIN)/python benchmarks/startup.py --runs 1

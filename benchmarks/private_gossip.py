@@ -111,7 +111,7 @@ class Peers:
                 peer.handle(heard.pop(), 0)
 
         seconds, _ = timed(run)
-        return seconds, peer.x if isinstance(peer, PrivateGossip) else peer.learner.model
+        return seconds, peer.learner.model
 
 
 class TimedMasks:

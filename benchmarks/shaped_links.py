@@ -69,6 +69,8 @@ WAYS: dict[str, tuple[int, dict[str, Any]]] = {
 CHOSEN = "outer.py --together"
 EVERY_STEPS = 40
 """Maximum number of steps where each is shared: 0.3 s each."""
+LEAST_STEPS = 112
+"""Four rounds of the longest: of two, with `delay = 1`, nothing of the second is training."""
 
 
 class Paced(nn.Module):
@@ -291,6 +293,8 @@ def main() -> None:
     told.add_argument("--kills", action="store_true")
     told.add_argument("--ahead", action="store_true")
     given = told.parse_args()
+    if given.steps < LEAST_STEPS:
+        told.error(f"--steps: at least {LEAST_STEPS}")
     if why := lacking():
         print(f"skipped: {why}")
         return
