@@ -297,12 +297,15 @@ def test_a_function_in_the_folder_of_the_experiment_is_called(tmp_path):
         "def pair(): return np.ones((4, 2)), [0, 1, 0, 1]\n"
         "def wrong(): return 3\n"
         "def raises(): raise ValueError('no')\n"
+        "def leaves(): raise SystemExit(0)\n"
     )
     assert load("own_data_of_test:pair", base=tmp_path).x.shape == (4, 2)
     assert "gave a int" in refused("own_data_of_test:wrong", base=tmp_path)
     assert "no function 'par'" in refused("own_data_of_test:par", base=tmp_path)
     with pytest.raises(TrainingError, match="own_data_of_test:raises raised ValueError"):
         load("own_data_of_test:raises", base=tmp_path)
+    with pytest.raises(TrainingError, match=r"own_data_of_test:leaves raised SystemExit\(0\)"):
+        load("own_data_of_test:leaves", base=tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def function(
             missing = f"{error.name!r}{place_of(error)}"
             text = f"{source}: {module_name} is there, and a module that it imports is not: {missing}"
             raise ConfigError(text, f"Install it, or put it beside the other: it is looked for {places}.") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             text = f"{source}: importing {module_name} failed: {error!r}{place_of(error)}"
             raise ConfigError(text, SEE_WHERE) from error
     found = getattr(module, name, None)
@@ -73,14 +73,14 @@ def call(source: str, base: Path | None, how: CalledWith, *arguments: object) ->
 
 
 def given_by(name: str, wanted: Callable[..., Any], *arguments: object, **named: object) -> Any:
-    """Return what a function of the user's gives.  Raises TrainingError, naming it, where it raises."""
+    """Return what a function of the user's gives.  Raises TrainingError, naming it, where it raises, SystemExit too."""
     try:
         return wanted(*arguments, **named)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # sys.exit(0) would end the command as if it had done its work
         raise TrainingError(f"{name} raised {error!r}{place_of(error)}", SEE_WHERE) from error
 
 
-def place_of(error: Exception) -> str:
+def place_of(error: BaseException) -> str:
     """Return " (mine.py, line 3)", the last line of the user's own that ran; nothing where none did."""
     frames = [one for one in extract_tb(error.__traceback__) if one.filename != __file__ and "<" not in one.filename]
     mine = [one for one in frames if not {"site-packages", "importlib"} & set(Path(one.filename).parts)]
