@@ -204,6 +204,9 @@ def test_files_with_other_words_are_not_the_same_features(tmp_path):
         ("a,y\n", "?label=y", "no rows"),
         ("a,y\n1,0\n2,0\n", "?label=y", "at least two"),
         ("y\n1\n2\n", "?label=y", "no column is left"),
+        ("a,y\n1,sick\n2,\n3,well\n", "?label=y", "column 'y' holds no label in row 2 of 3"),
+        ("a,y\n1,0\n2,1\n3,NaN\n", "?label=y", "column 'y' holds no label in row 3 of 3"),
+        ("a,a,y\n1,2,0\n3,4,1\n", "?label=y", "two columns are called 'a'"),
     ],
 )
 def test_a_bad_table_says_where(tmp_path, text, query, message):

@@ -164,6 +164,8 @@ class ArrowColumns:
 
 
 def _word(value: object) -> str:
+    if value is None:
+        return ""
     return f"{value:.17g}" if isinstance(value, float) else str(value).strip()
 
 

@@ -26,6 +26,8 @@ OTHER_MARKS = (";", "\t", "|")
 """Marks by which other programs divide cells."""
 SHOWN = 60
 """Maximum number of letters of a cell in a message."""
+NO_LABEL = ("", "nan")
+"""Cells of a label that hold none; other words for it, like none, are classes of some tables."""
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -76,6 +78,8 @@ def of_columns(table: Columns, options: Mapping[str, str], class_names: Sequence
         advice = f"Write {table.kind}:{path.name}?label={header[-1]}."
         raise ConfigError(f"{path}: which column is the label?", advice)
     labels = [_column(path, header, name.strip()) for name in options["label"].split(",")]
+    if twice := [head for place, head in enumerate(header) if head in header[:place]]:
+        raise ConfigError(f"{path}: two columns are called {twice[0]!r}", "Give each a name of its own.")
     if task not in OF_COLUMNS and len(labels) > 1:
         advice = 'Several are for task.kind = "regression" or "multi-label"; name one.'
         raise ConfigError(f"{path}: {len(labels)} label columns, and the task is {task}", advice)
@@ -115,8 +119,17 @@ def of_columns(table: Columns, options: Mapping[str, str], class_names: Sequence
     if known and table.class_names(labels[0]):
         which = _named_classes(path, table.numbers(labels[0], ""), known)
         return made(y=which, classes=len(known), class_names=tuple(known), label_names=(header[labels[0]],))
-    names, which = _classes(path, _labels(table.words(labels[0])), class_names)
+    names, which = _classes(path, _labels(_known(table, labels[0])), class_names)
     return made(y=which, classes=len(names), class_names=names, label_names=(header[labels[0]],))
+
+
+def _known(table: Columns, column: int) -> list[str]:
+    """Return the labels of a column.  Raises ConfigError for a cell that holds nothing: that is no class."""
+    words = table.words(column)
+    if empty := [row for row, word in enumerate(words) if word.lower() in NO_LABEL]:
+        text = f"{table.path}: column {table.header[column]!r} holds no label in row {empty[0] + 1} of {len(words)}"
+        raise ConfigError(text, "Fill it, or leave that row out.")
+    return words
 
 
 def _categories(table: Columns, column: int) -> tuple[str, ...]:
