@@ -77,6 +77,11 @@ class NetworkRow(msgspec.Struct, tag="network", tag_field="kind", omit_defaults=
     consensus_before: float | None = None
     update_spread: float | None = None
 
+    @property
+    def measured(self) -> bool:
+        """Whether a model was measured after this round, by a loss, a score or both."""
+        return self.test_loss is not None or self.score_averaged is not None
+
 
 class EventRow(msgspec.Struct, tag="event", tag_field="kind", omit_defaults=True, gc=False):
     """Something that a reader of the run should know: a peer gone, a deadline missed, a frame refused."""

@@ -143,6 +143,32 @@ def test_evaluating_gives_the_three_accuracies_and_changes_no_bit_of_the_loop() 
     assert run.digest == fedgossip.simulate_loop(loop(), experiment=ring()).digest
 
 
+def measuring(worth: dict[str, float]) -> Callable[[], None]:
+    def run() -> None:
+        def joined(model: nn.Module, optimizer: Any) -> fedgossip.JoinedLoop:
+            peer = fedgossip.join(model, optimizer)
+            peer.evaluate(lambda _: worth)
+            return peer
+
+        train(net(), 0, joined)
+
+    return run
+
+
+def test_a_score_without_a_loss_is_the_score_of_the_whole_run() -> None:
+    run = fedgossip.simulate_loop(measuring({"accuracy": 0.75}), experiment=ring())
+    assert run.summary["rounds"] % 3  # the last round is none that is measured
+    assert run.accuracy == {"averaged": 0.75, "mean_peer": 0.75, "worst_peer": 0.75}
+
+
+def test_a_measure_without_the_score_of_the_run_is_told_so_once(capfd: pytest.CaptureFixture[str]) -> None:
+    fedgossip.simulate_loop(measuring({"rmse": 0.5, "loss": 0.25}), experiment=ring(2))
+    text = "evaluate: rmse, and not accuracy, the score of reports: task.metrics names yours"
+    assert (
+        capfd.readouterr().err == f"fedgossip: node 0: {text}\n"
+    )  # one loop measures for both, whose models are equal
+
+
 def test_evaluating_in_other_rounds_than_the_run_is_refused() -> None:
     def often() -> None:
         model = net()

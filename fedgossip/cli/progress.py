@@ -78,7 +78,7 @@ class Progress:
                 self._say(f"{self.title}: {self.roles.said}, {how_long}")
         match row:
             case NetworkRow():
-                if row.test_loss is not None or self._last.test_loss is None:  # what no test tells, each round does
+                if row.measured or not self._last.measured:  # what no test tells, each round does
                     self._last = row
                 self._moved(row.round, describe(self._last, self.roles, row.round, self.score))
             case PeerRow() if row.peer == self.own:

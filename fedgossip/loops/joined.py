@@ -72,6 +72,8 @@ class LoopSeat:
     """How long a loop that does not wait stays at its end for the exchange that is open."""
     folder: Path | None = None
     """Of this participant; None in a simulation."""
+    score: str = "accuracy"
+    """The metric that reports show, of the experiment."""
 
 
 class JoinedLoop:
@@ -102,6 +104,7 @@ class JoinedLoop:
         self._steps = self._examples = self._exchanges = 0
         self._logged: dict[str, list[Any]] = {}
         self._measure: Callable[[Any], Any] | None = None
+        self._unscored = False
         self._terms = self.terms_of(exchanged, self._optimizers)
         self._closed = False
         self._take(None)  # the weights to begin with
@@ -314,11 +317,16 @@ class JoinedLoop:
         try:
             with kept_apart(self._exchanged.module):
                 self._exchanged.write(vector)
-                return Measured(_scores(self._measure(self._exchanged.module)))
+                found = _scores(self._measure(self._exchanged.module))
         except Exception as error:
             return Raised(error)
         finally:
             self._exchanged.write(own)
+        given = ", ".join(name for name in found if name != "loss")
+        if given and self._seat.score not in found and not self._unscored:
+            self._unscored = True
+            self._say(f"evaluate: {given}, and not {self._seat.score}, the score of reports: task.metrics names yours")
+        return Measured(found)
 
     # --- who may call ---------------------------------------------------------------------------------------------
 

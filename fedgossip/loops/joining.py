@@ -123,7 +123,8 @@ def seat_of(plan: Plan, node: int, *, blocks: bool = False, folder: Path | None 
     """Where a loop sits in a run.  `blocks`: it waits for its next order whatever the algorithm, as in a simulation."""
     e, waiting = plan.experiment, waits(plan)
     steps = e.train.local_steps or 1
-    return LoopSeat(node, plan.learners, steps, waiting, waiting or blocks, e.eval.every, plan.patience[1], folder)
+    settle, score = plan.patience[1], e.score.name
+    return LoopSeat(node, plan.learners, steps, waiting, waiting or blocks, e.eval.every, settle, folder, score)
 
 
 def waits(plan: Plan) -> bool:

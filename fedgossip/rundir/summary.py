@@ -54,7 +54,7 @@ def summarize(
     last = networks[-1] if networks else NetworkRow(0, plan.n, 0.0, 0)
     outcome = plan.outcome(ended.vectors)
     there = [vector for vector in outcome if vector is not None]
-    evaluated = next((row for row in reversed(networks) if row.test_loss is not None), last)
+    evaluated = next((row for row in reversed(networks) if row.measured), last)
     if evaluated is not last and there:  # the run ended before the round that would have been evaluated
         evaluated = NetworkRow(last.round, len(there), last.seconds, last.bytes_sent)
         record.fill(evaluated, there)
