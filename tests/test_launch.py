@@ -96,6 +96,19 @@ def test_launched_and_simulated_loops_end_with_the_same_digest(
     assert not any("2147483647" in text for text in (real.err, real.out, *told))
 
 
+@pytest.mark.parametrize("how", [["--simulate"], []], ids=["simulated", "launched"])
+def test_loops_that_end_before_their_coordinator_are_told_how_not_to(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], how: list[str]
+) -> None:
+    words = ["launch", "-n", "3", "--coordinator", "--rounds", "9", "--local-steps", "2", *how, "--out", "out"]
+    said = in_process([*words, "train.py", "4", "0"], folder, monkeypatch, capsys)
+    assert said.code == 7 and "Traceback" not in said.err
+    assert "lower --rounds, or go on while peer.step() returns True" in said.err.splitlines()[-1]
+    if not how:  # what follows close() in a script is done
+        logs = [(folder / "out" / "peers" / f"{node:02d}" / "log.txt").read_text() for node in range(3)]
+        assert all(f"loop {node} of 3" in log and "Traceback" not in log for node, log in enumerate(logs))
+
+
 def pids(folder: Path) -> list[int]:
     """Processes whose words hold this folder's script."""
     found = []

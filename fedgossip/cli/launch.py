@@ -169,6 +169,9 @@ def launch(
     return exit_code(finished)
 
 
+LEFT = "Loops that end before their run leave it: lower --rounds, or go on while peer.step() returns True."
+
+
 @dataclass(frozen=True)
 class _LaunchDrive:
     """The options of a launch."""
@@ -180,6 +183,16 @@ class _LaunchDrive:
     simulate: bool
 
     def __call__(self, plan: Plan, folder: Path, progress: Progress, *, resumed: bool) -> Run:
+        from fedgossip.errors import FedgossipError, TooFewPeersError
+
+        try:
+            return self._driven(plan, folder, progress, resumed=resumed)
+        except FedgossipError as error:
+            if error.exit_code == TooFewPeersError.exit_code:
+                error.advice = f"{LEFT}  {error.advice}"
+            raise
+
+    def _driven(self, plan: Plan, folder: Path, progress: Progress, *, resumed: bool) -> Run:
         from fedgossip.loops.launching import Launching, launch_scripts, resume_scripts
 
         how = Launching(self.restarts, self.report, self.shown)

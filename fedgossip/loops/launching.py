@@ -19,7 +19,7 @@ from fedgossip.drivers import resume
 from fedgossip.drivers.fault_injector import Striker
 from fedgossip.drivers.local import BEGAN, CHECKPOINT_SECONDS
 from fedgossip.drivers.simulate import faults_of
-from fedgossip.errors import ConfigError, NotWrittenError, ResumeError, TrainingError
+from fedgossip.errors import ConfigError, FedgossipError, NotWrittenError, ResumeError, TooFewPeersError, TrainingError
 from fedgossip.experiment import Experiment
 from fedgossip.learning.parameters import first_difference
 from fedgossip.loops import description
@@ -38,6 +38,8 @@ from fedgossip.rundir.row_keeper import Keeper
 from fedgossip.rundir.run_directory import Run, RunDirectory, is_launched, write_whole
 from fedgossip.rundir.tracking import Tracking
 
+LAST_SECONDS = 10.0
+"""The longest wait for what scripts do after a run that had too few clients."""
 POLL_SECONDS = 0.05
 
 COORDINATOR_SECONDS = 10.0
@@ -141,6 +143,11 @@ class _Launch:
             try:
                 shares = DataShares("the loops' own")
                 run = conclude(self.plan, task, shares, collector, self.directory, watched, report=self.how.report)
+            except FedgossipError as error:
+                task.over()
+                if error.exit_code == TooFewPeersError.exit_code:
+                    self._let_them_end()
+                raise
             finally:
                 task.over()
             self._await_scripts(run)
@@ -263,6 +270,12 @@ class _Launch:
         if alone_since and time.monotonic() - alone_since > COORDINATOR_SECONDS:
             self.scripts.signal(n, 15)
         return alone_since or time.monotonic()
+
+    def _let_them_end(self) -> None:
+        """Give scripts whose loops have left a failed run the time to do what they do last."""
+        until = time.monotonic() + LAST_SECONDS
+        while self.scripts.running and time.monotonic() < until:
+            self.scripts.poll(POLL_SECONDS)
 
     def _await_scripts(self, run: Run) -> None:
         """What comes after the run is the scripts' own; say who did not end well."""
