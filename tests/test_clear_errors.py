@@ -210,6 +210,17 @@ def test_the_hint_shows_the_traceback_that_it_promises(
     assert ended.value.code == 5 and "ZeroDivisionError: division by zero" in told and told.endswith(said.err)
 
 
+def test_a_model_that_calls_sys_exit_does_not_end_a_run_as_if_it_were_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leaving = "class Leaving(torch.nn.Linear):\n    def forward(self, x):\n        raise SystemExit(0)\n\n"
+    made = "def f(shape, classes):\n    return Leaving(64, classes)\n"
+    source = module(tmp_path, "clear_errors_leaving", f"import torch\n{leaving}{made}")
+    (tmp_path / "e.toml").write_text(RING + f'[model]\nsource = "{source}"\n')
+    said = in_process(["run", "e.toml", "--no-report", "--set", "train.device=cpu"], tmp_path, monkeypatch, capsys)
+    assert said.code == 5 and said.errors[0] == "error: stopped in its midst by sys.exit(0)"
+
+
 # --- labels that are no classes ---------------------------------------------------------------------------------------
 
 

@@ -105,6 +105,9 @@ def main() -> NoReturn:
         code = _fail(error.format_message(), f"See {where} --help", error.exit_code, None)
     except (KeyboardInterrupt, click.Abort):
         code = _fail("stopped", "", 130, None)
+    except SystemExit as error:  # no command of ours ends so, and its code would be taken for ours
+        advice = "The code of a model, loss or metric of yours did it; with FEDGOSSIP_TRACEBACK=1 it is shown where."
+        code = _fail(f"stopped in its midst by sys.exit({error.code!r})", advice, 5, error)
     except BrokenPipeError:  # the reader of our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
