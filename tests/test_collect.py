@@ -88,7 +88,8 @@ def test_rows_of_a_peer_that_died_end_and_the_rounds_go_on_without_it(long_run: 
     dies(folders[2], at_round=100)
     run = collected(long_run, folders, tmp_path / "out")
     assert rounds_and_peers(run) == [(round, 4 if round <= 100 else 3) for round in range(301)]
-    assert [row.value for row in run.rows if isinstance(row, EventRow) and row.name == "died"] == [{"exit_code": None}]
+    told = [(row.round, row.value) for row in run.rows if isinstance(row, EventRow) and row.name == "died"]
+    assert told == [(100, {"exit_code": None})]  # after the last round that it has told of
 
 
 def test_a_run_that_a_peer_did_not_finish_is_partial_and_whole(long_run: Run, tmp_path: Path) -> None:

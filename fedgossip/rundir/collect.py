@@ -168,7 +168,7 @@ def conclude(
     # one that was told to end while it started leaves no word either
     died = [node for node in silent if node in watched.exits] if watched.interrupted else silent
     for node in died:
-        collector.keeper(EventRow(-1, node, "died", {"exit_code": watched.exits.get(node)}))
+        collector.keeper(EventRow(collector.rounds[node], node, "died", {"exit_code": watched.exits.get(node)}))
     if status != "interrupted":
         ended = ("finished", PARTIAL, EXHAUSTED)
         vectors = [vector if one in ended else None for vector, one in zip(vectors, said, strict=True)]
