@@ -174,7 +174,22 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 @pytest.fixture(autouse=True)
-def says_which_device_it_means(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def forgotten_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Forget what a test has imported from files that it made: another may have a module of that name."""
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and Path(file).is_relative_to(tmp_path_factory.getbasetemp()):
+            del sys.modules[name]
+
+
+@pytest.fixture(autouse=True)
+def says_which_device_it_means(
+    request: pytest.FixtureRequest,
+    forgotten_modules: None,  # before monkeypatch, which ends first
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Fail a test that trains where "auto" takes it, in this process: with a GPU it would be another test."""
     devices = sys.modules.get("fedgossip.learning.devices")
     if devices is None or {"gpu", "anywhere"} & set(request.node.keywords):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -279,7 +278,6 @@ def test_a_policy_does_not_let_another_module_learn(tmp_path: Path, monkeypatch:
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "kind.txt").write_text("Tanh 1.0")
     monkeypatch.setattr("test_coordinator_commands.EXPERIMENT", PILOT)
-    monkeypatch.delitem(sys.modules, "mine", raising=False)  # of another test
     site = Site.made(tmp_path)
     try:
         (tmp_path / "mine.py").write_text(MINE + SPY)
