@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -361,8 +362,28 @@ def broken(shape, classes):
 
 def test_a_model_that_raises_is_a_training_error():
     task = task_of("tests.test_learning:broken", made_up(), on_cpu())
-    with pytest.raises(TrainingError, match="node 0, round 0: training raised"):
+    with pytest.raises(TrainingError, match="node 0, round 0: training raised") as caught:
         task.train([Job(0, 0, task.initial(0))])
+    assert ".py" not in str(caught.value), "a line of torch, or of ours, helps nobody"
+
+
+class Raising(torch.nn.Linear):
+    def forward(self, x):
+        raise ValueError("no")  # the line that is named
+
+
+def raising(shape, classes):
+    return Raising(shape[0], classes)
+
+
+def test_where_a_forward_pass_of_the_users_own_raised_is_told():
+    task = task_of("tests.test_learning:raising", made_up(), on_cpu())
+    lines = Path(__file__).read_text().splitlines()
+    place = rf"\(test_learning.py, line {next(n for n, line in enumerate(lines, 1) if 'raise ValueError(' in line)}\)"
+    with pytest.raises(TrainingError, match=f"training raised ValueError.*{place}"):
+        task.train([Job(0, 0, task.initial(0))])
+    with pytest.raises(TrainingError, match=f"evaluating raised ValueError.*{place}"):
+        task.evaluate([task.initial(0)])
 
 
 def test_a_node_without_examples_is_refused():

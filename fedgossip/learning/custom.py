@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -82,9 +83,16 @@ def given_by(name: str, wanted: Callable[..., Any], *arguments: object, **named:
 
 def place_of(error: BaseException) -> str:
     """Return " (mine.py, line 3)", the last line of the user's own that ran; nothing where none did."""
-    frames = [one for one in extract_tb(error.__traceback__) if one.filename != __file__ and "<" not in one.filename]
-    mine = [one for one in frames if not {"site-packages", "importlib"} & set(Path(one.filename).parts)]
+    mine = [one for one in extract_tb(error.__traceback__) if _own(one.filename)]
     return f" ({Path(mine[-1].filename).name}, line {mine[-1].lineno})" if mine else ""
+
+
+def _own(file: str) -> bool:
+    """Whether a file is the user's: not of this package, of what is installed, or of Python itself."""
+    path = Path(file)
+    if "<" in file or {"site-packages", "dist-packages"} & set(path.parts):
+        return False
+    return not any(path.is_relative_to(one) for one in (Path(__file__).parents[1], Path(os.__file__).parent))
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from fedgossip.errors import ConfigError, FedgossipError, TrainingError
 from fedgossip.learning import exporting, loading, models, probing, resident, sharing
 from fedgossip.learning.batches import Batches, BatchPlan, Indices
 from fedgossip.learning.bucket_batches import BucketBatches, check_lines
+from fedgossip.learning.custom import place_of
 from fedgossip.learning.dataset import OF_COLUMNS, Dataset, check_kind, check_shares
 from fedgossip.learning.ddp.engine import DistributedLoop, ProcessesLoop, Source
 from fedgossip.learning.ddp.hogwild import HogwildLoop
@@ -352,7 +353,7 @@ class TorchTask:
                 raise
             except Exception as error:
                 advice = "Does the model fit the test data?"
-                raise TrainingError(f"evaluating raised {error!r}", advice) from error
+                raise TrainingError(f"evaluating raised {error!r}{place_of(error)}", advice) from error
 
     def evaluate_own(self, node: NodeId, vector: Vector) -> Mapping[str, float]:
         """`evaluate` of the vector with what is the node's own: personal layers and local buffers."""
@@ -428,6 +429,6 @@ def _named(job: Job) -> Iterator[None]:
         raise
     except Exception as error:
         raise TrainingError(
-            f"node {job.node}, round {job.round}: training raised {error!r}",
+            f"node {job.node}, round {job.round}: training raised {error!r}{place_of(error)}",
             "Does the model fit the data, and each batch the model?  BatchNorm needs more than one example.",
         ) from error
