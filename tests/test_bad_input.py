@@ -147,10 +147,12 @@ def test_a_slip_at_the_command_line_takes_two_lines(desk: Desk, words: tuple[str
 # --- graphs -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("graph", "n"), [("hypercube", 6), ("regular:3", 5), ("two-cliques", 7), ("ring", 0)])
+@pytest.mark.parametrize(
+    ("graph", "n"), [("hypercube", 6), ("regular:3", 5), ("two-cliques", 7), ("ring", 0), ("ring", 1)]
+)
 def test_a_size_that_the_family_has_not_names_the_sizes_that_it_has(desk: Desk, graph: str, n: int) -> None:
     text = desk.set(f"topology.graph={graph}", f"topology.n={n}")
-    assert f"has no form with {n} nodes" in text and "Nearest sizes" in text
+    assert f"has no form with {n} {'node' if n == 1 else 'nodes'}\n" in text and "Nearest sizes" in text
 
 
 def test_a_disconnected_graph_is_refused(desk: Desk) -> None:

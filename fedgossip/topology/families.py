@@ -292,7 +292,7 @@ def _require(name: str, n: int, allowed: Callable[[int], bool]) -> None:
     span = range(max(1, min(n, MAX_NODES)), 0, -1), range(max(1, n + 1), min(2 * max(n, 1) + 64, MAX_NODES))
     sizes = [size for some in span for size in [next(filter(allowed, some), None)] if size is not None]
     advice = f"Nearest sizes that it has: {' and '.join(map(str, sizes))}." if sizes else "Give another size."
-    raise ConfigError(f"{name} has no form with {n} nodes", advice)
+    raise ConfigError(f"{name} has no form with {n} {'node' if n == 1 else 'nodes'}", advice)
 
 
 def _limit_edges(name: str, n: int, edges: int) -> None:
