@@ -36,7 +36,7 @@ def drawable(graph: Graph) -> bool:
 
 
 def network(run: RecordedRun, graph: Graph, name: str) -> str:
-    """Return the drawing of a graph that is `drawable`: width by weight, colour by final score, else by degree."""
+    """Return the drawing of a graph that is `drawable`: width by weight, colour by the last score, else by degree."""
     values, what = _node_values(run, graph)
 
     def paint(figure: Figure) -> None:
@@ -153,7 +153,7 @@ def _node_values(run: RecordedRun, graph: Graph) -> tuple[list[float], str]:
         honest = iter(known)  # those that lie are drawn over
         return [
             min(known) if node in lying else next(honest) for node in range(graph.n)
-        ], f"final {run.summary.score.metric.word} of the peer"
+        ], f"last measured {run.summary.score.metric.word} of the peer"
     degrees = [0.0] * graph.n
     for u, v in graph.edges:
         degrees[u] += 1

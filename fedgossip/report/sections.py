@@ -245,7 +245,7 @@ def graph(run: RecordedRun) -> Markup | None:
         return section("The graph", paragraph(said, "lead"), grid(spectrum, facts))
     weights = "" if drawn.rows is None else "; a thicker line is a larger mixing weight"
     scored = any(peer.score is not None for peer in run.peers)
-    colours = f"final {run.summary.score.metric.word}" if scored else "number of neighbours"
+    colours = f"last measured {run.summary.score.metric.word}" if scored else "number of neighbours"
     picture = figure(
         "graph",
         graphs.network(run, drawn, "graph"),
