@@ -309,6 +309,9 @@ def test_a_function_in_the_folder_of_the_experiment_is_called(tmp_path):
         load("own_data_of_test:raises", base=tmp_path)
     with pytest.raises(TrainingError, match=r"own_data_of_test:leaves raised SystemExit\(0\)"):
         load("own_data_of_test:leaves", base=tmp_path)
+    (tmp_path / "leaving_of_test.py").write_text("import sys\nsys.exit(0)\n")
+    text = refused("leaving_of_test:data", base=tmp_path)
+    assert "importing leaving_of_test failed: SystemExit(0) (leaving_of_test.py, line 2)" in text
 
 
 @pytest.mark.parametrize(

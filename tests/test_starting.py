@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from sklearn import datasets
 
 from fedgossip.cli import cli
 from fedgossip.errors import ConfigError
+from fedgossip.imports import uncollected
 from fedgossip.learning import bundled, untrained
 
 SMALL = """
@@ -134,6 +136,18 @@ train = {{ device = "cpu" }}
         said.append(capsys.readouterr().out)
         monkeypatch.setattr(untrained, "untrained", lambda *_, **__: None)  # as for a model that only its module knows
     assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_imports_without_the_collector_leave_it_as_it_was(monkeypatch: pytest.MonkeyPatch, *, on: bool) -> None:
+    collecting = [on]
+    monkeypatch.setattr(gc, "isenabled", lambda: collecting[-1])
+    monkeypatch.setattr(gc, "disable", lambda: collecting.append(False))
+    monkeypatch.setattr(gc, "enable", lambda: collecting.append(True))
+    with pytest.raises(ImportError), uncollected():
+        assert not gc.isenabled()
+        raise ImportError
+    assert gc.isenabled() is on
 
 
 # --- the processes of a local run ------------------------------------------------------------------------------------
