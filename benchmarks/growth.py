@@ -8,7 +8,8 @@
     coordinator   federated averaging of vectors of 8 by machines, in the clear
     secure        the same of vectors of 650, in secure sums
 
-Costs are of the rounds after the first: a run of few rounds is taken off one of more, both with a run directory.  The
+Costs are of the rounds after the first: a run of few rounds is taken off one of more, both with a run directory; the
+median of three such pairs.  "?": a round costs less than what runs differ by.  The
 slope is that of a line through the logarithms: 0 where a node costs the same however many there are, 1 where twice as
 many cost twice as much each.  One thread.
 """
@@ -25,12 +26,13 @@ from pathlib import Path
 from statistics import linear_regression
 from typing import Any
 
-from crew import machine
+from crew import machine, median
 
 from fedgossip import simulate
 
 FEW, LEAST, JOBS = 2, 10, 2000
 """Rounds of the shorter run; how many more the longer has, so that all nodes together do some thousand at least."""
+TURNS = 3
 
 
 def gossip(n: int, **more: Any) -> dict[str, Any]:
@@ -81,9 +83,11 @@ def taken(content: dict[str, Any], engine: str, rounds: int, out: Path) -> tuple
 def of_node(content: dict[str, Any], engine: str, n: int, folder: Path, numbers: count[int]) -> tuple[float, float]:
     """Return (us, bytes of the record) of a node and round."""
     more = max(LEAST, JOBS // n)
-    short, long = (taken(content, engine, rounds, folder / str(next(numbers))) for rounds in (FEW, FEW + more))
-    each = more * n
-    return (long[0] - short[0]) / each * 1e6, (long[1] - short[1]) / each
+    each, found = more * n, []
+    for _ in range(TURNS):
+        short, long = (taken(content, engine, rounds, folder / str(next(numbers))) for rounds in (FEW, FEW + more))
+        found.append(((long[0] - short[0]) / each * 1e6, (long[1] - short[1]) / each))
+    return median([us for us, _ in found]), found[0][1]
 
 
 def large(watch: bool | None, rounds: int = 20) -> float:
@@ -99,12 +103,13 @@ def large(watch: bool | None, rounds: int = 20) -> float:
 
 def slope(sizes: list[int], costs: list[float]) -> float:
     """Return the exponent of the cost by the size."""
-    return linear_regression([math.log(n) for n in sizes], [math.log(max(cost, 1e-9)) for cost in costs]).slope
+    return linear_regression([math.log(n) for n in sizes], [math.log(cost) for cost in costs]).slope
 
 
 def show(name: str, found: dict[int, tuple[float, float]]) -> None:
-    told = "  ".join(f"{n}: {us:.1f} ({size:.0f})" for n, (us, size) in found.items())
-    exponent = slope(list(found), [us for us, _ in found.values()]) if len(found) > 1 else math.nan
+    told = "  ".join(f"{n}: {f'{us:.1f}' if us > 0 else '?'} ({size:.0f})" for n, (us, size) in found.items())
+    known = {n: us for n, (us, _) in found.items() if us > 0}
+    exponent = slope(list(known), list(known.values())) if len(known) > 1 else math.nan
     print(f"{name:12} {told}  slope {exponent:+.2f}", flush=True)
 
 
