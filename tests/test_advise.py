@@ -230,10 +230,11 @@ def test_what_cannot_be_advised_on_is_refused(
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ("from,to\n0,1\n", "line 2: cannot be read"),
+        ("from,to\n0,1\n", "no column 'latency'"),
+        ("from,to,latency,rate\n0,1,1_0,1\n", "line 2, column 'latency': '1_0' is not a number"),
         ("from,to,latency,rate\n0,99,1,1\n", "line 2: a link of 0 and 99"),
         ("from,to,latency,rate\n0,1,1,0\n", "line 2: 1 s and 0 bytes"),
-        ("from,to,latency,rate\n", "no links"),
+        ("from,to,latency,rate\n", "no rows"),
     ],
 )
 def test_a_file_of_links_is_read_line_by_line(

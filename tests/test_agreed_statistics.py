@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import math
 import re
@@ -337,8 +338,9 @@ def first_cell(cell: str) -> Callable[[str], str]:
 
 
 FOREIGN: Mapping[str, tuple[Callable[[str], str | bytes], str, str]] = {
-    "semicolons": (lambda text: text.replace(",", ";"), "has no comma: 'dose;", "Save it with commas"),
-    "UTF-16": (lambda text: text.encode("utf-16"), "byte 0 is of no text in UTF-8", "Save it as comma-separated text"),
+    "UTF-16": (lambda text: text.encode("utf-16"), "is text in UTF-16", "Save it as comma-separated text"),
+    "Latin-1": (lambda text: text.replace("dose", "größe").encode("latin-1"), "is of no text in UTF-8", "Save it as"),
+    "gzip": (lambda text: gzip.compress(text.encode()), "is compressed by gzip", "Unpack it"),
     "no names": (
         lambda text: text.partition("\n")[2],
         "no column 'height', 'marker'",

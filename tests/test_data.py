@@ -190,7 +190,7 @@ def test_files_with_other_words_are_not_the_same_features(tmp_path):
     ("text", "query", "message"),
     [
         ("a,b,y\n1,oops,0\n3,ah,1\n", "?label=y", "'oops' is not a number that float32 can hold A column of words"),
-        ("a,b,y\n1,oops,0\n3,,1\n", "?label=y&categories=b", "column 'b' holds nothing in row 2 of 2"),
+        ("a,b,y\n1,oops,0\n3,,1\n", "?label=y&categories=b", "line 3, column 'b' holds no category"),
         ("a,b,y\n1,oops,0\n3,ah,1\n", "?label=y&categories=y", "'y' is among the categories, and no feature"),
         ("a,b,y\n1,oops,0\n3,ah,1\n", "?label=y&categories=c", "no column 'c'"),
         ("b,y\n" + "".join(f"w{k},{k % 2}\n" for k in range(1001)), "?label=y&categories=b", "1001 different words"),
@@ -204,8 +204,8 @@ def test_files_with_other_words_are_not_the_same_features(tmp_path):
         ("a,y\n", "?label=y", "no rows"),
         ("a,y\n1,0\n2,0\n", "?label=y", "at least two"),
         ("y\n1\n2\n", "?label=y", "no column is left"),
-        ("a,y\n1,sick\n2,\n3,well\n", "?label=y", "column 'y' holds no label in row 2 of 3"),
-        ("a,y\n1,0\n2,1\n3,NaN\n", "?label=y", "column 'y' holds no label in row 3 of 3"),
+        ("a,y\n1,sick\n2,\n3,well\n", "?label=y", "line 3, column 'y' holds no label"),
+        ("a,y\n1,0\n2,1\n3,NaN\n", "?label=y", "line 4, column 'y' holds no label: 'NaN'"),
         ("a,a,y\n1,2,0\n3,4,1\n", "?label=y", "two columns are called 'a'"),
     ],
 )

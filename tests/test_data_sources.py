@@ -321,7 +321,7 @@ def test_parquet_files_that_cannot_be_taken_are_refused(tmp_path: Path, monkeypa
     path = tmp_path / "t.parquet"
     source = parquet(path, a=[1.0, None, 3.0], b=["x", "y", "z"], y=[0, 1, 1])
     assert "which column is the label" in refused(source)
-    assert "column 'a': 1 cells are empty" in refused(f"{source}?label=y")
+    assert "column 'a': nothing there in 1 of" in refused(f"{source}?label=y")
     assert "column 'b' holds string, which are not numbers A column of words" in refused(f"{source}?label=y&drop=a")
     assert load(f"{source}?label=y&drop=a&categories=b").columns == ("b=x", "b=y", "b=z")
     assert "no column 'yy'" in refused(f"{source}?label=yy")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +13,7 @@ from fedgossip import seeds
 from fedgossip.costs.base import EqualLinks
 from fedgossip.costs.times import Times
 from fedgossip.errors import ConfigError, nearest
+from fedgossip.learning.csv_columns import CsvColumns
 
 PRESETS: Mapping[str, EqualLinks] = {
     "cluster": EqualLinks(50e-6, 12.5e9, 12.5e9),
@@ -69,22 +68,21 @@ def _from_file(path: Path, n: int) -> AdvisedLinks:
     try:
         if path.stat().st_size > FILE_BYTES:
             raise ConfigError(f"{path}: larger than {FILE_BYTES >> 20} MB", "Give a line for each pair of peers.")
-        rows = list(csv.DictReader(io.StringIO(path.read_text())))
     except OSError as error:
         raise ConfigError(f"{path}: {(error.strerror or 'cannot be read').lower()}", "See docs/advise.md.") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"{path}: no CSV: {error}", "See docs/advise.md.") from None
+    table = CsvColumns(path)
+    names = "from", "to", "latency", "rate"
+    advice = "The first line is from,to,latency,rate: ids, seconds one way, bytes per second."
+    if missing := [name for name in names if name not in table.header]:
+        raise ConfigError(f"{path}: no column {missing[0]!r}", advice)
+    columns = [table.numbers(table.header.index(name), advice).tolist() for name in names]
     found: dict[tuple[int, int], EqualLinks] = {}
-    for number, row in enumerate(rows, start=2):
-        where = f"{path}, line {number}"
-        try:
-            u, v, latency, rate = int(row["from"]), int(row["to"]), float(row["latency"]), float(row["rate"])
-        except (KeyError, TypeError, ValueError):
-            advice = "The first line is from,to,latency,rate: ids, seconds one way, bytes per second."
-            raise ConfigError(f"{where}: cannot be read", advice) from None
-        if not (0 <= u < n and 0 <= v < n and u != v):
-            raise ConfigError(f"{where}: a link of {u} and {v}, and peers are 0 to {n - 1}", "Ids begin at 0.")
-        found[u, v] = _checked(latency, rate, where)
+    for row, (u, v, latency, rate) in enumerate(zip(*columns, strict=True)):
+        where = f"{path}, {table.where(row)}"
+        if not (0 <= u < n and 0 <= v < n and u != v and u == int(u) and v == int(v)):
+            text = f"{where}: a link of {u:g} and {v:g}, and peers are 0 to {n - 1}"
+            raise ConfigError(text, "Ids are whole numbers, and begin at 0.")
+        found[int(u), int(v)] = _checked(latency, rate, where)
     if not found:
         raise ConfigError(f"{path}: no links", "Give a line for each pair of peers.")
     rate = min(one.rate for one in found.values())

@@ -53,6 +53,8 @@ def describe(experiment: Path, node: int, overrides: tuple[str, ...]) -> None:
     site = SiteColumns(path, schema, plan.experiment.data.suppress)
     StatisticsTask(schema, {node: site})  # numbers that no sum can hold are refused here as `agree` would
     echo(f"{path}: {site.records} records; it fits the columns of {plan.experiment.data.test}")
+    for note in site.table.notes:
+        echo(note)
     head = ["column", "unit", "there", "missing", "mean", "deviation", "least", "most"]
     echo(columns([head, *(_described(site, one) for one in schema.columns)]))
 
@@ -125,6 +127,8 @@ def _at_one_desk(
     from fedgossip.plans.sums import spend_at_one_desk
 
     check_enough(plan, refused)
+    for note in task.notes:
+        echo(note, err=True)
     agreed = Path(plan.experiment.data.agreed)
     for line in spend_at_one_desk(plan, ledger or agreed.with_name(f"{agreed.name}.{SUFFIX}")):
         echo(line, err=True)

@@ -6,6 +6,7 @@ Both are read by pyarrow alone; what the `datasets` library would add (hubs, cac
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedgossip.cells import LARGEST
 from fedgossip.decoding import UnreadableError, json_value
 from fedgossip.errors import ConfigError
 from fedgossip.learning import images, tables
@@ -26,6 +28,11 @@ NAMES_MOST = 1 << 24
 """Bytes of a data set's json."""
 
 IMAGE = ("bytes", "path")
+
+_INDEX = re.compile(r"__index_level_\d+__")
+"""Where pandas writes an index without a name."""
+_WHOLE_MOST = 1 << 53
+"""Whole numbers up to this one are the same in float64."""
 
 
 def read_parquet(path: Path, options: Mapping[str, str], class_names: Sequence[str], task: str) -> Dataset:
@@ -121,8 +128,12 @@ class ArrowColumns:
     def __init__(
         self, kind: str, path: Path, table: Any, names: Mapping[str, Sequence[str]], options: Mapping[str, str]
     ) -> None:
-        self.kind, self.path, self._table, self._names, self._options = kind, path, table, names, options
-        self.header = [str(name) for name in table.column_names]
+        self.kind, self.path, self._names, self._options = kind, path, names, options
+        heads = [str(name) for name in table.column_names]
+        self.left_out = [name for name in heads if _INDEX.fullmatch(name)]
+        self.notes = tuple(f"{path.name}: {name} holds row labels of pandas: left out" for name in self.left_out)
+        self._table = table.drop_columns(self.left_out) if self.left_out else table
+        self.header = [name for name in heads if name not in self.left_out]
         if not table.num_rows or not self.header:
             raise ConfigError(f"{path}: no rows", "A table has a row for every example.")
         if len(set(self.header)) < len(self.header):
@@ -134,16 +145,22 @@ class ArrowColumns:
         own = not advice  # of a column of features
         where, advice = f"{self.path}, column {name!r}", advice or f"Fill it, or leave it out with drop={name}."
         if cells.null_count:
-            raise ConfigError(f"{where}: {cells.null_count} cells are empty", advice)
+            raise ConfigError(f"{where}: nothing there in {cells.null_count} of {len(cells)} cells", advice)
         if _of_pictures(cells.type):
             return self._pictures(name, cells)
         cells, shape = _flattened(cells, where)
+        if str(cells.type).startswith("decimal"):
+            cells = cells.cast("float64")
         if not (_is_number(cells.type) and not cells.null_count):
             words = f"A column of words is named as one, categories={name}, or left out, drop={name}."
             raise ConfigError(f"{where} holds {cells.type}, which are not numbers", words if own else advice)
-        found = np.asarray(cells.to_numpy(zero_copy_only=False), np.float64).reshape(shape)
-        if not (np.abs(found) <= tables.LARGEST).all():
-            row = int(np.argwhere(~(np.abs(found) <= tables.LARGEST))[0][0])
+        given = np.asarray(cells.to_numpy(zero_copy_only=False))
+        found = given.astype(np.float64).reshape(shape)
+        if given.dtype.kind in "iu" and given.size and (wide := _too_wide(given)):
+            advice = advice if not own else f"It is a name more than a number: leave it out with drop={name}."
+            raise ConfigError(f"{where}: {wide} has more digits than float64 holds", advice)
+        if not (np.abs(found) <= LARGEST).all():
+            row = int(np.argwhere(~(np.abs(found) <= LARGEST))[0][0])
             raise ConfigError(f"{where}, row {row + 1}: not a number that float32 can hold", advice)
         return found
 
@@ -159,8 +176,17 @@ class ArrowColumns:
     def words(self, column: int) -> list[str]:
         return [_word(cell.as_py()) for cell in self._table.column(column)]
 
+    def where(self, row: int) -> str:
+        return f"row {row + 1}"
+
     def class_names(self, column: int) -> Sequence[str]:
         return self._names.get(self.header[column], ())
+
+
+def _too_wide(given: npt.NDArray[Any]) -> int | None:
+    """Return a whole number that float64 would change, None where there is none."""
+    wide = [int(one) for one in (given.min(), given.max()) if abs(int(one)) > _WHOLE_MOST]
+    return wide[-1] if wide and (given.astype(np.float64).astype(given.dtype) != given).any() else None
 
 
 def _word(value: object) -> str:

@@ -10,13 +10,13 @@ import numpy as np
 from fedgossip.errors import ConfigError
 from fedgossip.learning.cox import Whole, concordance
 from fedgossip.learning.cox_fit import CoxFit
+from fedgossip.learning.csv_columns import CsvColumns
 from fedgossip.learning.encoded_tables import categories_in, found_columns, number_of, read_features, refused
 from fedgossip.learning.encodings import EncodedColumn
 from fedgossip.learning.fitted_tables import BETWEEN, cells_of, unknown_of
 from fedgossip.learning.glm import Values
 from fedgossip.learning.glm_predictions import reach_of, variance_of
 from fedgossip.learning.scored_tables import with_columns
-from fedgossip.learning.tables import CsvColumns
 
 RELATIVE = "relative hazard"
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from fedgossip.cells import is_missing, is_number, number_in, shown, with_point
 from fedgossip.errors import ConfigError, nearest
-from fedgossip.learning.encodings import EncodedColumn, TableEncoding, is_missing, parted
-from fedgossip.learning.tables import LARGEST, Columns, CsvColumns, is_number, shown, with_point
+from fedgossip.learning.csv_columns import CsvColumns
+from fedgossip.learning.encodings import EncodedColumn, TableEncoding, parted
+from fedgossip.learning.tables import Columns
 
 
 def read_features(table: CsvColumns, encoding: TableEncoding, besides: Sequence[str] = ()) -> npt.NDArray[np.float64]:
@@ -98,11 +99,8 @@ def _others(table: Columns, missing: str, places: Mapping[str, int], besides: Se
 def number_of(table: CsvColumns, row: int, place: int) -> float:
     """Return the number in a cell.  Raises ConfigError for one that holds none."""
     cell = table.cell(row, place)
-    try:
-        value = float(cell)
-    except ValueError:
-        value = math.nan
-    if not abs(value) <= LARGEST:
+    value = number_in(cell)
+    if value is None:
         text = f"{shown(cell)!r} is not a number that float32 can hold"
         raise refused(table, row, place, text, with_point(cell) or "Correct the cell.")
     return value

@@ -10,9 +10,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
-"""Cells that hold nothing, in small letters."""
-
 _WITH_UNIT = re.compile(r"(.*\S)\s*\[([^\[\]]*)\]")
 
 
@@ -45,10 +42,6 @@ class TableEncoding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def plain(columns: Sequence[str]) -> TableEncoding:
     """Return the encoding of columns of numbers, all of whose cells hold one."""
     return TableEncoding(tuple(EncodedColumn(name) for name in columns))
-
-
-def is_missing(cell: str) -> bool:
-    return cell.lower() in MISSING
 
 
 def parted(head: str) -> tuple[str, str]:

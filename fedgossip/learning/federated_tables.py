@@ -47,6 +47,7 @@ def read_examples(path: Path, agreed: AgreedTable, kind: str) -> Dataset:
         deviation=deviation,
         label_mean=labels[0],
         label_deviation=labels[1],
+        notes=site.table.notes,
     )
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from fedgossip.errors import ConfigError
+from fedgossip.learning.csv_columns import CsvColumns
 from fedgossip.learning.encoded_tables import found_columns, number_of, read_features
 from fedgossip.learning.encodings import EncodedColumn, TableEncoding
 from fedgossip.learning.glm import Values
 from fedgossip.learning.glm_fit import GlmFit
 from fedgossip.learning.glm_predictions import measured, predictions
 from fedgossip.learning.scored_tables import PREDICTED, class_places, with_columns
-from fedgossip.learning.tables import CsvColumns
 
 BETWEEN = "95 % from", "95 % to"
 

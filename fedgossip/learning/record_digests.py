@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from fedgossip.learning.tables import CsvColumns
+from fedgossip.cells import number_in
+from fedgossip.learning.csv_columns import CsvColumns
 
 BLOCK = 1 << 20
 """Bytes that are read at once."""
@@ -26,10 +27,8 @@ def table_digest(table: CsvColumns) -> str:
 
 
 def _same(cell: str) -> str:
-    try:
-        return repr(float(cell))
-    except ValueError:
-        return cell.strip()
+    value = number_in(cell)
+    return cell if value is None else repr(value)
 
 
 def source_digest(source: str) -> str:

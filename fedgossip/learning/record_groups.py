@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedgossip.cells import class_name, is_missing, shown
 from fedgossip.errors import ConfigError
+from fedgossip.learning.csv_columns import CsvColumns
 from fedgossip.learning.encoded_tables import found_columns, refused
-from fedgossip.learning.encodings import EncodedColumn, is_missing, parted
-from fedgossip.learning.table_schema import DeclaredColumn, class_name, declared_columns
-from fedgossip.learning.tables import CsvColumns, shown
+from fedgossip.learning.encodings import EncodedColumn, parted
+from fedgossip.learning.table_schema import DeclaredColumn, declared_columns
 
 GROUPS = 12
 """Maximum number of groups: with more each is small, and the column is a measurement."""

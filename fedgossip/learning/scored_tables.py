@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
@@ -12,14 +11,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from fedgossip.cells import class_name, shown
 from fedgossip.errors import ConfigError
+from fedgossip.learning.csv_columns import CsvColumns
 from fedgossip.learning.data import load
 from fedgossip.learning.dataset import OF_COLUMNS, Dataset
 from fedgossip.learning.encoded_tables import found_columns, number_of, read_features
 from fedgossip.learning.encodings import EncodedColumn, TableEncoding, plain
 from fedgossip.learning.measuring import DescribedModel
 from fedgossip.learning.objectives import CLASSIFICATION, REGRESSION
-from fedgossip.learning.tables import CsvColumns, shown
 
 if TYPE_CHECKING:
     from fedgossip.learning.loaded_model import LoadedModel
@@ -49,13 +49,13 @@ def scored(model: LoadedModel, path: Path) -> tuple[str, Sequence[str]]:
 
 def with_columns(table: CsvColumns, added: Mapping[str, Sequence[str]]) -> str:
     """Return a table as CSV with more columns behind its own.  Raises ConfigError for one that is there already."""
-    if taken := [name for name in added if name in table.header]:
+    if taken := [name for name in added if name in table.whole_header]:
         raise ConfigError(f"{table.path}: there is a column {taken[0]!r} already", "Give the file as it was before.")
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*table.header, *added])
+    writer.writerow([*table.whole_header, *added])
     for row, more in enumerate(zip(*added.values(), strict=True)):
-        writer.writerow([*(table.cell(row, place) for place in range(len(table.header))), *more])
+        writer.writerow([*table.whole_row(row), *more])
     return text.getvalue()
 
 
@@ -120,10 +120,7 @@ def class_places(table: CsvColumns, place: int, classes: Sequence[str]) -> npt.N
 
 def _class_of(table: CsvColumns, row: int, place: int, classes: Sequence[str]) -> int:
     cell = table.cell(row, place)
-    names = [cell]
-    with contextlib.suppress(ValueError):
-        names.append(f"{float(cell):.17g}")  # as classes that are all numbers are called
-    for name in names:
+    for name in (cell, class_name(cell)):
         if name in classes:
             return classes.index(name)
     text = f"{table.path}, line {table.line(row)}: unknown label {shown(cell)!r}"

@@ -33,6 +33,11 @@ class StatisticsTask(SumsTask):
             except ConfigError as error:
                 raise ConfigError(f"site {node}: {error}", error.advice) from None
 
+    @property
+    def notes(self) -> list[str]:
+        """What there is to say of the tables that are held here."""
+        return [note for site in self._sites.values() for note in site.table.notes]
+
     def sums(self, job: Job) -> Vector:
         named = job.node, job.round
         if named not in self._said:

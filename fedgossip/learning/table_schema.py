@@ -15,11 +15,13 @@ from urllib.parse import parse_qsl
 import msgspec
 import numpy as np
 
+from fedgossip.cells import class_name, is_missing, is_number, shown
 from fedgossip.errors import ConfigError, nearest
+from fedgossip.learning.csv_columns import CsvColumns
 from fedgossip.learning.encoded_tables import found_columns, number_of, refused
-from fedgossip.learning.encodings import EncodedColumn, is_missing, parted
+from fedgossip.learning.encodings import EncodedColumn, parted
 from fedgossip.learning.objectives import CLASSIFICATION
-from fedgossip.learning.tables import CsvColumns, shown
+from fedgossip.learning.tables import labels_of
 
 MEAN, REFUSE, AGREED = "mean", "refuse", "agreed"
 FEDERATED = "federated"
@@ -98,7 +100,7 @@ def schema_of(
     path, options = options_of(test)
     table, known = CsvColumns(_there(path)), declared_columns(declared)
     labels = [name.strip() for name in options["label"].split(",")]
-    dropped = {name for name in options.get("drop", "").split(",") if name}
+    dropped = {name for name in options.get("drop", "").split(",") if name} - {*table.left_out}
     heads = {parted(head)[0]: parted(head)[1] for head in table.header}
     for name in (*labels, *dropped, *known):
         if name not in heads:
@@ -144,7 +146,7 @@ def _column(table: CsvColumns, name: str, unit: str, declared: DeclaredColumn) -
     if unit and declared.unit and unit != declared.unit:
         text = f"{table.path}: column {name!r} is in {unit}, and data.columns declares {declared.unit}"
         raise ConfigError(text, "Give it one unit.")
-    words = () if declared.low is not None or all(map(_is_number, cells)) else tuple(sorted(set(cells)))
+    words = () if declared.low is not None or all(map(is_number, cells)) else tuple(sorted(set(cells)))
     return SchemaColumn(name, declared.unit or unit, declared.categories or words, declared.low, declared.high)
 
 
@@ -153,26 +155,14 @@ def _label(table: CsvColumns, name: str, unit: str, declared: DeclaredColumn, ki
     if kind != CLASSIFICATION:
         return SchemaColumn(found.name, found.unit, (), found.low, found.high, label=True)
     place = found_columns(table, [EncodedColumn(name, unit)])[name]
-    classes = declared.categories or tuple(dict.fromkeys(class_name(cell) for cell in sorted_labels(table, place)))
+    classes = declared.categories or tuple(sorted_labels(table, place))
     return SchemaColumn(found.name, found.unit, classes, label=True)
 
 
 def sorted_labels(table: CsvColumns, place: int) -> Sequence[str]:
-    """Return the different cells of a label column, as numbers where they all are: 10 after 2."""
-    cells = set(table.words(place))
-    return sorted(cells, key=float) if all(map(_is_number, cells)) else sorted(cells)
-
-
-def class_name(cell: str) -> str:
-    """Return the name of a class: of a number the shortest that is it, so that 1 and 1.0 are one class."""
-    return f"{float(cell):.17g}" if _is_number(cell) else cell
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        return bool(np.isfinite(float(cell)))
-    except ValueError:
-        return False
+    """Return the classes of a label column, as numbers where they all are: 10 after 2.  Raises ConfigError."""
+    cells = set(labels_of(table, place))
+    return sorted(cells, key=float) if all(map(is_number, cells)) else sorted(cells)
 
 
 class SiteColumns:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,9 +11,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from fedgossip.cells import class_name, is_missing, is_number, like_names, no_label, shown
 from fedgossip.errors import ConfigError, nearest
+from fedgossip.learning.csv_columns import CsvColumns
 from fedgossip.learning.dataset import OF_COLUMNS, Dataset, Indices, check_classes, from_arrays, group_ids
-from fedgossip.learning.encodings import EncodedColumn, TableEncoding, is_missing
+from fedgossip.learning.encodings import EncodedColumn, TableEncoding
 from fedgossip.learning.objectives import CLASSIFICATION, MULTI_LABEL, REGRESSION
 
 Numbers = npt.NDArray[Any]
@@ -22,13 +23,6 @@ Numbers = npt.NDArray[Any]
 SCALES = ("none", "standard")
 MOST_CATEGORIES = 1000
 """So many different words may a column of categories hold."""
-OTHER_MARKS = (";", "\t", "|")
-"""Marks by which other programs divide cells."""
-SHOWN = 60
-"""Maximum number of letters of a cell in a message."""
-NO_LABEL = ("", "nan")
-"""Cells of a label that hold none; other words for it, like none, are classes of some tables."""
-LARGEST = float(np.finfo(np.float32).max)
 
 
 class Columns(Protocol):
@@ -40,6 +34,20 @@ class Columns(Protocol):
 
     @property
     def header(self) -> Sequence[str]: ...
+
+    @property
+    def left_out(self) -> Sequence[str]:
+        """The heads of columns that are not read, as they have no name."""
+        ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What there is to say of them."""
+        ...
+
+    def where(self, row: int) -> str:
+        """Return how a message names a row."""
+        ...
 
     def numbers(self, column: int, advice: str) -> Numbers:
         """Return a column as float64 [m], or [m, ...] where a cell holds several numbers.
@@ -84,7 +92,7 @@ def of_columns(table: Columns, options: Mapping[str, str], class_names: Sequence
         advice = 'Several are for task.kind = "regression" or "multi-label"; name one.'
         raise ConfigError(f"{path}: {len(labels)} label columns, and the task is {task}", advice)
     group = _column(path, header, options["group"]) if "group" in options else None
-    dropped = {_column(path, header, name) for name in options.get("drop", "").split(",") if name}
+    dropped = {_column(path, header, name) for name in _dropped(table, options)}
     features = [c for c in range(len(header)) if c not in dropped | {*labels, group}]
     if not features:
         raise ConfigError(f"{path}: no column is left to learn from", "Drop fewer columns.")
@@ -95,7 +103,7 @@ def of_columns(table: Columns, options: Mapping[str, str], class_names: Sequence
     encoded = [EncodedColumn(header[c], categories=_categories(table, c) if c in worded else ()) for c in features]
     parts = zip(features, encoded, strict=True)
     x = _features([_one_hot(table, c, one) if one.categories else table.numbers(c, "") for c, one in parts])
-    ids, groups = (None, ()) if group is None else group_ids(np.array(table.words(group)))
+    ids, groups = (None, ()) if group is None else group_ids(np.array(_all_there(table, group, "group")))
     scale = options.get("scale", "none")
     if scale not in SCALES:
         raise ConfigError(f"{path}: unknown scale {scale!r}", nearest(scale, SCALES))
@@ -110,6 +118,7 @@ def of_columns(table: Columns, options: Mapping[str, str], class_names: Sequence
         scale=scale,
         columns=encoding.features,
         encoding=encoding if worded else None,
+        notes=table.notes,
     )
     if task in OF_COLUMNS:
         y = np.stack([_one_each(path, header[c], table.numbers(c, LABEL_ADVICE[task])) for c in labels], axis=1)
@@ -119,27 +128,53 @@ def of_columns(table: Columns, options: Mapping[str, str], class_names: Sequence
     if known and table.class_names(labels[0]):
         which = _named_classes(path, table.numbers(labels[0], ""), known)
         return made(y=which, classes=len(known), class_names=tuple(known), label_names=(header[labels[0]],))
-    names, which = _classes(path, _labels(_known(table, labels[0])), class_names)
+    names, which = _classes(path, _labels(labels_of(table, labels[0], class_names)), class_names)
     return made(y=which, classes=len(names), class_names=names, label_names=(header[labels[0]],))
 
 
-def _known(table: Columns, column: int) -> list[str]:
-    """Return the labels of a column.  Raises ConfigError for a cell that holds nothing: that is no class."""
+def _dropped(table: Columns, options: Mapping[str, str]) -> list[str]:
+    """Return the columns that are named to be left out, and are not left out anyhow."""
+    return [name for name in options.get("drop", "").split(",") if name and name not in table.left_out]
+
+
+def labels_of(table: Columns, column: int, known: Collection[str] = ()) -> list[str]:
+    """Return the labels of a column, each as its class is called, one of `known` as it is; equal numbers are one.
+
+    Raises ConfigError for a cell that holds nothing, which is no class, and for classes that differ in capitals alone.
+    """
     words = table.words(column)
-    if empty := [row for row, word in enumerate(words) if word.lower() in NO_LABEL]:
-        text = f"{table.path}: column {table.header[column]!r} holds no label in row {empty[0] + 1} of {len(words)}"
-        raise ConfigError(text, "Fill it, or leave that row out.")
+    if nothing := no_label(set(words)):
+        row = next(row for row, word in enumerate(words) if word in nothing)
+        advice = f"Fill it, or leave that row out; if {shown(words[row])!r} is a class, write it as another word."
+        raise ConfigError(f"{_cell(table, row, column)} holds no label{_quoted(words[row])}", advice)
+    names = [word if word in known else class_name(word) for word in words]
+    if like := like_names(names):
+        text = f"{table.path}: column {table.header[column]!r} has labels {like[0]!r} and {like[1]!r}"
+        raise ConfigError(text, "Write one class in one way; two classes differ in more than capitals and spaces.")
+    return names
+
+
+def _all_there(table: Columns, column: int, what: str) -> list[str]:
+    """Return the words of a column.  Raises ConfigError for a cell that holds nothing."""
+    words = table.words(column)
+    if empty := [row for row, word in enumerate(words) if is_missing(word)]:
+        name, row = table.header[column], empty[0]
+        text = f"{_cell(table, row, column)} holds no {what}{_quoted(words[row])}"
+        raise ConfigError(text, f"Fill it with a word, or leave the column out: drop={name}.")
     return words
+
+
+def _cell(table: Columns, row: int, column: int) -> str:
+    return f"{table.path}, {table.where(row)}, column {table.header[column]!r}"
+
+
+def _quoted(cell: str) -> str:
+    return f": {shown(cell)!r}" if cell else ""
 
 
 def _categories(table: Columns, column: int) -> tuple[str, ...]:
     """Return the different words of a column, sorted.  Raises ConfigError for a cell without one, and for too many."""
-    words = table.words(column)
-    name = table.header[column]
-    if empty := [row for row, word in enumerate(words) if is_missing(word)]:
-        text = f"{table.path}: column {name!r} holds nothing in row {empty[0] + 1} of {len(words)}"
-        raise ConfigError(text, f"Fill it with a word, or leave the column out: drop={name}.")
-    found = tuple(sorted(set(words)))
+    name, found = table.header[column], tuple(sorted(set(_all_there(table, column, "category"))))
     if len(found) > MOST_CATEGORIES:
         text = f"{table.path}: column {name!r} holds {len(found)} different words; at most {MOST_CATEGORIES}"
         raise ConfigError(text, f"It would be as many features; leave it out: drop={name}.")
@@ -212,103 +247,10 @@ def read_npz(path: Path, task: str = CLASSIFICATION) -> Dataset:
         raise ConfigError(f"{path}: not an npz archive of arrays: {error}", "Write it with numpy.savez.") from error
 
 
-class CsvColumns:
-    """A CSV file."""
-
-    kind = "csv"
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.header, self._rows, self._lines = _rows(path)
-
-    def numbers(self, column: int, advice: str) -> Numbers:
-        """Return the numbers of a column, [m].  Raises ConfigError for a cell that is none, naming its line."""
-        found = np.empty(len(self._rows))
-        for k, row in enumerate(self._rows):
-            if not is_number(row[column]):
-                name = self.header[column]
-                raise ConfigError(
-                    f"{self.path}, line {self._lines[k]}, column {name!r}: {shown(row[column])!r} is not a number that "
-                    "float32 can hold",
-                    with_point(row[column]) or advice or _instead(name, [row[column] for row in self._rows]),
-                )
-            found[k] = float(row[column])
-        return found
-
-    def words(self, column: int) -> list[str]:
-        return [row[column] for row in self._rows]
-
-    def cell(self, row: int, column: int) -> str:
-        return self._rows[row][column]
-
-    def line(self, row: int) -> int:
-        """Return in which line of the file a row stands, from 1."""
-        return self._lines[row]
-
-    def class_names(self, column: int) -> Sequence[str]:  # noqa: ARG002
-        return ()
-
-
-def shown(cell: str) -> str:
-    """Return a cell as a message shows it: its beginning, where it is long."""
-    return cell if len(cell) <= SHOWN else f"{cell[: SHOWN - 3]}..."
-
-
-def with_point(cell: str) -> str:
-    """Return the advice for a number that is written with a comma; "" for another cell."""
-    number = cell.replace(",", ".")
-    return f"Write numbers with a point: {number}." if cell.count(",") == 1 and is_number(number) else ""
-
-
-def _instead(name: str, cells: Sequence[str]) -> str:
-    """Return what to do about a column of features with a cell that is no number."""
-    if any(map(is_number, cells)):
-        return f"Fill it, or leave the column out with drop={name}."
-    return f"A column of words is named as one, categories={name}, or left out, drop={name}."
-
-
-def _rows(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
-    rows, lines = [], []
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            header = [name.strip() for name in next(reader, [])]
-            for row in reader:
-                if not row:
-                    continue
-                if len(row) != len(header):
-                    raise ConfigError(
-                        f"{path}, line {reader.line_num}: {len(row)} cells; expected {len(header)}",
-                        "Every line has one cell per column of the first line.",
-                    )
-                rows.append([cell.strip() for cell in row])
-                lines.append(reader.line_num)
-    except UnicodeDecodeError as error:
-        advice = "Save it as comma-separated text in UTF-8."
-        raise ConfigError(f"{path}: byte {error.start} is of no text in UTF-8", advice) from error
-    except (OSError, csv.Error) as error:
-        why = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{path}: cannot be read: {why}", "It is comma-separated text in UTF-8.") from error
-    if len(header) == 1 and any(mark in header[0] for mark in OTHER_MARKS):
-        advice = "Save it with commas between the cells, and with a point in numbers."
-        raise ConfigError(f"{path}: the first line has no comma: {shown(header[0])!r}", advice)
-    if not rows:
-        raise ConfigError(f"{path}: no rows", "The first line names the columns, examples follow.")
-    return header, rows, lines
-
-
 def _column(path: Path, header: Sequence[str], name: str) -> int:
     if name not in header:
         raise ConfigError(f"{path}: no column {name!r}", nearest(name, header))
     return header.index(name)
-
-
-def is_number(cell: str) -> bool:
-    """Return whether a cell is a number that float32 can hold."""
-    try:
-        return abs(float(cell)) <= LARGEST
-    except ValueError:
-        return False
 
 
 def _labels(cells: list[str]) -> npt.NDArray[np.float64] | npt.NDArray[np.str_]:
