@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from fedgossip import outside_files
 from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.errors import ConfigError
 from fedgossip.records import NetworkRow
@@ -201,7 +202,7 @@ def read_forecast(folder: Path, name: str = FORECAST) -> tuple[RunForecast, str]
     """
     path = folder / name
     try:
-        content = path.read_bytes()
+        content = outside_files.read_bytes(path)
         found = from_json(msgspec.json.Decoder(RunForecast), content)
         _check(found)
     except FileNotFoundError:

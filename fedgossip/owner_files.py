@@ -42,4 +42,4 @@ def sync_folder(folder: Path) -> None:
 
 
 def _open(path: str, flags: int) -> int:
-    return os.open(path, flags, FILE)
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0), FILE)  # a pipe of somebody's would be waited for

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 import numpy as np
 
-from fedgossip import owner_files
+from fedgossip import outside_files, owner_files
 from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.event_kinds import kind_of
 from fedgossip.machine import Report
@@ -211,7 +211,7 @@ def read_rows(path: Path) -> list[Row]:
     """Return the rows of a metrics.jsonl.  A last line cut short by a crash is left out."""
     decoder = msgspec.json.Decoder(Row)
     rows: list[Row] = []
-    for line in path.read_bytes().splitlines():
+    for line in outside_files.read_bytes(path, outside_files.ROWS).splitlines():
         try:
             rows.append(row_of(decoder, line))
         except UnreadableError:

@@ -15,7 +15,8 @@ from rooms import FILES, LAZY, PACKAGE, imports, room
 
 FLOORS = [
     {"version", "errors", "kernels", "likeness", "scores", "signals", "seeds", "vectors"}
-    | {"cells", "decoding", "patience", "registry", "plain", "spans", "whole_model", "freed_memory", "imports"},
+    | {"cells", "decoding", "outside_files", "patience", "registry", "plain", "spans", "whole_model", "freed_memory"}
+    | {"imports"},
     {"messages", "limits", "owner_files", "keyed_rows", "signatures"},
     {"machine", "file_locks"},
     {"task", "roles", "event_kinds"},

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgossip import seeds
+from fedgossip import outside_files, seeds
 from fedgossip.costs.base import EqualLinks
 from fedgossip.costs.times import Times
 from fedgossip.errors import ConfigError, nearest
@@ -66,8 +66,7 @@ def _checked(latency: float, rate: float, where: str) -> EqualLinks:
 
 def _from_file(path: Path, n: int) -> AdvisedLinks:
     try:
-        if path.stat().st_size > FILE_BYTES:
-            raise ConfigError(f"{path}: larger than {FILE_BYTES >> 20} MB", "Give a line for each pair of peers.")
+        outside_files.check_file(outside_files.named(path), FILE_BYTES)
     except OSError as error:
         raise ConfigError(f"{path}: {(error.strerror or 'cannot be read').lower()}", "See docs/advise.md.") from None
     table = CsvColumns(path)

@@ -21,6 +21,7 @@ from typing import Annotated
 
 import msgspec
 
+from fedgossip import outside_files
 from fedgossip.decoding import from_json
 from fedgossip.errors import ConfigError
 from fedgossip.secure.primitives import Sign, digest, transcript, verify
@@ -172,7 +173,7 @@ def moment(time: str) -> int:
 def lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a log, each with its end; a torn last line has none.  A line longer than any entry is cut."""
     try:
-        with path.open("rb") as file:
+        with outside_files.open_file(path, outside_files.ROWS) as file:
             while line := file.readline(ENTRY_BYTES_MAX):
                 end = line
                 while not end.endswith(b"\n") and (more := file.readline(ENTRY_BYTES_MAX)):

@@ -24,6 +24,7 @@ from typing import Annotated
 
 import msgspec
 
+from fedgossip import outside_files
 from fedgossip.audit.entries import AuditError
 from fedgossip.decoding import UnreadableError, from_msgpack
 from fedgossip.secure import frames
@@ -134,10 +135,15 @@ def transcripts(folder: Path) -> list[Path]:
     return [found[session] for session in sorted(found)]
 
 
+def content_of(path: Path) -> bytes:
+    """Return the bytes of a transcript.  Raises OSError, also for a file that is too large for one."""
+    return outside_files.read_bytes(path, TRANSCRIPT_BYTES_MAX)
+
+
 def is_transcript(path: Path) -> bool:
     """Return whether the file begins as a transcript does.  Raises AuditError where it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with outside_files.open_file(path, outside_files.LARGE) as file:
             return file.read(len(MAGIC)) == MAGIC
     except OSError as error:
         raise AuditError(f"{path}: {error.strerror}", "Name a log, or a transcript of a round.") from None
@@ -149,7 +155,7 @@ def records(path: Path) -> Iterator[tuple[AnyRecord, bytes]]:
     Raises AuditError for a file that is no transcript, RecordError where a record is none.
     """
     try:
-        content = path.read_bytes() if path.stat().st_size <= TRANSCRIPT_BYTES_MAX else b""
+        content = content_of(path)
     except OSError as error:
         raise AuditError(f"{path}: {error.strerror}", "Name the transcript of a round.") from None
     if not content.startswith(MAGIC):

@@ -28,6 +28,7 @@ from fedgossip.audit.records import (
     Outline,
     Sealed,
     WholeFrame,
+    content_of,
     packed,
     sealed_content,
     transcripts,
@@ -62,7 +63,7 @@ class Transcript:
         self._file: int | None = None
         try:
             before = transcripts(folder)
-            previous = hashlib.sha256(before[-1].read_bytes()).digest() if before else NONE
+            previous = hashlib.sha256(content_of(before[-1])).digest() if before else NONE
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
             self._file = patiently(lambda: os.open(self.path, flags, 0o600))
         except FileExistsError:

@@ -18,7 +18,7 @@ from collections.abc import Set
 from dataclasses import replace
 from pathlib import Path
 
-from fedgossip.audit.records import transcripts
+from fedgossip.audit.records import content_of, transcripts
 from fedgossip.audit.round_checks import Course
 from fedgossip.audit.transcript_frames import Round, WrongError
 from fedgossip.audit.verify import Fault, Verification
@@ -59,7 +59,7 @@ def _chained(verdict: Verification, before: Path | None, sessions: Set[object]) 
         gone = previous not in ("", NONE.hex())
         return replace(verdict, remarks=(f"the file before, with SHA-256 {previous}, is not here",) * gone)
     fault: tuple[Fault, ...] = ()
-    if previous != hashlib.sha256(before.read_bytes()).hexdigest():
+    if previous != hashlib.sha256(content_of(before)).hexdigest():
         fault = (Fault(1, f"it does not follow {before.name} as that is now: changed, or a file between is gone"),)
     elif facts.get("keys announced") and facts.get("previous sid") not in sessions:
         fault = (Fault(0, "its keys were announced in a session that no file before it is of"),)

@@ -13,10 +13,11 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 
+from fedgossip import outside_files
 from fedgossip.decoding import UnreadableError, from_json, from_toml
 from fedgossip.plain import line
 from fedgossip.records import NetworkRow, Row, renamed, row_of
@@ -182,28 +183,6 @@ def _short(value: object) -> str:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def content_of(path: Path, most: int) -> bytes:
-    """Return what a file holds.  Raises OSError for what is no file, is a link, or is larger than `most` bytes."""
-    with _opened(path) as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise OSError(f"{path}: more than {most} bytes")
-    return content
-
-
-def _opened(path: Path) -> BinaryIO:
-    """Open a file, and never wait for one that is none: a pipe, say."""
-    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    descriptor = os.open(path, flags)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(f"{path}: no file")
-        return os.fdopen(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise
-
-
 _TOP: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 _WANTED = {*_KEPT, "name", "status", "score", "accuracy", "privacy"}
@@ -215,7 +194,7 @@ def _summary(path: Path) -> tuple[dict[str, Any], str]:
     The rest, a graph and its weights in most of its bytes, is passed over: of a thousand runs that is most of the time.
     """
     try:
-        parts = from_json(_TOP, content_of(path, BYTES_MAX))
+        parts = from_json(_TOP, outside_files.read_bytes(path, BYTES_MAX))
     except (OSError, UnreadableError):
         return {}, "unreadable"
     found: dict[str, Any] = {}
@@ -229,7 +208,7 @@ def _summary(path: Path) -> tuple[dict[str, Any], str]:
 
 def _experiment(path: Path) -> dict[str, Any]:
     try:
-        return from_toml(content_of(path, EXPERIMENT_BYTES_MAX).decode())
+        return from_toml(outside_files.read_bytes(path, EXPERIMENT_BYTES_MAX).decode())
     except (OSError, ValueError, RecursionError):
         return {}
 
@@ -242,7 +221,7 @@ OF_ALL = b'"kind":"network"'
 def _newest(path: Path) -> NetworkRow | None:
     """Return the newest row of all together that stands near the end of a record."""
     try:
-        with _opened(path) as file:
+        with outside_files.open_file(path, outside_files.ROWS) as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - END_BYTES))
             lines = file.read(END_BYTES).splitlines()

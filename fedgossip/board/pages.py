@@ -17,8 +17,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from fedgossip import outside_files
 from fedgossip.board.catalogue import Catalogue, row
-from fedgossip.board.heads import REPORT, content_of
+from fedgossip.board.heads import REPORT
 from fedgossip.board.run_curves import RunCurves
 from fedgossip.errors import FedgossipError
 from fedgossip.plain import line
@@ -147,7 +148,7 @@ class Board:
         if (run := self._catalogue.run(key)) is None:
             return None
         try:
-            content = content_of(run.folder / REPORT, REPORT_BYTES_MAX)
+            content = outside_files.read_bytes(run.folder / REPORT, REPORT_BYTES_MAX)
         except OSError:
             return None
         return HttpAnswer("text/html; charset=utf-8", content, self._of_reports)

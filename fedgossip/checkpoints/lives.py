@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedgossip import owner_files
+from fedgossip import outside_files, owner_files
 from fedgossip.checkpoints.tensor_file import write_synced
 from fedgossip.errors import NotWrittenError, ResumeError
 
@@ -15,7 +15,7 @@ def incarnation_of(folder: Path) -> int:
     """Return the number of the life that was begun last in `folder`; -1 where none was.  Raises ResumeError."""
     path = folder / LIVES
     try:
-        return int(path.read_text())
+        return int(outside_files.read_text(path))
     except FileNotFoundError:
         return -1
     except (OSError, ValueError):

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip import owner_files
+from fedgossip import outside_files, owner_files
 from fedgossip.decoding import json_value
 from fedgossip.errors import FedgossipError
 from fedgossip.patience import patiently
@@ -117,7 +117,7 @@ def _hash(about: str, arrays: Mapping[str, Array]) -> str:
 def take(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
     """Return what `put` wrote.  Raises RefusedError."""
     try:
-        metadata, arrays = _parsed(path.read_bytes())
+        metadata, arrays = _parsed(outside_files.read_bytes(path, outside_files.LARGE))
         text = metadata["about"]
         about: dict[str, Any] = json_value(text)
         if about["format"] != FORMAT:

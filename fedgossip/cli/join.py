@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fedgossip import outside_files
 from fedgossip.cli.approval import approved_to_join
 from fedgossip.cli.invited import POLICY, InvitedSeat, keep_experiment, script_of
 from fedgossip.cli.text import columns, echo
@@ -307,7 +308,7 @@ def _is_late(beginning: Beginning) -> bool:
 def _port_of(place: Joined) -> int | None:
     """The port that this member had before."""
     path = place.path / "port"
-    text = path.read_text() if path.exists() else ""
+    text = outside_files.read_text(path) if path.exists() else ""
     return int(text) if text.isdigit() and 0 < int(text) < 65536 else None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from fedgossip import outside_files
 from fedgossip.cli.portable import portable_option
 from fedgossip.cli.text import columns, echo
 from fedgossip.decoding import json_value
@@ -95,7 +96,7 @@ def _found(folder: Path) -> list[dict[str, Any]]:
 def _read(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Any]:
     """Return some keys of a JSON file; one broken file must not hide the other runs."""
     try:
-        content = renamed(json_value(path.read_text()))
+        content = renamed(json_value(outside_files.read_text(path)))
     except (OSError, ValueError):
         content = None
     if not isinstance(content, dict):

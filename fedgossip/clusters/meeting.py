@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from fedgossip import owner_files
+from fedgossip import outside_files, owner_files
 from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.errors import ConfigError
 from fedgossip.rundir.run_directory import write_whole
@@ -46,7 +46,7 @@ _JOB = msgspec.json.Decoder(PlacedJob)
 def read_job(folder: Path) -> PlacedJob:
     """Return the job of a folder.  Raises ConfigError."""
     try:
-        return from_json(_JOB, (folder / JOB).read_bytes())
+        return from_json(_JOB, outside_files.read_bytes(folder / JOB))
     except (OSError, UnreadableError) as error:
         advice = "Place runs in a folder that all nodes see, with --out."
         raise ConfigError(f"{folder / JOB}: {error}", advice) from None
@@ -90,7 +90,9 @@ class JobLife:
     def gather(self) -> None:
         """Write where all are, when all have said so."""
         if len(found := sorted(self._those("toml"))) == self.count and not self.gathered:
-            write_whole(self.endpoints, b"\n".join(self._path(node, "toml").read_bytes() for node in found))
+            write_whole(
+                self.endpoints, b"\n".join(outside_files.read_bytes(self._path(node, "toml")) for node in found)
+            )
 
     @property
     def endpoints(self) -> Path:
@@ -102,7 +104,7 @@ class JobLife:
 
     def exits(self) -> Mapping[int, int]:
         """The exit codes of those that have ended in this life."""
-        return {node: int(self._path(node, "exit").read_text()) for node in sorted(self._those("exit"))}
+        return {node: int(outside_files.read_text(self._path(node, "exit"))) for node in sorted(self._those("exit"))}
 
     def _those(self, kind: str) -> frozenset[int]:
         return frozenset(int(path.stem) for path in self.folder.glob(f"[0-9]*.{kind}"))

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from fedgossip import owner_files
+from fedgossip import outside_files, owner_files
 from fedgossip.errors import ConfigError
 
 Piece = tuple[str, int, bytes, bool]
@@ -47,7 +47,7 @@ class FolderNews:
         """Know what is there now."""
         for name, file in _files_in(self._folder).items():
             path = self._folder / name
-            self._told[name] = (file, file[1], path.read_bytes()[-TAIL_BYTES:] if name.endswith(JOURNALS) else b"")
+            self._told[name] = (file, file[1], _tail(path) if name.endswith(JOURNALS) else b"")
 
     def pieces(self, limit: int = PIECES_BYTES) -> list[Piece]:
         """Return at most `limit` bytes of news; none where there are no more."""
@@ -77,7 +77,7 @@ class FolderNews:
             at = 0
         path = self._folder / name
         try:
-            with path.open("rb") as content:
+            with outside_files.open_file(path, outside_files.LARGE) as content:
                 if not grows and _identity(os.fstat(content.fileno())) != file:
                     return  # replaced a moment ago: the next look sees that
                 content.seek(at - len(tail))
@@ -132,10 +132,14 @@ def apply(folder: Path, pieces: list[Piece]) -> None:
             part.replace(path)
 
 
+def _tail(path: Path) -> bytes:
+    return outside_files.read_bytes(path, outside_files.ROWS)[-TAIL_BYTES:]
+
+
 def content_of(folder: Path) -> list[Piece]:
     """Return the files of a folder, as pieces that make it elsewhere."""
     names = (name for name in _files_in(folder) if PurePosixPath(name).parts[0] != HANDED_OVER)
-    return [(name, 0, (folder / name).read_bytes(), True) for name in sorted(names)]
+    return [(name, 0, outside_files.read_bytes(folder / name, outside_files.LARGE), True) for name in sorted(names)]
 
 
 def _inside(folder: Path, name: str) -> Path:

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
+from fedgossip import outside_files
 from fedgossip.checkpoints import incarnation_of
 from fedgossip.clusters.meeting import STOP, JobLife, read_job
 from fedgossip.clusters.participant_process import own_host, started
@@ -79,7 +80,7 @@ def _accompany(child: subprocess.Popen[bytes], node: int, life: JobLife, folder:
     left = False
     while (code := child.poll()) is None:
         if not left and endpoint.exists():
-            life.leave(node, endpoint.read_bytes())
+            life.leave(node, outside_files.read_bytes(endpoint))
             left = True
         if node == 0:
             life.gather()

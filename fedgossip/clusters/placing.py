@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from fedgossip import owner_files
+from fedgossip import outside_files, owner_files
 from fedgossip.clusters.ray import RayProcesses
 from fedgossip.clusters.resources import RAY, Resources, check_placeable
 from fedgossip.clusters.slurm import SlurmProcesses
@@ -87,7 +87,7 @@ def _keep(out: Path, wanted: Resources) -> None:
 def asked_before(run: Path) -> Resources:
     """Return what was asked of a cluster for a run that was stopped.  Raises ResumeError."""
     try:
-        return from_json(_DECODER, (run / PLACED).read_bytes())
+        return from_json(_DECODER, outside_files.read_bytes(run / PLACED))
     except (OSError, UnreadableError) as error:
         advice = "Name the cluster again: --on slurm, --on ray.  Or go on here: fedgossip run --resume."
         raise ResumeError(f"{run / PLACED}: {error}", advice) from None

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from fedgossip import outside_files
 from fedgossip.clusters.mirror import Piece, apply, content_of
 from fedgossip.clusters.ray_cluster import connected
 from fedgossip.clusters.ray_node import END_SECONDS, RayParticipant
@@ -74,7 +75,7 @@ class RayProcesses:
             "here": str(Path.cwd()), "path": [str(Path(p).resolve()) for p in sys.path if p], "cpus": self._wanted.cpus,
             "portable": self._portable, "interface": self._wanted.interface, "places": PLACES,
         }  # fmt: skip
-        files = {name: (out / name).read_bytes() for name in ("experiment.toml",)}
+        files = {name: outside_files.read_bytes(out / name) for name in ("experiment.toml",)}
         begun = {}
         for node, actor in self._actors.items():
             folder = self._folders[node] = folders[node]
@@ -89,7 +90,7 @@ class RayProcesses:
             self.poll(0.1)
             if self.exited or time.monotonic() > until:
                 raise not_started(out, folders)
-        endpoints = b"\n".join((folder / ENDPOINT).read_bytes() for folder in folders)
+        endpoints = b"\n".join(outside_files.read_bytes(folder / ENDPOINT) for folder in folders)
         write_whole(out / "endpoints.toml", endpoints)
         for actor in self._actors.values():
             actor.give.remote("endpoints.toml", endpoints)

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from fedgossip import outside_files
 from fedgossip.clusters.meeting import CLUSTER, STOP, JobLife, PlacedJob, write_job
 from fedgossip.clusters.resources import LOCAL, SLURM, Resources, imported
 from fedgossip.clusters.shared_folder import SEEN_SECONDS, probe_in
@@ -98,7 +99,7 @@ class SlurmProcesses:
             return None
         told = [path for path in sorted(self._folder.glob("*_log.err")) if path.stat().st_size]
         if told:
-            word = told[0].read_text(errors="replace").strip().splitlines()[-1]
+            word = outside_files.read_text(told[0], errors="replace").strip().splitlines()[-1]
             return NetworkError(f"participants {missing[:5]} were not started: {word}", f"All of it: {told[0]}")
         text = f"{out}: the nodes of participants {missing[:5]} do not see this folder"
         return ConfigError(text, "Choose one on a disk that all nodes share, with --out.")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from fedgossip import owner_files
+from fedgossip import outside_files, owner_files
 from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.drivers.members import is_open
 from fedgossip.errors import ConfigError
@@ -172,7 +172,7 @@ def _read(path: Path) -> _Invite | None:
     if not path.exists():
         return None
     try:
-        return from_json(_DECODER, path.read_bytes())
+        return from_json(_DECODER, outside_files.read_bytes(path))
     except (OSError, UnreadableError) as error:
         raise ConfigError(f"{path}: {error}", "Remove its folder, or name another one with --folder.") from None
 

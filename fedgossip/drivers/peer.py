@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from fedgossip import kernels
+from fedgossip import kernels, outside_files
 from fedgossip.checkpoints import SECONDS, Checkpoints
 from fedgossip.decoding import from_toml
 from fedgossip.drivers.participant import Given, Made, check_recordable, made_by, transport_of
@@ -340,7 +340,7 @@ def _same_port(folder: Path, bind: str) -> str:
     if not bind.endswith(":*"):
         return bind
     try:
-        (peer,) = from_toml((folder / "endpoint.toml").read_text())["peer"]
+        (peer,) = from_toml(outside_files.read_text(folder / "endpoint.toml"))["peer"]
         return str(peer["address"])
     except (OSError, ValueError, KeyError):
         return bind

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fedgossip import kernels
+from fedgossip import kernels, outside_files
 from fedgossip.errors import ConfigError, FedgossipError, NetworkError, NotWrittenError
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class PeerProcesses:
             self.poll(0.02)
             if self.exited or time.monotonic() > until:
                 raise not_started(out, folders)
-        write_whole(out / "endpoints.toml", b"\n".join(path.read_bytes() for path in paths))
+        write_whole(out / "endpoints.toml", b"\n".join(outside_files.read_bytes(path) for path in paths))
 
     def stop(self) -> None:
         """Ask all peers to end, wait, and end the warmed parent; it kills what does not obey."""

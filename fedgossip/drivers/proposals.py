@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import tomli_w
 
+from fedgossip import outside_files
 from fedgossip.decoding import from_toml
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import Experiment, GossipExperiment, checked
@@ -122,7 +123,7 @@ def proposal_of(whole: SharedExperiment, task: LocalTask | None) -> Proposal:
 
 def _text_of(path: Path) -> str:
     try:
-        text = path.read_text()
+        text = outside_files.read_text(outside_files.named(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}", "Name a graph's file in topology.graph.") from None
     if (size := len(text.encode())) > GRAPH_LETTERS:
@@ -132,7 +133,7 @@ def _text_of(path: Path) -> str:
 
 def _bytes_of(path: Path) -> bytes:
     try:
-        content = path.read_bytes()
+        content = outside_files.read_bytes(outside_files.named(path), outside_files.LARGE)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", "Name the common test set in data.test.") from None
     if len(content) > TEST_BYTES_MAX:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from fedgossip import outside_files
 from fedgossip.checkpoints import incarnation_of
 from fedgossip.decoding import json_value
 from fedgossip.errors import ConfigError, ProtocolError, ResumeError
@@ -147,13 +148,13 @@ def _difference(path: Path, number: int, was: list[str], now: list[str]) -> Diff
 def _kept(folder: Path, incarnation: int) -> str | None:
     """Return the digest of the vector that this life of the peer left, None where it left none."""
     from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+    from safetensors.numpy import load
 
     try:
         ended = last_word(folder)
         if ended is None or ended.incarnation != incarnation:
             return None
-        return digest([load_file(folder / "vector.safetensors")["vector"]])
+        return digest([load(outside_files.read_bytes(folder / "vector.safetensors", outside_files.LARGE))["vector"]])
     except (ConfigError, OSError, SafetensorError, KeyError):
         return None
 

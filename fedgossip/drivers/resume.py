@@ -8,12 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedgossip import checkpoints
+from fedgossip import checkpoints, outside_files
 from fedgossip.decoding import UnreadableError, json_value
 from fedgossip.drivers import sim_checkpoint
 from fedgossip.drivers.run_processes import RunProcesses
 from fedgossip.errors import ResumeError
-from fedgossip.experiment import Experiment, load_experiment
+from fedgossip.experiment import Experiment, file_kept_in, load_experiment
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
 from fedgossip.plans.plan import EXHAUSTED
@@ -76,7 +76,7 @@ def experiment_in(run: Path) -> Path:
     path = run / "experiment.toml"
     if not path.is_file():
         raise ResumeError(f"{run}: no run to go on with", "Give the folder of a run; `fedgossip runs` lists them.")
-    return path
+    return file_kept_in(run)
 
 
 def engine_of(run: Path) -> str:
@@ -114,7 +114,7 @@ def _status(run: Path) -> str | None:
     if (run / INCOMPLETE).exists():
         return None
     try:
-        summary: dict[str, Any] = json_value((run / "summary.json").read_bytes())
+        summary: dict[str, Any] = json_value(outside_files.read_bytes(run / "summary.json"))
     except (OSError, UnreadableError):
         return None
     return str(summary.get("status"))

@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
-from fedgossip import checkpoints
+from fedgossip import checkpoints, outside_files
 from fedgossip.checkpoints import About, RefusedError
 from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.drivers import snapshot
@@ -140,7 +140,7 @@ def _size_of(path: Path) -> int:
 def engine_of(folder: Path) -> str | None:
     """Return the engine of a simulated run; None for a folder that is none."""
     try:
-        return from_json(msgspec.json.Decoder(Engine), (folder / ENGINE).read_bytes()).engine
+        return from_json(msgspec.json.Decoder(Engine), outside_files.read_bytes(folder / ENGINE)).engine
     except OSError:
         return None
     except UnreadableError:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedgossip import outside_files
 from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.errors import ConfigError
 from fedgossip.learning.custom import is_function
@@ -29,6 +30,8 @@ HOW = "fedgossip.how"
 INPUT = "examples"
 MAKE_ONE = "Make one:  fedgossip model export RUN --to model.onnx"
 NOT_ONNX = "INVALID_PROTOBUF"
+LARGEST = 1 << 31
+"""Maximum number of bytes of a file of ONNX: protobuf takes no more."""
 """What onnxruntime says of a file of another kind."""
 SMALLEST = 1e-30
 """The least probability whose logarithm is taken."""
@@ -90,13 +93,17 @@ def exported_facts(facts: ModelFacts) -> ModelFacts:
 def open_onnx(path: Path, threads: int = 1) -> OnnxModel:
     """Open a file that `fedgossip model export` has written.  Raises ConfigError for another one."""
     runtime = needed("onnxruntime", "edge", "an ONNX file")
-    if not path.is_file():
-        raise ConfigError(f"{path}: there is no such file", MAKE_ONE)
+    try:
+        content = outside_files.read_bytes(outside_files.named(path), LARGEST)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: there is no such file", MAKE_ONE) from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", MAKE_ONE) from None
     options = runtime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = threads
     options.log_severity_level = 3
     try:
-        session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own, of many classes
         said = _first_line(error)
         text = "no ONNX file" if NOT_ONNX in said else f"onnxruntime cannot read it: {said}"

@@ -5,7 +5,7 @@ from fedgossip.experiment.coordinator_sections import CoordinatorSection, Privac
 from fedgossip.experiment.data_section import DataSection
 from fedgossip.experiment.gossip_sections import AlgorithmSection, TopologySection
 from fedgossip.experiment.parallel_sections import MAPREDUCE, ParallelSection, ServerSection
-from fedgossip.experiment.reading import checked, load_experiment
+from fedgossip.experiment.reading import checked, file_kept_in, load_experiment
 from fedgossip.experiment.sections import (
     GIVEN,
     EvalSection,
@@ -38,5 +38,6 @@ __all__ = [
     "TaskSection",
     "TopologySection",
     "checked",
+    "file_kept_in",
     "load_experiment",
 ]

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from fedgossip import outside_files
 from fedgossip.decoding import from_toml
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.experiment.checks import check
@@ -57,6 +58,15 @@ def content_of(source: Path | str | Mapping[str, Any], overrides: Sequence[str] 
     if not isinstance(source, Mapping):
         anchor_paths(content, Path(source).resolve().parent)
     return where, content
+
+
+def file_kept_in(run: Path) -> Path:
+    """Return the experiment file of a run directory.  Raises ConfigError for a link that leads out of it, say."""
+    path = run / KEPT
+    try:
+        return outside_files.check_file(path, FILE_MAX)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", "Is this the folder of a run?  Copy it again.") from None
 
 
 def checked(content: dict[str, Any], where: str) -> Experiment:
@@ -144,28 +154,27 @@ def _of_its_type(text: str, place: str) -> str:
     return known or f"fedgossip explain {key or 'rounds'}  says what may stand there."
 
 
+KEPT = "experiment.toml"
+"""The name of the experiment in a run directory."""
+
 FILE_MAX = 16 << 20
 """Maximum number of bytes of an experiment file; a device may have no end."""
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            content = file.read(FILE_MAX + 1)
-        if len(content) > FILE_MAX:
-            advice = "Name an experiment file, a text of some lines."
-            raise ConfigError(f"{path}: more than {FILE_MAX >> 20} MiB", advice)
-        return from_toml(content.decode("utf-8-sig"))
+        text = outside_files.read_bytes(outside_files.named(path), FILE_MAX).decode("utf-8-sig")
+        return from_toml(text)
     except OSError as error:
         reason = (error.strerror or "cannot be read").lower()
         raise ConfigError(f"{path}: {reason}", "fedgossip init digits  makes one to start from.") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not TOML: {error}", "A file of TOML is text in UTF-8.") from None
     except tomllib.TOMLDecodeError as error:
-        raise _not_toml(path, str(error)) from None
+        raise _not_toml(path, text, str(error)) from None
 
 
-def _not_toml(path: Path, text: str) -> ConfigError:
+def _not_toml(path: Path, content: str, text: str) -> ConfigError:
     """Return the error of a file that is no TOML; what is there twice is named, with its line."""
     line = re.search(r"at line (\d+)", text)
     if table := re.match(r"Cannot declare \((.+)\) twice", text):
@@ -174,7 +183,7 @@ def _not_toml(path: Path, text: str) -> ConfigError:
         advice = f"Write all its keys in one place: under one [{name}], or as {name}.key = ..."
         return ConfigError(f"{path}: {what}", advice)
     if text.startswith("Cannot overwrite a value") and line:
-        written = path.read_text().splitlines()[int(line[1]) - 1].partition("=")[0].strip()
+        written = content.splitlines()[int(line[1]) - 1].partition("=")[0].strip()
         return ConfigError(f"{path}: {written!r} is given twice, in line {line[1]} again", "Take one of the two out.")
     return ConfigError(f"{path}: not TOML: {text}", "Strings need quotes; sections are [name].")
 

@@ -6,6 +6,7 @@ Both are read by pyarrow alone; what the `datasets` library would add (hubs, cac
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedgossip import outside_files
 from fedgossip.cells import LARGEST
 from fedgossip.decoding import UnreadableError, json_value
 from fedgossip.errors import ConfigError
@@ -23,6 +25,7 @@ from fedgossip.learning.dataset import Dataset, whole
 from fedgossip.learning.extras import needed
 
 CELLS_MOST = 1 << 31
+ROWS_AT_ONCE = 4096
 """Of all columns together: a small file may claim to hold anything."""
 NAMES_MOST = 1 << 24
 """Bytes of a data set's json."""
@@ -42,18 +45,34 @@ def read_parquet(path: Path, options: Mapping[str, str], class_names: Sequence[s
     """
     parquet = needed("pyarrow.parquet", "parquet", "a parquet file")
     try:
-        with parquet.ParquetFile(path) as file:
+        with (
+            outside_files.open_file(outside_files.named(path), outside_files.LARGE) as raw,
+            parquet.ParquetFile(raw) as file,
+        ):
             about = file.metadata
             if about.num_rows * max(1, about.num_columns) > CELLS_MOST:
                 text = f"{path}: {about.num_rows} rows of {about.num_columns} columns; at most {CELLS_MOST} cells"
                 raise ConfigError(text, "Divide it, or write the columns that are wanted into another file.")
-            table = file.read()
+            most = outside_files.inflated_limit(os.fstat(raw.fileno()).st_size)
+            table = _bounded(needed("pyarrow", "parquet", "a parquet file"), path, file, most)
     except ConfigError:
         raise
     except Exception as error:  # a damaged file raises what its decoder likes
         text = f"{path}: not a parquet file that can be read: {_line(error)}"
         raise ConfigError(text, "Write it with pandas.DataFrame.to_parquet, or pyarrow.parquet.") from error
     return tables.of_columns(ArrowColumns("parquet", path, table, {}, options), options, class_names, task)
+
+
+def _bounded(arrow: Any, path: Path, file: Any, most: int) -> Any:
+    """Return the table, of at most `most` bytes: a word that is written once may stand in every row."""
+    total, found = 0, []
+    for batch in file.iter_batches(ROWS_AT_ONCE):
+        total += batch.nbytes
+        if total > most:
+            text = f"{path}: more than {most:,} bytes when unpacked, for a file of its size"
+            raise ConfigError(text, "Write it without compression, or take a part of it.")
+        found.append(batch)
+    return arrow.Table.from_batches(found, file.schema_arrow)
 
 
 def read_saved(path: Path, options: Mapping[str, str], class_names: Sequence[str], task: str) -> Dataset:
@@ -90,7 +109,8 @@ def _split(arrow: Any, folder: Path) -> Any:
     try:
         found = []
         for name in names:
-            with arrow.memory_map(str(folder / name)) as source:
+            checked = outside_files.check_file(outside_files.named(folder / name))
+            with arrow.memory_map(str(checked)) as source:
                 found.append(arrow.ipc.open_stream(source).read_all())
         table = arrow.concat_tables(found)
     except Exception as error:  # a damaged file raises what its decoder likes
@@ -113,8 +133,7 @@ def _class_names(folder: Path) -> dict[str, Sequence[str]]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            value = json_value(file.read(NAMES_MOST))
+        value = json_value(outside_files.read_bytes(outside_files.named(path), NAMES_MOST))
     except (OSError, UnreadableError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}", SAVED) from error
     if not isinstance(value, dict):

@@ -7,18 +7,22 @@ dicts, texts, bytes and numbers.
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
+import lzma
 import math
 import pickle
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
+from fedgossip import outside_files
 from fedgossip.errors import ConfigError
 from fedgossip.learning.dataset import Dataset
 from fedgossip.plain import line
@@ -28,6 +32,7 @@ SHAPE = (3, 32, 32)
 PIXELS = math.prod(SHAPE)
 TRAIN, TEST = tuple(f"data_batch_{k}" for k in range(1, 6)), "test_batch"
 LARGEST = 64 << 20
+UNPACKED_MOST = 512 << 20  # bytes of the whole archive, which has 178 MiB
 """Bytes of one batch: the real ones have 31 million."""
 
 Batch = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
@@ -66,20 +71,32 @@ def _folder(path: Path) -> Iterator[tuple[str, bytes]]:
         file = (path / inner[0] if inner else path) / name
         if file.is_file():
             try:
-                with file.open("rb") as opened:
+                with outside_files.open_file(outside_files.named(file), outside_files.LARGE) as opened:
                     yield name, opened.read(LARGEST + 1)
             except OSError as error:
                 raise ConfigError(f"{file}: cannot be read: {error}", AGAIN) from error
 
 
+_UNPACKED: dict[bytes, Callable[[BinaryIO], Any]] = {
+    b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open,
+}  # fmt: skip
+
+
 def _archive(path: Path) -> Iterator[tuple[str, bytes]]:
     """Yield the files of a tar archive; nothing is unpacked onto the disk."""
     try:
-        with tarfile.open(path) as archive:
+        with outside_files.open_file(outside_files.named(path), outside_files.LARGE) as packed:
+            begins = packed.read(6)
+            packed.seek(0)
+            opened = next((one for magic, one in _UNPACKED.items() if begins.startswith(magic)), None)
+            content = (opened(packed) if opened else packed).read(UNPACKED_MOST + 1)
+        if len(content) > UNPACKED_MOST:  # before tarfile, which reads headers of any length
+            raise ConfigError(f"{path}: more than {UNPACKED_MOST >> 20} MiB when unpacked", AGAIN)
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
             for member in archive:
                 if member.isfile() and (file := archive.extractfile(member)):
                     yield member.name, file.read(min(member.size, LARGEST + 1))
-    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+    except (OSError, EOFError, tarfile.TarError, zlib.error, lzma.LZMAError) as error:
         reason = str(error).splitlines()[0].rstrip(":")
         raise ConfigError(f"{path}: not a tar archive that can be read: {reason}", AGAIN) from error
 

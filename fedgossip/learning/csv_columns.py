@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from fedgossip import outside_files
 from fedgossip.cells import is_missing, is_number, number_in, shown, with_point
 from fedgossip.errors import ConfigError
 
@@ -165,7 +166,7 @@ def _rows(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
 
 def _text(path: Path) -> str:
     try:
-        content = path.read_bytes()
+        content = outside_files.read_bytes(outside_files.named(path), outside_files.LARGE)
     except OSError as error:
         why = error.strerror or error
         raise ConfigError(f"{path}: cannot be read: {why}", "It is comma-separated text in UTF-8.") from error

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from fedgossip import outside_files
 from fedgossip.errors import ConfigError
 from fedgossip.learning.dataset import Dataset
 
@@ -101,8 +102,8 @@ def read_array(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
 def _bytes(path: Path) -> bytes:
     try:
         if path.suffix != ".gz":
-            return path.read_bytes()
-        with gzip.open(path) as file:
+            return outside_files.read_bytes(path, _LARGEST)
+        with outside_files.open_file(path, _LARGEST) as packed, gzip.open(packed) as file:
             raw = file.read(_LARGEST + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{path}: cannot be read: {error}", "Fetch the file again.") from error

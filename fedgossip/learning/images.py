@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedgossip import outside_files
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.learning.dataset import Dataset, whole
 from fedgossip.learning.extras import needed
@@ -45,7 +46,8 @@ def read(folder: Path, options: Mapping[str, str], class_names: Sequence[str] = 
     if not flat:
         raise ConfigError(f"{folder}: no picture", f"Pictures end in {', '.join(ENDINGS)}.")
     size = whole(str(folder), "size", options["size"], 1) if "size" in options else None
-    x = stacked([(str(file), file.read_bytes()) for file, _ in flat], mode_of(str(folder), options), size)
+    pictures = [(str(file), outside_files.read_bytes(outside_files.named(file))) for file, _ in flat]
+    x = stacked(pictures, mode_of(str(folder), options), size)
     y = np.array([names.index(name) for _, name in flat], np.int64)
     own_test = len(files[0]) if len(files) == 2 and all(files) else None
     return Dataset(folder.name, x, y, len(names), own_test=own_test, class_names=names)

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from fedgossip import outside_files
 from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.errors import ConfigError
 from fedgossip.learning.dataset import Dataset
@@ -78,9 +79,7 @@ def _users(path: Path) -> list[tuple[str, LeafUser]]:
 
 def _content(file: Path, decoder: msgspec.json.Decoder[LeafFile]) -> LeafFile:
     try:
-        if file.stat().st_size > LARGEST:
-            raise ConfigError(f"{file}: more than {LARGEST} bytes", "Divide it into files of fewer users.")
-        return from_json(decoder, file.read_bytes())
+        return from_json(decoder, outside_files.read_bytes(outside_files.named(file), LARGEST))
     except (OSError, UnreadableError) as error:
         raise ConfigError(f"{file}: not a file of LEAF: {error}", AGAIN) from error
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from fedgossip import outside_files
 from fedgossip.errors import ConfigError
 from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.ragged import IGNORED, USUAL_BUCKETS, Ragged, check_buckets
@@ -60,7 +61,7 @@ def _counted(number: int, what: str) -> str:
 def _text_of(path: Path) -> str:
     advice = "It is text in UTF-8, a line an example."
     try:
-        with path.open("rb") as file:
+        with outside_files.open_file(outside_files.named(path), outside_files.LARGE) as file:
             content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}", advice) from None

@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from fedgossip import outside_files
 from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.errors import ConfigError
 from fedgossip.learning.encodings import TableEncoding
@@ -133,7 +134,7 @@ def facts_of(folder: Path) -> ModelFacts:
     """Read what a model is.  Raises ConfigError for a file that is not readable, or of another format."""
     path = folder / FACTS
     try:
-        facts = from_json(msgspec.json.Decoder(ModelFacts), path.read_bytes())
+        facts = from_json(msgspec.json.Decoder(ModelFacts), outside_files.read_bytes(path))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", f"A model is a folder with {FACTS} and {WEIGHTS}.") from None
     except UnreadableError as error:
@@ -199,7 +200,7 @@ def _ranges(nodes: tuple[int, ...]) -> str:
 
 def _bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return outside_files.read_bytes(path, outside_files.LARGE, within=path.parent)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", "Copy the folder again.") from None
 

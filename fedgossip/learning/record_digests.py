@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from fedgossip import outside_files
 from fedgossip.cells import number_in
 from fedgossip.learning.csv_columns import CsvColumns
 
@@ -41,7 +42,7 @@ def source_digest(source: str) -> str:
     if kind == "csv":
         return table_digest(CsvColumns(path))
     total = hashlib.sha256()
-    with path.open("rb") as file:
+    with outside_files.open_file(outside_files.named(path), outside_files.LARGE) as file:
         while block := file.read(BLOCK):
             total.update(block)
     return total.hexdigest()[:32]

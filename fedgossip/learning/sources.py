@@ -9,6 +9,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from fedgossip import outside_files
 from fedgossip.learning.custom import is_function
 
 LONGEST = 1000
@@ -101,7 +102,7 @@ def _file(name: str, folders: Sequence[Path]) -> Path | None:
 
 
 def _normalised(path: Path) -> str:
-    text = path.read_bytes().decode("utf-8-sig", "replace")
+    text = outside_files.read_bytes(outside_files.named(path)).decode("utf-8-sig", "replace")
     return "\n".join(line.rstrip() for line in text.splitlines()).strip("\n")
 
 

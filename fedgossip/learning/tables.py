@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from fedgossip import outside_files
 from fedgossip.cells import class_name, is_missing, is_number, like_names, no_label, shown
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.learning.csv_columns import CsvColumns
@@ -235,15 +235,13 @@ def read_npz(path: Path, task: str = CLASSIFICATION) -> Dataset:
     Raises ConfigError for a file without these arrays.
     """
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            for name in ("x", "y"):
-                if name not in archive.files:
-                    raise ConfigError(
-                        f"{path}: no array {name!r}, only {', '.join(archive.files)}", "Save x=, y= and groups=."
-                    )
-            groups = archive["groups"] if "groups" in archive.files else None
-            return from_arrays(str(path), archive["x"], archive["y"], groups, task)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
+        arrays = outside_files.read_arrays(outside_files.named(path), ("x", "y", "groups"))
+        for name in ("x", "y"):
+            if name not in arrays:
+                there = ", ".join(arrays.names)
+                raise ConfigError(f"{path}: no array {name!r}, only {there}", "Save x=, y= and groups=.")
+        return from_arrays(str(path), arrays["x"], arrays["y"], arrays.get("groups"), task)
+    except (OSError, ValueError, AttributeError, TypeError) as error:
         raise ConfigError(f"{path}: not an npz archive of arrays: {error}", "Write it with numpy.savez.") from error
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedgossip import outside_files
 from fedgossip.errors import ConfigError
 from fedgossip.learning.dataset import Dataset, whole
 
@@ -54,7 +55,7 @@ def read(path: Path, options: Mapping[str, str]) -> Dataset:
 
 def _speeches(path: Path) -> dict[str, str]:
     try:
-        text = path.read_text(encoding="utf-8").replace("\r\n", "\n")
+        text = outside_files.read_text(outside_files.named(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}", "It is text in UTF-8.") from error
     spoken: dict[str, list[str]] = {}

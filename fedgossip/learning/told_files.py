@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from fedgossip import outside_files
 from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.errors import ConfigError
 
@@ -26,7 +27,7 @@ def encoded(told: ToldFile) -> bytes:
 def read_told(kind: type[Told], path: Path, known: int, what: str, advice: str) -> Told:
     """Read a file of format `known`.  Raises ConfigError, with `advice`, where there is no such file of `what`."""
     try:
-        found = from_json(msgspec.json.Decoder(kind), path.read_bytes())
+        found = from_json(msgspec.json.Decoder(kind), outside_files.read_bytes(path))
     except OSError as error:
         raise ConfigError(f"{path}: no {what} ({error.strerror})", advice) from None
     except UnreadableError as error:

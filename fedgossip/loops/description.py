@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from fedgossip import outside_files
 from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.errors import ConfigError
 from fedgossip.likeness import Likeness
@@ -91,9 +92,10 @@ def describe(folder: Path, model: LoopModel, first: Vector) -> LoopModel:
 
 def described(folder: Path) -> Described:
     """Return what the loop of `folder` began with.  Raises ConfigError."""
-    from safetensors.numpy import load_file
+    from safetensors.numpy import load
 
-    return Described(_read(folder / MODEL), frozen(load_file(folder / FIRST)["vector"]))
+    content = outside_files.read_bytes(folder / FIRST, outside_files.LARGE)
+    return Described(_read(folder / MODEL), frozen(load(content)["vector"]))
 
 
 def is_described(folder: Path) -> bool:
@@ -109,6 +111,6 @@ def model_of(segments: Sequence[Segment], schema: str, dtype: str, like: Likenes
 
 def _read(path: Path) -> LoopModel:
     try:
-        return from_json(msgspec.json.Decoder(LoopModel), path.read_bytes())
+        return from_json(msgspec.json.Decoder(LoopModel), outside_files.read_bytes(path))
     except (OSError, UnreadableError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}", "Start the run in a new folder.") from None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from fedgossip import kernels
+from fedgossip import kernels, outside_files
 from fedgossip.checkpoints import incarnation_of
 from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.errors import ConfigError
@@ -52,7 +52,7 @@ def invited() -> InvitedFile | None:
     if not path:
         return None
     try:
-        return from_json(msgspec.json.Decoder(InvitedFile), Path(path).read_bytes())
+        return from_json(msgspec.json.Decoder(InvitedFile), outside_files.read_bytes(Path(path)))
     except (OSError, UnreadableError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}", "Type the command of the invite again.") from None
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from fedgossip import owner_files
+from fedgossip import outside_files, owner_files
 from fedgossip.checkpoints import incarnation_of
 from fedgossip.drivers import resume
 from fedgossip.drivers.fault_injector import Striker
@@ -171,7 +171,7 @@ class _Launch:
         self.striker = Striker(self.script, self.scripts, specs, self._noted(collector))
         weights = [description.described(folder).first for folder in self.folders[: self.plan.learners]]
         initial = [*weights, *(weights[:1] * (self.plan.n - self.plan.learners))]
-        blocks = b"\n".join((folder / "endpoint.toml").read_bytes() for folder in self.folders)
+        blocks = b"\n".join(outside_files.read_bytes(folder / "endpoint.toml") for folder in self.folders)
         write_whole(self.out / "endpoints.toml", blocks)
         self.initial = initial
         return task, collector

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from fedgossip import kernels, owner_files, signals
+from fedgossip import kernels, outside_files, owner_files, signals
 from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.drivers.peer_processes import check_processes
 from fedgossip.errors import ConfigError, ResumeError
@@ -76,7 +76,7 @@ def kept_command(run: Path, portable: bool = False) -> Command:
     """Return what was launched in the folder of a run.  Raises ResumeError."""
     path = run / LAUNCHED
     try:
-        told = from_json(msgspec.json.Decoder(_KeptCommand), path.read_bytes())
+        told = from_json(msgspec.json.Decoder(_KeptCommand), outside_files.read_bytes(path))
     except (OSError, UnreadableError) as error:
         advice = "Give the folder of a launched run; of others: fedgossip run --resume."
         raise ResumeError(f"{path}: cannot be read: {error}", advice) from None
@@ -167,7 +167,7 @@ class Scripts:
     def last_line(self, node: NodeId) -> str:
         """Return the last line that a script printed, "" for none."""
         try:
-            lines = (self._folders[node] / LOG).read_text(errors="replace").split("\n")
+            lines = outside_files.read_text(self._folders[node] / LOG, outside_files.ROWS, errors="replace").split("\n")
         except OSError:
             return ""
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
@@ -175,7 +175,8 @@ class Scripts:
     def _show(self, node: NodeId) -> None:
         if node not in self.shown:
             return
-        with contextlib.suppress(OSError), (self._folders[node] / LOG).open("rb") as log:
+        path = self._folders[node] / LOG
+        with contextlib.suppress(OSError), outside_files.open_file(path, outside_files.ROWS) as log:
             log.seek(self._read.get(node, 0))
             content = log.read(1 << 20)
             self._read[node] = log.tell()

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from fedgossip import file_locks
+from fedgossip import file_locks, outside_files
 from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.errors import ConfigError, NotWrittenError, ResumeError
 from fedgossip.machine import NodeId
@@ -58,7 +58,7 @@ class SeatFile(msgspec.Struct):
 def read_seat(path: Path) -> SeatFile:
     """Raises ConfigError for a file that no launcher wrote."""
     try:
-        return from_json(msgspec.json.Decoder(SeatFile), path.read_bytes())
+        return from_json(msgspec.json.Decoder(SeatFile), outside_files.read_bytes(path))
     except (OSError, UnreadableError) as error:
         advice = "Start the script with: fedgossip launch -n 4 --graph ring train.py"
         raise ConfigError(f"{path}: not what fedgossip launch wrote: {error}", advice) from None

@@ -22,6 +22,7 @@ from typing import Any, TextIO
 
 import numpy.typing as npt
 
+from fedgossip import outside_files
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.errors import ConfigError, FedgossipError, TrainingError
 from fedgossip.experiment import Experiment, load_experiment
@@ -111,7 +112,7 @@ def _main_of(script: Path) -> ModuleType:
 
 
 def _execute(script: Path, things: ScriptBelongings) -> None:
-    exec(compile(script.read_bytes(), str(script), "exec"), things.main.__dict__)
+    exec(compile(outside_files.read_bytes(outside_files.named(script)), str(script), "exec"), things.main.__dict__)
 
 
 @dataclass

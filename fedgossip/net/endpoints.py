@@ -26,6 +26,7 @@ from typing import Annotated
 
 import msgspec
 
+from fedgossip import outside_files
 from fedgossip.decoding import from_toml
 from fedgossip.errors import ConfigError
 from fedgossip.machine import NodeId
@@ -178,7 +179,7 @@ def _check_listeners(path: Path, found: Endpoints, listens: Callable[[NodeId], b
 
 def _file(path: Path) -> _File:
     try:
-        return msgspec.convert(from_toml(path.read_text()), _File)
+        return msgspec.convert(from_toml(outside_files.read_text(outside_files.named(path))), _File)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", "Name the file with --endpoints.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
@@ -238,7 +239,7 @@ def own_address(port: int) -> str | None:
 def kept_block(path: Path) -> tuple[NodeId, Endpoint] | None:
     """Return the block that `keys new` wrote into the key file at `path`; None where there is no whole block."""
     try:
-        (peer,) = msgspec.convert(from_toml(path.read_text()), _KeyFile).peer
+        (peer,) = msgspec.convert(from_toml(outside_files.read_text(outside_files.named(path))), _KeyFile).peer
     except (OSError, ValueError, msgspec.ValidationError):
         return None
     return peer.id, Endpoint(peer.address, peer.key, peer.verify, peer.admission, peer.signature)

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 
 import numpy.typing as npt
 
+from fedgossip import outside_files
 from fedgossip.faults import FaultScript, Flap, Partition, Slow
 from fedgossip.likeness import Likeness
 from fedgossip.machine import NodeId, Report
@@ -61,7 +62,7 @@ class RunClock:
 
     def __call__(self) -> int | None:
         if self._zero is None and self.path.exists():
-            self._zero = int(self.path.read_text())
+            self._zero = int(outside_files.read_text(self.path))
         return None if self._zero is None else time.monotonic_ns() - self._zero
 
 

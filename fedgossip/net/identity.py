@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from zmq.utils import z85
 
+from fedgossip import outside_files
 from fedgossip.decoding import from_toml
 from fedgossip.errors import ConfigError, NotWrittenError
 
@@ -76,7 +77,7 @@ class Identity:
     def load(cls, path: Path) -> Identity:
         """Read the pair.  Raises ConfigError for a file that others can read, or that is no pair."""
         try:
-            mode, text = path.stat().st_mode, path.read_text()
+            mode, text = path.stat().st_mode, outside_files.read_text(outside_files.named(path))
         except UnicodeDecodeError:
             raise ConfigError(f"{path}: not a key pair", "Make a new one: fedgossip keys new --out NEW_FILE") from None
         except OSError as error:

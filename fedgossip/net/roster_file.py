@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from fedgossip import outside_files
 from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.errors import ConfigError
 from fedgossip.net.endpoints import public_keys
@@ -74,7 +75,7 @@ class Roll:
 
 def _of_folder(folder: Path) -> Allowed:
     try:
-        party = from_json(_PARTY, (folder / INVITE).read_bytes())
+        party = from_json(_PARTY, outside_files.read_bytes(folder / INVITE))
     except (OSError, UnreadableError) as error:
         advice = "Name the folder of one run of `fedgossip host`, such as hosting/lan, or a file of keys."
         raise ConfigError(f"{folder / INVITE}: cannot be read: {error}", advice) from None
@@ -102,8 +103,7 @@ def _of_file(path: Path) -> Allowed:
 def _lines(path: Path) -> list[str]:
     """The lines of a file that say something; a key may begin with #, but not with "# "."""
     try:
-        with path.open(encoding="utf-8") as file:
-            text = file.read(ROSTER_CHARACTERS + 1)
+        text = outside_files.read_text(outside_files.named(path), 4 * ROSTER_CHARACTERS)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text in UTF-8"
         raise ConfigError(f"{path}: {reason}", "Name an endpoints.toml, a roster, or the folder of a host.") from None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from fedgossip import owner_files
+from fedgossip import outside_files, owner_files
 from fedgossip.audit.entries import AuditError, LogEntry, is_signed, lines, moment, parsed
 from fedgossip.errors import NotWrittenError
 from fedgossip.net.endpoints import Endpoints, roster_of
@@ -154,6 +154,6 @@ def gathered(folders: Sequence[Path], out: Path) -> None:
         if signed:
             owner_files.written(out / APPROVAL, b"".join(one.line for one in signed))
         if plans:
-            owner_files.written(out / plan_statement.PLAN, plans[-1].read_bytes())
+            owner_files.written(out / plan_statement.PLAN, outside_files.read_bytes(plans[-1]))
     except OSError as error:
         raise NotWrittenError(out / APPROVAL, error) from None

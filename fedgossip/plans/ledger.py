@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from fedgossip import file_locks
+from fedgossip import file_locks, outside_files
 from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.errors import BudgetError, ConfigError, NotWrittenError
 from fedgossip.learning.per_peer import PLACE
@@ -169,7 +169,7 @@ def counted(released: Mapping[str, int]) -> str:
 
 def _lines(path: Path) -> tuple[list[LedgerLine], int]:
     """Return the whole lines, and their bytes; a line cut short by a crash is of a release that was never made."""
-    content = path.read_bytes()
+    content = outside_files.read_bytes(path)
     whole = content.rfind(b"\n") + 1
     found = []
     for place, line in enumerate(content[:whole].splitlines(), 1):

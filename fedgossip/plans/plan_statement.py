@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from fedgossip import owner_files
+from fedgossip import outside_files, owner_files
 from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.errors import ConfigError, NotWrittenError
 from fedgossip.experiment import Experiment
@@ -150,7 +150,7 @@ def _common_files(e: Experiment) -> Iterator[Path]:
 
 def _sha256(path: Path) -> str:
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        return hashlib.sha256(outside_files.read_bytes(outside_files.named(path), outside_files.LARGE)).hexdigest()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}", "All sites have this file; ask for it.") from None
 
@@ -173,7 +173,7 @@ def read(path: Path) -> PlanStatement:
     """Read the file.  Raises ConfigError where there is none, or it is not as it was written."""
     advice = "Make it again: fedgossip plan show EXPERIMENT --out FILE"
     try:
-        content = path.read_bytes()
+        content = outside_files.read_bytes(path)
         statement = from_json(msgspec.json.Decoder(PlanStatement), content)
     except OSError as error:
         raise ConfigError(f"{path}: no plan there ({error.strerror})", advice) from None

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from fedgossip import outside_files
 from fedgossip.decoding import from_toml
 from fedgossip.errors import ConfigError, NotWrittenError, nearest
 from fedgossip.likeness import CODE, FROZEN, PROBE, Likeness
@@ -163,7 +164,7 @@ def _likeness(policy: PolicyFile) -> Likeness:
 def read(path: Path) -> PolicyFile:
     """Read a policy.  Raises ConfigError."""
     try:
-        mode, content = path.stat().st_mode, from_toml(path.read_text())
+        mode, content = path.stat().st_mode, from_toml(outside_files.read_text(outside_files.named(path)))
     except OSError as error:
         raise ConfigError(f"{path}: no policy there ({error.strerror})", MAKE) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from fedgossip import owner_files
+from fedgossip import outside_files, owner_files
 from fedgossip.audit.entries import Fact, LogEntry, Owner, entries, is_signed, lines, moment, stamp
 from fedgossip.audit.log import AuditLog, read
 from fedgossip.errors import ConfigError, NotWrittenError
@@ -256,6 +256,6 @@ def run_of(folder: Path) -> str:
     """Return the name by which the rounds of the run in a folder are counted; "" where none were."""
     path = folder / RUN_NAME
     try:
-        return path.read_text() if path.exists() else ""
+        return outside_files.read_text(path) if path.exists() else ""
     except (OSError, UnicodeDecodeError):
         raise ConfigError(f"{path}: cannot be read", "Put it back, or start in a new folder.") from None

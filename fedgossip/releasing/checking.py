@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from fedgossip import outside_files
 from fedgossip.audit import entries, records
 from fedgossip.audit.verify import Verification, verify_log
 from fedgossip.audit.verify_round import verify_transcripts
@@ -103,10 +104,10 @@ def _of_model(archive: SignedZip, folder: Path, release: Release) -> Iterator[st
     weights, about = folder / release.model.file, folder / MODEL / model_files.FACTS
     if release.model.file not in archive.names:
         return
-    found = said = hashlib.sha256(weights.read_bytes()).hexdigest()
+    found = said = hashlib.sha256(outside_files.read_bytes(weights, outside_files.LARGE)).hexdigest()
     try:
         if about.is_file():
-            said = from_json(msgspec.json.Decoder(ModelFacts), about.read_bytes()).weights
+            said = from_json(msgspec.json.Decoder(ModelFacts), outside_files.read_bytes(about)).weights
     except UnreadableError as error:
         yield f"{MODEL}/{model_files.FACTS}: {error}"
         return
@@ -124,7 +125,7 @@ def _of_model(archive: SignedZip, folder: Path, release: Release) -> Iterator[st
 
 def _of_plan(folder: Path, release: Release) -> Iterator[str]:
     path = folder / PLAN
-    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() != release.plan:
+    if path.is_file() and hashlib.sha256(outside_files.read_bytes(path)).hexdigest() != release.plan:
         yield f"{PLAN}: not the plan that the card tells of"
     if not (folder / APPROVAL).is_file():
         if release.approvals:
@@ -222,7 +223,9 @@ def logs_of(contents: Mapping[str, bytes | Path]) -> tuple[ReleasedLog, ...]:
             if name == ENDPOINTS or name.startswith(f"{LOGS}/"):
                 path = Path(folder) / name
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content if isinstance(content, bytes) else content.read_bytes())
+                path.write_bytes(
+                    content if isinstance(content, bytes) else outside_files.read_bytes(content, outside_files.LARGE)
+                )
         return verified(Path(folder))
 
 

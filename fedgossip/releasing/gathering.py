@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from fedgossip import outside_files
 from fedgossip.audit import entries, records
 from fedgossip.errors import ConfigError
 from fedgossip.learning import agreed, evaluated, fit_files, model_files
@@ -88,7 +89,7 @@ def gathered(sources: ReleaseSources, signer: str, now: datetime | None = None) 
         contents[fitted[0]] = sources.run / fitted[0]
     if evaluation_file:
         contents[f"{MODEL}/{evaluated.EVALUATION}"] = evaluation_file
-    contents[PLAN] = (sources.run / PLAN).read_bytes()
+    contents[PLAN] = outside_files.read_bytes(sources.run / PLAN)
     if statistics:
         contents[AGREED] = encoded(statistics)
     logs = _logs(sources)
@@ -128,13 +129,15 @@ def released_with(release: Release, files: Mapping[str, str]) -> Release:
 
 
 def _sha256(content: bytes | Path) -> str:
-    return hashlib.sha256(content if isinstance(content, bytes) else content.read_bytes()).hexdigest()
+    return hashlib.sha256(
+        content if isinstance(content, bytes) else outside_files.read_bytes(content, outside_files.LARGE)
+    ).hexdigest()
 
 
 def _use(path: Path) -> str:
     advice = f"Write into {path} in a few sentences what the model is for, for whom, and what it must not be used for."
     try:
-        text = path.read_text("utf-8").strip()
+        text = outside_files.read_text(outside_files.named(path)).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}", advice) from None
     if not 20 <= len(text) <= USE_LETTERS:
@@ -189,12 +192,12 @@ def _agreed(sources: ReleaseSources, plan: PlanStatement) -> AgreedTable | None:
     """The statistics of the run: the file that its experiment names, if it is still the one of the plan."""
     if AGREED not in {Path(name).name for name in plan.files} and plan.table is None:
         return None
-    from fedgossip.experiment import load_experiment
+    from fedgossip.experiment import file_kept_in, load_experiment
 
-    path = Path(load_experiment(sources.run / "experiment.toml").data.agreed)
+    path = Path(load_experiment(file_kept_in(sources.run)).data.agreed)
     advice = f"Put {path.name} beside the experiment as it was in the run."
     table = agreed.read(path)
-    if plan.files.get(path.name) != hashlib.sha256(path.read_bytes()).hexdigest():
+    if plan.files.get(path.name) != hashlib.sha256(outside_files.read_bytes(outside_files.named(path))).hexdigest():
         raise ConfigError(f"{path}: not what the sites had agreed on when they trained", advice)
     return table
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedgossip.errors import ConfigError
-from fedgossip.experiment import load_experiment
+from fedgossip.experiment import file_kept_in, load_experiment
 from fedgossip.plans import compose
 from fedgossip.plans.federation import FederationPlan
 from fedgossip.privacy.forecast import PrivacyPlan
@@ -22,7 +22,7 @@ NOBODY = "Nobody promises anything of single records: the model, and the sums of
 
 def privacy_of(run: Path, summary: Summary) -> ReleasedPrivacy:
     """Return what a run promises.  Raises ConfigError for a run directory that names no federated run."""
-    plan = compose.plan(load_experiment(run / "experiment.toml"))
+    plan = compose.plan(load_experiment(file_kept_in(run)))
     if not isinstance(plan, FederationPlan):
         raise ConfigError(f"{run}: no federated run", "A release is of a run with a [coordinator].")
     seen = _seen(plan)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from fedgossip import outside_files
 from fedgossip.errors import FedgossipError, NotWrittenError
 from fedgossip.net.identity import Identity, verify
 from fedgossip.owner_files import opened
@@ -74,7 +75,9 @@ def _archive(file: BinaryIO, contents: Mapping[str, bytes | Path], comment: byte
             assert _NAME.fullmatch(name), name
             about = zipfile.ZipInfo(name, _TIME)
             about.external_attr = 0o600 << 16
-            archive.writestr(about, content if isinstance(content, bytes) else content.read_bytes())
+            archive.writestr(
+                about, content if isinstance(content, bytes) else outside_files.read_bytes(content, outside_files.LARGE)
+            )
 
 
 @dataclass(frozen=True)
@@ -87,11 +90,15 @@ class SignedZip:
 
     def read(self, name: str) -> bytes:
         """Return a file of the archive.  Raises ReleaseError where there is none."""
-        with zipfile.ZipFile(self.path) as archive:
+        with _opened(self.path) as file, zipfile.ZipFile(file) as archive:
             try:
                 return archive.read(name)
             except (KeyError, zipfile.BadZipFile) as error:
                 raise ReleaseError(f"{self.path}: no {name} in it ({error})", ASK) from None
+
+
+def _opened(path: Path) -> BinaryIO:
+    return outside_files.open_file(outside_files.named(path), outside_files.LARGE)
 
 
 ASK = "Ask for the file again: it is refused whole."
@@ -100,7 +107,7 @@ ASK = "Ask for the file again: it is refused whole."
 def open_signed(path: Path) -> SignedZip:
     """Return the archive in a file, once its signature holds.  Raises ReleaseError for any other file."""
     try:
-        with path.open("rb") as file:
+        with _opened(path) as file:
             size = file.seek(0, 2)
             file.seek(max(0, size - END))
             ended = _END.fullmatch(file.read(END))
@@ -117,7 +124,7 @@ def open_signed(path: Path) -> SignedZip:
 def _names(path: Path) -> tuple[str, ...]:
     """Return what is in an archive that somebody has signed, who may be anybody: bounded, and plain."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with _opened(path) as file, zipfile.ZipFile(file) as archive:
             found = archive.infolist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         raise ReleaseError(f"{path}: signed, and no archive: {error}", ASK) from None

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from fedgossip import outside_files
 from fedgossip.decoding import UnreadableError, json_value
 from fedgossip.errors import ConfigError
 from fedgossip.forecasts import REALISED, RunForecast, read_forecast
@@ -315,7 +316,7 @@ def read_run(folder: Path) -> RecordedRun:
             if not (participation and participation.event(event)) and len(events) < EVENTS_KEPT:
                 events.append(event)
     experiment = folder / "experiment.toml"
-    text = experiment.read_text("utf-8", errors="replace") if experiment.is_file() else None
+    text = outside_files.read_text(experiment, errors="replace") if experiment.is_file() else None
     rounds, script = [network[r] for r in sorted(network)], _script_of(folder)
     told = _foretold(folder, summary), _realised(folder, summary)
     return RecordedRun(summary, rounds, totals, events, text, participation, script, *told)
@@ -336,7 +337,7 @@ def _realised(folder: Path, summary: Summary) -> RunForecast | None:
 def _script_of(folder: Path) -> tuple[str, ...]:
     """Return the name of the script that was launched and its arguments, () where there was none."""
     try:
-        told = json_value((folder / LAUNCHED).read_bytes())
+        told = json_value(outside_files.read_bytes(folder / LAUNCHED))
         return (Path(told["script"]).name, *(str(one) for one in told["arguments"]))
     except (OSError, UnreadableError, TypeError, KeyError):
         return ()
@@ -358,7 +359,7 @@ _RUN_AGAIN = "Is this the folder of a run?  `fedgossip run experiment.toml` make
 def _summary(path: Path) -> Summary:
     place = str(path)
     try:
-        record = _parse(path.read_bytes())
+        record = _parse(outside_files.read_bytes(path))
     except FileNotFoundError:
         begun = (path.parent / "metrics.jsonl").exists()
         advice = f"The run goes on, or was killed: {_IN_ITS_MIDDLE}" if begun else _RUN_AGAIN
@@ -408,7 +409,7 @@ def _check_sizes(summary: Summary, place: str) -> None:
 def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield ("file, line 7", record) for each line of a JSON lines file."""
     try:
-        with path.open("rb") as lines:
+        with outside_files.open_file(path, outside_files.ROWS) as lines:
             for number, line in enumerate(lines, start=1):
                 place = f"{path}, line {number}"
                 try:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from fedgossip import outside_files
 from fedgossip.decoding import UnreadableError, from_json, from_toml
 from fedgossip.errors import ConfigError, FedgossipError, NetworkError
 from fedgossip.likeness import Likeness
@@ -76,7 +77,7 @@ class Collector:
         path = self.folders[node] / "metrics.jsonl"
         if not path.exists():
             return
-        with path.open("rb") as file:
+        with outside_files.open_file(path, outside_files.ROWS) as file:
             file.seek(self._offsets[node])
             data = file.read()
         at = self.rounds[node]
@@ -108,9 +109,10 @@ class Collector:
         path = self.folders[node] / "snapshots" / f"{round:06d}.safetensors"
         if not path.exists():  # folders from other machines hold no snapshots, but the last vector
             return final_vector(self.folders[node]) if round == self.record.rounds else None
-        from safetensors.numpy import load_file
+        from safetensors.numpy import load
 
-        vectors = {name: frozen(vector) for name, vector in load_file(path).items()}
+        content = outside_files.read_bytes(path, outside_files.LARGE)
+        vectors = {name: frozen(vector) for name, vector in load(content).items()}
         path.unlink()
         if "before" in vectors:
             self.record.before(node, round, vectors["before"])
@@ -202,7 +204,7 @@ def last_word(folder: Path) -> PeerEnded | None:
     if not path.exists():
         return None
     try:
-        return from_json(msgspec.json.Decoder(PeerEnded), path.read_bytes())
+        return from_json(msgspec.json.Decoder(PeerEnded), outside_files.read_bytes(path))
     except UnreadableError as error:
         raise ConfigError(f"{path}: cannot be read: {error}", "Copy the folder again.") from None
 
@@ -213,10 +215,10 @@ def final_vector(folder: Path) -> Vector | None:
     if not path.exists():
         return None
     from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+    from safetensors.numpy import load
 
     try:
-        vector: Vector = frozen(load_file(path)["vector"])
+        vector: Vector = frozen(load(outside_files.read_bytes(path, outside_files.LARGE))["vector"])
     except (OSError, SafetensorError, KeyError) as error:
         raise ConfigError(f"{path}: not a peer's vector: {error}", "Copy the folder again.") from None
     return vector
@@ -310,7 +312,7 @@ def _by_peer(plan: Plan, given: Sequence[Path]) -> list[Path]:
     found: dict[int, Path] = {}
     for folder in (one for place in given for one in _folders(place)):
         try:
-            (peer,) = from_toml((folder / ENDPOINT).read_text())["peer"]
+            (peer,) = from_toml(outside_files.read_text(folder / ENDPOINT))["peer"]
             node = int(peer["id"])
         except (OSError, KeyError, ValueError, TypeError):
             raise ConfigError(f"{folder}: not the folder of a peer", f"It should hold {ENDPOINT}.") from None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from fedgossip import __version__, checkpoints, owner_files
+from fedgossip import __version__, checkpoints, outside_files, owner_files
 from fedgossip.checkpoints import About, RefusedError, Stored
 from fedgossip.decoding import UnreadableError
 from fedgossip.learning.sources import codes_of
@@ -88,7 +88,7 @@ def mend_rows(path: Path) -> None:
     """Cut off a last line that a crash left unfinished."""
     if not path.exists():
         return
-    content = path.read_bytes()
+    content = outside_files.read_bytes(path, outside_files.ROWS)
     whole = content.rfind(b"\n") + 1
     if whole < len(content):
         _cut(path, whole)
@@ -106,7 +106,7 @@ def bytes_up_to(path: Path, round: int) -> int:
         return 0
     decoder = msgspec.json.Decoder(Row)
     kept = 0
-    for line in path.read_bytes().splitlines(keepends=True):
+    for line in outside_files.read_bytes(path, outside_files.ROWS).splitlines(keepends=True):
         try:
             row = row_of(decoder, line)
         except UnreadableError:

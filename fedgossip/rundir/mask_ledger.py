@@ -15,7 +15,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedgossip import file_locks
+from fedgossip import file_locks, outside_files
 from fedgossip.errors import ConfigError, NotWrittenError, ResumeError
 from fedgossip.machine import Checkpoint, Effect, Event, Machine, NodeId, Send
 from fedgossip.messages import Hello, Masked
@@ -74,7 +74,7 @@ class MaskLedger:
 
     def _read(self) -> int | None:
         """Return the first round of this run that was never masked; None where this key has not been in it."""
-        content = self.path.read_bytes() + b"\n"  # a line that a crash cut short was never acted on
+        content = outside_files.read_bytes(self.path) + b"\n"  # a line that a crash cut short was never acted on
         rounds = [int(round) for run, round in _LINE.findall(content) if run.decode() == self._run]
         return max(rounds, default=None)
 

@@ -9,7 +9,6 @@ A run at parameter servers leaves it in its folder, put together of what its ser
 from __future__ import annotations
 
 import contextlib
-import zipfile
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fedgossip import outside_files
 from fedgossip.checkpoints import NEWEST, PREVIOUS, RefusedError, read
 from fedgossip.errors import ConfigError
 from fedgossip.keyed_rows import ROWS_MAX, KeyedTable, Rows, frozen_keys
@@ -91,18 +91,14 @@ def load_table(path: Path | str) -> TrainedTable:
 
 
 def _npz(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    if not zipfile.is_zipfile(path):
-        path.open("rb").close()
-        raise ValueError("not an npz file")
-    with np.load(path, allow_pickle=False) as held:
-        return {name: held[name] for name in ("keys", "rows")}, {name: held[name].item() for name in _FACTS}
+    held = outside_files.read_arrays(path, ("keys", "rows", *_FACTS))
+    return {name: held[name] for name in ("keys", "rows")}, {name: held[name].item() for name in _FACTS}
 
 
 def _safetensors(path: Path) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     from safetensors import safe_open
 
-    path.open("rb").close()  # for the reason, where it cannot be read
-    with safe_open(path, "numpy") as held:
+    with safe_open(outside_files.check_file(path), "numpy") as held:
         return {name: held.get_tensor(name) for name in ("keys", "rows")}, held.metadata()
 
 

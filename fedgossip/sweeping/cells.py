@@ -16,13 +16,13 @@ from typing import Any
 
 import msgspec
 
-from fedgossip import owner_files
+from fedgossip import outside_files, owner_files
 from fedgossip.checkpoints import differences
 from fedgossip.decoding import UnreadableError, json_value
 from fedgossip.drivers.local import run_local_plan
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.errors import ConfigError, FedgossipError, ResumeError
-from fedgossip.experiment import Experiment, GossipExperiment, load_experiment
+from fedgossip.experiment import Experiment, GossipExperiment, file_kept_in, load_experiment
 from fedgossip.learning.sources import codes_of
 from fedgossip.plans import compose
 from fedgossip.plans.plan import hash_of, without_folders
@@ -152,7 +152,7 @@ def _file_in(text: str) -> list[tuple[str, str]]:
 @lru_cache(maxsize=64)
 def _digest(path: str, _changed: int, _size: int) -> str:
     total = sha256()
-    with Path(path).open("rb") as file:
+    with outside_files.open_file(outside_files.named(path), outside_files.LARGE) as file:
         while part := file.read(1 << 20):
             total.update(part)
     return total.hexdigest()[:16]
@@ -162,7 +162,7 @@ def check_same(path: Path, experiment: Experiment, whose: str) -> None:
     """Raise ConfigError where the folder holds a cell of another experiment; what is there is left as it is."""
     if not (path / "experiment.toml").is_file():
         return
-    before = load_experiment(path / "experiment.toml").to_dict()
+    before = load_experiment(file_kept_in(path)).to_dict()
     if found := differences(before, experiment.to_dict(), simulated=True):
         advice = "Give a new folder with --out, or the file that it was made of."
         raise ConfigError(f"{path}: a cell of another {whose}: {'; '.join(found[:3])}", advice)
@@ -170,6 +170,6 @@ def check_same(path: Path, experiment: Experiment, whose: str) -> None:
 
 def _read(path: Path) -> object:
     try:
-        return json_value(path.read_bytes())
+        return json_value(outside_files.read_bytes(path))
     except (OSError, UnreadableError):
         return None

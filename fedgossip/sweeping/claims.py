@@ -21,7 +21,7 @@ from uuid import uuid4
 
 import msgspec
 
-from fedgossip import file_locks, owner_files
+from fedgossip import file_locks, outside_files, owner_files
 from fedgossip.decoding import UnreadableError, from_json
 
 _DECODER = msgspec.json.Decoder(dict[str, str | int])
@@ -108,7 +108,7 @@ def _stale(path: Path) -> bool:
 def _said(path: Path) -> tuple[str, int] | None:
     """What the holder said of itself; None where it has let go."""
     try:
-        told = from_json(_DECODER, path.read_bytes())
+        told = from_json(_DECODER, outside_files.read_bytes(path))
     except (OSError, UnreadableError):
         return None
     return str(told.get("host")), int(told.get("pid", 0))

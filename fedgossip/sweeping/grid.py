@@ -25,6 +25,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from fedgossip import outside_files
 from fedgossip.decoding import from_toml
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.experiment import Experiment, checked
@@ -253,7 +254,7 @@ def _put(content: dict[str, Any], key: str, value: Any, where: str) -> None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return from_toml(path.read_text())
+        return from_toml(outside_files.read_text(path))
     except OSError as error:
         raise ConfigError(f"{path}: {(error.strerror or 'cannot be read').lower()}", "See docs/sweeps.md.") from None
     except ValueError as error:

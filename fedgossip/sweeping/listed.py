@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 import tomli_w
 
-from fedgossip import owner_files
+from fedgossip import outside_files, owner_files
 from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import Experiment, load_experiment
@@ -84,7 +84,7 @@ def work(folder: Path, until: float, stopped: Stopped) -> Iterator[str]:
     Raises ConfigError where nothing is listed, KeyboardInterrupt where a cell was stopped.
     """
     try:
-        listed = from_json(_LISTED, (folder / ASKED / LIST).read_bytes())
+        listed = from_json(_LISTED, outside_files.read_bytes(folder / ASKED / LIST))
     except (OSError, UnreadableError) as error:
         raise ConfigError(f"{folder / ASKED / LIST}: {error}", "fedgossip compare --backend makes it.") from None
     names = listed.names

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from fedgossip import outside_files
 from fedgossip.errors import ConfigError
 from fedgossip.topology.graph import Topology
 from fedgossip.topology.mixing import Mixing
@@ -93,9 +94,7 @@ def _refuse_loops(rows: list[tuple[int, list[str]]], path: Path) -> None:
 def text_of(path: Path) -> str:
     """Return what a file says.  Raises ConfigError where it is missing, too large or no text."""
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ConfigError(f"{path}: over {MAX_FILE_BYTES >> 20} MiB", "Make the topology in Python instead.")
-        return path.read_text(encoding="utf-8")
+        return outside_files.read_text(outside_files.named(path), MAX_FILE_BYTES)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}", "Check the path of the graph.") from None
     except UnicodeDecodeError:

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from fedgossip import outside_files
 from fedgossip.errors import ConfigError
 from fedgossip.topology.graph import FloatArray, Topology
 from fedgossip.topology.mixing import Mixing, assemble
@@ -97,9 +98,7 @@ def weighted(topology: Topology, pi: npt.ArrayLike, rule: str = "pi") -> Mixing:
 def read_pi(path: Path) -> FloatArray:
     """Return the numbers of a file, one per node and line.  Raises ConfigError, naming the line."""
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ConfigError(f"{path}: over {MAX_FILE_BYTES >> 20} MiB", "Give one number per node.")
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = outside_files.read_text(outside_files.named(path), MAX_FILE_BYTES).splitlines()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}", "Write weights = pi:FILE.") from None
     except UnicodeDecodeError:

@@ -28,7 +28,7 @@ from typing import Annotated, Any, BinaryIO, Literal
 import msgspec
 import numpy as np
 
-from fedgossip import owner_files
+from fedgossip import outside_files, owner_files
 from fedgossip.decoding import from_msgpack, json_value
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import Checkpoint, Effect, Event, Machine, NodeId, told
@@ -249,7 +249,7 @@ class Reading:
         self.path = path
         self.end: Literal["whole", "torn"] = "whole"
         try:
-            self._file = path.open("rb")
+            self._file = outside_files.open_file(path, outside_files.ROWS)
             self._bytes = path.stat().st_size
         except OSError as error:
             raise TraceError(f"{path}: {error.strerror}", "Record one with --trace.") from None

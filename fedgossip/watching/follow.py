@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from fedgossip import outside_files
 from fedgossip.decoding import UnreadableError, json_value
 from fedgossip.records import Row, row_of
 from fedgossip.watching.places import ENDED, EXPERIMENT, ROWS, SUMMARY, Facts, RunPlace, facts_of
@@ -221,7 +222,7 @@ class Follower:
 def _json(path: Path) -> dict[str, Any]:
     """Return the object in a file; an empty one while it is not there, or not whole."""
     try:
-        content = json_value(path.read_bytes())
+        content = json_value(outside_files.read_bytes(path))
     except (OSError, UnreadableError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fedgossip import outside_files
 from fedgossip.decoding import from_toml, json_value
 from fedgossip.errors import ConfigError, FedgossipError
 from fedgossip.forecasts import RunForecast, read_forecast
@@ -118,7 +119,7 @@ def _node(folder: Path) -> int:
     if not _holds(folder, OF_A_PEER):
         raise ConfigError(f"{folder}: neither a run nor a peer", "Give the folder that --out named, or no folder.")
     try:
-        (peer,) = from_toml((folder / "endpoint.toml").read_text())["peer"]
+        (peer,) = from_toml(outside_files.read_text(folder / "endpoint.toml"))["peer"]
         return int(peer["id"])
     except (OSError, ValueError, KeyError, TypeError):
         raise ConfigError(f"{folder}: its endpoint.toml does not say which peer it is of", "Give others.") from None
@@ -192,7 +193,7 @@ class _RolesFile:
 def _told(path: Path) -> _RolesFile | None:
     """What a run said of itself when it began; None where it said nothing, or nothing that can be."""
     try:
-        content = json_value(path.read_bytes())
+        content = json_value(outside_files.read_bytes(path))
         roles = roles_from(content["roles"])
         return _RolesFile(str(content["name"]), roles) if roles.n <= MOST_EDGES else None
     except (OSError, ValueError, KeyError, TypeError):
@@ -201,7 +202,7 @@ def _told(path: Path) -> _RolesFile | None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return from_toml(path.read_text())
+        return from_toml(outside_files.read_text(path))
     except (OSError, ValueError):
         return {}
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedgossip import outside_files
+
 PIECE_BYTES = 1 << 20
 """Maximum bytes that are read at once; a longer line is no row and is skipped."""
 
@@ -40,7 +42,7 @@ class Tail:
             self.again = True
             return []
         try:
-            with self.path.open("rb") as file:
+            with outside_files.open_file(self.path, outside_files.ROWS) as file:
                 file.seek(self.offset)
                 data = file.read(PIECE_BYTES)
         except OSError:  # the file has gone since we looked

@@ -1,0 +1,162 @@
+"""Files of others are opened by `outside_files` alone: regular, bounded, not waited for, no link out of the folder."""
+
+from __future__ import annotations
+
+import ast
+import os
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rooms import FILES, PACKAGE
+
+from fedgossip import outside_files
+
+OPENING = {
+    "read_text",
+    "read_bytes",
+    "fdopen",
+    "memory_map",
+    "safe_open",
+    "load_file",
+    "memmap",
+    "copyfile",
+    "copytree",
+}
+OPENING |= {"fromfile", "genfromtxt", "loadtxt", "is_zipfile"}
+DOOR = "outside_files"
+BY_WHOSE = {
+    "np.load",
+    "numpy.load",
+    "torch.load",
+    "onnx.load",
+    "runtime.InferenceSession",
+    "shutil.copy",
+    "shutil.copy2",
+    "Path.open",
+    "io.open",
+}
+
+NOT_FROM_OUTSIDE = {
+    # files of this package, of torch or of the kernel
+    "board/pages.py": 1, "cli/init.py": 2, "cli/vocabulary.py": 1, "event_kinds.py": 1, "kernels.py": 2,
+    "learning/bundled.py": 1, "learning/portable.py": 1, "net/sealing.py": 1, "report/markup.py": 3,
+    "reproducing/published.py": 1, "watching/local_server.py": 1,
+    # the sources of modules that this process has imported already
+    "learning/exporting.py": 1,
+    # locks, folders, and files that are written: what is opened is not read
+    "cli/__init__.py": 1, "drivers/fork_server.py": 1, "file_locks.py": 1, "learning/gpu_semaphore.py": 4,
+    "loops/seats.py": 2, "net/identity.py": 2, "owner_files.py": 3, "plans/policy.py": 2, "rundir/run_lock.py": 1,
+    "rundir/incarnations.py": 1, "audit/transcript.py": 1,
+    # names that `outside_files.check_file` has looked at, for libraries that open by name
+    "learning/arrow.py": 1, "edge/onnx_model.py": 1, "edge/quantization.py": 1, "rundir/table_files.py": 1,
+    # streams that are open already, or not of files
+    "learning/cifar.py": 1, "learning/idx.py": 1, "learning/images.py": 1, "patience.py": 1,
+    "net/client.py": 1, "net/frame_reader.py": 2, "net/sealed_way.py": 1, "net/server.py": 1,
+    "simulation/simulator.py": 1,
+}  # fmt: skip
+"""How many calls that could open a file are in a module beside the door; and why they may be."""
+
+
+def _opens(path: Path) -> Iterator[str]:
+    text = path.read_text()
+    if not any(name in text for name in (*OPENING, *BY_WHOSE, "open(")):
+        return
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+        whole = ast.unparse(node.func)
+        if (name in OPENING or name == "open" or whole in BY_WHOSE) and DOOR not in whole:
+            yield f"line {node.lineno}: {ast.unparse(node)[:80]}"
+
+
+def test_no_module_opens_a_file_beside_the_door() -> None:
+    """Read it by fedgossip.outside_files; where nobody else can have written it, say so above."""
+    found = {path.relative_to(PACKAGE).as_posix(): list(_opens(path)) for path in FILES if path.stem != DOOR}
+    beside = {name: calls for name, calls in found.items() if len(calls) != NOT_FROM_OUTSIDE.get(name, 0)}
+    assert beside == {}
+
+
+# --- what the door refuses --------------------------------------------------------------------------------------------
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _link_out(path: Path) -> None:
+    path.symlink_to("/etc/passwd")
+
+
+def _sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(40 << 30)
+
+
+@pytest.mark.parametrize(
+    ("hostile", "why"),
+    [
+        (_pipe, "a pipe, and a file was expected"),
+        (_device, "a link that leads out of its folder"),
+        (_link_out, "a link that leads out of its folder"),
+        (_sparse, "42,949,672,960 bytes, and at most"),
+        (Path.mkdir, "a directory, and a file was expected"),
+    ],
+)
+def test_what_is_no_bounded_regular_file_is_refused_at_once(tmp_path: Path, hostile, why: str) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "file"
+    hostile(path)
+    with pytest.raises(OSError, match=why):
+        outside_files.read_bytes(path, outside_files.LARGE)
+
+
+def test_a_link_inside_its_folder_is_followed_and_one_that_was_named_anywhere(tmp_path: Path) -> None:
+    (tmp_path / "..data").mkdir()
+    (tmp_path / "..data/key").write_text("a")  # as Kubernetes mounts secrets
+    (tmp_path / "key").symlink_to("..data/key")
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner/key").symlink_to("../key")
+    assert outside_files.read_text(tmp_path / "key") == "a"
+    assert outside_files.read_text(outside_files.named(tmp_path / "inner/key")) == "a"
+    assert outside_files.read_text(tmp_path / "inner/key", within=tmp_path) == "a"
+    with pytest.raises(OSError, match="out of its folder"):
+        outside_files.read_text(tmp_path / "inner/key")
+
+
+def test_an_archive_is_refused_by_what_it_would_inflate_to_before_it_is_inflated(tmp_path: Path) -> None:
+    """Declared sizes bound what zipfile inflates, so a false one helps nobody: the shape must agree with it too."""
+    path = tmp_path / "bomb.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr("x.npy", b"\0" * 100)
+    content = bytearray(path.read_bytes())
+    for mark, at in ((b"PK\x01\x02", 24), (b"PK\x03\x04", 22)):  # where its size stands, in the list and before it
+        place = content.rindex(mark) + at
+        content[place : place + 4] = (3 << 30).to_bytes(4, "little")
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="3,221,225,472 bytes when inflated, and at most 1,073,741,824 are read"):
+        outside_files.read_arrays(path, {"x"})
+
+
+def test_a_shape_that_claims_more_than_its_entry_holds_is_refused_before_memory_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "claims.npz"
+    np.savez(path, x=np.zeros(3))
+    with zipfile.ZipFile(path) as archive:
+        content = archive.read("x.npy")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", content.replace(b"(3,), }" + b" " * 8, b"(300000000,), }"))
+    with pytest.raises(ValueError, match="2,400,000,000 bytes by its shape, 24 in the archive"):
+        outside_files.read_arrays(path, {"x"})
+
+
+def test_arrays_are_those_that_were_saved(tmp_path: Path) -> None:
+    saved = {"x": np.arange(12.0).reshape(3, 4), "y": np.array(7)}
+    np.savez_compressed(tmp_path / "a.npz", **saved)
+    found = outside_files.read_arrays(tmp_path / "a.npz", {"x", "y", "z"})
+    assert found.keys() == saved.keys() and all((found[name] == saved[name]).all() for name in saved)
