@@ -11,6 +11,9 @@ import sys
 STOPPED = 130
 """The exit code of Ctrl-C."""
 
+ENDED_BY_SIGNALS = (STOPPED, 143, 129)
+"""Those of Ctrl-C, SIGTERM and SIGHUP."""
+
 
 def command() -> None:
     """Run the command line.  Ctrl-C while it is imported ends it without a word; once all is said, with its code."""
@@ -20,7 +23,9 @@ def command() -> None:
         signal.signal(signal.SIGINT, lambda *_: os._exit(STOPPED))
         atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # the first there: called last
     from fedgossip.cli import main
+    from fedgossip.cli.output import hold_standard_streams
 
+    hold_standard_streams()
     signal.signal(signal.SIGINT, before)
     try:
         main()
@@ -28,7 +33,7 @@ def command() -> None:
         code = ended.code if isinstance(ended.code, int) else 1
         if interruptible:
             signal.signal(signal.SIGINT, lambda *_: _end(code))
-        if code == STOPPED:
+        if code in ENDED_BY_SIGNALS:
             # a Ctrl-C inside exec(), with which libraries make classes as they are imported, has the interpreter end by
             # the signal whatever the code is
             _end(code)

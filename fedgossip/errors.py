@@ -109,6 +109,8 @@ class ExitCode:
 
 _READ = "Read the two lines: what was wrong and where, and what to do now."
 
+_GO_ON = "The line that goes on was printed, where there is one."
+
 EXIT_CODES: Mapping[int, ExitCode] = {
     0: ExitCode("finished", "The command did what it was asked."),
     1: ExitCode(
@@ -141,7 +143,9 @@ EXIT_CODES: Mapping[int, ExitCode] = {
         "The run came to its end, and not all that it is for happened: somebody's model is missing.",
         "The last lines, the report and `lacking` in the summary say what, and of whom.",
     ),
-    130: ExitCode("Ctrl-C", "Somebody stopped it.", "The line that goes on was printed, where there is one."),
+    129: ExitCode("SIGHUP", "Its terminal was closed; it ended as by Ctrl-C.", _GO_ON),
+    130: ExitCode("Ctrl-C", "Somebody stopped it.", _GO_ON),
+    143: ExitCode("SIGTERM", "`kill`, a container's stop or a scheduler ended it, as by Ctrl-C.", _GO_ON),
 }
 """All of them, for every command."""
 

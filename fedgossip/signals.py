@@ -30,21 +30,44 @@ def ignore_terminals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-@contextlib.contextmanager
-def term_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM raise KeyboardInterrupt meanwhile, where nobody has said otherwise.
+_ENDING = tuple(number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)))
+"""Signals that end a command as Ctrl-C does: from `kill`, docker stop, scancel, systemd; from a closed terminal."""
 
-    In another thread than the main one nothing changes.
+_asked: list[int] = []
+"""The first of _ENDING that this command has received."""
+
+
+@contextlib.contextmanager
+def as_interrupt() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP do what SIGINT does meanwhile, where nobody has set a handler (nohup ignores SIGHUP).
+
+    This is the one way in which a command is asked to end: a driver handles SIGINT, or KeyboardInterrupt, and no other
+    signal.  In another thread than the main one nothing changes.
     """
-    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    main = threading.current_thread() is threading.main_thread()
+    ours = [number for number in _ENDING if main and signal.getsignal(number) is signal.SIG_DFL]
     if ours:
-        signal.signal(signal.SIGTERM, _interrupt)
+        _asked.clear()
+    for number in ours:
+        signal.signal(number, _interrupt)
     try:
         yield
     finally:
-        if ours:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in ours:
+            if number not in _asked:  # its sender may repeat it, and the command is at its end
+                signal.signal(number, signal.SIG_DFL)
 
 
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+def exit_code() -> int:
+    """Return the exit code of a command that was asked to end: 128 and the number of the signal, 130 for Ctrl-C."""
+    return 128 + (_asked[0] if _asked else signal.SIGINT)
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    if not _asked:
+        _asked.append(number)
+    if number != signal.SIGTERM:  # both shell and system may send it: a second one would end the command at once
+        signal.signal(number, signal.SIG_IGN)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        raise KeyboardInterrupt
+    signal.raise_signal(signal.SIGINT)

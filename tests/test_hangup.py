@@ -66,7 +66,7 @@ def test_a_run_whose_terminal_is_closed_is_kept_and_goes_on(tmp_path: Path, driv
     with terminal("run", "experiment.toml", "--on", driver, "--out", "run", cwd=tmp_path) as shown:
         wait_until(lambda: rounds_in(tmp_path / "run" / "metrics.jsonl") > 30, 60, "it learns")
         shown.close()
-        assert shown.process.wait(60) == 130
+        assert shown.process.wait(60) == 129
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "interrupted"
     again = finish(start(["run", "experiment.toml", "--out", "run"], tmp_path))
@@ -86,7 +86,7 @@ def test_a_peer_whose_terminal_is_closed_says_goodbye_and_is_kept(tmp_path: Path
         with terminal(*words, "--id", "0", "--key", "0.key", "--out", "out0", cwd=tmp_path) as shown:
             wait_until(lambda: rounds_in(tmp_path / "out0" / "metrics.jsonl") > 20, 60, "it learns")
             shown.close()
-            assert shown.process.wait(60) == 130
+            assert shown.process.wait(60) == 129
         ended = json.loads((tmp_path / "out0" / "ended.json").read_text())
         assert ended["status"] == "interrupted" and ended["checkpoint"] > 20
         again = finish(start([*words, "--id", "0", "--key", "0.key", "--out", "out0"], tmp_path))

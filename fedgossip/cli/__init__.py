@@ -14,10 +14,14 @@ from typing import NoReturn
 
 import click
 
-from fedgossip.cli import hangup
+from fedgossip import signals
+from fedgossip.cli import output
 from fedgossip.cli.text import echo
 from fedgossip.errors import EXIT_CODES, FedgossipError, nearest
 from fedgossip.version import __version__
+
+STOPPED = 130
+"""What a command returns that was asked to end; which signal asked decides the exit code."""
 
 COMMANDS = {
     "demo": ("fedgossip.cli.demo", "Eight graphs and real peers on real data, in under a minute."),
@@ -92,7 +96,15 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Run the command line; a line of error and one of advice, behind the traceback with FEDGOSSIP_TRACEBACK set."""
-    hangup.prepare()
+    output.prepare()
+    with signals.as_interrupt():
+        code = _run()
+    gc.freeze()  # the interpreter's last collection would take half a second where torch is loaded, and frees nothing
+    sys.exit(signals.exit_code() if code == STOPPED else code)
+
+
+def _run() -> int:
+    """Run the command that was typed; return its exit code, STOPPED where it was asked to end."""
     try:
         code = cli(standalone_mode=False)
     except FedgossipError as error:
@@ -104,13 +116,12 @@ def main() -> NoReturn:
         where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "fedgossip"
         code = _fail(error.format_message(), f"See {where} --help", error.exit_code, None)
     except (KeyboardInterrupt, click.Abort):
-        code = _fail("stopped", "", 130, None)
+        code = _fail("stopped", "", STOPPED, None)
     except SystemExit as error:  # no command of ours ends so, and its code would be taken for ours
+        if isinstance(error.__context__, BrokenPipeError):  # by click, which takes any pipe for our output's
+            return _fail("unexpected BrokenPipeError", FAULT, 1, error)
         advice = "The code of a model, loss or metric of yours did it; with FEDGOSSIP_TRACEBACK=1 it is shown where."
         code = _fail(f"stopped in its midst by sys.exit({error.code!r})", advice, 5, error)
-    except BrokenPipeError:  # the reader of our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
     except OSError as error:
         advice = "Choose a folder that can be written and has room, with --out."
         where = f"{error.filename}: " if error.filename else ""
@@ -119,10 +130,11 @@ def main() -> NoReturn:
         advice = "Use a smaller model, fewer peers, or a machine with more memory."
         code = _fail(f"out of memory: {error}", advice, 2, error)
     except Exception as error:
-        advice = "This is a fault of fedgossip: set FEDGOSSIP_TRACEBACK=1 to see where, and report it."
-        code = _fail(f"unexpected {type(error).__name__}: {error}", advice, 1, error)
-    gc.freeze()  # the interpreter's last collection would take half a second where torch is loaded, and frees nothing
-    sys.exit(code if isinstance(code, int) else 0)
+        code = _fail(f"unexpected {type(error).__name__}: {error}", FAULT, 1, error)
+    return code if isinstance(code, int) else 0
+
+
+FAULT = "This is a fault of fedgossip: set FEDGOSSIP_TRACEBACK=1 to see where, and report it."
 
 
 def _fail(message: str, advice: str, code: int, error: BaseException | None) -> int:

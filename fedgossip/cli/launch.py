@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip.cli.portable import portable_option
-from fedgossip.cli.run import exit_code, show
-from fedgossip.cli.text import echo, print_json, talk_to_stderr
+from fedgossip.cli.run import concluded
+from fedgossip.cli.text import echo
 
 if TYPE_CHECKING:
     from fedgossip.cli.progress import Progress
@@ -138,7 +137,7 @@ def launch(
     from fedgossip.drivers import resume
     from fedgossip.experiment import load_experiment
     from fedgossip.loops.experiments import Wished, experiment_of
-    from fedgossip.loops.launching import check_launchable, plan_to_resume
+    from fedgossip.loops.launching import all_joined, check_launchable, plan_to_resume
     from fedgossip.loops.scripts import Command
     from fedgossip.plans import compose
     from fedgossip.rundir.run_directory import new_path
@@ -156,17 +155,15 @@ def launch(
         echo(line, err=True)
     folder = stopped or out or new_path(plan, "sim" if simulate else "local", Path("runs"))
     title = f"{plan.experiment.name or plan.name} {'simulated' if simulate else 'launched'}"
-    with talk_to_stderr() if as_json else contextlib.nullcontext():
+
+    def driven() -> Run:
         rounds, score = plan.experiment.rounds, plan.experiment.score
         with Progress(title, rounds, plan.roles, score=score) as progress:
-            finished = drive(plan, folder, progress, resumed=stopped is not None)
-    if as_json:
-        print_json(finished.summary)
-    else:
-        show(finished, report=report)
-    if exit_code(finished) == 130 and not simulate:
-        echo(f"To go on: {resume.line(folder)}", err=True)
-    return exit_code(finished)
+            return drive(plan, folder, progress, resumed=stopped is not None)
+
+    again = "Simulated loops are simulated from their beginning: give the command again." if simulate else ""
+    how = {"report": report, "as_json": as_json, "again": again}
+    return concluded(driven, folder, **how, resumable=lambda run: all_joined(plan, run))
 
 
 LEFT = "Loops that end before their run leave it: lower --rounds, or go on while peer.step() returns True."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from fedgossip.cli.portable import portable_option
-from fedgossip.cli.run import exit_code, show
-from fedgossip.cli.text import echo, print_json, talk_to_stderr
+from fedgossip.cli.run import concluded
+from fedgossip.cli.text import echo
 
 if TYPE_CHECKING:
     from fedgossip.clusters.resources import Resources
@@ -150,15 +149,10 @@ def place(
         echo(f"job {number} of {whose} runs {plan.roles.said}; when {ended}:", err=True)
         echo(shlex.join(words))
         return 0
-    with talk_to_stderr() if as_json else contextlib.nullcontext():
-        finished = _run(plan, folder, wanted, report=report, resumed=stopped is not None)
-    if as_json:
-        print_json(finished.summary)
-    else:
-        show(finished, report=report)
-    if exit_code(finished) == 130:
-        echo(f"To go on: {resume.line(folder)}", err=True)
-    return exit_code(finished)
+    return concluded(
+        lambda: _run(plan, folder, wanted, report=report, resumed=stopped is not None),
+        folder, report=report, as_json=as_json,
+    )  # fmt: skip
 
 
 def _check_engine(context: click.Context, on: str) -> None:

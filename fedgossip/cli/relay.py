@@ -70,8 +70,7 @@ def relay(listen: str, allow: Path | None, connections: int, rate: float, idle: 
 async def _run(server: Relay, host: str, port: int) -> None:
     """Serve until a signal; say now and then what has happened."""
     ended = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, ended.set)
     echo(f"relay at {host}:{await server.start(host, port)}")
     before = ""
     while not ended.is_set():

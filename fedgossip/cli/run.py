@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedgossip.cli import STOPPED
 from fedgossip.cli.portable import portable_option
 from fedgossip.cli.text import columns, echo, print_json, some, talk_to_stderr, times
 from fedgossip.event_kinds import kind_of
@@ -119,24 +120,47 @@ def run(
 
         drive = _Drive(on, report, int(trace_limit * 1e9) if trace else 0, forecast, family)
         path = stopped or out or new_path(plan, on, Path("runs"))
-        try:
-            with talk_to_stderr() if as_json else contextlib.nullcontext():
-                finished = drive(plan, path, resumed=stopped is not None)
-                if centralised:
-                    from fedgossip.rundir.run_directory import amend
 
-                    amend(finished, centralised=compose.centralised(plan.experiment, plan.learners))
-            if as_json:
-                print_json(finished.summary)
-            else:
-                show(finished, report=report)
-        except KeyboardInterrupt:
-            return _stopped_at_once(path)
-    if exit_code(finished) == 130 and finished.directory:
-        from fedgossip.drivers import resume
+        def driven() -> Run:
+            finished = drive(plan, path, resumed=stopped is not None)
+            if centralised:
+                from fedgossip.rundir.run_directory import amend
 
-        echo(f"To go on: {resume.line(finished.directory)}", err=True)
-    return exit_code(finished)
+                amend(finished, centralised=compose.centralised(plan.experiment, plan.learners))
+            return finished
+
+        return concluded(driven, path, report=report, as_json=as_json)
+
+
+def concluded(
+    drive: Callable[[], Run],
+    path: Path,
+    *,
+    report: bool,
+    as_json: bool,
+    again: str = "",
+    resumable: Callable[[Path], bool] | None = None,
+) -> int:
+    """Bring a run to its end by `drive`, show what came out, and return the exit code: what `run`, `launch` and `place`
+    end with.
+
+    Where it was stopped the line that goes on is the last one: `again`, by default that of the folder `path`.
+    `resumable`: whether the run in a folder can go on, which a stop in its first seconds prevents.
+    """
+    from fedgossip.drivers import resume
+
+    try:
+        with talk_to_stderr() if as_json else contextlib.nullcontext():
+            finished = drive()
+        if as_json:
+            print_json(finished.summary)
+        else:
+            show(finished, report=report)
+    except KeyboardInterrupt:
+        return _stopped_at_once(path, again, resumable or resume.may_go_on)
+    if (code := exit_code(finished)) == STOPPED and finished.directory:
+        echo(again or f"To go on: {resume.line(path)}", err=True)
+    return code
 
 
 def _processes(experiment: Experiment, on: str) -> contextlib.AbstractContextManager[PeerProcesses | None]:
@@ -148,17 +172,17 @@ def _processes(experiment: Experiment, on: str) -> contextlib.AbstractContextMan
     return processes_for(experiment)
 
 
-def _stopped_at_once(path: Path) -> int:
+def _stopped_at_once(path: Path, again: str, resumable: Callable[[Path], bool]) -> int:
     """Say what there is of a run that was stopped before it began, when it was over, or again while it took leave."""
     from fedgossip.drivers import resume
 
     if resume.is_over(path):
         echo(f"error: stopped when the run was over: all of it is in {path}", err=True)
-    elif resume.may_go_on(path):
-        echo(f"error: stopped at once\nTo go on: {resume.line(path)}", err=True)
+    elif resumable(path):
+        echo(f"error: stopped at once\n{again or f'To go on: {resume.line(path)}'}", err=True)
     else:
         echo("error: stopped before the run began: nothing was trained yet", err=True)
-    return 130
+    return STOPPED
 
 
 def exit_code(finished: Run) -> int:
@@ -166,7 +190,7 @@ def exit_code(finished: Run) -> int:
     from fedgossip.errors import PARTIAL_EXIT, BudgetError, TooFewPeersError
 
     partial = TooFewPeersError.exit_code if finished.summary["in_vain"] else PARTIAL_EXIT
-    codes = {"finished": 0, "partial": partial, "exhausted": BudgetError.exit_code, "interrupted": 130}
+    codes = {"finished": 0, "partial": partial, "exhausted": BudgetError.exit_code, "interrupted": STOPPED}
     return codes[finished.summary["status"]]
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fedgossip.cli.output import reader_left
 from fedgossip.cli.text import console, echo
 
 if TYPE_CHECKING:
@@ -118,6 +119,8 @@ def _lines(follower: Follower) -> None:
         _say(text)
     told_quiet = False
     while not follower.ended:
+        if reader_left():
+            return
         follower.poll()
         for text in lines.troubles():
             _say(text)

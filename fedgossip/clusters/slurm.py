@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from fedgossip import outside_files
+from fedgossip import outside_files, signals
 from fedgossip.clusters.meeting import CLUSTER, STOP, JobLife, PlacedJob, write_job
 from fedgossip.clusters.resources import LOCAL, SLURM, Resources, imported
 from fedgossip.clusters.shared_folder import SEEN_SECONDS, probe_in
@@ -220,12 +220,13 @@ def _state(job: str) -> str | None:
 
 @contextlib.contextmanager
 def _deaf() -> Iterator[None]:
-    """Have what is started meanwhile ignore Ctrl-C, which its terminal sends to all: we pass it on."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Have what is started meanwhile ignore what its terminal sends to all: we pass it on."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in signals.OF_TERMINALS}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -83,9 +83,9 @@ def run_local_plan(
     """`run_local`, for an experiment whose graph is resolved already.  `family`: one that is warm already, or whose
     processes live elsewhere.
 
-    A peer that dies, or hangs, does not stop the others: the run is "partial".  Ctrl-C or SIGTERM ends all of them and
-    keeps what was measured; before there is anything to measure it raises KeyboardInterrupt.  Raises the error of a
-    peer that failed (its training raised, say) when the others have ended; what was measured is kept.
+    A peer that dies, or hangs, does not stop the others: the run is "partial".  Ctrl-C, SIGTERM or SIGHUP ends all of
+    them and keeps what was measured; before there is anything to measure it raises KeyboardInterrupt.  Raises the error
+    of a peer that failed (its training raised, say) when the others have ended; what was measured is kept.
 
     `resume`: all peers of the run that was stopped in `out` go on from their last checkpoints.  Raises ResumeError.
     `trace_bytes`: the longest trace of what a peer's machine is told, 0 for none.  `made` is called when the run's
@@ -94,7 +94,7 @@ def run_local_plan(
     began = time.monotonic()
     check_recordable(plan, trace_bytes)
     check_real(plan.experiment)
-    with signals.term_as_interrupt(), family or processes_for(plan.experiment) as processes:
+    with signals.as_interrupt(), family or processes_for(plan.experiment) as processes:
         script = faults_of(plan)
         task, shares = compose.task_of(plan.experiment, plan.learners)  # may refuse it: nothing is made before
         folders = [out / "peers" / f"{node:02d}" for node in range(plan.n)]

@@ -77,7 +77,8 @@ class Stopper:
         self._parent = os.getppid() if child else None
         self._before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():  # Python lets no other one set a handler
-            self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._stop)
+            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # else it is an interrupt of the command's
+                self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._stop)
             on_interrupt = signal.SIG_IGN if child else self._stop  # see PeerProcesses
             self._before[signal.SIGINT] = signal.signal(signal.SIGINT, on_interrupt)
             links.wake_on_signals()

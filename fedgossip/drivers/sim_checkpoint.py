@@ -7,6 +7,7 @@ function of its experiment, so nothing is lost but time.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
@@ -14,11 +15,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from fedgossip import checkpoints, outside_files
+from fedgossip import checkpoints, outside_files, signals
 from fedgossip.checkpoints import About, RefusedError
 from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.drivers import snapshot
@@ -165,7 +166,7 @@ class Pauses:
         self._due = time.monotonic() + SECONDS
         self._asked = False
         self._possible = True
-        self._before: dict[int, Any] = {}
+        self._stack = contextlib.ExitStack()
 
     def __call__(self) -> None:
         if self._asked:
@@ -197,13 +198,12 @@ class Pauses:
 
     def __enter__(self) -> Pauses:
         if self.folder is not None and threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._stop)
+            self._stack.enter_context(signals.as_interrupt())
+            self._stack.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, self._stop))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._stack.close()
 
     def _stop(self, _number: int, _frame: FrameType | None) -> None:
         if self._asked:

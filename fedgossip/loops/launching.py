@@ -88,7 +88,7 @@ def resume_scripts(
     """
     command = (command or kept_command(run, plan.experiment.train.portable)).checked()
     folders = folders_of(plan, run)
-    if not all(description.is_described(folder) for folder in folders[: plan.learners]):
+    if not all_joined(plan, run):
         raise ResumeError(f"{run}: it was stopped before all its loops had joined", "Start it in a new folder.")
     await_free(folders)
     schema, shares = description.described(folders[0]).model.schema, DataShares("the loops' own")
@@ -96,6 +96,11 @@ def resume_scripts(
     shutil.rmtree(asked_in(run), ignore_errors=True)
     (run / BEGAN).unlink(missing_ok=True)
     return _Launch(plan, run, command, how or Launching(), watch, before).run()
+
+
+def all_joined(plan: Plan, run: Path) -> bool:
+    """Whether all loops of a launched run have joined: it can go on from then on."""
+    return all(description.is_described(folder) for folder in folders_of(plan, run)[: plan.learners])
 
 
 def folders_of(plan: Plan, out: Path) -> list[Path]:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from fedgossip import signals
 from fedgossip.clusters.shared_folder import check_shared
 from fedgossip.errors import FedgossipError
 from fedgossip.sweeping.folder import SweepFolder
@@ -52,10 +53,11 @@ def main(words: Sequence[str], work: Callable[[Path, float, Stopped], Iterable[o
 
         resource.setrlimit(resource.RLIMIT_AS, (told.memory, told.memory))
     try:
-        if told.probe:
-            check_shared(told.folder, told.probe)
-        for _ in work(told.folder, told.until, _left(listening=told.listen)):
-            pass
+        with signals.as_interrupt():
+            if told.probe:
+                check_shared(told.folder, told.probe)
+            for _ in work(told.folder, told.until, _left(listening=told.listen)):
+                pass
     except KeyboardInterrupt:
         return 130
     except FedgossipError as error:

@@ -1,0 +1,157 @@
+"""One way to end: every command takes SIGTERM and SIGHUP as Ctrl-C, and its exit code says which of them it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from commands import alive, experiment, finish, in_process, start, wait_until
+
+import fedgossip
+from fedgossip import signals
+from fedgossip.cli import COMMANDS, cli
+
+SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+
+SCRIPT = """
+import os, sys, time, torch, fedgossip
+torch.manual_seed(0); torch.set_num_threads(1)
+m = torch.nn.Linear(4, 1); o = torch.optim.SGD(m.parameters(), lr=0.01)
+with fedgossip.join(m, o) as peer:
+    for s in range(5_000):
+        o.zero_grad(); m(torch.ones(8, 4)).pow(2).mean().backward(); o.step(); time.sleep(0.01); peer.step()
+"""
+
+
+def ends(of: str, command: click.Command) -> Iterator[list[str]]:
+    """Every command that does something, as it is typed."""
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            found = command.get_command(context, name)
+            assert found
+            yield from (words if of == "" else [of, *words] for words in ends(name, found))
+    else:
+        yield [of]
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: signal.Signals(number).name)
+def test_each_command_is_interrupted_by_each_signal_and_says_by_which(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def asked(*_: object) -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(5)
+        raise AssertionError("it goes on")
+
+    typed = list(ends("", cli))
+    assert {words[0] for words in typed} == set(COMMANDS) and len(typed) > 60
+    monkeypatch.setattr(click.Command, "parse_args", lambda _command, _context, words: words)
+    monkeypatch.setattr(click.Command, "invoke", asked)
+    monkeypatch.setattr("fedgossip.cli.launch._is_experiment", lambda *_: False)
+    monkeypatch.setattr(signal, "getsignal", _as_started)
+    for words in typed:
+        said = in_process(words, tmp_path, monkeypatch, capsys)
+        assert (said.code, said.errors) == (SIGNALS[number], ["error: stopped"]), words
+
+
+_REAL = signal.getsignal
+
+
+def _as_started(number: int) -> object:
+    """As of a command that a shell starts: whoever runs the tests by nohup has them ignore SIGHUP."""
+    found = _REAL(number)
+    return signal.SIG_DFL if number == signal.SIGHUP and found is signal.SIG_IGN else found
+
+
+def test_one_place_says_what_the_ending_signals_of_a_command_do() -> None:
+    """Others would have exit codes, and last words, of their own.  A child's own process may have a handler."""
+    child = {"drivers/peer.py", "clusters/node.py", "clusters/ray_cluster.py", "signals.py"}
+    root = Path(fedgossip.__file__).parent
+    sets = re.compile(r"(signal\.signal|add_signal_handler)\(.*(SIGTERM|SIGHUP|number)")
+    found = {str(path.relative_to(root)) for path in root.rglob("*.py") if sets.search(path.read_text())}
+    assert found <= child | {"clusters/slurm.py"}, found  # which has what it starts ignore its terminal
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals.as_interrupt():
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(0.01)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_handler_of_the_callers_own_stays() -> None:
+    said: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _frame: said.append(number))
+    try:
+        with signals.as_interrupt():
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)
+        assert said == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def reached(folder: Path, rounds: int) -> bool:
+    """Whether some round of a run is behind it."""
+    record = folder / "metrics.jsonl"
+    return record.exists() and f'"round":{rounds},' in record.read_text()
+
+
+def children(pid: int) -> list[int]:
+    """Every process that `pid` has started, and theirs."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    mine = [int(child) for one in tasks for child in one.read_text().split()]
+    return mine + [grandchild for child in mine for grandchild in children(child)]
+
+
+long = pytest.mark.long
+LOCAL, SIMULATED, STACKED = ["run", "--on", "local"], ["run"], ["run", "--on", "stacked"]
+LOOPS, GUIDED = ["launch", "-n", "2"], ["launch", "-n", "2", "--coordinator", "--rounds", "500"]
+
+
+@pytest.mark.sockets
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="processes are counted in /proc")
+@pytest.mark.parametrize(
+    ("words", "number"),
+    [
+        pytest.param(LOCAL, signal.SIGHUP),
+        pytest.param(SIMULATED, signal.SIGTERM),
+        pytest.param(LOOPS, signal.SIGTERM),
+        *(pytest.param(LOOPS, number, marks=long) for number in (signal.SIGINT, signal.SIGHUP)),
+        *(pytest.param([*LOOPS, "--simulate"], number, marks=long) for number in SIGNALS),
+        *(pytest.param(GUIDED, number, marks=long) for number in SIGNALS),
+        *(pytest.param(STACKED, number, marks=long) for number in SIGNALS),
+        *(pytest.param(["launch", "experiment.toml"], number, marks=long) for number in SIGNALS),
+        *(pytest.param(LOCAL, number, marks=long) for number in (signal.SIGINT, signal.SIGTERM)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value) if isinstance(value, list) else value.name,
+)
+def test_a_signal_keeps_what_was_learned_says_how_to_go_on_and_leaves_no_process(
+    words: list[str], number: signal.Signals, tmp_path: Path
+) -> None:
+    experiment(tmp_path, n=3, rounds=20_000)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    what = ["train.py"] if words[0] == "launch" else ["experiment.toml"]
+    what = [] if "experiment.toml" in words else what
+    options = ["--local-steps", "1", "--show", "none"] if what == ["train.py"] else []
+    command = start([*words, *options, "--no-report", "--out", "out", *what], tmp_path)
+    wait_until(lambda: reached(tmp_path / "out", 3), 120, "it learns")
+    started = children(command.pid)
+    command.send_signal(number)
+    said = finish(command)
+    assert said.code == SIGNALS[number], said
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["status"] == "interrupted"
+    goes_on = "give the command again" if "--simulate" in words else f"To go on: fedgossip {words[0]} --resume out"
+    assert goes_on in said.err and "Traceback" not in said.err, said.err
+    assert not [pid for pid in started if alive(pid)]
