@@ -162,8 +162,9 @@ def launch(
             return drive(plan, folder, progress, resumed=stopped is not None)
 
     again = "Simulated loops are simulated from their beginning: give the command again." if simulate else ""
-    how = {"report": report, "as_json": as_json, "again": again}
-    return concluded(driven, folder, **how, resumable=lambda run: all_joined(plan, run))
+    return concluded(
+        driven, folder, report=report, as_json=as_json, again=again, resumable=lambda run: all_joined(plan, run)
+    )
 
 
 LEFT = "Loops that end before their run leave it: lower --rounds, or go on while peer.step() returns True."
