@@ -14,7 +14,7 @@ from fedgossip import load_experiment
 from fedgossip.cli.compare import USUAL
 from fedgossip.errors import ConfigError
 from fedgossip.experiment.reading import content_of
-from fedgossip.paradigms.experiments import experiment_for
+from fedgossip.paradigms.experiments import experiment_for, workers_of
 from fedgossip.paradigms.names import PARADIGMS, paradigm_of
 from fedgossip.report.reading import read_run
 from tests.commands import Said, in_process
@@ -49,6 +49,15 @@ def compared(file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         return in_process(command, file.parent, monkeypatch, capsys)
 
     return run
+
+
+@pytest.mark.parametrize("size", ["topology.n", "coordinator.clients", "parallel.workers"])
+def test_as_many_workers_are_compared_as_the_file_has(size: str) -> None:
+    section, key = size.split(".")
+    assert workers_of({section: {key: 9}}, "all.toml") == 9
+    all_kinds = {"topology": {"n": 2}, "coordinator": {"clients": 2}, "parallel": {"workers": 2}}
+    with pytest.raises(ConfigError, match="which number of workers"):
+        workers_of(all_kinds | {section: {key: 9}}, "all.toml")
 
 
 def test_run_refuses_several_kinds_in_one_file_and_names_compare(file: Path) -> None:

@@ -483,6 +483,15 @@ def test_rank_correlation_is_spearman_s() -> None:
     assert rank_correlation([1, 2], [1, 2]) is None and rank_correlation([1, 1, 1], [1, 2, 3]) is None
 
 
+def test_a_graph_that_changes_has_no_spectral_gap(tmp_path: Path) -> None:
+    """base:1 and one-peer-exponential had 1, and Spearman's rho compared it with the gaps of other graphs."""
+    graphs = ["ring", "complete", "base:1", "one-peer-exponential"]
+    found = fedgossip.sweep(sweep_of(grid={"topology.graph": graphs}, seeds=1), tmp_path / "s")
+    gaps = [row["gap"] for row in found.rows]
+    assert gaps[:2] == [pytest.approx(2 / 3), pytest.approx(1.0)] and gaps[2:] == [None, None]  # 1 - (1 + 2 cos 90)/3
+    assert len(found.points("n_w", "test_loss")) == 4 and len(found.points("gap", "test_loss")) == 2
+
+
 def test_the_report_of_a_sweep_has_a_page_and_the_parts_of_a_paper(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,7 +22,7 @@ USUAL = "mapreduce,ring,halving-doubling,parameter-server,parameter-server:async
 @click.command()
 @click.argument("experiment", type=click.Path(path_type=Path))
 @click.option("--paradigms", default=USUAL, show_default=True, help="Which, with commas between.")
-@click.option("--workers", default="4", show_default=True, help="Numbers of workers, with commas between.")
+@click.option("--workers", default="", help="Numbers of workers, with commas between.  [default: the file's, else 4]")
 @click.option("--seeds", type=click.IntRange(1, 1000), default=1, show_default=True, help="Runs of each, seed by seed.")
 @click.option("--tune", is_flag=True, help="Give each paradigm its own train.lr, the best of five around the file's.")
 @click.option("--on", type=click.Choice(["sim", "local"]), default="sim", show_default=True, help="As for `run`.")
@@ -54,7 +54,7 @@ def compare(
     from fedgossip import owner_files
     from fedgossip.experiment.reading import content_of
     from fedgossip.paradigms.cells import CellGrid, run_cells
-    from fedgossip.paradigms.experiments import compare_section
+    from fedgossip.paradigms.experiments import compare_section, workers_of
     from fedgossip.paradigms.measured import measured
     from fedgossip.paradigms.names import paradigm_of
     from fedgossip.paradigms.page import write_page
@@ -67,7 +67,8 @@ def compare(
     for name in names:
         paradigm_of(name)
     first = int(content.get("seed", 1))
-    grid = CellGrid(content, where, names, _numbers(workers), range(first, first + seeds))
+    numbers = _numbers(workers) if workers else [workers_of(content, where)]
+    grid = CellGrid(content, where, names, numbers, range(first, first + seeds))
     owner_files.made(out)
     cells = []
     found_rates: Mapping[str, TunedRate] = {}

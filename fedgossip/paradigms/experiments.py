@@ -28,6 +28,8 @@ OF_KINDS = {*RUN_KINDS, "algorithm"}
 
 BATCH, STEPS = 32, 5
 """train.batch_size and train.local_steps where the file says nothing."""
+WORKERS = 4
+"""How many there are where the file says nothing."""
 
 Content = Mapping[str, Any]
 
@@ -45,6 +47,20 @@ def compare_section(content: Content, where: str) -> CompareSection:
         advice = "Give train.local_steps: all paradigms then see the same number of examples."
         raise ConfigError(f"{where}: train.local_epochs in a comparison", advice)
     return found
+
+
+def workers_of(content: Content, where: str) -> int:
+    """Return how many workers the file has: topology.n, coordinator.clients or parallel.workers; WORKERS where none.
+
+    Raises ConfigError where they differ: paradigms are compared with as many.
+    """
+    sizes = [(section, kind.size) for section, kind in RUN_KINDS.items()]
+    given = {size: content.get(section, {}).get(size.partition(".")[2]) for section, size in sizes}
+    found = {size: number for size, number in given.items() if isinstance(number, int)}
+    if len(set(found.values())) > 1:
+        unlike = ", ".join(f"{key} = {number}" for key, number in found.items())
+        raise ConfigError(f"{where}: {unlike}: which number of workers?", "Give one number, or --workers 4,8.")
+    return next(iter(found.values()), WORKERS)
 
 
 def experiment_for(content: Content, paradigm: Paradigm, workers: int, most: int, seed: int, where: str) -> Experiment:

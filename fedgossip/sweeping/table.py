@@ -174,7 +174,7 @@ def _row(sweep: SweepFolder, cell: SweepCell, outcome: CellOutcome | None, limit
         "bytes_sent": summary.get("bytes_sent"),
         "bytes_of_busiest": (summary.get("busiest") or {}).get("bytes"),
         "seconds": summary.get("seconds"),
-        "gap": forecast.get("spectral_gap") if forecast.get("period") == 1 else _gap(forecast),
+        "gap": forecast.get("spectral_gap") if forecast.get("period") == 1 else None,  # of one graph: see numerics.md
         "n_w": forecast.get("n_w"),
         "degree": forecast.get("degree_max"),
         "digest": summary.get("digest"),
@@ -183,12 +183,6 @@ def _row(sweep: SweepFolder, cell: SweepCell, outcome: CellOutcome | None, limit
     }
     plain = (limit is None and sweep.grid.file.over == 1) or not summary
     return row if plain else {**row, **_cut(sweep, cell, limit)}
-
-
-def _gap(forecast: Mapping[str, Any]) -> float | None:
-    """Of a graph that changes: what a round of a whole period removes in the worst case."""
-    rate = forecast.get("rate")
-    return None if rate is None else 1.0 - rate
 
 
 def _plain(values: Values) -> dict[str, Any]:

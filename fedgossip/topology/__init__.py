@@ -10,8 +10,7 @@ forecast_of(schedule).exact_after   # 9
 
 from __future__ import annotations
 
-from fedgossip.topology.edge_lists import load_weighted
-from fedgossip.topology.files import load, ready, ready_names
+from fedgossip.topology.files import load, load_weighted, ready, ready_names
 from fedgossip.topology.graph import Topology, require_connected
 from fedgossip.topology.mixing import Mixing
 from fedgossip.topology.names import family_names, is_drawn, resolve, resolve_schedule, schedule_names, weighted_names

@@ -15,8 +15,9 @@ import msgspec
 import numpy as np
 
 from fedgossip.errors import ConfigError, nearest
-from fedgossip.topology import grammar
-from fedgossip.topology.edge_lists import is_weighted, load_edge_list, load_weighted, text_of
+from fedgossip.topology import grammar, graph_formats
+from fedgossip.topology.edge_lists import listed, text_of
+from fedgossip.topology.given_graphs import GivenGraph, mixing_of, topology_of
 from fedgossip.topology.graph import IntArray, Topology, require_connected
 from fedgossip.topology.mixing import TOLERANCE, Mixing, Stochastic, assemble
 from fedgossip.topology.spectra import spectrum
@@ -67,13 +68,33 @@ class GraphFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def load(path: Path | str) -> Topology:
-    """Return the graph in a file: TOML by its suffix, else one "u v" per line, with # comments.
+    """Return the graph in a file: TOML by its suffix, else a list of edges or another program's.
 
     Raises ConfigError where the file is missing or too large, cannot be read as what it is, or is not what it
     expects of itself.
     """
     place = Path(path)
-    return load_toml(place) if place.suffix == ".toml" else load_edge_list(place)
+    if place.suffix == ".toml":
+        return load_toml(place)
+    given = given_graph(place)
+    return topology_of(given, place) if given.weights is None else mixing_of(given, place).topology
+
+
+def given_graph(path: Path) -> GivenGraph:
+    """Return what a file says of a graph: the file of another program, or a list of edges.  Raises ConfigError."""
+    text = text_of(path)
+    return graph_formats.read(path, text) or listed(path, text)
+
+
+def load_weighted(path: Path | str) -> Mixing:
+    """Return the symmetric mixing of a "u v weight" file; each node keeps what its edges leave of one.
+
+    Raises ConfigError, naming the line, for other words, a loop and an edge given twice.
+    """
+    given = given_graph(Path(path))
+    if given.weights is None:
+        raise ConfigError(f"{path}: no weights", "Write: u v 0.25.")
+    return mixing_of(given, Path(path))
 
 
 def load_toml(path: Path) -> Topology:
@@ -104,7 +125,8 @@ def load_mixing(path: Path | str) -> Mixing | None:
     """
     place = Path(path)
     if place.suffix != ".toml":
-        return load_weighted(place) if is_weighted(place) else None
+        given = given_graph(place)
+        return None if given.weights is None else mixing_of(given, place)
     described = read(place)
     if described.arcs is None:
         return None

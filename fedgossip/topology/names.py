@@ -33,7 +33,10 @@ __all__ = [
     "weighted_names",
 ]
 
-_SUFFIXES = (".toml", ".txt", ".edges", ".edgelist", ".csv", ".tsv")
+_SUFFIXES = (
+    ".toml", ".txt", ".edges", ".edgelist", ".csv", ".tsv", ".adjlist",
+    ".graphml", ".gexf", ".xml", ".gml", ".json", ".mtx",
+)  # fmt: skip
 
 
 def resolve(

@@ -110,6 +110,10 @@ class Random:
     moment: Callable[[FloatArray], FloatArray] | None = None
     rounds: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.contraction is not None:  # rounding leaves -1e-17 of a graph that is exact after one round
+            object.__setattr__(self, "contraction", min(1.0, max(0.0, self.contraction)))
+
     @property
     def period(self) -> int:
         """0: rounds never repeat."""

@@ -241,6 +241,7 @@ def _forecast_random(schedule: Random, gamma: float) -> Forecast:
     }
     if schedule.stochastic == "both":  # else the mean moves, and with it what n_w and the floors are about
         numbers["n_w"] = schedule.n / (1.0 + (schedule.n - 1) * (1.0 - gamma) * left / (1.0 - gamma * left))
+    if schedule.stochastic == "both" and left < 1.0:  # a graph that never mixes has no floor to settle at
         numbers["floor"] = math.sqrt(left / (1.0 - left))
         numbers["ceiling"] = math.sqrt(left * (1.0 + 2.0 * _kept(schedule) / (1.0 - _kept(schedule))) / (1.0 - left))
     return _report(schedule, gamma, "expected", **numbers)

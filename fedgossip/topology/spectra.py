@@ -233,7 +233,7 @@ def _connectivity(mixing: Mixing, deficit: float) -> float | None:
     others = mixing.values[mixing.ids != mixing.receivers] if mixing.turned is None else mixing.turned[1][1:]
     if mixing.topology.directed or not others.size:
         return 0.0 if not others.size else None
-    if others.max() - others.min() < 1e-15:
+    if others.max() - others.min() < 1e-15 and others[0] > 0:
         return deficit / float(others[0])
     ends = eigen.laplacian_ends(mixing.topology)
     return ends.low if ends.resolved else None
