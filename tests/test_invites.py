@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -31,7 +32,7 @@ from fedgossip.drivers import hosting, joining, proposals
 from fedgossip.errors import ConfigError, NetworkError, NotWrittenError, PeerError, TooFewPeersError
 from fedgossip.experiment import load_experiment
 from fedgossip.messages import Beginning, Enrol, Gathering, Invited, InviteProof, Proposal, TurnedAway
-from fedgossip.net import invite_server
+from fedgossip.net import endpoints, invite_server
 from fedgossip.net.auth import GUESTS
 from fedgossip.net.endpoints import signed
 from fedgossip.net.identity import Identity, verify
@@ -285,6 +286,44 @@ def test_nobody_is_let_in_twice_with_one_signing_key(house: House) -> None:
         answer = house.admission.answer(second.public, Enrol(who, __version__, ADDRESS, own), NOW)
         assert answer == TurnedAway("twin") and len(house.admission.party.guests) == 1
     assert isinstance(house.enrol(first), Gathering)
+
+
+def _as_written(house: House, identity: Identity, verify: str, address: str, signer: Identity) -> object:
+    """The answer to one that writes its key of signatures and its address as it likes, signed all the same."""
+    who = Invited(house.invitation.mark, verify, house.invitation.proof(identity.public, verify))
+    entry = RosterMember(bytes.fromhex(verify), identity.public, address)
+    return house.admission.answer(identity.public, Enrol(who, __version__, address, signer.sign(entry.content())), NOW)
+
+
+def test_a_key_of_signatures_has_one_form_so_nobody_is_let_in_twice_by_writing_it_anew(house: House) -> None:
+    """Written in capitals it compared as another one, and ended the run of all (attack e5)."""
+    first, second = Identity.new(), Identity.new()
+    house.enrol(first)
+    verify = first.verify.upper()
+    assert _as_written(house, second, verify, ADDRESS, first) == TurnedAway("key", verify)
+    assert len(house.admission.party.guests) == 1
+    told = house.admission.unfit[second.public]
+    assert first.verify.upper() in told and "key of signatures" in told
+
+
+@pytest.mark.parametrize(
+    "address", ["ipc://x\x01y", "ipc:///tmp/x", "ipc://x' #'", "tcp://a:1\n[[peer]]", "inproc://x"]
+)
+def test_nobody_is_let_in_who_cannot_be_called_over_a_network(house: House, address: str) -> None:
+    """The host says who sent what, and goes on with the others."""
+    odd, honest = Identity.new(), Identity.new()
+    assert _as_written(house, odd, odd.verify, address, odd) == TurnedAway("address", address)
+    assert house.admission.unfit == {odd.public: f"it cannot be called where it says: it sent {address!r}"}
+    assert isinstance(house.enrol(honest), Gathering)
+
+
+@given(st.text(max_size=100), st.text(max_size=100))
+def test_what_is_written_into_a_list_of_members_is_read_as_it_was(address: str, word: str) -> None:
+    """Blocks are written by a library: no quote, backslash or control letter ends a text before its end."""
+    block = endpoints.block(7, endpoints.Endpoint(address, "k", signature=word))
+    (peer,) = tomllib.loads(block)["peer"]
+    wanted = {"id": 7, "key": "k"} | {k: v for k, v in (("address", address), ("signature", word)) if v}
+    assert peer == wanted
 
 
 def test_nobody_is_let_in_who_has_not_signed_where_it_is(house: House) -> None:

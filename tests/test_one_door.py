@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import os
+import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -160,3 +162,24 @@ def test_arrays_are_those_that_were_saved(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "a.npz", **saved)
     found = outside_files.read_arrays(tmp_path / "a.npz", {"x", "y", "z"})
     assert found.keys() == saved.keys() and all((found[name] == saved[name]).all() for name in saved)
+
+
+# --- what is written --------------------------------------------------------------------------------------------------
+
+BY_HAND = re.compile(r"(?:^|\n)[a-z_]+ = ['\"]$|(?:^|[{,])\s*\"[a-z_]+\": \"?$")
+"""The beginning of a line of TOML, or of a pair of JSON, before a value that is put in."""
+
+
+def test_no_line_of_toml_or_json_is_formatted_by_hand() -> None:
+    """A value with a quote or a control letter would end the line, and whoever reads the file (attack e5)."""
+    found = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in FILES
+        if "{" in (text := path.read_text())
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.JoinedStr)
+        for before, value in itertools.pairwise(node.values)
+        if isinstance(value, ast.FormattedValue) and isinstance(before, ast.Constant)
+        if BY_HAND.search(str(before.value)) and not ast.unparse(value.value).isupper()  # a constant of ours
+    ]
+    assert found == []

@@ -245,7 +245,7 @@ def _given(given: tuple[str, ...], port: int) -> list[str]:
 
 def _wait(server: InviteServer, admission: InviteAdmission, plan: Plan) -> None:
     """Let people in until all are here, or the time is over.  Raises TooFewPeersError."""
-    said = ""
+    said, told = "", 0
     while not admission.is_ready(now := time.time()):
         if now >= admission.party.expires:
             raise _too_few(admission, now)
@@ -254,6 +254,9 @@ def _wait(server: InviteServer, admission: InviteAdmission, plan: Plan) -> None:
             echo(line, err=True)
         said = line
         server.serve(LOOK_SECONDS)
+        for key, why in [*admission.unfit.items()][told:]:
+            echo(f"Not let in: the holder of the key {key}: {why}", err=True)
+        told = len(admission.unfit)
     here = ", ".join(_named(admission, node, plan) for node in sorted(admission.here(time.time())))
     echo(f"Here: {here}.  It begins.", err=True)
 

@@ -96,12 +96,13 @@ def show(file: Path, whole: bool, node: int | None, address: str | None, calls: 
 )
 def organiser(out: Path) -> None:
     """Make the key that may let others in and send them away, and print the line for the top of endpoints.toml."""
+    from fedgossip.net.endpoints import organiser_line
     from fedgossip.net.identity import Identity
 
     identity = Identity.new()
     identity.save(out)
     echo(f"The secret key is in {out}, readable by you alone.  For the top of endpoints.toml:", err=True)
-    echo(f"organiser = '{identity.verify}'")
+    echo(organiser_line(identity.verify), nl=False)
 
 
 @keys.command()

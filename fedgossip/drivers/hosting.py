@@ -22,7 +22,7 @@ from fedgossip.drivers.members import is_open
 from fedgossip.errors import ConfigError
 from fedgossip.machine import NodeId
 from fedgossip.messages import INVITED_MAX, Entry, Proposal
-from fedgossip.net.endpoints import Endpoint, block, signed
+from fedgossip.net.endpoints import Endpoint, block, organiser_line, signed
 from fedgossip.net.identity import Identity
 from fedgossip.net.invitation import Invitation, new_secret
 from fedgossip.net.invite_admission import ENDED, Guest, InviteAdmission, Party, Seats
@@ -154,7 +154,7 @@ def invite_admission(hosted: Hosted, address: str, proposal: Proposal, test: byt
 
 def write_endpoints(folder: Path, organiser: str, members: Sequence[Entry]) -> None:
     """Write the endpoints.toml of a run that begins, or has begun, with these; see messages.Beginning."""
-    lines = [f"organiser = '{organiser}'"]
+    lines = [organiser_line(organiser)]
     for one in members:
         admission = "" if one.since == 0 else one.admission
         lines.append(block(one.node, Endpoint(one.address, one.key, one.verify, admission, one.signature)))

@@ -30,7 +30,7 @@ from fedgossip.messages import (
     InviteProof,
     Proposal,
 )
-from fedgossip.net.endpoints import Endpoint, check_address, is_signed, signed
+from fedgossip.net.endpoints import Endpoint, check_reachable, is_signed, signed
 from fedgossip.net.identity import Identity, check_public, verify
 from fedgossip.net.invitation import Invitation
 from fedgossip.net.invite_admission import Seats
@@ -124,7 +124,7 @@ def keep_members(folder: Path, beginning: Beginning) -> None:
 def _check(one: Entry, organiser: str, seats: Seats) -> None:
     try:
         if one.address or seats.called or one.node == seats.own:
-            check_address(one.address, f"member {one.node}")
+            check_reachable(one.address, f"member {one.node}")
         check_public(one.key, f"member {one.node}")
     except ConfigError as error:
         raise PeerError(f"the organiser's list: {error}", SAME, peer=ORGANISER) from None

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import tomli_w
 
 from fedgossip import outside_files
 from fedgossip.decoding import from_toml
@@ -41,7 +42,7 @@ TCP, RELAY = "tcp://", "relay://"
 """How an address begins that is called, and one of a relay, through which its owner is reached."""
 
 _HEX_KEY = re.compile(r"[0-9a-f]{64}")
-_ADDRESS = re.compile(r"(?:tcp|relay)://(\[[0-9a-fA-F:.]+\]|[\w.-]+):(?P<port>\d{1,5})|ipc://.{1,100}")
+_ADDRESS = re.compile(r"(?:tcp|relay)://(\[[0-9a-fA-F:.]+\]|[\w.-]+):(?P<port>\d{1,5})|ipc://[^\x00-\x1f\x7f]{1,100}")
 
 
 class _PeerEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -102,10 +103,15 @@ class Members:
         return {node: endpoint for node, endpoint in self.endpoints.items() if not endpoint.admission}
 
 
+def is_signing_key(text: str) -> bool:
+    """Whether a text is a key of signatures as it is compared and written: 64 hex digits in lower case."""
+    return _HEX_KEY.fullmatch(text) is not None
+
+
 def load_members(path: Path, node: NodeId) -> Members:
     """Read the endpoints of a run whose members come and go, for `node`.  Raises ConfigError."""
     found, organiser = load_blocks(path), _file(path).organiser
-    if organiser and not _HEX_KEY.fullmatch(organiser):
+    if organiser and not is_signing_key(organiser):
         raise ConfigError(f"{path}: organiser is no public key", "Put what `fedgossip keys organiser` prints there.")
     if node not in found:
         advice = "Put your own [[peer]] block there too: `fedgossip keys admit` prints it."
@@ -135,7 +141,7 @@ def load_blocks(path: Path) -> dict[NodeId, Endpoint]:
     """Read blocks that all have a key of signatures.  Raises ConfigError."""
     found = _read(path)
     for node, endpoint in found.items():
-        if not _HEX_KEY.fullmatch(endpoint.verify):
+        if not is_signing_key(endpoint.verify):
             advice = f"Put what `{_shown(node, endpoint)}` prints on its machine there: members sign."
             raise ConfigError(f"{path}: peer {node} has no key of signatures (verify)", advice)
     return found
@@ -198,7 +204,12 @@ def _read(path: Path) -> dict[NodeId, Endpoint]:
         check_public(entry.key, where)
         if entry.key in keys:
             raise ConfigError(f"{where} has the key of peer {keys[entry.key]}", "Make a key on each machine.")
-        keys[entry.key] = entry.id
+        if entry.verify and not is_signing_key(entry.verify):
+            text = f"{where}: verify = {entry.verify[:80]!r} is no key of signatures"
+            raise ConfigError(text, "It is 64 hex digits in lower case, as `fedgossip keys show` prints it.")
+        if entry.verify and entry.verify in keys:
+            raise ConfigError(f"{where} signs with the key of peer {keys[entry.verify]}", "Make a key on each machine.")
+        keys |= dict.fromkeys(filter(None, (entry.key, entry.verify)), entry.id)
         found[entry.id] = Endpoint(entry.address, entry.key, entry.verify, entry.admission, entry.signature)
     return found
 
@@ -217,9 +228,11 @@ def check_address(address: str, where: str) -> None:
 
 
 def check_reachable(address: str, where: str) -> None:
-    """Raise ConfigError for an address that other machines cannot call, as it names every interface or none."""
+    """Raise ConfigError for an address that other machines cannot call: no network's, or of every interface or none."""
     check_address(address, where)
     for one in addresses_of(address):
+        if not one.startswith((TCP, RELAY)):
+            raise ConfigError(f"{where}: {one!r} is no address of a network", "Write tcp://HOST:PORT.")
         host = one.partition("://")[2].rpartition(":")[0].strip("[]")
         if host in ("0.0.0.0", "::", "0"):  # what is refused
             advice = "Write the address at which the others reach this machine; --bind says where to listen."
@@ -247,20 +260,19 @@ def kept_block(path: Path) -> tuple[NodeId, Endpoint] | None:
 
 def block(node: NodeId, endpoint: Endpoint) -> str:
     """Return the [[peer]] block as text."""
-    lines = ["[[peer]]", f"id = {node}"]
-    lines += [f"address = '{endpoint.address}'"] if endpoint.address else []
-    lines += [f"key = '{endpoint.key}'"]
-    lines += [f"verify = '{endpoint.verify}'"] if endpoint.verify else []
-    lines += [f"admission = '{endpoint.admission}'"] if endpoint.admission else []
-    lines += [f"signature = '{endpoint.signature}'"] if endpoint.signature else []
-    return "\n".join(lines) + "\n"
+    about = {name: getattr(endpoint, name) for name in ("address", "key", "verify", "admission", "signature")}
+    return "[[peer]]\n" + tomli_w.dumps({"id": node, **{name: value for name, value in about.items() if value}})
 
 
 def revoked_block(revocation: Revocation) -> str:
     """Return the [[revoked]] block as text."""
-    fields = {"key": revocation.key, "verify": revocation.verify, "signature": revocation.signature}
-    lines = ["[[revoked]]", f"id = {revocation.node}", *(f"{name} = '{value}'" for name, value in fields.items())]
-    return "\n".join(lines) + "\n"
+    about = {name: getattr(revocation, name) for name in ("key", "verify", "signature")}
+    return "[[revoked]]\n" + tomli_w.dumps({"id": revocation.node, **about})
+
+
+def organiser_line(key: str) -> str:
+    """Return the line above all blocks that names the organiser's key of signatures."""
+    return tomli_w.dumps({"organiser": key})
 
 
 def text(endpoints: Iterable[tuple[NodeId, Endpoint]]) -> str:

@@ -7,10 +7,12 @@ keeps both, and files of earlier versions work.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import tomli_w
 import zmq
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -21,6 +23,8 @@ from zmq.utils import z85
 from fedgossip import outside_files
 from fedgossip.decoding import from_toml
 from fedgossip.errors import ConfigError, NotWrittenError
+
+_KEY, _SIGNATURE = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{128}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ class Identity:
         file then.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
-        pair = f"public = '{self.public}'\nsecret = '{self.secret}'\n"
+        pair = tomli_w.dumps({"public": self.public, "secret": self.secret})
         try:
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         except FileExistsError:
@@ -96,7 +100,13 @@ class Identity:
 
 
 def verify(key: str, data: bytes, signature: str) -> bool:
-    """Return whether `signature` is that of `data` by the holder of `key`; texts in hex, False for any nonsense."""
+    """Return whether `signature` is that of `data` by the holder of `key`; False for any nonsense.
+
+    Both are texts in hex, in lower case and with nothing between the digits: a key has one form, by which it is
+    compared and written.
+    """
+    if not (_KEY.fullmatch(key) and _SIGNATURE.fullmatch(signature)):
+        return False
     try:
         Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(bytes.fromhex(signature), data)
     except (InvalidSignature, ValueError):

@@ -32,7 +32,7 @@ from fedgossip.messages import (
     Proposal,
     TurnedAway,
 )
-from fedgossip.net.endpoints import Endpoint, check_reachable, is_signed
+from fedgossip.net.endpoints import Endpoint, check_reachable, is_signed, is_signing_key
 from fedgossip.net.identity import Identity
 from fedgossip.net.invitation import mark_of, proof_of
 from fedgossip.protocols.news import admission_of
@@ -43,6 +43,15 @@ HERE_SECONDS = 10.0
 
 HOLD_SECONDS = 300.0
 """Time for which a seat is held for one that was let in and is away, before the run begins."""
+
+UNFIT_MAX = 32
+UNFIT = {
+    "key": "its key of signatures is not written as one",
+    "twin": "it signs with the key of another one",
+    "signature": "its keys are not signed by itself",
+    "address": "it cannot be called where it says",
+}
+"""What is wrong with one that has the secret and is not let in."""
 
 ENDED, EXPIRED, USED, UNKNOWN = "ended", "expired", "used", "unknown"
 """Why somebody is turned away."""
@@ -117,6 +126,8 @@ class InviteAdmission:
         self._keep, self._test, self._past = keep, test, dict(past or {})
         self._heard: dict[NodeId, float] = {}
         self._held: dict[NodeId, float] = {}
+        self.unfit: dict[str, str] = {}
+        """What the first UNFIT_MAX sent that were not let in for it, by their keys."""
 
     # --- for the organiser ----------------------------------------------------------------------------------------
 
@@ -207,6 +218,7 @@ class InviteAdmission:
         node = next(places)  # `_refusal` has let nobody through for whom there is none
         if party.guests.get(node) != guest and (known is None or not party.founders):
             if refusal := self._unfit(node, guest):
+                self._note(key, refusal)
                 return refusal
             self._change(replace(party, guests={**party.guests, node: guest}))
             self._held[node] = now
@@ -216,9 +228,16 @@ class InviteAdmission:
         seconds = max(0, int(self.party.expires - now))
         return Gathering(node, self.here(now), self.party.seats.count, seconds)
 
+    def _note(self, key: str, refusal: TurnedAway) -> None:
+        if len(self.unfit) < UNFIT_MAX:
+            sent = f": it sent {refusal.about!r}" if refusal.about else ""
+            self.unfit.setdefault(key, f"{UNFIT[refusal.reason]}{sent}")
+
     def _unfit(self, node: NodeId, guest: Guest) -> TurnedAway | None:
         """Why the others could not talk to this one as `node`, or not know it."""
         others = (self.host, *(one for other, one in self.party.guests.items() if other != node))
+        if not is_signing_key(guest.verify):
+            return TurnedAway("key", guest.verify)
         if any(guest.verify == one.verify for one in others):
             return TurnedAway("twin")
         if not is_signed(Endpoint(guest.address, guest.key, guest.verify, signature=guest.signature)):

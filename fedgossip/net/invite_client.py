@@ -45,6 +45,7 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
     "unreadable": ("the organiser, with fedgossip {about}, cannot read what {ours} says", "Install the same release."),
     "address": ("the others cannot call {about}", "Say with --address where they reach this machine."),
     "signature": ("the organiser finds our keys not signed by ourselves", "Install the same release on both."),
+    "key": ("the organiser finds that {about} is no key of signatures", "Install the same release on both."),
     "twin": ("another one that was let in signs with the key that we sign with", "Make a key of your own."),
     "disk": ("the organiser's disk is full: it lets nobody in whom it would forget", "Try again later."),
 }
