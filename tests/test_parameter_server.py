@@ -426,9 +426,25 @@ def test_a_second_manager_ends_with_a_line_when_servers_tell_it_of_the_first() -
     server.handle(Received(5, Tenure(1, (2, 3))), 0)
     (word,) = server.handle(PeerJoined(5, 0), 0)
     assert isinstance(word, Send)
-    (end,) = second.handle(Received(2, word.message), 0)
+    assert second.handle(Received(2, word.message), 0) == [], "one may be wrong, or lie"
+    (end,) = second.handle(Received(3, word.message), 0)
     assert isinstance(end, Finish) and end.failure and end.failure.kind == "network"
-    assert end.failure.text == "participant 2 goes by tenure 1 of another manager; manager 5 has said 0"
+    assert end.failure.text == "servers 2 and 3 go by tenure 1 of another manager; manager 5 has said 0"
+
+
+def test_no_word_of_one_worker_or_server_ends_a_manager() -> None:
+    """A worker knows of no other manager, and one server of three, or one that owns no part of a loss, may lie."""
+    manager = _after_a_death([])
+    for worker in (0, 1):
+        with pytest.raises(ProtocolError, match=f"worker {worker} goes by tenure 999"):
+            manager.handle(Received(worker, TenureTaken(999)), 0)
+    for epoch in (999, 1000, 1001):
+        assert manager.handle(Received(4, TenureTaken(epoch)), 0) == []
+    others = [shard.number for shard in manager.placement.shards if shard.holders((3, 4), 1) == (3,)]
+    for number in (*others[:1], 10_000):
+        with pytest.raises(ProtocolError, match="nothing of that kind to say"):
+            manager.handle(Received(4, ShardLost(1, number)), 0)
+    assert manager.phase == "ruling"
 
 
 @pytest.mark.sockets

@@ -136,7 +136,10 @@ class ParameterServer(ServedShards):
             case Tenure() if sender == self.manager:
                 return self._ruled(message, now_ns)
             case ShardLost() if sender in self.links and not worker:
-                return self._lost(message.shard) if message.epoch == self.epoch else []
+                if message.epoch != self.epoch:
+                    return []
+                self.tenure.check_owner(sender, message.shard)
+                return self._lost(message.shard)
         text = f"a {type(message).__name__} of {sender}, which has nothing of that kind to say"
         raise ProtocolError(f"server {self.node}: {text}", peer=sender)
 

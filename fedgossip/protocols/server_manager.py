@@ -14,7 +14,7 @@ copies counts as having them when it has said so.  A tenure is on disk before it
 and until servers have their copies; the next one begins when all servers of this one, but those that are
 lost, have taken it, so nobody that is to own a shard has missed a tenure.  While the manager is away nothing changes.
 Servers tell one that comes of their tenure: one that has not said it is a second manager, or has lost its folder, and
-ends.
+ends when more than half of them say so; one participant's word ends nobody.
 
 Source: the server manager of Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014,
 section 4; here it is not replicated itself.
@@ -102,6 +102,7 @@ class ServerManager:
         known = 1 if resumed else placement.copies  # an owner has its shards, or says that they are lost
         self.holding = {shard.number: {*shard.holders(self.tenure.servers, known)} for shard in placement.shards}
         """Which servers have each shard for certain, while they live."""
+        self.claimed: set[NodeId] = set()  # servers that go by a tenure of another manager, as they say
         self._asking = False
 
     # --- events ---------------------------------------------------------------------------------------------------
@@ -133,7 +134,7 @@ class ServerManager:
         match message:
             case TenureTaken(epoch) if sender in self.all or sender in self.workers:
                 if epoch > self.tenure.epoch:
-                    return self._is_second(sender, epoch)
+                    return self._claimed(sender, epoch)
                 if epoch == self.tenure.epoch:
                     self.taken.add(sender)
                 return self._review()
@@ -148,7 +149,7 @@ class ServerManager:
                 return [*back, *over, *self._end_if_over()]
             case Leaving() if sender in self.all:
                 return self._without(sender)
-            case ShardLost(epoch, shard) if sender in self.all:
+            case ShardLost(epoch, shard) if self._owns(sender, shard, epoch):
                 return self._lost(shard) if epoch == self.tenure.epoch else []
         text = f"a {type(message).__name__} of {sender}, which has nothing of that kind to say"
         raise ProtocolError(f"manager {self.node}: {text}", peer=sender)
@@ -178,10 +179,26 @@ class ServerManager:
                 return self._tell()
         return []
 
-    def _is_second(self, sender: NodeId, epoch: int) -> list[Effect]:
-        """Somebody goes by a tenure that this life has not said, nor the one before."""
+    def _owns(self, sender: NodeId, shard: int, epoch: int) -> bool:
+        """Whether a server can know that a shard is lost: its owner does, of an earlier tenure nobody is asked."""
+        if sender not in self.all or epoch != self.tenure.epoch:
+            return sender in self.all
+        shards = self.placement.shards
+        return shard < len(shards) and shards[shard].holders(self.tenure.servers, 1) == (sender,)
+
+    def _claimed(self, sender: NodeId, epoch: int) -> list[Effect]:
+        """A server goes by a tenure that this life has not said, nor the one before: end when more than half do.
+
+        A worker knows of no manager but by its servers.  Raises ProtocolError for the word of a worker.
+        """
         said = f"manager {self.node} has said {self.tenure.epoch}"
-        text = f"participant {sender} goes by tenure {epoch} of another manager; {said}"
+        if sender not in self.all:
+            raise ProtocolError(f"worker {sender} goes by tenure {epoch}, and {said}", peer=sender)
+        self.claimed.add(sender)
+        if 2 * len(self.claimed) <= len(self.all):
+            return []
+        who = " and ".join(map(str, sorted(self.claimed)))
+        text = f"servers {who} go by tenure {epoch} of another manager; {said}"
         return self._finish(Failure("network", text, f"{ONE} To take its place, start with --resume in its folder."))
 
     # --- who is there ---------------------------------------------------------------------------------------------

@@ -101,11 +101,18 @@ class TenureShards:
 
     def take(self, sender: NodeId, message: ChangeMessage | CopyMessage) -> list[Effect]:
         """Take a piece of a copy, or of a change of one, of this epoch.  Raises ProtocolError."""
-        if message.shard >= len(self.placement.shards):
-            text = f"server {self.node}: shard {message.shard} of server {sender} is none"
-            raise ProtocolError(text, peer=sender)
-        (owner,) = self.placement.shards[message.shard].holders(self.alive, 1)
-        return self.copies.take(sender, message, owner)
+        return self.copies.take(sender, message, self._owner(sender, message.shard))
+
+    def _owner(self, sender: NodeId, shard: int) -> NodeId:
+        if shard >= len(self.placement.shards):
+            raise ProtocolError(f"server {self.node}: shard {shard} of server {sender} is none", peer=sender)
+        (owner,) = self.placement.shards[shard].holders(self.alive, 1)
+        return owner
+
+    def check_owner(self, sender: NodeId, shard: int) -> None:
+        """Raise ProtocolError unless `sender` owns a shard, and so can know that nobody has it."""
+        if sender != self._owner(sender, shard):
+            raise ProtocolError(f"server {self.node}: shard {shard} is not that of server {sender}", peer=sender)
 
     def failure(self, number: int, after: int) -> Failure:
         """Why the run ends where nobody has a shard, after so many rounds."""
