@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,9 +23,10 @@ from fedgossip.cli.wording import event_text, words_for
 from fedgossip.errors import NetworkError
 from fedgossip.records import EventRow
 from fedgossip.topology import Topology, resolve
-from fedgossip.watching import snapshot
+from fedgossip.watching import local_server, snapshot
 from fedgossip.watching.follow import Follower
 from fedgossip.watching.layout import places
+from fedgossip.watching.local_server import HttpAnswer, LocalServer
 from fedgossip.watching.serving import Site
 from tests.commands import finish, start, wait_until
 from tests.written import Written, gone, read, rounds
@@ -254,3 +258,34 @@ def test_a_browser_is_not_given_thousands_of_nodes(tmp_path: Path) -> None:
         page = rendered(served.url, tmp_path)
     assert page.count("<tr") == 1 + snapshot.LISTED
     assert 'aria-label="3000 peers: 1 crashed, 2999 training"' in page
+
+
+# --- those who keep a place -------------------------------------------------------------------------------------------
+
+
+def _page() -> LocalServer:
+    return LocalServer(lambda path, query: HttpAnswer("text/plain", b"here"))
+
+
+def test_forty_connections_that_send_nothing_keep_nobody_out() -> None:
+    with _page() as page, contextlib.ExitStack() as held:
+        for _ in range(40):
+            slow = held.enter_context(socket.create_connection(("127.0.0.1", page.port), 5))
+            slow.sendall(b"G")
+        with urllib.request.urlopen(page.url, timeout=5) as answer:
+            assert answer.read() == b"here"
+
+
+def test_a_request_has_one_deadline_however_often_a_byte_of_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_server, "REQUEST_SECONDS", 0.3)
+    with _page() as page, socket.create_connection(("127.0.0.1", page.port), 5) as slow:
+        slow.settimeout(0.05)
+        sent = 0
+        with contextlib.suppress(ConnectionError):
+            while sent < 100:  # five seconds
+                slow.sendall(b"G")
+                sent += 1
+                with contextlib.suppress(TimeoutError):
+                    if slow.recv(1) == b"":
+                        break
+        assert sent < 100

@@ -8,8 +8,12 @@ and no answer allows other origins.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
+import io
+import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,9 +26,11 @@ from fedgossip.errors import NetworkError
 
 HOST = "127.0.0.1"
 CONNECTIONS = 32
-"""Answered at once; more are turned away."""
+"""Answered at once; for one more the oldest that has not sent its request is hung up on, or it is turned away."""
 REQUEST_SECONDS = 10.0
-"""For a request to arrive."""
+"""For a whole request to arrive, and as long for its answer to be taken."""
+ROOM_SECONDS = 1.0
+"""Maximum wait for the place of a connection that is hung up on."""
 WORDS_MAX = 256
 """Maximum number of words after the "?" of a request."""
 
@@ -100,22 +106,55 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._room = threading.BoundedSemaphore(CONNECTIONS)
+        self._unsaid: dict[socket.socket, None] = {}
+        """Connections that have not sent their request, the oldest first."""
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._room.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        if not (self._room.acquire(blocking=False) or self._make_room()):
+            return self.shutdown_request(request)
+        self._unsaid[request] = None
+        return super().process_request(request, client_address)
+
+    def _make_room(self) -> bool:
+        """Hang up on who has waited longest with its request: slow ones, were they a thousand, keep nobody out."""
+        oldest = next(iter([*self._unsaid]), None)
+        if oldest is None:
+            return False
+        self.said(oldest)
+        with contextlib.suppress(OSError):
+            oldest.shutdown(socket.SHUT_RDWR)
+        return self._room.acquire(timeout=ROOM_SECONDS)
+
+    def said(self, request: socket.socket) -> None:
+        self._unsaid.pop(request, None)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self.said(request)
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A browser that closes in the middle of an answer is no event."""
+
+
+class _Request(io.RawIOBase):
+    """What a connection sends, all of it within REQUEST_SECONDS: one byte now and then would never be too slow."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._until = connection, time.monotonic() + REQUEST_SECONDS
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("a request that does not end")
+        self._connection.settimeout(left)
+        return self._connection.recv_into(buffer)
 
 
 def _handler(server: LocalServer) -> type[BaseHTTPRequestHandler]:
@@ -123,7 +162,13 @@ def _handler(server: LocalServer) -> type[BaseHTTPRequestHandler]:
         timeout = REQUEST_SECONDS
         server_version, sys_version = "fedgossip", ""
 
+        def setup(self) -> None:
+            super().setup()
+            self.rfile = io.BufferedReader(_Request(self.connection))
+
         def do_GET(self) -> None:  # other methods are not there: 501
+            self.server.said(self.connection)  # type: ignore[attr-defined]
+            self.connection.settimeout(REQUEST_SECONDS)  # for all of an answer
             if self.headers.get("Host", "").lower() not in server.hosts:
                 return self._refuse(403, "this address answers to its own name only")
             path, _, words = self.path.partition("?")
