@@ -1,15 +1,31 @@
 """Strangers' words, so that a terminal, a page or a log shows them and does not obey them.
 
 What is not printable is not shown: control characters, escape sequences, line breaks, and marks that turn the direction
-of reading.
+of reading.  And what nobody shall read, our own secrets: they are masked in all that is shown or kept.
 """
 
 from __future__ import annotations
+
+import re
 
 LINE_LETTERS = 200
 
 SPACES = "\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
 """Spaces of other widths, which Python does not count as printable; our own numbers have them."""
+
+
+MASK = "***"
+_IN_ADDRESS = re.compile(r"(?<=://)[^\s/?#'\"@]*@")
+_IN_QUERY = re.compile(
+    r"([?&;](?:[a-z_-]*token|api[_-]?key|password|passwd|secret|sig|signature|auth)=)[^\s&;#'\"]+", re.IGNORECASE
+)
+
+
+def masked(text: str) -> str:
+    """Return the text without the secrets of addresses in it: who:password@ before a host, token=... behind it."""
+    if "://" not in text and "=" not in text:
+        return text
+    return _IN_QUERY.sub(rf"\g<1>{MASK}", _IN_ADDRESS.sub(f"{MASK}@", text))
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -20,8 +36,8 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def line(text: object, most: int = LINE_LETTERS) -> str:
-    """Return a text as one line of at most so many letters."""
-    shown = "".join(letter if letter.isprintable() else " " for letter in str(text)[: 4 * most])
+    """Return a text as one line of at most so many letters, its secrets masked."""
+    shown = "".join(letter if letter.isprintable() else " " for letter in masked(str(text)[: 4 * most]))
     shown = " ".join(shown.split())
     return shown if len(shown) <= most else shown[: most - 1] + "…"
 

@@ -137,3 +137,8 @@ def experiment(
     text = f'seed = 1\nrounds = {rounds}\n{top}\n[topology]\ngraph = "{graph}"\nn = {n}\n'
     path.write_text(text + f'[task]\nkind = "averaging"\ndim = 5\n{more}')
     return path
+
+
+def no_secrets_in(folder: Path) -> bool:
+    """Whether no file of a folder holds a secret key, or a key pair."""
+    return not any(b"secret =" in path.read_bytes() for path in folder.rglob("*") if path.is_file())

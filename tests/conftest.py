@@ -173,6 +173,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.line(report.longreprtext)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def keys_of_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Runs keep the keys of their peers in a folder of the tests, not of whoever runs them."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
 @pytest.fixture(autouse=True)
 def forgotten_modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Forget what a test has imported from files that it made: another may have a module of that name."""

@@ -24,7 +24,7 @@ from fedgossip.decoding import UnreadableError
 from fedgossip.headers import VOCABULARY
 from fedgossip.messages import Refusal
 from fedgossip.messages.federated import REFUSALS
-from fedgossip.plain import json_text, line, printable
+from fedgossip.plain import json_text, line, masked, printable
 from fedgossip.protocols.spending import EXHAUSTED
 from fedgossip.records import EventRow
 from fedgossip.report.markup import text as marked
@@ -185,3 +185,20 @@ def test_a_client_gives_one_of_the_known_reasons_or_is_not_heard() -> None:
         body = msgspec.msgpack.encode({"type": "refusal", "round": 1, "session": 2, "reason": reason})
         with pytest.raises(UnreadableError):
             VOCABULARY.decoded(body)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("mlflow:https://ann:pa55@ml.example.org/x", "mlflow:https://***@ml.example.org/x"),
+        ("postgresql://ann:pa55@db/x?sslmode=require", "postgresql://***@db/x?sslmode=require"),
+        ("https://t0ken@host/", "https://***@host/"),
+        ("https://host/?access_token=pa55&x=1", "https://host/?access_token=***&x=1"),
+        ("https://host/a?api_key=pa55#top", "https://host/a?api_key=***#top"),
+        ("csv:/data/a.csv?label=token&drop=a@b", "csv:/data/a.csv?label=token&drop=a@b"),
+        ("tcp://[::1]:5700", "tcp://[::1]:5700"),
+        ("see https://host/path: mail ann@example.org", "see https://host/path: mail ann@example.org"),
+    ],
+)
+def test_secrets_in_addresses_are_masked_and_nothing_else(text: str, shown: str) -> None:
+    assert masked(text) == shown == masked(shown)

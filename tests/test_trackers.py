@@ -213,3 +213,48 @@ def test_weights_and_biases_is_called_as_it_wants(tmp_path: Path, monkeypatch: p
     assert told[0] == "mine" and told[-1] == 0 and [step for step, _ in told[1:-1]] == [0, 1, 2, 3, 4]
     assert not failures(run)
     assert isinstance(run.rows[-1], NetworkRow)
+
+
+SECRET = "mlflow:https://ann:pa55word@ml.example.org"
+
+
+class _Refusing:
+    """A library whose server takes nothing, and says where it is."""
+
+    def __init__(self, place: str, folder: Path) -> None:
+        self.place = place
+
+    def begin(self, name: str, settings: Mapping[str, Any]) -> None:
+        raise ConnectionError(f"no answer of {self.place}")
+
+
+def test_a_password_in_the_address_of_a_tracker_is_in_no_file_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = []
+
+    def made(place: str, folder: Path) -> _Refusing:
+        places.append(place)
+        return _Refusing(place, folder)
+
+    monkeypatch.setitem(trackers.KINDS, "mlflow", made)  # type: ignore[arg-type]
+    run = fedgossip.simulate({**CONTENT, "track": {"to": [SECRET]}}, out=tmp_path / "run", report=True)
+    assert places == [SECRET.removeprefix("mlflow:")], "the tracker itself has it"
+    (failure,) = failures(run)
+    assert failure["tracker"] == "mlflow:https://***@ml.example.org" and "***@ml.example.org" in failure["reason"]
+    assert (tmp_path / "run/report.html").exists()
+    assert not [path for path in (tmp_path / "run").rglob("*") if path.is_file() and b"pa55word" in path.read_bytes()]
+
+
+def test_a_run_that_goes_on_has_its_password_of_the_environment_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = load_experiment({**CONTENT, "track": {"to": [SECRET]}}).to_dict()["track"]["to"]
+    for word in trackers.MLFLOW_WORDS:
+        monkeypatch.delenv(word, raising=False)
+    with pytest.raises(ConfigError, match="the password is not kept"):
+        trackers.made(kept[0], Path("run"))
+    places = []
+    monkeypatch.setitem(trackers.KINDS, "mlflow", lambda place, folder: places.append(place))  # type: ignore[arg-type]
+    for word in trackers.MLFLOW_WORDS:
+        monkeypatch.setenv(word, "x")
+    trackers.made(kept[0], Path("run"))
+    assert places == ["https://ml.example.org"]

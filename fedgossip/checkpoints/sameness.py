@@ -13,7 +13,7 @@ from fedgossip.learning.settings import OF_THE_MACHINE
 from fedgossip.likeness import Likeness
 from fedgossip.machine import NodeId
 
-MAY_DIFFER = ("name", "algorithm.start_timeout", *(f"train.{key}" for key in OF_THE_MACHINE))
+MAY_DIFFER = ("name", "track", "algorithm.start_timeout", *(f"train.{key}" for key in OF_THE_MACHINE))
 """Keys that a resume may change; and `rounds` may grow."""
 
 OF_SIMULATIONS = ("simulation", "faults")

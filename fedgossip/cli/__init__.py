@@ -18,6 +18,7 @@ from fedgossip import signals
 from fedgossip.cli import output
 from fedgossip.cli.text import echo
 from fedgossip.errors import EXIT_CODES, FedgossipError, nearest
+from fedgossip.plain import masked
 from fedgossip.version import __version__
 
 STOPPED = 130
@@ -142,5 +143,5 @@ def _fail(message: str, advice: str, code: int, error: BaseException | None) -> 
         traceback.print_exception(error)
     for line in (f"error: {message}", advice):  # a message from elsewhere may have several lines; ours have one
         if line:
-            echo(" ".join(line.split()), err=True)
+            echo(masked(" ".join(line.split())), err=True)
     return code

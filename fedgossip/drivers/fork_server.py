@@ -152,7 +152,7 @@ def _peer(spec: dict[str, Any], folder: Path) -> int:
             plan,
             spec["node"],
             folder,
-            identity=identity_of(folder, kept=bool(spec.get("restarts")) or plan.roles.of(spec["node"]).logged),
+            identity=_identity_of(folder, kept=bool(spec.get("restarts")) or plan.roles.of(spec["node"]).logged),
             bind=spec["bind"],
             endpoints=Path(spec["endpoints"]),
             child=True,
@@ -170,18 +170,12 @@ def _peer(spec: dict[str, Any], folder: Path) -> int:
     return ended.exit_code
 
 
-def identity_of(folder: Path, *, kept: bool) -> Identity:
-    """A key pair that lives and dies with this process; or one that is kept for the peer's next life, which signs on in
-    the log of this one."""
+def _identity_of(folder: Path, *, kept: bool) -> Identity:
+    """A key pair that lives and dies with this process; or one that is kept for the peer's next life."""
+    from fedgossip.drivers.kept_keys import kept_identity
     from fedgossip.net.identity import Identity
 
-    path = folder / "key.toml"
-    if kept and path.exists():
-        return Identity.load(path)
-    identity = Identity.new()
-    if kept:
-        identity.save(path)
-    return identity
+    return kept_identity(folder) if kept else Identity.new()
 
 
 def main() -> None:

@@ -91,7 +91,8 @@ def simulate(
     if not isinstance(experiment, Experiment):
         experiment = load_experiment(experiment, [*overrides, *texts], seed=seed)
     elif texts:
-        experiment = load_experiment(experiment.to_dict(), texts)
+        track = experiment.track  # with its passwords
+        experiment = msgspec.structs.replace(load_experiment(experiment.to_dict(), texts), track=track)
     objects = {"schedule": given, "algorithm": algorithm}
     plan = compose.plan(experiment, **{name: one for name, one in objects.items() if one is not None})
     return simulate_plan(plan, engine=engine, task=task, out=out, report=report, watch=watch, forecast=forecast)

@@ -33,6 +33,7 @@ from fedgossip.learning.objectives import (
 )
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.limits import MOST, OneOf, Within
+from fedgossip.plain import masked
 from fedgossip.scores import ACCURACY, NO_SCORE, Score
 
 GIVEN = "given"
@@ -176,6 +177,8 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
                 content["parallel"].pop(key) if not content["parallel"][key] else None
         if not self.track.to:
             del content["track"]
+        else:  # what is kept, shown and handed on: `track` itself has the passwords
+            content["track"]["to"] = [masked(one) for one in self.track.to]
         if self.endless:
             content["rounds"] = ENDLESS_WORD
         content = {self.kind: content.pop(self.kind), **content}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedgossip import plain
 from fedgossip.checkpoints import incarnation_of
-from fedgossip.drivers.fork_server import identity_of
+from fedgossip.drivers.kept_keys import kept_identity
 from fedgossip.drivers.peer import run_peer
 from fedgossip.drivers.simulate import faults_of
 from fedgossip.errors import FedgossipError
@@ -32,7 +32,7 @@ def coordinate(seat: SeatFile) -> int:
             plan,
             seat.node,
             folder,
-            identity=identity_of(folder, kept=True),
+            identity=kept_identity(folder),
             bind=seat.bind,
             endpoints=Path(seat.endpoints),
             child=True,

@@ -160,7 +160,7 @@ class _Launched:
 
     def join(self, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop:
         from fedgossip.checkpoints import incarnation_of
-        from fedgossip.drivers.fork_server import identity_of
+        from fedgossip.drivers.kept_keys import kept_identity
         from fedgossip.drivers.simulate import faults_of
 
         told, folder = self.told, Path(self.told.folder)
@@ -170,7 +170,7 @@ class _Launched:
         plan = compose.plan(load_experiment(Path(told.experiment), overrides))
         faults = Faults(faults_of(plan), told.node, RunClock(Path(told.began)))
         options = {
-            "identity": identity_of(folder, kept=True),
+            "identity": kept_identity(folder),
             "bind": told.bind,
             "endpoints": Path(told.endpoints),
             "child": True,

@@ -18,6 +18,7 @@ from fedgossip.decoding import UnreadableError, json_value
 from fedgossip.errors import ConfigError
 from fedgossip.forecasts import REALISED, RunForecast, read_forecast
 from fedgossip.learning.objectives import score_told
+from fedgossip.plain import masked
 from fedgossip.records import renamed
 from fedgossip.report.numbers import number, percent
 from fedgossip.report.participation import Participation
@@ -316,7 +317,7 @@ def read_run(folder: Path) -> RecordedRun:
             if not (participation and participation.event(event)) and len(events) < EVENTS_KEPT:
                 events.append(event)
     experiment = folder / "experiment.toml"
-    text = outside_files.read_text(experiment, errors="replace") if experiment.is_file() else None
+    text = masked(outside_files.read_text(experiment, errors="replace")) if experiment.is_file() else None
     rounds, script = [network[r] for r in sorted(network)], _script_of(folder)
     told = _foretold(folder, summary), _realised(folder, summary)
     return RecordedRun(summary, rounds, totals, events, text, participation, script, *told)
@@ -338,7 +339,7 @@ def _script_of(folder: Path) -> tuple[str, ...]:
     """Return the name of the script that was launched and its arguments, () where there was none."""
     try:
         told = json_value(outside_files.read_bytes(folder / LAUNCHED))
-        return (Path(told["script"]).name, *(str(one) for one in told["arguments"]))
+        return (Path(told["script"]).name, *(masked(str(one)) for one in told["arguments"]))
     except (OSError, UnreadableError, TypeError, KeyError):
         return ()
 

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from fedgossip import owner_files
+from fedgossip.errors import ConfigError
 from fedgossip.learning.extras import needed
+from fedgossip.plain import MASK
 
 FINISHED = "finished"
+MLFLOW_WORDS = "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"
+"""Variables of the environment in which MLflow looks for them."""
 
 
 class Tracker(Protocol):
@@ -136,10 +141,23 @@ KINDS: Mapping[str, Callable[[str, Path], Tracker]] = {
 }
 
 
+def _without_mask(name: str, place: str) -> str:
+    """Return an address of a run's own copy, which has no password, for a library that looks for it elsewhere.
+
+    Raises ConfigError where it is nowhere.
+    """
+    if name == "mlflow" and f"{MASK}@" in place and all(word in os.environ for word in MLFLOW_WORDS):
+        return place.replace(f"{MASK}@", "")
+    text = f"track.to: {name}:{place}: the password is not kept in a run's folder"
+    raise ConfigError(text, f"Give the experiment file again, or set {' and '.join(MLFLOW_WORDS)} for MLflow.")
+
+
 def made(text: str, folder: Path) -> Tracker:
     """Return the tracker that "name" or "name:place" says, for a run in `folder`.
 
     Raises ConfigError where a library is missing.
     """
     name, _, place = text.partition(":")
+    if MASK in place:
+        place = _without_mask(name, place)
     return KINDS[name](place, folder)

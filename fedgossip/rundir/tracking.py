@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgossip.experiment import Experiment
-from fedgossip.plain import line
+from fedgossip.plain import line, masked
 from fedgossip.records import EventRow, NetworkRow
 from fedgossip.rundir.trackers import Tracker, made
 
@@ -31,7 +31,7 @@ class Tracking:
 
     def __init__(self, experiment: Experiment, folder: Path) -> None:
         self._threads = [
-            TrackerThread(text, made(text, folder)) for text in experiment.track.to
+            TrackerThread(masked(text), made(text, folder)) for text in experiment.track.to
         ]  # a missing library is said before anything is made
         self._experiment = experiment
         self._score = experiment.score.name

@@ -1,0 +1,86 @@
+"""Keys that peers of this machine's own runs keep for their next lives: in a folder of their owner's, outside the run.
+
+A run directory is handed on, to a colleague or into a report; a secret key in it would be too.
+
+    ~/.local/state/fedgossip/keys/NAME.toml    the pair; $XDG_STATE_HOME where that is set
+    RUN/peers/03/key.txt                       the public key, which NAME follows from
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from fedgossip import outside_files, owner_files
+from fedgossip.errors import NotWrittenError, ResumeError
+from fedgossip.net.identity import Identity
+
+PUBLIC, BEFORE = "key.txt", "key.toml"
+"""Files in a peer's folder: its public key; its pair, as the release before kept it."""
+UNUSED_SECONDS = 365 * 86400.0
+"""Time after which a pair that no run has used is removed."""
+
+
+def kept_identity(folder: Path) -> Identity:
+    """Return the pair of the peer of `folder`, made for its first life; the next ones sign on in the log of this one.
+
+    Raises ResumeError where it was kept on another machine, ConfigError where others can read it, and NotWrittenError.
+    """
+    if (folder / BEFORE).exists():
+        return Identity.load(folder / BEFORE)
+    if not (folder / PUBLIC).exists():
+        return _new(folder)
+    path = _folder() / _name(outside_files.read_text(folder / PUBLIC))
+    if not path.exists():
+        text = f"{folder}: the secret key of this peer is not on this machine: {path} is not there"
+        raise ResumeError(text, "Go on where the run was begun, or copy that file from there.")
+    with contextlib.suppress(OSError):
+        os.utime(path)
+    return Identity.load(path)
+
+
+def _new(folder: Path) -> Identity:
+    identity = Identity.new()
+    keys = _folder()
+    _remove_unused(keys)
+    identity.save(keys / _name(identity.public))
+    try:
+        owner_files.written(folder / PUBLIC, f"{identity.public}\n".encode())
+    except OSError as error:
+        raise NotWrittenError(folder / PUBLIC, error) from None
+    return identity
+
+
+def _name(public: str) -> str:
+    return f"{hashlib.sha256(public.strip().encode()).hexdigest()[:32]}.toml"
+
+
+def _folder() -> Path:
+    """Return the folder of the keys: the owner's alone.  Raises NotWrittenError where there can be none."""
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser())
+    here = getattr(os, "getuid", lambda: 0)()
+    wanted = state / "fedgossip" / "keys"
+    failure: OSError = PermissionError(errno.EACCES, "others can read this folder")
+    for path in (wanted, Path(tempfile.gettempdir()) / f"fedgossip-{here}" / "keys"):
+        try:
+            owner_files.made(path)
+            facts = path.stat()
+        except OSError as error:  # a home that cannot be written to
+            failure = error
+            continue
+        if os.name != "posix" or (facts.st_uid == here and not facts.st_mode & 0o077):
+            return path
+    raise NotWrittenError(wanted, failure)
+
+
+def _remove_unused(keys: Path) -> None:
+    until = time.time() - UNUSED_SECONDS
+    with contextlib.suppress(OSError):
+        for path in keys.glob("*.toml"):
+            if path.stat().st_mtime < until:
+                path.unlink(missing_ok=True)
