@@ -139,8 +139,8 @@ class Terms:
     """Each step's gradient gets pull * (weights - the given vector), the mu of FedProx."""
     correction: Vector | None = None
     """[d], added to each step's gradient: SCAFFOLD's c - c_i."""
-    at_rest: bool = False
-    """Whether momentum begins at rest, as FedNova's formula has it; an optimizer that goes on by itself is told to."""
+    momentum: float | None = None
+    """Momentum of the local steps in the rule's formula, which begins at rest in each round; None: of no account."""
     extra: tuple[Vector, ...] = ()
     """What a task of the rule's own kind trains with beside the vector, of any lengths: CoCoA's dual variables."""
 

@@ -34,9 +34,9 @@ def batches(node: int, steps: int = STEPS) -> list[tuple[torch.Tensor, torch.Ten
 Join = Callable[[nn.Module, Any], JoinedLoop]
 
 
-def train(model: nn.Module, node: int, joined: Join | None, steps: int = STEPS) -> Any:
-    """A loop with Adam and a scheduler; bare where `joined` is None."""
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+def train(model: nn.Module, node: int, joined: Join | None, steps: int = STEPS, make: Any = torch.optim.Adam) -> Any:
+    """A loop with Adam, or the optimizer that is given, and a scheduler; bare where `joined` is None."""
+    optimizer = make(model.parameters(), lr=0.05)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
     peer = joined(model, optimizer) if joined else None
     torch.manual_seed(7 + node)  # of the dropout

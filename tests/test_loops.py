@@ -183,7 +183,8 @@ def test_loops_are_clients_of_every_federated_algorithm(algorithm: str) -> None:
     options = {"fedprox": {"mu": 0.5}}.get(algorithm, {})
     coordinator = {"clients": 4, "algorithm": algorithm, "options": options, "secure": {"on": algorithm != "fednova"}}
     content = {"coordinator": coordinator, "rounds": 4, "task": {"kind": "loop"}, "train": {"local_steps": 2}}
-    run = fedgossip.simulate_loop(loop(steps=8), experiment=content)
+    make = torch.optim.SGD if algorithm == "scaffold" else torch.optim.Adam
+    run = fedgossip.simulate_loop(loop(steps=8, make=make), experiment=content)
     assert run.summary["status"] == "finished" and run.summary["rounds"] == 4
 
 

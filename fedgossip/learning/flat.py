@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedgossip.errors import ConfigError
+from fedgossip.learning.exchangeable import averaged_buffers, trained_parameters
 from fedgossip.task import Segment
 from fedgossip.vectors import Vector, empty, frozen
 
@@ -31,8 +32,8 @@ class Layout:
 
     Parameters that train come first, in named_parameters order; frozen ones (requires_grad False) stay with their
     module.  With buffers="average" the floating buffers follow (BatchNorm's running mean and variance); with "local"
-    they stay at their node.  Integer buffers (num_batches_tracked) never travel: their mean has no meaning.  Neither
-    do personal parameters, which have a layout of their own: `personal_of`.
+    they stay at their node.  What else never travels: `exchangeable`, and personal parameters, which have a layout of
+    their own: `personal_of`.
     """
 
     names: tuple[str, ...]
@@ -48,7 +49,8 @@ class Layout:
 
         Raises ConfigError where nothing is trained and shared.
         """
-        return cls.of(_trained(module), _floating(module), buffers, personal)
+        floating = _shapes(averaged_buffers(module)) if buffers == "average" else []
+        return cls.of(_shapes(trained_parameters(module)), floating, buffers, personal)
 
     @classmethod
     def of(cls, trained: Shapes, floating: Shapes, buffers: str = "average", personal: Sequence[str] = ()) -> Layout:
@@ -64,7 +66,7 @@ class Layout:
     @classmethod
     def personal_of(cls, module: nn.Module, personal: Sequence[str]) -> Layout:
         """The layout of the parameters that stay at their node.  Raises ConfigError for a pattern that names none."""
-        trained = _trained(module)
+        trained = _shapes(trained_parameters(module))
         for pattern in personal:
             if not any(_matches(name, [pattern]) for name, _ in trained):
                 known = ", ".join(name for name, _ in trained)
@@ -144,12 +146,8 @@ class Layout:
         return dict(module.named_parameters()) | dict(module.named_buffers())
 
 
-def _trained(module: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
-    return [(name, tuple(p.shape)) for name, p in module.named_parameters() if p.requires_grad]
-
-
-def _floating(module: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
-    return [(name, tuple(b.shape)) for name, b in module.named_buffers() if b.is_floating_point()]
+def _shapes(named: Sequence[tuple[str, torch.Tensor]]) -> list[tuple[str, tuple[int, ...]]]:
+    return [(name, tuple(tensor.shape)) for name, tensor in named]
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

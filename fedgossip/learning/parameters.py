@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 from fedgossip.errors import ConfigError, TrainingError
+from fedgossip.learning.exchangeable import averaged_buffers, trained_parameters
 from fedgossip.learning.flat import Layout
 from fedgossip.learning.probing import projected
 from fedgossip.task import Segment
@@ -20,6 +22,9 @@ from fedgossip.vectors import Vector, all_finite, empty, frozen
 
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 """What torch.compile and the wrappers of torch put between the names of a module and its parameters."""
+
+_AROUND = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
+"""Modules of torch that hold the model as their attribute `module`."""
 
 _ROUNDED = (torch.float32, torch.float16, torch.bfloat16)
 """Types that travel as float32; float64 travels as it is."""
@@ -36,6 +41,9 @@ class Exchanged:
         self.module = module
         named = list(_parameters(module, only)) + (list(_buffers(module, only)) if buffers == "average" else [])
         self._paths = [path for path, _, _ in named]
+        plain = _plainly(module)
+        stays = (path for path, p in module.named_parameters() if not p.requires_grad)
+        self._frozen = {path for path in stays if not only or _matches(plain(path), only)}
         self._types = [tensor.dtype for _, _, tensor in named]
         trained = sum(tensor.numel() for _, _, tensor in named if isinstance(tensor, nn.Parameter))
         names, shapes = tuple(name for _, name, _ in named), tuple(tuple(tensor.shape) for _, _, tensor in named)
@@ -55,6 +63,15 @@ class Exchanged:
             if isinstance(tensor, nn.Parameter) and id(tensor) not in held:
                 advice = "Give the optimizer of this model (several in a list); freeze what is not to be learned."
                 raise ConfigError(f"join: no optimizer holds the parameter {name!r} of the model", advice)
+
+    def check_thawed(self) -> None:
+        """Raise ConfigError, naming the first, for a parameter that trains now and was frozen at the join."""
+        for path, parameter in self.module.named_parameters():
+            if path in self._frozen and parameter.requires_grad:
+                name = _plainly(self.module)(path)
+                text = f"the parameter {name!r} trains now, was frozen at join(), and is not exchanged"
+                advice = "Join while it trains and the optimizer holds it, then freeze it until it is to train."
+                raise ConfigError(text, advice)
 
     def read(self) -> Vector:
         """Return the tensors as a new frozen vector.  Raises ConfigError where one has another shape or type now."""
@@ -92,7 +109,8 @@ class Exchanged:
 
     def frozen_projections(self) -> tuple[float, ...]:
         """Projections of the parameters that do not train: what others must have too, such as the base of adapters."""
-        kept = [(_plain(n), _whole(p).cpu()) for n, p in self.module.named_parameters() if not p.requires_grad]
+        plain = _plainly(self.module)
+        kept = [(plain(n), _whole(p).cpu()) for n, p in self.module.named_parameters() if not p.requires_grad]
         return projected((f"{name}/{tuple(one.shape)}/{one.dtype}", one) for name, one in kept if one.numel())
 
     def first_projections(self, vector: Vector) -> tuple[float, ...]:
@@ -153,7 +171,8 @@ Named = tuple[str, str, torch.Tensor]
 
 
 def _parameters(module: nn.Module, only: Sequence[str]) -> Iterator[Named]:
-    trained = [(path, _plain(path), p) for path, p in module.named_parameters() if p.requires_grad]
+    plain = _plainly(module)
+    trained = [(path, plain(path), p) for path, p in trained_parameters(module)]
     for pattern in only:
         if not any(_matches(name, [pattern]) for _, name, _ in trained):
             known = ", ".join(name for _, name, _ in trained[:20])
@@ -165,12 +184,10 @@ def _parameters(module: nn.Module, only: Sequence[str]) -> Iterator[Named]:
 
 
 def _buffers(module: nn.Module, only: Sequence[str]) -> Iterator[Named]:
-    """Those that a checkpoint of the model keeps: running statistics, and no tables that can be made again."""
-    kept = set(module.state_dict(keep_vars=True))
-    for path, buffer in module.named_buffers():
-        name = _plain(path)
-        if buffer.is_floating_point() and path in kept and (not only or _matches(name, only)):
-            yield path, name, buffer
+    plain = _plainly(module)
+    for path, buffer in averaged_buffers(module):
+        if not only or _matches(plain(path), only):
+            yield path, plain(path), buffer
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
@@ -189,9 +206,19 @@ def _kind(named: Sequence[Named]) -> str:
     return "float32"
 
 
-def _plain(path: str) -> str:
-    name = _WRAPPERS.sub("", path)
-    return name.removeprefix("module.")  # of DistributedDataParallel
+def _plainly(module: nn.Module) -> Callable[[str], str]:
+    """Return the function from a path in `module` to the name in the model itself, without what is wrapped around it.
+
+    An attribute of the model's own may be called `module`: only the wrappers of torch lose that prefix.
+    """
+    wrapped, inner = "", cast(Any, module)
+    while True:
+        if hasattr(inner, "_orig_mod"):  # of torch.compile, whose prefix is that of an inner module too
+            inner = inner._orig_mod
+        elif isinstance(inner, _AROUND):
+            wrapped, inner = f"{wrapped}module.", inner.module
+        else:
+            return lambda path: _WRAPPERS.sub("", path).removeprefix(wrapped)
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:

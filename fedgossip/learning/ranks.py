@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -92,7 +93,9 @@ def obey(order: RankOrder, numbers: Sequence[int], link: RankLink, exchanged: Ex
         case RankOrder.TERMS:
             given = link.given()
             pull = float(np.int64(numbers[0]).view(np.float64))
-            terms.use(Terms(pull, link.given() if numbers[1] else None, bool(numbers[2])), given)
+            momentum = float(np.int64(numbers[2]).view(np.float64))
+            counted = None if math.isnan(momentum) else momentum
+            terms.use(Terms(pull, link.given() if numbers[1] else None, counted), given)
 
 
 class RankedExchange(Exchanged):
@@ -129,13 +132,13 @@ class RankedTerms(GradientTerms):
         self._link, self._used = exchanged.link, False
 
     def use(self, terms: Terms | None, given: Vector) -> None:
-        before, self._used = self._used, terms is not None and (terms.active or terms.at_rest)
+        before, self._used = self._used, terms is not None and (terms.active or bool(terms.momentum))
         if not (before or self._used):
             return
         correction = terms.correction if terms else None
         pull = np.float64(terms.pull if terms else 0.0).view(np.int64)
-        at_rest = terms is not None and terms.at_rest
-        self._link.tell(RankOrder.TERMS, int(pull), int(correction is not None), int(at_rest))
+        counted = np.float64(math.nan if terms is None or terms.momentum is None else terms.momentum).view(np.int64)
+        self._link.tell(RankOrder.TERMS, int(pull), int(correction is not None), int(counted))
         self._link.give(given)
         if correction is not None:
             self._link.give(correction)

@@ -74,6 +74,8 @@ class LoopSeat:
     """Of this participant; None in a simulation."""
     score: str = "accuracy"
     """The metric that reports show, of the experiment."""
+    most_examples: int | None = None
+    """Maximum number of examples of one round, where a secure sum bounds them."""
 
 
 class JoinedLoop:
@@ -119,6 +121,7 @@ class JoinedLoop:
         more (nothing of this round is sent then), and what ended the run, if something did.
         """
         self._check("step")
+        examples = _count(examples)
         if self.done:
             self._serve(0)
             return False
@@ -252,22 +255,26 @@ class JoinedLoop:
 
     def _hand_in(self) -> None:
         assert self._order is not None and self._began is not None
+        self._exchanged.check_thawed()
+        most = self._seat.most_examples
+        if most is not None and self._examples > most:
+            where = f"node {self.node}, round {self.round}"
+            text = f"{where}: {self._examples} examples, and a secure sum counts at most {most}"
+            raise ConfigError(text, f"Set coordinator.secure.weight_max to {self._examples} or more, for all clients.")
         held = self._exchanged.read()
         self._exchanged.check_finite(held, f"node {self.node}, round {self._order.round}")
-        if not self._exchanges and held.tobytes() == self._began.tobytes():
+        began = self._began
+        if not self._exchanges and held.tobytes() == began.tobytes():
             self._say(f"no parameter changed in {self._steps} steps: is step() called after optimizer.step()?")
-        metrics = {"steps": float(self._steps), "rate": self._rate()}
+        steps, rate = self._terms.taken(self._steps, lambda: held.tobytes() != began.tobytes())
+        metrics = {"steps": steps, "rate": rate}
         logged = {name: _mean(name, values) for name, values in self._logged.items()}
         if (loss := logged.pop("loss", math.nan)) == loss:
             metrics["loss"] = loss
-        self._answer(Learned(held, self._began, self._examples, metrics, logged))
+        self._answer(Learned(held, began, self._examples, metrics, logged))
         self._exchanges += 1
         self._steps = self._examples = 0
         self._logged.clear()
-
-    def _rate(self) -> float:
-        groups = [group for one in self._optimizers for group in one.param_groups]
-        return float(groups[0].get("lr", 1.0)) if groups else 1.0
 
     def _answer(self, answer: Learned | Over) -> None:
         self._order = None
@@ -304,11 +311,15 @@ class JoinedLoop:
             self._exchanged.add(order.change)
 
     def _begin(self, order: TrainFrom) -> None:
-        self._change(order)
-        exact = self._exchanged.exact or not self._seat.waits or order.change is None
         self._order, self.round = order, order.round
-        self._began = order.vector if exact else self._exchanged.read()
-        self._terms.use(order.terms, order.vector)
+        try:
+            self._change(order)
+            exact = self._exchanged.exact or not self._seat.waits or order.change is None
+            self._began = order.vector if exact else self._exchanged.read()
+            self._terms.use(order.terms, order.vector)
+        except FedgossipError as error:
+            self.leave(error)  # here, as inside join() the script has nothing yet by which it could
+            raise
 
     def _measured(self, vector: Vector) -> Measured | Raised:
         if self._measure is None:
@@ -347,6 +358,19 @@ def _mean(name: str, values: Sequence[Any]) -> float:
     except (TypeError, ValueError):
         raise ConfigError(f"log: {name!r} is no number", "Log numbers, or tensors of one element.") from None
     return sum(numbers) / len(numbers)
+
+
+def _count(examples: Any) -> int:
+    """Return a number of examples as an int, of whatever library it is.  Raises ConfigError for no such number."""
+    try:
+        count = int(examples)
+        right = count >= 0 and count == float(examples)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        right = False
+    if not right:
+        shown = line(repr(examples), 100)
+        raise ConfigError(f"step: examples = {shown} is no number of examples", "Give len(batch), as a whole number.")
+    return count
 
 
 def _scores(found: Any) -> dict[str, float]:

@@ -195,6 +195,11 @@ class FederatedRun(PlanDefaults):
         )
 
     @property
+    def most_examples(self) -> int | None:
+        """Maximum number of examples that one contribution may count; None where nothing bounds it."""
+        return self.section.secure.weight_max if self.secure and self._by_examples else None
+
+    @property
     def _by_examples(self) -> bool:
         rule = self.federated.clients
         return rule.weight(2) > rule.weight(1) and self.unit != "client"

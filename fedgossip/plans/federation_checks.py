@@ -8,7 +8,9 @@ from typing import Any
 from fedgossip.algorithms.federated import names
 from fedgossip.algorithms.federated.base import Federated
 from fedgossip.algorithms.federated.cocoa import DualAscent
+from fedgossip.algorithms.federated.fednova import Normalised
 from fedgossip.algorithms.federated.means import Mean
+from fedgossip.algorithms.federated.scaffold import Controlled
 from fedgossip.algorithms.sampling import participating
 from fedgossip.codecs.base import LinearCodec
 from fedgossip.codecs.names import make_codec
@@ -31,6 +33,7 @@ def federation_plan(experiment: FederatedExperiment) -> FederationPlan:
     federated = _algorithm(s, 1 / experiment.task.smooth if experiment.task.loss == LASSO else 0.0)
     _check_hiding(s, federated)
     _check_gradients(experiment, federated)
+    _check_steps(experiment, federated)
     _check_codec(s, federated, experiment.task.kind)
     _check_dual(experiment, federated)
     if s.secure.on:
@@ -72,6 +75,22 @@ def _check_gradients(experiment: Experiment, federated: Federated[Any]) -> None:
         named = ", ".join(f"train.{name}" for name in names if getattr(t, name) != getattr(usual, name))
         advice = f"Leave {named} out, or take fedavg with train.local_steps = 1."
         raise ConfigError(f"clients of fedsgd send gradients and take no steps, and {named} is of steps", advice)
+
+
+def _check_steps(experiment: FederatedExperiment, federated: Federated[Any]) -> None:
+    """Raise ConfigError for local steps that are not those of the rule's formula.  Loops bring their own optimizers,
+    which are looked at where they join."""
+    t, rule = experiment.train, federated.clients
+    if experiment.task.kind == "loop":
+        return
+    if isinstance(rule, Controlled) and (t.optimizer != "sgd" or t.momentum):
+        key, value = ("optimizer", repr(t.optimizer)) if t.optimizer != "sgd" else ("momentum", f"{t.momentum:g}")
+        text = f"scaffold reads gradients off the steps of plain SGD, and train.{key} = {value}"
+        raise ConfigError(text, f"Leave train.{key} out, or take fedavg, fedprox or fedadam.")
+    if isinstance(rule, Normalised) and t.optimizer == "sgd" and t.momentum != rule.momentum:
+        named = f"coordinator.options.momentum = {rule.momentum:g}"
+        text = f"fednova counts with {named}, and train.momentum = {t.momentum:g}"
+        raise ConfigError(text, f"Set coordinator.options.momentum = {t.momentum:g}.")
 
 
 def _check_codec(s: CoordinatorSection, federated: Federated[Any], kind: str) -> None:

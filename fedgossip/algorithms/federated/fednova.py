@@ -41,7 +41,7 @@ class Normalised:
         return float(examples)
 
     def terms(self, _received: Vectors, _memory: Vectors) -> Terms:
-        return Terms(at_rest=self.momentum > 0)
+        return Terms(momentum=self.momentum)
 
     def upload(self, _received: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
         return (linear((1 / accumulated(work.steps, self.momentum), work.update)),), memory

@@ -7,7 +7,8 @@
                 c <- c + (|S| / N) mean (c_i+ - c_i)                         N clients in all, S the cohort
 
 c_i corrects the drift of a client's steps towards its own optimum.  With one step and all clients there the corrections
-cancel in the mean: FedSGD, to rounding.  For plain SGD at the clients: momentum would have its own drift.
+cancel in the mean: FedSGD, to rounding.  Clients train by plain SGD of one rate: only then is (x - y) / (K eta_l) the
+mean gradient; other optimizers are refused by the plan, or where a loop joins.
 
 Where we differ: c_i+ becomes c_i only when the coordinator says that the contribution was counted, so c stays the mean
 of all c_i whoever is cut off.  All clients count alike, as in the paper.
@@ -36,7 +37,7 @@ class Controlled:
 
     def terms(self, received: Vectors, memory: Vectors) -> Terms:
         _, c = received
-        return Terms(correction=subtract(c, memory[0]) if memory else c)
+        return Terms(correction=subtract(c, memory[0]) if memory else c, momentum=0.0)
 
     def upload(self, received: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
         _, c = received
