@@ -155,6 +155,25 @@ class Exchanged:
         return torch.empty(self.layout.length, dtype=getattr(torch, self.layout.kind), pin_memory=pinned)
 
 
+def optimizers_of(model: Any, optimizer: Any) -> list[torch.optim.Optimizer]:
+    """Return the optimizers of torch in `optimizer`.  Raises ConfigError for anything else, and for no module."""
+    if not isinstance(model, nn.Module):
+        several = isinstance(model, list | tuple) and all(isinstance(one, nn.Module) for one in model)
+        what = "several models" if several else f"a {type(model).__name__}"
+        advice = "Give join() torch.nn.ModuleList([a, b])" if several else "Give join() the torch.nn.Module that trains"
+        raise ConfigError(f"join: the model is {what}, not one torch.nn.Module", f"{advice}, and its optimizer.")
+    given = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+    found = [getattr(one, "optimizer", one) for one in given]  # accelerate stands around those of torch
+    for one in found:
+        if not isinstance(one, torch.optim.Optimizer):
+            kind = one.__name__ if isinstance(one, type) else type(one).__name__
+            text = f"join: the optimizer is {'the class' if isinstance(one, type) else 'a'} {kind}, not one of torch"
+            if one is None:
+                text = "join: the optimizer is None"
+            raise ConfigError(text, "Give join() the torch.optim.Optimizer that trains the model; several in a list.")
+    return found
+
+
 def first_difference(ours: Sequence[Segment], theirs: Sequence[Segment]) -> str:
     """Return in words where two layouts first differ; "" where they do not."""
     for mine, other in zip(ours, theirs, strict=False):

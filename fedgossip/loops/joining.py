@@ -12,12 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-import torch
-
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import load_experiment
 from fedgossip.experiment.sections import GossipExperiment
-from fedgossip.learning.parameters import Exchanged
+from fedgossip.learning.parameters import Exchanged, optimizers_of
 from fedgossip.learning.ranks import RankedExchange, check_supported, in_ranks, is_first
 from fedgossip.likeness import Likeness
 from fedgossip.loops import description, ranks
@@ -76,7 +74,7 @@ def join(
 
     Returns when the run begins.  Raises ConfigError, and what makes it impossible to begin.
     """
-    optimizers = _checked(model, optimizer)
+    optimizers = optimizers_of(model, optimizer)
     only = [exchange] if isinstance(exchange, str) else list(exchange)
     found = place.get() or (_NamedRun(Path(experiment), node, endpoints, Path(key), out) if experiment else _launched())
     if name in _here and not _here[name].done and place.get() is None:
@@ -94,25 +92,6 @@ def join(
         if isinstance(joined, JoinedLoop):  # and none that follows another
             atexit.register(_at_exit, joined)
     return joined
-
-
-def _checked(model: Any, optimizer: Any) -> list[torch.optim.Optimizer]:
-    """Return the optimizers of torch in `optimizer`.  Raises ConfigError for anything else, and for no module."""
-    if not isinstance(model, torch.nn.Module):
-        several = isinstance(model, list | tuple) and all(isinstance(one, torch.nn.Module) for one in model)
-        what = "several models" if several else f"a {type(model).__name__}"
-        advice = "Give join() torch.nn.ModuleList([a, b])" if several else "Give join() the torch.nn.Module that trains"
-        raise ConfigError(f"join: the model is {what}, not one torch.nn.Module", f"{advice}, and its optimizer.")
-    given = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
-    found = [getattr(one, "optimizer", one) for one in given]  # accelerate stands around those of torch
-    for one in found:
-        if not isinstance(one, torch.optim.Optimizer):
-            kind = one.__name__ if isinstance(one, type) else type(one).__name__
-            text = f"join: the optimizer is {'the class' if isinstance(one, type) else 'a'} {kind}, not one of torch"
-            if one is None:
-                text = "join: the optimizer is None"
-            raise ConfigError(text, "Give join() the torch.optim.Optimizer that trains the model; several in a list.")
-    return found
 
 
 def _with_ranks(found: LoopPlace, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop:
