@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -20,6 +21,17 @@ def written(path: Path, content: bytes) -> None:
     """Write a file.  Raises OSError."""
     with opened(path, "wb") as file:
         file.write(content)
+
+
+def placed(path: Path, content: bytes) -> None:
+    """Put a file in its place in one piece; a link of this name is replaced, and never followed.  Raises OSError."""
+    part = path.with_name(f".{secrets.token_hex(8)}.part")
+    try:
+        with opened(part, "xb") as file:
+            file.write(content)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def made(folder: Path) -> None:

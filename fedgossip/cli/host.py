@@ -217,6 +217,7 @@ def _announce(stack: contextlib.ExitStack, name: str, hosted: Hosted, addresses:
 
 def _show(invite: str, *, qr: bool) -> None:
     echo(f"fedgossip join {invite}")
+    echo("`fedgossip join -` asks for the invite: there it stands in no list of processes.", err=True)
     if qr:
         _show_code(invite)
 

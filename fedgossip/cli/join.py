@@ -18,6 +18,7 @@ from fedgossip.cli.invited import POLICY, InvitedSeat, keep_experiment, script_o
 from fedgossip.cli.text import columns, echo
 
 if TYPE_CHECKING:
+    from fedgossip.drivers.before_consent import DeclaredRun
     from fedgossip.drivers.joining import Joined
     from fedgossip.experiment import Experiment
     from fedgossip.messages import Beginning, Gathering, Proposal
@@ -81,10 +82,13 @@ def join(
     policy: Path | None,
     approval_days: float,
 ) -> int:
-    """Take part in the run that INVITE is for, a text that begins with fg1-; without it, list what is announced here.
+    """Take part in the run that INVITE is for; without it, list what is announced here.
 
-    What would be run is shown first, and nothing runs before you agree.  The same command goes on after an
-    interruption.
+    INVITE is a text that begins with fg1-, a file that holds it, or "-": then it is asked for, or read from standard
+    input.  As a text it stands in the list of processes, where every user of this machine can read it.
+
+    What would be run is shown first; nothing of it runs, or is written, before you agree.  The same command goes on
+    after an interruption.
     """
     from fedgossip.drivers import joining
     from fedgossip.net.invitation import read
@@ -93,7 +97,7 @@ def join(
 
     if not invite:
         return _list()
-    invitation = read("".join(invite))
+    invitation = read(_text_of(invite))
     place = joining.folder_of(folder, invitation, key)
     with contextlib.ExitStack() as stack:
         more, agent = _searched(stack, invitation.key), _agent(stack, invitation, place)
@@ -106,6 +110,24 @@ def join(
         own = _Own(data, script, address, port, policy or place.path / POLICY, held, spent)
         plan = _agreed(proposal, invitation, place, own, yes=yes)
         return _take_part(client, proposal, plan, place, own, agent)
+
+
+def _text_of(invite: tuple[str, ...]) -> str:
+    """Return the text of an invite, of a file or of standard input where these are named.  Raises ConfigError."""
+    from fedgossip.errors import ConfigError
+    from fedgossip.net.invitation import LETTERS_MAX, PREFIX
+
+    text = "".join(invite)
+    if text == "-":
+        return str(click.prompt("Invite", err=True)) if sys.stdin.isatty() else sys.stdin.read(LETTERS_MAX)
+    path = Path(invite[0])
+    if len(invite) > 1 or text[:2].lower() == PREFIX[:2] or not path.is_file():
+        return text
+    try:
+        with path.open() as file:
+            return file.read(LETTERS_MAX)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: no invite can be read from it: {error}", "Write its text into a file.") from None
 
 
 @dataclass(frozen=True)
@@ -180,51 +202,60 @@ def _searched(stack: contextlib.ExitStack, key: str) -> Callable[[], Sequence[st
 def _agreed(proposal: Proposal, invitation: Invitation, place: Joined, own: _Own, *, yes: bool) -> Plan:
     """Show what would be run, and return its plan if this person wants it.  Raises FedgossipError."""
     from fedgossip.drivers import proposals
+    from fedgossip.drivers.before_consent import declared_run
     from fedgossip.errors import ConfigError
     from fedgossip.plans import compose
 
-    proposals.keep_graph(proposal, place.path)
-    experiment = proposals.experiment_of(proposal, place.path)
-    code = proposals.check_code(proposal, experiment)
+    files = place.path / proposals.FILES
+    experiment = proposals.experiment_of(proposal, files)
+    code = proposals.check_code(proposal, experiment, place.path.parent)
     proposals.check_data(experiment, own.data)
     script_of(experiment, own.script)
-    plan = compose.plan(experiment)
-    echo(columns(_shown(plan, proposal, invitation, own, code)), err=True)
-    if yes:
-        return plan
-    if not sys.stdin.isatty():
-        raise ConfigError("nobody is there to say yes", "Read the above, and add --yes if you agree.")
-    if not click.confirm("Take part?", default=False, err=True):
-        raise click.Abort
-    return plan
+    echo(columns(_shown(declared_run(experiment), proposal, invitation, own, code)), err=True)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise ConfigError("nobody is there to say yes", "Read the above, and add --yes if you agree.")
+        if not click.confirm("Take part?", default=False, err=True):
+            raise click.Abort
+    proposals.keep_graph(proposal, files)
+    return compose.plan(experiment)
 
 
-def _shown(plan: Plan, proposal: Proposal, invitation: Invitation, own: _Own, code: list[str]) -> list[tuple[str, str]]:
+def _shown(
+    run: DeclaredRun | Plan, proposal: Proposal, invitation: Invitation, own: _Own, code: list[str]
+) -> list[tuple[str, str]]:
     """What a person must know before anything runs."""
-    from fedgossip.drivers.members import is_open
     from fedgossip.experiment.sections import ENDLESS
 
-    e = plan.experiment
-    learns = e.learns
-    terms = plan.terms(proposal.parameters, {"float32": 4, "float64": 8}.get(proposal.dtype, 4))
+    e, terms = run.experiment, run.terms(proposal.parameters, {"float32": 4, "float64": 8}.get(proposal.dtype, 4))
     steps = f"{e.train.local_steps} steps" if e.train.local_steps else f"{e.train.local_epochs} epochs"
-    each = "one gradient" if plan.gradients else f"{steps}, {e.train.optimizer}"
-    trained = f", each of {each} with lr {e.train.lr:g}" if learns else ""
+    each = "one gradient" if run.gradients else f"{steps}, {e.train.optimizer}"
+    trained = f", each of {each} with lr {e.train.lr:g}" if e.learns else ""
     rounds = "as many as the loops make" if e.rounds == ENDLESS else str(e.rounds)
     rows = [
-        ("Experiment", e.name or plan.name),
+        ("Experiment", e.name or run.name),
         ("Organiser", f"key {invitation.key}"),
         *_learned(e, proposal, own),
         ("Rounds", f"{rounds}{trained}"),
-        ("Method", f"{terms.how}; others may come and go" if is_open(plan) else terms.how),
+        ("Method", terms.how),
         ("Sent", terms.sent),
         ("Seen", terms.seen),
         ("Budget", terms.budget),
         ("Code", _whose_code(code, own.script)),
+        *_of_the_machine(e),
     ]
     if proposal.test:
         rows.insert(4, ("Test set", f"{proposal.test}, {proposal.test_bytes:,} bytes, comes from the organiser"))
     return rows
+
+
+def _of_the_machine(e: Experiment) -> list[tuple[str, str]]:
+    """What the organiser has chosen for the machines of others, where that is not as usual."""
+    from fedgossip.learning.settings import OF_THE_MACHINE, TrainSettings
+
+    usual = TrainSettings()
+    chosen = [(key, getattr(e.train, key)) for key in OF_THE_MACHINE if getattr(e.train, key) != getattr(usual, key)]
+    return [("Machine", ", ".join(f"{key} = {value}" for key, value in chosen))] if chosen else []
 
 
 def _learned(e: Experiment, proposal: Proposal, own: _Own) -> list[tuple[str, str]]:
@@ -241,7 +272,10 @@ def _learned(e: Experiment, proposal: Proposal, own: _Own) -> list[tuple[str, st
 def _whose_code(code: list[str], script: str) -> str:
     if script:
         return f"{script}: your own, which nobody else sees"
-    return f"{', '.join(code)}: the files here are the organiser's" if code else "none but fedgossip's own"
+    if not code:
+        return "none but fedgossip's own"
+    files = dict.fromkeys(f"{name.partition(':')[0].replace('.', '/')}.py" for name in code)
+    return f"{', '.join(code)}, from your {', '.join(files)}: the same as the organiser's"
 
 
 def _take_part(
@@ -250,7 +284,8 @@ def _take_part(
     from fedgossip.drivers import hosting, joining, proposals
     from fedgossip.plans.policy import how_long
 
-    proposals.keep_test(proposal, joining.test_set(client, proposal, proposals.TEST_BYTES_MAX), place.path)
+    test = joining.test_set(client, proposal, proposals.TEST_BYTES_MAX)
+    proposals.keep_test(proposal, test, place.path / proposals.FILES)
     experiment, seats = keep_experiment(plan, place.path), hosting.seats_of(plan)
     with contextlib.ExitStack() as stack:
         port = _held(stack, place, own.port) if seats.called else None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedgossip.cli.portable import portable_option
+from fedgossip.cli.portable import portable_option, run_code_option
 from fedgossip.cli.run import concluded
 from fedgossip.cli.text import echo
 
@@ -102,6 +102,7 @@ def _is_experiment(words: Sequence[str], parameters: Sequence[click.Parameter]) 
     is_flag=True,
     help="All loops in this process, one at a time, in virtual time: the same digest as without it.",
 )
+@run_code_option
 @click.option("--report/--no-report", default=True, help="Write report.html.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; all else on stderr.")
 @click.argument("script", type=click.Path(path_type=Path), required=False)
@@ -123,6 +124,7 @@ def launch(
     shown: str,
     stopped: Path | None,
     simulate: bool,
+    run_code: bool,
     report: bool,
     as_json: bool,
     script: Path | None,
@@ -137,7 +139,7 @@ def launch(
     from fedgossip.drivers import resume
     from fedgossip.experiment import load_experiment
     from fedgossip.loops.experiments import Wished, experiment_of
-    from fedgossip.loops.launching import all_joined, check_launchable, plan_to_resume
+    from fedgossip.loops.launching import all_joined, check_kept, check_launchable, plan_to_resume
     from fedgossip.loops.scripts import Command
     from fedgossip.plans import compose
     from fedgossip.rundir.run_directory import new_path
@@ -145,8 +147,14 @@ def launch(
     _check_given(script, stopped, out, experiment, ranks, simulate=simulate)
     wished = Wished(n, graph, coordinator, algorithm, mode, rounds, local_steps, script.stem if script else "")
     file = resume.experiment_in(stopped) if stopped else experiment
+    if stopped:
+        check_kept(stopped, script, run_code=run_code)
     more = [*(["task.kind=loop"] if experiment else []), *wished.overrides(file), *overrides]
-    asked = load_experiment(file or experiment_of(wished), more, seed=seed)
+    asked = (
+        resume.experiment_of(stopped, None, more, seed, run_code=run_code)
+        if stopped
+        else load_experiment(file or experiment_of(wished), more, seed=seed)
+    )
     plan = plan_to_resume(stopped, asked) if stopped else compose.plan(asked)
     check_launchable(plan)
     command = Command(script, arguments, plan.experiment.train.portable, ranks=ranks).checked() if script else None

@@ -49,7 +49,7 @@ def membership(
     if file.endswith(".toml"):
         if site is None or holdout is not None:
             raise ConfigError(f"{file}: an experiment, of which a site has records", "Give --id K, and no --holdout.")
-        sides = _of_site(loaded, Path(file), site)
+        sides = _of_site(loaded, Path(file), site, run_code=run_code)
     elif holdout is None or site is not None:
         raise ConfigError(f"{file}: records that the model was trained on", "Name others with --holdout, and no --id.")
     else:
@@ -63,15 +63,17 @@ def membership(
     return FLAGGED if found.flagged else 0
 
 
-def _of_site(model: LoadedModel, path: Path, site: int) -> list[Asked]:
+def _of_site(model: LoadedModel, path: Path, site: int, *, run_code: bool) -> list[Asked]:
     """Ask a model about the records that a site has trained on, and about those that it has kept."""
     from fedgossip.errors import ConfigError
     from fedgossip.experiment import load_experiment
+    from fedgossip.learning.named_code import check_allowed
     from fedgossip.plans import compose
     from fedgossip.plans.evaluation import asked, parted
     from fedgossip.plans.tasks import examples_of
 
     experiment = load_experiment(path)
+    check_allowed(experiment.named_code, path, run_code=run_code)
     sites = compose.plan(experiment).learners
     if site >= sites:
         raise ConfigError(f"there is no site {site}", f"Sites are the clients 0 to {sites - 1}.")

@@ -85,10 +85,10 @@ def export(
     if data is not None and quantize != "static" and epochs is None:
         raise ConfigError("--data is for --quantize static and --epochs, which read examples", "Leave it out.")
     loaded = load_model(model, node=node, run_code=run_code)
-    examples = _examples_for_static(model, loaded, data) if quantize == "static" else None
+    examples = _examples_for_static(model, loaded, data, run_code=run_code) if quantize == "static" else None
     pruned = None
     if prune is not None:
-        loaded, pruned = _pruned(model, loaded, prune, epochs, data, structured=structured)
+        loaded, pruned = _pruned(model, loaded, prune, epochs, data, structured=structured, run_code=run_code)
     graph = graph_of(loaded)
     if quantize is not None:
         from fedgossip.edge import quantization
@@ -108,7 +108,14 @@ def export(
 
 
 def _pruned(
-    path: Path, loaded: LoadedModel, share: float, epochs: int | None, data: str | None, *, structured: bool
+    path: Path,
+    loaded: LoadedModel,
+    share: float,
+    epochs: int | None,
+    data: str | None,
+    *,
+    structured: bool,
+    run_code: bool,
 ) -> tuple[LoadedModel, str]:
     """Return the pruned model, trained again where that is asked for, and what was done to it in words."""
     from fedgossip.edge import pruning
@@ -123,29 +130,31 @@ def _pruned(
     from fedgossip.edge.retraining import retrained
     from fedgossip.edge.run_examples import settings_of
 
-    examples = _learned_from(path, loaded, data, everybody=True)
+    examples = _learned_from(path, loaded, data, everybody=True, run_code=run_code)
     words += f"; then {some(epochs, 'epoch')} on {examples.words}"
     return retrained(found, examples.examples, settings_of(path), epochs), words
 
 
-def _examples_for_static(path: Path, loaded: LoadedModel, data: str | None) -> Dataset:
+def _examples_for_static(path: Path, loaded: LoadedModel, data: str | None, *, run_code: bool) -> Dataset:
     """Return the examples by which ranges are found; say whose they are.  Raises ConfigError for texts."""
     from fedgossip.errors import ConfigError
 
     if loaded.facts.vocabulary is not None:
         raise ConfigError("--quantize static is not for models of text", "Take --quantize dynamic.")
-    found = _learned_from(path, loaded, data, everybody=False)
+    found = _learned_from(path, loaded, data, everybody=False, run_code=run_code)
     echo(f"Ranges found on {found.words}", err=True)
     return found.examples
 
 
-def _learned_from(path: Path, loaded: LoadedModel, data: str | None, *, everybody: bool) -> NamedExamples:
+def _learned_from(
+    path: Path, loaded: LoadedModel, data: str | None, *, everybody: bool, run_code: bool
+) -> NamedExamples:
     """Return what a person has named, else training examples of the run: of its first participant, or everybody's."""
     from fedgossip.edge.run_examples import named, needed_experiment, trained_on
 
     if data is not None:
-        return named(loaded, data)
-    return trained_on(needed_experiment(path), loaded.facts.node, everybody=everybody)
+        return named(loaded, data, run_code=run_code)
+    return trained_on(needed_experiment(path), loaded.facts.node, everybody=everybody, run_code=run_code)
 
 
 def _file(facts: Any, to: Path) -> list[list[str]]:
@@ -211,12 +220,12 @@ def distill(
         raise ConfigError(f"{out}: there already", "Name another folder with --out.")
     teacher = load_model(model, node=node, run_code=run_code)
     distillation.check(teacher.facts, student)
-    examples, settings = _learned_from(model, teacher, data, everybody=True), settings_of(model)
+    examples, settings = _learned_from(model, teacher, data, everybody=True, run_code=run_code), settings_of(model)
     seed = teacher.facts.seed if seed is None else seed
     how: Any = {"temperature": temperature, "epochs": epochs, "seed": seed}
     found = distillation.distilled(teacher, examples.examples, student, settings, **how)
     experiment = experiment_of(model)
-    test = tested_on(experiment, teacher.facts.node) if experiment is not None else examples
+    test = tested_on(experiment, teacher.facts.node, run_code=run_code) if experiment is not None else examples
     ours, theirs = (distillation.accuracy(one, test.examples) for one in (found, teacher))
     on = test.words if experiment is not None else f"{test.words}, which it learned from"
     distillation.write(found, out, {"name": "accuracy", "value": ours, "on": on})
@@ -257,7 +266,7 @@ def bench(
     from fedgossip.edge.bench import measured
 
     opened = _opened(models, node, run_code=run_code)
-    examples = _examples(opened, data)
+    examples = _examples(opened, data, run_code=run_code)
     found = measured(opened, examples.examples, calls=calls, threads=threads)
     score = opened[0][2].facts.metrics[0].partition("?")[0]
     if as_json:
@@ -295,11 +304,11 @@ def _opened(paths: tuple[Path, ...], node: int | None, *, run_code: bool) -> lis
     return found
 
 
-def _examples(opened: list[tuple[str, Path, Benchable]], data: str | None) -> NamedExamples:
+def _examples(opened: list[tuple[str, Path, Benchable]], data: str | None, *, run_code: bool) -> NamedExamples:
     from fedgossip.edge.run_examples import named, needed_experiment, tested_on
 
     first = opened[0][2]
     if data is not None:
-        return named(first, data)
+        return named(first, data, run_code=run_code)
     run = next((path for _, path, _ in opened if path.is_dir()), opened[0][1])
-    return tested_on(needed_experiment(run), first.facts.node)
+    return tested_on(needed_experiment(run), first.facts.node, run_code=run_code)

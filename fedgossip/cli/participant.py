@@ -157,7 +157,10 @@ class Participant:
 
     def _what_next(self, folder: Path) -> None:
         """Print the command that puts the run together: the experiment with what was set here."""
+        from fedgossip.learning.named_code import ALLOW
+
         words = ["fedgossip", "collect", str(self.experiment)]
+        words += [ALLOW] if self.plan.experiment.named_code else []
         roles = self.plan.roles
         if roles.leader is None:
             everybody = f"all-{roles.one}s"

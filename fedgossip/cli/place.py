@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedgossip.cli.portable import portable_option
+from fedgossip.cli.portable import portable_option, run_code_option
 from fedgossip.cli.run import concluded
 from fedgossip.cli.text import echo
 
@@ -88,6 +88,7 @@ ENGINE_OF = {
     type=click.Path(path_type=Path),
     help="Go on with a run that was stopped, where it was placed; EXPERIMENT may be left out.",
 )
+@run_code_option
 @click.option("--report/--no-report", default=True, help="Write report.html.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; all else on stderr.")
 @click.pass_context
@@ -108,6 +109,7 @@ def place(
     seed: int | None,
     out: Path | None,
     stopped: Path | None,
+    run_code: bool,
     report: bool,
     as_json: bool,
 ) -> int:
@@ -120,6 +122,7 @@ def place(
     from fedgossip.clusters.resources import LOCAL, Resources
     from fedgossip.drivers import resume
     from fedgossip.experiment import load_experiment
+    from fedgossip.learning.named_code import ALLOW
     from fedgossip.plans import compose
     from fedgossip.rundir.run_directory import new_path
 
@@ -131,8 +134,8 @@ def place(
     wanted = Resources(on, cpus, partition, nodes, minutes, interface, address, gpus, start_timeout)
     if stopped:
         wanted = wanted if named else asked_before(stopped)
-        file = experiment or resume.experiment_in(stopped)
-        plan = resume.plan_of(stopped, load_experiment(file, overrides, seed=seed))
+        found = resume.experiment_of(stopped, experiment, overrides, seed, run_code=run_code)
+        plan = resume.plan_of(stopped, found)
     elif experiment is None:
         raise click.UsageError("which experiment?  Give its file, or --resume RUN.")
     else:
@@ -143,6 +146,7 @@ def place(
     if detach:
         number = submit(plan, folder, wanted, _tell)
         words = ["fedgossip", "collect", str(folder / "experiment.toml"), str(folder / "peers")]
+        words += [ALLOW] if plan.experiment.named_code else []
         here = wanted.partition == LOCAL
         ended = f"each of {folder / 'peers'}/* has ended.json" if here else f"it has ended (`squeue -j {number}`)"
         whose = "submitit, on this machine," if here else "Slurm"

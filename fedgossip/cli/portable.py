@@ -1,4 +1,5 @@
-"""`--portable`, of every command that reads an experiment to take part in it."""
+"""Options of several commands: `--portable`, of those that read an experiment to take part in it, and `--run-code`, of
+those that read what somebody else may have written."""
 
 from __future__ import annotations
 
@@ -9,6 +10,10 @@ from typing import Any
 import click
 
 Command = Callable[..., Any]
+
+
+run_code_option = click.option("--run-code", is_flag=True, help="Let code run that is named in what is read.")
+"""Without it nothing is imported that a run directory, a trace or a model's folder names."""
 
 
 def portable_option(command: Command) -> Command:

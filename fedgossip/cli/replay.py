@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedgossip.cli.portable import run_code_option
 from fedgossip.cli.text import echo
 
 if TYPE_CHECKING:
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 @click.option("--peer", type=click.IntRange(min=0), help="One peer of the run.")
 @click.option("--until", type=click.IntRange(min=1), metavar="N", help="Stop after event N.")
 @click.option("--show", is_flag=True, help="Print every event, and what came of it.")
+@run_code_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per trace.")
-def replay(run: Path, peer: int | None, until: int | None, show: bool, as_json: bool) -> int:
+def replay(run: Path, peer: int | None, until: int | None, show: bool, run_code: bool, as_json: bool) -> int:
     """Replay RUN: a run directory, a peer's folder or a trace.
 
     Prints per trace whether every effect and the final model have the same bits, or the first event that differs; ends
@@ -33,7 +35,8 @@ def replay(run: Path, peer: int | None, until: int | None, show: bool, as_json: 
     equal = True
     recorded: dict[Path, list[Replayed]] = {}
     for path in traces_of(run, peer):
-        replayed, lives = replay_trace(path, until=until, show=_show if show else None), lives_of(path.parent)
+        replayed = replay_trace(path, until=until, show=_show if show else None, run_code=run_code)
+        lives = lives_of(path.parent)
         equal = equal and replayed.equal
         recorded.setdefault(path.parent, []).append(replayed)
         echo(json.dumps(_facts(replayed, lives)) if as_json else _said(replayed, lives))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip.cli import STOPPED
-from fedgossip.cli.portable import portable_option
+from fedgossip.cli.portable import portable_option, run_code_option
 from fedgossip.cli.text import columns, echo, print_json, some, talk_to_stderr, times
 from fedgossip.event_kinds import kind_of
 from fedgossip.learning.model_files import MODEL
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="Go on with a run that was stopped, in its folder; EXPERIMENT may be left out.",
 )
+@run_code_option
 @click.option("--trace", is_flag=True, help="With --on local: write down all that peers are told, for replay.")
 @click.option(
     "--trace-limit",
@@ -81,6 +82,7 @@ def run(
     seed: int | None,
     out: Path | None,
     stopped: Path | None,
+    run_code: bool,
     trace: bool,
     trace_limit: float,
     dry_run: bool,
@@ -96,14 +98,15 @@ def run(
         from fedgossip.drivers import resume
 
         on = resume.engine_of(stopped)
-        source = experiment or resume.experiment_in(stopped)
-    else:
-        if experiment is None:
-            raise click.UsageError("which experiment?  Give its file, or --resume RUN.")
-        source = experiment
+    elif experiment is None:
+        raise click.UsageError("which experiment?  Give its file, or --resume RUN.")
     if trace and on != "local":
         raise click.UsageError("--trace goes with --on local: a simulation can be run again as it is")
-    wanted = load_experiment(source, overrides, seed=seed)
+    if stopped:
+        wanted = resume.experiment_of(stopped, experiment, overrides, seed, run_code=run_code)
+    else:
+        assert experiment is not None, "one of both is given"
+        wanted = load_experiment(experiment, overrides, seed=seed)
     if dry_run:
         from fedgossip.cli.dry import show_plan
         from fedgossip.plans import compose

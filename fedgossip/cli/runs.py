@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from fedgossip import outside_files
-from fedgossip.cli.portable import portable_option
+from fedgossip.cli.portable import portable_option, run_code_option
 from fedgossip.cli.text import columns, echo
 from fedgossip.decoding import json_value
 from fedgossip.records import renamed
@@ -153,6 +153,7 @@ def _report_sweep(folder: Path, paper: Path | None) -> None:
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="As given to the peers.")
 @portable_option
 @click.option("--seed", type=int, help="As given to the peers.")
+@run_code_option
 @click.option("--out", type=click.Path(path_type=Path), help="Run directory to make.  [default: runs/NAME-TIME]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; all else on stderr.")
 def collect(
@@ -160,6 +161,7 @@ def collect(
     folders: tuple[Path, ...],
     overrides: tuple[str, ...],
     seed: int | None,
+    run_code: bool,
     out: Path | None,
     as_json: bool,
 ) -> int:
@@ -168,6 +170,7 @@ def collect(
     from fedgossip.cli.text import print_json, talk_to_stderr
     from fedgossip.errors import ConfigError
     from fedgossip.experiment import load_experiment
+    from fedgossip.learning.named_code import check_allowed
     from fedgossip.loops.description import told_in
     from fedgossip.plans import compose
     from fedgossip.rundir.collect import collect_peers
@@ -178,7 +181,9 @@ def collect(
         raise ConfigError(f"{experiment}: a folder; the EXPERIMENT comes first", advice)
     loops = told_in(folders)
     more = ["task.kind=loop"] if loops else []
-    plan = compose.plan(load_experiment(experiment, [*more, *overrides], seed=seed))
+    read = load_experiment(experiment, [*more, *overrides], seed=seed)
+    check_allowed(read.named_code, experiment, run_code=run_code)
+    plan = compose.plan(read)
     learning = loops.learning if loops else None
     with talk_to_stderr() if as_json else contextlib.nullcontext():
         finished = collect_peers(plan, folders, out or new_path(plan, "peers", Path("runs")), learning)

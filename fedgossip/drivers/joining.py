@@ -3,6 +3,7 @@
     FOLDER/MARK/peer.key         this member's keys, made here
     FOLDER/MARK/experiment.toml  what was proposed, and agreed to
     FOLDER/MARK/endpoints.toml   with whom the run began
+    FOLDER/MARK/proposed-files   the graph and the common test set that came with it, once it was agreed to
     FOLDER/MARK/run              what the run leaves
 
 MARK is the invite's name: who asks again with it in the same folder is the same member.

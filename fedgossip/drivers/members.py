@@ -12,7 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+from fedgossip.algorithms.base import Needs
 from fedgossip.errors import ConfigError, NotWrittenError
+from fedgossip.experiment import GossipExperiment
 from fedgossip.machine import Checkpoint, Effect, Event, Fired, Machine, NodeId, Received, Report, Started
 from fedgossip.messages import NEWS_MAX, Entry, Join, MembershipUpdate
 from fedgossip.net.endpoints import Members, load_revoked, revoked_block
@@ -55,25 +57,35 @@ def check_open(plan: Plan) -> GossipPlan:
     them; or they are no peers."""
     if not isinstance(plan, GossipPlan):
         raise ConfigError("clients of a coordinator come and go as they like", "Leave --members and --join out.")
-    check_members(plan.experiment.algorithm.name, plan.algorithm.needs)
-    if plan.experiment.algorithm.private:
+    _check_open(plan.experiment, plan.algorithm.needs)
+    return plan
+
+
+def _check_open(e: GossipExperiment, needs: Needs) -> None:
+    check_members(e.algorithm.name, needs)
+    if e.algorithm.private:
         advice = "Leave --members and --join out, or set algorithm.private = false."
         raise ConfigError("the masks of private gossip are those of fixed neighbours: nobody can join or leave", advice)
-    if plan.experiment.topology.weights == SIZES:
+    if e.topology.weights == SIZES:
         advice = "Leave --members and --join out, or topology.weights."
         raise ConfigError("weights by sizes are those of fixed peers: nobody can join or leave", advice)
-    if plan.experiment.adversary.peers:
+    if e.adversary.peers:
         advice = "Leave --members and --join out, or [adversary]."
         raise ConfigError("the attackers of [adversary] have fixed ids: nobody can join or leave", advice)
-    return plan
 
 
 def is_open(plan: Plan) -> bool:
     """Whether members may come and go; else all are there from the beginning, or it does not begin."""
+    return isinstance(plan, GossipPlan) and is_open_to(plan.experiment, plan.algorithm.needs)
+
+
+def is_open_to(experiment: GossipExperiment, needs: Needs) -> bool:
+    """Return the same, by what the algorithm needs."""
     try:
-        return not check_open(plan).experiment.loops
+        _check_open(experiment, needs)
     except ConfigError:
         return False
+    return not experiment.loops
 
 
 def member_of(

@@ -1,9 +1,16 @@
 """An experiment that travels: what one organiser proposes to those it has invited, and what becomes of it there.
 
-What travels is the experiment with all its defaults, the file of its graph, and the common test set where that is a
-file.  Nobody's data and nobody's code travel: a run that learns from files is one in which each brings its own, and a
-"module:function" must be there already, the same to the last line.  A proposal cannot name a file of the machine that
-it comes to, so it cannot choose what is learned from.
+What travels is what CARRIED lists of the experiment, with all defaults, the file of its graph, and the common test set
+where that is a file.  Nobody's data and nobody's code travel: a run that learns from files is one in which each brings
+its own, and a "module:function" must be there already, the same to the last line.  A proposal cannot name a file of the
+machine that it comes to, so it cannot choose what is learned from.
+
+Until a person agrees nothing of a proposal is imported, and nothing is left on the disk.  Then its files go to
+
+    FOLDER/MARK/proposed-files/graph.toml, or graph.txt     the graph
+    FOLDER/MARK/proposed-files/test-set/NAME                the common test set, alone: its name is in the plan's hash
+
+No import statement and no "module:function" can name a folder with a hyphen, and no file of this member's is beside.
 """
 
 from __future__ import annotations
@@ -19,22 +26,19 @@ from typing import Any
 import msgspec
 import tomli_w
 
-from fedgossip import outside_files
+from fedgossip import outside_files, owner_files
 from fedgossip.decoding import from_toml
-from fedgossip.errors import ConfigError
+from fedgossip.errors import ConfigError, NotWrittenError
 from fedgossip.experiment import Experiment, GossipExperiment, checked
-from fedgossip.learning.custom import is_function
-from fedgossip.learning.data import KINDS
+from fedgossip.learning.data import CODE, KINDS
 from fedgossip.learning.per_peer import PLACE
-from fedgossip.learning.sources import code_of
+from fedgossip.learning.sources import code_of, modules_of
 from fedgossip.learning.table_schema import FEDERATED
 from fedgossip.machine import NodeId
 from fedgossip.messages import GRAPH_LETTERS, PROPOSAL_LETTERS, Proposal
 from fedgossip.plans import compose
 from fedgossip.plans.compose import DataShares
-from fedgossip.plans.own_graphs import is_own_graph
 from fedgossip.plans.plan import Plan
-from fedgossip.rundir.run_directory import write_whole
 from fedgossip.task import LocalTask
 
 OWN = f"own:{PLACE}"
@@ -43,10 +47,18 @@ OWN = f"own:{PLACE}"
 TEST_BYTES_MAX = 16 << 20
 """Maximum size of a common test set that travels."""
 
+CARRIED = (
+    "seed", "rounds", "name", "topology", "algorithm", "forecast", "coordinator", "parallel",
+    "data", "model", "train", "eval", "task",
+)  # fmt: skip
+"""Sections and keys that an invite may carry; [track] would send a member's record to where the organiser wants it."""
+
+FILES, TEST_SET = "proposed-files", "test-set"
+"""Where the files of a proposal are kept."""
+
 _FILES = ("csv", "npz", "text", "lines", "parquet")
 _FOLDERS = ("mnist", "fashion-mnist")
 """Sources that are looked for where each machine has them; where the organiser's lie is nobody else's concern."""
-_MODELS = ("cnn", "softmax", "mlp", "chars", "gpt")
 _NAME = re.compile(r"[\w][\w.-]{0,99}")
 
 Learning = tuple[LocalTask, DataShares]
@@ -77,6 +89,12 @@ def shared(experiment: Experiment, data: str, leader: NodeId | None = None) -> S
     if experiment.data.scale == FEDERATED:
         text = f'data.scale = "{FEDERATED}" of a run by invite: the statistics that were agreed on do not travel'
         raise ConfigError(text, "Start coordinator and clients with keys that people compare: docs/coordinator.md.")
+    if experiment.faults or (isinstance(experiment, GossipExperiment) and experiment.adversary.peers):
+        advice = "Leave it out: it is for simulations, and for processes of one machine."
+        raise ConfigError(f"{'[[faults]]' if experiment.faults else '[adversary]'} of a run by invite", advice)
+    if str(getattr(getattr(experiment, "topology", None), "weights", "")).startswith("pi:"):
+        advice = "Put the weights into the graph's file: docs/topologies.md."
+        raise ConfigError("topology.weights names a file of this machine, which the others have not", advice)
     content, graph = experiment.to_dict(), ""
     own = data or PLACE in experiment.data.source
     data = data or (experiment.data.source.replace(PLACE, "0") if own and leader is None else "")
@@ -98,10 +116,11 @@ def shared(experiment: Experiment, data: str, leader: NodeId | None = None) -> S
 
 def proposal_of(whole: SharedExperiment, task: LocalTask | None) -> Proposal:
     """Return the words that travel; `task` is None for loops: scripts bring it.  Raises ConfigError for too many."""
-    e, content = whole.experiment, whole.experiment.to_dict()
+    e = whole.experiment
+    content = {key: value for key, value in e.to_dict().items() if key in CARRIED}
     section, name = content["data"], ""
     if whole.graph:
-        content["topology"]["graph"] = Path(content["topology"]["graph"]).name
+        content["topology"]["graph"] = _graph_name(str(content["topology"]["graph"]))
     if test := _file_of(str(e.data.test)):
         kind, _, rest = str(e.data.test).partition(":")
         name = test.name
@@ -114,11 +133,11 @@ def proposal_of(whole: SharedExperiment, task: LocalTask | None) -> Proposal:
     if (size := len(text.encode())) > PROPOSAL_LETTERS:
         raise ConfigError(f"the experiment has {size} letters; {PROPOSAL_LETTERS} can travel", "Shorten it.")
     digest = hashlib.sha256(whole.test).hexdigest() if name else ""
-    if installed := [name for name in _functions(e) if not _is_here(name)]:
+    if installed := [name for name in e.named_code if not _is_here(name)]:
         advice = "Import it in a module beside the experiment, and name that: its text can be compared, and read."
         raise ConfigError(f"{installed[0]} is no code of this folder: nobody could compare it with theirs", advice)
     model = (task.length, task.dtype.name) if task else (0, "")
-    return Proposal(text, whole.graph, code_of(_functions(e)), *model, name, len(whole.test), digest)
+    return Proposal(text, whole.graph, code_of(e.named_code), *model, name, len(whole.test), digest)
 
 
 def _text_of(path: Path) -> str:
@@ -159,22 +178,16 @@ def _query(rest: str) -> str:
     return mark + query
 
 
-def _functions(experiment: Experiment) -> list[str]:
-    """What of the experiment is a function or a class, of whomever; nothing is imported."""
-    e, rest, found = experiment, list(experiment.named_code), list[str]()
-    for value, words in ((e.model.source, _MODELS), (e.data.source, KINDS), (str(e.data.test), KINDS)):
-        if value in rest:
-            rest.remove(value)
-            found += [value] if is_function(value) and value.partition(":")[0] not in words else []
-    if isinstance(e, GossipExperiment) and not is_own_graph(e.topology.graph):
-        rest.remove(e.topology.graph)
-    return [*found, *filter(is_function, rest)]
+def _graph_name(graph: str) -> str:
+    """The name of a graph's file where it comes to: TOML is told by its suffix."""
+    return "graph.toml" if graph.endswith(".toml") else "graph.txt"
 
 
 def _is_here(name: str) -> bool:
     """Whether a function is of a module in this folder: what is installed cannot be compared, nor lent to anybody."""
-    top = name.partition(":")[0].partition(".")[0]
-    return top != "fedgossip" and (Path(f"{top}.py").is_file() or Path(top).is_dir())
+    module = name.partition(":")[0]
+    path = modules_of([name], Path.cwd()).get(module)
+    return module.partition(".")[0] != "fedgossip" and path is not None and path.is_relative_to(Path.cwd())
 
 
 # --- at those who are invited -----------------------------------------------------------------------------------------
@@ -183,57 +196,83 @@ def _is_here(name: str) -> bool:
 def experiment_of(proposal: Proposal, folder: Path) -> Experiment:
     """Return the proposed experiment, its graph and its test set in `folder`; nothing is read, run or written yet.
 
-    Raises ConfigError for an experiment that cannot be run, or names a file of this machine.
+    Raises ConfigError for an experiment that cannot be run, that has what no invite may carry, or that names a file of
+    this machine.
     """
     content = _content(proposal)
-    graph, data = _section(content, "topology").get("graph", ""), _section(content, "data")
-    if proposal.graph and not _NAME.fullmatch(str(graph)):
-        raise _named(str(graph))
-    if not proposal.graph and graph and (os.sep in str(graph) or Path(str(graph)).exists()):
-        raise _named(str(graph))
+    for key in content:
+        if key not in CARRIED:
+            section = f"[{key}]" if isinstance(content[key], dict) else f"[[{key}]]"
+            text = f"the organiser's experiment has {section}, which no invite may carry"
+            raise ConfigError(text, "Do not take part, or ask why: that is each member's own to choose.")
+    topology, data = _section(content, "topology"), _section(content, "data")
+    graph, weights = str(topology.get("graph", "")), str(topology.get("weights", ""))
+    if proposal.graph and not _NAME.fullmatch(graph):
+        raise _named(graph)
+    if not proposal.graph and graph and (os.sep in graph or Path(graph).exists()):
+        raise _named(graph)
+    if weights.partition(":")[0] == "pi":
+        raise _named(weights)
+    if data.get("scale") == FEDERATED:
+        text = f'the organiser\'s experiment has data.scale = "{FEDERATED}", whose file no invite carries'
+        raise ConfigError(text, "Ask the organiser: such a run starts with keys that people compare.")
     if proposal.graph:
-        content["topology"]["graph"] = str((folder / str(graph)).resolve())
+        topology["graph"] = str((folder / _graph_name(graph)).resolve())
     _check_source(str(data.get("source", "digits")))
     kind, _, rest = str(data.get("test", 0.2)).partition(":")
     if proposal.test:
         if not _NAME.fullmatch(proposal.test) or kind not in _FILES or rest.partition("?")[0] != proposal.test:
             raise _named(proposal.test)
-        data["test"] = f"{kind}:{(folder / proposal.test).resolve()}{_query(rest)}"
+        data["test"] = f"{kind}:{(folder / TEST_SET / proposal.test).resolve()}{_query(rest)}"
     elif isinstance(data.get("test"), str):
         _check_source(str(data["test"]))
     return checked(content, "the organiser's experiment")
 
 
 def keep_graph(proposal: Proposal, folder: Path) -> None:
-    """Write the file of the graph, where one travels.  Raises ConfigError for a name that is no file's."""
+    """Write the file of the graph, where one travels, under a name of ours.  Raises NotWrittenError."""
     if proposal.graph:
-        name = str(_section(_content(proposal), "topology").get("graph", ""))
-        if not _NAME.fullmatch(name):
-            raise _named(name)
-        write_whole(folder / name, proposal.graph.encode())
+        graph = str(_section(_content(proposal), "topology").get("graph", ""))
+        _keep(folder / _graph_name(graph), proposal.graph.encode())
 
 
 def keep_test(proposal: Proposal, test: bytes, folder: Path) -> None:
-    """Write the common test set.  Raises ConfigError for another one than was announced."""
+    """Write the common test set.  Raises ConfigError for another one than was announced, and NotWrittenError."""
     if not proposal.test:
         return
     if len(test) != proposal.test_bytes or hashlib.sha256(test).hexdigest() != proposal.test_digest:
         raise ConfigError("the common test set is not the one that was announced", "Join again, or ask the organiser.")
-    write_whole(folder / proposal.test, test)
+    if not _NAME.fullmatch(proposal.test):
+        raise _named(proposal.test)
+    _keep(folder / TEST_SET / proposal.test, test)
 
 
-def check_code(proposal: Proposal, experiment: Experiment) -> list[str]:
+def _keep(path: Path, content: bytes) -> None:
+    """Write a file of a proposal, or leave the same one of a life before; no link is followed on the way."""
+    try:
+        owner_files.made(path.parent)
+        owner_files.placed(path, content)
+    except OSError as error:
+        raise NotWrittenError(path, error) from None
+
+
+def check_code(proposal: Proposal, experiment: Experiment, kept: Path | None = None) -> list[str]:
     """Return the functions of people's own that the experiment names, whose code is here and the same.
 
-    Nothing of it is run.  Raises ConfigError where it is not here, or another.
+    Nothing of it is run.  Raises ConfigError where it is not here, is another, or lies in `kept`, where files of
+    proposals are.
     """
-    names = _functions(experiment)
+    names = list(experiment.named_code)
     missing = [name for name in names if not _is_here(name)]
     if missing or code_of(names) != proposal.code:
         files = ", ".join(sorted({f"{name.partition(':')[0]}.py" for name in missing or names}))
         what = "is not here" if missing else "is another here than at the organiser's"
         advice = "Code does not travel: get the files from somebody you trust, read them, put them into this folder."
         raise ConfigError(f"the experiment runs code of {files}, which {what}", advice)
+    for path in modules_of(names).values() if kept else ():
+        if path.resolve().is_relative_to(kept.resolve()):  # type: ignore[union-attr]
+            advice = "Do not take part, or ask why: no honest organiser names a file there."
+            raise ConfigError(f"the experiment runs code of {path}, where what comes with invites is kept", advice)
     return names
 
 
@@ -276,7 +315,7 @@ def _section(content: dict[str, Any], name: str) -> dict[str, Any]:
 def _check_source(source: str) -> None:
     kind = source.partition(":")[0]
     bundled = source in KINDS and kind not in _FILES
-    if not (bundled or source in ("own", OWN) or (is_function(source) and kind not in KINDS)):
+    if not (bundled or source in ("own", OWN) or CODE.named_by(source)):
         raise _named(source)
 
 

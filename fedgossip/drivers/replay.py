@@ -22,6 +22,7 @@ from fedgossip.checkpoints import incarnation_of
 from fedgossip.decoding import json_value
 from fedgossip.errors import ConfigError, ProtocolError, ResumeError
 from fedgossip.experiment import checked
+from fedgossip.learning.named_code import check_allowed
 from fedgossip.machine import Finish, Machine, NodeId, told
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
@@ -82,18 +83,20 @@ def replay_trace(
     until: int | None = None,
     show: Show | None = None,
     make: Callable[[Opening], Machine] | None = None,
+    run_code: bool = False,
 ) -> Replayed:
     """Replay one trace: a file, or the folder of a peer, of which the last life counts.
 
     Stops at the first difference, or after `until` events.  `show` is given every event before it is told, `make` makes
-    the machine in place of the experiment's own.  Raises TraceError for a trace that cannot be read.
+    the machine in place of the experiment's own.  `run_code`: let functions run that the experiment in it names.
+    Raises TraceError for a trace that cannot be read.
     """
     path = Path(path)
     if path.is_dir():
         path = (traces_in(path) or [trace_path(path, 0)])[-1]
     with Reading(path) as reading:
         opening = reading.opening
-        machine = (make or machine_of)(opening)
+        machine = make(opening) if make else machine_of(opening, run_code=run_code)
         events, result, difference, end = 0, None, None, "open"
         for entry in reading:
             if until is not None and entry.number > until:
@@ -159,16 +162,28 @@ def _kept(folder: Path, incarnation: int) -> str | None:
         return None
 
 
-def machine_of(opening: Opening) -> Machine:
-    """Make the machine that a trace was opened for.  Raises TraceError where its experiment cannot be read."""
+def machine_of(opening: Opening, *, run_code: bool = False) -> Machine:
+    """Make the machine that a trace was opened for.
+
+    Raises TraceError where its experiment cannot be read, and ConfigError where it names code that may not run.
+    """
     try:
         o = opening
+        experiment = checked(json_value(msgspec.json.encode(o.experiment)), "trace")
+    except Exception as error:
+        raise _unread(opening, error) from error
+    check_allowed(experiment.named_code, f"the trace of peer {o.node}", run_code=run_code)
+    try:
         segments = covering(o.segments or one_segment(o.initial.size), o.initial.size)
         plan = _plan(msgspec.json.encode(o.experiment)).with_segments(segments)
         return peer_of(plan, o.node, o.initial, o.schema, o.resumed, incarnation=o.incarnation)
     except Exception as error:  # its experiment, its first vector or its checkpoint is of somebody else's making
-        advice = f"It was written by fedgossip {opening.version}, this is {__version__}."
-        raise TraceError(f"the trace of peer {opening.node}: {error or repr(error)}", advice) from error
+        raise _unread(opening, error) from error
+
+
+def _unread(opening: Opening, error: Exception) -> TraceError:
+    advice = f"It was written by fedgossip {opening.version}, this is {__version__}."
+    return TraceError(f"the trace of peer {opening.node}: {error or repr(error)}", advice)
 
 
 @lru_cache(maxsize=4)

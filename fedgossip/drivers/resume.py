@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +12,12 @@ from fedgossip.drivers import sim_checkpoint
 from fedgossip.drivers.run_processes import RunProcesses
 from fedgossip.errors import ResumeError
 from fedgossip.experiment import Experiment, file_kept_in, load_experiment
+from fedgossip.learning.named_code import check_allowed
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
 from fedgossip.plans.plan import EXHAUSTED
 from fedgossip.records import Row
-from fedgossip.rundir.run_directory import INCOMPLETE, WHOLE, Run, is_launched, is_placed
+from fedgossip.rundir.run_directory import INCOMPLETE, WHOLE, Run, is_launched, resume_line
 
 
 def resume(
@@ -29,18 +28,21 @@ def resume(
     watch: Callable[[Row], None] | None = None,
     trace_bytes: int = 0,
     family: RunProcesses | None = None,
+    run_code: bool = False,
 ) -> Run:
     """Bring a stopped run to its end, in its directory; a simulated one bit for bit as if it had not been stopped.
 
     Real peers go on from their last checkpoints, with one another or, for those that had gone further, without.
     `experiment`: the one that it had, where only what may differ does; by default that of the directory.  `family`:
-    for real peers, processes that are being warmed already.  Raises ResumeError, which says which keys differ, where
+    for real peers, processes that are being warmed already.  `run_code`: let functions run that the directory's own
+    experiment names.  Raises ResumeError, which says which keys differ, where
     it cannot go on; nothing is changed then.
     """
     run = Path(run)
     engine = engine_of(run)
     if is_launched(run):
         raise ResumeError(f"{run}: a run of launched loops", line(run))
+    experiment = experiment or experiment_of(run, run_code=run_code)
     plan = plan_of(run, experiment, simulated=engine != "local")
     if engine == "local":
         from fedgossip.drivers.local import run_local_plan
@@ -52,13 +54,25 @@ def resume(
     return simulate_plan(plan, engine=engine, out=run, report=report, watch=watch, resume=True)
 
 
-def plan_of(run: Path, experiment: Experiment | None = None, *, simulated: bool = False) -> Plan:
-    """Return the plan by which a stopped run goes on: that of `experiment`, by default the one that it had.
+def experiment_of(
+    run: Path, given: Path | None = None, overrides: Sequence[str] = (), seed: int | None = None, *, run_code: bool
+) -> Experiment:
+    """Return the experiment by which a stopped run goes on: that of the file `given`, else the one in its directory.
+
+    Raises ConfigError where the directory's names code, which only a person can allow to run: the directory may be
+    somebody else's.
+    """
+    experiment = load_experiment(given or experiment_in(run), overrides, seed=seed)
+    check_allowed(() if given else experiment.named_code, run, run_code=run_code)
+    return experiment
+
+
+def plan_of(run: Path, experiment: Experiment, *, simulated: bool = False) -> Plan:
+    """Return the plan of `experiment`, by which a stopped run goes on.
 
     Raises ResumeError where it cannot go on, or not by this experiment, naming the keys that differ.
     """
     stored = load_experiment(experiment_in(run))
-    experiment = experiment or stored
     if found := checkpoints.differences(stored.to_dict(), experiment.to_dict(), simulated=simulated):
         advice = f"Give the experiment that it had, {run / 'experiment.toml'}, or start a new run."
         raise ResumeError(f"{run}: a run of another experiment: {'; '.join(found)}", advice)
@@ -122,5 +136,4 @@ def _status(run: Path) -> str | None:
 
 def line(run: Path) -> str:
     """The command that goes on with a run."""
-    command = "launch" if is_launched(run) or is_placed(run) else "run"
-    return f"fedgossip {command} --resume {shlex.quote(os.fspath(run))}"
+    return resume_line(run)

@@ -17,12 +17,11 @@ import torch
 from fedgossip import outside_files
 from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.errors import ConfigError
-from fedgossip.learning.custom import is_function
 from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.extras import needed
 from fedgossip.learning.measuring import ROWS, Measuring, as_learned, like_of
 from fedgossip.learning.model_files import ModelFacts
-from fedgossip.learning.objectives import MULTI_LABEL, REGRESSION, objective_of
+from fedgossip.learning.objectives import CODE, KINDS, MULTI_LABEL, REGRESSION, objective_of
 
 METADATA = "fedgossip"
 HOW = "fedgossip.how"
@@ -83,10 +82,10 @@ class OnnxModel:
 
 
 def exported_facts(facts: ModelFacts) -> ModelFacts:
-    """Return what an exported file says of its model: without what only torch and the user's own modules can use."""
+    """Return what an exported file says of its model: without what only torch and people's own modules can use."""
     usual = objective_of(facts.kind, "", ())
-    metrics = tuple(name for name in facts.metrics if not is_function(name.partition("?")[0])) or usual.metrics
-    loss = usual.loss if is_function(facts.loss) else facts.loss
+    metrics = tuple(name for name in facts.metrics if not CODE.named_by(name)) or usual.metrics
+    loss = usual.loss if CODE.named_by(facts.loss) else facts.loss
     return msgspec.structs.replace(facts, metrics=metrics, loss=loss, lacks=(), own=(), code="", modules=())
 
 
@@ -117,9 +116,12 @@ def open_onnx(path: Path, threads: int = 1) -> OnnxModel:
         facts = from_json(msgspec.json.Decoder(ModelFacts), said.encode())
     except UnreadableError as error:
         raise ConfigError(f"{path}: what it says of itself cannot be read: {error}", MAKE_ONE) from None
+    if facts.kind not in KINDS:
+        raise ConfigError(f"{path}: a model of kind {facts.kind[:50]!r}, which there is not", MAKE_ONE)
     names = [one.name for one in session.get_inputs()], len(session.get_outputs())
     if names != ([INPUT], 1):
         raise ConfigError(f"{path}: its inputs are {', '.join(names[0])}; expected one, {INPUT}", MAKE_ONE)
+    facts = exported_facts(facts)  # whoever wrote the file may have named code in it
     return OnnxModel(facts, session, path, metadata.get(HOW, ""))
 
 

@@ -8,12 +8,11 @@ import numpy as np
 from torch import nn
 
 from fedgossip.errors import ConfigError
-from fedgossip.learning.custom import is_function
 from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.loaded_model import LoadedModel
 from fedgossip.learning.measuring import as_learned
 from fedgossip.learning.mesh_settings import MeshSettings
-from fedgossip.learning.objectives import Objective
+from fedgossip.learning.objectives import CODE, Objective
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.task import TorchTask
 from fedgossip.task import Job
@@ -26,7 +25,7 @@ def retrained(model: LoadedModel, examples: Dataset, settings: TrainSettings, ep
     Raises ConfigError for a loss of the user's own, and for examples of another kind; TrainingError where it diverges.
     """
     facts = model.facts
-    if is_function(facts.loss):
+    if CODE.named_by(facts.loss):
         text = f"{facts.source} was trained by {facts.loss}, a loss of your own"
         raise ConfigError(text, "Leave --epochs out, and train the smaller model by an experiment.")
     objective = Objective(facts.kind, facts.loss, ("loss",))

@@ -13,6 +13,7 @@ from fedgossip.learning import scored_tables
 from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.measuring import DescribedModel, as_read
 from fedgossip.learning.model_files import FACTS, MODEL, ModelFacts, facts_of
+from fedgossip.learning.named_code import check_allowed
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.machine import NodeId
 from fedgossip.plans import compose
@@ -31,27 +32,30 @@ class NamedExamples:
     words: str
 
 
-def named(model: DescribedModel, source: str) -> NamedExamples:
+def named(model: DescribedModel, source: str, *, run_code: bool = False) -> NamedExamples:
     """Return what a person has named: a CSV file, a data.source, or the test set of FILE.toml.  Raises ConfigError."""
     if source.endswith(".toml"):
-        return tested_on(Path(source), None)
+        return tested_on(Path(source), None, run_code=run_code)
     return NamedExamples(found := scored_tables.examples_of(model, source), f"{_counted(found)} of {source}")
 
 
-def tested_on(experiment: Path, node: NodeId | None) -> NamedExamples:
-    """Return the test set of an experiment.  Raises ConfigError where it cannot be read here."""
-    e, test = _read(experiment, node)[:2]
+def tested_on(experiment: Path, node: NodeId | None, *, run_code: bool = False) -> NamedExamples:
+    """Return the test set of an experiment.
+
+    Raises ConfigError where it cannot be read here, and where it names code that nobody has allowed to run.
+    """
+    e, test = _read(experiment, node, run_code)[:2]
     where = "validation" if e.eval.on == "validation" else "test"
     name = experiment.parent.name if experiment.name == EXPERIMENT else experiment.name
     return NamedExamples(as_read(test), f"{_counted(test)}, the {where} set of {name or experiment}")
 
 
-def trained_on(experiment: Path, node: NodeId | None, *, everybody: bool) -> NamedExamples:
+def trained_on(experiment: Path, node: NodeId | None, *, everybody: bool, run_code: bool = False) -> NamedExamples:
     """Return training examples of a run: those of `node`, or of its first participant, or of `everybody` it trained.
 
     Raises ConfigError where a budget of privacy was promised: what is made of them here would be outside of it.
     """
-    e, _, shares, train = _read(experiment, node)
+    e, _, shares, train = _read(experiment, node, run_code)
     if e.budget is not None:
         text = f"{experiment}: its training examples are under a budget of privacy, which this would not count in"
         raise ConfigError(text, "Name other examples, that are nobody's secret, with --data.")
@@ -99,9 +103,12 @@ def origin_of(file: Path, facts: ModelFacts) -> Path | None:
     return None
 
 
-def _read(path: Path, node: NodeId | None) -> tuple[Experiment, Dataset, dict[NodeId, np.ndarray], Dataset]:
+def _read(
+    path: Path, node: NodeId | None, run_code: bool
+) -> tuple[Experiment, Dataset, dict[NodeId, np.ndarray], Dataset]:
     """Return an experiment, its test set, who has which of its training examples, and these, all scaled."""
     e = load_experiment(path)
+    check_allowed(e.named_code, path, run_code=run_code)
     if not e.learns:
         raise ConfigError(f"{path}: a run of {e.task.kind} has no examples", "Name examples with --data SOURCE.")
     n = compose.plan(e).learners

@@ -18,6 +18,7 @@ from fedgossip.codecs.names import make_codec
 from fedgossip.codecs.sparse import DeepGradient
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.experiment.data_section import OF_STATISTICS, DataSection
+from fedgossip.experiment.gossip_sections import ALGORITHM_CODE
 from fedgossip.experiment.parallel_sections import ASYNC, MAPREDUCE, SERVED, ParallelSection, ServerSection
 from fedgossip.experiment.sections import (
     GIVEN,
@@ -28,7 +29,6 @@ from fedgossip.experiment.sections import (
     GossipExperiment,
     ParallelExperiment,
 )
-from fedgossip.learning.custom import is_function
 from fedgossip.learning.objectives import CONVEX, KINDS, SPARSE, objective_of
 from fedgossip.learning.per_peer import PLACE
 from fedgossip.learning.ragged import check_buckets
@@ -92,7 +92,7 @@ def _check_loop(experiment: Experiment, where: str) -> None:
 def check_gossip(e: GossipExperiment, where: str) -> None:
     """Raise ConfigError for values of [topology] and [algorithm] that cannot be."""
     name = e.algorithm.name
-    if name not in METHODS and name != GIVEN and not is_function(name):
+    if name not in METHODS and name != GIVEN and not ALGORITHM_CODE.named_by(name):
         raise ConfigError(f"{where}: algorithm.name = {name!r} is not known", nearest(name, METHODS))
     _check_seed("topology.seed", e.topology.seed, where)
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from fedgossip.learning import data
 from fedgossip.learning.table_schema import AGREED, FEDERATED, MEAN, REFUSE
 from fedgossip.limits import MOST, OneOf, Within
 
@@ -29,7 +30,7 @@ LATER_KEYS = ("validation", "buckets")
 class DataSection(msgspec.Struct, forbid_unknown_fields=True):
     """[data]: which examples there are, and who has which."""
 
-    source: str = "digits"
+    source: Annotated[str, data.CODE] = "digits"
     """`digits`, `breast-cancer`, `diabetes` (bundled; the last is a regression); `mnist`, `fashion-mnist` (in the
     folder `FEDGOSSIP_DATA`, or `mnist:PATH`); `csv:PATH?label=COLUMN`, `npz:PATH`, `text:PATH`, `lines:PATH`,
     `parquet:PATH?label=COLUMN`, `images:FOLDER`, `cifar10:PATH`, `femnist:PATH`, `huggingface:FOLDER?label=COLUMN`
@@ -42,7 +43,7 @@ class DataSection(msgspec.Struct, forbid_unknown_fields=True):
     """Who has which: of kind `iid`, `dirichlet` (`alpha`, `min_size`), `shard` (`shards_per_peer`), `pathological`
     (`classes_per_peer`), `size-skewed` (`exponent` or `sigma`), `natural` (whole groups), `own` (for a source with
     {peer})."""
-    test: float | str = 0.2
+    test: Annotated[float | str, data.CODE] = 0.2
     """The common test set: a share of the examples, between 0 and 1; or "own", the one that the source brings (MNIST's
     t10k files); or another source, as a source with {peer} needs."""
     local_test: float = 0.0

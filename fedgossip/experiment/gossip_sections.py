@@ -9,19 +9,27 @@ import msgspec
 from fedgossip.algorithms.attacks import ATTACKS
 from fedgossip.algorithms.combine import COMBINATIONS
 from fedgossip.algorithms.names import METHODS
+from fedgossip.learning.named_code import NamesCode
 from fedgossip.limits import ABOVE_0, MOST, OneOf, Seconds, SecondsOr0, Within
 from fedgossip.protocols.peer_sampling import RULES
+from fedgossip.topology import family_names, rule_names, schedule_names, weighted_names
+
+GRAPH_CODE = NamesCode(lambda word: word.lower() in (*family_names(), *weighted_names(), *schedule_names()))
+"""Of topology.graph: what is no built-in word is a function of somebody's own."""
+
+WEIGHTS_CODE = NamesCode(("pi", *rule_names()).__contains__)
+"""Of topology.weights."""
 
 
 class TopologySection(msgspec.Struct, forbid_unknown_fields=True):
     """[topology]: peers of a graph."""
 
-    graph: str
+    graph: Annotated[str, GRAPH_CODE]
     """A family (ring, torus:4x4, regular:3, ...), a schedule (base:1, matcha:0.5:torus, ...), a ready graph of
     `fedgossip topology list`, the path of a file, or module:function, of n and the seed (docs/topologies.md)."""
     n: int | None = None
     """Number of peers, where the graph leaves it open."""
-    weights: str | None = None
+    weights: Annotated[str | None, WEIGHTS_CODE] = None
     """`metropolis`, `max-degree`, `uniform`, `lazy`, `best-constant`, `fmmc`, `fdla`, `sinkhorn`, `inverse`, `pi:FILE`;
     `sizes`, as `pi` by the peers' numbers of examples; `push`, for push-sum on directed graphs; `module:function`, of
     the graph; none: what the graph's file says, or metropolis (docs/topologies.md)."""
@@ -36,10 +44,14 @@ MODES = tuple(dict.fromkeys(mode for method in METHODS.values() for mode in meth
 """That some method has."""
 
 
+ALGORITHM_CODE = NamesCode()
+"""Of algorithm.name: no built-in one has a colon."""
+
+
 class AlgorithmSection(msgspec.Struct, forbid_unknown_fields=True):
     """[algorithm]: how peers of a graph come to agree."""
 
-    name: str = "dsgd"
+    name: Annotated[str, ALGORITHM_CODE] = "dsgd"
     """`dsgd`; `push-sum` (directed graphs too); `window-doubling` (with the graph of that name); `gradient-tracking`
     (agrees on the optimum however unlike the data are, for two vectors a message); `d2` (so too, for one vector, with
     weights = "lazy" and no losses); `dsgdm`, `qg-dsgdm`, `decentlam` (momentum); `slowmo` (slow momentum

@@ -9,6 +9,8 @@ import msgspec
 from fedgossip.algorithms.collectives.names import COLLECTIVES
 from fedgossip.algorithms.descent.names import DESCENTS
 from fedgossip.algorithms.fragments import FRAGMENTS_MAX
+from fedgossip.algorithms.row_filters import FILTERS
+from fedgossip.learning.named_code import NamesCode
 from fedgossip.learning.settings import HOGWILD
 from fedgossip.limits import MOST, OneOf, Seconds, SecondsOr0, Within
 from fedgossip.messages import SERVERS_MAX, SHARDS_MAX, WORKERS_MAX
@@ -32,7 +34,7 @@ class ServerSection(msgspec.Struct, forbid_unknown_fields=True):
     """What is not divided between servers: single elements, or whole tensors, as lars and lamb need them."""
     damp: bool = False
     """A push goes at the rate divided by 1 + the steps made since what it was computed from; not with staleness 0."""
-    filters: list[str] = msgspec.field(default_factory=list)
+    filters: Annotated[list[str], NamesCode(FILTERS.__contains__)] = msgspec.field(default_factory=list)
     """Of a table's rows, what is not worth sending, one after the other: `key-cache`, `threshold:T`, `random-skip:P`,
     `kkt`, `kkt:T`, `module:function` (docs/parallel.md)."""
 

@@ -22,7 +22,9 @@ from fedgossip.experiment.parallel_sections import OuterSection, ParallelSection
 from fedgossip.experiment.simulation_section import SimulationSection
 from fedgossip.experiment.task_section import TaskSection
 from fedgossip.faults import Fault
+from fedgossip.learning import architectures
 from fedgossip.learning.mesh_settings import MeshSettings
+from fedgossip.learning.named_code import code_in
 from fedgossip.learning.objectives import (
     LOOP,
     SPARSE,
@@ -51,7 +53,7 @@ VALIDATION = "validation"
 class ModelSection(msgspec.Struct, forbid_unknown_fields=True):
     """[model]: what learns."""
 
-    source: str = "softmax"
+    source: Annotated[str, architectures.CODE] = "softmax"
     """`softmax`, `mlp:64-32-10` (inputs, hidden, outputs), `cnn:small`, `cnn:small-bn`, `cnn:16-32-64` (channels,
     channels, hidden), `chars:WIDTH`, `gpt:2-64-4` (characters; layers, width, heads), `module:function`;
     `words:ROWS-WIDTH-CLASSES`, at parameter servers; `glm:logistic`, `glm:linear`, `glm:poisson`, and
@@ -142,10 +144,8 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def named_code(self) -> Sequence[str]:
-        """Values that may name a user's own function or class, whose source all must have alike."""
-        if not self.learns:
-            return []
-        return [self.model.source, self.data.source, str(self.data.test), *self.objective.functions]
+        """Functions and classes of the user's own, "module:function", whose source all must have alike."""
+        return code_in(self)
 
     @property
     def score(self) -> Score:
@@ -194,10 +194,6 @@ class GossipExperiment(Experiment, forbid_unknown_fields=True, kw_only=True):
     algorithm: AlgorithmSection = msgspec.field(default_factory=AlgorithmSection)
     adversary: AdversarySection = msgspec.field(default_factory=AdversarySection)
     forecast: ForecastSection = msgspec.field(default_factory=ForecastSection)
-
-    @property
-    def named_code(self) -> Sequence[str]:
-        return [*super().named_code, self.algorithm.name, self.topology.graph, self.topology.weights or ""]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved experiment as `Experiment.to_dict`; runs from before rules other than sums hash alike."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from fedgossip.learning.objectives import AS_THE_DATA, CONVEX, KINDS, LOOP, SPARSE, SUMS
+from fedgossip.learning.objectives import AS_THE_DATA, CODE, CONVEX, KINDS, LOOP, SPARSE, SUMS
 from fedgossip.limits import ABOVE_0, MOST, OneOf, Within
 
 TASKS = (AS_THE_DATA, *KINDS, CONVEX, "averaging", "quadratic", SPARSE, LOOP, *SUMS)
@@ -21,7 +21,7 @@ class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
     sparse-logistic: drawn clicks, of which parameter servers hold the rows and all others whole tables;
     loop: a training loop of your own (docs/own-loop.md);
     statistics, evaluation: what `fedgossip data agree` and `fedgossip evaluate` make of an experiment."""
-    loss: str = ""
+    loss: Annotated[str, CODE] = ""
     """`cross-entropy`, `mse`, `mae`, `huber`, `bce`; `module:function`, of (outputs, labels), the mean over a batch;
     empty: the kind's own, cross-entropy, mse or bce (docs/tasks.md).  Convex: `hinge`, `logistic`, `squares`,
     `lasso`."""
@@ -32,7 +32,7 @@ class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
     to the lasso, and takes more rounds."""
     positive: str = ""
     """Convex, hinge and logistic: the class that is told from all others, where the source has more than two."""
-    metrics: list[str] = msgspec.field(default_factory=list)
+    metrics: Annotated[list[str], CODE] = msgspec.field(default_factory=list)
     """`accuracy`, `f1`, `auroc`, `rmse`, `mae`, `r2`, `loss`, `gap`; `module:function?better=lower`, of arrays
     (outputs, labels); the first is the score of reports.  Empty: the kind's own (docs/tasks.md)."""
     dim: Annotated[int, Within(1, MOST)] = 1

@@ -17,9 +17,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from fedgossip.errors import ConfigError, nearest
-from fedgossip.learning import custom
+from fedgossip.learning.named_code import NamesCode
 
 KINDS = ("softmax", "mlp", "cnn:small", "cnn:small-bn", "chars", "gpt")
+FITTED = ("glm", "trees", "kaplan-meier", "cox")
+"""What is fitted by sums, without gradients."""
+CODE = NamesCode((*(one.partition(":")[0] for one in KINDS), *FITTED, "words").__contains__)
+"""Of model.source: what is no built-in word is a function of somebody's own."""
 
 Shapes = list[tuple[str, tuple[int, ...]]]
 """Names and shapes, in the order of torch's named_parameters and named_buffers."""
@@ -138,7 +142,7 @@ def architecture(source: str, shape: Sequence[int], classes: int, vocabulary: in
     Raises ConfigError for an unknown model, and for one that does not fit the data.
     """
     kind, _, rest = source.partition(":")
-    if kind.partition("?")[0] in ("glm", "trees", "kaplan-meier", "cox"):
+    if kind.partition("?")[0] in FITTED:
         raise ConfigError(f"{source!r} is fitted by sums, without gradients", "Fit it by  fedgossip fit EXPERIMENT.")
     if kind == "chars":
         return GruSizes(_text_size(source, vocabulary), _hidden(source, rest))
@@ -156,7 +160,7 @@ def architecture(source: str, shape: Sequence[int], classes: int, vocabulary: in
     if kind == "cnn" and rest[:1].isdecimal():
         first, second, *hidden = _channels(source, rest)
         return _convolutional(source, tuple(shape), classes, (first, second), hidden)
-    if custom.is_function(source) and kind not in ("cnn", "softmax"):
+    if CODE.named_by(source) == source:
         return None
     raise ConfigError(f"unknown model {source!r}", nearest(source, [*KINDS, "module:function"]))
 

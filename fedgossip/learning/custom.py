@@ -1,4 +1,8 @@
-"""Functions of the user's own, named "module:function" in an experiment file."""
+"""Functions of the user's own, named "module:function" in an experiment file.
+
+This is the only place that imports by a name out of a file; `importing_nothing` closes it while something is read that
+nobody has agreed to run.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any
@@ -17,6 +22,8 @@ from fedgossip.signatures import CalledWith, check_call
 
 _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
+_CLOSED: ContextVar[str] = ContextVar("closed", default="")
+"""What is being read while nothing may be imported by a name out of a file; "" otherwise."""
 
 SEE_WHERE = "The code is yours; with FEDGOSSIP_TRACEBACK=1 in the environment the whole traceback is shown."
 
@@ -26,14 +33,28 @@ def is_function(source: str) -> bool:
     return _NAME.fullmatch(source) is not None
 
 
+@contextmanager
+def importing_nothing(where: str) -> Iterator[None]:
+    """Refuse, while `where` is read, every import by a name out of a file: `function` raises ConfigError."""
+    token = _CLOSED.set(where)
+    try:
+        yield
+    finally:
+        _CLOSED.reset(token)
+
+
 def function(
     source: str, base: Path | None = None, how: CalledWith | None = None, values: Sequence[object] = ()
 ) -> Callable[..., Any]:
     """Return the function that "module:function" names; modules are looked for in `base` (or here), then as usual.
 
-    Raises ConfigError where the module cannot be imported, or has no such function, or where the function does not take
-    what `how` says; `values`: those arguments, where they are known.
+    Raises ConfigError where nothing may be imported now, where the module cannot be imported, or has no such function,
+    or where the function does not take what `how` says; `values`: those arguments, where they are known.
     """
+    if not is_function(source):
+        raise ConfigError(f"{source!r} is no function", "Write module:function.")
+    if where := _CLOSED.get():
+        raise ConfigError(f"{where}: it names code that would run: {source}", "Nothing was imported.")
     module_name, _, name = source.partition(":")
     with _search_first(base or Path.cwd()):
         try:

@@ -30,6 +30,7 @@ import numpy.typing as npt
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.learning import custom
 from fedgossip.learning.dataset import OF_COLUMNS, Dataset, Indices, from_arrays
+from fedgossip.learning.named_code import NamesCode
 from fedgossip.learning.objectives import AS_THE_DATA, CLASSIFICATION, LANGUAGE, REGRESSION, objective_of
 from fedgossip.learning.ragged import Ragged
 from fedgossip.seeds import stream
@@ -171,6 +172,8 @@ OF_FILES = (
 )
 """Sources with a path behind their name; that of the first two may be left out."""
 KINDS = (*BUNDLED, *OF_FILES)
+CODE = NamesCode(KINDS.__contains__)
+"""Of data.source and data.test: what is no built-in word is a function of somebody's own."""
 
 
 def load(

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from fedgossip.learning.custom import is_function
+from fedgossip.learning import architectures
 from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.flat import Layout
 from fedgossip.learning.model_files import ColumnScale
@@ -61,7 +61,7 @@ class Recipe:
 
     @property
     def _functions(self) -> Sequence[str]:
-        return [name for name in (self.source, *self.objective.functions) if is_function(name)]
+        return [*filter(None, [architectures.CODE.named_by(self.source)]), *self.objective.functions]
 
     def code(self) -> dict[str, bytes]:
         """Return the user's own modules by the path that each has below one folder."""

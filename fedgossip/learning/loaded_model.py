@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,14 @@ from torch import nn
 
 from fedgossip.errors import ConfigError, FedgossipError, TrainingError
 from fedgossip.learning import models
+from fedgossip.learning.custom import importing_nothing
 from fedgossip.learning.dataset import OF_COLUMNS, Dataset
 from fedgossip.learning.exporting import parts_of
 from fedgossip.learning.losses import fitted
 from fedgossip.learning.measuring import ROWS, Measuring, as_learned, like_of
 from fedgossip.learning.model_files import CODE, RATES, TREES_FILE, ModelFacts, content_of, facts_of, found, tensors_of
-from fedgossip.learning.objectives import MULTI_LABEL, REGRESSION, Objective
+from fedgossip.learning.named_code import check_allowed, code_in
+from fedgossip.learning.objectives import MULTI_LABEL, REGRESSION
 from fedgossip.learning.sources import code_of
 from fedgossip.learning.tree_file import TreeMargins, decoded_trees
 
@@ -167,27 +169,21 @@ class TreesModule(nn.Module):
 
 
 def _check_code(folder: Path, facts: ModelFacts, run_code: bool) -> None:
-    """Raise ConfigError for code that was changed, and for some that nobody has allowed to run."""
-    if not facts.code:
-        return
-    if code_of(_functions(facts), folder / CODE) != facts.code:
+    """Raise ConfigError for code that nobody has allowed to run, and for some that was changed; what names it decides,
+    and nothing that model.json says of it."""
+    names = code_in(facts)
+    came = f"came with it: {', '.join(facts.modules[:5])}" if facts.modules else "is not in its folder"
+    check_allowed(names, folder, run_code=run_code, whose=f"the model is made by code that {came}")
+    if code_of(names, folder / CODE) != facts.code:
         raise ConfigError(f"{folder / CODE}: not the code that model.json tells of", "Copy the folder again.")
-    if not run_code:
-        text = f"{folder}: the model is made by code that came with it: {', '.join(facts.modules[:5])}"
-        advice = "It can do whatever you can.  If you trust its makers: --run-code, or load_model(path, run_code=True)."
-        raise ConfigError(text, advice)
-
-
-def _functions(facts: ModelFacts) -> Sequence[str]:
-    objective = Objective(facts.kind, facts.loss, facts.metrics)
-    return (facts.source, *objective.functions)
 
 
 @contextmanager
 def _modules_of(facts: ModelFacts) -> Iterator[None]:
     """Let the modules of the model's folder be imported, and no others of their names that are loaded already."""
-    if not facts.code:
-        yield
+    if not code_in(facts):
+        with importing_nothing(facts.source):
+            yield
         return
     names = {file.removesuffix("/__init__.py").removesuffix(".py").replace("/", ".") for file in facts.modules}
     names |= {name.partition(".")[0] for name in names}

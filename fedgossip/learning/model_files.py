@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -23,6 +23,7 @@ import numpy.typing as npt
 from fedgossip import outside_files
 from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.errors import ConfigError
+from fedgossip.learning import architectures, objectives
 from fedgossip.learning.encodings import TableEncoding
 from fedgossip.owner_files import made
 from fedgossip.whole_model import Tensors, WholeModel, named
@@ -46,12 +47,12 @@ class ModelFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """model.json."""
 
     format: int = FORMAT
-    source: str = ""
+    source: Annotated[str, architectures.CODE] = ""
     """As `model.source` in the experiment; "" where the tensors are no model that can be made again."""
     kind: str = ""
     """Of the task, as in `objectives`."""
-    loss: str = ""
-    metrics: tuple[str, ...] = ()
+    loss: Annotated[str, objectives.CODE] = ""
+    metrics: Annotated[tuple[str, ...], objectives.CODE] = ()
     seed: int = 0
     shape: tuple[int, ...] = ()
     """Of one example."""

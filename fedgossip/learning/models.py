@@ -17,6 +17,7 @@ from fedgossip import seeds
 from fedgossip.errors import ConfigError
 from fedgossip.learning import custom, gpt
 from fedgossip.learning.architectures import (
+    CODE,
     EMBEDDED,
     KINDS,
     ConvolutionalSizes,
@@ -49,7 +50,7 @@ def build(
 
 def is_own(source: str) -> bool:
     """Whether a function of the user's makes the model."""
-    return custom.is_function(source) and source not in KINDS
+    return bool(CODE.named_by(source))
 
 
 def _build(source: str, shape: tuple[int, ...], classes: int, vocabulary: int | None, base: Path | None) -> nn.Module:

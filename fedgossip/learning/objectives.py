@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl
 
 from fedgossip.errors import ConfigError, nearest
 from fedgossip.learning.custom import is_function
+from fedgossip.learning.named_code import NamesCode
 from fedgossip.scores import ACCURACY, HIGHER, LOWER, Score
 
 CLASSIFICATION, REGRESSION, MULTI_LABEL, LANGUAGE = "classification", "regression", "multi-label", "language"
@@ -104,6 +105,10 @@ USUAL: Mapping[str, tuple[str, tuple[str, ...]]] = {
 """The loss and the metrics of a kind where none are named."""
 
 
+CODE = NamesCode()
+"""Of task.loss and task.metrics: no built-in one has a colon."""
+
+
 @dataclass(frozen=True)
 class Objective:
     """What a run makes smaller, and what it is judged by: the first metric is its score."""
@@ -126,8 +131,8 @@ class Objective:
     @property
     def functions(self) -> tuple[str, ...]:
         """The "module:function" texts among them."""
-        named = (self.loss, *(metric.partition("?")[0] for metric in self.metrics))
-        return tuple(name for name in named if is_function(name))
+        named = (CODE.named_by(one) for one in (self.loss, *self.metrics))
+        return tuple(name for name in named if name)
 
 
 def objective_of(kind: str, loss: str, metrics: Sequence[str], source: str = "") -> Objective:

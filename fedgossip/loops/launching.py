@@ -21,6 +21,7 @@ from fedgossip.drivers.local import BEGAN, CHECKPOINT_SECONDS
 from fedgossip.drivers.simulate import faults_of
 from fedgossip.errors import ConfigError, FedgossipError, NotWrittenError, ResumeError, TooFewPeersError, TrainingError
 from fedgossip.experiment import Experiment
+from fedgossip.learning.named_code import check_allowed
 from fedgossip.learning.parameters import first_difference
 from fedgossip.loops import description
 from fedgossip.loops.asked import AskingTask
@@ -72,6 +73,13 @@ def plan_to_resume(run: Path, experiment: Experiment) -> Plan:
         advice = "Of other runs: fedgossip run --resume.  Simulated loops are simulated again."
         raise ResumeError(f"{run}: no run of launched scripts", advice)
     return resume.plan_of(run, experiment)
+
+
+def check_kept(run: Path, script: Path | None, *, run_code: bool) -> None:
+    """Raise ConfigError where the script that a run's folder names would run, and no person has named or allowed it."""
+    if script is None and is_launched(run):
+        named = f"{kept_command(run).script}"
+        check_allowed([named], run, run_code=run_code, whose="its folder names the script")
 
 
 def resume_scripts(

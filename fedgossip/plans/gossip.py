@@ -15,6 +15,7 @@ from fedgossip.algorithms.fragmented_diloco import FragmentedDiLoCo
 from fedgossip.algorithms.names import METHODS, Method, Told, given, make, own
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import GIVEN, GossipExperiment
+from fedgossip.experiment.gossip_sections import ALGORITHM_CODE
 from fedgossip.learning import custom
 from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.metrics import Network
@@ -315,7 +316,7 @@ def method_of(experiment: GossipExperiment) -> Method:
     name = experiment.algorithm.name
     if name == GIVEN:
         raise ConfigError("the algorithm was given in Python", "Call fedgossip.simulate with algorithm= again.")
-    return own(name, custom.function(name)) if custom.is_function(name) else METHODS[name]
+    return own(name, custom.function(name)) if ALGORITHM_CODE.named_by(name) else METHODS[name]
 
 
 def told_of(n: int, found: Spectrum | None) -> Told:

@@ -160,10 +160,10 @@ def _spread_by_round(networks: Sequence[NetworkRow]) -> list[float]:
     return found
 
 
-def terms_of(experiment: GossipExperiment, name: str, n: int, size: int) -> JoiningTerms:
-    """What a peer agrees to; `size`: bytes of a message."""
+def terms_of(experiment: GossipExperiment, name: str, n: int | None, size: int) -> JoiningTerms:
+    """What a peer agrees to; `n`: None where only the graph says it; `size`: bytes of a message, 0: not known."""
     a = experiment.algorithm
-    how = f"{name}, {n} peers; {a.name}, {a.mode}"
+    how = f"{name}{f', {n} peers' if n else ''}; {a.name}, {a.mode}"
     seen = "masked: neighbours learn their sum alone" if a.private else "as it is: they see your model"
     each = f", about {size:,} bytes each time" if size else ""
     return JoiningTerms(how, f"this peer's model to its neighbours{each}; no data", seen)

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from fedgossip.errors import ConfigError, FedgossipError, TrainingError
 from fedgossip.experiment import GIVEN
+from fedgossip.experiment.gossip_sections import GRAPH_CODE, WEIGHTS_CODE
 from fedgossip.learning import custom
 from fedgossip.signatures import CalledWith
 from fedgossip.topology import (
@@ -30,13 +31,10 @@ from fedgossip.topology import (
     Schedule,
     Topology,
     build,
-    family_names,
     require_connected,
     resolve,
     resolve_schedule,
-    schedule_names,
     union,
-    weighted_names,
 )
 from fedgossip.topology.mixing import TOLERANCE, Stochastic
 
@@ -54,13 +52,12 @@ YOURS = "The function is yours; see examples/own_graph.py."
 
 def is_own_graph(graph: str) -> bool:
     """Whether a text names a function and no family: those that are built in come first."""
-    word = graph.partition(":")[0].strip().lower()
-    return custom.is_function(graph) and word not in (*family_names(), *weighted_names(), *schedule_names())
+    return bool(GRAPH_CODE.named_by(graph))
 
 
 def is_own_weights(weights: str | None) -> bool:
     """Whether a text names a function that makes weights."""
-    return weights is not None and custom.is_function(weights)
+    return bool(WEIGHTS_CODE.named_by(weights))
 
 
 def named_schedule(
@@ -152,7 +149,7 @@ def digest_of(schedule: Schedule) -> str:
 
 
 def _weighed(topology: Topology, weights: str | None, brought: str | None) -> Mixing:
-    if weights is None or not custom.is_function(weights):
+    if weights is None or not is_own_weights(weights):
         return build(topology, weights or brought or topology.weights or "metropolis")
     mixings = [_made_weights(weights, topology, custom_given(weights, WEIGHTS, topology)) for _ in range(2)]
     if _look(weights, mixings[0], 1) != _look(weights, mixings[1], 1):

@@ -35,10 +35,12 @@ import msgspec
 
 from fedgossip import owner_files
 from fedgossip.checkpoints import NEWEST, PREVIOUS
-from fedgossip.errors import ConfigError, NotWrittenError
+from fedgossip.errors import ConfigError, FedgossipError, NotWrittenError
+from fedgossip.experiment import load_experiment
 from fedgossip.forecasts import FORECAST, encoded
 from fedgossip.learning import model_files
 from fedgossip.learning.model_files import MODEL
+from fedgossip.learning.named_code import ALLOW
 from fedgossip.machine import NodeId
 from fedgossip.plans import compose, plan_statement
 from fedgossip.plans.compose import Plan
@@ -206,8 +208,21 @@ def _advice_on(path: Path) -> str:
     """Return the advice for a folder that is not empty: a run that stopped there can go on."""
     new = "Give a new folder with --out, or none to have one made."
     stopped = (path / INCOMPLETE).exists() or (path / "summary.json").exists()
+    return f"To go on with it: {resume_line(path)}.  {new}" if stopped else new
+
+
+def resume_line(path: Path) -> str:
+    """Return the command that goes on with the run of a folder; it allows the code that the folder names to run."""
     command = "launch" if is_launched(path) or is_placed(path) else "run"
-    return f"To go on with it: fedgossip {command} --resume {shlex.quote(str(path))}.  {new}" if stopped else new
+    allowed = f" {ALLOW}" if is_launched(path) or _names_code(path) else ""
+    return f"fedgossip {command} --resume {shlex.quote(os.fspath(path))}{allowed}"
+
+
+def _names_code(path: Path) -> bool:
+    try:
+        return bool(load_experiment(path / "experiment.toml").named_code)
+    except FedgossipError:
+        return False
 
 
 def is_launched(path: Path) -> bool:

@@ -1,0 +1,75 @@
+"""What a proposal says of a run before a person has agreed to it: made from its declarations alone.
+
+No graph is made, no file is opened, and nothing is imported: what only code could tell stands there by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from fedgossip.algorithms.names import METHODS, Told, make
+from fedgossip.drivers.members import is_open_to
+from fedgossip.errors import ConfigError
+from fedgossip.experiment import Experiment, GossipExperiment, ParallelExperiment
+from fedgossip.experiment.gossip_sections import GRAPH_CODE
+from fedgossip.learning.custom import importing_nothing
+from fedgossip.learning.named_code import code_in
+from fedgossip.messages import INVITED_MAX
+from fedgossip.plans import compose
+from fedgossip.plans.gossip_words import terms_of
+from fedgossip.plans.plan import JoiningTerms
+
+
+@dataclass(frozen=True)
+class DeclaredRun:
+    """What is shown of a run to one that is asked to take part: of a `Plan` what needs no graph and no code."""
+
+    experiment: Experiment
+    name: str
+    gradients: bool
+    terms: Callable[[int, int], JoiningTerms]
+    """Of a model of so many numbers of so many bytes each."""
+
+
+def declared_run(experiment: Experiment) -> DeclaredRun:
+    """Return what a proposed experiment declares.  Raises ConfigError for one that no run can be made of."""
+    with importing_nothing("the organiser's experiment"):
+        if isinstance(experiment, GossipExperiment):
+            return _of_peers(experiment)
+        plan = compose.plan(_without_filters(experiment))
+        return DeclaredRun(experiment, plan.name, plan.gradients, plan.terms)
+
+
+def _of_peers(e: GossipExperiment) -> DeclaredRun:
+    n, name = e.topology.n, _graph(e.topology.graph)
+    if n is not None and n > INVITED_MAX:
+        raise ConfigError(f"the organiser's experiment is of {n:,} peers", f"An invite is for {INVITED_MAX} at most.")
+    method = METHODS.get(e.algorithm.name)
+    if method is None:  # what its messages hold only its code tells
+        return DeclaredRun(e, name, False, lambda _numbers, _size: terms_of(e, name, n, 0))
+    made = make(e.algorithm.name, method, Told(n or 2), e.algorithm.options)
+    vectors = sum(slot.length is None for slot in made.slots)
+    come_and_go = "; others may come and go" if is_open_to(e, made.needs) else ""
+
+    def terms(numbers: int, size: int) -> JoiningTerms:
+        said = terms_of(e, name, n, numbers * size * vectors)
+        return replace(said, how=f"{said.how}{come_and_go}")
+
+    return DeclaredRun(e, name, False, terms)
+
+
+def _graph(graph: str) -> str:
+    """What a graph is called that is not made yet: a word, a function, or the file that came with the proposal."""
+    return graph if GRAPH_CODE.named_by(graph) or "/" not in graph else "a graph that the organiser sends"
+
+
+def _without_filters(e: Experiment) -> Experiment:
+    """Return an experiment without functions that choose rows, of which the terms say nothing."""
+    if not isinstance(e, ParallelExperiment) or not (own := code_in(e.parallel.server)):
+        return e
+    server = e.parallel.server
+    kept = msgspec.structs.replace(server, filters=[one for one in server.filters if one not in own])
+    return msgspec.structs.replace(e, parallel=msgspec.structs.replace(e.parallel, server=kept))
