@@ -216,7 +216,7 @@ def test_a_launched_run_that_was_stopped_goes_on_by_one_command(
     said = finish(launched)
     if how == signal.SIGINT:
         assert "To go on: fedgossip launch --resume out" in said.err
-    resume = ["launch", "--resume", "out", "--show", "none", "--no-report"]
+    resume = ["launch", "--resume", "out", "--run-code", "--show", "none", "--no-report"]
     again = in_process(resume, folder, monkeypatch, capsys)
     assert again.code == 0, again.err
     told = summary(folder, "out")

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from fedgossip.cli.participant import Participant
 from fedgossip.cli.text import echo
 
@@ -142,6 +144,24 @@ def keep_experiment(plan: Plan, folder: Path) -> Path:
 
     write_whole(folder / EXPERIMENT, tomli_w.dumps(plan.experiment.to_dict()).encode())
     return folder / EXPERIMENT
+
+
+def invite_text(invite: tuple[str, ...]) -> str:
+    """Return the text of an invite, of a file or of standard input where these are named.  Raises ConfigError."""
+    from fedgossip.errors import ConfigError
+    from fedgossip.net.invitation import LETTERS_MAX, PREFIX
+
+    text = "".join(invite)
+    if text == "-":
+        return str(click.prompt("Invite", err=True)) if sys.stdin.isatty() else sys.stdin.read(LETTERS_MAX)
+    path = Path(invite[0])
+    if len(invite) > 1 or text[:2].lower() == PREFIX[:2] or not path.is_file():
+        return text
+    try:
+        with path.open() as file:
+            return file.read(LETTERS_MAX)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: no invite can be read from it: {error}", "Write its text into a file.") from None
 
 
 def script_of(experiment: Experiment, words: str) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import click
 
 from fedgossip import outside_files
 from fedgossip.cli.approval import approved_to_join
-from fedgossip.cli.invited import POLICY, InvitedSeat, keep_experiment, script_of
+from fedgossip.cli.invited import POLICY, InvitedSeat, invite_text, keep_experiment, script_of
 from fedgossip.cli.text import columns, echo
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def join(
 
     if not invite:
         return _list()
-    invitation = read(_text_of(invite))
+    invitation = read(invite_text(invite))
     place = joining.folder_of(folder, invitation, key)
     with contextlib.ExitStack() as stack:
         more, agent = _searched(stack, invitation.key), _agent(stack, invitation, place)
@@ -110,24 +110,6 @@ def join(
         own = _Own(data, script, address, port, policy or place.path / POLICY, held, spent)
         plan = _agreed(proposal, invitation, place, own, yes=yes)
         return _take_part(client, proposal, plan, place, own, agent)
-
-
-def _text_of(invite: tuple[str, ...]) -> str:
-    """Return the text of an invite, of a file or of standard input where these are named.  Raises ConfigError."""
-    from fedgossip.errors import ConfigError
-    from fedgossip.net.invitation import LETTERS_MAX, PREFIX
-
-    text = "".join(invite)
-    if text == "-":
-        return str(click.prompt("Invite", err=True)) if sys.stdin.isatty() else sys.stdin.read(LETTERS_MAX)
-    path = Path(invite[0])
-    if len(invite) > 1 or text[:2].lower() == PREFIX[:2] or not path.is_file():
-        return text
-    try:
-        with path.open() as file:
-            return file.read(LETTERS_MAX)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: no invite can be read from it: {error}", "Write its text into a file.") from None
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,9 @@ def _counted(changes: int) -> str:
     help="File with everybody's id, address and public key: with these participants, and no others.",
 )
 @click.option(
-    "--invite", default="", help="To join by it: with whomever its organiser lets in; instead of the two before."
+    "--invite",
+    default="",
+    help="To join by it (its text, its file, or -), with whomever its organiser lets in; instead of the two before.",
 )
 @click.option(
     "--plan",
@@ -137,6 +139,7 @@ def approve(
 ) -> None:
     """Sign the plan of EXPERIMENT with the site's key.  From then on `fedgossip client`, and `fedgossip join` as a
     client, with this key take part in approved plans alone."""
+    from fedgossip.cli.invited import invite_text
     from fedgossip.errors import ConfigError
     from fedgossip.net.invitation import read
     from fedgossip.plans.approvals import request_to_join
@@ -144,7 +147,7 @@ def approve(
     run, statement = stated(experiment, overrides, seed)
     approvals = _approvals(key)
     if invite and node is None and endpoints is None:
-        request = request_to_join(statement, read(invite).key)
+        request = request_to_join(statement, read(invite_text((invite,))).key)
     elif node is not None and endpoints is not None and not invite:
         request = _request(run, statement, approvals, key, node, endpoints)
     else:

@@ -63,7 +63,8 @@ def experiment_of(
     somebody else's.
     """
     experiment = load_experiment(given or experiment_in(run), overrides, seed=seed)
-    check_allowed(() if given else experiment.named_code, run, run_code=run_code)
+    mine = given is not None and not given.resolve().is_relative_to(run.resolve())
+    check_allowed(() if mine else experiment.named_code, run, run_code=run_code)
     return experiment
 
 
