@@ -18,9 +18,9 @@ from fedgossip.audit.entries import NAME, Facts, Owner
 from fedgossip.audit.log import AuditLog
 from fedgossip.audit.records import MAGIC, AnyRecord, Sealed, packed, records, sealed_content
 from fedgossip.audit.transcript import Transcript
-from fedgossip.protocols.client_round import ranges
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import RoundAbandoned
+from fedgossip.secure.session import ranges
 
 START_NS = 1_772_352_000_000_000_000
 """2026-03-01 08:00 UTC."""

@@ -88,10 +88,15 @@ def machines(folder: Path, where: Path, files: Sequence[str]) -> list[Path]:
     return found
 
 
-def fit_on(found: Sequence[Path], name: str, *more: str, dies: Mapping[int, int] | None = None) -> list[Said]:
-    """Fit NAME.toml with a process on each machine; site k kills itself in round `dies[k]`, counted from 0."""
+def fit_on(
+    found: Sequence[Path], name: str, *more: str, dies: Mapping[int, int] | None = None, without: int | None = None
+) -> list[Said]:
+    """Fit NAME.toml with a process on each machine, but on that of one; site k kills itself in round `dies[k]`, counted
+    from 0."""
     running: list[subprocess.Popen[str]] = []
     for node, machine in enumerate(found):
+        if node == without:
+            continue
         words = ["fit", f"{name}.toml", "--endpoints", "endpoints.toml", "--out", "log", "--to", "fit", *more]
         words += ["--id", str(node)] if node < SITES else []
         ends = (dies or {}).get(node)

@@ -22,13 +22,13 @@ from fedgossip.plans import compose
 from fedgossip.plans.federation import FederationPlan
 from fedgossip.protocols import client_round
 from fedgossip.protocols.client import Client
-from fedgossip.protocols.client_round import ids_in, past_of, ranges
+from fedgossip.protocols.client_round import past_of
 from fedgossip.protocols.coordinator import Coordinator
 from fedgossip.records import EventRow
 from fedgossip.secure import session as sessions
 from fedgossip.secure.aborts import Stage
 from fedgossip.secure.primitives import verify
-from fedgossip.secure.session import session_of
+from fedgossip.secure.session import ids_in, ranges, session_of
 from fedgossip.vectors import digest, frozen
 
 PHASES = [stage.name.lower() for stage in Stage if stage is not Stage.RESULT]

@@ -14,6 +14,6 @@ What an entry says, by the names of its facts, whatever its kind:
     sha256  of the frame's body, which its signature covers (`frames.body_hash`), or of the numbers sent
 
 Two logs are compared by session, stage, bytes and sha256.  More facts are compared where they are there: of a reveal
-`alive` and `dropped`, whose share of which kind was given, ids as `protocols.client_round.ranges` writes them; and
+`alive` and `dropped`, whose share of which kind was given, ids as `secure.session.ranges` writes them; and
 `sum_sha256`, the hash of the sum that a client was told.
 """

@@ -14,7 +14,6 @@ import msgspec
 from fedgossip.audit.compare import Crossing, TrafficRecord, fates_of
 from fedgossip.audit.transcript_frames import STAGES, Round, Said, wrong
 from fedgossip.errors import ConfigError
-from fedgossip.protocols.client_round import ranges
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import SUMMED, RoundAbandoned
 from fedgossip.secure.checks import keys_are_signed
@@ -22,7 +21,7 @@ from fedgossip.secure.encoding import Encoding
 from fedgossip.secure.exact_sums import ExactSums
 from fedgossip.secure.fixed_point import FixedPoint
 from fedgossip.secure.primitives import digest, small_order, verify
-from fedgossip.secure.session import NONE, Descriptor, check_sound, round_of, sid0_of
+from fedgossip.secure.session import NONE, Descriptor, check_sound, ranges, round_of, sid0_of
 
 SEALED, SHARE = bytes(80), bytes(32)
 """Stand for what an outline does not hold, of the same length: two sealed shares, a share."""

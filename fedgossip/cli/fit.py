@@ -126,6 +126,10 @@ def _why(found: GlmFit) -> str:
         text = f"the columns tell nearly every {d.outcome} from the others, so the coefficients run away"
         advice = "Leave out the column that says it (the largest estimates), or take softmax with weight_decay."
         return f"error: {text}\n{advice}"
+    if found.steps < d.steps:
+        text = "the last rounds did not come together, or sites refused a point at which few of their records count"
+        advice = "Read what they say of the rounds (metrics.jsonl); where coefficients run away, leave the column out."
+        return f"error: not at the end after {found.steps} steps: {text}\n{advice}"
     return f"error: not at the end after {d.steps} steps\nScale or leave out the columns with the largest estimates."
 
 
@@ -136,7 +140,7 @@ def said(found: GlmFit, sites: int) -> list[str]:
     d = found.design
     of = f"{d.outcome} = {d.of}" if d.of else d.outcome
     steps = "one step" if found.steps == 1 else f"{found.steps} steps"
-    at = f"at the end after {steps}" if found.converged else f"NOT at the end after {d.steps} steps"
+    at = f"at the end after {steps}" if found.converged else f"NOT at the end after {steps}"
     lines = [f"{d.family} model of {of}: {found.records} records of {found.sites} of {sites} sites, {at}"]
     statistic = "t" if d.family == "linear" else "z"
     lines += table_of(found.coefficients, statistic, RATIO.get(d.family))

@@ -189,14 +189,29 @@ def _account(account: SpentBudget, delta: float) -> str:
     type=click.IntRange(min=0),
     help="Beside that limit allow so many releases without noise: statistics, evaluations, fits.",
 )
+@click.option(
+    "--other-sites",
+    is_flag=True,
+    help="Exact sums that were made may be made again with other sites: whoever has both results can subtract them.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def ledger(key: Path, path: Path | None, delta: float, limit: float | None, exact: int | None, as_json: bool) -> None:
+def ledger(
+    key: Path,
+    path: Path | None,
+    delta: float,
+    limit: float | None,
+    exact: int | None,
+    other_sites: bool,
+    as_json: bool,
+) -> None:
     """Say what all runs together have spent of each of this site's data sets, known by their records; or limit it."""
     from fedgossip.plans.ledger import SUFFIX, counted, data_sets
 
     place = path or key.with_name(f"{key.name}.{SUFFIX}")
     if limit is not None or exact is not None:
         _limit(place, limit, delta, exact)
+    if other_sites:
+        _allow_other_sites(place)
     found, held = data_sets(place, delta)
     if as_json:
         import msgspec
@@ -230,6 +245,16 @@ def _limit(path: Path, limit: float | None, delta: float, exact: int | None) -> 
             raise ConfigError("--allow-exact without a limit", "Give --max-epsilon-total too.")
         allowed = exact if exact is not None else book.limit.exact if book.limit else 0
         book.set_limit(TotalLimit(most, delta, allowed))
+
+
+def _allow_other_sites(path: Path) -> None:
+    import contextlib
+
+    from fedgossip.plans.ledger import SpentLedger
+
+    with contextlib.closing(SpentLedger(path, "none", "")) as book:
+        book.allow_other_sites()
+    echo("Sums that were made of these records may now be made with other sites.", err=True)
 
 
 def _in_runs(one: RecordsSpent) -> str:

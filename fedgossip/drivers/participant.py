@@ -122,7 +122,11 @@ def _logged(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack)
     own = None
     if plan.masks or spends:
         total = ledger.total() if ledger and node < plan.learners else None
-        own = real(given.identity, given.endpoints, given.policy, recorder.past, before, total)
+        company = ""
+        if ledger and plan.exact_layout and node < plan.learners:
+            recorder.keep_companies(ledger)
+            company = ledger.company(plan.exact_layout)
+        own = real(given.identity, given.endpoints, given.policy, recorder.past, before, total, company)
     if own and plan.masks and node == plan.roles.leader:
         recorder.transcribe(own.roster.first(plan.learners))
 

@@ -29,6 +29,9 @@ from fedgossip.learning.survival_times import TimeCounts, ends_of_ties, told_end
 from fedgossip.vectors import Vector, frozen
 
 COUNTS, RISK, MOMENTS, LAST, OVER = range(5)
+NEAR = 1e-4
+"""Of a step: so far may a point lie from where a site itself finds it.  Directions whose eigenvalue is below SINGULAR
+times the diagonal's have a ridge, so two machines' eigenvalues, to 2e-16, move a step by 2e-16 / 1e-11 at most."""
 CLOSE = 1e-20
 """Newton's g' A^-1 g at which no further step is taken: an estimate then moves by 1e-10 of its error."""
 AGAIN = 10
@@ -210,6 +213,67 @@ class FittedHazards:
             self._set(stage=LAST if newton.converged else OVER)
         else:
             self._set(stage=RISK)
+
+    # --- what may follow ------------------------------------------------------------------------------------------
+
+    def broken(self, after: FittedHazards, clients: int) -> str:
+        """Return why a state does not follow from this one by sums over so many `clients` (0: any number).
+
+        "" where it may.  Sums that were told to the coordinator alone are taken as the state has them.
+        """
+        free: tuple[str, ...]
+        match self.stage:
+            case 0:
+                free = "stage", "told", "smallest", "sites", "fewest", "ends", "at_risk", "events"
+                fits = after.stage in (RISK, OVER) and self._alike(after, free)
+            case 1:
+                told = (
+                    "asked_records",
+                    "asked_sites",
+                    "asked_deviance",
+                    "asked_shift",
+                    "asked_gradient",
+                    "asked_between",
+                )
+                seen = "stage", "points", "fewest"
+                fits = after.stage == MOMENTS and self._alike(after, (*seen, *told, "hazard", "spared"))
+                if fits and clients and after.number("asked_sites") != clients:
+                    return f"sums of {after.number('asked_sites')} sites, where {clients} were signed"
+                fits = fits or (after.stage in (RISK, OVER) and self._halved()._alike(after, seen))
+            case 2:
+                fits = (after.stage == RISK and self._alike(after, ("stage",))) or self._stepped_to(after)
+            case 3:
+                free = "stage", "hazard", "events", "likelihood", "pairs", "right", "fewest"
+                fits = after.stage in (RISK, OVER) and self._alike(after, free)
+            case _:
+                fits = False
+        return "" if fits else "the point is not that of the step, or what was fixed before is not what it was"
+
+    def _alike(self, after: FittedHazards, free: Sequence[str]) -> bool:
+        return all(np.array_equal(self[name], after[name]) for name in self._views if name not in free)
+
+    def _halved(self) -> FittedHazards:
+        found = FittedHazards(self.layout, self.x)
+        found._go_to(halved(self.newton))
+        return found
+
+    def _stepped_to(self, after: FittedHazards) -> bool:
+        """Whether the point of `after` is that of the step by its own sums of products."""
+        found = FittedHazards(self.layout, self.x)
+        sums = PointSums(
+            self.number("asked_sites"), self.number("asked_records"), float(self["asked_deviance"]), 0.0,
+            np.array(self["asked_gradient"]), np.array(after["information"]),
+        )  # fmt: skip
+        try:
+            with np.errstate(all="ignore"):
+                newton = moved(self.newton, sums)
+        except np.linalg.LinAlgError:
+            return False
+        found._go_to(newton)
+        found._set(records=sums.records, deviance=sums.deviance, gradient=sums.gradient)
+        free = "stage", "point", "left", "steps", "silent", "sites", "information", "null", "null_records"
+        near = np.abs(newton.point - after["point"]) <= NEAR * np.abs(newton.point - newton.best).max(initial=0.0)
+        return after.stage in (RISK, LAST, OVER) and found._alike(after, free) and bool(near.all())
 
     def _go_to(self, newton: Newton) -> None:
         silent = np.zeros(self.layout.width)

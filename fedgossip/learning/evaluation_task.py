@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+import numpy.typing as npt
+
 from fedgossip.learning.evaluation_sums import EvaluationLayout, SiteAnswers, judged_sums, presence
-from fedgossip.learning.sums_task import Draw, SumsTask, from_system
+from fedgossip.learning.sums_task import Draw, PooledSumsTask, from_system, named_places
 from fedgossip.machine import NodeId
 from fedgossip.task import Job
 from fedgossip.vectors import Vector
@@ -13,7 +16,7 @@ from fedgossip.vectors import Vector
 ROUNDS = 2
 
 
-class EvaluationTask(SumsTask):
+class EvaluationTask(PooledSumsTask):
     """What the model answers at the sites that are held here, by their ids; others are asked elsewhere."""
 
     again = "Evaluate"
@@ -41,6 +44,14 @@ class EvaluationTask(SumsTask):
         if not pooled["sites",]:
             raise self.nothing_there(job.node)
         return self.layout.vector(judged_sums(self.layout, site, pooled, job.node, self._least))
+
+    def places(self, round: int) -> npt.NDArray[np.bool_]:
+        noisy = self.layout.noise > 0
+        return named_places(self.layout.bounds, lambda name: noisy or (name[0] in ("sites", "at")) == (round == 0))
+
+    def counts(self) -> npt.NDArray[np.bool_]:
+        signed = {"sum", "score"}
+        return named_places(self.layout.bounds, lambda name: not self.layout.noise and not signed & {*name})
 
     def _hidden(self, node: NodeId) -> Vector:
         """Return the sums of the one round that there is under a budget."""

@@ -99,9 +99,18 @@ class PointSums:
     """A [p + 1, p + 1]."""
 
 
+def _predictor(family: ExponentialFamily, x: Values, point: Values) -> Values:
+    return np.clip(x @ point, -STEEPEST, STEEPEST) if family.name != "linear" else np.asarray(x @ point)
+
+
+def working_weights(family: ExponentialFamily, x: Values, point: Values) -> Values:
+    """Return w of records x [m, p + 1] at b = `point`."""
+    return family.weight(_predictor(family, x, point))
+
+
 def site_sums(family: ExponentialFamily, x: Values, y: Values, point: Values) -> PointSums:
     """Return the sums of one site's records, x [m, p + 1] with its ones, y [m], at b = `point`."""
-    eta = np.clip(x @ point, -STEEPEST, STEEPEST) if family.name != "linear" else x @ point
+    eta = _predictor(family, x, point)
     weighted = x * family.weight(eta)[:, None]
     return PointSums(
         1,

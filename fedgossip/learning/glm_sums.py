@@ -15,6 +15,7 @@ from functools import cached_property
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from fedgossip.errors import ConfigError
 from fedgossip.learning.encodings import TableEncoding
@@ -116,15 +117,35 @@ class GlmLayout:
     def vector(self, round: int, numbers: list[int]) -> Vector:
         """Return a vector with the numbers of a round, and zeros."""
         whole = [0] * len(self.exact.bounds)
-        begin = 0 if round == 0 else 3 + (round - 1) * self._each
+        begin = self.of_round(round).start
         whole[begin : begin + len(numbers)] = numbers
         return as_vector(words_of(whole))
 
-    def site(self, records: SiteRecords, round: int, pooled: Vector) -> Vector:
-        """Return a site's sums of a round.  Raises ConfigError for a record that is too far from all others."""
+    def of_round(self, round: int) -> slice:
+        """Return the places of the numbers of a round."""
+        return slice(0, 3) if round == 0 else slice(3 + (round - 1) * self._each, 3 + round * self._each)
+
+    @cached_property
+    def counts(self) -> npt.NDArray[np.bool_]:
+        """Which numbers are below 0 at no site: sites, records, deviance, the diagonal of A."""
+        diagonal = self._upper[0] == self._upper[1]
+        one = np.concatenate([[True, True, True, False], np.zeros(self.width, bool), diagonal])
+        return np.concatenate([[True, True, False], np.tile(one, self.design.steps)])
+
+    def first_point(self, pooled: Vector) -> float:
+        """Return eta of the first point, of the mean alone.  Raises TrainingError as `reached`."""
+        words = words_in(pooled[: self.of_round(0).stop * self.exact.width])
+        assert words is not None, "`reached` has looked"
+        _, records, total = integers_of(words)
+        return float(start(self.design.of_family, records, _real(total), 0).point[0])
+
+    def site(self, records: SiteRecords, round: int, state: Newton | None) -> Vector:
+        """Return a site's sums of a round, by where the steps are.
+
+        Raises ConfigError for a record that is too far from all others.
+        """
         if round == 0:
             return self.vector(0, [1, len(records.y), _whole(float(np.sum(records.y)))])
-        state = self.reached(pooled, round)
         if state is None:
             return self.vector(round, [])
         found = site_sums(self.design.of_family, records.x, records.y, state.point)

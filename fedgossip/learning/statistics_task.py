@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+import numpy.typing as npt
+
 from fedgossip.errors import ConfigError
 from fedgossip.learning.column_sums import Numbers, SumLayout, first_sums, second_sums
-from fedgossip.learning.sums_task import Draw, SumsTask, from_system
+from fedgossip.learning.sums_task import Draw, PooledSumsTask, from_system, named_places
 from fedgossip.learning.table_schema import SiteColumns, TableSchema
 from fedgossip.machine import NodeId
 from fedgossip.task import Job
@@ -15,7 +18,7 @@ from fedgossip.vectors import Vector
 ROUNDS = 2
 
 
-class StatisticsTask(SumsTask):
+class StatisticsTask(PooledSumsTask):
     """The sites that are held here, by their ids; others are asked elsewhere."""
 
     again = "fedgossip data agree"
@@ -53,3 +56,9 @@ class StatisticsTask(SumsTask):
         if not pooled["sites",]:
             raise self.nothing_there(job.node)
         return second_sums(site, pooled, noisy=self.layout.noise > 0)
+
+    def places(self, round: int) -> npt.NDArray[np.bool_]:
+        return named_places(self.layout.bounds, lambda name: (name[1:2] in (("bin",), ("of",))) == (round == 1))
+
+    def counts(self) -> npt.NDArray[np.bool_]:
+        return named_places(self.layout.bounds, lambda name: not self.layout.noise and name[1:2] != ("sum",))

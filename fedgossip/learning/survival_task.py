@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedgossip.learning.sums_task import SumsTask
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.learning.sums_task import PooledSumsTask, named_places
 from fedgossip.learning.survival_sums import CurveLayout, SiteTimes
 from fedgossip.machine import NodeId
 from fedgossip.task import Job
@@ -13,7 +16,7 @@ from fedgossip.vectors import Vector
 ROUNDS = 2
 
 
-class SurvivalTask(SumsTask):
+class SurvivalTask(PooledSumsTask):
     """The records of the sites that are held here, by their ids; others are asked elsewhere."""
 
     again = "Fit"
@@ -31,3 +34,9 @@ class SurvivalTask(SumsTask):
         if not pooled["sites",]:
             raise self.nothing_there(job.node)
         return self.layout.second(site, pooled)
+
+    def places(self, round: int) -> npt.NDArray[np.bool_]:
+        return named_places(self.layout.bounds, lambda name: (name[0] in ("sites", "at")) == (round == 0))
+
+    def counts(self) -> npt.NDArray[np.bool_]:
+        return np.ones(len(self.layout.bounds), bool)

@@ -24,6 +24,7 @@ from fedgossip.learning.packed_counts import PackedCounts, packed_counts
 from fedgossip.learning.trees import (
     LEAF,
     OPEN,
+    SPLIT,
     SQUARES,
     UNIT,
     Floats,
@@ -286,6 +287,62 @@ class GrowingTrees:
             depth += 1
         return depth
 
+    # --- what may follow ------------------------------------------------------------------------------------------
+
+    def broken(self, after: GrowingTrees) -> str:
+        """Return why an ensemble does not follow from this one by the sums of one level; "" where it may.
+
+        What it was stays: all nodes but the open ones, their records, the margins of no tree.  An open node becomes a
+        leaf or a split whose sides have its records together, `min_records` each; no other node is new.
+        """
+        if self.over:
+            return "the trees were whole"
+        found, done = GrowingTrees(self.layout, self.x), self.done
+        found.x[:_HEADER] = after.x[:_HEADER]
+        if not self.begun:
+            found.base[:] = after.base
+            if after.begun and after.done == 0:
+                found._plant()
+            return "" if np.array_equal(found.x, after.x) else "more than the first margins is there"
+        found.x[_BEGUN], found.x[_LEAST] = 1, min(self.x[_LEAST], after.x[_SITES])
+        found.losses[done] = after.losses[done]
+        if after.done not in (done, done + 1) or after.records != self.records:
+            return "other trees, or records, than there were"
+        for output in range(self.layout.design.outputs):
+            if why := self._broken_tree(after, output):
+                return why
+            found._info[done, output], found._value[done, output] = (
+                after._info[done, output],
+                after._value[done, output],
+            )
+        if after.done > done:
+            if any(after.tree(done, output).open.size for output in range(self.layout.design.outputs)):
+                return "a tree with open nodes is called whole"
+            if not after.over:
+                found._plant()
+        return "" if np.array_equal(found.x, after.x) else "nodes that were there before are not what they were"
+
+    def _broken_tree(self, after: GrowingTrees, output: int) -> str:
+        d, before, now = self.layout.design, self.tree(self.done, output), after.tree(self.done, output)
+        old, new = before.size, now.size
+        fixed = np.flatnonzero(before.code[:old] != OPEN)
+        kept = np.array_equal(before.info[fixed], now.info[fixed]) and np.array_equal(
+            before.value[fixed], now.value[fixed]
+        )
+        if not kept or not np.array_equal(before.records[:old], now.records[:old]):
+            return "nodes that were there before are not what they were"
+        splits = np.flatnonzero(now.is_split)
+        if new != 1 + 2 * splits.size or (now.code[:old] == OPEN).any() or (now.code[old:new] >= SPLIT).any():
+            return "nodes that no split has made, or that were not asked about"
+        sides = np.stack([now.records[now.left[splits]], now.records[now.left[splits] + 1]])
+        if (sides.sum(axis=0) != now.records[splits]).any() or (sides.size and sides.min() < d.min_records):
+            return f"a split whose sides do not have its records, {d.min_records} each"
+        if (now.records[now.open] < 2 * d.min_records).any():
+            return f"an open node of fewer than {2 * d.min_records} records"
+        if (now.column[splits] >= len(d.columns)).any():
+            return "a split by a column that there is not"
+        return ""
+
     def _close_what_has_no_room(self) -> None:
         """Open nodes beyond the slots of a sum become leaves: sites have more records than they had agreed on."""
         for output, node in self.open_nodes()[self.layout.slots :]:
@@ -344,6 +401,17 @@ class SiteMargins:
         """Return the sums that `x` asks for.  Raises ConfigError for labels so far from the others that none holds."""
         growing = GrowingTrees(self.layout, x)
         return self.layout.vector(self._level(growing) if growing.begun else self._first())
+
+    def beyond(self, growing: GrowingTrees) -> str:
+        """Say where more of this site's records are in an open node than of all sites together; "" for nowhere."""
+        if growing.over or not growing.begun:
+            return ""
+        for output in range(self.layout.design.outputs):
+            tree = growing.tree(growing.done, output)
+            mine = np.bincount(self._at(tree), minlength=self.layout.nodes)
+            if (mine[tree.open] > tree.records[tree.open]).any():
+                return "a node has fewer records at all sites than at this one"
+        return ""
 
     def _first(self) -> Whole:
         d, y = self.layout.design, self.table.y

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedgossip.learning.sums_task import SumsTask
-from fedgossip.learning.tree_sums import SiteMargins, SiteTable, TreesLayout
+from fedgossip.learning.tree_sums import GrowingTrees, SiteMargins, SiteTable, TreesLayout
 from fedgossip.machine import NodeId
+from fedgossip.secure.past import AskedBefore
 from fedgossip.task import Job
 from fedgossip.vectors import Vector, frozen
 
@@ -28,3 +29,9 @@ class TreesTask(SumsTask):
 
     def sums(self, job: Job) -> Vector:
         return self._sites[job.node].numbers(job.vector)
+
+    def broken(self, node: NodeId, model: Vector, before: AskedBefore) -> str:
+        growing, after = GrowingTrees(self.layout, before.model), GrowingTrees(self.layout, model)
+        if before.clients and after.sites != before.clients:
+            return f"sums of {after.sites} sites, where {before.clients} were signed"
+        return growing.broken(after) or self._sites[node].beyond(after)

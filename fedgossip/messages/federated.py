@@ -112,7 +112,7 @@ class MaskedInput(Carrier):
 
 REFUSALS = (
     "POLICY", "ROSTER", "SIG", "DUPKEY", "TOO_FEW", "AEAD", "SCHEMA", "MODEL_HASH", "REPLAY", "TWICE",
-    "INCONSISTENT_U3", "SHARE_INVALID", "OVERFLOW", "BOUND", "DEADLINE", "BUDGET",
+    "INCONSISTENT_U3", "SHARE_INVALID", "OVERFLOW", "BOUND", "DEADLINE", "BUDGET", "COMPANY", "POINT",
 )  # fmt: skip
 """Why a client stays out of a round: the reasons of secure/aborts.py, and that its budget is used up."""
 

@@ -24,7 +24,7 @@ from fedgossip.learning.survival_times import grid_of, places_of
 from fedgossip.machine import NodeId
 from fedgossip.plans.design_columns import design_columns
 from fedgossip.plans.federation import FederationPlan
-from fedgossip.plans.sums import plan_of_sums, sites_that_fit
+from fedgossip.plans.sums import asking, plan_of_sums, sites_that_fit
 from fedgossip.plans.survival import agreed_times, checked_site, column_of_words, time_and_event
 from fedgossip.plans.tasks import site_file
 from fedgossip.vectors import Vector
@@ -100,7 +100,7 @@ def cox_task(
         return records_in(site_file(plan.experiment, node), layout.design, agreed)
 
     plan, sites, refused = sites_that_fit(plan, held, records)
-    return plan, CoxTask(layout, sites), refused
+    return asking(plan, CoxTask(layout, sites, agreed.suppress), refused)
 
 
 def records_in(path: Path, d: CoxDesign, agreed: AgreedTable) -> TimedRecords:

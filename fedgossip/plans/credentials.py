@@ -33,6 +33,8 @@ class Credentials:
     """The privacy that this key has spent on the same data, beside what is in the log."""
     total: TotalBudget | None = None
     """What its site allows over all runs for each record; None: nothing is said of that."""
+    company: str = ""
+    """The hash of the clients with whom other runs have made the same exact sums of its records; "": none has."""
     noise: Callable[[int], Entropy] = field(default=lambda _round: os.urandom, repr=False)
     """The random bytes of a round's noise."""
 
@@ -48,6 +50,7 @@ def real(
     log: Sequence[Logged] = (),
     spent: Sequence[Mapping[str, object]] = (),
     total: TotalBudget | None = None,
+    company: str = "",
 ) -> Credentials:
     """Return the credentials of a participant of a real run.  Raises ConfigError for entries that are not signed."""
-    return Credentials(identity.sign_bytes, os.urandom, roster_of(endpoints), policy, log, spent, total)
+    return Credentials(identity.sign_bytes, os.urandom, roster_of(endpoints), policy, log, spent, total, company)

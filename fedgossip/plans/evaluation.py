@@ -23,7 +23,7 @@ from fedgossip.learning.record_losses import losses_of, right_of
 from fedgossip.learning.sums_task import Draw, from_system
 from fedgossip.machine import NodeId
 from fedgossip.plans.federation import FederationPlan
-from fedgossip.plans.sums import check_exact, check_secure, noise_of, plan_of_sums, sites_that_fit
+from fedgossip.plans.sums import asking, check_exact, check_secure, noise_of, plan_of_sums, sites_that_fit
 from fedgossip.plans.tasks import SharedExamples, examples_of
 from fedgossip.privacy.membership import LEAST, MembershipTest, membership_test
 from fedgossip.vectors import Vector
@@ -96,7 +96,7 @@ def evaluation_task(
         return _answers(layout, experiment, model, node, examples)
 
     plan, sites, refused = sites_that_fit(plan, held, read)
-    return plan, EvaluationTask(layout, sites, experiment.data.suppress, draw), refused
+    return asking(plan, EvaluationTask(layout, sites, experiment.data.suppress, draw), refused)
 
 
 def _answers(

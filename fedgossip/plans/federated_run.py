@@ -29,6 +29,7 @@ from fedgossip.protocols.telling import Telling, telling
 from fedgossip.roles import Roles, federated_roles
 from fedgossip.secure import graph
 from fedgossip.secure.exact_sums import ExactSums
+from fedgossip.secure.past import Questions
 from fedgossip.secure.session import Policy
 from fedgossip.task import Segment
 
@@ -54,6 +55,8 @@ class FederatedRun(PlanDefaults):
     segments: tuple[Segment, ...] = ()
     exact: ExactSums | None = None
     """The encoding of statistics, where they are what is summed; else models are."""
+    questions: Questions | None = field(default=None, repr=False, compare=False)
+    """What clients that are held here look at before they answer, where sums are exact."""
     abstaining: frozenset[NodeId] = frozenset()
     """Clients that are held here and answer each invitation with a refusal: their tables do not fit."""
 
@@ -81,6 +84,10 @@ class FederatedRun(PlanDefaults):
     @property
     def name(self) -> str:
         return self.section.algorithm if self.exact is None else self.experiment.task.kind
+
+    @property
+    def exact_layout(self) -> str:
+        return "" if self.exact is None else self.exact.schema.hex()
 
     @property
     def gives_model(self) -> bool:

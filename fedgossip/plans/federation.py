@@ -34,6 +34,7 @@ from fedgossip.protocols.secure_round import SecureSumming, SessionTerms
 from fedgossip.records import Row
 from fedgossip.secure.aborts import Reason
 from fedgossip.secure.client import SecAggClient
+from fedgossip.secure.past import AskedBefore
 from fedgossip.secure.primitives import signer
 from fedgossip.secure.session import ParticipantRoster, RosterMember
 from fedgossip.seeds import stream
@@ -190,8 +191,12 @@ class FederationPlan(FederatedRun):
     def _securely(self, seat: Seat, who: Credentials) -> Answering:
         policy = who.policy or self.policy(who.roster.identity(self.coordinator), seat.initial.size, seat.schema)
         roster, past = who.roster.first(self.learners), client_round.past_of(who.log)
+        if who.company:
+            past.company, past.members = who.company, past.members if past.company == who.company else ""
         party = SecAggClient(seat.node, roster, policy, who.sign, who.entropy, past)
-        return Securely(party, self._chances(seat.node, who))
+        round: Any = seat.resumed.facts.get("pending_round", -1) if seat.resumed else -1
+        before = AskedBefore(round, seat.resumed.vectors["x"]) if seat.resumed and round >= 0 else None
+        return Securely(party, self._chances(seat.node, who), self.questions, before)
 
     # --- the run --------------------------------------------------------------------------------------------------
 

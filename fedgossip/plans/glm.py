@@ -21,7 +21,7 @@ from fedgossip.machine import NodeId
 from fedgossip.plans import compose
 from fedgossip.plans.design_columns import design_columns
 from fedgossip.plans.federation import FederationPlan
-from fedgossip.plans.sums import check_exact, plan_of_sums, sites_that_fit
+from fedgossip.plans.sums import asking, check_exact, plan_of_sums, sites_that_fit
 from fedgossip.plans.tasks import schema_of_experiment, site_file
 from fedgossip.vectors import Vector
 from fedgossip.whole_model import WholeModel
@@ -101,7 +101,7 @@ def glm_task(
         return SiteRecords(scaled(layout.design, found.x), y)
 
     plan, sites, refused = sites_that_fit(plan, held, records)
-    return plan, GlmTask(layout, sites), refused
+    return asking(plan, GlmTask(layout, sites, agreed.suppress), refused)
 
 
 def fitted_from(plan: FederationPlan, layout: GlmLayout, vector: Vector | None) -> GlmFit:

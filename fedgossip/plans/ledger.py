@@ -4,10 +4,11 @@
 
 The budget belongs to the records, not to a folder: a run into another `--out` goes on with the account of earlier
 runs.  Records are known again by the path of their file or by their digest (`learning.record_digests`), and what was
-linked once by either stays one data set.  What is released without noise has a line too, which no epsilon covers.  A
-site may limit what all runs together spend of each data set; the last such line counts.  A line is on disk before its
-release, and before the same line of the run's own log; so a crash counts at most one release too many.  Lines that a
-log has and the ledger lacks (it was lost, or an earlier version kept none) are taken over.
+linked once by either stays one data set.  What is released without noise has a line too, which no epsilon covers; and
+so have the clients of exact sums, for sums of the same numbers are made with the same clients in all runs.  A site may
+limit what all runs together spend of each data set; the last such line counts.  A line is on disk before its release,
+and before the same line of the run's own log; so a crash counts at most one release too many.  Lines that a log has and
+the ledger lacks (it was lost, or an earlier version kept none) are taken over.
 """
 
 from __future__ import annotations
@@ -59,6 +60,12 @@ class LedgerLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """The digest of the records; "" where they are not a site's own."""
     exact: str = ""
     """What was released without noise."""
+    layout: str = ""
+    """The hash of the numbers of an exact sum that is about to be consented to."""
+    company: str = ""
+    """The hash of its clients."""
+    other_sites: bool = False
+    """From here on such sums may be made with others again; of all data."""
     limit: TotalLimit | None = None
 
 
@@ -97,6 +104,9 @@ class SpentLedger:
         os.ftruncate(self._file, whole)
         self.limit = limit_of(found)
         self._set = same_records(found, self._data, self._records)
+        anew = max((place for place, one in enumerate(found) if one.other_sites), default=-1)
+        later = {id(one) for one in found[anew + 1 :]}
+        self._companies = {one.layout: one.company for one in self._set if one.layout and id(one) in later}
         return [one for one in self._set if one.spend.get("unit") == self._unit]
 
     def total(self) -> TotalBudget | None:
@@ -129,6 +139,21 @@ class SpentLedger:
             raise BudgetError(f"{text}, and {self.limit.exact} such releases, of which {self.exact} were made", advice)
         self._write(LedgerLine(self._data, log, records=self._records, exact=what))
 
+    def company(self, layout: str) -> str:
+        """Return with whom exact sums of these numbers were made of these records, as a hash; "" for with nobody."""
+        return self._companies.get(layout, "")
+
+    def note_company(self, layout: str, company: str, log: str) -> None:
+        """Write with whom a sum of these numbers is about to be made.  Raises NotWrittenError."""
+        if self.company(layout) != company:
+            self._write(LedgerLine(self._data, log, records=self._records, layout=layout, company=company))
+            self._companies[layout] = company
+
+    def allow_other_sites(self) -> None:
+        """Write that the exact sums that were made may be made with other sites.  Raises NotWrittenError."""
+        self._write(LedgerLine("", "", other_sites=True))
+        self._companies.clear()
+
     def take_up(self, log: str, logged: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:
         """Return what was spent beside `logged`, the spends in this run's `log`; add those of them that are missing."""
         self._log = log
@@ -155,7 +180,7 @@ class SpentLedger:
             os.fsync(self._file)
         except OSError as error:
             raise NotWrittenError(self.path, error) from None
-        if line.limit is None:
+        if line.limit is None and not line.other_sites:
             self._set.append(line)
 
     def close(self) -> None:
@@ -175,7 +200,7 @@ def _lines(path: Path) -> tuple[list[LedgerLine], int]:
     for place, line in enumerate(content[:whole].splitlines(), 1):
         try:
             one = from_json(_decoder, line)
-            if one.limit is None and not one.exact:
+            if not (one.limit or one.exact or one.layout or one.other_sites):
                 Spend.from_mapping(one.spend)
             found.append(one)
         except (UnreadableError, ConfigError) as error:
@@ -188,7 +213,9 @@ def same_records(lines: Sequence[LedgerLine], data: str, records: str) -> list[L
     """Return the lines of releases of the same records: of the same path or digest, and of what these lead to."""
     paths, digests = {data}, {records} - {""}
     while True:
-        found = [one for one in lines if one.limit is None and (one.data in paths or one.records in digests)]
+        found = [
+            one for one in lines if not (one.limit or one.other_sites) and (one.data in paths or one.records in digests)
+        ]
         more = {one.data for one in found}, {one.records for one in found} - {""}
         if more[0] <= paths and more[1] <= digests:
             return found
@@ -275,7 +302,7 @@ def data_sets(path: Path, delta: float) -> tuple[list[RecordsSpent], TotalLimit 
     lines = _lines(path)[0] if path.exists() else []
     found, seen = [], set[int]()
     for one in lines:
-        if one.limit is not None or id(one) in seen:
+        if one.limit is not None or one.other_sites or id(one) in seen:
             continue
         mine = same_records(lines, one.data, one.records)
         seen |= {id(line) for line in mine}

@@ -261,6 +261,11 @@ class Plan(Protocol):
         """Whether a participant keeps an account of privacy."""
         ...
 
+    @property
+    def exact_layout(self) -> str:
+        """The hash of the numbers of which exact sums are made; "" where none are."""
+        ...
+
     def abstains(self, node: NodeId) -> bool:
         """Whether a participant only says that it takes no part."""
         ...
@@ -376,6 +381,10 @@ class PlanDefaults:
 
     def spends(self, node: NodeId) -> bool:  # noqa: ARG002
         return False
+
+    @property
+    def exact_layout(self) -> str:
+        return ""
 
     def abstains(self, node: NodeId) -> bool:  # noqa: ARG002
         return False

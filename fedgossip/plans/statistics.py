@@ -15,7 +15,7 @@ from fedgossip.learning.sums_task import Draw, from_system
 from fedgossip.learning.table_schema import FEDERATED, SiteColumns, TableSchema
 from fedgossip.machine import NodeId
 from fedgossip.plans.federation import FederationPlan
-from fedgossip.plans.sums import noise_of, plan_of_sums, sites_that_fit
+from fedgossip.plans.sums import asking, noise_of, plan_of_sums, sites_that_fit
 from fedgossip.plans.tasks import schema_of_experiment, site_file
 from fedgossip.vectors import Vector
 
@@ -55,7 +55,7 @@ def statistics_task(
         return site
 
     plan, sites, refused = sites_that_fit(plan, held, read)
-    return plan, StatisticsTask(schema, sites, noise_of(plan.experiment), draw), refused
+    return asking(plan, StatisticsTask(schema, sites, noise_of(plan.experiment), draw), refused)
 
 
 def agreed_from(task: StatisticsTask, vector: Vector | None, schema: TableSchema, suppress: int) -> AgreedTable:

@@ -19,7 +19,7 @@ from fedgossip.learning.column_sums import SITES
 from fedgossip.learning.per_peer import PLACE
 from fedgossip.learning.record_digests import source_digest
 from fedgossip.learning.settings import TrainSettings
-from fedgossip.learning.sums_task import Draw
+from fedgossip.learning.sums_task import Draw, SumsTask
 from fedgossip.machine import NodeId
 from fedgossip.plans import compose
 from fedgossip.plans.federation import FederationPlan
@@ -29,6 +29,7 @@ from fedgossip.secure.exact_sums import ExactSums
 from fedgossip.seeds import stream
 
 Site = TypeVar("Site")
+Task = TypeVar("Task", bound=SumsTask)
 
 SUMS = {1: "one round", 2: "two rounds"}
 
@@ -92,6 +93,13 @@ def sites_that_fit(
         except ConfigError as error:
             refused[node] = error
     return replace(plan, abstaining=frozenset(refused)), sites, refused
+
+
+def asking(
+    plan: FederationPlan, task: Task, refused: Mapping[NodeId, ConfigError]
+) -> tuple[FederationPlan, Task, Mapping[NodeId, ConfigError]]:
+    """Return these, with the plan of a run whose sites look at what they are asked as their task does."""
+    return replace(plan, questions=task), task, refused
 
 
 def spend_at_one_desk(plan: FederationPlan, path: Path) -> list[str]:

@@ -23,7 +23,7 @@ from fedgossip.learning.survival_times import checked_times, grid_of, places_of
 from fedgossip.learning.table_schema import FEDERATED, SchemaColumn
 from fedgossip.machine import NodeId
 from fedgossip.plans.federation import FederationPlan
-from fedgossip.plans.sums import check_exact, plan_of_sums, sites_that_fit
+from fedgossip.plans.sums import asking, check_exact, plan_of_sums, sites_that_fit
 from fedgossip.plans.tasks import schema_of_experiment, site_file
 from fedgossip.vectors import Vector
 
@@ -113,7 +113,7 @@ def survival_task(
         return times_in(site_file(plan.experiment, node), layout.design, agreed)
 
     plan, sites, refused = sites_that_fit(plan, held, times)
-    return plan, SurvivalTask(layout, sites), refused
+    return asking(plan, SurvivalTask(layout, sites), refused)
 
 
 def times_in(path: Path, d: CurveDesign, agreed: AgreedTable) -> SiteTimes:

@@ -26,7 +26,7 @@ from fedgossip.learning.trees import LOGISTIC, MOST_COLUMNS, SOFTMAX, SQUARES, T
 from fedgossip.machine import NodeId
 from fedgossip.plans import compose
 from fedgossip.plans.federation import FederationPlan
-from fedgossip.plans.sums import check_exact, plan_of_sums, sites_that_fit
+from fedgossip.plans.sums import asking, check_exact, plan_of_sums, sites_that_fit
 from fedgossip.plans.tasks import schema_of_experiment, site_file
 from fedgossip.vectors import Vector
 from fedgossip.whole_model import WholeModel
@@ -169,7 +169,7 @@ def trees_task(
         return table_of(layout, agreed, site_file(plan.experiment, node))
 
     plan, sites, refused = sites_that_fit(plan, held, table)
-    return plan, TreesTask(layout, sites), refused
+    return asking(plan, TreesTask(layout, sites), refused)
 
 
 def table_of(layout: TreesLayout, agreed: AgreedTable, path: Path) -> SiteTable:

@@ -106,6 +106,11 @@ class Summation(Protocol):
         """Of the coordinator; 0 is the first."""
         ...
 
+    @property
+    def members(self) -> frozenset[NodeId] | None:
+        """Those that every further sum is of; None where they may change."""
+        ...
+
     def cohort(self, sampling: Sampling, round: int, here: Sequence[NodeId], left: Collection[NodeId]) -> Draw:
         """Who is invited; some may not be here.  `left`: those that will not come back."""
         ...

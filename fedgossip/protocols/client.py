@@ -14,7 +14,7 @@ invitation, that the contribution was counted: both ends then remember the same,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -48,6 +48,7 @@ from fedgossip.protocols.gathering import check_layout
 from fedgossip.protocols.spending import EXHAUSTED, Purse, budget_reached, spent
 from fedgossip.protocols.telling import EVERYTHING, Telling
 from fedgossip.secure.client import SecAggClient
+from fedgossip.secure.past import AskedBefore, Questions
 from fedgossip.secure.secrets import Ahead
 from fedgossip.secure.session import round_of
 from fedgossip.vectors import Vector, frozen, summable
@@ -73,19 +74,35 @@ class Plainly:
 
 @dataclass
 class Securely:
-    """Answers through a secure sum, and in no other way."""
+    """Answers through a secure sum, and in no other way; `before`: what it was asked in an earlier life."""
 
     party: SecAggClient
     chances: Callable[[int], Chances]
     """Of a round."""
+    questions: Questions | None = None
+    before: AskedBefore | None = None
 
     def part(self, coordinator: NodeId, invite: Invite, before: ClientPart | None) -> ClientPart:
         if not invite.frame:
             text = f"round {invite.round}: asked for an answer in the clear, which this client does not give"
             advice = "Give coordinator and clients the same experiment file, with the same coordinator.secure.on."
             raise ProtocolError(text, advice, peer=coordinator)
-        ahead: Ahead | None = before.ahead if isinstance(before, SecurePart) else None
-        return SecurePart(self.party, coordinator, invite, self.chances(invite.round), ahead)
+        last = before if isinstance(before, SecurePart) else None
+
+        def look() -> None:
+            self._look(invite, last)
+
+        ahead: Ahead | None = last.ahead if last else None
+        return SecurePart(self.party, coordinator, invite, self.chances(invite.round), ahead, look)
+
+    def _look(self, invite: Invite, last: SecurePart | None) -> None:
+        """Look at what is asked for, and remember it.  Raises RoundAbandoned."""
+        if self.questions is None:
+            return
+        if last and self.before and last.invite.round == self.before.round:
+            self.before = replace(self.before, clients=last.survivors, sum_digest=last.sum_digest)
+        self.questions.check(self.party.me, invite.round, invite.vectors[0], self.before)
+        self.before = AskedBefore(invite.round, invite.vectors[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ done once.  A session that no honest coordinator would lead ends with a `Refusal
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -34,6 +34,7 @@ from fedgossip.secure.past import Past
 from fedgossip.secure.primitives import Entropy
 from fedgossip.secure.ring import words
 from fedgossip.secure.secrets import Ahead
+from fedgossip.secure.session import ids_in, ranges
 from fedgossip.vectors import Vector, digest, frozen
 
 
@@ -142,11 +143,16 @@ class SecurePart:
         invite: Invite,
         chances: Chances,
         ahead: Ahead | None,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
+        """`look`: at what is asked for; raises RoundAbandoned."""
         self.party, self.coordinator, self.invite, self.chances = party, coordinator, invite, chances
         self.ahead = ahead
         """After the masked vector: the keys for the next session."""
         self.over = False
+        self.survivors, self.sum_digest = 0, b""
+        """Number of clients that the sum is of, and its hash as the coordinator signed it; 0 and b"" before."""
+        self._look = look
         self._step: _Step | None = None
         self._said: list[Effect] = []
         self._answered: list[bytes] = []  # the frames that were answered, one of each stage
@@ -156,6 +162,7 @@ class SecurePart:
 
     def begin(self) -> list[Effect]:
         try:
+            self._look()
             step = self.party.join(self.invite.frame, bytes.fromhex(digest(self.invite.vectors)), self.ahead)
             if step.descriptor.round != self.invite.session:  # by which the log knows it
                 raise step.abandon(Reason.REPLAY, f"session {step.descriptor.round} as session {self.invite.session}")
@@ -215,7 +222,12 @@ class SecurePart:
             case VectorMasked() as step:
                 consented = step.consent(frame)
                 self._step = self._next(consented, frame)
-                return self._leave("consent", Stage.CONSIST, consented.frame, survivors=len(consented.survivors))
+                about = _Facts(survivors=len(consented.survivors))
+                if (fixed := self.party.policy.fixed).together:
+                    past = self.party.past
+                    about |= {"sites": past.members, "company": past.company, "layout": fixed.schema.hex()}
+                self.survivors = len(consented.survivors)
+                return self._leave("consent", Stage.CONSIST, consented.frame, **about)
             case Consented() as step:
                 revealed = step.reveal(frame)
                 self._step = self._next(revealed, frame)
@@ -223,7 +235,7 @@ class SecurePart:
                 return self._leave("reveal", Stage.UNMASK, revealed.frame, **facts)
             case Revealed() as step:
                 digest = step.acknowledge(frame)
-                self._step, self.over = None, True
+                self._step, self.over, self.sum_digest = None, True, digest
                 return [self._log("result", Stage.RESULT, b"", sum_sha256=digest.hex())]
             case None:
                 raise ProtocolError("a frame for a session that is over", peer=self.coordinator)
@@ -303,6 +315,8 @@ class SecurePart:
         if self._step is not None:
             self._step.abandon()
         about = {"reason": refused.reason.value, "text": str(refused), "advice": refused.advice}
+        if refused.reason in (Reason.COMPANY, Reason.POINT):
+            about["asked"] = f"{refused.what}.  {refused.advice}"
         refusal = Refusal(self.invite.round, self.invite.session, refused.reason.value)
         return [
             self._ended(refused.reason),
@@ -352,26 +366,8 @@ def past_of(log: Sequence[tuple[str, Mapping[str, object]]]) -> Past:
                 cohort = ids_in(str(facts["cohort"]))
             case "masked":
                 past.masked(session, cohort, bytes.fromhex(str(facts["input"])))
+            case "consent" if "company" in facts:
+                past.company, past.members = str(facts["company"]), str(facts["sites"])
             case "result":
                 past.summed(session)
     return past
-
-
-def ranges(ids: Sequence[int]) -> str:
-    """Return ascending ids as text: "0-3,7"."""
-    parts: list[list[int]] = []
-    for one in ids:
-        if parts and one == parts[-1][1] + 1:
-            parts[-1][1] = one
-        else:
-            parts.append([one, one])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
-
-
-def ids_in(text: str) -> list[int]:
-    """Return the ids that `ranges` made a text of."""
-    found: list[int] = []
-    for part in text.split(",") if text else []:
-        first, _, last = part.partition("-")
-        found += range(int(first), int(last or first) + 1)
-    return found

@@ -100,7 +100,7 @@ class Coordinator(Generic[State]):
         self.round = resumed.round if resumed else 0
         self.counted: dict[NodeId, int] = counted_in(resumed)
         """The last round in which each client's contribution was counted."""
-        self.need = max(settings.min_clients, federated.aggregation.least, summing.least if summing else 1)
+        self._need = max(settings.min_clients, federated.aggregation.least)
         self.interrupted = summing is not None and summing.life > 0
         """Whether the round that comes first may have been begun in an earlier life."""
         self.company = Company(node, clients)
@@ -119,6 +119,16 @@ class Coordinator(Generic[State]):
     @property
     def model(self) -> Vector:
         return self.federated.server.broadcast(self.state)[0]
+
+    @property
+    def need(self) -> int:
+        """Number of clients without which there is no round."""
+        return max(self._need, self.summing.least if self.summing else 1)
+
+    def _here(self) -> Sequence[NodeId]:
+        """Return those that are there and can be in a sum."""
+        here, members = self.company.here(), self.summing.members if self.summing else None
+        return here if members is None else [node for node in here if node in members]
 
     def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
         if self.phase == "finished":
@@ -210,18 +220,20 @@ class Coordinator(Generic[State]):
     def _begin_if_gathered(self, now_ns: int) -> list[Effect]:
         """At the start all are waited for; later those that are enough."""
         company = self.company
-        if self.phase == "gathering" and len(company.partners) - len(company.left) < self.need:
+        members = self.summing.members if self.summing else None
+        left = len(company.left) if members is None else len(company.left & members)
+        if self.phase == "gathering" and len(members or company.partners) - left < self.need:
             return self._give_up()  # those that have left do not come back
         if self.phase != "gathering" or len(company.linked) < self.need:
             return []
         if not self.began_ns and len(company.linked) + len(company.left) < len(company.partners):
             return []  # a thousand links come up one by one: the lists below would be made for each
-        if len(company.here()) < self.need or (company.missing() and not self.began_ns):
+        if len(self._here()) < self.need or (company.missing() and not self.began_ns):
             return []
         return self._open(now_ns)
 
     def _begin_with_those_here(self, now_ns: int) -> list[Effect]:
-        here, longest_ns = self.company.here(), self.settings.start_ns
+        here, longest_ns = self._here(), self.settings.start_ns
         if len(here) < self.need and self.patience_ns < longest_ns:
             self.patience_ns = longest_ns
             return self._gather()
@@ -231,10 +243,12 @@ class Coordinator(Generic[State]):
 
     def _give_up(self) -> list[Effect]:
         """There are too few clients, and no more will come."""
-        here = len(self.company.here())
+        here = len(self._here())
         if here + len(self.exhausted) >= self.need:
             return self._end_with_budgets()
-        facts = {"clients": here, "needed": self.need}
+        facts: dict[str, object] = {"clients": here, "needed": self.need}
+        if members := self.summing.members if self.summing else None:
+            facts["gone"] = sorted(members - set(self._here()))
         return [Report("too_few", facts, self.round), *self._conclude(too_few(self.round, facts))]
 
     def _end_with_budgets(self) -> list[Effect]:
@@ -253,7 +267,7 @@ class Coordinator(Generic[State]):
         effects: list[Effect] = []
         self.began_ns, self.patience_ns = max(now_ns, 1), self.settings.start_ns
         while self.round < self.settings.rounds and not is_over(self.federated.server, self.model):
-            here = self.company.here()
+            here = self._here()
             if len(here) < self.need:
                 return [*effects, *self._gather(), *self._begin_if_gathered(now_ns)]
             if self.interrupted:

@@ -44,6 +44,11 @@ def too_few(round: int, facts: Mapping[str, object]) -> Failure:
         text = f"the last {facts['unanswered']} invitations were not answered: it ended before round {round + 1}"
         advice = "Raise coordinator.deadline above the time that a client trains, or look at the clients."
         return Failure("too_few", text, advice)
+    if gone := facts.get("gone"):
+        text = (
+            f"all sums of this run are of the same clients, and {gone} of them left: it ended before round {round + 1}"
+        )
+        return Failure("too_few", text, "Bring them back and begin again, all together (--resume is of no use).")
     there, needed = facts.get("clients"), facts.get("needed")
     text = f"{there} clients are there, and a round needs {needed}: it ended before round {round + 1}"
     return Failure("too_few", text, "Start the others and go on with --resume, or lower min_clients.")

@@ -10,6 +10,9 @@ Cohorts keep their size, filled up with clients that are away and drop in the fi
 two that differ by one client would give that client's input as the difference of their sums (attack A13), and clients
 refuse such a one, however long ago the other was.
 
+Where sums are exact all of them are of the same clients, those of the first that was consented to: a round without one
+of them is abandoned.
+
 A round is begun once.  Clients mask once in a round, so one that was opened in an earlier life of the coordinator, or
 in which too few have answered, is over for good.
 """
@@ -30,12 +33,12 @@ from fedgossip.machine import Effect, Log, NodeId, Report, Send, Witness
 from fedgossip.messages import Invite, MaskedInput, Message, Refusal, Secured
 from fedgossip.protocols.aggregation_round import Abandoned, Answer
 from fedgossip.secure import frames, server
-from fedgossip.secure.aborts import SUMMED, RoundAbandoned, Stage
+from fedgossip.secure.aborts import SUMMED, Reason, RoundAbandoned, Stage
 from fedgossip.secure.encoding import Encoding
 from fedgossip.secure.fixed_point import CLIPPED
 from fedgossip.secure.noise_rule import NO_NOISE, NoiseRule
 from fedgossip.secure.primitives import Sign
-from fedgossip.secure.session import NONE, ParticipantRoster, proposal, session_of
+from fedgossip.secure.session import NONE, ParticipantRoster, proposal, ranges, session_of
 from fedgossip.vectors import Vector, digest, frozen
 
 _Step = server.Inviting | server.Distributing | server.Summing | server.Consenting | server.Unmasking
@@ -85,8 +88,13 @@ class SecureSumming:
         """`coding`: of the elements that are summed, where not all are."""
         self.terms, self.rule, self.kind, self.clients, self.life = terms, rule, kind, clients, life
         self.clipping, self.coding = clipping, coding
-        self.least = max(terms.n_min, terms.threshold or 0)
+        self.members: frozenset[NodeId] | None = None
+        """Those that all sums are of, where all are of the same and the first has been consented to."""
         self._last: SecureRound | None = None
+
+    @property
+    def least(self) -> int:
+        return max(self.terms.n_min, self.terms.threshold or 0, len(self.members or ()))
 
     def cohort(self, sampling: Sampling, round: int, here: Sequence[NodeId], left: Collection[NodeId]) -> Draw:
         """As many as are invited when all are here: those that are, and others in their places.
@@ -145,6 +153,8 @@ class SecureRound:
         self.summing, self.round, self.session, self.draw, self.invite = summing, round, session, draw, invite
         self.counted_before, self._previous, self._keys = counted_before, previous, dict(ahead)
         self.here = set(here) & set(draw.invited)
+        if summing.members is not None:
+            self.here &= summing.members
         self.cut = False
         self.counted: tuple[NodeId, ...] = ()
         self.result: Aggregate | Abandoned | None = None
@@ -245,6 +255,15 @@ class SecureRound:
                 return self._summed(closed)
         except RoundAbandoned as abandoned:
             return self._abandon(abandoned)
+        if isinstance(closed, server.Consenting) and self._fixed.together:
+            members, there = self.summing.members, closed.expected
+            if members is not None and there != members:
+                text = (
+                    f"all sums of this run are of clients {ranges(sorted(members))}; {ranges(sorted(there))} are here"
+                )
+                short = RoundAbandoned(Reason.COMPANY, text, have=len(there), need=len(members))
+                return self._abandon(short)
+            self.summing.members = frozenset(there)
         self._step, self._stage = closed, Stage(self._stage + 1)
         return self._begun(closed.expected & self.here)
 
@@ -318,7 +337,8 @@ class SecureRound:
 
     def back(self, node: NodeId, *, another: bool) -> list[Effect]:
         step = self._step
-        if node not in self.draw.invited or step is None:
+        members = self.summing.members
+        if node not in self.draw.invited or step is None or (members is not None and node not in members):
             return []
         if another and not (isinstance(step, server.Inviting) and node in step.waiting):
             return self.lost(node)  # the secrets of this session are gone with its life before

@@ -13,6 +13,8 @@ REASONS = {
     "DEADLINE": "it took too long",
     "INTERRUPTED": "the coordinator was stopped in it",
     "POLICY": "the session is not one that a client’s own policy allows",
+    "COMPANY": "a sum of other clients than those before",
+    "POINT": "what was asked does not follow from the sums before, or few records count there",
     "ROSTER": "somebody is not in the roster, or the rosters differ",
     "SIG": "a signature is not that client’s",
     "DUPKEY": "a key is not one client’s alone",

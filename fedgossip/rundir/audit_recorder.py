@@ -21,6 +21,8 @@ from fedgossip.secure.session import ParticipantRoster
 from fedgossip.vectors import digest
 from fedgossip.version import __version__
 
+CONSENT = "consent"
+"""The kind of the line that is written before a client signs the others of a sum."""
 ROUNDS = "rounds"
 """The folder of a coordinator's transcripts."""
 
@@ -35,11 +37,16 @@ class Recorder:
         self._roster: ParticipantRoster | None = None
         self._open: tuple[int, Transcript] | None = None
         self._ledger: SpentLedger | None = None
+        self._companies: SpentLedger | None = None
 
     def account(self, ledger: SpentLedger) -> Sequence[Mapping[str, object]]:
         """Write every spend into the ledger too, before the log; return the ledger's spends that this log lacks."""
         self._ledger = ledger
         return ledger.take_up(self._log.first, [facts for kind, facts in self._log.past if kind == SPENT])
+
+    def keep_companies(self, ledger: SpentLedger) -> None:
+        """Write with whom exact sums are made into the ledger too, before the log."""
+        self._companies = ledger
 
     @property
     def first(self) -> str:
@@ -59,6 +66,8 @@ class Recorder:
         facts = {**line.facts, "sha256": digest(line.hashed)} if line.hashed else line.facts
         if line.kind == SPENT and self._ledger:
             self._ledger.add(facts)
+        if line.kind == CONSENT and self._companies and "company" in facts:
+            self._companies.note_company(str(facts["layout"]), str(facts["company"]), self.first)
         self._log.append(line.kind, facts)
 
     def witness(self, seen: Witness) -> None:

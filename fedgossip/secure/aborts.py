@@ -31,6 +31,10 @@ class Reason(StrEnum):
     """A client's signature, passed on by the coordinator, is not that client's."""
     DUPKEY = "DUPKEY"
     """A key is not one client's alone: it is used twice, or of small order, so that all agree with it on zero."""
+    COMPANY = "COMPANY"
+    """The sum would be of other clients than those before, in a run whose sums are all of the same."""
+    POINT = "POINT"
+    """What is asked for does not follow from the sums before, or few of this client's records count there."""
     TOO_FEW = "TOO_FEW"
     AEAD = "AEAD"
     """A sealed share was changed on its way, or sealed by another key; `peer`: the client that was to seal it."""
@@ -56,6 +60,8 @@ class Reason(StrEnum):
 _ADVICE = {
     Reason.POLICY: "Ask who runs the coordinator, or change your policy file if you agree with the session.",
     Reason.ROSTER: "Was every participant given the same roster file?",
+    Reason.COMPANY: "Bring the same sites back; else fit by a new plan, or allow it: privacy ledger --other-sites.",
+    Reason.POINT: "Nothing was sent. Ask who runs the coordinator; all sites begin again together if it is no lie.",
     Reason.TOO_FEW: "Wait for more clients; the next attempt is a new session with fresh keys.",
     Reason.DEADLINE: "The next attempt is a new session with fresh keys.",
     Reason.OVERFLOW: "Use fewer bits or clients; look for a diverged model if a number was not finite.",
@@ -79,7 +85,7 @@ class RoundAbandoned(FedgossipError):  # noqa: N818  (what happened, as the othe
     ) -> None:
         where = f", stage {stage.name}" if stage is not None else ""
         super().__init__(f"secure sum abandoned ({reason}{where}): {what}", _ADVICE.get(reason, _UNTRUSTED))
-        self.reason, self.peer, self.stage, self.have, self.need = reason, peer, stage, have, need
+        self.what, self.reason, self.peer, self.stage, self.have, self.need = what, reason, peer, stage, have, need
         self.exit_code = 7 if reason in (Reason.TOO_FEW, Reason.DEADLINE) else 4
 
 

@@ -47,7 +47,7 @@ from fedgossip.secure.secrets import (
     erased_on_failure,
     fresh_keys,
 )
-from fedgossip.secure.session import Descriptor, ParticipantRoster, Policy, sid0_of
+from fedgossip.secure.session import Descriptor, ParticipantRoster, Policy, ranges, sid0_of
 
 Held = TypeVar("Held", bound=Erasable)
 Wanted = TypeVar("Wanted", bound=frames.Frame)
@@ -213,7 +213,7 @@ class Shared(_Step[Sharing]):
             shares = opened(s.sid, s.me, held, message.sealed)
             with erased_on_failure(shares):
                 s.enough(Stage.MASKED, len(shares.owners), "of the share group have shared")
-                s.past.mask(s.descriptor, integers.fingerprint)
+                s.past.mask(s.descriptor, integers.fingerprint, together=s.policy.fixed.together)
                 words = integers.values.copy()
                 add_masks(words, s.sid, s.me, held, shares.owners, s.descriptor.width)
                 held.erase()
@@ -261,6 +261,8 @@ class VectorMasked(_Step[Holding]):
             s = self._session
             check_survivors(message.ids, s.descriptor, s.me, s.group, {*held.shares.owners})
             s.enough(Stage.CONSIST, len(s.group & set(message.ids)), "of the share group survive")
+            if s.policy.fixed.together:
+                s.past.consent(s.descriptor.round, s.roster.company(message.ids), ranges(message.ids))
             signature = s.sign(frames.consent_content(s.sid, frames.hash_of_ids(message.ids)))
             held.survivors = message.ids
             return Consented(s, held, s.pack(frames.Consent(s.sid, signature)))

@@ -39,6 +39,8 @@ class ExactSums:
     layout: str = ""
     """The hash of what the numbers are."""
 
+    together = True
+    """Nothing is left to chance in such a sum: two that differ by a client give that client's numbers, exactly."""
     clip_l2 = clip_inf = 0.0
     q_bits = limit = 0
     weight_max = 1

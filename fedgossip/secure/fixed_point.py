@@ -75,6 +75,7 @@ class FixedPoint:
     """(name, bound) of each declared metric; a value beyond its bound counts as the bound."""
     layout: str = ""
     """The hash of the parameters' names and shapes."""
+    together = False
     tells: str = CLIPPED
     """What the sum says of how many updates were cut: CLIPPED, NOTHING where that must be hidden, or SHORTER, half a
     bit of each client that takes noise."""

@@ -3,18 +3,49 @@
 Two sums that differ by one client give that client's input away.  Batches and rounding follow from the round, so that
 all others' inputs of two sessions of one round are equal to the last bit; therefore a client masks once in a round of
 the run, and rounds only go up.  A round that was masked and has no sum is lost: the next one takes its place.
+
+Exact sums have no chance in them at all, and the sums of two rounds differ by little.  There the rule is another: the
+clients that the first sum was of are those of every other one, in this run and in later ones of the same numbers
+(`Encoding.together`).  A client knows them before it consents, and more than two thirds of them have to; so two sums of
+different clients would need one that consents to both.  The same input may be masked again: it can stand in one sum
+alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage
 from fedgossip.secure.session import Descriptor, round_of
+from fedgossip.vectors import Vector
 
 UNFINISHED = 64
 """Maximum number of inputs of sessions without a result that are remembered, so that none is masked again."""
+
+
+@dataclass(frozen=True, eq=False)
+class AskedBefore:
+    """What a client was asked last: the round, and what came down for it, [d].
+
+    `clients`: how many its sum was of, `sum_digest` its hash as the coordinator signed it; 0 and b"" where it did not
+    come that far.
+    """
+
+    round: int
+    model: Vector
+    clients: int = 0
+    sum_digest: bytes = b""
+
+
+class Questions(Protocol):
+    """What a client looks at before it answers."""
+
+    def check(self, node: int, round: int, model: Vector, before: AskedBefore | None) -> None:
+        """Raise RoundAbandoned (POINT) where that must not be answered; `before`: None where nothing was asked yet."""
+        ...
 
 
 class Past:
@@ -25,6 +56,10 @@ class Past:
         """The last session that was joined."""
         self.round = -1
         """The last round of the run in which something was masked."""
+        self.company = ""
+        """The hash of the clients whose sums this one has consented to, in hex; "" before."""
+        self.members = ""
+        """Their ids, as text; "" where it was in another run."""
         self._cohorts: set[int] = set()
         self._unfinished: dict[int, bytes] = {}  # the input masked in each session, the oldest first
 
@@ -47,10 +82,13 @@ class Past:
     def joined(self, session: int) -> None:
         self.session = max(self.session, session)
 
-    def mask(self, descriptor: Descriptor, fingerprint: bytes) -> None:
-        """Note that an input is masked in this session.  Raises RoundAbandoned where it must not be."""
+    def mask(self, descriptor: Descriptor, fingerprint: bytes, *, together: bool = False) -> None:
+        """Note that an input is masked in this session.  Raises RoundAbandoned where it must not be.
+
+        `together`: all sums are of the same clients, so an input may be masked again.
+        """
         self._check_sum(descriptor, Stage.MASKED)
-        if fingerprint in self._unfinished.values():
+        if not together and fingerprint in self._unfinished.values():
             what = "this input was masked in a session that had no result; train again"
             raise RoundAbandoned(Reason.TWICE, what, stage=Stage.MASKED)
         self.masked(descriptor.round, descriptor.cohort, fingerprint)
@@ -61,6 +99,17 @@ class Past:
         self._unfinished[session] = fingerprint
         if len(self._unfinished) > UNFINISHED:
             del self._unfinished[next(iter(self._unfinished))]
+
+    def consent(self, session: int, company: str, members: str) -> None:
+        """Note the clients that a sum is to be of, which is exact.  Raises RoundAbandoned where others were before."""
+        if self.company and company != self.company:
+            others = f"of {self.members}" if self.members else "of others, in a run before"
+            what = (
+                f"the coordinator asks in round {round_of(session)} for a sum of clients {members}; this client's are"
+            )
+            difference = "their difference would tell who differs"
+            raise RoundAbandoned(Reason.COMPANY, f"{what} {others}: {difference}", stage=Stage.CONSIST)
+        self.company, self.members = company, members
 
     def summed(self, session: int) -> None:
         """Note that the session had a result: its input is in a sum, once."""

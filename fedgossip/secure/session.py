@@ -85,6 +85,30 @@ class ParticipantRoster:
     def identity(self, member: int) -> bytes:
         return self.members[member].identity
 
+    def company(self, ids: Sequence[int]) -> str:
+        """Return the hash of the identities of some members, in hex: the same in every roster, in whatever order."""
+        return digest("company", *sorted(map(self.identity, ids))).hex()
+
+
+def ranges(ids: Sequence[int]) -> str:
+    """Return ascending ids as text: "0-3,7"."""
+    parts: list[list[int]] = []
+    for one in ids:
+        if parts and one == parts[-1][1] + 1:
+            parts[-1][1] = one
+        else:
+            parts.append([one, one])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
+def ids_in(text: str) -> list[int]:
+    """Return the ids that `ranges` made a text of."""
+    found: list[int] = []
+    for part in text.split(",") if text else []:
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
 
 # --- the number of a session ------------------------------------------------------------------------------------------
 

@@ -1,0 +1,270 @@
+"""Fits whose coordinator lies: a site's sums stand in sums with the same others alone, and at points that follow."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import typed
+from fit_attacks import KINDS, FitHall, Made, attacked, far_out, made
+from fit_sites import SITES, every_kind
+
+from fedgossip.drivers import participant
+from fedgossip.drivers.participant import Given
+from fedgossip.learning.cox_steps import NEAR, RISK, FittedHazards
+from fedgossip.learning.effective_records import effective
+from fedgossip.machine import Log, Report, Started
+from fedgossip.messages import Hello
+from fedgossip.net.endpoints import signed
+from fedgossip.net.identity import Identity
+from fedgossip.plans.credentials import real
+from fedgossip.plans.ledger import SpentLedger, data_of
+from fedgossip.rundir.audit_recorder import Recorder
+from fedgossip.secure.aborts import Reason, RoundAbandoned
+from fedgossip.secure.past import AskedBefore
+from fedgossip.vectors import frozen
+
+ALL = frozenset(range(SITES))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return every_kind(tmp_path_factory.mktemp("fits"))
+
+
+@pytest.fixture(autouse=True)
+def _there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+@pytest.fixture(scope="module")
+def kinds(folder: Path) -> dict[str, Made]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return {kind: made(folder, kind) for kind in KINDS}
+
+
+# --- any attack -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fits", [3, pytest.param(125, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_lying_coordinator_gets_no_sum_beside_those_of_honest_rounds(
+    kind: str, fits: int, kinds: dict[str, Made]
+) -> None:
+    """Sites withheld, points repeated, over lives too, points of its own, another past: at random."""
+    refused = set[str]()
+    for seed in range(fits):
+        hall, brought = attacked(kinds[kind], seed)
+        assert not brought and {sites for sites, _ in hall.got} == {ALL}, seed
+        refused |= {reason for _, reason in hall.refused}
+    assert refused & {Reason.COMPANY, Reason.POINT}
+
+
+# --- the same sites ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("restarted", [False, True])
+def test_all_sums_of_a_fit_are_of_the_same_sites(kind: str, restarted: bool, kinds: dict[str, Made]) -> None:
+    hall = FitHall({}, made=kinds[kind])
+    assert hall.follows()
+    if restarted:
+        hall.restarted()
+    assert hall.asks(hall.x, away=[1]) is None
+    assert {reason for _, reason in hall.refused} == {Reason.COMPANY}
+
+
+def test_one_that_comes_later_is_in_no_sum(kinds: dict[str, Made]) -> None:
+    """It is not alone what the first sum lacks: a sum with one more tells of that one."""
+    hall = FitHall({}, made=kinds["cox"])
+    assert hall.asks(hall.x, away=[4]) is not None
+    assert hall.asks(hall.x) is None and Reason.COMPANY in {reason for _, reason in hall.refused}
+
+
+@pytest.mark.parametrize("kind", ["cox", "trees"])
+def test_a_round_without_a_sum_is_asked_again_of_the_same_sites_and_of_others_before_any_consent(
+    kind: str, kinds: dict[str, Made]
+) -> None:
+    """What is masked is the same to the last bit in both."""
+    hall = FitHall({}, made=kinds[kind])
+    hall.session(life=0, round=0, until="masked", model=hall.x)
+    hall.round = 1
+    assert hall.asks(hall.x, away=[0]) is not None, "nobody has consented to a sum with site 0"
+    assert hall.asks(hall.x, away=[0]) is not None and hall.asks(hall.x) is None
+
+
+def test_the_refusal_names_the_round_the_sites_and_what_to_do(kinds: dict[str, Made]) -> None:
+    hall = FitHall({}, made=kinds["glm"])
+    assert hall.follows()
+    reports, handle = list[Report](), hall.clients[0].handle
+
+    def watched(event: Any, now_ns: int) -> Any:
+        effects = handle(event, now_ns)
+        reports.extend(one for one in effects if isinstance(one, Report))
+        return effects
+
+    hall.clients[0].handle = watched  # type: ignore[method-assign]
+    hall.asks(hall.x, away=[1])
+    (about,) = (one.value for one in reports if one.name == "abandoned_here")
+    assert isinstance(about, dict)
+    assert "in round 1 for a sum of clients 0,2-4; this client's are of 0-4" in about["text"]
+    assert "Bring the same sites back" in about["asked"]
+
+
+# --- over runs, by the ledger beside the key --------------------------------------------------------------------------
+
+
+class RealSites(FitHall):
+    """Each with a key and a ledger; every one of these begins a run in new folders."""
+
+    def __init__(self, made: Made, tmp: Path, run: str, who: list[Identity]) -> None:
+        self.tmp, self.run, self.who, self.stack = tmp, run, who, contextlib.ExitStack()
+        at = [""] * SITES + ["tcp://127.0.0.1:5700"]
+        self.endpoints = {node: signed(one, at[node]) for node, one in enumerate(who)}
+        plan, layout, task = made
+        plan = replace(plan)
+        plan.__dict__["_simulated"] = [real(one, self.endpoints) for one in who]
+        super().__init__({}, made=(plan, layout, task))
+
+    def start(self, node: int, life: int = 0) -> None:
+        place = self.tmp / f"{self.run}-{node}"
+        place.mkdir()
+        hello: Any = Hello(self.task.schema, "run", "1")
+        links: Any = None
+        given = Given(
+            place, self.who[node], self.endpoints, hello, links, None, False, False, None, None,
+            self.tmp / f"{node}.spent",
+        )  # fmt: skip
+        one = self.stack.enter_context(participant.made_by(self.plan, node, given))
+        machine: Any = one.make(self.initial, None, life)
+        assert one.recorder
+        self.recorders[node] = one.recorder
+        self.clients[node] = machine
+        machine.handle(Started(), 0)
+
+
+@contextlib.contextmanager
+def begun(made: Made, tmp: Path, run: str, who: list[Identity]) -> Iterator[RealSites]:
+    hall = RealSites(made, tmp, run, who)
+    hall.folder = tmp  # what is logged is written
+    with hall.stack:
+        yield hall
+
+
+def test_a_fit_that_is_begun_anew_is_of_the_sites_that_it_was_of(kinds: dict[str, Made], tmp_path: Path) -> None:
+    """In new folders, with the same keys and records; until each site allows others."""
+    who = [Identity.new() for _ in range(SITES + 1)]
+    with begun(kinds["cox"], tmp_path, "first", who) as hall:
+        assert hall.follows()
+    with begun(kinds["cox"], tmp_path, "second", who) as hall:
+        assert hall.asks(hall.x, away=[2]) is None and {why for _, why in hall.refused} == {Reason.COMPANY}
+        assert hall.asks(hall.x) is not None, "the same sites fit again"
+    for node in range(SITES):
+        allowed = typed(["privacy", "ledger", "--ledger", f"{node}.spent", "--other-sites"], tmp_path)
+        assert allowed.code == 0 and "with other sites" in allowed.err
+    with begun(kinds["cox"], tmp_path, "third", who) as hall:
+        assert hall.asks(hall.x, away=[2]) is not None
+
+
+def test_the_sites_of_a_sum_are_in_the_ledger_before_the_consent_is_in_the_log(tmp_path: Path) -> None:
+    data = data_of("csv:a.csv", 0)
+    log = Recorder(tmp_path, 0, "client", Identity.new(), "run", synced=False)
+    with contextlib.closing(SpentLedger(tmp_path / "key.spent", "none", data)) as ledger, log as recorder:
+        recorder.keep_companies(ledger)
+        recorder.log(Log("consent", {"layout": "ab", "company": "cd", "sites": "0-4"}))
+    with contextlib.closing(SpentLedger(tmp_path / "key.spent", "none", data)) as ledger:
+        assert (ledger.company("ab"), ledger.company("other numbers"), ledger.exact) == ("cd", "", 0)
+
+
+# --- the point --------------------------------------------------------------------------------------------------------
+
+
+def asked(hall: FitHall, model: Any) -> str:
+    """Return why site 0 does not answer that, after what it was asked last; "" where it does."""
+    assert hall.last is not None
+    try:
+        hall.task.check(0, hall.round, model, AskedBefore(hall.round - 1, hall.last))
+    except RoundAbandoned as refused:
+        assert refused.reason == Reason.POINT and f"round {hall.round}" in str(refused)
+        return str(refused)
+    return ""
+
+
+def test_records_count_by_their_weights() -> None:
+    """m equal weights are m; one of weight 1 and m - 1 of weight e are 1 + (m - 1) e, by the definition."""
+    assert effective(np.full(7, 0.3)) == pytest.approx(7)
+    assert effective(np.array([1.0, *[0.01] * 9])) == pytest.approx(1.09)
+    assert effective(np.full(50, 0.001), unit=0.25) == pytest.approx(0.2), "all of little weight"
+    assert effective(np.zeros(3)) == 0
+
+
+def test_a_point_at_which_few_records_count_is_refused_though_it_follows_from_what_is_said(
+    kinds: dict[str, Made],
+) -> None:
+    """The logistic weights are p (1 - p), here record by record."""
+    hall = FitHall({}, made=kinds["glm"])
+    for _ in range(3):
+        assert hall.follows()
+    assert asked(hall, hall.x) == ""
+    lie = far_out(hall, np.random.default_rng(1))
+    point = hall.layout.reached(lie, hall.round).point
+    weights = []
+    for row in hall.task._sites[0].x:
+        eta = max(-40.0, min(40.0, math.fsum(a * b for a, b in zip(row, point, strict=True))))
+        weights.append(1 / (1 + math.exp(-eta)) * 1 / (1 + math.exp(eta)))
+    assert sum(weights) / max(weights) < 5 or sum(weights) < 5 * 0.25
+    assert "fewer than 5 of this site's records count there" in asked(hall, lie)
+
+
+def test_sums_that_the_coordinator_has_not_signed_are_refused(kinds: dict[str, Made]) -> None:
+    hall = FitHall({}, made=kinds["glm"])
+    for _ in range(3):
+        assert hall.follows()
+    lie = np.array(hall.x)
+    place = hall.layout.of_round(hall.round - 1).start + 4
+    lie[place * 8] += 1  # 2^-104 of one sum
+    assert asked(hall, lie) == "", "nothing but what was signed tells"
+    assert hall.asks(frozen(lie)) is None and {why for _, why in hall.refused} == {Reason.POINT}
+
+
+def test_a_point_of_proportional_hazards_is_that_of_the_step(kinds: dict[str, Made]) -> None:
+    hall = FitHall({}, made=kinds["cox"])
+    while not (FittedHazards(hall.layout, hall.x).stage == RISK and FittedHazards(hall.layout, hall.x)["records"]):
+        assert hall.follows()
+    assert asked(hall, hall.x) == ""
+    state = FittedHazards(hall.layout, hall.x)
+    step = float(np.abs(state["point"] - state["best"]).max())
+    for off, fits in ((NEAR / 10, True), (10 * NEAR, False)):
+        moved = FittedHazards(hall.layout, hall.x)
+        moved["point"][0] += off * step
+        assert (asked(hall, frozen(moved.x)) == "") == fits
+
+
+def test_a_split_of_trees_keeps_the_records_that_there_were(kinds: dict[str, Made]) -> None:
+    from fedgossip.learning.tree_sums import GrowingTrees
+
+    hall = FitHall({}, made=kinds["trees"])
+    for _ in range(2):
+        assert hall.follows()
+    assert asked(hall, hall.x) == ""
+    for lie in (1, -1):
+        growing = GrowingTrees(hall.layout, hall.x)
+        growing._info[0, 0, 1] += lie << 20
+        assert "a split whose sides" in asked(hall, frozen(growing.x))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_site_that_has_seen_nothing_answers_the_start_alone(kind: str, kinds: dict[str, Made]) -> None:
+    hall = FitHall({}, made=kinds[kind])
+    hall.task.check(0, 0, hall.x, None)
+    assert hall.follows()
+    with pytest.raises(RoundAbandoned, match="sums that this site has not seen") as refused:
+        hall.task.check(0, 1, hall.x, None)
+    assert refused.value.reason == Reason.POINT
