@@ -9,6 +9,7 @@ import contextlib
 import errno
 import importlib
 import os
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +17,12 @@ from fedgossip.owner_files import FILE
 
 FAR = 1 << 40
 """The byte that is locked on Windows, where locked bytes can be neither read nor written."""
+
+
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.EBADF)
+"""What file systems without locks say; NFS says EBADF of a file, or folder, that is only open to be read."""
+
+_warned = False
 
 
 def opened(path: Path) -> int:
@@ -28,7 +35,19 @@ def opened(path: Path) -> int:
 
 
 def taken(file: int) -> bool:
-    """Take the lock of an open file, without waiting; False where another holds it.  Raises OSError."""
+    """Take the lock of an open file, without waiting; False where another holds it.
+
+    Where the file system has no locks nobody is kept out: true, and a line on standard error, the first time, says so.
+    Raises OSError.
+    """
+    found = taken_if_any(file)
+    if found is None:
+        _warn()
+    return found is not False
+
+
+def taken_if_any(file: int) -> bool | None:
+    """As `taken`; None where the file system has no locks."""
     fcntl = _module("fcntl")
     if fcntl is None:
         return _byte_taken(file)
@@ -36,7 +55,18 @@ def taken(file: int) -> bool:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        return None
     return True
+
+
+def _warn() -> None:
+    global _warned  # noqa: PLW0603
+    if not _warned and sys.stderr is not None:
+        _warned = True
+        print("fedgossip: this disk has no file locks: nothing keeps a second process out of a folder", file=sys.stderr)
 
 
 def let_go(file: int) -> None:
@@ -46,10 +76,10 @@ def let_go(file: int) -> None:
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def _byte_taken(file: int) -> bool:
+def _byte_taken(file: int) -> bool | None:
     windows = _module("msvcrt")
     if windows is None:
-        raise OSError(errno.ENOTSUP, "no file can be locked here")
+        return None
     at = os.lseek(file, 0, os.SEEK_CUR)
     os.lseek(file, FAR, os.SEEK_SET)
     try:

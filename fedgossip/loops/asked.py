@@ -92,10 +92,15 @@ def _numbers(path: Path) -> Mapping[str, float]:
 
 
 class AnsweringLoop:
-    """Answers what loop `node` is asked, in a thread of its own, until the run is over or `alive` is false."""
+    """Answers what loop `node` is asked, in a thread of its own, until the run is over or `alive` is false.
 
-    def __init__(self, folder: Path, node: NodeId, meeting: Meeting, alive: Callable[[], bool]) -> None:
-        self._folder, self._node, self._meeting, self._alive = folder, node, meeting, alive
+    `over` is called when the run is over: a peer that still waits for others in a run that is over says goodbye.
+    """
+
+    def __init__(
+        self, folder: Path, node: NodeId, meeting: Meeting, alive: Callable[[], bool], over: Callable[[], None]
+    ) -> None:
+        self._folder, self._node, self._meeting, self._alive, self._over = folder, node, meeting, alive, over
         self._thread = threading.Thread(target=self._run, name=f"answering-{node}", daemon=True)
         self._thread.start()
 
@@ -109,6 +114,8 @@ class AnsweringLoop:
             for path in sorted(self._folder.glob(f"*-{self._node}.safetensors")):
                 self._answer(path)
             time.sleep(LOOK_SECONDS)
+        if (self._folder / OVER).exists():
+            self._over()
 
     def _answer(self, path: Path) -> None:
         from safetensors.numpy import load

@@ -78,11 +78,14 @@ def told_in(folders: Sequence[Path]) -> Described | None:
 def describe(folder: Path, model: LoopModel, first: Vector) -> LoopModel:
     """Write what a loop begins with into its folder; return what it said in its first life, if this is a later one.
 
+    Of frozen parameters too: a teacher, an average, a target network has moved on since, as those of the others have.
     Raises NotWrittenError.
     """
     if (folder / MODEL).exists():
         before = _read(folder / MODEL)
-        return model if before.schema != model.schema else msgspec.structs.replace(model, first=before.first)
+        if before.schema != model.schema:
+            return model
+        return msgspec.structs.replace(model, first=before.first, frozen=before.frozen)
     from safetensors.numpy import save
 
     write_whole(folder / FIRST, save({"vector": np.ascontiguousarray(first)}))

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from fedgossip.errors import FedgossipError, NetworkError
 from fedgossip.loops.asked import AnsweringLoop
+from fedgossip.loops.joined import LEAVE_SECONDS
 from fedgossip.loops.meeting import Released
+from fedgossip.loops.seats import is_there
 from fedgossip.loops.task import LoopTask
 from fedgossip.machine import NodeId
 from fedgossip.rundir.collect import final_vector
@@ -22,14 +24,18 @@ Run = Callable[[threading.Event], PeerEnded]
 class HostThread:
     """Runs a peer beside its loop; `asked`: where a collector asks what models are worth, if there is one."""
 
-    def __init__(self, run: Run, task: LoopTask, node: NodeId, folder: Path, asked: Path | None = None) -> None:
-        self._run, self._task, self._node, self._folder = run, task, node, folder
+    leave_seconds: float | None = LEAVE_SECONDS
+
+    def __init__(
+        self, run: Run, task: LoopTask, node: NodeId, folder: Path, asked: Path | None = None, launcher: int = 0
+    ) -> None:
+        self._run, self._task, self._node, self._folder, self._launcher = run, task, node, folder, launcher
         self._meeting = meeting = task.meetings[node]
         self._stop = threading.Event()
         self.ended: PeerEnded | None = None
         self._thread = threading.Thread(target=self._main, name=f"host-{node}", daemon=True)
         self._thread.start()
-        self._answering = AnsweringLoop(asked, node, meeting, self._launched) if asked else None
+        self._answering = AnsweringLoop(asked, node, meeting, self._launched, self.stop) if asked else None
 
     def alive(self) -> bool:
         return self._thread.is_alive()
@@ -41,8 +47,9 @@ class HostThread:
         return self._answering is not None and self._answering.needed
 
     def _launched(self) -> bool:
-        """Whether the collector may still ask: a stopped run is not measured."""
-        return not self._stop.is_set() and (self.ended is None or self.ended.exit_code in _MEASURED)
+        """Whether the collector may still ask: it is there, and a stopped run is not measured."""
+        measured = self.ended is None or self.ended.exit_code in _MEASURED
+        return not self._stop.is_set() and measured and is_there(self._launcher)
 
     def _main(self) -> None:
         try:

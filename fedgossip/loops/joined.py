@@ -42,6 +42,9 @@ LEAVE_SECONDS = 10.0
 class Driver(Protocol):
     """Who runs the machine beside the loop."""
 
+    leave_seconds: float | None
+    """How long a loop that leaves waits for its goodbye; None: until it is released."""
+
     def alive(self) -> bool:
         """Whether orders may still come."""
         ...
@@ -108,7 +111,8 @@ class JoinedLoop:
         self._measure: Callable[[Any], Any] | None = None
         self._unscored = False
         self._terms = self.terms_of(exchanged, self._optimizers)
-        self._closed = False
+        self._closed = self._alone = False
+        self._final: Vector | None = None
         self._take(None)  # the weights to begin with
 
     # --- in the loop ----------------------------------------------------------------------------------------------
@@ -123,6 +127,7 @@ class JoinedLoop:
         self._check("step")
         examples = _count(examples)
         if self.done:
+            self._alone = True
             self._serve(0)
             return False
         self._steps += 1
@@ -175,7 +180,8 @@ class JoinedLoop:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Exchange what was learned since the last exchange, and take leave; the model is then the run's last.
+        """Exchange what was learned since the last exchange, and take leave; the model is then that which this loop's
+        peer ends with, unless the loop has trained on alone after the run's last round.
 
         Without it a script that ends takes leave all the same.  A second call does nothing.
         """
@@ -194,6 +200,8 @@ class JoinedLoop:
                 self._driver.stop()
             while not self.done:
                 self._take(None)
+            if self._final is not None and not self._alone:
+                self._exchanged.write(self._final)
             while self._driver.needs_loop():
                 self._serve(SERVE_SECONDS)
         finally:
@@ -232,7 +240,7 @@ class JoinedLoop:
         else:
             self._meeting.give(Raised(error))
         while not self.done:
-            order = self._meeting.next(self._driver.alive, LEAVE_SECONDS)
+            order = self._meeting.next(self._driver.alive, self._driver.leave_seconds)
             if isinstance(order, Measure):
                 self._meeting.give(Measured({}))
             self.done = order is None or isinstance(order, Released)
@@ -241,7 +249,7 @@ class JoinedLoop:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if error is None:
+        if error is None or ends_well(error):
             self.close()
         else:
             self.leave(error)
@@ -300,6 +308,8 @@ class JoinedLoop:
                 if order.error is not None:
                     self._closed = True
                     raise order.error
+                if not self._seat.waits:  # it has trained on beside its peer: what is the peer's at the end is its own
+                    self._final = order.vector
 
     def _change(self, order: TrainFrom | Released) -> None:
         """Take what was mixed in: as a whole, or by what it changes where the loop has trained on."""
@@ -350,6 +360,12 @@ class JoinedLoop:
 
     def _say(self, text: str) -> None:
         print(f"fedgossip: node {self.node}: {line(text, 1000)}", file=sys.stderr, flush=True)
+
+
+def ends_well(error: BaseException) -> bool:
+    """Whether a script that raises this has come to its end: `sys.exit()`, or `sys.exit(main())` of a main without a
+    fault."""
+    return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
 def _mean(name: str, values: Sequence[Any]) -> float:

@@ -179,7 +179,7 @@ class _Launched:
             "checkpoint_seconds": told.checkpoint_seconds,
             "resume": last >= 0,
         }
-        seat = LoopSeating(plan, told.node, folder, options, Path(told.asked))
+        seat = LoopSeating(plan, told.node, folder, options, Path(told.asked), told.launcher)
         return seated(seat, exchanged, optimizers)[0]
 
 
@@ -255,7 +255,7 @@ def seated(seat: LoopSeating, exchanged: Exchanged, optimizers: Sequence[Any]) -
         shares = DataShares("the loop's own")
         return run_peer(plan, node, folder, learning=(task, shares), asked_to_stop=stop, **seat.options)
 
-    host = HostThread(run, task, node, folder, seat.asked)
+    host = HostThread(run, task, node, folder, seat.asked, seat.launcher)
     place_of = seat_of(plan, node, folder=folder)
     hand = ranks.SpeakingLoop if isinstance(exchanged, RankedExchange) else JoinedLoop
     return hand(exchanged, optimizers, place_of, meeting, host), host

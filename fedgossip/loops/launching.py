@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import sys
 import time
@@ -19,12 +20,12 @@ from fedgossip.drivers import resume
 from fedgossip.drivers.fault_injector import Striker
 from fedgossip.drivers.local import BEGAN, CHECKPOINT_SECONDS
 from fedgossip.drivers.simulate import faults_of
-from fedgossip.errors import ConfigError, FedgossipError, NotWrittenError, ResumeError, TooFewPeersError, TrainingError
+from fedgossip.errors import ConfigError, FedgossipError, NotWrittenError, ResumeError, TrainingError
 from fedgossip.experiment import Experiment
 from fedgossip.learning.named_code import check_allowed
 from fedgossip.learning.parameters import first_difference
 from fedgossip.loops import description
-from fedgossip.loops.asked import AskingTask
+from fedgossip.loops.asked import OVER, AskingTask
 from fedgossip.loops.joining import asked_in
 from fedgossip.loops.scripts import LOG, Command, Scripts, kept_command
 from fedgossip.loops.seats import SEAT, SeatFile, await_free
@@ -39,8 +40,6 @@ from fedgossip.rundir.row_keeper import Keeper
 from fedgossip.rundir.run_directory import Run, RunDirectory, is_launched, write_whole
 from fedgossip.rundir.tracking import Tracking
 
-LAST_SECONDS = 10.0
-"""The longest wait for what scripts do after a run that had too few clients."""
 POLL_SECONDS = 0.05
 
 COORDINATOR_SECONDS = 10.0
@@ -135,6 +134,7 @@ class _Launch:
         self.folders = folders_of(plan, out)
         command.keep(out)
         self.left = dict.fromkeys(range(plan.n), how.restarts)
+        self._over_since, self._over = 0.0, False
 
     def run(self) -> Run:
         began = time.monotonic()
@@ -156,10 +156,10 @@ class _Launch:
             try:
                 shares = DataShares("the loops' own")
                 run = conclude(self.plan, task, shares, collector, self.directory, watched, report=self.how.report)
-            except FedgossipError as error:
+            except FedgossipError:
                 task.over()
-                if error.exit_code == TooFewPeersError.exit_code:
-                    self._let_them_end()
+                self._show_guilty()
+                scripts.wait()  # what the others do after their run is their own: they save what they have
                 raise
             finally:
                 task.over()
@@ -170,7 +170,7 @@ class _Launch:
 
     def _begin(self) -> tuple[AskingTask, Collector]:
         """Start the scripts, wait until all have joined, and let them begin."""
-        specs = self._specs()
+        specs = self.specs = self._specs()
         for node in range(self.plan.learners):
             self.scripts.start(specs[node])
         self._await(range(self.plan.learners), description.is_described)
@@ -200,7 +200,8 @@ class _Launch:
             place = folder.resolve()
             seat = SeatFile(
                 experiment, node, str(place), endpoints, "tcp://127.0.0.1:*", began, str(asked_in(self.out).resolve()),
-                restart_overrides=list(self.plan.restart_overrides), before=incarnation_of(folder), **often,
+                restart_overrides=list(self.plan.restart_overrides), before=incarnation_of(folder),
+                launcher=os.getpid(), **often,
             )  # fmt: skip
             write_whole(folder / SEAT, msgspec.json.encode(seat))
             specs[node] = {"node": node, "folder": str(place)}
@@ -213,7 +214,7 @@ class _Launch:
         while missing := [node for node in nodes if not ready(self.folders[node])]:
             self.scripts.poll(POLL_SECONDS)
             for node in missing:
-                if node in self.scripts.exited and not ready(self.folders[node]):
+                if node in self.scripts.exited and not ready(self.folders[node]) and not self._revived(node, 0):
                     raise self._never_joined(node)
 
     def _never_joined(self, node: NodeId) -> Exception:
@@ -266,14 +267,21 @@ class _Launch:
             self._start_again(collector)
             collector.ended(self.scripts.exited.keys() - self.striker.away)
             alone_since = self._end_coordinator(alone_since)
+            self._end_late(collector)
 
     def _start_again(self, collector: Collector) -> None:
-        for node, code in list(self.scripts.exited.items()):
-            died = code != 0 and last_word(self.folders[node]) is None and node not in self.striker.away
-            if died and self.left[node]:
-                self.left[node] -= 1
-                self.scripts.start(self.striker.specs[node])
-                self.keeper(EventRow(collector.rounds[node], node, "restarted"))
+        for node in self.scripts.exited.keys() - self.striker.away:
+            self._revived(node, collector.rounds[node])
+
+    def _revived(self, node: NodeId, round: int) -> bool:
+        """Start a script again that died without a last word, where it may be; return whether it was."""
+        died = self.scripts.exited[node] != 0 and last_word(self.folders[node]) is None
+        if not died or not self.left[node]:
+            return False
+        self.left[node] -= 1
+        self.scripts.start(self.specs[node])
+        self.keeper(EventRow(round, node, "restarted"))
+        return True
 
     def _end_coordinator(self, alone_since: float) -> float:
         """Interrupt a coordinator whose loops have all left, when it had time to notice."""
@@ -284,18 +292,29 @@ class _Launch:
             self.scripts.signal(n, 15)
         return alone_since or time.monotonic()
 
-    def _let_them_end(self) -> None:
-        """Give scripts whose loops have left a failed run the time to do what they do last."""
-        until = time.monotonic() + LAST_SECONDS
-        while self.scripts.running and time.monotonic() < until:
-            self.scripts.poll(POLL_SECONDS)
+    def _end_late(self, collector: Collector) -> None:
+        """Have loops go on alone that are in no run any more: their coordinator has ended, and told those it knew."""
+        left = [node for node in range(self.plan.n) if node not in self.scripts.exited]
+        if self.plan.n == self.plan.learners or self.plan.learners in left or not left or self.striker.away:
+            self._over_since = 0.0
+            return
+        now = time.monotonic()
+        self._over_since = self._over_since or now
+        if now - self._over_since > COORDINATOR_SECONDS + collector.slowest_training and not self._over:
+            self._over = True
+            write_whole(asked_in(self.out) / OVER, b"")
+            for node in left:
+                self.keeper(EventRow(collector.rounds[node], node, "run_was_over"))
+
+    def _show_guilty(self) -> None:
+        """Show the traceback of the first loop that raised; all of its output is in its folder."""
+        words = {node: last_word(folder) for node, folder in enumerate(self.folders[: self.plan.learners])}
+        if guilty := [node for node, ended in words.items() if ended and ended.status == "failed"]:
+            self.scripts.show_traceback(guilty[0])
 
     def _await_scripts(self, run: Run) -> None:
         """What comes after the run is the scripts' own; say who did not end well."""
-        try:
-            codes = self.scripts.wait()
-        except KeyboardInterrupt:
-            return
+        codes = self.scripts.wait()
         wrong = {node: code for node, code in codes.items() if code and run.summary["status"] == "finished"}
         for node, code in wrong.items():
             said = self.scripts.last_line(node)

@@ -119,7 +119,7 @@ class Meeting:
             self._orders.put((order, reply))
             answer = reply.get()
             self._turn(False)
-            self._last = answer if isinstance(answer, Raised) else None
+            self._last = answer if isinstance(answer, Raised) else self._last
             return answer
 
     def dismiss(self) -> None:
@@ -127,6 +127,12 @@ class Meeting:
         self._dismissed = True
         if self._training is not None:
             self._training.put(Dismissed())
+
+    def forsake(self) -> None:
+        """Answer what is open, and all that is asked from now on, for a loop that has left: it is over."""
+        self._last = Over()
+        while self._replies:
+            self._replies.pop().put(self._last)
 
     def release(self, how: Released) -> None:
         """Tell the loop that the run is over for it."""

@@ -29,6 +29,9 @@ from fedgossip.rundir.run_directory import write_whole
 STOP_SECONDS = 10.0
 """Scripts that have not ended so long after SIGINT are killed."""
 
+TRACEBACK_BYTES = 1 << 15
+"""How much of the end of a script's output is looked through for a traceback."""
+
 LOG = "log.txt"
 ENDED = "ended.json"
 
@@ -163,6 +166,15 @@ class Scripts:
             self.signal(node, signals.KILL)
         for process in self._processes.values():
             process.wait()
+
+    def show_traceback(self, node: NodeId) -> None:
+        """Show the last traceback that a script printed, where its output is not shown anyhow."""
+        with contextlib.suppress(OSError):
+            text = (self._folders[node] / LOG).read_bytes()[-TRACEBACK_BYTES:].decode(errors="replace")
+            _, head, rest = text.rpartition("Traceback (most recent call last):")
+            if head and node not in self.shown:
+                sys.stdout.write(printable(f"{LOG} of loop {node}:\n{head}{rest}", keep="\n\t"))
+                sys.stdout.flush()
 
     def last_line(self, node: NodeId) -> str:
         """Return the last line that a script printed, "" for none."""

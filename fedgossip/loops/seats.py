@@ -36,6 +36,7 @@ class LoopSeating:
     folder: Path
     options: Mapping[str, Any]
     asked: Path | None = None
+    launcher: int = 0
 
 
 class SeatFile(msgspec.Struct):
@@ -53,6 +54,8 @@ class SeatFile(msgspec.Struct):
     """What differs for one that is started again while the others run."""
     before: int = -1
     """The number of the last life before this launch."""
+    launcher: int = 0
+    """The process that has launched; a loop whose launcher is gone is asked nothing any more."""
 
 
 def read_seat(path: Path) -> SeatFile:
@@ -77,6 +80,17 @@ def hold(folder: Path) -> None:
         os.close(file)
         raise ConfigError(f"{folder}: another process is this loop", "Wait until it has ended, or end it.")
     _held.append(file)
+
+
+def is_there(process: int) -> bool:
+    """Whether a process of this number is there; true for 0, which is nobody's."""
+    try:
+        os.kill(process or os.getpid(), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def await_free(folders: Sequence[Path], seconds: float = FREE_SECONDS) -> None:

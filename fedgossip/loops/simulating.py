@@ -30,7 +30,7 @@ from fedgossip.learning.global_state import GlobalState
 from fedgossip.learning.parameters import Exchanged, first_difference
 from fedgossip.likeness import Likeness
 from fedgossip.loops.experiments import Wished, experiment_of
-from fedgossip.loops.joined import JoinedLoop
+from fedgossip.loops.joined import JoinedLoop, ends_well
 from fedgossip.loops.joining import NODE, N, likeness_of, place, seat_of
 from fedgossip.loops.meeting import Meeting, Released
 from fedgossip.loops.scripts import Command
@@ -42,6 +42,8 @@ from fedgossip.records import Row
 from fedgossip.report.page import write_report
 from fedgossip.rundir.run_directory import Run
 from fedgossip.vectors import Vector
+
+IN_SCRIPT = "The fault is in the script."
 
 END_SECONDS = 60.0
 """How long a loop may take to end when its run has failed."""
@@ -226,8 +228,10 @@ class _Loop:
             raise ConfigError(f"loop {self.node} ended before it joined", advice)
         if isinstance(found, FedgossipError):
             raise found
+        if isinstance(found, SystemExit):
+            raise TrainingError(f"loop {self.node} ended with code {found.code!r} before it joined", IN_SCRIPT)
         text = f"loop {self.node} raised {type(found).__name__} before it joined: {found}"
-        raise TrainingError(text, "The fault is in the script.") from found
+        raise TrainingError(text, IN_SCRIPT) from found
 
     def end(self, how: Released) -> BaseException | None:
         """Release it, let it run to its end; return what it raised then."""
@@ -251,6 +255,7 @@ class _Loop:
     # --- in the thread --------------------------------------------------------------------------------------------
 
     buffers = "average"
+    leave_seconds: float | None = None
 
     def _run(self) -> None:
         assert self.plan is not None
@@ -260,6 +265,10 @@ class _Loop:
             self.function()
             if self.joined:
                 self.joined.close()
+        except SystemExit as error:  # the script's end, as that of a process
+            if self.joined:
+                self.joined.close_quietly()
+            self.news.put(None if ends_well(error) else error)
         except BaseException as error:
             if self.joined:
                 self.joined.leave(error)
@@ -283,7 +292,8 @@ class _Loop:
         return True
 
     def stop(self) -> None:
-        """Nobody else stops a loop in a simulation; it has raised, and the simulation ends with it."""
+        """Take the loop out of its run: it has left in its midst, and waits until the simulation has ended."""
+        self.meeting.forsake()
 
     def needs_loop(self) -> bool:
         return False
@@ -330,8 +340,10 @@ def _simulated(
         ended = _end(task, task.loops if task else loops, run, error)
     if ended is not None:
         node, raised = ended
-        text = f"loop {node} raised {type(raised).__name__} after its run: {raised}"
-        raise TrainingError(text, "The run itself is whole.") from raised
+        said = f"raised {type(raised).__name__} after its run: {raised}"
+        if isinstance(raised, SystemExit):
+            said = f"ended with code {raised.code!r} after its run"
+        raise TrainingError(f"loop {node} {said}", "The run itself is whole.") from raised
     return run
 
 
@@ -340,13 +352,14 @@ def _end(
 ) -> tuple[NodeId, BaseException] | None:
     """Let every loop come to its end; return the first that raised after a run that is whole."""
     whole = run is not None and run.summary["status"] != "interrupted"
+    finished = run is not None and run.summary["status"] == "finished"
     found = None
     for loop in loops:
         released = Released(error=error)
         if task is not None and run is not None and whole:
             released = task.released(loop.node, run.vectors[loop.node])
         raised = loop.end(released)
-        if whole and raised is not None and found is None:
+        if finished and raised is not None and found is None:
             found = loop.node, raised
     return found
 

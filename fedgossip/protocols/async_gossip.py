@@ -173,7 +173,7 @@ class AsyncGossip(Lifecycle[State]):
         if self.pairing.flight and self.pairing.flight.to not in self.company.linked:
             effects = self._exchange_over(now_ns)  # it may have been taken: the account stays open
         last = self.phase == "training" and self.round == self.settings.rounds - 1  # as good as done
-        if self.phase in ("training", "pausing") and self.company.deserted and not last:
+        if self.phase in ("training", "pausing") and self.company.deserted and not (last or self.settings.endless):
             effects += self.end_with_the_others()
         return effects
 

@@ -253,7 +253,7 @@ class Lifecycle(ABC, Generic[State]):
         if self.phase != "joining" or company.awaited():
             return []
         if company.partners and set(company.partners) <= company.left:
-            return self.end_with_the_others()
+            return self.go_on(now_ns) if self.settings.endless else self.end_with_the_others()
         if company.partners and not company.here():
             return []  # the start timer
         return self.go_on(now_ns)

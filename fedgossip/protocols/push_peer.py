@@ -157,7 +157,8 @@ class PushPeer(Lifecycle[State]):
         effects = self.freed(now_ns)
         last = self.phase == "training" and self.round == self.settings.rounds - 1  # as good as done
         busy = self.phase in ("training", "blocked", "waiting", "pausing")
-        return [*effects, *self.end_with_the_others()] if busy and self.company.deserted and not last else effects
+        deserted = self.company.deserted and not (last or self.settings.endless)
+        return [*effects, *self.end_with_the_others()] if busy and deserted else effects
 
     # --- a round --------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedgossip.limits import MOST
+
 AGAIN_NS = 250_000_000
 AGAIN_TIMES = 20
 """Number of goodbyes without an answer after which a partner counts as hung."""
@@ -22,3 +24,8 @@ class RunLimits:
     """How long to stay for open accounts when the user stops the run."""
     again_ns: int = AGAIN_NS
     """After so long a goodbye is said again."""
+
+    @property
+    def endless(self) -> bool:
+        """Whether a peer makes as many rounds as its own loop, also when all others have left."""
+        return self.rounds >= MOST

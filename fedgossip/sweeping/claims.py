@@ -72,7 +72,7 @@ def claim(folder: Path, cell: str) -> Claim | None:
     part = folder / f".{uuid4().hex}"
     lock = file_locks.opened(part)
     try:
-        file_locks.taken(lock)
+        file_locks.taken_if_any(lock)
         os.write(lock, msgspec.json.encode({"host": socket.gethostname(), "pid": os.getpid()}))
         os.link(part, path)
     except FileExistsError:
@@ -121,7 +121,7 @@ def _unlocked(path: Path) -> bool | None:
     except OSError:
         return None
     try:
-        return file_locks.taken(lock)
+        return file_locks.taken_if_any(lock)
     except OSError:
         return None
     finally:
