@@ -26,9 +26,10 @@ import fedgossip
 from fedgossip import ConfigError, load_experiment, load_model, simulate
 from fedgossip.drivers.proposals import shared
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.learning.agreed import AgreedTable, suppressed
+from fedgossip.learning.agreed import AgreedTable
 from fedgossip.learning.column_sums import BINS, SumLayout, first_sums, moments_of, second_sums, shift_of
 from fedgossip.learning.noisy_sums import GRAIN, divided, hidden, length_of
+from fedgossip.learning.suppression import suppressed
 from fedgossip.learning.table_schema import SchemaColumn, SiteColumns, TableSchema
 from fedgossip.learning.told_files import encoded
 from fedgossip.plans import compose

@@ -308,11 +308,12 @@ def test_what_is_printed_reads_alone_and_the_model_predicts(folder: Path, tmp_pa
     assert "bytes up and" in said.err and "at most 24 sums of" in said.err
     model = load_model(tmp_path / "fit")
     file = decoded_trees((tmp_path / "fit" / "model" / "trees.json").read_bytes(), "trees.json")
-    given = np.array([[30.0, 9e5, 0, 0, 1, 7], [80.0, 9e5, 0, 0, 1, 7], [80.0, 9e5, 1, 0, 0, 7]])
+    ages = [(20, 45, (0, 0, 1)), (55, 90, (0, 0, 1)), (55, 90, (1, 0, 0))]
+    given = np.array([[age, 9e5, *ward, 7] for low, high, ward in ages for age in np.linspace(low, high, 10)])
     wards = [name for name in model.facts.columns if name.startswith("ward")]
     assert wards == ["ward=east", "ward=north", "ward=south"] and file.outcome == "ill"
-    shares = model(given)[:, 1]
-    odds = shares / (1 - shares)
+    shares = model(given)[:, 1].reshape(3, 10)
+    odds = (shares / (1 - shares)).mean(axis=1)
     assert min(odds[0], odds[2]) > 1.1 * odds[1], "the young in the south, and the old elsewhere, are ill"
     assert typed_in(folder, "evaluate", str(tmp_path / "fit"), "test.csv").code == 0
     scored = ["predict", str(tmp_path / "fit"), "test.csv", "--out", str(tmp_path / "scored.csv")]

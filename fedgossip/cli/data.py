@@ -160,15 +160,21 @@ def _show(table: AgreedTable, sites: int) -> None:
     echo(columns([head, *map(_agreed_line, table.columns)]))
     for name in table.constant:
         echo(f"column {name!r} has one value at every site: nothing is learned from it", err=True)
+    if common := [one.name for one in table.columns if one.common]:
+        echo(f"scaled by the common test file, lest counts be found: {', '.join(common)}", err=True)
+    if rounded := [one.name for one in table.columns if one.precision]:
+        echo(f"mean and deviation are rounded, lest counts be found: {', '.join(rounded)}", err=True)
     for one in table.columns:
         if one.uncounted:
             echo(f"column {one.name!r}: {', '.join(one.uncounted)}: at too few sites to be counted", err=True)
 
 
 def _agreed_line(one: AgreedColumn) -> list[str]:
-    row = [one.name + (" (label)" if one.label else ""), one.unit, str(one.count), str(one.missing)]
+    there = ("-", "-") if one.missing is None else (str(one.count), str(one.missing))
+    row = [one.name + (" (label)" if one.label else ""), one.unit, *there]
     if one.categories:
         counted = zip(one.categories, one.counts, strict=True)
         return [*row, ", ".join(f"{name}: {'-' if count is None else count}" for name, count in counted), *[""] * 4]
-    numbers = [one.mean, one.deviation, *(one.quantiles.get(share) for share in ("0.05", "0.5", "0.95"))]
+    moments = (None, None) if one.common else (one.mean, one.deviation)
+    numbers = [*moments, *(one.quantiles.get(share) for share in ("0.05", "0.5", "0.95"))]
     return [*row, *("-" if value is None else f"{value:.6g}" for value in numbers)]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from fedgossip.learning import data
-from fedgossip.learning.table_schema import AGREED, FEDERATED, MEAN, REFUSE
+from fedgossip.learning.table_schema import AGREED, FEDERATED, LEVELS, MEAN, REFUSE
 from fedgossip.limits import MOST, OneOf, Within
 
 SHARE = 0.9
@@ -23,7 +23,7 @@ OF_JUDGING = ("groups", "site_scores")
 """Keys of what sites tell of a model together."""
 
 
-LATER_KEYS = ("validation", "buckets")
+LATER_KEYS = ("validation", "buckets", "levels")
 """Keys that runs from before them do not have."""
 
 
@@ -63,7 +63,11 @@ class DataSection(msgspec.Struct, forbid_unknown_fields=True):
     """With scale = "federated", what is declared of a column: "heart rate" = { unit = "1/min", low = 0, high = 300 },
     sex = { categories = ["f", "m"] }.  A site's file says the unit in its first line: heart rate [1/min]."""
     suppress: Annotated[int, Within(1, MOST)] = 5
-    """With scale = "federated": counts of fewer records are not told, and a site with fewer takes no part."""
+    """With scale = "federated": no count of fewer records is published, nor what one could be computed from, and a
+    site with fewer takes no part."""
+    levels: Annotated[int, Within(2, 1000)] = LEVELS
+    """With scale = "federated": a column of numbers with at most so many different ones counts as one of categories
+    where rare ones are refused: codes such as 0 and 1."""
     groups: str = ""
     """A column of the sites' own CSV files, such as sex, by whose values `fedgossip evaluate` tells how well the model
     answers for each group of records; a feature or not.  Empty: no groups."""

@@ -1,21 +1,24 @@
 """agreed.json: the columns and statistics that the sites have agreed on, the same bytes at all of them.
 
-It is made of the sums over all sites alone.  Counts below `suppress` are left out, and a second one where one alone
-could be found by subtraction.
+It is made of the sums over all sites alone.  No count below `suppress` is in it, of empty cells neither, nor can one be
+found by what is (`suppression`); a mean and a deviation that could tell are those of the common test file.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
-from fedgossip.learning.column_sums import SITES, Numbers, edges_of, moments_of
-from fedgossip.learning.encodings import EncodedColumn, TableEncoding
-from fedgossip.learning.table_schema import MEAN, SchemaColumn, TableSchema
+from fedgossip.learning.column_sums import SITES, ColumnMoments, Numbers, column_sums, edges_of, moments_of
+from fedgossip.learning.encoded_tables import found_columns
+from fedgossip.learning.encodings import EncodedColumn, TableEncoding, is_missing
+from fedgossip.learning.suppression import Told, hidden_places, is_small, told_moments
+from fedgossip.learning.table_schema import LEVELS, MEAN, SchemaColumn, TableSchema, options_of
+from fedgossip.learning.tables import CsvColumns
 from fedgossip.learning.told_files import encoded, read_told
 
 FORMAT = 1
@@ -31,8 +34,9 @@ class AgreedColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     unit: str = ""
     label: bool = False
     count: int
-    """Of cells that are not empty."""
-    missing: int = 0
+    """Of cells that are not empty; of all, where it is not told how many are."""
+    missing: int | None = 0
+    """Number of empty cells."""
     mean: float | None = None
     deviation: float | None = None
     low: float | None = None
@@ -48,6 +52,20 @@ class AgreedColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """What an empty cell of a column of categories counts as."""
     uncounted: tuple[str, ...] = ()
     """Categories that so few sites have that they were not counted."""
+    common: bool = False
+    """Mean and deviation are those of the common test file: those of the sites could tell of few records."""
+    precision: int = 0
+    """They are rounded to between one and a half of so many parts of the deviation; 0: they are exact."""
+
+    levels: int = 0
+    """Of numbers: there are at most so many different ones; 0: perhaps more than `data.levels`."""
+    rare: bool = False
+    """Whether one of these is of fewer than `suppress` records, so far as the histogram tells them apart."""
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether its numbers count as categories in a fit; of an outcome the sums tell no three values apart."""
+        return 0 < self.levels <= 2 or (self.levels > 0 and not self.label)
 
 
 class AgreedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -100,69 +118,139 @@ class AgreedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return [one.name for one in self.columns if not one.label and one.deviation == 0.0]
 
 
-def agreed_of(schema: TableSchema, numbers: Numbers, suppress: int, noise: float = 0.0) -> AgreedTable:
+Common = Callable[[SchemaColumn], ColumnMoments]
+"""Of the numbers of a column of the common test file."""
+
+
+def agreed_of(
+    schema: TableSchema,
+    numbers: Numbers,
+    suppress: int,
+    noise: float = 0.0,
+    common: Common | None = None,
+    levels: int = LEVELS,
+) -> AgreedTable:
     """Return what the sums over the sites say; with `noise` counts below 0 are 0, and no category is left out."""
     sites, records = numbers["sites",], max(0, numbers["records",])
     if noise:
         numbers = {name: max(0, value) if name[1:2] in COUNTS else value for name, value in numbers.items()}
         numbers = {name: SITES if name[1:2] == ("at",) else value for name, value in numbers.items()}
-    columns = tuple(_column(one, numbers, suppress, noisy=bool(noise)) for one in schema.columns)
+    columns = tuple(
+        _of_categories(one, numbers, suppress) if one.categories
+        else _noisy_numbers(one, numbers, suppress) if noise
+        else _of_numbers(one, numbers, suppress, common, levels)
+        for one in schema.columns
+    )  # fmt: skip
     return AgreedTable(schema=schema, suppress=suppress, sites=sites, records=records, columns=columns, noise=noise)
 
 
-def _column(column: SchemaColumn, numbers: Numbers, suppress: int, *, noisy: bool) -> AgreedColumn:
-    missing = numbers[column.name, "missing"]
-    count = numbers["records",] - missing
-    if not column.categories:
-        return _of_numbers(column, numbers, suppress, noisy=noisy)
+def _of_categories(column: SchemaColumn, numbers: Numbers, suppress: int) -> AgreedColumn:
+    missing, records = numbers[column.name, "missing"], max(0, numbers["records",])
     counts = [numbers[column.name, "of", category] for category in column.categories]
-    total = sum(counts)
     few = tuple(one for one in column.categories if 0 < numbers[column.name, "at", one] < SITES)
-    told = suppressed(counts, suppress, {column.categories.index(one) for one in few})
+    apart = {column.categories.index(one) for one in few}
+    hidden = hidden_places([*counts, missing], suppress, apart, records - missing - sum(counts))
+    *told, empty = _without([*counts, missing], hidden)
+    shares = spread([*told, empty], records)[:-1]
     return AgreedColumn(
         name=column.name,
         unit=column.unit,
         label=column.label,
-        count=count,
-        missing=missing,
+        count=records - (empty or 0),
+        missing=empty,
         categories=column.categories,
-        counts=told,
-        shares=() if column.label else tuple(one / max(1, total) for one in spread(told, total)),
+        counts=tuple(told),
+        shares=() if column.label else tuple(one / max(1, sum(shares)) for one in shares),
         uncounted=few,
     )
 
 
-def _of_numbers(column: SchemaColumn, numbers: Numbers, suppress: int, *, noisy: bool) -> AgreedColumn:
-    moments = moments_of(column, numbers, noisy=noisy)
-    edges = edges_of(column, moments)
+def _without(cells: Sequence[int], hidden: Collection[int]) -> list[int | None]:
+    return [None if place in hidden else count for place, count in enumerate(cells)]
+
+
+def _of_numbers(
+    column: SchemaColumn, numbers: Numbers, suppress: int, common: Common | None, levels: int
+) -> AgreedColumn:
+    edges = edges_of(column, numbers)
+    missing = numbers[column.name, "missing"]
     counts = [numbers[column.name, "bin", str(place)] for place in range(len(edges) + 1)]
+    if not sum(counts):
+        told = Told(frozenset(), (0.0, 0.0))
+    else:
+        sums = column_sums(column, numbers)
+        told = told_moments(sums, counts, missing, edges, suppress, own=not column.bounded)
+    moments = told.moments or _common_moments(column, common)
+    *shown, empty = _without([*counts, missing], told.hidden)
+    found = AgreedColumn(
+        name=column.name, unit=column.unit, label=column.label,
+        count=numbers["records",] - (empty or 0), missing=empty,
+        mean=moments[0], deviation=moments[1], common=told.moments is None, precision=told.precision,
+        levels=told.values if told.values <= levels else 0,
+        rare=0 < told.values <= levels and any(is_small(count, suppress) for count in counts),
+    )  # fmt: skip
+    return _with_histogram(found, shown, numbers["records",], edges, suppress) if told.edges else found
+
+
+def common_moments(test: str, column: SchemaColumn) -> ColumnMoments:
+    """Return the moments of a column of the common test file, which all sites have."""
+    table = CsvColumns(options_of(test)[0])
+    cells = table.words(found_columns(table, [EncodedColumn(column.name, column.unit)])[column.name])
+    values = np.array([float(cell) for cell in cells if not is_missing(cell)])
+    if not len(values):
+        return ColumnMoments(0, 0.0, 0.0)
+    return ColumnMoments(len(values), float(np.mean(values)), float(np.std(values)))
+
+
+def _common_moments(column: SchemaColumn, common: Common | None) -> tuple[float, float]:
+    if common is None:
+        return 0.0, 1.0
+    found = common(column)
+    return found.mean, found.deviation or 1.0
+
+
+def _with_histogram(
+    column: AgreedColumn, told: Sequence[int | None], records: int, edges: np.ndarray, suppress: int
+) -> AgreedColumn:
+    """Return the column with all that follows from the counts that are told."""
     ends = np.array([edges[0], *edges, edges[-1]])
-    told = suppressed(counts, suppress)
-    below = np.cumsum(counts)
-    known = np.cumsum(spread(told, sum(counts)))
-    enough = [place for place in range(len(counts)) if below[place] >= suppress]
-    above = [place for place in range(len(counts)) if sum(counts[place:]) >= suppress]
-    return AgreedColumn(
-        name=column.name,
-        unit=column.unit,
-        label=column.label,
-        count=moments.count,
-        missing=numbers[column.name, "missing"],
-        mean=moments.mean,
-        deviation=moments.deviation,
+    known = np.cumsum(spread([*told, column.missing], records)[:-1])
+    there = [one or 0 for one in told]
+    enough = [place for place in range(len(there)) if sum(there[: place + 1]) >= suppress]
+    above = [place for place in range(len(there)) if sum(there[place:]) >= suppress]
+    return msgspec.structs.replace(
+        column,
         low=float(ends[enough[0]]) if enough else None,
         high=float(ends[above[-1] + 1]) if above else None,
-        quantiles={f"{share:g}": _quantile(share, known, ends) for share in QUANTILES if moments.count >= suppress},
+        quantiles={f"{share:g}": _quantile(share, known, ends) for share in QUANTILES if known[-1] >= suppress},
         edges=tuple(edges.tolist()),
-        counts=told,
+        counts=tuple(told),
     )
+
+
+def _noisy_numbers(column: SchemaColumn, numbers: Numbers, suppress: int) -> AgreedColumn:
+    """Return what sums with noise say: that hides each record, whatever is told of counts."""
+    moments = moments_of(column, numbers, noisy=True)
+    edges, missing = edges_of(column, numbers, noisy=True), numbers[column.name, "missing"]
+    counts = [numbers[column.name, "bin", str(place)] for place in range(len(edges) + 1)]
+    found = AgreedColumn(
+        name=column.name, unit=column.unit, label=column.label, count=moments.count, missing=missing,
+        mean=moments.mean, deviation=moments.deviation,
+    )  # fmt: skip
+    told = _without(counts, hidden_places(counts, suppress))
+    return _with_histogram(found, told, sum(counts) + missing, edges, suppress)
 
 
 def spread(told: Sequence[int | None], total: int) -> Sequence[float]:
     """Return the counts, with what is left of the total in equal parts where none is told: nothing else is used."""
     hidden = sum(one is None for one in told)
-    left = (total - sum(one or 0 for one in told)) / max(1, hidden)
+    left = max(0, total - sum(one or 0 for one in told)) / max(1, hidden)
     return [left if one is None else float(one) for one in told]
+
+
+def told_bins(column: AgreedColumn) -> Sequence[float]:
+    """Return the counts of a column's histogram, those that are hidden as even parts of what they are together."""
+    return spread([*column.counts, column.missing], column.count + (column.missing or 0))[:-1]
 
 
 def _quantile(share: float, below: np.ndarray, ends: np.ndarray) -> float:
@@ -172,18 +260,6 @@ def _quantile(share: float, below: np.ndarray, ends: np.ndarray) -> float:
     before = below[place - 1] if place else 0
     inside = (wanted - before) / max(below[place] - before, 1e-300)
     return float(ends[place] + inside * (ends[place + 1] - ends[place]))
-
-
-def suppressed(counts: Sequence[int], least: int, never: set[int] | None = None) -> tuple[int | None, ...]:
-    """Return the counts without those from 1 to `least` - 1, and without `never`.
-
-    Where that leaves out one alone, the next smallest goes too: the total is told elsewhere.
-    """
-    hidden = {place for place, count in enumerate(counts) if 0 < count < least} | (never or set())
-    others = [place for place, count in enumerate(counts) if place not in hidden and count]
-    if len(hidden) == 1 and others:
-        hidden.add(min(others, key=lambda place: counts[place]))
-    return tuple(None if place in hidden else count for place, count in enumerate(counts))
 
 
 def read(path: Path) -> AgreedTable:

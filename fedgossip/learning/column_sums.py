@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
@@ -21,6 +20,7 @@ import numpy.typing as npt
 
 from fedgossip.errors import ConfigError
 from fedgossip.learning.noisy_sums import MOST, deviation_of, hidden, unit_of
+from fedgossip.learning.suppression import EDGES, ColumnSums
 from fedgossip.learning.table_schema import SchemaColumn, SiteColumns, TableSchema
 from fedgossip.secure.exact_sums import ExactSums, as_vector, integers_of, words_in, words_of
 from fedgossip.secure.primitives import Entropy
@@ -131,9 +131,8 @@ def moments_of(column: SchemaColumn, numbers: Numbers, *, noisy: bool = False) -
     count = numbers["records",] - numbers[column.name, "missing"]
     if count < 1:
         return ColumnMoments(0, 0.0, 0.0)
-    total, squares, shift = numbers[column.name, "sum"], numbers[column.name, "squares"], shift_of(column)
-    mean = Fraction(total, count) / Fraction(2) ** shift
-    variance = Fraction(count * squares - total * total, count * count) / Fraction(4) ** shift
+    sums = column_sums(column, numbers)
+    mean, variance = sums.mean, sums.variance
     if noisy and column.low is not None and column.high is not None:
         most = (column.high - column.low) / 2
         within = min(max(float(mean), column.low), column.high)
@@ -142,10 +141,25 @@ def moments_of(column: SchemaColumn, numbers: Numbers, *, noisy: bool = False) -
     return ColumnMoments(count, float(mean), math.sqrt(variance))
 
 
-def edges_of(column: SchemaColumn, moments: ColumnMoments) -> npt.NDArray[np.float64]:
-    """Return the BINS + 1 edges of a column's histogram, the same at all."""
+def column_sums(column: SchemaColumn, numbers: Numbers) -> ColumnSums:
+    """Return the sums of a column of numbers, of which there is one or more."""
+    count = numbers["records",] - numbers[column.name, "missing"]
+    return ColumnSums(count, numbers[column.name, "sum"], numbers[column.name, "squares"], shift_of(column))
+
+
+def edges_of(column: SchemaColumn, numbers: Numbers, *, noisy: bool = False) -> npt.NDArray[np.float64]:
+    """Return the BINS + 1 edges of a column's histogram, the same at all, by the sums of the first round.
+
+    Without declared bounds they follow from the moments: from rounded ones where cells are empty, or so few numbers can
+    lie in a bin that exact ones could tell how many have which.
+    """
     if column.bounded:
         return np.linspace(column.low or 0.0, column.high or 0.0, BINS + 1)
+    moments = moments_of(column, numbers, noisy=noisy)
+    if moments.count and not noisy:
+        sums = column_sums(column, numbers)
+        if numbers[column.name, "missing"] or sums.is_coarse(2 * SPREAD * moments.deviation / BINS):
+            moments = ColumnMoments(moments.count, *sums.moments(EDGES))
     return moments.edges
 
 
@@ -181,7 +195,7 @@ def second_sums(site: SiteColumns, pooled: Numbers, *, noisy: bool = False) -> d
             counted = [category for category in one.categories if noisy or category in enough]
             found |= {(one.name, "of", category): cells.count(category) for category in counted}
             continue
-        edges = edges_of(one, moments_of(one, pooled, noisy=noisy))
+        edges = edges_of(one, pooled, noisy=noisy)
         for place, count in enumerate(histogram(site.numbers(one.name), edges)):
             found[one.name, "bin", str(place)] = count
     return found

@@ -13,7 +13,6 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from fedgossip.learning.agreed import suppressed
 from fedgossip.learning.evaluation_sums import (
     PLACES,
     SITES,
@@ -22,6 +21,7 @@ from fedgossip.learning.evaluation_sums import (
 )
 from fedgossip.learning.noisy_evaluation import DECILES, SHIFT, Name, Numbers
 from fedgossip.learning.objectives import REGRESSION
+from fedgossip.learning.suppression import suppressed
 from fedgossip.learning.told_files import read_told
 from fedgossip.seeds import stream
 
@@ -130,11 +130,9 @@ class Evaluation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 def evaluation_of(layout: EvaluationLayout, numbers: Numbers, suppress: int, least: int) -> Evaluation:
     """Return what the sums over the sites say."""
     records = numbers["records",]
-    told = suppressed(
-        [numbers["group", group, "records"] for group in layout.groups],
-        suppress,
-        {place for place, group in enumerate(layout.groups) if 0 < numbers.get(("at", group), SITES) < SITES},
-    )
+    counts = [numbers["group", group, "records"] for group in layout.groups]
+    apart = {place for place, group in enumerate(layout.groups) if 0 < numbers.get(("at", group), SITES) < SITES}
+    told = suppressed(counts, suppress, apart, records - sum(counts))
     return Evaluation(
         layout=layout,
         suppress=suppress,

@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.errors import ConfigError
+from fedgossip.learning.agreed import Common
 from fedgossip.learning.column_sums import Numbers, SumLayout, first_sums, second_sums
 from fedgossip.learning.sums_task import Draw, PooledSumsTask, from_system, named_places
-from fedgossip.learning.table_schema import SiteColumns, TableSchema
+from fedgossip.learning.table_schema import LEVELS, SiteColumns, TableSchema
 from fedgossip.machine import NodeId
 from fedgossip.task import Job
 from fedgossip.vectors import Vector
@@ -24,8 +25,16 @@ class StatisticsTask(PooledSumsTask):
     again = "fedgossip data agree"
 
     def __init__(
-        self, schema: TableSchema, sites: Mapping[NodeId, SiteColumns], noise: float = 0.0, draw: Draw = from_system
+        self,
+        schema: TableSchema,
+        sites: Mapping[NodeId, SiteColumns],
+        noise: float = 0.0,
+        draw: Draw = from_system,
+        common: Common | None = None,
+        levels: int = LEVELS,
     ) -> None:
+        """`common`: moments of the common test file, for where those of the sites may not be told."""
+        self.common, self.levels = common, levels
         self.layout, self._sites, self._draw = SumLayout(schema, noise), sites, draw
         self._said: dict[tuple[NodeId, int], Vector] = {}
         """What has noise is drawn once, however often it is asked for."""

@@ -25,6 +25,8 @@ from fedgossip.learning.tables import labels_of
 
 MEAN, REFUSE, AGREED = "mean", "refuse", "agreed"
 FEDERATED = "federated"
+LEVELS = 10
+"""Different numbers of a column up to which it counts as one of categories, where nothing else is said."""
 
 
 class DeclaredColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -18,7 +18,7 @@ from fedgossip.learning.cox_steps import CoxServer, rounds_of
 from fedgossip.learning.cox_sums import BRESLOW, EFRON, CoxDesign, CoxLayout, TimedRecords
 from fedgossip.learning.cox_task import CoxTask
 from fedgossip.learning.encoded_tables import categories_in
-from fedgossip.learning.federated_tables import read_examples
+from fedgossip.learning.federated_tables import read_for_fit
 from fedgossip.learning.objectives import COX, REGRESSION
 from fedgossip.learning.survival_times import grid_of, places_of
 from fedgossip.machine import NodeId
@@ -105,8 +105,8 @@ def cox_task(
 
 def records_in(path: Path, d: CoxDesign, agreed: AgreedTable) -> TimedRecords:
     """Return a site's records.  Raises ConfigError for a file that does not fit, and for too few records."""
-    found = read_examples(path, agreed, REGRESSION)
-    times, events = checked_site(found, d.grid, (d.time, d.event), agreed.suppress)
+    found = read_for_fit(path, agreed, REGRESSION, (d.time, d.event))
+    times, events = checked_site(found, d.grid, (d.time, d.event))
     strata = np.zeros(len(found), np.int64)
     if d.strata_column:
         strata = categories_in(found.x, d.strata_column, agreed.schema.features)

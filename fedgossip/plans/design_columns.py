@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fedgossip.errors import ConfigError
 from fedgossip.learning.agreed import AgreedTable
+from fedgossip.learning.table_schema import SchemaColumn
 
 COLUMNS = 200
 RECORDS_EACH = 5
@@ -34,7 +35,7 @@ def design_columns(agreed: AgreedTable, of: str, coefficients: int = 1, without:
     Raises ConfigError for none or too many, for too few records, and for categories of so few that a coefficient would
     tell of them.
     """
-    _check_counted(agreed)
+    check_counted(agreed, [one for one in agreed.schema.features if one.name not in without])
     known = {one.name: one for one in agreed.columns}
     names, places, mean, deviation, against, constant = [], [], [], [], [], []
     place = 0
@@ -66,15 +67,21 @@ def design_columns(agreed: AgreedTable, of: str, coefficients: int = 1, without:
     return DesignColumns(*map(tuple, (names, places, mean, deviation, against, constant)))  # type: ignore[arg-type]
 
 
-def _check_counted(agreed: AgreedTable) -> None:
-    """Raise ConfigError for a category of so few records that a sum over them would tell of each."""
-    for one in agreed.columns:
-        if one.label:
-            continue
+def check_counted(agreed: AgreedTable, columns: Sequence[SchemaColumn]) -> None:
+    """Raise ConfigError for columns with a category of so few records that a sum over them would tell of each.
+
+    Of numbers too, where all sites together have few different ones.
+    """
+    names = {one.name for one in columns}
+    for one in (column for column in agreed.columns if column.name in names):
+        label = "take another label" if one.label else f"leave the column out, drop={one.name}"
+        if one.rare and one.is_coded:
+            text = f"column {one.name!r}: few different values, one of them of under {agreed.suppress} records"
+            raise ConfigError(text, f"A coefficient of it would tell of them: {label}, or put values together.")
         few = [name for name, count in zip(one.categories, one.counts, strict=False) if count is None]
         if few:
             lone, others = (", ".join([k for k in few if (k in one.uncounted) == are][:5]) for are in (True, False))
             rare = f"of under {agreed.suppress} records, or not told lest another be found"
             told = [f"{lone} at too few sites" if lone else "", f"{others} {rare}" if others else ""]
             text = f"column {one.name!r}: {'; '.join(filter(None, told))}"
-            raise ConfigError(text, f"A coefficient of it would tell of them: leave the column out, drop={one.name}.")
+            raise ConfigError(text, f"A coefficient of it would tell of them: {label}.")

@@ -9,7 +9,7 @@ from typing import Any
 from fedgossip.errors import ConfigError, TooFewPeersError, nearest
 from fedgossip.experiment import Experiment, FederatedExperiment
 from fedgossip.learning.agreed import AgreedTable, read
-from fedgossip.learning.federated_tables import check_same, read_examples
+from fedgossip.learning.federated_tables import check_same, read_for_fit
 from fedgossip.learning.glm import FAMILIES
 from fedgossip.learning.glm_fit import GlmFit, fit_of, tensors_of
 from fedgossip.learning.glm_sums import GlmDesign, GlmLayout, SiteRecords, known_outcomes, scaled
@@ -19,7 +19,7 @@ from fedgossip.learning.objectives import CLASSIFICATION, GLM, REGRESSION
 from fedgossip.learning.table_schema import FEDERATED
 from fedgossip.machine import NodeId
 from fedgossip.plans import compose
-from fedgossip.plans.design_columns import design_columns
+from fedgossip.plans.design_columns import check_counted, design_columns
 from fedgossip.plans.federation import FederationPlan
 from fedgossip.plans.sums import asking, check_exact, plan_of_sums, sites_that_fit
 from fedgossip.plans.tasks import schema_of_experiment, site_file
@@ -78,6 +78,7 @@ def _design(family: str, agreed: AgreedTable) -> GlmDesign:
     if family == "logistic" and len(classes) != 2:
         classes_told = "1 class" if len(classes) == 1 else f"{len(classes)} classes"
         raise ConfigError(f"glm:logistic: {labels[0].name!r} has {classes_told}", "It is of two: yes and no.")
+    check_counted(agreed, labels)
     c = design_columns(agreed, f"glm:{family}")
     return GlmDesign(
         family=family, outcome=labels[0].name, unit=labels[0].unit, of=classes[1] if classes else "", classes=classes,
@@ -93,10 +94,7 @@ def glm_task(
     """Return the plan with those that abstain, the task of the sites that are `held`, and why some do not fit."""
 
     def records(node: NodeId) -> SiteRecords:
-        found = read_examples(site_file(plan.experiment, node), agreed, KIND_OF[layout.design.family])
-        if len(found) < agreed.suppress:
-            text = f"fewer than {agreed.suppress} records"
-            raise ConfigError(text, "A site with so few would be seen in the sums; it takes no part.")
+        found = read_for_fit(site_file(plan.experiment, node), agreed, KIND_OF[layout.design.family])
         y = known_outcomes(layout.design, found.y.reshape(len(found)).astype("f8"))
         return SiteRecords(scaled(layout.design, found.x), y)
 

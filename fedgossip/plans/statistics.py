@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from fedgossip.errors import ConfigError, TooFewPeersError
 from fedgossip.experiment import Experiment, FederatedExperiment
-from fedgossip.learning.agreed import AgreedTable, agreed_of
+from fedgossip.learning.agreed import AgreedTable, agreed_of, common_moments
 from fedgossip.learning.column_sums import SumLayout
 from fedgossip.learning.noisy_sums import check_bounded
 from fedgossip.learning.objectives import STATISTICS
@@ -55,7 +56,9 @@ def statistics_task(
         return site
 
     plan, sites, refused = sites_that_fit(plan, held, read)
-    return asking(plan, StatisticsTask(schema, sites, noise_of(plan.experiment), draw), refused)
+    common = partial(common_moments, str(plan.experiment.data.test))
+    levels = plan.experiment.data.levels
+    return asking(plan, StatisticsTask(schema, sites, noise_of(plan.experiment), draw, common, levels), refused)
 
 
 def agreed_from(task: StatisticsTask, vector: Vector | None, schema: TableSchema, suppress: int) -> AgreedTable:
@@ -65,4 +68,4 @@ def agreed_from(task: StatisticsTask, vector: Vector | None, schema: TableSchema
     if not numbers.get(("sites",)) or not counted:
         text = "too few sites came together for both rounds of sums"
         raise TooFewPeersError(text, "Agree again when they are there: coordinator.min_clients are needed.")
-    return agreed_of(schema, numbers, suppress, task.layout.noise)
+    return agreed_of(schema, numbers, suppress, task.layout.noise, task.common, task.levels)

@@ -14,7 +14,7 @@ from fedgossip.experiment import Experiment, FederatedExperiment
 from fedgossip.learning.agreed import AgreedTable, read
 from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.encoded_tables import categories_in
-from fedgossip.learning.federated_tables import check_same, read_examples
+from fedgossip.learning.federated_tables import check_same, read_for_fit
 from fedgossip.learning.objectives import REGRESSION, SURVIVAL
 from fedgossip.learning.survival_fit import CurveFit, fit_of
 from fedgossip.learning.survival_sums import ALL, CurveDesign, CurveLayout, SiteTimes
@@ -118,19 +118,16 @@ def survival_task(
 
 def times_in(path: Path, d: CurveDesign, agreed: AgreedTable) -> SiteTimes:
     """Return a site's times.  Raises ConfigError for a file that does not fit, and for too few records."""
-    found = read_examples(path, agreed, REGRESSION)
-    times, events = checked_site(found, d.grid, (d.time, d.event), agreed.suppress)
+    found = read_for_fit(path, agreed, REGRESSION, [one.name for one in agreed.columns])  # of columns nothing is summed
+    times, events = checked_site(found, d.grid, (d.time, d.event))
     groups = categories_in(found.x, d.group_column, agreed.schema.features) if d.group_column else None
     return SiteTimes(places_of(d.grid, times), events, groups)
 
 
 def checked_site(
-    found: Dataset, grid: Sequence[float], names: Sequence[str], suppress: int
+    found: Dataset, grid: Sequence[float], names: Sequence[str]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-    """Return times and events of a site's records, [m].  Raises ConfigError as `checked_times`, and for too few."""
-    if len(found) < suppress:
-        text = f"fewer than {suppress} records"
-        raise ConfigError(text, "A site with so few would be seen in the sums; it takes no part.")
+    """Return times and events of a site's records, [m].  Raises ConfigError as `checked_times`."""
     y = np.asarray(found.y, "f8")
     checked_times(grid, y[:, 0], y[:, 1], names)
     return np.ascontiguousarray(y[:, 0]), y[:, 1] == 1

@@ -12,8 +12,8 @@ import numpy as np
 
 from fedgossip.errors import ConfigError, TooFewPeersError
 from fedgossip.experiment import Experiment, FederatedExperiment
-from fedgossip.learning.agreed import AgreedColumn, AgreedTable, read, spread
-from fedgossip.learning.federated_tables import check_same, read_examples, scaled
+from fedgossip.learning.agreed import AgreedColumn, AgreedTable, read, told_bins
+from fedgossip.learning.federated_tables import check_same, read_for_fit, scaled
 from fedgossip.learning.model_files import TREES_FILE
 from fedgossip.learning.objectives import CLASSIFICATION, REGRESSION, TREES
 from fedgossip.learning.table_schema import FEDERATED
@@ -25,6 +25,7 @@ from fedgossip.learning.tree_task import TreesTask
 from fedgossip.learning.trees import LOGISTIC, MOST_COLUMNS, SOFTMAX, SQUARES, TreesDesign
 from fedgossip.machine import NodeId
 from fedgossip.plans import compose
+from fedgossip.plans.design_columns import check_counted
 from fedgossip.plans.federation import FederationPlan
 from fedgossip.plans.sums import asking, check_exact, plan_of_sums, sites_that_fit
 from fedgossip.plans.tasks import schema_of_experiment, site_file
@@ -67,6 +68,7 @@ def trees_plan(experiment: Experiment) -> tuple[FederationPlan, TreesLayout, Agr
 
 
 def _design(options: TreeOptions, agreed: AgreedTable, kind: str, sites: int) -> TreesDesign:
+    check_counted(agreed, [one for one in agreed.schema.columns if not one.categories])
     label = _label(agreed, kind)
     known = {one.name: one for one in agreed.columns}
     columns, places, cuts, mean, deviation, constant = [], [], [], [], [], []
@@ -145,9 +147,12 @@ def _edges(column: AgreedColumn, bins: int) -> tuple[float, ...]:
     They are made of the agreed histogram: the middle of its empty stretches, and quantiles as if its bins were filled
     evenly.
     """
-    if not column.deviation or len(column.edges) < 2:
+    if not column.deviation:
         return ()
-    counts = np.array(spread(column.counts, column.count))
+    if len(column.edges) < 2:  # no histogram may be told
+        deviation, inner = column.deviation, np.linspace(-2, 2, bins - 1)
+        return tuple(((column.mean or 0.0) + deviation * inner).tolist())
+    counts = np.array(told_bins(column))
     edges = np.array(column.edges)
     held = np.flatnonzero(counts[1:-1] > 0)
     gaps = [(a, b) for a, b in itertools.pairwise(held) if b > a + 1]
@@ -175,10 +180,7 @@ def trees_task(
 def table_of(layout: TreesLayout, agreed: AgreedTable, path: Path) -> SiteTable:
     """Return a site's records.  Raises ConfigError for a file that does not fit, and for too few records."""
     kind = REGRESSION if layout.design.loss == SQUARES else CLASSIFICATION
-    found = read_examples(path, agreed, kind)
-    if len(found) < agreed.suppress:
-        text = f"fewer than {agreed.suppress} records"
-        raise ConfigError(text, "A site with so few would be seen in the sums; it takes no part.")
+    found = read_for_fit(path, agreed, kind)
     y = found.y.reshape(len(found)).astype("f8")
     if kind == REGRESSION:
         y = (y - found.label_mean[0]) / found.label_deviation[0]

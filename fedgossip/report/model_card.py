@@ -291,8 +291,9 @@ def _data(release: Release, statistics: AgreedTable | None) -> Markup | None:
     rows = []
     for one in statistics.columns[:COLUMNS]:
         kind = ", ".join(one.categories) if one.categories else one.unit
-        rows.append([one.name + (" (label)" if one.label else ""), kind, count(one.count), count(one.missing),
-                     number(one.mean), number(one.deviation)])  # fmt: skip
+        cells = [count(one.count), count(one.missing)] if one.missing is not None else [NOTHING, NOTHING]
+        moments = [NOTHING, NOTHING] if one.common else [number(one.mean), number(one.deviation)]
+        rows.append([one.name + (" (label)" if one.label else ""), kind, *cells, *moments])
     noisy = f", with noise of {number(statistics.noise)}" if statistics.noise else ""
     said = f"{count(statistics.records)} records of {plural(statistics.sites, 'site')}, by sums alone{noisy}."
     heads = ["Column", "Unit or categories", "There", "Missing", "Mean", "Deviation"]

@@ -1,0 +1,429 @@
+"""What of counts and moments may be published: nothing by which a count from 1 to `least` - 1 can be found.
+
+The proof is a **twin** for each hidden count: another table with another count there, of which the same is published to
+the last digit.  No program finds a count of which there is a twin, one that knows this module included.
+
+    lists      Cells that are parts of a known total, empty cells among them.  Hidden are the small ones and then the
+               next larger ones, until the hidden are two or more, have `least` records together and are not all 1 or
+               all `least` - 1.  The rule orders cells by their counts alone, so exchanging two hidden counts gives a
+               twin; where they are all equal, moving one record does.
+    moments    Mean and deviation of a column, beside its histogram: exact where a twin has the same sums, else rounded
+               until one is, else not published.
+    tables     Rows of cells with known totals of rows and columns: whole rows are hidden, until their columns have
+               enough together.
+
+Unions count as counts: hidden cells between which records can be exchanged have `least` records together or more.
+Who takes part in the sums sees them whole; this is about whoever reads what is written.  numpy alone, exact integers.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+FINE = 8
+"""Values of a column's own resolution in a bin, from which on they count as any numbers."""
+PRECISIONS = (0, 64, 16, 4)
+"""Parts of a deviation to which moments are rounded, the finest first; 0: they are exact."""
+EDGES = 4
+"""The same of the moments that a histogram's edges follow from, where exact ones could tell."""
+FREE = 8
+"""Values that a column must be able to take beside one of each bin, or the moments could tell how many have which."""
+PARTNERS = 6
+"""Maximum number of hidden cells, the largest, with which another is tried to exchange records."""
+MOVES = 400
+"""Maximum number of steps in which records are brought to given sums."""
+
+
+def is_small(count: int, least: int) -> bool:
+    return 0 < count < least
+
+
+def hidden_places(counts: Sequence[int], least: int, apart: Collection[int] = (), rest: int = 0) -> frozenset[int]:
+    """Return the places that are hidden in a list whose total is known; `apart` were not counted, and have `rest`."""
+    found = {place for place, count in enumerate(counts) if is_small(count, least)} | set(apart)
+    if not found:
+        return frozenset()
+    values = [counts[place] for place in found if place not in apart] + ([rest] if apart else [])
+    total = sum(values)
+    others = sorted({count for place, count in enumerate(counts) if count and place not in found})
+    for count in others:
+        alike = len(values) > 1 and min(values) == max(values) and not 1 < values[0] < least - 1
+        if len(found) > 1 and total >= least and not alike:
+            break
+        more = {place for place, one in enumerate(counts) if one == count and place not in found}
+        found |= more  # all that are as large, or their order would tell
+        values += [count] * len(more)
+        total += count * len(more)
+    return frozenset(found)
+
+
+def suppressed(counts: Sequence[int], least: int, never: Collection[int] = (), rest: int = 0) -> tuple[int | None, ...]:
+    """Return the counts without those that are hidden."""
+    hidden = hidden_places(counts, least, never, rest)
+    return tuple(None if place in hidden else count for place, count in enumerate(counts))
+
+
+def hidden_rows(rows: Sequence[Sequence[int]], least: int) -> frozenset[int]:
+    """Return the rows of a table that are hidden where totals of all rows and of all columns are known.
+
+    Hidden are those with a small cell, and more, the smallest first, until in each column the hidden ones have none or
+    `least` together and there are two of them.  All: where that is never so.
+    """
+    found = {place for place, row in enumerate(rows) if any(is_small(one, least) for one in row)}
+    others = sorted((place for place in range(len(rows)) if place not in found), key=lambda place: sum(rows[place]))
+    for place in others:
+        if not found or (len(found) > 1 and not any(is_small(sum(column), least) for column in _columns(rows, found))):
+            break
+        if sum(rows[place]):
+            found.add(place)
+    return frozenset(found)
+
+
+def _columns(rows: Sequence[Sequence[int]], chosen: Collection[int]) -> Iterator[tuple[int, ...]]:
+    return zip(*(rows[place] for place in chosen), strict=True)
+
+
+def told_share(part: int, whole: int, least: int) -> tuple[float, bool]:
+    """Return a share of records, and whether it is a bound: from 1 to `least` on either side count as `least`."""
+    if whole < 2 * least:
+        return part / whole, False
+    if 0 < whole - part <= least:
+        return (whole - least) / whole, True
+    if 0 < part <= least:
+        return least / whole, True
+    return part / whole, False
+
+
+# --- moments ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ColumnSums:
+    """Exact sums of numbers, in units of 2^-shift and 4^-shift."""
+
+    count: int
+    total: int
+    squares: int
+    shift: int
+
+    @property
+    def mean(self) -> Fraction:
+        return Fraction(self.total, self.count << self.shift)
+
+    @property
+    def variance(self) -> Fraction:
+        """At least 0."""
+        n = self.count
+        return Fraction(n * self.squares - self.total * self.total, n * n << 2 * self.shift)
+
+    def moments(self, precision: int) -> tuple[float, float]:
+        """Return mean and deviation, exact or rounded to the power of two next below 1 / `precision` deviations."""
+        mean, deviation = float(self.mean), math.sqrt(self.variance)
+        if not precision or not deviation:
+            return mean, deviation
+        step = self.step(precision)
+        return float(round(self.mean / step) * step), float(max(1, round(Fraction(deviation) / step)) * step)
+
+    def step(self, precision: int) -> Fraction:
+        """Return what moments are rounded to."""
+        return Fraction(2) ** (math.frexp(math.sqrt(self.variance) / precision)[1] - 1)
+
+    @property
+    def resolution(self) -> Fraction | None:
+        """Return the largest power of ten that all numbers can be multiples of, by their sums; None: of none."""
+        for power in range(3, -7, -1):
+            step = Fraction(10) ** power
+            total = Fraction(self.total, 1 << self.shift) / step
+            squares = Fraction(self.squares, 1 << 2 * self.shift) / step**2
+            each = Fraction(0 if power >= 0 else 1, 1 << 51)  # tenths are no binary numbers
+            if abs(total - round(total)) <= each * (self.count + abs(total)) and (
+                abs(squares - round(squares)) <= each * (self.count + squares)
+            ):
+                return step
+        return None
+
+    def is_coarse(self, width: float) -> bool:
+        """Return whether fewer than FINE of the values that numbers may have lie in a bin of this width."""
+        step = self.resolution
+        return step is not None and width < FINE * step
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is published of a column's numbers."""
+
+    hidden: frozenset[int]
+    """Places among the bins, and behind them that of the empty cells."""
+    moments: tuple[float, float] | None
+    precision: int = 0
+    values: int = 0
+    """Number of different values that there may be at most; 0: it is not known."""
+    edges: bool = True
+    """Whether the histogram may be published: not where its edges follow from moments that may not."""
+
+
+def told_moments(
+    sums: ColumnSums, counts: Sequence[int], missing: int, edges: Floats, least: int, *, own: bool
+) -> Told:
+    """Return what may be published of a column with these sums, counts of bins and number of empty cells.
+
+    `own`: the edges follow from its moments (EDGES).
+    """
+    cells = [*counts, missing]
+    hidden = hidden_places(cells, least)
+    coarse = bool(sums.variance) and sums.is_coarse(float(edges[1] - edges[0]))
+    twins = CoarseTwins(sums, edges, own) if coarse else FineTwins(sums, edges)
+    values = twins.values(cells)
+    for precision in PRECISIONS if sums.variance else PRECISIONS[:1]:
+        if sums.count < least or (not precision and len(counts) in hidden):
+            continue  # an exact mean tells of how many it is
+        if twins.open(cells, precision, least) and _all_have_twins(twins, cells, hidden, least, precision):
+            return Told(hidden, sums.moments(precision), precision, values)
+    return Told(hidden, None, values=values, edges=not own)
+
+
+def _all_have_twins(twins: Twins, cells: Sequence[int], hidden: Collection[int], least: int, precision: int) -> bool:
+    """Return whether hidden cells can exchange records unseen, so that they are of `least` together, or more."""
+    order = sorted(hidden, key=lambda place: (-cells[place], place))
+    group = {place: {place} for place in order}
+    for place in reversed(order):
+        if not is_small(cells[place], least):
+            break
+        for other in order[:PARTNERS]:
+            if _is_enough(group[place], cells, least):
+                break
+            if other not in group[place] and _exchange(twins, cells, place, other, hidden, least, precision):
+                joined = group[place] | group[other]
+                group |= dict.fromkeys(joined, joined)
+        if len(group[place]) < 2:
+            return False
+    return all(_is_enough(one, cells, least) for place, one in group.items() if is_small(cells[place], least))
+
+
+def _is_enough(group: Collection[int], cells: Sequence[int], least: int) -> bool:
+    return len(group) > 1 and sum(cells[one] for one in group) >= least
+
+
+def _exchange(
+    twins: Twins, cells: Sequence[int], place: int, other: int, hidden: Collection[int], least: int, precision: int
+) -> bool:
+    for more in (1, -1, cells[other] - cells[place]):
+        moved = list(cells)
+        moved[place] += more
+        moved[other] -= more
+        same = more and min(moved[place], moved[other]) >= 0 and hidden_places(moved, least) == hidden
+        if same and twins.there(moved, precision):
+            return True
+    return False
+
+
+class Twins(Protocol):
+    """Tables that have other counts of bins, and of which the same moments are published."""
+
+    def values(self, cells: Sequence[int]) -> int:
+        """Return how many different numbers there may be; 0: it is not known."""
+
+    def open(self, cells: Sequence[int], precision: int, least: int) -> bool:
+        """Return whether moments of this precision tell nothing of values within a bin."""
+
+    def there(self, cells: Sequence[int], precision: int) -> bool:
+        """Return whether there is a table with these counts of bins, and of empty cells behind them."""
+
+
+@dataclass(frozen=True, eq=False)
+class FineTwins:
+    """Of numbers of which many lie in a bin: any deviation between the least and the greatest is that of some table.
+
+    For numbers in given bins with a given sum are a convex set, and their sum of squares is continuous on it.
+    """
+
+    sums: ColumnSums
+    edges: Floats
+
+    def values(self, cells: Sequence[int]) -> int:  # noqa: ARG002
+        return 0
+
+    def open(self, cells: Sequence[int], precision: int, least: int) -> bool:  # noqa: ARG002
+        return True
+
+    def there(self, cells: Sequence[int], precision: int) -> bool:  # noqa: ARG002
+        counts = np.array(cells[:-1], np.float64)
+        mean, variance = float(self.sums.mean), float(self.sums.variance)
+        n = counts.sum()
+        z = self.edges - mean
+        far = 4 * math.sqrt(max(n, 1) * variance) + abs(z[0]) + abs(z[-1])
+        low, high = np.concatenate([[-far], z]), np.concatenate([z, [far]])
+        if not float(counts @ low) < 0 < float(counts @ high):
+            return False
+        margin = float(z[1] - z[0]) ** 2
+        return bool(self._least(counts, low, high) + margin < n * variance < self._most(counts, low, high) - margin)
+
+    @staticmethod
+    def _least(counts: Floats, low: Floats, high: Floats) -> float:
+        """Return the least sum of squares of numbers whose sum is 0: each as near to one number as its bin allows."""
+        turns = np.unique(np.concatenate([low, high]))
+        totals = np.clip(turns[:, None], low, high) @ counts
+        at = float(np.interp(0.0, totals, turns))
+        return float(counts @ np.clip(at, low, high) ** 2)
+
+    @staticmethod
+    def _most(counts: Floats, low: Floats, high: Floats) -> float:
+        """Return a great sum of squares of numbers whose sum is 0: at the ends of their bins, but for one."""
+        left, found = -float(counts @ low), float(counts @ low**2)
+        for k in np.flatnonzero(counts)[::-1].tolist():
+            width = high[k] - low[k]
+            whole = min(counts[k], left // width)
+            found += whole * (high[k] ** 2 - low[k] ** 2)
+            left -= whole * width
+            if whole < counts[k]:
+                return float(found + (low[k] + left) ** 2 - low[k] ** 2)
+        return float(found)
+
+
+class CoarseTwins:
+    """Of numbers of which few lie in a bin: a table is made, in whole multiples of their resolution."""
+
+    def __init__(self, sums: ColumnSums, edges: Floats, own: bool) -> None:
+        step = sums.resolution
+        assert step is not None
+        self.sums, self._own, self._step = sums, own, step
+        self._published: dict[int, tuple[float, float]] = {}
+        self._centre = round(sums.mean / step)
+        aside = Fraction(0) if step >= 1 else Fraction(1, 10**6)  # tenths are no binary numbers: none near an edge
+        from_zero = [Fraction(edge) / step - self._centre for edge in edges.tolist()]
+        begins = [math.ceil(one + aside) for one in from_zero]
+        ends = [math.ceil(one - aside) - 1 for one in from_zero]
+        last, behind = math.floor(from_zero[-1] - aside), math.floor(from_zero[-1] + aside) + 1
+        far = 2 + math.isqrt(math.ceil(16 * sums.count * sums.variance / step**2))
+        mean = sums.mean / step - self._centre
+        self._each = mean, sums.variance / step**2 + mean * mean
+        """Mean and mean square of a number."""
+        self._low = [ends[0] - far, *begins[:-1], behind]
+        self._high = [ends[0], *ends[1:-1], last, behind + far]
+
+    def values(self, cells: Sequence[int]) -> int:
+        outer = cells[0] + cells[len(self._low) - 1]
+        inner = range(1, len(self._low) - 1)
+        return outer + sum(max(1, self._high[k] - self._low[k] + 1) for k in inner if cells[k])
+
+    def open(self, cells: Sequence[int], precision: int, least: int) -> bool:
+        bins = range(1, len(self._low) - 1)
+        free = sum(max(0, self._high[k] - self._low[k]) for k in bins if cells[k])
+        if not free or free >= FREE:
+            return True
+        return bool(precision) and self.sums.count * self.sums.step(precision) >= 8 * least * self._step
+
+    def there(self, cells: Sequence[int], precision: int) -> bool:
+        counts = cells[:-1]
+        n = sum(counts)
+        if not n or any(count and low > high for count, low, high in zip(counts, self._low, self._high, strict=True)):
+            return False
+        total, squares = (round(n * one) for one in self._each)
+        squares += (squares - total) % 2
+        found = self._made(counts, total, squares)
+        if found is None:
+            return False
+        if not precision:
+            return found == (total, squares)
+        sums = self._back(n, *found)
+        levels = (precision, EDGES) if self._own else (precision,)
+        return all(sums.moments(level) == self._told(level) for level in levels)
+
+    def _told(self, precision: int) -> tuple[float, float]:
+        if precision not in self._published:
+            self._published[precision] = self.sums.moments(precision)
+        return self._published[precision]
+
+    def _back(self, n: int, total: int, squares: int) -> ColumnSums:
+        """Return the sums of numbers in their own units."""
+        c, step = self._centre, self._step
+        wholes = total + n * c, squares + 2 * c * total + n * c * c
+        (top, low) = (step.numerator << 64, step.denominator)
+        return ColumnSums(n, wholes[0] * top // low, wholes[1] * top * top // (low * low), 64)
+
+    def _made(self, counts: Sequence[int], total: int, squares: int) -> tuple[int, int] | None:
+        """Return sum and sum of squares of whole numbers in bins, as wanted or near; None where no sum is so."""
+        place, bins = self._start(counts, squares)
+        missing = total - sum(value * count for (_, value), count in place.items())
+        over = squares - sum(value * value * count for (_, value), count in place.items())
+        up = missing > 0
+        for bin in sorted(bins, reverse=(over > 0) == up):
+            value, count = bins[bin], counts[bin]
+            room = self._high[bin] - value if up else value - self._low[bin]
+            each = min(room, abs(missing) // count)
+            single = min(count, abs(missing) - each * count) if each < room else 0
+            way = 1 if up else -1
+            del place[bin, value]
+            for moved, many in ((each, count - single), (each + 1, single)):
+                if many:
+                    place[bin, value + way * moved] = many
+            missing -= way * (each * count + single)
+            if not missing:
+                break
+        if missing:
+            return None
+        over = squares - sum(value * value * count for (_, value), count in place.items())
+        for _ in range(MOVES):
+            step = over and self._step_towards(place, over)
+            if not step:
+                break
+            over -= step
+        return total, squares - over
+
+    def _start(self, counts: Sequence[int], squares: int) -> tuple[dict[tuple[int, int], int], dict[int, int]]:
+        """Return how many numbers are at which place, and the place of each bin: its middle; outer ones far enough."""
+        bins = {k: (self._low[k] + self._high[k]) // 2 for k, count in enumerate(counts) if count}
+        ends = {0: self._high[0], len(counts) - 1: self._low[-1]}
+        inner = sum(value * value * counts[k] for k, value in bins.items() if k not in ends)
+        outer = sum(counts[k] for k in ends)
+        far = math.isqrt(max(0, squares - inner) // outer) if outer else 0
+        for k, end in ends.items():
+            if k in bins:
+                bins[k] = min(end, max(-far, self._low[k])) if k == 0 else max(end, min(far, self._high[k]))
+        return {(k, value): counts[k] for k, value in bins.items()}, bins
+
+    def _step_towards(self, place: dict[tuple[int, int], int], over: int) -> int:
+        """Move pairs of numbers by one, one up and one down, and return by how much their squares have grown.
+
+        Apart, so that it is more, or together; by as much as is wanted, or as near as one kind of pair brings it.
+        """
+        apart = over > 0
+        keys = sorted(place, key=lambda key: key[1])
+        upwards = [key for key in keys if key[1] < self._high[key[0]]]
+        downwards = [key for key in keys if key[1] > self._low[key[0]]]
+        values = [key[1] for key in (downwards if apart else upwards)]
+        most = abs(over) // 2 + (-1 if apart else 1)  # of the difference between both
+        best: tuple[int, tuple[int, int], tuple[int, int]] | None = None
+        for key in upwards if apart else downwards:
+            at = bisect_left(values, key[1] - most)
+            if at == len(values):
+                continue
+            other = (downwards if apart else upwards)[at]
+            difference = key[1] - other[1]
+            if difference < (0 if apart else 2) or (key == other and place[key] < 2):
+                continue
+            if best is None or difference > best[0]:
+                best = difference, key, other
+        if best is None:
+            return 0
+        difference, one, two = best
+        each = 2 * difference + 2 if apart else 2 - 2 * difference
+        many = min(place[one] // 2 if one == two else min(place[one], place[two]), over // each)
+        way = 1 if apart else -1
+        for (bin, value), by in ((one, way), (two, -way)):
+            place[bin, value] -= many
+            place[bin, value + by] = place.get((bin, value + by), 0) + many
+        for key in (one, two):
+            if not place.get(key, 1):
+                del place[key]
+        return many * each

@@ -1,0 +1,147 @@
+"""An attacker's program: it reads what is published of tables, and finds every count that this allows.
+
+It shares no line with `fedgossip.learning.suppression`: unknown counts are unknown whole numbers, what is published
+are equations and bounds, and all their solutions are enumerated where they are few; else whole-number programmes ask
+for the least and the greatest of each unknown (HiGHS).  A count is found where all solutions agree on it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from fedgossip.learning.agreed import AgreedColumn, AgreedTable
+
+MOST = 1500
+"""Maximum number of solutions that are enumerated."""
+MISSING = -1
+"""The cell of the empty cells."""
+
+
+def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """Yield each way to write a total as so many numbers of 1 or more, in order."""
+    for cuts in itertools.combinations(range(1, total), parts - 1):
+        yield tuple(b - a for a, b in itertools.pairwise((0, *cuts, total)))
+
+
+def found_in(table: AgreedTable) -> list[tuple[str, str, int]]:
+    """Return (column, what, count) of each count below `suppress` that the file tells or allows to compute."""
+    found = []
+    for column in table.columns:
+        for what, count in _of_column(column, table.records):
+            if 0 < count < table.suppress:
+                found.append((column.name, what, count))
+    return found
+
+
+def _of_column(column: AgreedColumn, records: int) -> Iterator[tuple[str, int]]:
+    told = dict(enumerate(column.counts)) | {MISSING: column.missing}
+    if column.counts:
+        yield from ((f"cell {k} as it stands", count) for k, count in told.items() if count is not None)
+    elif column.missing is not None:
+        yield "empty cells as they stand", column.missing
+    unknown = [k for k, count in told.items() if count is None]
+    if column.missing is None:
+        yield "empty cells by subtraction", records - column.count
+    if not column.counts or not unknown:
+        return
+    total = records - sum(count for count in told.values() if count is not None)
+    yield "all that is hidden", total
+    if total < len(unknown) or math.comb(total - 1, len(unknown) - 1) > MOST:
+        return
+    apart = {column.categories.index(name) for name in column.uncounted}
+    solutions = [
+        one for one in compositions(total, len(unknown)) if _fits(column, records, dict(zip(unknown, one, strict=True)))
+    ]
+    assert solutions, f"{column.name}: what is published is of no table"
+    for size in (1, 2):
+        for places in itertools.combinations(range(len(unknown)), size):
+            values = {sum(one[k] for k in places) for one in solutions}
+            if len(values) == 1 and not apart & {unknown[k] for k in places}:
+                yield f"cells {[unknown[k] for k in places]} by {len(solutions)} solutions", values.pop()
+
+
+def _fits(column: AgreedColumn, records: int, unknown: Mapping[int, int]) -> bool:
+    """Return whether whole numbers with these counts can have the mean and the deviation that are published."""
+    if column.categories or column.common or column.mean is None or column.deviation is None:
+        return True
+    n = records - (unknown.get(MISSING, 0) if column.missing is None else column.missing)
+    counts = [unknown.get(k, count) or 0 for k, count in enumerate(column.counts)]
+    sums = sums_of(column, n)
+    low, high = whole_ends(column)
+    if sums is None or any(count and a > b for count, a, b in zip(counts, low, high, strict=True)):
+        return False
+    (first, last), (least, most) = sums
+    lows, highs = (sum(c * v for c, v in zip(counts, ends, strict=True)) for ends in (low, high))
+    if lows > last or highs < first:
+        return False
+    ends = list(zip(counts, low, high, strict=True))
+    low2 = sum(c * (0 if a <= 0 <= b else min(a * a, b * b)) for c, a, b in ends)
+    high2 = sum(c * max(a * a, b * b) for c, a, b in ends)
+    return low2 <= most and high2 >= least
+
+
+def sums_of(column: AgreedColumn, n: int) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """Return between which whole numbers the sum and the sum of squares of n whole numbers lie; None: n cannot be."""
+    mean, deviation = float(column.mean or 0), float(column.deviation or 0)
+    if not column.precision:
+        total, squares = round(n * mean), round(n * (deviation**2 + mean**2))
+        if abs(total / n - mean) > 1e-12 * (1 + abs(mean)):
+            return None
+        return (total, total), (squares, squares)
+    half = 2.0 ** (math.frexp(deviation / column.precision)[1]) / 2  # the coarsest step that it can have been
+    first, last = n * (mean - half), n * (mean + half)
+    near = max(0.0, abs(mean) - half)
+    least = n * (max(0.0, deviation - half) ** 2 + near**2)
+    most = n * ((deviation + half) ** 2 + (abs(mean) + half) ** 2)
+    return (math.ceil(first), math.floor(last)), (math.floor(least), math.ceil(most))
+
+
+def whole_ends(column: AgreedColumn, beyond: int = 1000) -> tuple[list[int], list[int]]:
+    """Return the least and the greatest whole number of each bin, of those outside too."""
+    edges = list(column.edges)
+    inner = [math.ceil(one) for one in edges]
+    low = [inner[0] - beyond, *inner[:-1], math.floor(edges[-1]) + 1]
+    high = [inner[0] - 1, *(one - 1 for one in inner[1:-1]), math.floor(edges[-1]), inner[-1] + beyond]
+    return low, high
+
+
+def bounds_by_programme(column: AgreedColumn, records: int, wanted: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """Return the least and the greatest count of each wanted bin, of a column of whole numbers without empty cells.
+
+    One unknown for each whole number of each bin that is not empty; a bin's count, all of them, their sum and the sum
+    of their squares are what is published.  Bins whose programme does not end are left out.
+    """
+    low, high = whole_ends(column, 12)
+    places = [(k, value) for k, count in enumerate(column.counts) if count != 0 for value in range(low[k], high[k] + 1)]
+    sums = sums_of(column, records)
+    assert sums is not None
+    cell, value = np.array([k for k, _ in places]), np.array([v for _, v in places], float)
+    rows: list[Any] = [np.ones(len(places)), value, value**2]
+    lower, upper = [float(records), *map(float, (sums[0][0], sums[1][0]))], [
+        float(records), *map(float, (sums[0][1], sums[1][1]))]  # fmt: skip
+    for k, count in enumerate(column.counts):
+        if count != 0:
+            rows.append((cell == k).astype(float))
+            lower.append(1.0 if count is None else float(count))
+            upper.append(float(records) if count is None else float(count))
+    constraints = LinearConstraint(np.array(rows), lower, upper)
+    found = {}
+    for k in wanted:
+        ends = []
+        for sign in (1, -1):
+            result = milp(
+                sign * (cell == k), constraints=constraints, integrality=np.ones(len(places)),
+                bounds=Bounds(0, records), options={"time_limit": 5.0},
+            )  # fmt: skip
+            if result.status != 0:
+                break
+            ends.append(round(sign * result.fun))
+        if len(ends) == 2:
+            found[k] = ends[0], ends[1]
+    return found

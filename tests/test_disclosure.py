@@ -1,0 +1,168 @@
+"""No count below `suppress` can be computed from what sites publish together: random tables, and `solving`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import solving
+from commands import typed
+from fit_sites import SITES, own_tables
+
+from fedgossip.learning.agreed import AgreedColumn, AgreedTable, agreed_of
+from fedgossip.learning.column_sums import Numbers, first_sums, second_sums
+from fedgossip.learning.suppression import suppressed
+from fedgossip.learning.table_schema import MEAN, SchemaColumn, SiteColumns, TableSchema
+
+SITE = 20
+"""Records of a site, at most."""
+
+
+def site_of(schema: TableSchema, cells: dict[str, list[object]]) -> SiteColumns:
+    site = object.__new__(SiteColumns)
+    site.schema, site.cells = schema, cells  # type: ignore[assignment]
+    site.records = len(next(iter(cells.values())))
+    return site
+
+
+def pooled(parts: Sequence[Numbers]) -> dict[tuple[str, ...], int]:
+    found: dict[tuple[str, ...], int] = {}
+    for part in parts:
+        for name, count in part.items():
+            found[name] = found.get(name, 0) + count
+    return found
+
+
+def agreed(schema: TableSchema, sites: Sequence[SiteColumns], suppress: int) -> AgreedTable:
+    numbers = pooled([first_sums(site) for site in sites])
+    second = pooled([second_sums(site, numbers) for site in sites])
+    names = {(one.name, "of", name): 0 for one in schema.columns for name in one.categories}
+    return agreed_of(schema, names | numbers | second, suppress)
+
+
+def random_table(seed: int) -> tuple[TableSchema, list[SiteColumns], int]:
+    """Draw 3 to 5 sites' tables of whole numbers, codes, decimals and categories, some of them rare, with gaps."""
+    rng = np.random.default_rng(seed)
+    suppress, sites = int(rng.integers(3, 6)), int(rng.integers(3, 6))
+    columns = [
+        SchemaColumn("code"),
+        SchemaColumn("ordinal", low=0.0, high=6.0) if rng.random() < 0.5 else SchemaColumn("ordinal"),
+        *([] if seed % 3 else [SchemaColumn("age")]),
+        SchemaColumn("blood", categories=("A", "B", "O-", "AB-", "none")),
+    ]
+    schema = TableSchema(tuple(columns), MEAN)
+    rare, falls, wide = rng.random(3) * (0.15, 0.6, 20)
+    gaps = [int(one) for one in rng.integers(0, 5, 4) * (rng.random(4) < 0.5)]
+    shares = rng.dirichlet([3, 3, 0.3, 0.3])
+    found = []
+    for site in range(sites):
+        n = int(rng.integers(suppress, SITE))
+        cells: dict[str, list[object]] = {
+            "code": [float(one) for one in rng.random(n) < rare],
+            "ordinal": [float(min(6, one)) for one in rng.geometric(max(falls, 0.05), n) - 1],
+            "age": [float(one) for one in np.rint(50 + wide * rng.standard_normal(n))],
+            "blood": [("A", "B", "O-", "AB-")[k] for k in rng.choice(4, n, p=shares)],
+        }
+        if site < 2:
+            for name, many in zip(cells, gaps, strict=True):
+                for row in range(min(n, many)):
+                    cells[name][row] = None
+        found.append(site_of(schema, cells))
+    return schema, found, suppress
+
+
+def seeds(request: pytest.FixtureRequest) -> range:
+    return range(20_000 if request.config.getoption("--long") else 1_000)
+
+
+def test_no_small_count_of_a_thousand_random_tables_can_be_solved(request: pytest.FixtureRequest) -> None:
+    for seed in seeds(request):
+        schema, sites, suppress = random_table(seed)
+        table = agreed(schema, sites, suppress)
+        assert not (found := solving.found_in(table)), (seed, found)
+
+
+def test_whole_number_programmes_find_no_small_count(request: pytest.FixtureRequest) -> None:
+    """Of ages, which may have several values in a bin: unknown is how many records have which."""
+    for seed in seeds(request)[:: 201 if len(seeds(request)) > 1_000 else 99]:
+        schema, sites, suppress = random_table(seed)
+        age = agreed(schema, sites, suppress).columns[2]
+        small = [k for k, count in enumerate(age.counts) if count is None][:2]
+        if age.missing == 0 and not age.common and small:
+            found = solving.bounds_by_programme(age, age.count, small)
+            assert all(low < high or low >= suppress for low, high in found.values()), (seed, found)
+
+
+def test_the_solver_finds_what_exact_moments_tell() -> None:
+    """Of 0, 1, 2 and 3: sum, and sum of squares, of 40 records leave one way to share out the nine that are hidden."""
+    column = AgreedColumn(
+        name="x", count=40, mean=32 / 40, deviation=np.sqrt(52 / 40 - (32 / 40) ** 2), edges=(0.0, 1.0, 2.0, 3.0),
+        counts=(0, 16, None, None, None),
+    )  # fmt: skip
+    table = AgreedTable(schema=TableSchema(()), suppress=5, sites=3, records=40, columns=(column,))
+    assert solving.found_in(table)
+
+
+@pytest.mark.parametrize("least", [3, 4, 5])
+def test_each_small_count_of_a_list_is_another_in_a_list_of_which_the_same_is_told(least: int) -> None:
+    """All lists of up to four cells and 16 records: also an attacker that knows the rule finds no count."""
+    told: dict[object, list[tuple[int, ...]]] = {}
+    for length in (2, 3, 4):
+        for counts in itertools.product(range(17), repeat=length):
+            if 2 * least <= sum(counts) <= 16:
+                told.setdefault(suppressed(counts, least), []).append(counts)
+    for shown, lists in told.items():
+        by_total: dict[int, list[tuple[int, ...]]] = {}
+        for one in lists:
+            by_total.setdefault(sum(one), []).append(one)
+        for same in by_total.values():
+            for place in (k for k, count in enumerate(shown) if count is None):
+                values = {one[place] for one in same}
+                assert len(values) > 1 or values.pop() >= least, (shown, same)
+
+
+# --- codes ------------------------------------------------------------------------------------------------------------
+
+
+def coded(folder: Path, positives: Mapping[int, int]) -> None:
+    """Write five sites' tables with a code of 0 and 1, which so many records of each site have."""
+    rng = np.random.default_rng(4)
+    for site in [*range(SITES), "test"]:
+        rows = 60
+        code = np.arange(rows) < (positives.get(site, 0) if isinstance(site, int) else 20)
+        age = rng.normal(60, 10, rows)
+        ill = rng.random(rows) < 1 / (1 + np.exp(-(age - 60) / 10))
+        lines = [f"{a!r},{int(c)},{'yes' if i else 'no'}" for a, c, i in zip(age.tolist(), code, ill, strict=True)]
+        name = f"site-{site}.csv" if isinstance(site, int) else "test.csv"
+        (folder / name).write_text("\n".join(["age,code,ill", *lines]) + "\n")
+    for kind, source in (("glm", "glm:logistic"), ("trees", "trees:2x2")):
+        (folder / f"{kind}.toml").write_text(own_tables(kind, "label=ill", agreed="agreed", source=source))
+
+
+def test_a_code_that_few_records_have_is_refused_as_a_rare_category(tmp_path: Path) -> None:
+    coded(tmp_path, {0: 2})
+    agree = typed(["data", "agree", "glm.toml"], tmp_path)
+    assert agree.code == 0, agree
+    for kind in ("glm", "trees"):
+        said = typed(["fit", f"{kind}.toml"], tmp_path)
+        assert said.code == 2 and said.errors == [
+            "error: column 'code': few different values, one of them of under 5 records"
+        ], said
+
+
+def test_a_site_takes_no_part_that_alone_has_a_value_of_a_code(tmp_path: Path) -> None:
+    """Thirty records have it, all at one site: what the sums tell of them they tell of that site."""
+    coded(tmp_path, {0: 30})
+    assert typed(["data", "agree", "glm.toml"], tmp_path).code == 0
+    said = typed(["fit", "glm.toml"], tmp_path)
+    assert "site 0 took no part: column 'code': 1 is of records of no other site" in said.err, said
+
+
+def test_a_code_that_many_records_of_several_sites_have_is_fitted(tmp_path: Path) -> None:
+    coded(tmp_path, {0: 30, 1: 20, 2: 3})
+    assert typed(["data", "agree", "glm.toml"], tmp_path).code == 0
+    said = typed(["fit", "glm.toml"], tmp_path)
+    assert said.code == 0 and "code" in said.out, said
