@@ -93,7 +93,7 @@ def test_what_sites_find_together_is_what_all_records_in_one_place_say(trained: 
         inside = (said >= part.low) & (said < part.high)
         error += abs(said[inside].sum() - y[inside].sum())
         assert part.records in (None, inside.sum())
-        if part.records:
+        if part.said is not None:
             assert part.said == pytest.approx(said[inside].mean(), abs=1e-9)
             assert part.were == pytest.approx(y[inside].mean(), abs=1e-9)
     assert sum(bool(part.records) for part in ill.parts) > 5
@@ -111,7 +111,7 @@ def test_groups_are_judged_where_they_are_large_and_at_enough_sites(trained: Pat
         rows = pooled["sex"] == name
         y, said = pooled["y"][rows], pooled["answers"][rows, 1]
         assert told[name].records == rows.sum()
-        assert told[name].score == pytest.approx(((said > 0.5) == y).mean(), abs=1e-12)
+        assert abs(told[name].score - ((said > 0.5) == y).mean()) <= told[name].score_within + 1e-12
         assert told[name].loss == pytest.approx(log_loss(y, pooled["answers"][rows]), abs=1e-9)
         (ill,) = told[name].outcomes
         assert ill.brier == pytest.approx(brier_score_loss(y, said), abs=1e-9)
@@ -129,7 +129,9 @@ def test_sites_are_ranked_and_named_only_where_all_have_allowed_it(trained: Path
     assert all(low <= one <= high for (low, high), one in zip(found.places, ordered, strict=True))
     named, _ = judged(trained, "data.site_scores=named")
     assert [one.site for one in named.named] == list(range(SITES))
-    assert [one.score for one in named.named] == pytest.approx(scores, abs=1e-12)
+    assert sum(one.score is not None for one in named.named) >= 3
+    for one, score in zip(named.named, scores, strict=True):
+        assert one.score is None or abs(one.score - score) <= one.score_within + 1e-12
     assert [one.records for one in named.named] == [int((pooled["site"] == site).sum()) for site in range(SITES)]
 
 

@@ -301,11 +301,11 @@ def test_a_dry_run_says_what_would_be_opened_and_a_site_asks_for_coarser_bins(fo
 
 
 def test_what_is_printed_reads_alone_and_the_model_predicts(folder: Path, tmp_path: Path) -> None:
-    said = typed_in(folder, "fit", "ill.toml", "--to", str(tmp_path / "fit"))
+    said = typed_in(folder, "fit", "ill.toml", "--to", str(tmp_path / "fit"), "--set", "model.source=trees:12x3")
     assert said.code == 0, said
-    assert said.out.startswith("boosted trees of ill = yes: 200 records of 5 of 5 sites, 4 trees, ")
+    assert said.out.startswith("boosted trees of ill = yes: 200 records of 5 of 5 sites, 12 trees, ")
     assert "still" in said.out and "of them over 1 to 4 records; a leaf has at least 10" in said.out
-    assert "bytes up and" in said.err and "at most 24 sums of" in said.err
+    assert "bytes up and" in said.err and "at most 50 sums of" in said.err
     model = load_model(tmp_path / "fit")
     file = decoded_trees((tmp_path / "fit" / "model" / "trees.json").read_bytes(), "trees.json")
     ages = [(20, 45, (0, 0, 1)), (55, 90, (0, 0, 1)), (55, 90, (1, 0, 0))]

@@ -205,14 +205,15 @@ def _lines(found: Evaluation, sites: int) -> list[str]:
     if len(found.layout.classes) <= 10 and found.confusion:
         head = ["true \\ answered", *found.layout.classes]
         rows = zip(found.layout.classes, found.confusion, strict=True)
-        lines += ["", columns([head, *([name, *map(str, row)] for name, row in rows)])]
-    for one in found.outcomes[:1]:
+        shown = ([name, *("-" if count is None else str(count) for count in row)] for name, row in rows)
+        lines += ["", columns([head, *shown])]
+    for one in (one for one in found.outcomes[:1] if one.parts):
         lines += ["", f"where the model says of {one.name}:", columns([PARTS_HEAD, *_parts(one.parts)])]
     if found.groups:
         lines += ["", *_groups(found)]
     if found.layout.noise:
         return [*lines, "", NOT_TOLD]
-    lines += ["", _places(found), *(_named(found))]
+    lines += ["", *([_places(found)] if found.places else []), *(_named(found))]
     return [*lines, *_membership(found)]
 
 
@@ -225,7 +226,8 @@ def _noisy(one: Any, name: str, shown: str = ".4g") -> str:
     value = getattr(one, name)
     if value is None:
         return "-"
-    return f"{value:{shown}} ± {one.noise_within[name]:.2g}" if name in one.noise_within else f"{value:{shown}}"
+    within = one.noise_within.get(name) or getattr(one, f"{name}_within", 0.0)
+    return f"{value:{shown}} ± {within:.2g}" if within else f"{value:{shown}}"
 
 
 def _loss(found: Evaluation) -> list[list[str]]:
@@ -276,7 +278,8 @@ def _places(found: Evaluation) -> str:
 
 
 def _named(found: Evaluation) -> list[str]:
-    return [f"site {one.site}: {short(one.score)} on {one.records} records" for one in found.named]
+    within = {one.site: f" ± {one.score_within:.2g}" if one.score_within else "" for one in found.named}
+    return [f"site {one.site}: {short(one.score)}{within[one.site]} on {one.records} records" for one in found.named]
 
 
 def _membership(found: Evaluation) -> list[str]:

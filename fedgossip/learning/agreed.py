@@ -16,7 +16,7 @@ import numpy as np
 from fedgossip.learning.column_sums import SITES, ColumnMoments, Numbers, column_sums, edges_of, moments_of
 from fedgossip.learning.encoded_tables import found_columns
 from fedgossip.learning.encodings import EncodedColumn, TableEncoding, is_missing
-from fedgossip.learning.suppression import Told, hidden_places, is_small, told_moments
+from fedgossip.learning.suppression import PublishedMoments, hidden_places, is_small, told_moments
 from fedgossip.learning.table_schema import LEVELS, MEAN, SchemaColumn, TableSchema, options_of
 from fedgossip.learning.tables import CsvColumns
 from fedgossip.learning.told_files import encoded, read_told
@@ -176,7 +176,7 @@ def _of_numbers(
     missing = numbers[column.name, "missing"]
     counts = [numbers[column.name, "bin", str(place)] for place in range(len(edges) + 1)]
     if not sum(counts):
-        told = Told(frozenset(), (0.0, 0.0))
+        told = PublishedMoments(frozenset(), (0.0, 0.0))
     else:
         sums = column_sums(column, numbers)
         told = told_moments(sums, counts, missing, edges, suppress, own=not column.bounded)

@@ -1,12 +1,14 @@
 """evaluation.json: how well a model answers at all sites together, in its groups and at each site, by sums alone.
 
-Groups of fewer than `suppress` records are left out, and a second one where one alone could be found by subtraction.
+No count from 1 to `suppress` - 1 is in it, nor can one be computed from it (`suppression`): of groups, of a confusion's
+cells, of records that have an outcome or are answered wrong.  Figures under a budget have noise, which hides them all.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,8 +22,15 @@ from fedgossip.learning.evaluation_sums import (
     score_of,
 )
 from fedgossip.learning.noisy_evaluation import DECILES, SHIFT, Name, Numbers
-from fedgossip.learning.objectives import REGRESSION
-from fedgossip.learning.suppression import suppressed
+from fedgossip.learning.objectives import CLASSIFICATION, REGRESSION
+from fedgossip.learning.suppression import (
+    hidden_confusion,
+    hidden_places,
+    hidden_rows,
+    suppressed,
+    told_share,
+    told_shares,
+)
 from fedgossip.learning.told_files import read_told
 from fedgossip.seeds import stream
 
@@ -31,7 +40,7 @@ FORMAT = 1
 
 
 class ReliabilityPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The records to which the model gives a probability within some bounds; None where they are too few."""
+    """The records to which the model gives a probability within some bounds; None where figures are of too few."""
 
     low: float
     high: float
@@ -78,6 +87,8 @@ class GroupFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     name: str
     records: int | None = None
     score: float | None = None
+    score_within: float = 0.0
+    """So far it may be off: it is told in steps, lest few records be found that are answered wrong, or right."""
     loss: float | None = None
     outcomes: tuple[OutcomeFigures, ...] = ()
     noise_within: Mapping[str, float] = {}
@@ -88,7 +99,8 @@ class SiteFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     site: int
     records: int
-    score: float
+    score: float | None
+    score_within: float = 0.0
 
 
 class MembershipFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -113,15 +125,18 @@ class Evaluation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Number of sites that a sum is over, at least."""
     records: int
     score: float | None
+    score_within: float = 0.0
+    """So far it may be off, as in `GroupFigures`."""
     loss: float | None = None
     """None under a budget: there is no most that one record adds to it."""
     outcomes: tuple[OutcomeFigures, ...] = ()
     numbers: tuple[NumberFigures, ...] = ()
-    confusion: tuple[tuple[int, ...], ...] = ()
-    """[true class][answered class]."""
+    confusion: tuple[tuple[int | None, ...], ...] = ()
+    """[true class][answered class]; None where one could tell of few records."""
     groups: tuple[GroupFigures, ...] = ()
     places: tuple[tuple[float, float], ...] = ()
-    """Between which bounds the score of each site lies, the worst first."""
+    """Between which bounds the score of each site lies, the worst first; () beside sites by name whose scores are not
+    told exactly, for these are told with their numbers of records."""
     named: tuple[SiteFigures, ...] = ()
     membership: MembershipFigures | None = None
     noise_within: Mapping[str, float] = {}
@@ -133,32 +148,148 @@ def evaluation_of(layout: EvaluationLayout, numbers: Numbers, suppress: int, lea
     counts = [numbers["group", group, "records"] for group in layout.groups]
     apart = {place for place, group in enumerate(layout.groups) if 0 < numbers.get(("at", group), SITES) < SITES}
     told = suppressed(counts, suppress, apart, records - sum(counts))
+    shown = [group for group, count in zip(layout.groups, told, strict=True) if count is not None]
+    every = PublishedFigures(layout, numbers, suppress, shown)
+    named = _named(layout, numbers, suppress)
+    score, within = every.score
     return Evaluation(
         layout=layout,
         suppress=suppress,
         sites=numbers["sites",],
         least=least,
         records=records,
-        score=score_of(layout, numbers, ()),
+        score=score,
+        score_within=within,
         loss=_loss(numbers, (), records),
-        outcomes=tuple(_outcome(layout, numbers, (), one, suppress) for one in layout.outcomes),
+        outcomes=tuple(_outcome(layout, numbers, (), one, every) for one in layout.outcomes),
         numbers=tuple(_number(numbers, one) for one in layout.labels if layout.kind == REGRESSION),
-        confusion=tuple(tuple(numbers["confusion", true, said] for said in layout.classes) for true in layout.classes),
+        confusion=tuple(
+            tuple(None if (j, k) in every.confusion else count for k, count in enumerate(row))
+            for j, row in enumerate(_confusion(layout, numbers))
+        ),
         groups=tuple(
-            GroupFigures(name=group) if count is None else _group(layout, numbers, group, suppress)
-            for group, count in zip(layout.groups, told, strict=True)
+            GroupFigures(name=group) if group not in shown else _group(layout, numbers, group, every)
+            for group in layout.groups
         ),
         places=tuple(
             (place / PLACES, (place + 1) / PLACES)
             for place in range(PLACES)
             for _ in range(numbers.get(("place", str(place)), 0))
+            if not any(one.score is None or one.score_within for one in named)
         ),
-        named=tuple(
-            SiteFigures(site, count, _mean(numbers["site", str(site), "score"], 1))
-            for site in range(layout.named)
-            if (count := numbers["site", str(site), "records"])
-        ),
-        membership=_membership(layout, numbers),
+        named=named,
+        membership=_membership(layout, numbers, suppress),
+    )
+
+
+def _confusion(layout: EvaluationLayout, numbers: Numbers) -> list[list[int]]:
+    return [[numbers["confusion", true, said] for said in layout.classes] for true in layout.classes]
+
+
+class PublishedFigures:
+    """What of an evaluation may be published; of one with noise all but groups of few."""
+
+    def __init__(self, layout: EvaluationLayout, numbers: Numbers, suppress: int, groups: Sequence[str]) -> None:
+        """`groups`: those whose number of records is told."""
+        self._layout, self._numbers, self.suppress, self._groups = layout, numbers, suppress, groups
+        self._exact, self._counted = not layout.noise, layout.kind != REGRESSION
+
+    @property
+    def score(self) -> tuple[float | None, float]:
+        layout, numbers = self._layout, self._numbers
+        if not self._exact or not self._counted or not numbers["records",]:
+            return score_of(layout, numbers, ()), 0.0
+        return told_share(numbers["right",], numbers["records",], self.suppress)
+
+    @cached_property
+    def scores(self) -> Mapping[str, tuple[float | None, float]]:
+        """Return the score of each group, and how far it may be off."""
+        layout, numbers = self._layout, self._numbers
+        if not self._exact or not self._counted:
+            return {one: (score_of(layout, numbers, ("group", one)), 0.0) for one in self._groups}
+        right = [numbers["group", one, "right"] for one in self._groups]
+        rows = [(a, numbers["group", one, "records"] - a) for a, one in zip(right, self._groups, strict=True)]
+        rest = numbers["right",] - sum(right), numbers["records",] - numbers["right",] - sum(b for _, b in rows)
+        return dict(zip(self._groups, told_shares(rows, self.suppress, rest), strict=True))
+
+    @cached_property
+    def classes(self) -> Collection[int]:
+        """Return the places of outcomes of which it is not told how many records have them."""
+        layout, records = self._layout, self._numbers["records",]
+        positives = [self._numbers["positives", one] for one in layout.outcomes]
+        if not self._exact:
+            return ()
+        if layout.kind == CLASSIFICATION and len(layout.outcomes) > 1:
+            return hidden_places(positives, self.suppress)
+        return [k for k, one in enumerate(positives) if hidden_places([one, records - one], self.suppress)]
+
+    @cached_property
+    def confusion(self) -> Collection[tuple[int, int]]:
+        if not self._exact or self._layout.kind != CLASSIFICATION:
+            return ()
+        table = _confusion(self._layout, self._numbers)
+        found = hidden_confusion(table, self.suppress)
+        if len(table) == 2:
+            return {(j, k) for j in range(2) for k in range(2)} if self.classes else found
+        return {*found, *((j, k) for j in self.classes for k in range(len(table)))}
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether probabilities may be told in parts: of two classes both halves of them are the confusion."""
+        return not (self._exact and len(self._layout.classes) == 2 and self.confusion)
+
+    def hidden_parts(self, rows: Sequence[tuple[int, int]]) -> Collection[int]:
+        """Return the parts, by their numbers of records without and with an outcome, of which these are not told."""
+        half = len(rows) // 2 if len(self._layout.classes) == 2 else len(rows)
+        found = [begin + k for begin in (0, half) for k in hidden_rows(rows[begin : begin + half], self.suppress)]
+        return found if self._exact else ()
+
+    @cached_property
+    def groups_of(self) -> Mapping[str, Collection[str]]:
+        """Return by outcome the groups of which it is told how many records have it."""
+        layout = self._layout
+        rows = {one: {group: self._row(one, ("group", group)) for group in self._groups} for one in layout.outcomes}
+        found: dict[str, Collection[str]] = {}
+        if not self._exact:
+            for one, row in rows.items():
+                found[one] = [group for group, cells in row.items() if min(cells) >= self.suppress]
+            return found
+        together = layout.kind == CLASSIFICATION
+        for one, row in rows.items():
+            cells = [[k for other in rows for k in rows[other][group]] if together else row[group] for group in row]
+            whole = [k for other in rows for k in self._row(other, ())] if together else list(self._row(one, ()))
+            rest = [whole[k] - sum(row[k] for row in cells) for k in range(len(whole))]
+            hidden = hidden_rows([*cells, rest], self.suppress)
+            if hidden == {len(cells)}:
+                hidden = frozenset(range(len(cells) + 1))
+            found[one] = [group for k, group in enumerate(self._groups) if k not in hidden]
+        return found
+
+    def _row(self, outcome: str, where: Name) -> tuple[int, int]:
+        positives = self._numbers[*where, "positives", outcome]
+        return self._numbers[*where, "records"] - positives, positives
+
+    def tells(self, where: Name, outcome: str) -> bool:
+        """Return whether it is told how many records have an outcome, of all or of a group."""
+        if where:
+            return where[1] in self.groups_of[outcome]
+        return self._layout.outcomes.index(outcome) not in self.classes
+
+
+def _named(layout: EvaluationLayout, numbers: Numbers, suppress: int) -> tuple[SiteFigures, ...]:
+    there = {site: count for site in range(layout.named) if (count := numbers["site", str(site), "records"])}
+    scores: list[float | None] = [_mean(numbers["site", str(site), "score"], 1) for site in there]
+    shares: list[tuple[float | None, float]] = [(score, 0.0) for score in scores]
+    if layout.kind != REGRESSION:
+        right = [round((score or 0.0) * count) for score, count in zip(scores, there.values(), strict=True)]
+        rows = [(a, count - a) for a, count in zip(right, there.values(), strict=True)]
+        rest = numbers["right",] - sum(right), numbers["records",] - numbers["right",] - sum(b for _, b in rows)
+        shares = told_shares(rows, suppress, rest)
+        scores = [None if share is None else share if within else own
+                  for own, (share, within) in zip(scores, shares, strict=True)]  # fmt: skip
+    return tuple(
+        SiteFigures(site, count, score, within)
+        for (site, count), score, (_, within) in zip(there.items(), scores, shares, strict=True)
     )
 
 
@@ -218,38 +349,41 @@ def _number(numbers: Numbers, label: str) -> NumberFigures:
     return NumberFigures(label, squared**0.5, absolute)
 
 
-def _membership(layout: EvaluationLayout, numbers: Numbers) -> MembershipFigures | None:
+def _membership(layout: EvaluationLayout, numbers: Numbers, suppress: int) -> MembershipFigures | None:
     records = numbers.get(("trained", "records"), 0)
     if not records:
         return None
-    score = None if layout.kind == REGRESSION else numbers["trained", "right"] / records
+    score = None if layout.kind == REGRESSION else told_share(numbers["trained", "right"], records, suppress)[0]
     loss = _mean(numbers["trained", "loss"], records)
     return MembershipFigures(numbers["tested",], numbers["flagged",], records, score, loss)
 
 
-def _group(layout: EvaluationLayout, numbers: Numbers, group: str, suppress: int) -> GroupFigures:
+def _group(layout: EvaluationLayout, numbers: Numbers, group: str, told: PublishedFigures) -> GroupFigures:
     where = ("group", group)
     records = numbers[*where, "records"]
     return GroupFigures(
         name=group,
         records=records,
-        score=score_of(layout, numbers, where),
+        score=told.scores[group][0],
+        score_within=told.scores[group][1],
         loss=_loss(numbers, where, records) if records else None,
-        outcomes=tuple(_outcome(layout, numbers, where, one, suppress) for one in layout.outcomes if records),
+        outcomes=tuple(_outcome(layout, numbers, where, one, told) for one in layout.outcomes if records),
     )
 
 
-def _outcome(layout: EvaluationLayout, numbers: Numbers, where: Name, name: str, suppress: int) -> OutcomeFigures:
-    """Return the figures of an outcome; of a group those alone that do not show how few have it, or have it not."""
+def _outcome(
+    layout: EvaluationLayout, numbers: Numbers, where: Name, name: str, told: PublishedFigures
+) -> OutcomeFigures:
+    """Return the figures of an outcome, those alone that do not show how few have it, or have it not."""
     records, positives = numbers[*where, "records"], numbers[*where, "positives", name]
     brier = _mean(numbers[*where, "brier", name], records)
     said = _mean(numbers[*where, "said", name], records)
-    if where and not suppress <= positives <= records - suppress:
+    if not told.tells(where, name):
         return OutcomeFigures(name=name, brier=brier, said=said)
     bins = [str(k) for k in range(layout.bins)]
     having, lacking = ([numbers[*where, what, name, k] for k in bins] for what in ("with", "without"))
     area, within = area_of(having, lacking)
-    parts = () if where else _parts(numbers, name, suppress)
+    parts = _parts(numbers, name, told) if not where and told.has_parts else ()
     return OutcomeFigures(
         name=name,
         positives=positives,
@@ -280,16 +414,19 @@ def area_of(having: Sequence[int], lacking: Sequence[int]) -> tuple[float | None
     return min(max((2 * above + same) / (2 * pairs), 0.0), 1.0), max(same / (2 * pairs), 0.0)
 
 
-def _parts(numbers: Numbers, name: str, suppress: int) -> tuple[ReliabilityPart, ...]:
-    counts = [numbers["part", name, str(part), "records"] for part in range(DECILES)]
+def _parts(numbers: Numbers, name: str, told: PublishedFigures) -> tuple[ReliabilityPart, ...]:
+    parts = [("part", name, str(part)) for part in range(DECILES)]
+    positives = [numbers[*part, "positives"] for part in parts]
+    counts = [numbers[*part, "records"] for part in parts]
+    few = told.hidden_parts([(count - has, has) for count, has in zip(counts, positives, strict=True)])
     found = []
-    for part, count in enumerate(suppressed(counts, suppress)):
+    for part, count in enumerate(suppressed(counts, told.suppress)):
         bounds = part / DECILES, (part + 1) / DECILES
-        if not count:
+        if not count or part in few:
             found.append(ReliabilityPart(*bounds, count, None, None))
             continue
-        said = _mean(numbers["part", name, str(part), "said"], count)
-        found.append(ReliabilityPart(*bounds, count, said, numbers["part", name, str(part), "positives"] / count))
+        said = _mean(numbers[*parts[part], "said"], count)
+        found.append(ReliabilityPart(*bounds, count, said, positives[part] / count))
     return tuple(found)
 
 

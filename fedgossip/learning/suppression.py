@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol
@@ -76,32 +76,88 @@ def suppressed(counts: Sequence[int], least: int, never: Collection[int] = (), r
 def hidden_rows(rows: Sequence[Sequence[int]], least: int) -> frozenset[int]:
     """Return the rows of a table that are hidden where totals of all rows and of all columns are known.
 
-    Hidden are those with a small cell, and more, the smallest first, until in each column the hidden ones have none or
-    `least` together and there are two of them.  All: where that is never so.
+    Hidden are those with a small cell, and more, the smallest first, until they are two and have in each column none or
+    `least` together, not all of them 1 in one.  All that are not empty, where that is never so.
     """
     found = {place for place, row in enumerate(rows) if any(is_small(one, least) for one in row)}
     others = sorted((place for place in range(len(rows)) if place not in found), key=lambda place: sum(rows[place]))
     for place in others:
-        if not found or (len(found) > 1 and not any(is_small(sum(column), least) for column in _columns(rows, found))):
+        columns = [[rows[one][k] for one in found] for k in range(len(rows[place]))]
+        if not found or (len(found) > 1 and all(_is_loose(column, least) for column in columns)):
             break
         if sum(rows[place]):
             found.add(place)
     return frozenset(found)
 
 
-def _columns(rows: Sequence[Sequence[int]], chosen: Collection[int]) -> Iterator[tuple[int, ...]]:
-    return zip(*(rows[place] for place in chosen), strict=True)
+def _is_loose(column: Sequence[int], least: int) -> bool:
+    return not sum(column) or (sum(column) >= least and sum(map(bool, column)) > 1)
 
 
-def told_share(part: int, whole: int, least: int) -> tuple[float, bool]:
-    """Return a share of records, and whether it is a bound: from 1 to `least` on either side count as `least`."""
-    if whole < 2 * least:
-        return part / whole, False
-    if 0 < whole - part <= least:
-        return (whole - least) / whole, True
-    if 0 < part <= least:
-        return least / whole, True
-    return part / whole, False
+def hidden_confusion(table: Sequence[Sequence[int]], least: int) -> frozenset[tuple[int, int]]:
+    """Return the cells of a confusion that are hidden where rows' totals and that of the diagonal are known."""
+    found = [set(hidden_places(row, least)) for row in table]
+    if not any(found):
+        return frozenset()
+    diagonal = {place for place, row in enumerate(found) if place in row}
+    order = sorted((place for place in range(len(table)) if table[place][place]), key=lambda place: table[place][place])
+    for place in order:
+        if not diagonal or (len(diagonal) > 1 and not is_small(sum(table[k][k] for k in diagonal), least)):
+            break
+        others = [k for k, count in enumerate(table[place]) if count and k != place]
+        if place not in diagonal and others:
+            diagonal.add(place)
+            found[place] |= {place, min(others, key=lambda k: table[place][k])}
+    if diagonal and (len(diagonal) < 2 or len(table) == 2):
+        found = [set(range(len(row))) for row in table]
+    return frozenset((place, k) for place, row in enumerate(found) for k in row)
+
+
+def told_share(part: int, whole: int, least: int) -> tuple[float, float]:
+    """Return a share of records, and how far it may be off: of 0 to 2 `least` where one side is small."""
+    if is_small(part, least) or is_small(whole - part, least):
+        within = min(least, whole / 2)
+        return (within if part < whole - part else whole - within) / whole, within / whole
+    return part / whole, 0.0
+
+
+def told_shares(
+    rows: Sequence[tuple[int, int]], least: int, rest: tuple[int, int] = (0, 0)
+) -> list[tuple[float | None, float]]:
+    """Return the shares of the first of each pair, and how far each may be off, where the total of all is known.
+
+    `rest`: of what is in no row.  Where a pair has a small side, it and others that it could be computed from are told
+    in steps of more than `least` records; None where also the steps would tell.
+    """
+    hidden = hidden_rows([*rows, rest], least)
+    if len(rows) in hidden and len(hidden) == 1:
+        hidden |= set(range(len(rows)))
+    steps = [_step_of(sum(row), least) if place in hidden else 0 for place, row in enumerate(rows)]
+    found: list[tuple[float | None, float]] = []
+    ranges = []
+    for (first, second), step in zip(rows, steps, strict=True):
+        n = first + second
+        share = first / n if n else None
+        if step and n:
+            share = min(1.0, round(first / n / step) * step)
+            ranges.append((max(0, math.ceil(n * (share - step / 2))), min(n, math.floor(n * (share + step / 2)))))
+        found.append((share, step / 2))
+    if len(rows) in hidden:
+        ranges.append((0, sum(rest)))
+    total = sum(rows[place][0] for place in hidden if place < len(rows)) + (rest[0] if len(rows) in hidden else 0)
+    if len(ranges) == len(hidden) and all(steps[k] for k in hidden if k < len(rows)) and _are_open(ranges, total):
+        return found
+    return [(None, 0.0) if place in hidden else one for place, one in enumerate(found)]
+
+
+def _step_of(count: int, least: int) -> float:
+    return next((step for step in (0.01, 0.02, 0.05, 0.1, 0.2) if step * count >= least + 1), 0.0)
+
+
+def _are_open(ranges: Sequence[tuple[int, int]], total: int) -> bool:
+    """Return whether each number within its range can be one of two or more, where their sum is known."""
+    low, high = (sum(one[k] for one in ranges) for k in (0, 1))
+    return all(min(b, total - (low - a)) - max(a, total - (high - b)) >= 1 for a, b in ranges)
 
 
 # --- moments ----------------------------------------------------------------------------------------------------------
@@ -159,7 +215,7 @@ class ColumnSums:
 
 
 @dataclass(frozen=True)
-class Told:
+class PublishedMoments:
     """What is published of a column's numbers."""
 
     hidden: frozenset[int]
@@ -174,7 +230,7 @@ class Told:
 
 def told_moments(
     sums: ColumnSums, counts: Sequence[int], missing: int, edges: Floats, least: int, *, own: bool
-) -> Told:
+) -> PublishedMoments:
     """Return what may be published of a column with these sums, counts of bins and number of empty cells.
 
     `own`: the edges follow from its moments (EDGES).
@@ -188,8 +244,8 @@ def told_moments(
         if sums.count < least or (not precision and len(counts) in hidden):
             continue  # an exact mean tells of how many it is
         if twins.open(cells, precision, least) and _all_have_twins(twins, cells, hidden, least, precision):
-            return Told(hidden, sums.moments(precision), precision, values)
-    return Told(hidden, None, values=values, edges=not own)
+            return PublishedMoments(hidden, sums.moments(precision), precision, values)
+    return PublishedMoments(hidden, None, values=values, edges=not own)
 
 
 def _all_have_twins(twins: Twins, cells: Sequence[int], hidden: Collection[int], least: int, precision: int) -> bool:

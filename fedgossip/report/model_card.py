@@ -186,7 +186,8 @@ def _noisy(one: Evaluation | GroupFigures | OutcomeFigures, name: str, shown: Ca
     value = getattr(one, name)
     if value is None:
         return NOTHING
-    return f"{shown(value)} ± {number(one.noise_within[name])}" if name in one.noise_within else shown(value)
+    within = one.noise_within.get(name) or getattr(one, f"{name}_within", 0.0)
+    return f"{shown(value)} ± {number(within)}" if within else shown(value)
 
 
 def _calibration(outcome: OutcomeFigures) -> str | None:
@@ -214,7 +215,8 @@ def _confusion(evaluation: Evaluation) -> Markup | None:
     classes = evaluation.layout.classes
     if not evaluation.confusion or len(classes) > 12:
         return None
-    rows = [[name, *map(count, row)] for name, row in zip(classes, evaluation.confusion, strict=True)]
+    shown = ([NOTHING if one is None else count(one) for one in row] for row in evaluation.confusion)
+    rows = [[name, *row] for name, row in zip(classes, shown, strict=True)]
     return join([Markup("<div>"), table(["True, answered", *classes], rows, len(classes)), Markup("</div>")])
 
 
@@ -242,7 +244,7 @@ def _groups(evaluation: Evaluation | None) -> Markup | None:
 
 
 def _sites(evaluation: Evaluation | None) -> Markup | None:
-    if evaluation is None or not evaluation.places:
+    if evaluation is None or not (evaluation.places or evaluation.named):
         return None
     rows = [[str(place + 1), _between(low, high)] for place, (low, high) in enumerate(evaluation.places)]
     named = [[f"site {one.site}", count(one.records), number(one.score)] for one in evaluation.named]
