@@ -13,12 +13,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from fedgossip.cells import is_missing
 from fedgossip.learning.column_sums import SITES, ColumnMoments, Numbers, column_sums, edges_of, moments_of
-from fedgossip.learning.encoded_tables import found_columns
-from fedgossip.learning.encodings import EncodedColumn, TableEncoding, is_missing
+from fedgossip.learning.csv_columns import CsvColumns
+from fedgossip.learning.encoded_tables import found_columns, number_of
+from fedgossip.learning.encodings import EncodedColumn, TableEncoding
 from fedgossip.learning.suppression import PublishedMoments, hidden_places, is_small, told_moments
 from fedgossip.learning.table_schema import LEVELS, MEAN, SchemaColumn, TableSchema, options_of
-from fedgossip.learning.tables import CsvColumns
 from fedgossip.learning.told_files import encoded, read_told
 
 FORMAT = 1
@@ -195,8 +196,9 @@ def _of_numbers(
 def common_moments(test: str, column: SchemaColumn) -> ColumnMoments:
     """Return the moments of a column of the common test file, which all sites have."""
     table = CsvColumns(options_of(test)[0])
-    cells = table.words(found_columns(table, [EncodedColumn(column.name, column.unit)])[column.name])
-    values = np.array([float(cell) for cell in cells if not is_missing(cell)])
+    place = found_columns(table, [EncodedColumn(column.name, column.unit)])[column.name]
+    there = [row for row, cell in enumerate(table.words(place)) if not is_missing(cell)]
+    values = np.array([number_of(table, row, place) for row in there])
     if not len(values):
         return ColumnMoments(0, 0.0, 0.0)
     return ColumnMoments(len(values), float(np.mean(values)), float(np.std(values)))
