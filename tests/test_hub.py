@@ -17,6 +17,7 @@ import zmq
 from hub_kit import CHUNKS, DIM, HELLO, SECONDS, contribution, heard_until, invite, values, wheel
 from test_net_security import arrived, calling, greeting, header, mark
 
+from fedgossip.drivers.local import run_local
 from fedgossip.errors import ConfigError, NetworkError
 from fedgossip.messages import Contribution, Expected, Invite, Leaving
 from fedgossip.net import callers, router_sender, upload_slots
@@ -452,10 +453,25 @@ def test_too_few_open_files_are_an_error_before_anybody_calls(monkeypatch: pytes
     limits = [(1000, 3000)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
     monkeypatch.setattr(resource, "setrlimit", lambda _, both: limits.append(both))
-    callers.check_open_files(500)
+    callers.check_clients(500)
     assert limits[-1] == (3000, 3000)  # whatever is needed: as many as the system allows
     with pytest.raises(NetworkError, match="1000 clients need"):
-        callers.check_open_files(1000)
+        callers.check_clients(1000)
+
+
+@pytest.mark.parametrize("limit", [64, 128, 160])
+def test_a_run_that_needs_more_open_files_than_there_may_be_is_refused_at_its_start(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: int
+) -> None:
+    """Peers hung up on each other in place of that, and accused the keys: 8 on a complete graph have 7 links each."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, both: None)
+    content = {"rounds": 2, "task": {"kind": "quadratic"}, "topology": {"graph": "complete", "n": 8}}
+    with pytest.raises(NetworkError, match=f"7 partners need 184 open files, and this process may have {limit}"):
+        run_local(content, tmp_path / "run")
+    with pytest.raises(NetworkError, match=r"(3 clients|one partner.s links) need [0-9]+ open files"):
+        run_local({"rounds": 2, "task": {"kind": "quadratic"}, "coordinator": {"clients": 3}}, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_spoke_has_one_coordinator_and_refuses_an_address_that_is_none() -> None:

@@ -15,8 +15,8 @@ from typing import Any
 from fedgossip import owner_files, signals
 from fedgossip.drivers.fault_injector import Striker
 from fedgossip.drivers.forecasting import foretold_of
-from fedgossip.drivers.participant import check_recordable
-from fedgossip.drivers.peer_processes import POLL_SECONDS, processes_for
+from fedgossip.drivers.participant import check_open_files, check_recordable
+from fedgossip.drivers.peer_processes import POLL_SECONDS, PeerProcesses, processes_for
 from fedgossip.drivers.run_processes import RunProcesses
 from fedgossip.drivers.simulate import faults_of
 from fedgossip.errors import FedgossipError, NetworkError, NotWrittenError
@@ -94,6 +94,8 @@ def run_local_plan(
     began = time.monotonic()
     check_recordable(plan, trace_bytes)
     check_real(plan.experiment)
+    if family is None or isinstance(family, PeerProcesses):  # they have the limits of this process
+        check_open_files(plan, range(plan.n))
     with signals.as_interrupt(), family or processes_for(plan.experiment) as processes:
         script = faults_of(plan)
         task, shares = compose.task_of(plan.experiment, plan.learners)  # may refuse it: nothing is made before

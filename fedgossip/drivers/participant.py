@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,9 @@ from fedgossip.learning.per_peer import PLACE
 from fedgossip.learning.record_digests import source_digest
 from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.messages import Hello
+from fedgossip.net.callers import check_clients
 from fedgossip.net.client import Spoke
+from fedgossip.net.descriptors import check_links
 from fedgossip.net.endpoints import Endpoints, Members
 from fedgossip.net.identity import Identity
 from fedgossip.net.mesh import Links
@@ -165,6 +167,18 @@ def _spent_before(plan: Plan, node: NodeId, before: Sequence[Mapping[str, object
 def _exact_before(node: NodeId, released: Mapping[str, int]) -> list[EventRow]:
     about = {"times": sum(released.values()), "what": counted(released)}
     return [EventRow(0, node, "exact_before", about)] if released else []
+
+
+def check_open_files(plan: Plan, nodes: Iterable[NodeId]) -> None:
+    """Raise NetworkError where a process of this machine may not open the files that one of these participants needs.
+
+    It would hang up on partners for want of descriptors, and take them for the guilty.
+    """
+    for node in nodes:
+        if node == plan.roles.leader:
+            check_clients(plan.n - 1)
+        else:
+            check_links(len(plan.partners(node)))
 
 
 def check_recordable(plan: Plan, trace_bytes: int) -> None:

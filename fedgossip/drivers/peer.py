@@ -29,7 +29,7 @@ from typing import Any
 from fedgossip import kernels, outside_files
 from fedgossip.checkpoints import SECONDS, Checkpoints
 from fedgossip.decoding import from_toml
-from fedgossip.drivers.participant import Given, Made, check_recordable, made_by, transport_of
+from fedgossip.drivers.participant import Given, Made, check_open_files, check_recordable, made_by, transport_of
 from fedgossip.errors import (
     PARTIAL_EXIT,
     BudgetError,
@@ -146,6 +146,7 @@ def run_peer(
     """
     check_recordable(plan, trace_bytes)
     with _telling(folder):
+        check_open_files(plan, [node])
         links = transport_of(plan, node, _same_port(folder, bind) if resume else bind, identity, ways)
     stopper = Stopper(links, child=child, asked=asked_to_stop)
     with contextlib.ExitStack() as stack, contextlib.closing(links), stopper as stop:

@@ -19,6 +19,7 @@ from fedgossip.checkpoints import incarnation_of
 from fedgossip.drivers import resume
 from fedgossip.drivers.fault_injector import Striker
 from fedgossip.drivers.local import BEGAN, CHECKPOINT_SECONDS
+from fedgossip.drivers.participant import check_open_files
 from fedgossip.drivers.simulate import faults_of
 from fedgossip.errors import ConfigError, FedgossipError, NotWrittenError, ResumeError, TrainingError
 from fedgossip.experiment import Experiment
@@ -125,6 +126,7 @@ class _Launch:
         watch: Callable[[Row], None] | None,
         before: Prepared | None = None,
     ) -> None:
+        check_open_files(plan, range(plan.n))
         self.plan, self.out, self.how, self.before = plan, out, how, before
         self.scripts = Scripts(command, plan.learners, how.shown)
         self.script = faults_of(plan)

@@ -10,11 +10,10 @@ import socket
 
 import zmq
 
-from fedgossip.errors import NetworkError
 from fedgossip.machine import NodeId
 from fedgossip.net import stream_port
-from fedgossip.net.connections import FILES, FLOOD, Connections, Seen
-from fedgossip.net.descriptors import raise_open_files, shut_down
+from fedgossip.net.connections import FLOOD, Connections, Seen
+from fedgossip.net.descriptors import FILES, check_files, shut_down
 
 STRANGERS = 256
 """Maximum number of connections of unknown callers, beside one of each client: all clients call at once when the
@@ -77,10 +76,8 @@ class Callers:
         return bool(name == place if kind == "ipc" else str(name[1]) == place.rpartition(":")[2])
 
 
-def check_open_files(clients: int) -> None:
+def check_clients(clients: int) -> None:
     """Raise NetworkError where this process may not have as many connections as it may need."""
     # the client's own with its stream, one that waits, one that has just called; strangers at both ports
     needed = 4 * clients + STRANGERS + stream_port.STRANGERS + FILES
-    if (most := raise_open_files()) < needed:
-        text = f"{clients} clients need {needed} open files, and this process may have {most}"
-        raise NetworkError(text, "Raise the limit: ulimit -Hn, or LimitNOFILE= of the service.")
+    check_files(f"{clients} clients", needed)

@@ -23,7 +23,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from fedgossip.machine import NodeId
-from fedgossip.net.descriptors import LINUX, break_off, brought, pause, raise_open_files, shut_down
+from fedgossip.net.descriptors import FILES, LINUX, break_off, brought, pause, raise_open_files, shut_down
 from fedgossip.net.sockets import NOW, Waker, ZmqSocket
 from fedgossip.net.transport import Rejected
 from fedgossip.patience import patiently
@@ -46,9 +46,6 @@ CHECK_SECONDS = 0.025
 """Seconds between two looks at connections whose bytes wait in the network, where nothing is read and nothing comes."""
 
 PAUSED_SECONDS = 0.05
-
-FILES = 128
-"""Number of files that a process opens beside its connections."""
 
 FLOOD = -1
 """The number of an event of ours, not of ZeroMQ: this connection was hung up on."""

@@ -13,6 +13,13 @@ import struct
 import sys
 from collections.abc import Callable
 
+from fedgossip.errors import NetworkError
+
+FILES = 128
+"""Number of files that a process opens beside its connections."""
+FILES_OF_A_LINK = 8
+"""Of a partner that calls and is called: 7 at work (two sockets with what wakes them, two streams), one in reserve."""
+
 LINUX = sys.platform == "linux"
 
 _BYTES_RECEIVED_AT, _TCP_INFO_BYTES = 128, 136  # linux/tcp.h: struct tcp_info, tcpi_bytes_received
@@ -116,3 +123,15 @@ def raise_open_files() -> int:
         except (ValueError, OSError):  # "unlimited" is more than the system has
             pass
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def check_files(what: str, needed: int) -> None:
+    """Raise NetworkError where this process may not open as many files as `what` may need."""
+    if (most := raise_open_files()) < needed:
+        text = f"{what} need {needed} open files, and this process may have {most}"
+        raise NetworkError(text, "Raise the limit: ulimit -Hn, or LimitNOFILE= of the service.")
+
+
+def check_links(links: int) -> None:
+    """Raise NetworkError where this process cannot have a link to so many partners, and would hang up on some."""
+    check_files(f"{links} partners" if links != 1 else "one partner's links", FILES + FILES_OF_A_LINK * links)

@@ -23,7 +23,7 @@ from fedgossip.machine import NodeId
 from fedgossip.messages import AnyMessage, Expected, Hello
 from fedgossip.net import control_frames, sockets, upload_slots
 from fedgossip.net.auth import AllowList
-from fedgossip.net.callers import Callers, check_open_files
+from fedgossip.net.callers import Callers, check_clients
 from fedgossip.net.connections import Connections, flooded
 from fedgossip.net.endpoints import Endpoint, Endpoints
 from fedgossip.net.frame_reader import check_last, frame_error, read, read_sealed, skip
@@ -98,7 +98,7 @@ class Hub(Wakeable):
 
         Raises ConfigError for a key that cannot be one, and NetworkError where the system allows too few connections.
         """
-        check_open_files(len(partners))
+        check_clients(len(partners))
         self._hello, self._expected = hello, expected
         self.turns = upload_slots.Turns(self._at_once, expected.payload_bytes)
         for node in partners:
