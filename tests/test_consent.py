@@ -108,6 +108,9 @@ def test_only_what_is_looked_for_as_code_can_be_imported(source: str) -> None:
         custom.function(source)
 
 
+GML = "graph [ node [ id 0 ] node [ id 1 ] node [ id 2 ] edge [ source 0 target 1 ] edge [ source 1 target 2 ] ]"
+
+
 # --- an invite --------------------------------------------------------------------------------------------------------
 
 
@@ -151,17 +154,19 @@ def test_an_invite_is_shown_without_running_or_writing_anything(
     assert seen.outside(seen.ran) == [] and seen.changed == [] and seen.started == []
 
 
-@pytest.mark.parametrize("name", ["evil.py", "peer.key", "policy.toml", "experiment.toml", "port", "endpoints.toml"])
+@pytest.mark.parametrize(
+    "name", ["evil.py", "mine.GML", "peer.key", "policy.toml", "experiment.toml", "port", "endpoints.toml"]
+)
 def test_a_graph_that_comes_with_an_invite_gets_a_name_of_ours_and_not_before_a_yes(
     name: str, asked: Asked, capsys: pytest.CaptureFixture[str]
 ) -> None:
     key = (asked.place.path / "peer.key").read_bytes()
-    one = proposed({"topology": {"graph": name, "n": 3}}, graph="0 1\n1 2\n2 0\n")
+    one = proposed({"topology": {"graph": name, "n": 3}}, graph=GML if name.endswith(".GML") else "0 1\n1 2\n2 0\n")
     said, seen = asked.shown(one, capsys)
     assert "nobody is there to say yes" in said and seen.changed == [] and seen.started == []
     asked.shown(one, capsys, yes=True)
     kept = {path.relative_to(asked.place.path).as_posix() for path in asked.place.path.rglob("*") if path.is_file()}
-    suffix = "toml" if name.endswith(".toml") else "txt"
+    suffix = {"toml": "toml", "GML": "gml"}.get(name.rpartition(".")[2], "txt")
     assert kept == {"peer.key", f"proposed-files/graph.{suffix}"}
     assert (asked.place.path / "peer.key").read_bytes() == key
     assert not custom.is_function(f"joined.{asked.invitation.mark}.proposed-files.graph:f")

@@ -7,7 +7,7 @@ machine that it comes to, so it cannot choose what is learned from.
 
 Until a person agrees nothing of a proposal is imported, and nothing is left on the disk.  Then its files go to
 
-    FOLDER/MARK/proposed-files/graph.toml, or graph.txt     the graph
+    FOLDER/MARK/proposed-files/graph.toml, graph.gml, ...   the graph
     FOLDER/MARK/proposed-files/test-set/NAME                the common test set, alone: its name is in the plan's hash
 
 No import statement and no "module:function" can name a folder with a hyphen, and no file of this member's is beside.
@@ -40,6 +40,7 @@ from fedgossip.plans import compose
 from fedgossip.plans.compose import DataShares
 from fedgossip.plans.plan import Plan
 from fedgossip.task import LocalTask
+from fedgossip.topology.names import SUFFIXES
 
 OWN = f"own:{PLACE}"
 """What a proposal has as data.source where each brings its own data."""
@@ -179,8 +180,8 @@ def _query(rest: str) -> str:
 
 
 def _graph_name(graph: str) -> str:
-    """The name of a graph's file where it comes to: TOML is told by its suffix."""
-    return "graph.toml" if graph.endswith(".toml") else "graph.txt"
+    """The name of a graph's file where it comes to: its suffix, by which it is read, is one of those of graphs."""
+    return f"graph{next((one for one in SUFFIXES if graph.lower().endswith(one)), '.txt')}"
 
 
 def _is_here(name: str) -> bool:

@@ -33,7 +33,7 @@ __all__ = [
     "weighted_names",
 ]
 
-_SUFFIXES = (
+SUFFIXES = (
     ".toml", ".txt", ".edges", ".edgelist", ".csv", ".tsv", ".adjlist",
     ".graphml", ".gexf", ".xml", ".gml", ".json", ".mtx",
 )  # fmt: skip
@@ -134,4 +134,4 @@ def is_drawn(graph: str) -> bool:
 
 
 def _looks_like_path(word: str) -> bool:
-    return "/" in word or "\\" in word or word.lower().endswith(_SUFFIXES)
+    return "/" in word or "\\" in word or word.lower().endswith(SUFFIXES)
