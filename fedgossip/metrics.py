@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from fedgossip.meter import Meter
-from fedgossip.records import NetworkRow, PeerRow, Row
+from fedgossip.records import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.resident_models import Disagreement, disagreement
 from fedgossip.scores import ACCURACY, Score
+from fedgossip.task import Segment, first_wrong
 from fedgossip.vectors import Vector, Vectors, consensus_distance, mean
 
 ROUNDS_OPEN = 8
@@ -55,7 +57,11 @@ class Network:
         watch_all: bool = True,
         counted: Sequence[int] | None = None,
         score: Score = ACCURACY,
+        segments: Sequence[Segment] = (),
     ) -> None:
+        """`segments`: the tensors of a model; where its metrics are no numbers, the first wrong one is named."""
+        self._segments = segments
+        self._wrong: list[EventRow] = []  # of the round that is being closed
         self.score = score
         """The metric of `evaluate` that the rows hold."""
         self.n, self.rounds, self.every = n, rounds, every
@@ -90,7 +96,7 @@ class Network:
         row = NetworkRow(round=0, peers=len(there), seconds=0.0, bytes_sent=0)
         self._fill(row, there, {peer: Meter(peer).mixed(0, 0, 0, None) for peer in there})
         row.consensus_distance = consensus_distance(list(there.values()))
-        return [row]
+        return [row, *self._told_wrong()]
 
     def aside(self, row: PeerRow) -> list[Row]:
         """Take the row of one whose rounds are not counted; return the rows to be written now."""
@@ -181,7 +187,7 @@ class Network:
             self._fill(total, {peer: after[peer] for peer in counted}, {peer: of[peer] for peer in counted})
         if self.watched(round):
             self._put(total, measured())
-        return [*rows, total]
+        return [*rows, total, *self._told_wrong()]
 
     def ended(self, peer: int) -> list[Row]:
         """Wait no more for `peer`: it finished, or died; return the rows to be written now."""
@@ -228,7 +234,7 @@ class Network:
             peers = sorted(of.after)
             before, outgoing = (_of_all(held, peers) for held in (of.before, of.outgoing))
             self._put(total, disagreement(before, outgoing, [of.after[peer] for peer in peers]))
-        return [*rows, total]
+        return [*rows, total, *self._told_wrong()]
 
     def _total(self, round: int, peers: int, sent: int, losses: Sequence[float | None]) -> NetworkRow:
         self._bytes += sent
@@ -251,11 +257,26 @@ class Network:
         unknown = [peer for peer in sorted(vectors) if rows[peer].score is None]
         there = [vectors[peer] for peer in sorted(vectors)]
         averaged, *each = self._of_each(there, [vectors[peer] for peer in unknown])
+        self._look(total.round, [(-1, averaged), *zip(unknown, each, strict=True)], vectors)
         total.test_loss = averaged.get("loss")
         total.score_averaged = averaged.get(self.score.name)
         for peer, metrics in zip(unknown, each, strict=True):
             rows[peer].score = metrics.get(self.score.name)
         self._fill_peers(total, [rows[peer] for peer in sorted(rows)])
+
+    def _look(self, round: int, found: Sequence[tuple[int, Mapping[str, float]]], vectors: dict[int, Vector]) -> None:
+        """Keep for the record the first model, -1 the averaged one, with a metric that is no finite number."""
+        for peer, metrics in found:
+            for name, value in metrics.items():
+                if not math.isfinite(value):
+                    vector = vectors[peer] if peer >= 0 else mean([vectors[one] for one in sorted(vectors)])
+                    facts = {"figure": name, "value": str(value), "tensor": first_wrong(vector, self._segments)}
+                    self._wrong.append(EventRow(round, peer, "not_finite", facts))
+                    return
+
+    def _told_wrong(self) -> list[EventRow]:
+        told, self._wrong = self._wrong, []
+        return told
 
     def _of_each(self, there: Sequence[Vector], unknown: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
         """Return the metrics of the mean of all, and of those that are not known; of equal ones once for all."""

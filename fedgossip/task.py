@@ -30,7 +30,7 @@ from fedgossip.errors import ConfigError, ResumeError
 from fedgossip.keyed_rows import KeyedTable, Keys
 from fedgossip.likeness import Likeness
 from fedgossip.machine import ChooseRows, NodeId, Produced, Report, RowsChosen, Terms, Train
-from fedgossip.vectors import Vector
+from fedgossip.vectors import Vector, all_finite
 from fedgossip.whole_model import WholeModel
 
 
@@ -81,6 +81,15 @@ class Update:
     """No answer: what is trained here has come to its own end, and no job is answered any more."""
 
 
+PARAMETER, STATISTIC = "parameter", "statistic"
+"""The kinds of a tensor: what gradients move, and what a layer has counted of its inputs (BatchNorm's running mean and
+variance).  A statistic is averaged as it is: no step, momentum, term or codec has a meaning for it."""
+
+
+VARIANCE = "running_var"
+"""How torch calls the variance that a layer has counted."""
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """One tensor in a vector: elements `start` to `stop` are `name`, of this shape, row by row."""
@@ -88,6 +97,7 @@ class Segment:
     name: str
     start: int
     shape: tuple[int, ...]
+    kind: str = PARAMETER
 
     @property
     def stop(self) -> int:
@@ -379,10 +389,15 @@ def one_segment(length: int) -> tuple[Segment, ...]:
 def covering(segments: tuple[Segment, ...], length: int) -> tuple[Segment, ...]:
     """Return the segments of a vector [length].
 
-    Raises ConfigError where they overlap, leave a gap, do not end with the vector, or share a name.
+    Raises ConfigError where they overlap, leave a gap, do not end with the vector, or share a name, and for a parameter
+    behind a statistic.
     """
-    end = 0
+    end, counted = 0, ""
     for one in segments:
+        if counted and one.kind == PARAMETER:
+            text = f"segment {one.name!r} is a parameter behind {counted!r}, a statistic"
+            raise ConfigError(text, "Parameters come first, statistics behind all of them.")
+        counted = one.name if one.kind == STATISTIC else ""
         if one.start != end or min(one.shape, default=1) < 0:
             text = f"segment {one.name!r} holds elements {one.start} to {one.stop}, after one that ends at {end}"
             raise ConfigError(text, "Segments follow each other without a gap.")
@@ -392,6 +407,21 @@ def covering(segments: tuple[Segment, ...], length: int) -> tuple[Segment, ...]:
     if len({one.name for one in segments}) < len(segments):
         raise ConfigError("two segments share a name", "Models are saved by the names of their tensors.")
     return segments
+
+
+def statistics_in(segments: Sequence[Segment]) -> int:
+    """Return how many elements at the end of a vector are statistics."""
+    return sum(one.stop - one.start for one in segments if one.kind == STATISTIC)
+
+
+def first_wrong(vector: Vector, segments: Sequence[Segment]) -> str:
+    """Return the name of the first tensor of a vector [d] that no model can be used with: one with an element that is
+    not finite, or a variance below 0; "" where there is none."""
+    for one in segments:
+        part = vector[one.start : one.stop]
+        if not all_finite(part) or (one.kind == STATISTIC and one.name.endswith(VARIANCE) and (part < 0).any()):
+            return one.name
+    return ""
 
 
 def tensors_of(task: LocalTask, vector: Vector) -> dict[str, npt.NDArray[np.floating]]:

@@ -54,6 +54,8 @@ class Step:
     round: int
     rate: Any = 0.0
     steps: Any = 0.0
+    given: Vector | None = None
+    """The model that the training began with, [d], where others have changed it since; else None."""
 
     @classmethod
     def of(cls, round: int, metrics: Mapping[str, float]) -> Step:

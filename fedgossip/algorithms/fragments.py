@@ -65,7 +65,7 @@ def segments_within(segments: Sequence[Segment], part: slice) -> tuple[Segment, 
         start, stop = max(one.start, part.start), min(one.stop, part.stop)
         if start < stop:
             shape = (math.ceil((stop - start) / _row(one)), *one.shape[1:]) if one.shape else ()
-            found.append(Segment(one.name, start - part.start, shape))
+            found.append(Segment(one.name, start - part.start, shape, one.kind))
     return tuple(found)
 
 

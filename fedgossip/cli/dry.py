@@ -20,10 +20,11 @@ def show_plan(plan: Plan, *, as_json: bool) -> None:
     """Check everything, and print what is known: the experiment with all defaults, sizes, the forecast."""
     from fedgossip.cli.text import print_json, talk_to_stderr
     from fedgossip.plans import compose
+    from fedgossip.task import segments_of
 
     with talk_to_stderr() if as_json else contextlib.nullcontext():
         task, shares = compose.task_of_dry_run(plan.experiment, plan.learners)
-        plan = plan.with_shares(shares)
+        plan = plan.with_shares(shares).with_segments(segments_of(task))
         last = plan.n - 1
         plan.machine(last, task.initial(last), task.schema, own=plan.simulated(last))
     outlook = plan.outlook(task)

@@ -48,6 +48,7 @@ from fedgossip.net.identity import Identity
 from fedgossip.net.routing import DIRECT, Ways
 from fedgossip.net.transport import Transport
 from fedgossip.plans import compose
+from fedgossip.plans.completeness import of_numbers
 from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.plan import PARTIAL
 from fedgossip.records import EventRow, PeerRow, Row, read_rows
@@ -318,7 +319,7 @@ class _PeerLife:
         rounds = self.files.round
         whole = self.plan.is_complete(self.node, rounds, stopped=stopped)
         whole = whole or (vector is not None and self.plan.is_over(self.node, vector))
-        ended = self._whole(rounds) if whole else PeerEnded("interrupted", rounds, {}, exit_code=130)
+        ended = self._whole(rounds, vector) if whole else PeerEnded("interrupted", rounds, {}, exit_code=130)
         if error:
             ended = failed(error, rounds)
         ended.experiment, ended.schema, ended.code = self.hello.experiment, self.hello.schema, self.hello.code
@@ -327,14 +328,15 @@ class _PeerLife:
         ended.processor, ended.kernels = kernels.processor(), kernels.used() or ""
         return ended
 
-    def _whole(self, rounds: int) -> PeerEnded:
+    def _whole(self, rounds: int, vector: Vector | None) -> PeerEnded:
         """It came to its end: as finished, or without something that the run is for."""
         rows = read_rows(self.files.folder / "metrics.jsonl")  # those of lives before, too
         lacking = self.plan.lacking(rows, self.node)
-        if not lacking.said:
+        said = (*lacking.said, *of_numbers((), [vector], self.plan.segments))
+        if not said:
             return PeerEnded("finished", rounds, {})
         code = TooFewPeersError.exit_code if lacking.in_vain else PARTIAL_EXIT
-        return PeerEnded(PARTIAL, rounds, {}, " ".join(lacking.said), exit_code=code)
+        return PeerEnded(PARTIAL, rounds, {}, " ".join(said), exit_code=code)
 
 
 def _same_port(folder: Path, bind: str) -> str:

@@ -233,7 +233,7 @@ def _verdict(plan: Plan, results: Results, record: Network, keeper: Keeper) -> s
         return "finished" if plan.is_complete(node, reached) or plan.is_over(node, vector) else "interrupted"
 
     said = [word(node, *how) for node, how in enumerate(zip(results.vectors, record.reached, strict=True))]
-    return status_of(plan, said, keeper.rows)
+    return status_of(plan, said, keeper.rows, results.vectors)
 
 
 def _directory(

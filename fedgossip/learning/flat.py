@@ -15,7 +15,7 @@ import numpy as np
 
 from fedgossip.errors import ConfigError
 from fedgossip.learning.exchangeable import averaged_buffers, trained_parameters
-from fedgossip.task import Segment
+from fedgossip.task import PARAMETER, STATISTIC, Segment
 from fedgossip.vectors import Vector, empty, frozen
 
 if TYPE_CHECKING:
@@ -90,8 +90,9 @@ class Layout:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The tensors in the order of the vector."""
-        return tuple(map(Segment, self.names, self.offsets, self.shapes))
+        """The tensors in the order of the vector, buffers as statistics."""
+        kinds = (PARAMETER if offset < self.parameters else STATISTIC for offset in self.offsets)
+        return tuple(map(Segment, self.names, self.offsets, self.shapes, kinds))
 
     @property
     def schema(self) -> str:

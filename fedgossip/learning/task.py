@@ -253,7 +253,7 @@ class TorchTask:
     def _check_gradients(self) -> None:
         """Raise ConfigError for settings under which a gradient would leave something of the model out."""
         if self.layout.parameters < self.layout.length:
-            advice = 'Set train.buffers = "local", or take a model without running statistics.'
+            advice = "Take a method that sends updates, or a model without running statistics."
             raise ConfigError("the model's running statistics are averaged, and have no gradient", advice)
         if self.settings.stays:
             advice = "Leave train.personal out, or take a method that sends updates."

@@ -16,7 +16,7 @@ from fedgossip.likeness import Likeness
 from fedgossip.loops.task import DescribedTask
 from fedgossip.plans.compose import DataShares
 from fedgossip.rundir.run_directory import write_whole
-from fedgossip.task import Segment
+from fedgossip.task import PARAMETER, Segment
 from fedgossip.vectors import Vector, frozen
 
 MODEL, FIRST = "loop.json", "first.safetensors"
@@ -25,6 +25,7 @@ MODEL, FIRST = "loop.json", "first.safetensors"
 class Tensor(msgspec.Struct):
     name: str
     shape: list[int]
+    kind: str = PARAMETER
 
 
 class LoopModel(msgspec.Struct):
@@ -40,7 +41,7 @@ class LoopModel(msgspec.Struct):
     def segments(self) -> tuple[Segment, ...]:
         found, start = [], 0
         for one in self.tensors:
-            found.append(Segment(one.name, start, tuple(one.shape)))
+            found.append(Segment(one.name, start, tuple(one.shape), one.kind))
             start = found[-1].stop
         return tuple(found)
 
@@ -108,7 +109,7 @@ def is_described(folder: Path) -> bool:
 
 def model_of(segments: Sequence[Segment], schema: str, dtype: str, like: Likeness) -> LoopModel:
     """Return what is told of a layout."""
-    tensors = [Tensor(one.name, list(one.shape)) for one in segments]
+    tensors = [Tensor(one.name, list(one.shape), one.kind) for one in segments]
     return LoopModel(schema, dtype, tensors, list(like.frozen), list(like.probe))
 
 

@@ -6,7 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fedgossip.machine import NodeId
-from fedgossip.records import EventRow, PeerRow, Row
+from fedgossip.records import EventRow, NetworkRow, PeerRow, Row
+from fedgossip.task import Segment, first_wrong
+from fedgossip.vectors import Vector
+
+TOLERATED = 0.1
+"""Share of the measured rounds whose model may answer with what is no number, where the final one does not."""
 
 NAMED = 8
 """Maximum number of pairs, or of clients, that are named."""
@@ -43,6 +48,23 @@ def of_gossip(
         return Lacking(("No model was exchanged in the whole run: every peer learned alone.",), in_vain=True)
     first = [f"Peer {one} exchanged a model with nobody: it learned alone." for one in alone]
     return Lacking((*_short(first, "peers"), *_short(said, "pairs")), in_vain=node in alone)
+
+
+def of_numbers(rows: Sequence[Row], vectors: Sequence[Vector | None], segments: Sequence[Segment]) -> tuple[str, ...]:
+    """Say where a model answers with what is no number: the final one, or that of more than a tenth of the rounds that
+    were measured; `vectors`: the final ones."""
+    wrong = {row.round: row for row in rows if isinstance(row, EventRow) and row.name == "not_finite"}
+    measured = {row.round for row in rows if isinstance(row, NetworkRow) and row.measured} | wrong.keys()
+    if wrong and (max(measured) in wrong or len(wrong) > TOLERATED * len(measured)):
+        first = min(wrong)
+        value = wrong[first].value
+        facts = value if isinstance(value, dict) else {}
+        often = f"of {len(wrong)} of {len(measured)} measured rounds, round {first} first"
+        tensor = facts.get("tensor")
+        where = f"the first tensor that is not right is {tensor!r}" if tensor else "its weights are all finite"
+        return (f"The {facts.get('figure')} is {facts.get('value')} {often}; {where}.",)
+    named = next((name for one in vectors if one is not None if (name := first_wrong(one, segments))), "")
+    return (f"Tensor {named!r} of the final model is not right: not finite, or a variance below 0.",) if named else ()
 
 
 def of_federation(rows: Sequence[Row], coordinator: NodeId, node: NodeId | None, *, all_in_each: bool) -> Lacking:

@@ -17,7 +17,7 @@ from fedgossip.likeness import NOT_SAID, Likeness
 from fedgossip.messages import Hello
 from fedgossip.plans.plan import Plan, hash_of, without_folders
 from fedgossip.plans.tasks import DataShares, centralised, task_of, task_of_dry_run
-from fedgossip.task import LocalTask, checked_task, model_likeness, require_gradients, table_of
+from fedgossip.task import LocalTask, checked_task, model_likeness, require_gradients, segments_of, table_of
 from fedgossip.version import __version__
 
 __all__ = [
@@ -50,7 +50,7 @@ def plan(experiment: Experiment, **given: object) -> Plan:
 def check_task(plan: Plan, task: LocalTask) -> None:
     """Raise ConfigError for an object that is no task, or none that this run can use."""
     checked_task(task)
-    plan.with_table(table_of(task))
+    plan.with_segments(segments_of(task)).with_table(table_of(task))
     if plan.gradients:
         require_gradients(task, plan.name)
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from fedgossip.algorithms.federated.base import ClientRule, Federated
 from fedgossip.algorithms.federated.coded import CodedClient, UploadCodec
+from fedgossip.algorithms.federated.running_statistics import with_statistics
 from fedgossip.algorithms.sampling import BySize, Poisson, Sampling, Uniform
 from fedgossip.codecs.base import Codec, VectorLayout
 from fedgossip.codecs.names import make_codec
@@ -24,6 +25,7 @@ from fedgossip.experiment import CoordinatorSection, FederatedExperiment, Secure
 from fedgossip.machine import NodeId
 from fedgossip.plans.plan import PlanDefaults, hash_of, nanoseconds, without_folders
 from fedgossip.plans.secure_encoding import Numbers
+from fedgossip.plans.statistics_checks import check_federated_statistics
 from fedgossip.protocols.client import ClientSettings
 from fedgossip.protocols.telling import Telling, telling
 from fedgossip.roles import Roles, federated_roles
@@ -31,7 +33,7 @@ from fedgossip.secure import graph
 from fedgossip.secure.exact_sums import ExactSums
 from fedgossip.secure.past import Questions
 from fedgossip.secure.session import Policy
-from fedgossip.task import Segment
+from fedgossip.task import PARAMETER, Segment, statistics_in
 
 FEDBUFF = "fedbuff"
 PHASES = 6
@@ -59,6 +61,14 @@ class FederatedRun(PlanDefaults):
     """What clients that are held here look at before they answer, where sums are exact."""
     abstaining: frozenset[NodeId] = frozenset()
     """Clients that are held here and answer each invitation with a refusal: their tables do not fit."""
+
+    def with_segments(self, segments: tuple[Segment, ...]) -> Self:
+        length = segments[-1].stop if segments else 0
+        apart = with_statistics(self.federated, length - statistics_in(segments), length)
+        return replace(super().with_segments(segments), federated=apart)
+
+    def check_statistics(self, tensor: str) -> None:
+        check_federated_statistics(self.section, self.gradients, tensor)
 
     @property
     def secure(self) -> bool:
@@ -108,8 +118,12 @@ class FederatedRun(PlanDefaults):
 
     def coding(self, length: int, kind: np.dtype[np.floating]) -> UploadCodec | None:
         """How updates [length] go up by the codec; None: as they are."""
-        layout = VectorLayout.of_length(length, kind, self.segments)
-        return UploadCodec(self.codec, layout, self.experiment.seed) if self.codec else None
+        if self.codec is None:
+            return None
+        statistics = statistics_in(self.segments)
+        parameters = [one for one in self.segments if one.kind == PARAMETER]
+        layout = VectorLayout.of_length(length - statistics, kind, parameters)
+        return UploadCodec(self.codec, layout, self.experiment.seed, statistics)
 
     def client_rule(self, coding: UploadCodec | None) -> ClientRule:
         """What a client does with what it receives."""
@@ -121,7 +135,7 @@ class FederatedRun(PlanDefaults):
         if words := self.masked(length):
             return 4 * words
         if coding := self.coding(length, kind):
-            return coding.codec.size(coding.layout, 0)
+            return coding.size(0)
         return length * kind.itemsize * self.vectors
 
     @property
@@ -199,6 +213,7 @@ class FederatedRun(PlanDefaults):
             telling=self.telling,
             score=self.experiment.score,
             exact=self.exact,
+            statistics=statistics_in(self.segments),
         )
 
     @property

@@ -11,8 +11,10 @@ import msgspec
 
 from fedgossip.algorithms.base import GossipAlgorithm
 from fedgossip.algorithms.choco import Choco
+from fedgossip.algorithms.dsgd import DSGD
 from fedgossip.algorithms.fragmented_diloco import FragmentedDiLoCo
 from fedgossip.algorithms.names import METHODS, Method, Told, given, make, own
+from fedgossip.algorithms.running_statistics import with_statistics
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import GIVEN, GossipExperiment
 from fedgossip.experiment.gossip_sections import ALGORITHM_CODE
@@ -23,7 +25,14 @@ from fedgossip.plans.adversary import attack_in, attackers_of, check_adversary, 
 from fedgossip.plans.completeness import Lacking, of_gossip
 from fedgossip.plans.credentials import Logged, Own
 from fedgossip.plans.gossip_checks import check_fragments, check_pair
-from fedgossip.plans.gossip_machines import GossipMode, GossipRun, mode_of, rule_of_models, stacked_attackers
+from fedgossip.plans.gossip_machines import (
+    GossipMode,
+    GossipRun,
+    apart_from_statistics,
+    mode_of,
+    rule_of_models,
+    stacked_attackers,
+)
 from fedgossip.plans.gossip_words import (
     band_of,
     described_topology,
@@ -39,6 +48,7 @@ from fedgossip.plans.gossip_words import (
 )
 from fedgossip.plans.own_graphs import digest_of, is_own_graph, is_own_weights, named_schedule
 from fedgossip.plans.plan import PARTIAL, Arrays, JoiningTerms, PlanDefaults, Results, RunOutlook, Seat
+from fedgossip.plans.statistics_checks import check_gossip_statistics
 from fedgossip.plans.tasks import example_counts
 from fedgossip.protocols.attacker import Attacker
 from fedgossip.records import Row
@@ -46,7 +56,7 @@ from fedgossip.roles import Roles
 from fedgossip.secure.pairs import SeededPairs
 from fedgossip.simulation.resident_rounds import run_arrays
 from fedgossip.simulation.stacked import first_stack
-from fedgossip.task import LocalTask, Segment
+from fedgossip.task import LocalTask, Segment, statistics_in
 from fedgossip.topology import (
     Forecast,
     Mixing,
@@ -143,7 +153,8 @@ class GossipPlan(PlanDefaults):
         return self.schedule.partners(node)
 
     def seated(self, seat: Seat) -> Machine:
-        run = GossipRun(self.experiment, self.schedule, self.topology, self.algorithm)
+        length = seat.initial.size
+        run = GossipRun(self.experiment, self.schedule, self.topology, self._of(length), self._parameters(length))
         machine = self.how.make(run, seat)
         machine.eager |= seat.incarnation > 0  # a peer that comes back finds the others at work, or gone
         e, attackers = self.experiment, attackers_of(self.experiment)
@@ -167,7 +178,19 @@ class GossipPlan(PlanDefaults):
 
     def resume_point(self, round: int, model: Vector) -> Checkpoint:
         """Return from where a machine goes on that has `model` after `round` rounds: what others have learned."""
-        return self.how.resume_point(self.algorithm, round, model)
+        return self.how.resume_point(self._of(model.size), round, model)
+
+    def _parameters(self, length: int) -> int:
+        """Elements of a model that are no running statistics."""
+        return length - statistics_in(self.segments)
+
+    def _of(self, length: int) -> GossipAlgorithm[Any]:
+        """The algorithm for models of so many elements, which has their parameters alone."""
+        asynchronous = self.experiment.algorithm.mode == "async"
+        return with_statistics(self.algorithm, self._parameters(length), length, asynchronous=asynchronous)
+
+    def check_statistics(self, tensor: str) -> None:
+        check_gossip_statistics(self.experiment, self.algorithm, self.schedule, tensor)
 
     @property
     def pausable(self) -> bool:
@@ -182,14 +205,18 @@ class GossipPlan(PlanDefaults):
         return rounds == self.experiment.rounds or (alone and not stopped)
 
     def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
-        e, algorithm = self.experiment, self.algorithm
+        e, length = self.experiment, task.length
         if self.how.stacked is None:
             raise ConfigError("the stacked engine goes by rounds: no asynchronous gossip", "Run it with --on sim.")
-        exchange, stack = self.how.stacked(e, algorithm), first_stack(task, self.n, algorithm)
+        # where nothing is late, plain gossip of whole models averages statistics as they are
+        algorithm = self.algorithm if isinstance(self.algorithm, DSGD) else self._of(length)
+        about = self._parameters(length), length
+        exchange = apart_from_statistics(self.how.stacked(e, self.algorithm), *about)
+        stack = first_stack(task, self.n, algorithm)
 
         def finish(between: Callable[[], None]) -> Results:
             run = task, self.schedule, algorithm, e.rounds, record, write, exchange
-            return Results(run_arrays(*run, stack=stack, between=between, attackers=stacked_attackers(e)))
+            return Results(run_arrays(*run, stack=stack, between=between, attackers=stacked_attackers(e, *about)))
 
         return stack, finish
 

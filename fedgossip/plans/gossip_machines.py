@@ -15,6 +15,7 @@ from fedgossip.algorithms.choco import Choco
 from fedgossip.algorithms.combine import Combination, combination
 from fedgossip.algorithms.fragmented_diloco import FragmentedDiLoCo
 from fedgossip.algorithms.relaysgd import RelaySGD
+from fedgossip.algorithms.running_statistics import combined_apart
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import AlgorithmSection, GossipExperiment
 from fedgossip.machine import Checkpoint
@@ -62,6 +63,8 @@ class GossipRun:
     schedule: Schedule
     topology: Topology
     algorithm: Algorithm
+    parameters: int
+    """Elements of a model that are no running statistics."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,8 @@ class GossipMode:
 
 def _sync(run: GossipRun, seat: Seat) -> SyncGossip[Any]:
     what = run.schedule, run.algorithm, seat.initial, seat.schema
-    return SyncGossip(seat.node, *what, _sync_settings(run.experiment), seat.resumed, rule_of_models(run.experiment))
+    rule = combined_apart(rule_of_models(run.experiment), run.parameters, seat.initial.size)
+    return SyncGossip(seat.node, *what, _sync_settings(run.experiment), seat.resumed, rule)
 
 
 def _changes(run: GossipRun, seat: Seat) -> ReplicaGossip:
@@ -137,7 +141,7 @@ def _async(run: GossipRun, seat: Seat) -> AsyncGossip[Any]:
     rule = rule_of(a.partner, seat.node, e.seed, [(int(u), int(v)) for u, v in run.topology.edges])
     near = run.schedule.partners(seat.node)
     begun = seat.initial, seat.schema, settings, seat.resumed, seat.incarnation
-    return AsyncGossip(seat.node, near, rule, run.algorithm, *begun)
+    return AsyncGossip(seat.node, near, rule, run.algorithm, *begun, run.parameters)
 
 
 def _sync_push(run: GossipRun, seat: Seat) -> SyncPushSum[Any]:
@@ -155,10 +159,11 @@ def _push_settings(experiment: GossipExperiment) -> PushSettings:
     return PushSettings(seed=experiment.seed, targets="all", **limits, **_deadlines(experiment))
 
 
-def stacked_attackers(experiment: GossipExperiment) -> StackedAttackers | None:
+def stacked_attackers(experiment: GossipExperiment, parameters: int, length: int) -> StackedAttackers | None:
     """The peers that lie on stacked arrays; None where all are honest."""
     peers, known = attackers_of(experiment), experiment.adversary.knowledge == "all"
-    made = attack_in(experiment), rule_of_models(experiment), experiment.seed, known
+    rule = combined_apart(rule_of_models(experiment), parameters, length)
+    made = attack_in(experiment), rule, experiment.seed, known
     return StackedAttackers(peers, *made) if peers else None
 
 
@@ -219,6 +224,13 @@ def told(algorithm: Algorithm, *, private: bool) -> str:
     if isinstance(algorithm, RelaySGD):
         return RELAYS
     return SHARES_OF_MASS if algorithm.needs.sums == "columns" else MODELS
+
+
+def apart_from_statistics(exchange: StackedExchange, parameters: int, length: int) -> StackedExchange:
+    """Return what rounds of stacked arrays send, where so many elements of a model [length] are parameters."""
+    if not isinstance(exchange, RuledExchange):
+        return exchange
+    return RuledExchange(combined_apart(exchange.rule, parameters, length))
 
 
 def mode_of(section: AlgorithmSection, algorithm: Algorithm) -> GossipMode:

@@ -28,7 +28,7 @@ from fedgossip.protocols.view_member import AllReduceSettings
 from fedgossip.records import Row
 from fedgossip.roles import Role, Roles
 from fedgossip.simulation.collective import first_collective, reduced_by, run_collective
-from fedgossip.task import Job, LocalTask, segments_of
+from fedgossip.task import Job, LocalTask, segments_of, statistics_in
 from fedgossip.vectors import Vector
 
 ADAPTED = 1 << 20
@@ -71,7 +71,7 @@ class ParallelPlan(SharedSteps):
         fragments = self.fragments(seat.initial.size, self.segments)
         sums = fragment_sums(e, fragments, seat.initial.dtype, self.segments, settings.bucket)
         begun = seat.initial, seat.schema, settings, self.rate, seat.resumed, seat.incarnation
-        goes = UnsentUpdates(fragments), coded_updates(e, seat.node, sums)
+        goes = UnsentUpdates(fragments, statistics_in(self.segments)), coded_updates(e, seat.node, sums)
         return AllReduce(seat.node, range(self.n), sums, self.descent_of(self.segments), *begun, *goes)
 
     def bucket(self, length: int, itemsize: int) -> int:
@@ -93,7 +93,8 @@ class ParallelPlan(SharedSteps):
         descent, p = self.descent_of(self.segments), self.experiment.parallel
         sums = self.sums_of(task)
         fragments = self.fragments(task.length, self.segments or segments_of(task))
-        stack = first_collective(task, self.n, descent, fragments=fragments)
+        statistics = statistics_in(self.segments)
+        stack = first_collective(task, self.n, descent, fragments=fragments, statistics=statistics)
         stack.coded += [one for node in range(self.n) if (one := coded_updates(self.experiment, node, sums))]
 
         def finish(between: Callable[[], None]) -> Results:

@@ -247,6 +247,6 @@ def _segments_in(shard: Shard, segments: Sequence[Segment]) -> tuple[Segment, ..
     before = 0
     for start, stop in shard.ranges:
         inside = [one for one in segments if start <= one.start and one.stop <= stop]
-        found += [Segment(one.name, before + one.start - start, one.shape) for one in inside]
+        found += [Segment(one.name, before + one.start - start, one.shape, one.kind) for one in inside]
         before += stop - start
     return tuple(found)

@@ -22,7 +22,7 @@ from fedgossip.plans.credentials import Logged, Own
 from fedgossip.plans.tasks import DataShares
 from fedgossip.records import Row
 from fedgossip.roles import Roles
-from fedgossip.task import LocalTask, Segment
+from fedgossip.task import STATISTIC, LocalTask, Segment
 from fedgossip.vectors import Vector
 
 
@@ -233,7 +233,7 @@ class Plan(Protocol):
         ...
 
     def with_segments(self, segments: tuple[Segment, ...]) -> Plan:
-        """The same plan, where the task is made."""
+        """The same plan, where the task is made.  Raises ConfigError for running statistics that it cannot average."""
         ...
 
     def with_table(self, table: KeyedTable | None) -> Plan:
@@ -396,7 +396,12 @@ class PlanDefaults:
         return self
 
     def with_segments(self, segments: tuple[Segment, ...]) -> Self:
+        if statistics := [one for one in segments if one.kind == STATISTIC and one.start < one.stop]:
+            self.check_statistics(statistics[0].name)
         return replace(self, segments=segments)  # type: ignore[type-var]
+
+    def check_statistics(self, tensor: str) -> None:
+        """Raise ConfigError where this run cannot average running statistics as they are; `tensor` is one of them."""
 
     def with_table(self, table: KeyedTable | None) -> Self:
         if table is not None:
@@ -419,4 +424,5 @@ def record_of(plan: Plan, evaluate: Evaluate, *, watch_all: bool) -> Network:
     """Return the record of a run that begins: of those whose rounds are the run's."""
     e = plan.experiment
     counted, score = plan.roles.counted, e.score
-    return Network(plan.n, e.rounds, e.eval.every, evaluate, watch_all=watch_all, counted=counted, score=score)
+    told = {"watch_all": watch_all, "counted": counted, "score": score, "segments": plan.segments}
+    return Network(plan.n, e.rounds, e.eval.every, evaluate, **told)  # type: ignore[arg-type]

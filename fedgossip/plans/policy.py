@@ -23,7 +23,7 @@ from fedgossip.plans.approvals import HowLong
 from fedgossip.plans.compose import likeness_of
 from fedgossip.plans.federation import FederationPlan
 from fedgossip.secure.session import Policy
-from fedgossip.task import LocalTask
+from fedgossip.task import LocalTask, segments_of
 
 MAKE = "Make one, and read it: fedgossip privacy policy EXPERIMENT --endpoints FILE"
 
@@ -77,7 +77,8 @@ def policy_of(
     plan: FederationPlan, endpoints: Endpoints, task: LocalTask, approvals: HowLong | None = None
 ) -> PolicyFile:
     """Return the policy of a client that agrees with the experiment and the code as they are here."""
-    fixed, s = plan.numbers.fixed_point(task.length, task.schema), plan.section
+    numbers = plan.with_segments(segments_of(task)).numbers
+    fixed, s = numbers.fixed_point(task.length, task.schema), plan.section
     held = approvals or HowLong()
     alike = likeness_of(plan, task)
     roster = roster_of(endpoints).first(plan.learners)
@@ -133,8 +134,9 @@ def agreed(path: Path, plan: FederationPlan, endpoints: Endpoints, task: LocalTa
         text = f"{path}: min_clients = {pinned.min_clients}, and no more than {pinned.max_clients} take part in a round"
         raise ConfigError(text, f"Set min_clients to at most {pinned.max_clients}.")
     coordinator = bytes.fromhex(pinned.coordinator)
-    fixed = plan.numbers.fixed_point(task.length, task.schema)
-    rule, adaptive = plan.numbers.rule, plan.section.privacy.adaptive
+    numbers = plan.with_segments(segments_of(task)).numbers
+    fixed = numbers.fixed_point(task.length, task.schema)
+    rule, adaptive = numbers.rule, plan.section.privacy.adaptive
     return Policy(coordinator, pinned.task, fixed, pinned.min_clients, pinned.max_clients, rule, adaptive)
 
 

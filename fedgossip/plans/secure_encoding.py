@@ -47,6 +47,8 @@ class Numbers:
     """The facts that clients tell beside the update."""
     score: Score = ACCURACY
     """What they measure, where they do."""
+    statistics: int = 0
+    """Elements at the end of a model that are running statistics."""
     exact: ExactSums | None = None
     """The encoding of statistics, which are no update of a model."""
 
@@ -59,19 +61,22 @@ class Numbers:
         """Return the encoding of contributions of a model of `length` elements."""
         if self.exact is not None:
             return self.exact
-        s, elements = self.section.secure, length * self.vectors
+        s, parameters = self.section.secure, length - self.statistics
+        elements, kept = length * self.vectors, parameters  # the statistics are behind the parameters of the first
         if self.section.codec:  # the elements that are sent, which follow from the round
-            elements, layout = self._codec.elements(length), f"{layout} {self.section.codec}"
+            kept = self._codec.elements(parameters)
+            elements, layout = kept + self.statistics, f"{layout} {self.section.codec}"
         p = self.section.privacy
         bound = p.clip * (CLIP_ROOM if p.adaptive else 1) if self.hidden else s.bound
         return FixedPoint(
             length=elements,
-            clip_l2=p.clip if self.hidden else bound * math.sqrt(elements),
+            clip_l2=p.clip if self.hidden else bound * math.sqrt(elements - self.statistics),
             clip_inf=bound,
             weight_max=s.weight_max if self.by_examples else 1,
             q_bits=s.bits or self._bits(elements),
             metrics=self._metrics,
             layout=layout,
+            statistics=(kept, kept + self.statistics) if self.statistics else (0, 0),
             tells=self._told_of_the_clip,
         )
 

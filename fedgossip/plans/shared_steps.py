@@ -9,6 +9,7 @@ from typing import Any
 from fedgossip.algorithms.descent.base import Descent
 from fedgossip.algorithms.descent.names import make_descent
 from fedgossip.algorithms.descent.outer import OuterDescent
+from fedgossip.algorithms.descent.running_statistics import StatisticsDescent
 from fedgossip.algorithms.fragments import Fragments, fragments_of
 from fedgossip.algorithms.outer import OuterStep
 from fedgossip.experiment import ParallelExperiment
@@ -16,8 +17,9 @@ from fedgossip.machine import NodeId
 from fedgossip.plans.coding import corrects_momentum
 from fedgossip.plans.completeness import Lacking
 from fedgossip.plans.plan import PARTIAL, PlanDefaults
+from fedgossip.plans.statistics_checks import check_parallel_statistics
 from fedgossip.records import Row
-from fedgossip.task import Segment
+from fedgossip.task import Segment, statistics_in
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,11 @@ class SharedSteps(PlanDefaults):
     def descent_of(self, segments: Sequence[Segment]) -> Descent[Any]:
         """What takes the step on a vector of these tensors: `parallel.outer`, `parallel.descent`, or [train]'s."""
         train, p = self.experiment.train, self.experiment.parallel
-        if p.races:
-            return OuterDescent(OuterStep(1.0, 0.0, nesterov=False))  # the model after its steps
-        if p.local:
-            return OuterDescent(OuterStep(p.outer.lr, p.outer.beta, p.outer.nesterov, "parallel.outer"))
+        if p.races or p.local:
+            own = OuterStep(p.outer.lr, p.outer.beta, p.outer.nesterov, "parallel.outer") if p.local else None
+            outer = OuterDescent(own or OuterStep(1.0, 0.0, nesterov=False))  # the model after its steps
+            statistics = statistics_in(segments)
+            return StatisticsDescent(outer, statistics) if statistics else outer
         return make_descent(
             p.descent or train.optimizer,
             segments,
@@ -54,6 +57,9 @@ class SharedSteps(PlanDefaults):
             weight_decay=train.weight_decay,
             l1=p.l1,
         )
+
+    def check_statistics(self, tensor: str) -> None:
+        check_parallel_statistics(self.experiment, tensor)
 
     def fragments(self, length: int, segments: Sequence[Segment]) -> Fragments:
         """Of a vector [length] of these tensors, one of which goes out in a round."""

@@ -53,6 +53,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedgossip.algorithms.base import MODEL, GossipAlgorithm, State, Step
+from fedgossip.algorithms.running_statistics import given_up, halfway
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import Checkpoint, Effect, NodeId, Report, RoundDone, Send, SetTimer, Trained
 from fedgossip.messages import Ack, Answer, Decline, Leaving, Message, Offer, Query
@@ -65,7 +66,7 @@ from fedgossip.protocols.pairing import Flight, Pairing
 from fedgossip.protocols.peer_sampling import Rule
 from fedgossip.protocols.run_limits import RunLimits
 from fedgossip.protocols.vector_check import VectorCheck
-from fedgossip.vectors import Vector, negated, scaled_difference
+from fedgossip.vectors import Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +103,16 @@ class AsyncGossip(Lifecycle[State]):
         settings: AsyncSettings,
         resumed: Checkpoint | None = None,
         incarnation: int = 0,
+        parameters: int | None = None,
     ) -> None:
+        """`parameters`: elements of the model that are no statistics; None: all."""
         assert algorithm.slots == (MODEL,), "what is exchanged is the model"
         least_ns = min(settings.least_answer_ns, settings.answer_ns)
         patience = Deadline(settings.answer_ns, least_ns, first_ns=settings.first_answer_ns)
         super().__init__(node, partners, Learner(algorithm, initial, resumed), patience, settings, resumed)
         self.schema, self.layout = schema, VectorCheck(node, schema, initial.dtype, initial.size)
         count = int(str(resumed.facts["count"])) if resumed else 0
+        self.parameters = initial.size if parameters is None else parameters
         self.pairing = Pairing(node, rule, settings.seed, settings.exchanges, count)
         self.ledger = Ledger(incarnation)
         self.training_ns = 0  # how long the last training took
@@ -242,7 +246,7 @@ class AsyncGossip(Lifecycle[State]):
         self.layout.check_values(sender, answer)
         self.ledger.close(sender, answer.number)
         (h,) = answer.vectors
-        self.learner.corrected((negated(h),))
+        self.learner.corrected((given_up(h, self.parameters),))
         self.carried.came(sender)
         effects: list[Effect] = [Send(sender, Ack(answer.number)), Report("exchanged", sender, self.round)]
         if self.pairing.flies_to(sender):
@@ -275,7 +279,7 @@ class AsyncGossip(Lifecycle[State]):
             return [Send(sender, self.ledger.decline(sender, offer.number, self.round))]
         self.layout.check_values(sender, offer)
         (theirs,) = offer.vectors
-        h = scaled_difference(0.5, theirs, self.learner.model)
+        h = halfway(theirs, self.learner.model, self.parameters)
         self.learner.corrected((h,))
         self.carried.came(sender)
         answer = Answer(offer.number, self.round, self.schema, (h,))

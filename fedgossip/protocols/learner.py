@@ -10,6 +10,7 @@ Between training and mixing the state is still that of the round before: a peer 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Generic
 
 from fedgossip.algorithms.base import GossipAlgorithm, State, Step, Vectors, restored, saved
@@ -36,6 +37,7 @@ class Learner(Generic[State]):
         self.outgoing: Vectors = ()
         self.corrections: list[Vectors] = []
         self.changes = self.lent = 0  # corrections so far: now, and when the training that is on began
+        self.given: Vector | None = None  # what the training that is on began with
         self.staleness = 0
         """How many corrections came while the last update was trained."""
 
@@ -46,8 +48,8 @@ class Learner(Generic[State]):
 
     def lend(self) -> Vector:
         """Return the model, [d], for a training that begins now."""
-        self.lent = self.changes
-        return self.model
+        self.lent, self.given = self.changes, self.model
+        return self.given
 
     @property
     def seen(self) -> Vector:
@@ -58,6 +60,8 @@ class Learner(Generic[State]):
         """Open a round: return what goes out, one vector per slot, frozen."""
         assert not self.outgoing, "the last round is not mixed"
         self.staleness = self.changes - self.lent
+        if self.staleness:
+            step = replace(step, given=self.given)
         self.begun, outgoing = self.algorithm.trained(self.state, update, step)
         self.outgoing = tuple([frozen(vector) for vector in outgoing])
         return self.outgoing

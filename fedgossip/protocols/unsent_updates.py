@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedgossip.algorithms.fragments import Fragments
+from fedgossip.algorithms.running_statistics import counted, joined
 from fedgossip.errors import ResumeError
 from fedgossip.vectors import Vector, add, frozen
 
@@ -22,8 +23,11 @@ UNSENT = "unsent"
 class UnsentUpdates:
     """Invariant: `rest` [d] is what a next life begins with; None: all was sent."""
 
-    def __init__(self, fragments: Fragments) -> None:
-        self.fragments = fragments
+    def __init__(self, fragments: Fragments, statistics: int = 0) -> None:
+        """`statistics`: elements at the end of a model that are averaged as they are; of one fragment alone."""
+        assert not statistics or fragments.count == 1, "a statistic that waits for its round is no sum"
+        self.fragments, self._statistics = fragments, statistics
+        self._model: Vector | None = None  # what the last training began with
         self.rest: Vector | None = None
         self._round = -1
         self._next: Vector | None = None
@@ -31,6 +35,7 @@ class UnsentUpdates:
 
     def start(self, model: Vector) -> Vector:
         """Return what this worker trains from."""
+        self._model = model
         return model if self.rest is None else add(model, self.rest)
 
     def ahead(self, model: Vector) -> Vector:
@@ -41,6 +46,9 @@ class UnsentUpdates:
     def opened(self, update: Vector | None, round: int) -> Vector:
         """Add what was trained in a round; return what goes out of all that, [fragment]."""
         assert update is not None, "an update was asked for"
+        if self._statistics:
+            assert self._model is not None, "a training has begun"
+            update = joined(update, counted(self._model, update, update.size - self._statistics))
         self._round, self._next = round, None
         self._grown = grown = update if self.rest is None else add(self.rest, update)
         if self.fragments.count == 1:

@@ -165,7 +165,7 @@ def conclude(
     vectors, last_words = collector.finish()
     said = [word.status if word else None for word in last_words]
     known = ["finished" if node in watched.absent else one for node, one in enumerate(said)]
-    status = "interrupted" if watched.interrupted else status_of(plan, known, collector.keeper.rows)
+    status = "interrupted" if watched.interrupted else status_of(plan, known, collector.keeper.rows, vectors)
     silent = [node for node, one in enumerate(known) if one is None]
     # one that was told to end while it started leaves no word either
     died = [node for node in silent if node in watched.exits] if watched.interrupted else silent

@@ -11,7 +11,7 @@ from fedgossip import kernels
 from fedgossip.machine import NodeId
 from fedgossip.metrics import Network
 from fedgossip.plans import compose
-from fedgossip.plans.completeness import Lacking
+from fedgossip.plans.completeness import Lacking, of_numbers
 from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.plan import PARTIAL
 from fedgossip.records import EventRow, NetworkRow, Row
@@ -40,10 +40,20 @@ class RunOutcome:
     """Bytes of vectors on each link, where the driver has links."""
 
 
-def status_of(plan: Plan, words: Sequence[str | None], rows: Sequence[Row]) -> str:
-    """Return the run's status, by everybody's last word; partial where something that it is for is lacking."""
+def status_of(plan: Plan, words: Sequence[str | None], rows: Sequence[Row], vectors: Sequence[Vector | None]) -> str:
+    """Return the run's status, by everybody's last word; partial where something that it is for is lacking.
+
+    `vectors`: everybody's final model.
+    """
     said = plan.verdict(words)
-    return PARTIAL if said == "finished" and plan.lacking(rows).said else said
+    return PARTIAL if said == "finished" and lacking_of(plan, rows, vectors).said else said
+
+
+def lacking_of(plan: Plan, rows: Sequence[Row], vectors: Sequence[Vector | None]) -> Lacking:
+    """Return what a run is for and did not happen, a model that can be used among it."""
+    found = plan.lacking(rows)
+    wrong = of_numbers(rows, plan.outcome(vectors), plan.segments)
+    return Lacking((*found.said, *wrong), found.in_vain) if wrong else found
 
 
 def summarize(
@@ -63,7 +73,7 @@ def summarize(
     events = {**keeper.events, **ended.counts}
     if keeper.lost:
         events["rows_lost"] = ended.counts.get("rows_lost", 0) + keeper.lost
-    lacking = plan.lacking(keeper.rows) if ended.status == PARTIAL else Lacking()
+    lacking = lacking_of(plan, keeper.rows, ended.vectors) if ended.status == PARTIAL else Lacking()
     return {
         "name": experiment.name or plan.name,
         "driver": driver,

@@ -4,8 +4,10 @@
     q = stochastic_round(w x (2^(b-1) - 1) / C)
 
 The weight, whether anything was clipped, a count of one and every declared metric are further coordinates of the same
-vector: nothing about a site leaves in clear but that it took part.  The sum cannot wrap around: n (2^(b-1) - 1) +
-8 sigma < 2^31 is checked before a session starts (`check_sum`); b = 24 is right up to 100 clients, 20 up to 1000.
+vector: nothing about a site leaves in clear but that it took part.  Running statistics are no part of an update: they
+have numbers of their own behind it (`averaged_statistics`), which nothing cuts.  The sum cannot wrap around:
+n (2^(b-1) - 1) + 8 sigma < 2^31 is checked before a session starts (`check_sum`); b = 24 is right up to 100 clients, 20
+up to 1000.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import numpy.typing as npt
 
 from fedgossip.errors import ConfigError
 from fedgossip.secure.aborts import Reason, RoundAbandoned
+from fedgossip.secure.averaged_statistics import LIMBS, mean_statistics, words_of_statistics
 from fedgossip.secure.primitives import Entropy, digest, keystream
 from fedgossip.secure.ring import BLOCK, RING_BITS, Words, centred
 from fedgossip.vectors import Vector, all_finite, frozen
@@ -76,6 +79,8 @@ class FixedPoint:
     layout: str = ""
     """The hash of the parameters' names and shapes."""
     together = False
+    statistics: tuple[int, int] = (0, 0)
+    """From where, and up to where, elements are running statistics."""
     tells: str = CLIPPED
     """What the sum says of how many updates were cut: CLIPPED, NOTHING where that must be hidden, or SHORTER, half a
     bit of each client that takes noise."""
@@ -102,7 +107,21 @@ class FixedPoint:
     @property
     def words(self) -> int:
         """Number of coordinates of the masked vector."""
-        return self.length + _BESIDE + len(self.metrics)
+        return self._beside + _BESIDE + len(self.metrics)
+
+    @property
+    def cut(self) -> int:
+        """Number of elements that are clipped and rounded: all but statistics."""
+        return self.length - self._kept
+
+    @property
+    def _kept(self) -> int:
+        return self.statistics[1] - self.statistics[0]
+
+    @property
+    def _beside(self) -> int:
+        """The first coordinate behind the update and the statistics."""
+        return self.cut + self._kept * LIMBS
 
     @property
     def limit(self) -> int:
@@ -112,6 +131,7 @@ class FixedPoint:
     def schema(self) -> bytes:
         """The hash of the coordinates: of their number, order and meaning."""
         named = [part for name, bound in self.metrics for part in (name, float(bound).hex())]
+        named += ["statistics", *map(str, self.statistics)] if self._kept else []
         return digest("schema", self.layout, self.length, "weight", self.tells, "count", *named)
 
     def check_sum(self, n: int, sigma: float = 0.0) -> None:
@@ -129,11 +149,15 @@ class FixedPoint:
         self._check(update, samples, metrics)
         weight = samples / self.weight_max
         values = np.empty(self.words, np.uint32)
-        clipped = self._encode_update(update, weight, entropy, values[: self.length])
+        start, stop = self.statistics
+        moved = np.delete(update, slice(start, stop)) if self._kept else update
+        clipped = self._encode_update(moved, weight, entropy, values[: self.cut])
+        whole = int(np.rint(weight * self.limit))
+        values[self.cut : self._beside] = words_of_statistics(update[start:stop], whole)
         beside = [weight * self.limit, self._told(clipped), 1.0]
         for name, bound in self.metrics:
             beside.append(min(max(metrics[name] / bound, -1.0), 1.0) * weight * self.limit)
-        values[self.length :] = np.rint(beside).astype(np.int32).view(np.uint32)
+        values[self._beside :] = np.rint(beside).astype(np.int32).view(np.uint32)
         seen = hashlib.blake2b(np.ascontiguousarray(update).view(np.uint8).data, digest_size=16)
         seen.update(repr((samples, sorted(metrics.items()))).encode())
         return Quantised(values, seen.digest())
@@ -161,7 +185,7 @@ class FixedPoint:
         shrink = self.clip_l2 / norm if norm > self.clip_l2 else 1.0
         clipped, scale = shrink < 1.0, weight * self.limit / self.clip_inf
         dice = keystream(entropy(32))
-        for start in range(0, self.length, BLOCK):
+        for start in range(0, self.cut, BLOCK):
             x = update[start : start + BLOCK].astype(np.float64)
             x *= shrink
             clipped |= bool(np.abs(x).max() > self.clip_inf)
@@ -184,7 +208,7 @@ class FixedPoint:
         """
         if total.shape != (self.words,):
             raise RoundAbandoned(Reason.SCHEMA, f"a sum of {total.size} words; {self.words} were agreed")
-        scaled, clipped, count, *metrics = (int(value) for value in centred(total[self.length :]))
+        scaled, clipped, count, *metrics = (int(value) for value in centred(total[self._beside :]))
         if count != clients:
             raise RoundAbandoned(Reason.OVERFLOW, f"a sum that says {count} clients, of which there are {clients}")
         lightest = int(np.rint(self.limit / self.weight_max))
@@ -195,11 +219,14 @@ class FixedPoint:
         for (name, bound), value in zip(self.metrics, metrics, strict=True):
             if abs(value) > scaled:
                 raise _out_of_bounds(f"{name}, at most {bound:g}", value * bound / scaled)
-        self._check_sum_of_updates(total[: self.length], scaled, clients, sigma)
+        self._check_sum_of_updates(total[: self.cut], scaled, clients, sigma)
         weight = scaled / self.limit
         mean: npt.NDArray[np.float32] = (
-            total[: self.length].view(np.int32) * (self.clip_inf / self.limit / weight)
+            total[: self.cut].view(np.int32) * (self.clip_inf / self.limit / weight)
         ).astype(np.float32)
+        if self._kept:
+            found = mean_statistics(total[self.cut : self._beside], scaled, clients)
+            mean = np.insert(mean, self.statistics[0], found.astype(np.float32))
         named = zip(self.metrics, metrics, strict=True)
         return DecodedSum(
             frozen(mean),
@@ -226,7 +253,7 @@ class FixedPoint:
         largest = max(int(signed.max()), -int(signed.min()))
         if largest > scaled + 1.5 * clients + _MOST * noise:
             raise _out_of_bounds(f"the mean of an element, at most {self.clip_inf:g}", largest * quantum)
-        root = math.sqrt(self.length)
+        root = math.sqrt(self.cut)
         if self.clip_l2 >= self.clip_inf * root:
             return  # elements within their bound are no longer
         blocks = (signed[at : at + BLOCK].astype(np.float64) for at in range(0, signed.size, BLOCK))

@@ -56,11 +56,17 @@ class CollectiveStack:
 
 
 def first_collective(
-    task: LocalTask, workers: int, descent: Descent[Any], others: int = 0, fragments: Fragments | None = None
+    task: LocalTask,
+    workers: int,
+    descent: Descent[Any],
+    others: int = 0,
+    fragments: Fragments | None = None,
+    statistics: int = 0,
 ) -> CollectiveStack:
-    """Return where a run begins; `others` take part that are no workers.  `fragments`: none is one."""
+    """Return where a run begins; `others` take part that are no workers.  `fragments`: none is one; `statistics`:
+    elements at the end of an update that are averaged as they are."""
     meters = [Meter(node) for node in range(workers + others)]
-    unsent = [UnsentUpdates(fragments or fragments_of(task.length)) for _ in range(workers)]
+    unsent = [UnsentUpdates(fragments or fragments_of(task.length), statistics) for _ in range(workers)]
     return CollectiveStack(0, descent.start(task.initial(0)), meters, workers, unsent)
 
 

@@ -32,7 +32,7 @@ from fedgossip import outside_files, owner_files
 from fedgossip.decoding import from_msgpack, json_value
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import Checkpoint, Effect, Event, Machine, NodeId, told
-from fedgossip.task import Segment
+from fedgossip.task import PARAMETER, STATISTIC, Segment, statistics_in
 from fedgossip.trace.events import Array, TraceError, described, put_together, raw, taken_apart
 from fedgossip.vectors import Vector, frozen
 
@@ -82,6 +82,8 @@ class _Opening(_Record, tag="opening"):
     arrays: list[_Shape]
     segments: list[tuple[str, int, tuple[int, ...]]] = []
     """The segments of the vector; None in older traces: one segment."""
+    statistics: int = 0
+    """Elements at the end of the vector that are statistics."""
 
 
 class _Told(_Record, tag="told"):
@@ -146,7 +148,8 @@ class Trace:
             arrays += at.vectors.values()
         o = opening
         about = o.node, o.incarnation, o.schema, o.version, dict(o.experiment)
-        header = _Opening(*about, resumed, _shapes(arrays), [(one.name, one.start, one.shape) for one in o.segments])
+        segments = [(one.name, one.start, one.shape) for one in o.segments]
+        header = _Opening(*about, resumed, _shapes(arrays), segments, statistics_in(o.segments))
         self._write(header, arrays)
 
     def told(self, now_ns: int, event: Event) -> None:
@@ -346,4 +349,6 @@ def _opened(header: _Opening, arrays: list[Array]) -> Opening:
         at = header.resumed
         resumed = Checkpoint(at.round, dict(zip(at.names, saved, strict=True)), json_value(at.facts))
     about = header.node, header.incarnation, header.schema, header.version, header.experiment
-    return Opening(*about, initial, resumed, tuple(Segment(*one) for one in header.segments))
+    counted = initial.size - header.statistics
+    segments = (Segment(*one, STATISTIC if one[1] >= counted else PARAMETER) for one in header.segments)
+    return Opening(*about, initial, resumed, tuple(segments))

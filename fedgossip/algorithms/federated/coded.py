@@ -6,6 +6,8 @@
 e is a part of the client's memory (`base.ClientRule`), so it is as old as the last contribution that counted: one that
 did not leaves it as it was.  Karimireddy et al., ICML 2019; of local steps: Basu, Data, Karakus and Diggavi,
 Qsparse-local-SGD, NeurIPS 2019, algorithm 1.
+
+A codec is of parameters.  Running statistics go behind it as they are, and nothing of them is left out.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from fedgossip.algorithms.federated.base import ClientRule, Vectors, Work
-from fedgossip.codecs.base import Codec, CodecTurn, LinearCodec, Payload, VectorLayout, of_bytes
+from fedgossip.codecs.base import Codec, CodecTurn, LinearCodec, Payload, VectorLayout, as_bytes, of_bytes
 from fedgossip.codecs.senders import Sender, sender_of
 from fedgossip.machine import NodeId, Terms
-from fedgossip.vectors import Vector, frozen
+from fedgossip.vectors import Vector, frozen, summable
 
 
 @dataclass(frozen=True)
@@ -26,16 +30,38 @@ class UploadCodec:
 
     codec: Codec
     layout: VectorLayout
+    """That of the parameters."""
     seed: int
+    statistics: int = 0
+    """Elements behind the parameters, which go as they are."""
+
+    def size(self, round: int) -> int:
+        """Return the bytes of every payload of a round."""
+        return self.codec.size(self.layout, round) + self.statistics * self.layout.itemsize
+
+    def payload_of(self, coded: Payload, update: Vector) -> Payload:
+        """Return what goes up of an update [d] whose parameters the codec has made this of."""
+        return np.concatenate([coded, as_bytes(update[self.layout.length :])]) if self.statistics else coded
 
     def update_of(self, payload: Payload, node: NodeId, round: int) -> Vector:
         """Return the update [d] that a client's payload stands for.  Raises ProtocolError as `Codec.decode`."""
-        return self.codec.decode(payload, self.layout, CodecTurn(self.seed, node, round))
+        turn = CodecTurn(self.seed, node, round)
+        if not self.statistics:
+            return self.codec.decode(payload, self.layout, turn)
+        if payload.dtype != np.uint8 or payload.ndim != 1 or payload.size != self.size(round):
+            raise self.codec.refused(self.layout, f"has {payload.size} bytes, not {self.size(round)}")
+        coded = self.codec.size(self.layout, round)
+        behind = of_bytes(payload[coded:], self.layout.dtype)
+        if not summable(behind):
+            raise self.codec.refused(self.layout, "holds statistics that are not finite, or too large")
+        return frozen(np.concatenate([self.codec.decode(payload[:coded], self.layout, turn), behind]))
 
     def whole(self, elements: Vector, round: int) -> Vector:
         """Return the update [d] that the elements of a linear codec stand for, or a mean of such."""
         assert isinstance(self.codec, LinearCodec)
-        return self.codec.restored(elements, self.layout.length, CodecTurn(self.seed, 0, round))
+        turn, sent = CodecTurn(self.seed, 0, round), elements.size - self.statistics
+        found = self.codec.restored(elements[:sent], self.layout.length, turn)
+        return frozen(np.concatenate([found, elements[sent:]])) if self.statistics else found
 
 
 @dataclass(frozen=True)
@@ -66,8 +92,10 @@ class CodedClient:
         left = memory[:own] or self._start
         (update,), kept = self.rule.upload(received, memory[own:], work)
         turn = CodecTurn(self.coding.seed, work.node, work.round)
-        payload, left = self._sender.send(left, update, self.coding.layout, turn)
-        up = of_bytes(payload, self.coding.layout.dtype) if self.added else payload
+        layout = self.coding.layout
+        coded, left = self._sender.send(left, update[: layout.length], layout, turn)
+        payload = self.coding.payload_of(coded, update)
+        up = of_bytes(payload, layout.dtype) if self.added else payload
         return (frozen(up),), (*left, *kept)
 
     @cached_property

@@ -1,0 +1,127 @@
+"""A federated algorithm of models with running statistics: it has the parameters, and statistics are averaged.
+
+    client    parameters: what its rule makes of the update      statistics: what training has counted, as it is
+    mean      all alike; a rule against liars has the parameters, and of statistics the median of each element
+    server    parameters: its step                               statistics: the mean
+
+What is the algorithm's own (terms, controls, momentum, moments) is of the parameters: it is 0 for statistics.  See
+`algorithms/running_statistics`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fedgossip.algorithms.federated.base import (
+    Accumulator,
+    Aggregate,
+    Aggregation,
+    ClientRule,
+    Federated,
+    ServerRule,
+    Vectors,
+    Work,
+)
+from fedgossip.algorithms.federated.means import Mean
+from fedgossip.algorithms.federated.robust import ByRule, median
+from fedgossip.algorithms.federated.sums import NotSummableError
+from fedgossip.algorithms.running_statistics import cleared, counted, joined
+from fedgossip.machine import NodeId, Terms
+from fedgossip.vectors import Vector, frozen, summable
+
+
+@dataclass(frozen=True)
+class StatisticsClient:
+    """A client of vectors whose first `parameters` elements are parameters: its rule has those."""
+
+    rule: ClientRule
+    parameters: int
+
+    @property
+    def vectors(self) -> int:
+        return self.rule.vectors
+
+    @property
+    def gradient(self) -> bool:
+        return self.rule.gradient
+
+    def weight(self, examples: int) -> float:
+        return self.rule.weight(examples)
+
+    def terms(self, received: Vectors, memory: Vectors) -> Terms:
+        return self.rule.terms(received, memory)
+
+    def upload(self, received: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
+        moved = replace(work, update=cleared(work.update, self.parameters))
+        (first, *others), kept = self.rule.upload(received, memory, moved)
+        return (joined(first, counted(received[0], work.update, self.parameters)), *others), kept
+
+
+class KeptApart:
+    """Contributions of which parameters go by a rule, and statistics by their median."""
+
+    def __init__(self, parameters: int, rule: Accumulator, middle: Accumulator) -> None:
+        self._parameters, self._rule, self._middle = parameters, rule, middle
+
+    def add(self, node: NodeId, weight: float, vectors: Vectors, steps: int) -> None:
+        """Keep a contribution.  Raises NotSummableError where a sum of it would not be finite."""
+        if not all(map(summable, vectors)):
+            raise NotSummableError
+        self._rule.add(node, weight, tuple(one[: self._parameters] for one in vectors), steps)
+        self._middle.add(node, weight, tuple(one[self._parameters :] for one in vectors), steps)
+
+    def aggregate(self) -> Aggregate:
+        found, behind = self._rule.aggregate(), self._middle.aggregate()
+        pairs = zip(found.vectors, behind.vectors, strict=True)
+        return replace(found, vectors=tuple(frozen(np.concatenate(pair)) for pair in pairs))
+
+
+@dataclass(frozen=True)
+class StatisticsByMedian:
+    """A rule that sees all contributions, for parameters alone."""
+
+    rule: Aggregation
+    parameters: int
+
+    @property
+    def least(self) -> int:
+        return self.rule.least
+
+    def accumulator(self, vectors: int, length: int, kind: np.dtype[np.floating]) -> KeptApart:
+        first = self.rule.accumulator(vectors, self.parameters, kind)
+        return KeptApart(self.parameters, first, ByRule(median).accumulator(vectors, length - self.parameters, kind))
+
+
+@dataclass(frozen=True)
+class StatisticsServer:
+    """A server whose rule steps with the parameters; statistics are the aggregate's."""
+
+    rule: ServerRule[Any]
+    parameters: int
+
+    def start(self, x: Vector) -> Any:
+        return self.rule.start(x)
+
+    def broadcast(self, state: Any) -> Vectors:
+        return self.rule.broadcast(state)
+
+    def step(self, state: Any, aggregate: Aggregate) -> Any:
+        first, *others = aggregate.vectors
+        moved = replace(aggregate, vectors=(cleared(first, self.parameters), *others))
+        after = self.rule.step(state, moved)
+        return replace(after, x=joined(after.x, first[self.parameters :]))
+
+
+def with_statistics(algorithm: Federated[Any], parameters: int, length: int) -> Federated[Any]:
+    """Return the algorithm for vectors [length] of which so many elements are parameters; itself where all are."""
+    if parameters == length or isinstance(algorithm.clients, StatisticsClient):
+        return algorithm
+    plain = isinstance(algorithm.aggregation, Mean)
+    return Federated(
+        StatisticsClient(algorithm.clients, parameters),
+        algorithm.aggregation if plain else StatisticsByMedian(algorithm.aggregation, parameters),
+        StatisticsServer(algorithm.server, parameters),
+    )
