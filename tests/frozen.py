@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+
+import statistics_kit as kit
 
 import fedgossip
 from fedgossip.algorithms.collectives.names import COLLECTIVES
 from fedgossip.algorithms.federated.names import ALGORITHMS
 from fedgossip.experiment import MAPREDUCE
 from fedgossip.records import NetworkRow, PeerRow, Row
+from fedgossip.task import LocalTask
 
 FILE = Path(__file__).with_name("frozen.json")
 DISTANCES = ("consensus_distance", "consensus_before", "update_spread", "loss", "test_loss")
@@ -177,9 +180,23 @@ EVENTS: Mapping[str, dict[str, Any]] = {
 """Runs that only the simulator has with the same bits: they follow virtual time."""
 
 
-def frozen(experiment: dict[str, Any], engine: str) -> dict[str, Any]:
+STATISTICS: Mapping[str, dict[str, Any]] = {
+    "dsgd": kit.gossip(),
+    "dsgdm": kit.gossip("dsgdm"),
+    "slowmo": kit.gossip("slowmo", options={"every": 2}),
+    "push-sum mixed momentum": kit.gossip("push-sum", "directed-exponential", options={"momentum": "mixed"}),
+    "nna": kit.gossip(graph="complete", combine="nna"),
+    "fedadam": kit.federated("fedadam"),
+    "krum": kit.federated("krum"),
+    "secure fedavgm by random-k": kit.federated("fedavgm", secure=True, codec="random-k:0.3"),
+    "ring outer": kit.parallel(outer={"lr": 0.7}),
+}
+"""Runs of a model with running statistics, simulated and on stacked arrays."""
+
+
+def frozen(experiment: dict[str, Any], engine: str, task: Callable[[int], LocalTask] | None = None) -> dict[str, Any]:
     """What is kept of a run: its digest, the bytes of every peer, and what each round measured."""
-    run = fedgossip.simulate(experiment, engine=engine)
+    run = fedgossip.simulate(experiment, engine=engine, task=task(6) if task else None)
     return {"digest": run.digest, "status": run.summary["status"], **recorded(run.rows)}
 
 
@@ -196,8 +213,10 @@ def recorded(rows: list[Row]) -> dict[str, Any]:
     }
 
 
-def cases() -> dict[str, tuple[dict[str, Any], str]]:
-    found = {f"{name} | stacked": (experiment, "stacked") for name, experiment in ROUNDS.items()}
+def cases() -> dict[str, tuple[Any, ...]]:
+    found: dict[str, tuple[Any, ...]] = {f"{name} | stacked": (one, "stacked") for name, one in ROUNDS.items()}
+    for engine in ("sim", "stacked"):
+        found |= {f"statistics, {name} | {engine}": (one, engine, kit.CountingTask) for name, one in STATISTICS.items()}
     return {**found, **{f"{name} | sim": (experiment, "sim") for name, experiment in {**ROUNDS, **EVENTS}.items()}}
 
 

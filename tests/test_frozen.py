@@ -42,6 +42,12 @@ def test_simulator_and_stacked_arrays_agree_in_bits_and_in_records(name: str) ->
     assert found == []
 
 
+@pytest.mark.parametrize("name", frozen.STATISTICS)
+def test_they_agree_with_running_statistics_too(name: str) -> None:
+    of = [KEPT[f"statistics, {name} | {engine}"]["digest"] for engine in ("sim", "stacked")]
+    assert of[0] == of[1]
+
+
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "krum", "cohorts of five", "poisson", "secure fedavg"])
 def test_every_row_of_a_federated_run_is_that_of_the_simulator_but_for_times(name: str) -> None:
     simulated, stacked = (told(frozen.ROUNDS[name], engine) for engine in ("sim", "stacked"))

@@ -23,7 +23,7 @@ class SecureSection(msgspec.Struct, forbid_unknown_fields=True):
     neighbours: Annotated[int | None, Within(2, 200)] = None
     """Clients that each client shares masks with, an even number, where more than 64 are invited."""
     bound: Annotated[float, Within(ABOVE_0)] = 1.0
-    """No element of what a client sends is larger: it is cut to this.  Smaller rounds finer."""
+    """No element of an update is larger: it is cut to this.  Smaller rounds finer.  Running statistics are not cut."""
     bits: Annotated[int | None, Within(2, 31)] = None
     """Bits of an element, rounded at random; none: 24 for up to 100 clients, 20 above."""
     weight_max: Annotated[int, Within(1, MOST)] = 10_000

@@ -26,6 +26,9 @@ from fedgossip.plans.secure_encoding import ROOM
 from fedgossip.secure import graph
 from fedgossip.secure.session import N_MIN
 
+COARSEST = 0.1
+"""Step to which an element of an update may be rounded: the weights of a model have seldom more than a few units."""
+
 
 def federation_plan(experiment: FederatedExperiment) -> FederationPlan:
     """Return the plan of a federated run, with its algorithm and numbers.  Raises ConfigError."""
@@ -207,3 +210,7 @@ def _check_sum(plan: FederatedRun) -> None:
     if plan.numbers.reach(1, fixed.limit) >= ROOM:
         most = int(math.log2((1 << 31) / n)) + 1
         raise ConfigError(f"coordinator.secure.bits = {fixed.q_bits} for {n} clients", f"Set it to at most {most}.")
+    if plan.exact is None and fixed.clip_inf > COARSEST * fixed.limit:
+        text = f"coordinator.secure.bound = {s.bound:g} in {fixed.q_bits} bits rounds updates to steps of"
+        advice = f"Set it to at most {COARSEST * fixed.limit:.0f}; or scale the columns, or labels that are numbers."
+        raise ConfigError(f"{text} {fixed.clip_inf / fixed.limit:.3g}", advice)

@@ -28,7 +28,7 @@ from fedgossip.plans.plan_statement import HASH_SHOWN, statement_of
 from fedgossip.plans.policy import demands, how_long
 from fedgossip.plans.privacy_outlook import outlook
 from fedgossip.plans.site_approvals import SiteApprovals
-from fedgossip.task import Job, LocalTask
+from fedgossip.task import Job, LocalTask, segments_of, statistics_in
 
 NOT_LOOKED_AT = "whether the coordinator answers, who else is there, and what the others' files hold"
 LATER = "not looked at before what stands above is right"
@@ -126,7 +126,8 @@ class SiteChecks:
         if not np.isfinite(update.difference).all():
             text = "the update of the first round is not finite"
             raise TrainingError(text, "Lower train.lr, and look at the columns: fedgossip data describe.")
-        largest = float(np.abs(update.difference).max())
+        parameters = task.length - statistics_in(segments_of(task))  # a running statistic has no bound
+        largest = float(np.abs(update.difference[:parameters]).max())
         bound = plan.numbers.fixed_point(task.length, task.schema).clip_inf if plan.secure else float("inf")
         loss = f", loss {update.metrics['loss']:.4g}" if "loss" in update.metrics else ""
         cut = f"; it would be CUT to {bound:g}: raise coordinator.secure.bound, or scale the columns"
