@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedgossip.learning.cox import hazards_of, linear_predictor
+from fedgossip.learning.cox import linear_predictor
 from fedgossip.learning.cox_steps import LAST, MOMENTS, RISK, FittedHazards, initial, length_of, told_by
 from fedgossip.learning.cox_sums import CoxLayout, SiteHazards, TimedRecords
 from fedgossip.learning.effective_records import too_few
@@ -25,7 +25,14 @@ class CoxTask(SumsTask):
     def __init__(self, layout: CoxLayout, sites: Mapping[NodeId, TimedRecords], suppress: int = 0) -> None:
         super().__init__(layout.exact, layout.design.digest)
         self.layout, self.length, self._suppress = layout, length_of(layout), suppress
+        self._last: tuple[Vector, FittedHazards] | None = None
         self._sites = {node: SiteHazards(layout, one) for node, one in sites.items()}
+
+    def _state(self, x: Vector) -> FittedHazards:
+        """Return the state that a vector holds, once for all sites that are here; nobody changes it."""
+        if self._last is None or self._last[0] is not x:
+            self._last = x, FittedHazards(self.layout, x)
+        return self._last[1]
 
     def initial(self, node: NodeId) -> Vector:  # noqa: ARG002
         return initial(self.layout)
@@ -33,17 +40,19 @@ class CoxTask(SumsTask):
     def sums(self, job: Job) -> Vector:
         return told_by(self._sites[job.node], job.vector)
 
-    def broken(self, node: NodeId, model: Vector, before: AskedBefore) -> str:
-        state, after = FittedHazards(self.layout, before.model), FittedHazards(self.layout, model)
-        mine = len(self._sites[node].records.times)
-        if state.stage == RISK and after.stage == MOMENTS and after.number("asked_records") < mine:
+    def broken(self, model: Vector, before: AskedBefore) -> str:
+        return FittedHazards(self.layout, before.model).broken(self._state(model), before.clients)
+
+    def below_own(self, node: NodeId, model: Vector, before: AskedBefore) -> str:  # noqa: ARG002
+        after = self._state(model)
+        if after.stage == MOMENTS and after.number("asked_records") < len(self._sites[node].records.times):
             return "there are fewer records at all sites than at this one"
-        return state.broken(after, before.clients)
+        return ""
 
     def uneven(self, node: NodeId, round: int, model: Vector) -> str:  # noqa: ARG002
-        state, records = FittedHazards(self.layout, model), self._sites[node].records
-        if state.stage not in (RISK, MOMENTS, LAST):
+        state, records = self._state(model), self._sites[node].records
+        if state.stage not in (RISK, LAST):  # the moments are at the point of the risk before them
             return ""
-        weights = hazards_of(linear_predictor(records.columns, np.array(state["point"])))
+        weights = np.exp(linear_predictor(records.columns, np.array(state["point"])))
         named = list(zip(self.layout.design.columns, records.columns, strict=True))
         return too_few(weights, 1.0, named, self._suppress)

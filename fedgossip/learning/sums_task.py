@@ -48,6 +48,7 @@ class SumsTask(ABC):
         self.length, self.schema, self.exact = exact.length, digest[:16], exact
         self._told: dict[NodeId, tuple[int, Vector]] = {}
         """The round and the sums that a site has told last."""
+        self._looked: tuple[Vector, Vector, tuple[int, int, bytes], str] | None = None
 
     @abstractmethod
     def sums(self, job: Job) -> Vector:
@@ -71,14 +72,25 @@ class SumsTask(ABC):
         if before is None and not np.array_equal(model, self.initial(node)):
             raise _refused(round, "it begins with sums that this site has not seen: all begin again together")
         moved = before if before is not None and not np.array_equal(model, before.model) else None
-        if moved and (why := self.broken(node, model, moved)):
+        if moved and (why := self._why_broken(model, moved) or self.below_own(node, model, moved)):
             raise _refused(round, f"what came down does not follow from round {moved.round}: {why}")
         if why := self.uneven(node, round, model):
             raise _refused(round, why)
 
+    def _why_broken(self, model: Vector, before: AskedBefore) -> str:
+        """Return what `broken` does, once for all sites that are here and were asked the same."""
+        told, last = (before.round, before.clients, before.sum_digest), self._looked
+        if last is None or last[0] is not model or last[1] is not before.model or last[2] != told:
+            last = self._looked = model, before.model, told, self.broken(model, before)
+        return last[3]
+
     @abstractmethod
-    def broken(self, node: NodeId, model: Vector, before: AskedBefore) -> str:
+    def broken(self, model: Vector, before: AskedBefore) -> str:
         """Return why what came down does not follow from what came before, by sums over all sites; "" if it may."""
+
+    def below_own(self, node: NodeId, model: Vector, before: AskedBefore) -> str:  # noqa: ARG002
+        """Return where sums over all sites are below what this one alone has; "" for nowhere."""
+        return ""
 
     def uneven(self, node: NodeId, round: int, model: Vector) -> str:  # noqa: ARG002
         """Return of what too few of a site's records count at the point that is asked about; "" where enough do."""
@@ -108,7 +120,7 @@ class PooledSumsTask(SumsTask):
     def counts(self) -> npt.NDArray[np.bool_]:
         """Return which numbers are below 0 at no site, [numbers]."""
 
-    def broken(self, node: NodeId, model: Vector, before: AskedBefore) -> str:
+    def broken(self, model: Vector, before: AskedBefore) -> str:
         words = words_in(model - before.model)
         if words is None or words.size != self.exact.length:
             return "it holds no sums of one round more"
@@ -120,6 +132,12 @@ class PooledSumsTask(SumsTask):
         whole = np.concatenate([words, words_of([before.clients])])
         if before.sum_digest and hashlib.sha256(little(whole)).digest() != before.sum_digest:
             return "other sums than the coordinator has signed"
+        return ""
+
+    def below_own(self, node: NodeId, model: Vector, before: AskedBefore) -> str:
+        words = words_in(model - before.model)
+        assert words is not None, "`broken` has looked"
+        numbers = integers_of(words)
         if (told := self.told_before(node, before)) is not None and (own := words_in(told)) is not None:
             mine, never_less = integers_of(own), self.counts().tolist()
             if any(all_ < one for all_, one, fixed in zip(numbers, mine, never_less, strict=True) if fixed):

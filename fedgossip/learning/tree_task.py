@@ -30,8 +30,11 @@ class TreesTask(SumsTask):
     def sums(self, job: Job) -> Vector:
         return self._sites[job.node].numbers(job.vector)
 
-    def broken(self, node: NodeId, model: Vector, before: AskedBefore) -> str:
+    def broken(self, model: Vector, before: AskedBefore) -> str:
         growing, after = GrowingTrees(self.layout, before.model), GrowingTrees(self.layout, model)
         if before.clients and after.sites != before.clients:
             return f"sums of {after.sites} sites, where {before.clients} were signed"
-        return growing.broken(after) or self._sites[node].beyond(after)
+        return growing.broken(after)
+
+    def below_own(self, node: NodeId, model: Vector, before: AskedBefore) -> str:  # noqa: ARG002
+        return self._sites[node].beyond(GrowingTrees(self.layout, model))
