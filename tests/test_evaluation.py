@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import hashlib
+import html
 import json
 import re
 import shutil
@@ -27,6 +28,7 @@ import fedgossip
 from fedgossip import ConfigError, load_experiment, load_model
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.errors import PeerError
+from fedgossip.experiment import PrivacySection
 from fedgossip.learning.agreed import AgreedTable
 from fedgossip.learning.evaluated import Evaluation, area_of, evaluation_of, noisy_evaluation_of, read
 from fedgossip.learning.evaluation_sums import BINS, EDGES, EvaluationLayout, SiteAnswers, judged_sums, presence
@@ -38,6 +40,7 @@ from fedgossip.net.greeting import refused
 from fedgossip.net.identity import Identity
 from fedgossip.plans.evaluation import asked, evaluated_from, evaluation_plan, evaluation_task, parted
 from fedgossip.plans.tasks import examples_of
+from fedgossip.releasing.privacy_words import of_figures, of_statistics
 from fedgossip.report import model_card
 from fedgossip.report.released import Release, ReleasedModel, ReleasedPrivacy
 from fedgossip.version import __version__
@@ -228,26 +231,43 @@ def test_noise_moves_a_figure_about_as_far_as_is_said() -> None:
     assert found.noise_within["score"] < 0.02
 
 
+def a_release() -> Release:
+    model = ReleasedModel(source="softmax", kind="classification", numbers=4, weights="ab" * 32)
+    return Release(
+        version="1", name="ill", made="2026-11-23T00:00:00Z", signer="cd" * 32, use="To help a nurse.", model=model,
+        privacy=ReleasedPrivacy(unit="record", epsilon=1.0, delta=1e-5, words=()), plan="ef" * 32, approvals=(),
+        rounds=1, least=3, counted=(), logs=(), files={},
+    )  # fmt: skip
+
+
 def test_the_card_of_a_release_says_of_noisy_figures_that_they_are() -> None:
     """It said that all were exact, and outside of the budget."""
     layout, site = noisy(noise=2.0), answers_of(np.random.default_rng(5), 3000)
     sums = {("sites",): 3} | layout.noisy.of_records(site.answers, site.y, site.groups)
     found = noisy_evaluation_of(layout, sums, 5, 3)
-    model = ReleasedModel(source="softmax", kind="classification", numbers=4, weights="ab" * 32)
-    release = Release(
-        version="1", name="ill", made="2026-11-23T00:00:00Z", signer="cd" * 32, use="To help a nurse.", model=model,
-        privacy=ReleasedPrivacy(unit="record", epsilon=1.0, delta=1e-5, words=()), plan="ef" * 32, approvals=(),
-        rounds=1, least=3, counted=(), logs=(), files={},
-    )  # fmt: skip
-    told = model_card.page(release, None, found)
+    told = model_card.page(a_release(), None, found)
     assert "with noise of 2 times what one record can add" in told and "outside of the budget" not in told
     assert f"{found.score:.3g}"[:4] in told and told.count("±") >= 8 and '<li class="warn">no logs' in told
     schema = TableSchema(columns=(SchemaColumn(name="age"),))
     table = AgreedTable(schema=schema, suppress=5, sites=3, records=90, columns=(), noise=4.0)
-    told = model_card.page(release, table, found)
-    assert "has noise of 4 times what one record can add: two releases more out of the same budget" in told
+    budget = PrivacySection(unit="record", noise=4.0, max_epsilon=3.0)
+    ((_, words),) = of_statistics(table, budget, counted=True)
+    assert "has noise of 4 times what one record can add: 2 releases, epsilon 1.48 alone" in words
+    assert words.endswith("which the epsilon above counts.")
     exact = msgspec.structs.replace(found, layout=noisy(noise=0.0))
-    assert "exact, and outside of the budget" in model_card.page(release, None, exact)
+    assert "exact, and outside of the budget" in of_figures(exact, budget, 1.0)[0][1]
+    ((_, words),) = of_figures(found, budget, 1.0)
+    alone = float(re.findall(r"epsilon (\S+) alone", words)[0])
+    assert f"at most {1 + alone:.2f}"[:9] in words and "at delta 2e-05" in words, "two promises add up"
+
+
+def test_the_card_says_of_records_kept_apart_one_thing() -> None:
+    """It said "records that no site has trained on", and below "no site has kept records apart from its training"."""
+    layout, site = msgspec.structs.replace(noisy(noise=2.0), kept=True), answers_of(np.random.default_rng(5), 3000)
+    sums = {("sites",): 3} | layout.noisy.of_records(site.answers, site.y, site.groups)
+    told = model_card.page(a_release(), None, noisy_evaluation_of(layout, sums, 5, 3))
+    assert "that no site has trained on" in told and "no site has kept" not in told
+    assert "under a budget nothing is told of a site's own test" in html.unescape(told)
 
 
 def test_sites_judge_a_model_under_a_budget_and_their_ledger_says_so(

@@ -30,9 +30,11 @@ def began(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def taken(self: Participant, _waiting: str) -> int:
         assert self.out is not None
+        gate = self.gate or self._gate()
         self.out.mkdir()
-        if self.prepare:
-            self.prepare(self.out)
+        if gate:
+            gate.keep(self.out)
+            gate.open()
         found.append(self.title)
         return 0
 

@@ -14,7 +14,7 @@ import pytest
 from commands import Said, free_ports, typed
 from test_host_join import People
 from test_invited_runs import federated
-from test_plan_approvals import DAY_NS, EXPERIMENT, Desk
+from test_plan_approvals import DAY_NS, EXPERIMENT, Desk, counted, plan_of
 
 from fedgossip.audit.entries import entries
 from fedgossip.cli.approval import approved
@@ -198,11 +198,13 @@ def test_what_is_revoked_while_the_others_are_awaited_does_not_begin(tmp_path: P
     desk.clock.ns = time.time_ns()
     request = to_join(desk)
     made = desk.approvals().approve(request, days=30, rounds=4)
-    begin = approved(lambda: request, desk.key, None, None)
-    assert begin
+    gate = approved(lambda: request, desk.key, None, None)
+    assert gate
     desk.approvals().revoke(made, "the board met")
     with pytest.raises(ConfigError, match="the board met"):
-        begin(desk.folder)
+        gate.keep(desk.folder)
+    with pytest.raises(ConfigError, match="the board met"):
+        gate.open()
     assert not (desk.folder / APPROVAL).exists() and not desk.approvals().used(made)
 
 
@@ -220,7 +222,7 @@ ORGANISER, OTHER = Identity.new().public, Identity.new().public
 
 
 def to_join(desk: Desk) -> ApprovalRequest:
-    return request_to_join(desk.request().statement, ORGANISER)
+    return request_to_join(desk.request().statement, plan_of(desk.folder / "pilot.toml").experiment, ORGANISER)
 
 
 def test_an_approval_to_join_is_of_one_organiser_for_a_time_and_rounds(tmp_path: Path) -> None:
@@ -235,7 +237,7 @@ def test_an_approval_to_join_is_of_one_organiser_for_a_time_and_rounds(tmp_path:
     assert "ended on" in desk.refuses(request, limits=HowLong(days=20))
     for run in ("one", "two"):
         (desk.folder / run).mkdir()
-        desk.approvals().begin(made, request, desk.folder / run)
+        counted(desk, made, request, run)
     assert "is for 8 rounds, of which 8 are used" in desk.refuses(request)
     desk.clock.ns += 2 * DAY_NS
     assert "ended on" in desk.refuses(request)
@@ -274,7 +276,7 @@ def test_a_proposal_of_which_any_byte_is_another_is_refused_or_the_same_run(tmp_
     def joined(text: str) -> tuple[Experiment, ApprovalRequest]:
         plan = compose.plan(proposals.experiment_of(replace(proposal, experiment=text), desk.folder))
         statement = statement_of(plan, compose.task_of(plan.experiment, plan.learners, [])[0])
-        return plan.experiment, request_to_join(statement, ORGANISER)
+        return plan.experiment, request_to_join(statement, plan.experiment, ORGANISER)
 
     text, approvals = proposal.experiment, desk.approvals()
     experiment, request = joined(text)

@@ -245,7 +245,12 @@ def test_the_page_for_boards_shows_what_the_tool_prints(tmp_path: Path) -> None:
     patients(tmp_path)
     board_file(tmp_path)
     assert commands.typed(["data", "agree", "board.toml"], tmp_path).code == 0
+    (tmp_path / "agreed.json").rename(tmp_path / "kept")
     shown = commands.typed(["plan", "show", "board.toml"], tmp_path)
+    (tmp_path / "kept").rename(tmp_path / "agreed.json")
+    assert shown == commands.typed(["plan", "show", "board.toml"], tmp_path), (
+        "before the sites have agreed and afterwards"
+    )
     (printed,) = (block.text for block in blocks(BOARDS) if block.note == "plan")
     assert unnamed(shown.out) == unnamed(printed)
     told = " ".join(BOARDS.read_text().split())
@@ -255,12 +260,13 @@ def test_the_page_for_boards_shows_what_the_tool_prints(tmp_path: Path) -> None:
     assert f"and {p.max_epsilon:g} is the epsilon behind" in told and f"The delta, {p.delta:g}, is" in told
     spent = "agreed.json.spent"
     ledger = plan_spent(tmp_path / spent, plan)
+    assert ledger.total == outlook(plan, 0).total, "with the statistics, before and after they were made"
     assert f"{ledger.epsilon:.3g} for the training, and {ledger.total:.3g} together with the agreed averages" in told
     assert f"fewer than {plan.least} sites" in told and f"as long as {plan.least} are there" in told  # type: ignore[attr-defined]
     lines = [(tmp_path / f"site-{site}.csv").read_text().splitlines() for site in range(CLIENTS)]
     records = sum(map(len, lines)) - CLIENTS
     counted = json.loads((tmp_path / "agreed.json").read_text())["records"]
-    assert f"{counted} stands there, and there are {records}" in told
+    assert f"it counts {counted} records, and there are {records}" in told
     assert f"when its {plan.experiment.rounds} rounds are used up" in told and "ends after 90 days" in told
     assert "--days 90" in told and "--max-epsilon-total 5" in told and "above 5 in all" in told
 
@@ -268,7 +274,9 @@ def test_the_page_for_boards_shows_what_the_tool_prints(tmp_path: Path) -> None:
 def plan_spent(ledger: Path, plan: Any) -> Any:
     """Return what site 0's rounds cost, alone and with what its ledger holds."""
     own = plan.experiment.data.source.replace("{peer}", "0")
-    return outlook(plan, 0, spent_on(ledger, "record", data_of(plan.experiment.data.source, 0), source_digest(own)))
+    return outlook(
+        plan, 0, spent_on(ledger, "record", data_of(plan.experiment.data.source, 0), source_digest(own)), agreed=True
+    )
 
 
 @dataclass(frozen=True)
@@ -297,7 +305,10 @@ class Board(Pilot):
         self.said: dict[str, Said] = {}
 
     def _follow(self, who: str, line: str) -> None:
-        line = re.sub(r"(--plan) [0-9a-f]{8}\b", lambda found: f"{found[1]} {self.hash}", line)
+        if " --model " in line:
+            self._model_for_who_left()
+        more = ("--model", "hub") if " --model " in line else ()
+        line = re.sub(r"(--plan) [0-9a-f]{8}\b", lambda found: f"{found[1]} {self.hash_of(*more)}", line)
         begun, before = time.monotonic(), _children()
         if who == "both":
             self._brought_together()
@@ -324,16 +335,24 @@ class Board(Pilot):
         return said
 
     def _started(self, line: str, machine: int) -> subprocess.Popen[str]:
-        """Start it; the site that has left judges the model too, of which the coordinator gives it a copy."""
-        folder = self._folder(machine)
-        if " evaluate " in line and machine == self.left:
-            shutil.copytree(self.machines[CLIENTS] / "hub" / "model", folder / "site2" / "model", dirs_exist_ok=True)
-        return commands.start(shlex.split(line)[1:], folder)
+        return commands.start(shlex.split(line)[1:], self._folder(machine))
+
+    def _model_for_who_left(self) -> None:
+        """The site that has left judges the model too, of which the coordinator gives it a copy."""
+        own = self._folder(self.left) / "site2" / "model"
+        shutil.copytree(self.machines[CLIENTS] / "hub" / "model", own, dirs_exist_ok=True)
 
     @property
     def hash(self) -> str:
+        return self.hash_of()
+
+    def hash_of(self, *model: str) -> str:
         """The hash that each site has read, which is the same at all."""
-        found = {self.says(node, "plan", "show", "board.toml").out.splitlines()[-1] for node in range(CLIENTS + 1)}
+        shown = ["plan", "show", "board.toml"]
+        found = set()
+        for node in range(CLIENTS + 1):
+            own = [*model[:1], f"site{node}" if node < CLIENTS else "hub"] if model else []
+            found.add(self.says(node, *shown, *own).out.splitlines()[-1])
         (line,) = found
         return line.removeprefix("hash ")
 
@@ -401,7 +420,7 @@ def test_five_sites_describe_agree_sign_and_train_while_one_crashes_and_one_leav
     agreed = pilot.machines[3] / "agreed.json"
     agreed.write_bytes(agreed.read_bytes().replace(b'"sites": 5', b'"sites": 4'))
     changed = pilot.says(3, *client, "--id", "3", "--out", "again")
-    assert changed.code == 2 and "was never approved" in changed.err and "files.agreed.json" in changed.err
+    assert changed.code == 2 and "are not what this site has agreed on" in changed.err
     assert "Refused once" in pilot.says(3, "plan", "approved").err
     spent = pilot.says(4, "privacy", "ledger").out
     releases = int(re.findall(r"by (\d+) releases", spent)[0])
@@ -415,8 +434,8 @@ def test_five_sites_describe_agree_sign_and_train_while_one_crashes_and_one_leav
     assert not release.faults and release.release.judged and release.whose == "participant 5's, by your own list"
     assert [len(one.by) > 0 for one in release.release.approvals] == [True] * CLIENTS
     card = (tmp_path / "whole" / "card.html").read_text()
-    for releases in ("two releases", "one release"):  # the statistics, and the evaluation
-        assert f"{releases} more out of the same budget" in card
+    for releases in ("2 releases, epsilon 1.48 alone", "one release, epsilon "):  # the statistics, and the evaluation
+        assert releases in card
     assert "±" in card
     without = "import sys; sys.modules['torch'] = None; from fedgossip.cli import main; main()"
     words = ["release", "verify", "readmission-release.zip"]

@@ -18,15 +18,19 @@ from fedgossip.cli.sums import (
     check_site,
     held_by,
     over_machines,
+    said_dry,
     with_others,
 )
 from fedgossip.cli.text import columns, echo
 
 if TYPE_CHECKING:
+    from fedgossip.cli.approval import Gate
     from fedgossip.errors import ConfigError
+    from fedgossip.experiment import Experiment
     from fedgossip.learning.agreed import AgreedColumn, AgreedTable
     from fedgossip.learning.statistics_task import StatisticsTask
     from fedgossip.learning.table_schema import SchemaColumn, SiteColumns, TableSchema
+    from fedgossip.plans.approvals import ApprovalRequest
     from fedgossip.plans.federation import FederationPlan
 
 
@@ -82,6 +86,8 @@ def agree(
     endpoints: Path | None,
     key: Path,
     ledger: Path | None,
+    policy: Path,
+    dry_run: bool,
     bind: str | None,
     out: Path | None,
     overrides: tuple[str, ...],
@@ -93,25 +99,53 @@ def agree(
     """
     from fedgossip.errors import ConfigError
     from fedgossip.experiment import load_experiment
-    from fedgossip.plans.statistics import statistics_plan, statistics_task
+    from fedgossip.plans.statistics import opened_by, statistics_plan, statistics_task
     from fedgossip.plans.sums import from_seed
 
-    plan, schema = statistics_plan(load_experiment(experiment, overrides))
-    if Path(plan.experiment.data.agreed).exists():
+    whole = load_experiment(experiment, overrides)
+    plan, schema = statistics_plan(whole)
+    if Path(plan.experiment.data.agreed).exists() and not dry_run:
         advice = "Remove it to agree again; two agreements of almost the same sites tell of those that differ."
         raise ConfigError(f"{plan.experiment.data.agreed}: agreed on already", advice)
-    known = OtherMachines(experiment, endpoints, key, ledger, bind, out, overrides)
+    known = OtherMachines(experiment, endpoints, key, ledger, bind, out, overrides, policy, dry_run)
     held = held_by(plan, known, site)
+    if dry_run:
+        plan, task, refused = statistics_task(plan, schema, held)
+        return said_dry(plan, task, refused, opened_by(task), site, known)
     if endpoints is None:
         plan, task, refused = statistics_task(plan, schema, held, from_seed(plan))
         return _at_one_desk(plan, task, schema, refused, ledger)
     plan, task, refused = statistics_task(plan, schema, held)
     who = plan.coordinator if site is None else site
+    gate = None if site is None else _gate(whole, known, site)
 
     def write(vector: Any, _record: Record) -> None:
-        _write(plan, task, schema, vector)
+        _write(plan, task, schema, vector, gate)
 
-    return with_others(plan, task, schema.digest, refused, who, known, write)
+    return with_others(plan, task, schema.digest, refused, who, known, write, opened_by(task), gate)
+
+
+def _gate(whole: Experiment, known: OtherMachines, site: int) -> Gate | None:
+    """Ask a site for its approval of the plan of which statistics are a step; of a fit, of that of the statistics."""
+    from dataclasses import replace
+
+    from fedgossip.cli.approval import approved
+    from fedgossip.cli.plan import stated_of
+    from fedgossip.net.endpoints import load_endpoints
+    from fedgossip.plans.approvals import AGREE, request_of
+    from fedgossip.plans.federation import FederationPlan
+    from fedgossip.plans.fits import is_fit
+    from fedgossip.plans.policy import how_long
+    from fedgossip.plans.statistics import stated_statistics
+
+    def wanted() -> ApprovalRequest:
+        fits = is_fit(whole)
+        run, statement = stated_statistics(whole) if fits else stated_of(whole, str(known.experiment))
+        assert isinstance(run, FederationPlan) and known.endpoints, "it has a [coordinator], and others"
+        everybody = load_endpoints(known.endpoints, run.n, run.roles.listens)
+        return replace(request_of(run, statement, site, everybody), step="" if fits else AGREE)
+
+    return approved(wanted, known.key, how_long(known.policy), None)
 
 
 def _at_one_desk(
@@ -140,13 +174,17 @@ def _at_one_desk(
     return 4 if refused else 0
 
 
-def _write(plan: FederationPlan, task: StatisticsTask, schema: TableSchema, vector: Any) -> None:
+def _write(
+    plan: FederationPlan, task: StatisticsTask, schema: TableSchema, vector: Any, gate: Gate | None = None
+) -> None:
     from fedgossip.learning.told_files import encoded
     from fedgossip.plans.statistics import agreed_from
     from fedgossip.rundir.run_directory import write_whole
 
     table = agreed_from(task, vector, schema, plan.experiment.data.suppress)
     path = Path(plan.experiment.data.agreed)
+    if gate:
+        gate.agreed(encoded(table))
     write_whole(path, encoded(table))
     _show(table, plan.learners)
     echo(f"Wrote {path}: sha256 {table.digest[:16]}; it is the same at all, compare it", err=True)

@@ -39,6 +39,8 @@ def evaluate(
     endpoints: Path | None,
     key: Path,
     ledger: Path | None,
+    policy: Path,
+    dry_run: bool,
     bind: str | None,
     out: Path | None,
     site: int | None,
@@ -57,7 +59,7 @@ def evaluate(
 
     together = source.endswith(".toml")
     own = {"--endpoints": endpoints, "--id": site, "--ledger": ledger, "--bind": bind, "--out": out}
-    given = {**own, "--set": overrides or None}
+    given = {**own, "--set": overrides or None, "--dry-run": dry_run or None}
     if not together and (wrong := next((name for name, value in given.items() if value is not None), "")):
         advice = "Name the experiment, FILE.toml, whose sites judge the model."
         raise ConfigError(f"{wrong} is for sites that judge a model together, and {source} is no experiment", advice)
@@ -67,7 +69,7 @@ def evaluate(
     if together and isinstance(fit_in(model), CoxFit):
         text = f"{model}: proportional hazards, which are judged on a table"
         raise ConfigError(text, "Each site by itself:  fedgossip evaluate FIT FILE.csv.")
-    known = OtherMachines(Path(source), endpoints, key, ledger, bind, out, overrides)
+    known = OtherMachines(Path(source), endpoints, key, ledger, bind, out, overrides, policy, dry_run)
     if together and endpoints is not None and site is None:
         return _together(model, whole_facts(model), None, known, None, as_json=as_json)  # it asks the model nothing
     from fedgossip.learning.loaded_model import load_model
@@ -167,13 +169,13 @@ def _together(
     from fedgossip.learning.model_files import found
     from fedgossip.learning.sums_task import from_system
     from fedgossip.net.greeting import OTHER_MODEL
-    from fedgossip.plans.evaluation import evaluation_plan, evaluation_task
+    from fedgossip.plans.evaluation import evaluation_plan, evaluation_task, opened_by
     from fedgossip.plans.sums import from_seed
 
     experiment = load_experiment(known.experiment, known.overrides)
     plan, layout = evaluation_plan(experiment, facts)
     path = found(model) / EVALUATION
-    if path.exists():
+    if path.exists() and not known.dry_run:
         advice = "Remove it to judge again; two evaluations by almost the same sites tell of those that differ."
         raise ConfigError(f"{path}: judged already", advice)
     held, draw = held_by(plan, known, site), from_system if known.endpoints else from_seed(plan)
@@ -185,7 +187,7 @@ def _together(
     if known.endpoints:
         echo(f"to be judged: the model with weights {facts.weights[:16]}, at all sites the same", err=True)
     try:
-        return summed(plan, task, layout.digest, refused, site, known, write)
+        return summed(plan, task, layout.digest, refused, site, known, write, opened_by(layout))
     except PeerError as error:
         if site is not None and OTHER_MODEL in str(error):
             error.advice = _final_model(known, site)

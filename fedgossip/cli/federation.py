@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from fedgossip.cli import participant
-from fedgossip.cli.approval import approved
 from fedgossip.cli.text import echo
 
 if TYPE_CHECKING:
     from fedgossip.loops.description import Described
-    from fedgossip.plans.approvals import ApprovalRequest
     from fedgossip.plans.federation import FederationPlan
 
 
@@ -110,8 +108,6 @@ def client(
     from fedgossip.errors import ConfigError
     from fedgossip.net.endpoints import load_endpoints
     from fedgossip.plans import compose
-    from fedgossip.plans.approvals import request_of
-    from fedgossip.plans.plan_statement import statement_of
     from fedgossip.plans.policy import demands, how_long
 
     plan = _plan(experiment, overrides, seed)
@@ -122,11 +118,6 @@ def client(
     known = load_endpoints(endpoints, plan.n, plan.roles.listens)
     learning = compose.task_of(plan.experiment, plan.learners, [node], os.urandom)
     terms = demands(policy, plan, known, learning[0] if plan.secure else None)
-
-    def wanted() -> ApprovalRequest:
-        return request_of(plan, statement_of(plan, learning[0]), node, known)
-
-    begin = approved(wanted, key, how_long(policy), out if resume else None)
     where = known[plan.coordinator].address
     return participant.Participant(
         experiment,
@@ -140,7 +131,7 @@ def client(
         resume,
         policy=terms,
         learning=learning,
-        prepare=begin,
+        limits=how_long(policy),
         spent=ledger,
         overrides=overrides,
         seed=seed,

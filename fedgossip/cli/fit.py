@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 @EXPERIMENT
 @over_machines
 @click.option("--to", type=click.Path(path_type=Path), help="Folder to make for the fit.  [default: fits/NAME]")
-@click.option("--dry-run", is_flag=True, help="Say what would be opened, in how many rounds and bytes; send nothing.")
 @click.option(
     "--bin-records",
     type=click.IntRange(min=1),
@@ -39,11 +38,12 @@ def fit(
     endpoints: Path | None,
     key: Path,
     ledger: Path | None,
+    policy: Path,
+    dry_run: bool,
     bind: str | None,
     out: Path | None,
     site: int | None,
     to: Path | None,
-    dry_run: bool,
     bin_records: int | None,
     as_json: bool,
     overrides: tuple[str, ...],
@@ -64,7 +64,7 @@ def fit(
     from fedgossip.plans.survival import is_survival
 
     whole = load_experiment(experiment, overrides)
-    known = OtherMachines(experiment, endpoints, key, ledger, bind, out, overrides, dry_run)
+    known = OtherMachines(experiment, endpoints, key, ledger, bind, out, overrides, policy, dry_run)
     if is_trees(whole.model.source):
         return fit_trees(whole, to or _folder(whole, experiment), known, site, bin_records, as_json=as_json)
     if is_survival(whole.model.source):

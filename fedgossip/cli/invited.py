@@ -17,6 +17,7 @@ from fedgossip.cli.participant import Participant
 from fedgossip.cli.text import echo
 
 if TYPE_CHECKING:
+    from fedgossip.cli.approval import Gate
     from fedgossip.drivers.proposals import Learning
     from fedgossip.experiment import Experiment
     from fedgossip.net.endpoints import Endpoint
@@ -52,6 +53,8 @@ class InvitedSeat:
     """How long approvals hold, where a client asks for one: written into the policy that is made."""
     prepare: Callable[[Path], None] | None = None
     """What is written into the run's folder before it begins."""
+    gate: Gate | None = None
+    """Its site's approval of the plan, where it was asked for."""
     whole: Callable[[Path], None] | None = None
     """What the one that leads does with the run's folder at the end."""
 
@@ -85,7 +88,7 @@ class InvitedSeat:
             self.folder / EXPERIMENT, self.plan, self.node, roles.label(self.node), self.key, endpoints, known,
             self.out, self.again, f"tcp://*:{self.port}" if self.port else None, members, self.late, policy=policy,
             learning=learning, data=self.data, spent=self.spent, ways=self.ways, again=command_line(),
-            prepare=self.prepare, whole=self.whole,
+            prepare=self.prepare, gate=self.gate, whole=self.whole,
         ).take_part(self._waiting())  # fmt: skip
 
     def _waiting(self) -> str:

@@ -275,7 +275,7 @@ def _take_part(
         first = next(node for node in range(plan.n) if node != seats.own)
         learning = proposals.learning_of(plan, first, own.data)  # what cannot be read is said before anybody waits
         held, task = how_long(own.policy) or own.approvals, learning[0] if learning else None
-        begin = approved_to_join(plan, task, client.invitation, place, experiment, held)
+        gate = approved_to_join(plan, task, client.invitation, place, experiment, held, own.data)
         waiting = _Waiting(plan)
         beginning = joining.enrolled(client, seats, address if seats.called else "", waiting, time.sleep)
         joining.keep_members(place.path, beginning)
@@ -284,7 +284,7 @@ def _take_part(
             learning = proposals.learning_of(plan, node, own.data)
         return InvitedSeat(
             plan, node, place.path, place.key, ways, port, _is_late(beginning), learning, own.data, own.policy,
-            own.spent, script_of(plan.experiment, own.script), held, begin,
+            own.spent, script_of(plan.experiment, own.script), held, gate=gate,
         ).take_part()  # fmt: skip
 
 

@@ -15,8 +15,10 @@ from fedgossip.cli.portable import portable_option
 from fedgossip.cli.text import echo, some
 
 if TYPE_CHECKING:
+    from fedgossip.cli.approval import Gate
     from fedgossip.net.endpoints import Endpoint, Members
     from fedgossip.net.routing import Ways
+    from fedgossip.plans.approvals import ApprovalRequest, HowLong
     from fedgossip.plans.plan import Plan
     from fedgossip.plans.tasks import DataShares
     from fedgossip.rundir.peer_files import PeerEnded
@@ -67,6 +69,12 @@ class Participant:
     """The task, where it has been made already."""
     prepare: Callable[[Path], None] | None = None
     """What is done with its folder before it begins."""
+    gate: Gate | None = None
+    """Its site's approval of the plan, where it was asked for already; every other learner asks in `take_part`."""
+    limits: HowLong | None = None
+    """How long approvals hold by the site's policy; None where no policy asks for one."""
+    request: Callable[[], ApprovalRequest] | None = None
+    """What its site has to have approved; None: the plan of this run."""
     data: str = ""
     """The source of its own data, where the experiment names none."""
     spent: Path | None = None
@@ -93,11 +101,13 @@ class Participant:
         from fedgossip.rundir.peer_files import empty_folder
         from fedgossip.rundir.run_directory import new_path
 
-        identity = self._identity()
+        identity, gate = self._identity(), self.gate or self._gate()
         who = self.title.replace(" ", "")
         folder = self._left() if self.resume else empty_folder(self.out or new_path(self.plan, who, Path("runs")))
         if self.prepare:
             self.prepare(folder)
+        if gate:
+            gate.keep(folder)
         for line in self.plan.banner:
             echo(line, err=True)
         bind = self.bind or self.known[self.node].address
@@ -124,6 +134,7 @@ class Participant:
                 spent=self.spent or self.key.with_name(f"{self.key.name}.{SUFFIX}"),
                 data=self.data,
                 ways=self.ways or DIRECT,
+                first_work=gate.open if gate else None,
             )
         early = ended.counts.get("ended_early")
         word = f"ended by the {self._leader}" if early else ended.status
@@ -139,6 +150,29 @@ class Participant:
             echo(f"When the {self._leader} goes on: {_line(folder)}", err=True)
             return TooFewPeersError.exit_code
         return ended.exit_code
+
+    def _gate(self) -> Gate | None:
+        """Ask this site, where a record of its own could be in what it sends: a learner's, of whatever run."""
+        from fedgossip.cli.approval import approved
+
+        if self.node >= self.plan.learners:
+            return None
+        return approved(self.request or self._request, self.key, self.limits, self.out if self.resume else None)
+
+    def _request(self) -> ApprovalRequest:
+        from fedgossip.cli.approval import OTHER_KEY, approvable
+        from fedgossip.errors import ConfigError
+        from fedgossip.plans import compose
+        from fedgossip.plans.approvals import request_of
+        from fedgossip.plans.federation import FederationPlan
+        from fedgossip.plans.plan_statement import statement_of
+
+        plan = approvable(self.plan)
+        if not isinstance(plan, FederationPlan):
+            text = "an approval is asked for, and peers of a graph are approved by an invite"
+            raise ConfigError(text, f"Join by one: fedgossip join.  {OTHER_KEY}")
+        task = self.learning[0] if self.learning else compose.task_of_dry_run(plan.experiment, plan.learners, [])[0]
+        return request_of(plan, statement_of(plan, task), self.node, self.known, self.data)
 
     @property
     def _leader(self) -> str:

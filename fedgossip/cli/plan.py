@@ -13,6 +13,7 @@ from fedgossip.cli.portable import portable_option
 from fedgossip.cli.text import columns, echo, echo_json, print_json
 
 if TYPE_CHECKING:
+    from fedgossip.experiment import Experiment
     from fedgossip.plans.approvals import Approval, ApprovalRequest
     from fedgossip.plans.plan import Plan
     from fedgossip.plans.plan_statement import PlanStatement
@@ -31,6 +32,8 @@ def plan() -> None:
 
 def _experiment(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
+        click.option("--model", type=click.Path(path_type=Path),
+                     help="The plan by which the sites judge this model: `fedgossip evaluate`."),
         click.option("--seed", type=int, help="Replace the file's seed; at all participants."),
         portable_option,
         click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True,
@@ -50,11 +53,13 @@ JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @_experiment
 @click.option("--out", type=click.Path(path_type=Path), help="Write the plan to this file too: what the hash is of.")
 @JSON
-def show(experiment: Path, overrides: tuple[str, ...], seed: int | None, out: Path | None, as_json: bool) -> None:
+def show(
+    experiment: Path, overrides: tuple[str, ...], seed: int | None, model: Path | None, out: Path | None, as_json: bool
+) -> None:
     """Say in words what EXPERIMENT will do, and its one hash: the same at all sites, compare it by telephone."""
     from fedgossip.plans import plan_statement
 
-    _, found = stated(experiment, overrides, seed)
+    _, found = stated(experiment, overrides, seed, model)
     if out is not None:
         plan_statement.write(out, found)
         echo(f"Wrote {out}: sha256 {found.hash}", err=True)
@@ -68,12 +73,14 @@ def show(experiment: Path, overrides: tuple[str, ...], seed: int | None, out: Pa
 @_experiment
 @KEY
 @JSON
-def diff(experiment: Path, overrides: tuple[str, ...], seed: int | None, key: Path, as_json: bool) -> int:
+def diff(
+    experiment: Path, overrides: tuple[str, ...], seed: int | None, model: Path | None, key: Path, as_json: bool
+) -> int:
     """Say what of EXPERIMENT is not as in the plan that this key approved last.  Exit code 1 where something is."""
     from fedgossip.errors import ConfigError
     from fedgossip.plans import statement_words
 
-    _, now = stated(experiment, overrides, seed)
+    _, now = stated(experiment, overrides, seed, model)
     before = _approvals(key).last()
     if before is None:
         advice = "Read the whole: fedgossip plan show; then sign it: fedgossip plan approve."
@@ -109,6 +116,9 @@ def _counted(changes: int) -> str:
     help="To join by it (its text, its file, or -), with whomever its organiser lets in; instead of the two before.",
 )
 @click.option(
+    "--data", default="", help="With --invite: this site's own data, as `fedgossip join --data` is to have them."
+)
+@click.option(
     "--plan",
     "named",
     metavar="HASH",
@@ -128,10 +138,12 @@ def approve(
     experiment: Path,
     overrides: tuple[str, ...],
     seed: int | None,
+    model: Path | None,
     key: Path,
     node: int | None,
     endpoints: Path | None,
     invite: str,
+    data: str,
     named: str,
     days: float,
     rounds: int | None,
@@ -144,19 +156,21 @@ def approve(
     from fedgossip.net.invitation import read
     from fedgossip.plans.approvals import request_to_join
 
-    run, statement = stated(experiment, overrides, seed)
+    run, statement = stated(experiment, overrides, seed, model)
     approvals = _approvals(key)
     if invite and node is None and endpoints is None:
-        request = request_to_join(statement, read(invite_text((invite,))).key)
-    elif node is not None and endpoints is not None and not invite:
+        request = request_to_join(statement, run.experiment, read(invite_text((invite,))).key, data)
+    elif node is not None and endpoints is not None and not invite and not data:
         request = _request(run, statement, approvals, key, node, endpoints)
     else:
-        advice = "Name --id and --endpoints; or, to join, the invite alone: --invite fg1-..."
+        advice = "Name --id and --endpoints; or, to join, the invite, and --data where it brings its own."
         raise ConfigError("with whom?  An approval is of participants, or of who invites", advice)
     _confirm(statement, named)
     made = approvals.approve(request, days, rounds or statement.rounds, by)
     until = made.until.partition("T")[0]
     echo(f"Approved: plan {made.plan}, for {made.rounds} rounds, until {until}.  It is in {approvals.path}.")
+    if request.records:
+        echo(f"It is with the records that this site has now ({request.records[:16]}), and with no others.")
     echo("Other sites have approved the same where they name this hash.", err=True)
 
 
@@ -248,27 +262,40 @@ def _standing(approvals: SiteApprovals, one: Approval) -> dict[str, object]:
 # --- what all of them need --------------------------------------------------------------------------------------------
 
 
-def stated(experiment: Path, overrides: Sequence[str], seed: int | None) -> tuple[Plan, PlanStatement]:
+def stated(
+    experiment: Path, overrides: Sequence[str], seed: int | None, model: Path | None = None
+) -> tuple[Plan, PlanStatement]:
     """Return the run of an experiment file, of a coordinator or of gossip, and its plan as one file.
 
-    Raises ConfigError for other runs.
+    `model`: the folder of one that the sites are to judge.  Raises ConfigError for other runs.
     """
-    from fedgossip.errors import ConfigError
     from fedgossip.experiment import load_experiment
+
+    whole = load_experiment(experiment, overrides, seed=seed)
+    if model is None:
+        return stated_of(whole, str(experiment))
+    from fedgossip.learning.model_files import whole_facts
+    from fedgossip.plans.evaluation import stated_evaluation
+
+    return stated_evaluation(whole, whole_facts(model))
+
+
+def stated_of(whole: Experiment, named: str) -> tuple[Plan, PlanStatement]:
+    """Return it for an experiment; it need not have been agreed on statistics.  `named`: for errors."""
+    from fedgossip.errors import ConfigError
     from fedgossip.plans import compose
     from fedgossip.plans.federation import FederationPlan
     from fedgossip.plans.fits import stated_fit
     from fedgossip.plans.gossip import GossipPlan
     from fedgossip.plans.plan_statement import statement_of
 
-    whole = load_experiment(experiment, overrides, seed=seed)
     if (fit := stated_fit(whole)) is not None:
         return fit
     made = compose.plan(whole)
     if not isinstance(made, FederationPlan | GossipPlan):
-        text = f"{experiment} has neither [coordinator] nor [topology]"
+        text = f"{named} has neither [coordinator] nor [topology]"
         raise ConfigError(text, "Plans are approved by the clients of a coordinator, and by peers that join a graph.")
-    task, _ = compose.task_of_dry_run(made.experiment, made.learners, [])
+    task, _ = compose.task_of_dry_run(made.experiment, made.learners, [], unagreed=True)
     return made, statement_of(made, task)
 
 

@@ -48,10 +48,12 @@ def plan(experiment: Path, overrides: tuple[str, ...], node: int | None, key: Pa
 
     from fedgossip.cli.text import columns
     from fedgossip.plans.privacy_outlook import outlook
+    from fedgossip.plans.tasks import is_unagreed
     from fedgossip.privacy.wording import lines
 
     made = _federated(experiment, overrides, "a run without a budget of privacy", BUDGET)
-    found = outlook(made, node, _before(made, node, key) if key else ())
+    agreed = key is not None and not is_unagreed(made.experiment)  # its ledger holds that then
+    found = outlook(made, node, _before(made, node, key) if key else (), agreed=agreed)
     if as_json:
         import msgspec
 
@@ -129,7 +131,8 @@ def policy(
     if not plan.secure:
         raise ConfigError(otherwise, advice)
     known = load_endpoints(endpoints, plan.n, plan.roles.listens)
-    task, _ = compose.task_of(plan.experiment, plan.learners, [])  # by torch: the policy pins what the model gives
+    # by torch: the policy pins what the model gives
+    task, _ = compose.task_of(plan.experiment, plan.learners, [], unagreed=True)
     made = policy.policy_of(plan, known, task, HowLong(approval_days, approval_rounds))
     policy.write(out, made)
     echo(policy.text(made), nl=False)

@@ -12,6 +12,7 @@ import click
 from fedgossip.cli.text import echo
 
 if TYPE_CHECKING:
+    from fedgossip.cli.approval import Gate
     from fedgossip.errors import ConfigError
     from fedgossip.plans.approvals import ApprovalRequest
     from fedgossip.plans.federation import FederationPlan
@@ -42,6 +43,10 @@ def over_machines(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--out", type=click.Path(path_type=Path), help="Folder to make for the log.  [default: runs/...]"),
         click.option("--bind", help="Where the coordinator listens, e.g. tcp://*:5700."),
+        click.option("--dry-run", is_flag=True,
+                     help="Say what would be opened, to whom, and its epsilon; send nothing."),
+        click.option("--policy", type=click.Path(path_type=Path), default=Path("policy.toml"), show_default=True,
+                     help="What this site insists on, from `fedgossip privacy policy`: an approval, and for how long."),
         click.option("--ledger", type=click.Path(path_type=Path),
                      help="Where the site notes what its records have spent.  [default: beside the key]"),
         click.option("--key", type=click.Path(path_type=Path), default=Path("peer.key"), show_default=True,
@@ -66,7 +71,8 @@ class OtherMachines:
     bind: str | None
     out: Path | None
     overrides: tuple[str, ...]
-    dry_run: bool = False
+    policy: Path
+    dry_run: bool
     """Whether it is only said what would be opened."""
 
 
@@ -78,20 +84,22 @@ def with_others(
     node: int,
     known: OtherMachines,
     write: Write,
-    opened: Sequence[str] = (),
+    opened: Sequence[str],
+    gate: Gate | None = None,
 ) -> int:
     """Take part in a run of sums with others on their own machines; `digest`: of what all must have alike.
 
-    `write` is called with the sums.  `opened`: what they tell, in words; where that is said, of a fit, a site whose key
-    approves plans asks it first.  Raises ConfigError where this site does not fit, or has not approved the plan.
+    `write` is called with the sums.  `opened`: what they tell, in words, as the plan of this run has it; `gate`: the
+    site's approval of another plan, of which this is a step.  Raises ConfigError where this site does not fit, or has
+    not approved the plan.
     """
-    from fedgossip.cli.approval import approved
     from fedgossip.cli.participant import Participant
     from fedgossip.errors import FedgossipError, TooFewPeersError
     from fedgossip.net.endpoints import load_endpoints
     from fedgossip.owner_files import made
     from fedgossip.plans.approvals import request_of
     from fedgossip.plans.plan_statement import statement_of
+    from fedgossip.plans.policy import how_long
     from fedgossip.plans.tasks import DataShares
     from fedgossip.rundir.collect import collect_peers, final_vector
 
@@ -128,7 +136,9 @@ def with_others(
         everybody,
         known.out,
         resume=False,
-        prepare=approved(wanted, known.key, None, None) if opened and not leads else None,
+        limits=how_long(known.policy),
+        request=wanted,
+        gate=gate,
         bind=known.bind,
         spent=known.ledger,
         learning=(task, shares),
@@ -192,7 +202,7 @@ def summed(
     site: int | None,
     known: OtherMachines,
     write: Write,
-    opened: Sequence[str] = (),
+    opened: Sequence[str],
 ) -> int:
     """Make the sums, here or with others, and call `write` with them; return the exit code.
 
@@ -203,7 +213,7 @@ def summed(
     from fedgossip.rundir.run_directory import keep
 
     if known.dry_run:
-        return _said(plan, task, refused, opened)
+        return said_dry(plan, task, refused, opened, site, known)
     if known.endpoints is not None:
         who = plan.coordinator if site is None else site
         return with_others(plan, task, digest, refused, who, known, write, opened)
@@ -228,14 +238,49 @@ def _state(folder: Path, plan: FederationPlan, task: LocalTask, opened: Sequence
     plan_statement.write(folder / plan_statement.PLAN, plan_statement.statement_of(plan, task, opened))
 
 
-def _said(plan: FederationPlan, task: LocalTask, refused: Mapping[int, ConfigError], opened: Sequence[str]) -> int:
-    """Say what the sums would tell and cost, and which of the files that are here fit; return the exit code."""
+def said_dry(
+    plan: FederationPlan,
+    task: LocalTask,
+    refused: Mapping[int, ConfigError],
+    opened: Sequence[str],
+    site: int | None,
+    known: OtherMachines,
+) -> int:
+    """Say what the sums would tell, to whom, and cost, and which of the files that are here fit; return the exit code.
+
+    Raises BudgetError where the budget does not allow them.
+    """
     rounds = plan.experiment.rounds
     up, down = plan.sent_up(task.length, task.dtype), task.length * task.dtype.itemsize
-    for line in [*plan.banner, *(f"opened: {line}" for line in opened)]:
+    for line in [*plan.banner, *(f"opened: {line}" for line in opened), *_cost(plan, site, known)]:
         echo(line)
     each = f"a site and round: {up:,} bytes up and {down:,} down, beside the keys of its sum"
     echo(f"{each}; in {rounds} rounds at most {rounds * (up + down):,}")
     say_refused(refused)
     echo("Nothing was sent, and nothing written down: this was a dry run.", err=True)
     return 4 if refused else 0
+
+
+def _cost(plan: FederationPlan, site: int | None, known: OtherMachines) -> list[str]:
+    """Return what the sums cost of the budget, at a site with what its ledger holds of the same records."""
+    from fedgossip.errors import BudgetError
+    from fedgossip.learning.per_peer import PLACE
+    from fedgossip.learning.record_digests import source_digest
+    from fedgossip.plans.ledger import SUFFIX, data_of, spent_on
+    from fedgossip.privacy.accounting import Mechanism, epsilon
+
+    budget, rounds = plan.experiment.budget, plan.experiment.rounds
+    if budget is None:
+        return ["epsilon: none covers them, for they have no noise"]
+    cost, before = Mechanism(budget.noise, 1.0, rounds), list[Mechanism]()
+    if site is not None:
+        source = plan.experiment.data.source
+        path = known.ledger or known.key.with_name(f"{known.key.name}.{SUFFIX}")
+        before = spent_on(path, budget.unit, data_of(source, site), source_digest(source.replace(PLACE, str(site))))
+    alone, total = epsilon([cost], budget.delta), epsilon([cost, *before], budget.delta)
+    most = f"of at most {budget.max_epsilon:g} for each {budget.unit} at delta {budget.delta:g}"
+    if total > budget.max_epsilon:
+        text = f"epsilon {alone:.3g}, {total:.3g} with what was spent before, {most}"
+        raise BudgetError(text, "Raise coordinator.privacy.noise, or max_epsilon if the sites allow it.")
+    told = f"; {total:.3g} with what this site's ledger holds" if before else ""
+    return [f"epsilon: {alone:.3g} {most}{told}"]

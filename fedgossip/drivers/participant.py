@@ -25,6 +25,7 @@ from fedgossip.net.routing import DIRECT, Ways
 from fedgossip.net.server import Hub
 from fedgossip.net.transport import Transport
 from fedgossip.plans.credentials import real
+from fedgossip.plans.federation import FederationPlan
 from fedgossip.plans.ledger import SUFFIX, TRAINING, SpentLedger, counted, data_of
 from fedgossip.plans.plan import Plan
 from fedgossip.plans.privacy_budget import account_before
@@ -118,6 +119,8 @@ def _logged(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack)
     recorder = stack.enter_context(Recorder(given.folder, node, role, given.identity, run, synced=plan.masks or spends))
     ledger = _ledger(plan, node, given, stack)
     before = recorder.account(ledger) if ledger and spends else ()
+    if spends and given.spent is None and isinstance(plan, FederationPlan):  # of this machine: the ledger is the run's
+        before = [*before, *plan.agreed_before(node)]
     exact = ledger.exact_before(recorder.first) if ledger else {}
     if ledger and not spends:
         ledger.note_exact(TRAINING if plan.experiment.learns else plan.experiment.task.kind, recorder.first)

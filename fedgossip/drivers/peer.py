@@ -125,6 +125,7 @@ def run_peer(
     data: str = "",
     ways: Ways = DIRECT,
     asked_to_stop: threading.Event | None = None,
+    first_work: Callable[[], None] | None = None,
     wait_seconds: float = WAIT_FOR_ENDPOINTS_SECONDS,
 ) -> PeerEnded:
     """Run peer `node` to the end; `folder` exists and is empty.  Raises FedgossipError, which ended.json also tells.
@@ -143,7 +144,8 @@ def run_peer(
     what it has spent of privacy, beside the key; by default in the folder.  `learning`: the task, and who has which
     examples, where that is made already; `data`: the source of this participant's own, where the experiment names none.
     `ways`: how others are reached beside their addresses.  `asked_to_stop`: once it is set the peer says goodbye and
-    ends.  `wait_seconds`: how long it waits for the file `endpoints` to appear.
+    ends.  `first_work` is called before the first number is made of its own data, see `Ports`.  `wait_seconds`: how
+    long it waits for the file `endpoints` to appear.
     """
     check_recordable(plan, trace_bytes)
     with _telling(folder):
@@ -173,7 +175,7 @@ def run_peer(
             files = PeerFiles(folder, node, plan, task, snapshots=child)
             given = Given(folder, identity, known, hello, links, members, join, resume, policy, masked, spent, data)
             made = stack.enter_context(made_by(plan, node, given))
-        one = _PeerLife(plan, task, hello, files, life, watch, checkpoint_seconds, made)
+        one = _PeerLife(plan, task, hello, files, life, watch, checkpoint_seconds, made, first_work)
         return one.run(faults.on_links(links) if faults else links, stop, trace_bytes)
 
 
@@ -220,8 +222,9 @@ class _PeerLife:
         watch: Callable[[Row], None] | None,
         checkpoint_seconds: float,
         made: Made,
+        first_work: Callable[[], None] | None,
     ) -> None:
-        self._made = made
+        self._made, self._first_work = made, first_work
         self.plan, self.task, self.hello, self.files, self.life, self.watch = plan, task, hello, files, life, watch
         self.node = files.node
         self._seconds_before = incarnations.seconds_in(files.folder / "metrics.jsonl") if life.again else 0.0
@@ -241,6 +244,8 @@ class _PeerLife:
             ports = Ports(self._write, files.outgoing, files.mixed, stop, self._keep)
             if recorder := self._made.recorder:
                 ports = replace(ports, log=recorder.log, witness=recorder.witness)
+            if self._first_work:
+                ports = replace(ports, first_work=self._first_work)
             host = Host(self.node, machine, links, self.task, self.hello, ports)
             del machine
             try:

@@ -23,6 +23,8 @@ from fedgossip.learning.table_schema import LEVELS, MEAN, SchemaColumn, TableSch
 from fedgossip.learning.told_files import encoded, read_told
 
 FORMAT = 1
+AGREED_FILE = "agreed.json"
+"""The name of its copy in the folder of a run that was trained on it."""
 COUNTS = (("missing",), ("bin",), ("of",))
 """What of a column's numbers is counts."""
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -241,6 +243,22 @@ def _noisy_numbers(column: SchemaColumn, numbers: Numbers, suppress: int) -> Agr
     )  # fmt: skip
     told = _without(counts, hidden_places(counts, suppress))
     return _with_histogram(found, told, sum(counts) + missing, edges, suppress)
+
+
+def unknown(schema: TableSchema, suppress: int) -> AgreedTable:
+    """Return a table of nothing but the columns: before the sites have agreed, for what statistics do not change."""
+    columns = tuple(
+        AgreedColumn(
+            name=one.name,
+            unit=one.unit,
+            label=one.label,
+            count=0,
+            categories=one.categories,
+            shares=() if one.label else (0.0,) * len(one.categories),
+        )
+        for one in schema.columns
+    )
+    return AgreedTable(schema=schema, suppress=suppress, sites=0, records=0, columns=columns)
 
 
 def spread(told: Sequence[int | None], total: int) -> Sequence[float]:

@@ -6,6 +6,7 @@ import atexit
 import os
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from fedgossip.net.identity import Identity
 from fedgossip.plans import compose
 from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.federation import FederationPlan
+from fedgossip.plans.site_approvals import SiteApprovals
 from fedgossip.rundir.peer_files import PeerEnded, empty_folder
 from fedgossip.rundir.run_directory import new_path
 
@@ -224,8 +226,12 @@ class _NamedRun:
         known = load_endpoints(Path(self.endpoints), plan.n, plan.roles.listens)
         folder = Path(self.out) if self.out else new_path(plan, f"peer{self.node}", Path("runs"))
         again = folder.is_dir() and incarnation_of(folder) >= 0
+        identity = Identity.load(self.key)
+        if SiteApprovals(self.key, identity, time.time_ns).exists:  # as every command that sends a site's numbers
+            text = f"{self.key} has approved plans, and a training loop of one's own is in no plan"
+            raise ConfigError(text, "Name a key that has approved none:  join(..., key=...).")
         options = {
-            "identity": Identity.load(self.key),
+            "identity": identity,
             "bind": known[self.node].address,
             "endpoints": known,
             "resume": again,

@@ -106,6 +106,8 @@ class Ports:
     """Put a line into the participant's own log; it is on disk when this returns."""
     witness: Callable[[Witness], None] = lambda _: None
     """Put a frame into the transcript of its session."""
+    first_work: Callable[[], None] = lambda: None
+    """Called once, before the first number is made of the node's own data; where it raises FedgossipError none is."""
 
 
 class Host:
@@ -138,7 +140,8 @@ class Host:
         self._round = 0
         self._counted = 0, 0  # of what was sent, with everything and with vectors alone, in rounds that are over
         self._invited_ns: int | None = None  # the beginning of a coordinator's first round
-        worker = WorkerPorts(self.clock, lambda: self._round, ports.mixed, ports.checkpoint, links.wake)
+        own = ports.mixed, ports.checkpoint, links.wake, ports.first_work
+        worker = WorkerPorts(self.clock, lambda: self._round, *own)
         self._training = TrainingThread(node, task, self._meter, worker)
 
     def clock(self) -> int:

@@ -39,6 +39,8 @@ class WorkerPorts:
     checkpoint: Callable[[Checkpoint], None]
     wake: Callable[[], None]
     """Called when there is an answer, from whichever thread gives it."""
+    first_work: Callable[[], None] = lambda: None
+    """See `Ports`."""
 
 
 class TrainingThread:
@@ -48,6 +50,7 @@ class TrainingThread:
         self.node, self._task, self._meter, self._ports = node, task, meter, ports
         self.began_ns: int | None = None
         """The beginning of the first training."""
+        self._working = False
         self._jobs: queue.SimpleQueue[WorkerJob | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[WorkerAnswer | FedgossipError] = queue.SimpleQueue()
         if isinstance(task, ReportingTask):
@@ -94,6 +97,9 @@ class TrainingThread:
             self._ports.wake()
 
     def _done(self, job: WorkerJob) -> WorkerAnswer | None:
+        if not self._working and isinstance(job, Train | ChooseRows):
+            self._ports.first_work()
+            self._working = True
         match job:
             case Train():
                 return self._train(job)

@@ -3,21 +3,29 @@
     approval.jsonl          in the folder of a run: one signed line for each site; `read_signed`
 
 An approval names the plan by its hash, the participants by the hash of their signed entries, the versions that this
-site computes with, and how long it holds: a day, and a number of rounds over all runs.  Who joins by an invite learns
-its number and the others' keys when the run begins: its approval names the organiser's key, which the invite has.
+site computes with, the records that the site had when it signed, and how long it holds: a day, and a number of rounds
+over all runs.  Who joins by an invite learns its number and the others' keys when the run begins: its approval names
+the organiser's key, which the invite has.
 """
 
 from __future__ import annotations
 
+import hashlib
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 
 from fedgossip import outside_files, owner_files
 from fedgossip.audit.entries import AuditError, LogEntry, is_signed, lines, moment, parsed
 from fedgossip.errors import NotWrittenError
+from fedgossip.experiment import Experiment
+from fedgossip.learning.agreed import AGREED_FILE
+from fedgossip.learning.objectives import SUMS
+from fedgossip.learning.per_peer import PLACE
+from fedgossip.learning.record_digests import source_digest
+from fedgossip.learning.table_schema import FEDERATED
 from fedgossip.net.endpoints import Endpoints, roster_of
 from fedgossip.plans import plan_statement
 from fedgossip.plans.federation import FederationPlan
@@ -30,6 +38,8 @@ APPROVED = "approved"
 """The kind of the line."""
 JOINING = -1
 """The participant of an approval to join: the organiser gives out the numbers."""
+AGREE = "agree"
+"""The step of a plan in which the sites agree on statistics; "" is the run that it is a plan of."""
 LIBRARIES = ("numpy", "torch")
 """What else an approval names the version of."""
 
@@ -57,6 +67,10 @@ class Approval:
     """In all, over all runs."""
     by: str
     """Who approved, as it was typed."""
+    records: str
+    """The seal of the site's own records (`SiteApprovals.sealed`); "" where the plan has none of its own."""
+    agreed: str
+    """sha256 of the agreed statistics, where they were there and are no part of the plan; "" where they were not."""
     hash: str
     line: bytes = field(repr=False)
 
@@ -70,6 +84,12 @@ class ApprovalRequest:
     coordinator: str
     roster: str
     versions: Mapping[str, str]
+    records: str = ""
+    """The digest of the site's own records as they are now; "" where it has none of its own."""
+    agreed: str = ""
+    """sha256 of the agreed statistics as they are now; "" where there are none, or the plan itself names them."""
+    step: str = ""
+    """`AGREE` where this step of the plan is to begin."""
 
 
 @dataclass(frozen=True)
@@ -80,15 +100,35 @@ class HowLong:
     rounds: int = 0
 
 
-def request_of(plan: FederationPlan, statement: PlanStatement, node: int, endpoints: Endpoints) -> ApprovalRequest:
-    """Return what client `node` is asked to approve.  Raises ConfigError for entries that are not signed."""
+def request_of(
+    plan: FederationPlan, statement: PlanStatement, node: int, endpoints: Endpoints, data: str = ""
+) -> ApprovalRequest:
+    """Return what client `node` is asked to approve; `data`: the source of its own, where the experiment names none.
+
+    Raises ConfigError for entries that are not signed, and for a file that cannot be read.
+    """
     roster, coordinator = roster_of(endpoints).first(plan.learners), endpoints[plan.coordinator].verify
-    return ApprovalRequest(statement, node, coordinator, roster.hash.hex(), versions())
+    request = ApprovalRequest(statement, node, coordinator, roster.hash.hex(), versions())
+    return _with_files(request, plan.experiment, node, data)
 
 
-def request_to_join(statement: PlanStatement, organiser: str) -> ApprovalRequest:
-    """Return what one is asked to approve who joins by an invite of the organiser with this public key."""
-    return ApprovalRequest(statement, JOINING, organiser, "", versions())
+def request_to_join(
+    statement: PlanStatement, experiment: Experiment, organiser: str, data: str = ""
+) -> ApprovalRequest:
+    """Return what one is asked to approve who joins by an invite of the organiser with this public key.
+
+    `data`: the source of its own.  Raises ConfigError for a file that cannot be read.
+    """
+    return _with_files(ApprovalRequest(statement, JOINING, organiser, "", versions()), experiment, JOINING, data)
+
+
+def _with_files(request: ApprovalRequest, e: Experiment, node: int, data: str) -> ApprovalRequest:
+    source, path = data or e.data.source, Path(e.data.agreed)
+    own = (data or PLACE in source) and (e.learns or e.task.kind in SUMS)
+    records = source_digest(source.replace(PLACE, str(node))) if own else ""
+    part = e.data.scale != FEDERATED or path.name in request.statement.files or not path.is_file()
+    content = b"" if part else outside_files.read_bytes(outside_files.named(path))
+    return replace(request, records=records, agreed="" if part else hashlib.sha256(content).hexdigest())
 
 
 def versions() -> dict[str, str]:
@@ -103,6 +143,7 @@ def approval_of(entry: LogEntry, line: bytes) -> Approval:
     text = {name: str(facts[name]) for name in ("plan", "name", "key", "coordinator", "roster", "until", "by")}
     numbers = {name: int(facts[name]) for name in ("participant", "rounds")}
     computed = {name.partition("_")[2]: str(one) for name, one in facts.items() if name.startswith("version_")}
+    text |= {name: str(facts.get(name, "")) for name in ("records", "agreed")}  # from before them: none
     moment(text["until"])
     return Approval(**text, **numbers, versions=computed, time=entry.time, hash=entry.hash, line=line)  # type: ignore[arg-type]
 
@@ -143,17 +184,18 @@ def read_signed(path: Path) -> list[Approval]:
 
 
 def gathered(folders: Sequence[Path], out: Path) -> None:
-    """Bring the approvals in the folders of a run's participants together in the run's own, and its plan.
+    """Bring the approvals in the folders of a run's participants together in the run's own, its plan and statistics.
 
     Raises AuditError for an approval that is none, and NotWrittenError.
     """
     found = [path / APPROVAL for path in folders if (path / APPROVAL).exists()]
-    plans = [path / plan_statement.PLAN for path in folders if (path / plan_statement.PLAN).exists()]
+    shared = (plan_statement.PLAN, AGREED_FILE)
+    plans = {name: path / name for name in shared for path in folders if (path / name).exists()}
     signed = sorted((one for path in found for one in read_signed(path)), key=lambda one: one.participant)
     try:
         if signed:
             owner_files.written(out / APPROVAL, b"".join(one.line for one in signed))
-        if plans:
-            owner_files.written(out / plan_statement.PLAN, outside_files.read_bytes(plans[-1]))
+        for name, path in plans.items():
+            owner_files.written(out / name, outside_files.read_bytes(path))
     except OSError as error:
         raise NotWrittenError(out / APPROVAL, error) from None

@@ -23,6 +23,7 @@ from fedgossip.learning.record_losses import losses_of, right_of
 from fedgossip.learning.sums_task import Draw, from_system
 from fedgossip.machine import NodeId
 from fedgossip.plans.federation import FederationPlan
+from fedgossip.plans.plan_statement import PlanStatement, statement_of
 from fedgossip.plans.sums import asking, check_exact, check_secure, noise_of, plan_of_sums, sites_that_fit
 from fedgossip.plans.tasks import SharedExamples, examples_of
 from fedgossip.privacy.membership import LEAST, MembershipTest, membership_test
@@ -63,6 +64,27 @@ def evaluation_plan(experiment: Experiment, facts: ModelFacts) -> tuple[Federati
         noise=noise,
     )
     return plan_of_sums(experiment, EVALUATION, 1 if noise else ROUNDS, layout.exact), layout
+
+
+def stated_evaluation(experiment: Experiment, facts: ModelFacts) -> tuple[FederationPlan, PlanStatement]:
+    """Return the run in which the sites judge a model of these facts, and its plan: of this model and no other."""
+    plan, layout = evaluation_plan(experiment, facts)
+    plan, task, _ = evaluation_task(plan, layout, experiment, None, [])
+    return plan, statement_of(plan, task, opened_by(layout))
+
+
+def opened_by(layout: EvaluationLayout) -> tuple[str, ...]:
+    """Return what the coordinator sees of all sites together, in words."""
+    of = "that each site has kept from its training" if layout.kept else "of each site, also those trained on"
+    told = [f"how well the model with weights {layout.model[:16]} answers on the records {of}: "
+            f"the number of records, {layout.score}, and a histogram of its answers for each outcome"]  # fmt: skip
+    if layout.groups:
+        told.append(f"the same of each of {len(layout.groups)} groups of {layout.group_column}")
+    if not layout.noise:
+        told.append("at how many sites the score is which, and how many sites the model tells its training to")
+    if layout.named:
+        told.append("the score of each site, by its id")
+    return tuple(told)
 
 
 def _groups(experiment: FederatedExperiment) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ everybody from its seed: real cryptography, and no secret.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -21,7 +21,7 @@ from fedgossip.plans.credentials import Credentials, Logged, Own
 from fedgossip.plans.federated_run import FederatedRun
 from fedgossip.plans.federated_words import banner_of, facts_of, outlook_of, terms_of
 from fedgossip.plans.plan import EXHAUSTED, PARTIAL, Arrays, JoiningTerms, Results, RunOutlook, Seat, nanoseconds
-from fedgossip.plans.privacy_budget import BudgetPurse, cost_of_training, purse_of
+from fedgossip.plans.privacy_budget import BudgetPurse, cost_of_training, purse_of, statistics_spends
 from fedgossip.plans.tasks import DataShares
 from fedgossip.protocols import client_round
 from fedgossip.protocols.abstaining import Abstaining
@@ -88,7 +88,13 @@ class FederationPlan(FederatedRun):
             entropy=entropy,
             log=tuple(log),
             noise=lambda round: stream(seed, "noise", node, round).bytes,
+            spent=self.agreed_before(node),
         )
+
+    def agreed_before(self, node: NodeId) -> Sequence[Mapping[str, object]]:
+        """Return what a client has spent on the statistics of this run, where no ledger of its key says that."""
+        told = node != self.coordinator and self.exact is None
+        return statistics_spends(self.experiment) if told else ()
 
     def _chances(self, node: NodeId, own: Credentials | None = None) -> Callable[[int], Chances]:
         """Return the chances of rounding, which are no secret and the same in every driver."""

@@ -11,7 +11,9 @@ from fedgossip.plans.cox import cox_plan, cox_task, is_cox
 from fedgossip.plans.federation import FederationPlan
 from fedgossip.plans.glm import glm_plan, glm_task, is_glm
 from fedgossip.plans.plan_statement import PlanStatement, statement_of
+from fedgossip.plans.statistics import stated_statistics
 from fedgossip.plans.survival import is_survival, survival_plan, survival_task
+from fedgossip.plans.tasks import is_unagreed
 from fedgossip.plans.trees import trees_plan, trees_task
 
 
@@ -31,14 +33,22 @@ FITS = (
 )
 
 
+def is_fit(experiment: Experiment) -> bool:
+    """Whether a model is fitted by sums, and nothing trained."""
+    return any(one.is_of(experiment.model.source) for one in FITS)
+
+
 def stated_fit(experiment: Experiment) -> tuple[FederationPlan, PlanStatement] | None:
     """Return the run of a fit, and its plan as all sites have it; None where an experiment is of no fit.
 
+    What is fitted follows from what the sites agree on before, so until then its plan is that of the statistics alone.
     Raises ConfigError as the fit itself does, before it reads any site's own file.
     """
     kind = next((one for one in FITS if one.is_of(experiment.model.source)), None)
     if kind is None:
         return None
+    if is_unagreed(experiment):
+        return stated_statistics(experiment)
     plan, layout, agreed = kind.plan(experiment)
     plan, task, _ = kind.task(plan, layout, agreed, [])
     return plan, statement_of(plan, task, layout.opened)

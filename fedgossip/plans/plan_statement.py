@@ -6,6 +6,9 @@ It holds all that must be alike at all sites: the experiment with every default,
 the user's own modules by their bytes, the layout of the model, what leaves a site in words, and the version.  The hash
 is of the bytes of the file.  What each site chooses for its own machine (its folders, device and waits) is not in it;
 nor are projections of tensors that do not train, which unlike processors round: a site's policy pins those.
+
+A run that trains on statistics that its sites agree on has two steps, and one plan for both: it is the same before the
+sites have agreed and afterwards, so what was agreed on is not in it.  A site's approval holds it (`site_approvals`).
 """
 
 from __future__ import annotations
@@ -20,13 +23,17 @@ import msgspec
 from fedgossip import outside_files, owner_files
 from fedgossip.decoding import UnreadableError, from_json
 from fedgossip.errors import ConfigError, NotWrittenError
-from fedgossip.experiment import Experiment
+from fedgossip.experiment import Experiment, FederatedExperiment
 from fedgossip.learning import agreed
+from fedgossip.learning.objectives import STATISTICS, SUMS
 from fedgossip.learning.per_peer import PLACE
 from fedgossip.learning.settings import OF_THE_MACHINE
 from fedgossip.learning.sources import modules_of
 from fedgossip.learning.table_schema import FEDERATED, SchemaColumn
 from fedgossip.plans.plan import Plan, without_folders
+from fedgossip.plans.privacy_budget import statistics_cost
+from fedgossip.plans.tasks import schema_of_experiment
+from fedgossip.privacy.accounting import epsilon
 from fedgossip.task import LocalTask
 from fedgossip.version import __version__
 
@@ -45,22 +52,24 @@ class StatedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layout: str
 
 
-class StatedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The columns and statistics that the sites have agreed on; their file is among the files too."""
+class StatedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The columns that all sites must have; with the statistics of these, where their file is among the files too."""
 
     columns: tuple[str, ...]
     labels: tuple[str, ...]
-    sites: int
-    records: int
+    sites: int = 0
+    records: int = 0
 
 
-class StatedTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StatedTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a site agrees to, in the words that every run begins with."""
 
     how: str
     sent: str
     seen: str
     budget: str
+    before: tuple[str, ...] = ()
+    """What leaves a site before this run, in a step of the same plan."""
 
 
 class PlanStatement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -73,7 +82,7 @@ class PlanStatement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Every key that all sites must have alike, with its value."""
     model: StatedModel
     table: StatedTable | None = None
-    """None where the sites have not agreed on columns."""
+    """None where the sites agree on no columns."""
     files: dict[str, str]
     """sha256 of each file that all sites have, by its name."""
     code: dict[str, str]
@@ -120,13 +129,34 @@ def statement_of(plan: Plan, task: LocalTask, opened: Sequence[str] = ()) -> Pla
         table=_table(e),
         files={path.name: _sha256(path) for path in _common_files(e)},
         code={name: _sha256(path) for name, path in sorted(modules_of(e.named_code).items())},
-        terms=StatedTerms(terms.how, "; ".join(opened) or terms.sent, terms.seen, terms.budget),
+        terms=StatedTerms(terms.how, "; ".join(opened) or terms.sent, terms.seen, terms.budget, statistics_words(e)),
     )
+
+
+def agrees(e: Experiment) -> bool:
+    """Whether the sites of an experiment agree on statistics under the same plan, or that is all they do."""
+    made = e.task.kind in SUMS and e.task.kind != STATISTICS  # from statistics that are there already
+    return isinstance(e, FederatedExperiment) and e.data.scale == FEDERATED and not made
+
+
+def statistics_words(e: Experiment) -> tuple[str, ...]:
+    """Return what leaves a site in the step in which all agree on statistics; () where this is not before a run."""
+    if not agrees(e) or e.task.kind == STATISTICS or (e.budget and e.budget.unit != "record"):
+        return ()
+    told = "two sums over the sites, of which the means, spreads and counts of the columns are made: data agree"
+    if (spent := statistics_cost(e)) is None:
+        return (f"{told}; exact and without noise, so no epsilon covers them",)
+    assert e.budget is not None
+    worth = f"epsilon {epsilon([spent], e.budget.delta):.3g} for each record"
+    return (f"{told}; with noise {e.budget.noise:g} on each site's: {worth}, out of the same budget",)
 
 
 def _table(e: Experiment) -> StatedTable | None:
     if e.data.scale != FEDERATED:
         return None
+    if agrees(e):
+        schema = schema_of_experiment(e)
+        return StatedTable(_named(schema.features), _named(schema.labels))
     found = agreed.read(Path(e.data.agreed))
     columns, labels = _named(found.schema.features), _named(found.schema.labels)
     return StatedTable(columns, labels, found.sites, found.records)
@@ -137,10 +167,10 @@ def _named(columns: Sequence[SchemaColumn]) -> tuple[str, ...]:
 
 
 def _common_files(e: Experiment) -> Iterator[Path]:
-    """Yield the files that all sites have: common examples, and what was agreed on; no site's own."""
+    """Yield the files that all sites have: common examples, and what was agreed on before; no site's own."""
     if not e.learns and e.data.scale != FEDERATED:
         return
-    if e.data.scale == FEDERATED:
+    if e.data.scale == FEDERATED and not agrees(e):
         yield Path(e.data.agreed)
     for source in {e.data.source, str(e.data.test)}:
         path = Path(source.partition(":")[2].partition("?")[0]).expanduser()

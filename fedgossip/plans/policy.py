@@ -17,11 +17,13 @@ import msgspec
 from fedgossip import outside_files
 from fedgossip.decoding import from_toml
 from fedgossip.errors import ConfigError, NotWrittenError, nearest
+from fedgossip.learning.table_schema import FEDERATED
 from fedgossip.likeness import CODE, FROZEN, PROBE, Likeness
 from fedgossip.net.endpoints import Endpoints, roster_of
 from fedgossip.plans.approvals import HowLong
 from fedgossip.plans.compose import likeness_of
 from fedgossip.plans.federation import FederationPlan
+from fedgossip.plans.tasks import is_unagreed
 from fedgossip.secure.session import Policy
 from fedgossip.task import LocalTask, segments_of
 
@@ -54,7 +56,8 @@ class PolicyFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     frozen: list[float]
     """Projections of the tensors that are neither trained nor mixed."""
     probe: list[float]
-    """Projections of what the first model gives for examples of the common test set."""
+    """Projections of what the first model gives for examples of the common test set; none where the sites had yet to
+    agree on statistics, by which these are scaled: then it is not compared."""
     unit: str
     """The unit of the budget of privacy: record, client, none."""
     clip: float
@@ -94,7 +97,7 @@ def policy_of(
         layout=fixed.schema.hex(),
         code=alike.code,
         frozen=list(alike.frozen),
-        probe=list(alike.probe),
+        probe=[] if is_unagreed(plan.experiment) else list(alike.probe),
         unit=s.privacy.unit,
         clip=s.privacy.clip,
         noise=s.privacy.noise,
@@ -125,6 +128,8 @@ def agreed(path: Path, plan: FederationPlan, endpoints: Endpoints, task: LocalTa
         for name in PolicyFile.__struct_fields__
         if name not in (FROZEN, PROBE) and getattr(pinned, name) != getattr(stricter, name)
     ]
+    if not pinned.probe and plan.experiment.data.scale == FEDERATED:  # pinned before the sites had agreed
+        offered = msgspec.structs.replace(offered, probe=[])
     unlike = _likeness(pinned).unlike(_likeness(offered))
     differing += [f"{name}: not as it was pinned" for name in unlike if name != CODE]
     if differing:
@@ -218,7 +223,7 @@ _MEANING = {
     "layout": "the hash of the model's layout, and of everything that is summed",
     "code": 'the source of one\'s own modules that the experiment names, by a hash; "" where there are none',
     "frozen": "numbers of the tensors that neither train nor are mixed",
-    "probe": "numbers of what the first model gives for examples of the common test set",
+    "probe": "numbers of what the first model gives for common test examples; [] before their scale was agreed on",
     "unit": "what the budget of privacy is of: record, client, none",
     "clip": "the longest gradient of one record, or update of one client",
     "noise": "standard deviation of the noise, in units of clip",

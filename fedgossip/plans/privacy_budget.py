@@ -9,7 +9,7 @@ from fedgossip.plans.credentials import Logged
 
 if TYPE_CHECKING:
     from fedgossip.experiment import Experiment, PrivacySection
-    from fedgossip.privacy.accounting import RenyiAccount
+    from fedgossip.privacy.accounting import Mechanism, RenyiAccount
     from fedgossip.privacy.budget import Budget, Spend, TotalBudget
 
 SPENT = "spent"
@@ -71,6 +71,29 @@ def account_before(spends: Iterable[Mapping[str, object]]) -> RenyiAccount:
     from fedgossip.privacy.budget import Spend
 
     return account_of(Spend.from_mapping(one).mechanism for one in spends)
+
+
+def statistics_cost(experiment: Experiment) -> Mechanism | None:
+    """Return what the statistics of a run cost that its sites agree on before it; None where no epsilon covers them."""
+    from fedgossip.learning.statistics_task import ROUNDS
+    from fedgossip.learning.table_schema import FEDERATED
+    from fedgossip.privacy.accounting import Mechanism
+
+    budget = experiment.budget
+    if experiment.data.scale != FEDERATED or budget is None or budget.unit != "record":
+        return None
+    return Mechanism(budget.noise, 1.0, ROUNDS)
+
+
+def statistics_spends(experiment: Experiment) -> Sequence[Mapping[str, object]]:
+    """Return what the ledger of a site holds of these statistics."""
+    from fedgossip.privacy.budget import Spend
+
+    cost, budget = statistics_cost(experiment), experiment.budget
+    if cost is None or budget is None:
+        return ()
+    spends = (Spend(budget.unit, cost.noise, budget.delta, budget.clip, cost.rate, 1, one) for one in range(cost.steps))
+    return [one.to_mapping() for one in spends]
 
 
 def cost_of_training(experiment: Experiment, examples: int) -> tuple[float, int]:

@@ -1,14 +1,16 @@
 """A site's approvals of plans: a signed, chained log beside its key, which its client asks before it takes part.
 
-    peer.key.approvals      lines of an audit log (`audit.log`): approved, revoked, used, refused
+    peer.key.approvals      lines of an audit log (`audit.log`): approved, revoked, used, agreed, refused
     peer.key.plans/HASH.json    each plan that was approved, to compare the next with
 
-Rounds are counted before a run begins, so a crash counts at most one run too many.  Whatever differs from what was
-approved is refused, and the refusal is a line too.  The folder of a run has the line that it ran under (`approvals`).
+Rounds are counted before the first number is made of records, so that a start from which nothing left costs nothing,
+and a crash counts at most one run too many.  Whatever differs from what was approved is refused, and the refusal is a
+line too.  The folder of a run has the line that it ran under (`approvals`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +22,7 @@ from fedgossip.errors import ConfigError, NotWrittenError
 from fedgossip.net.identity import Identity
 from fedgossip.plans import plan_statement
 from fedgossip.plans.approvals import (
+    AGREE,
     APPROVAL,
     APPROVED,
     JOINING,
@@ -36,7 +39,7 @@ SUFFIX, PLANS = "approvals", "plans"
 """Suffixes of the log and of the folder of plans, beside the key."""
 RUN_NAME = "approval.run"
 """The file in the folder of a run by which the rounds of one that goes on are not counted again."""
-REVOKED, USED, REFUSED = "revoked", "used", "refused"
+REVOKED, USED, AGREED, REFUSED = "revoked", "used", "agreed", "refused"
 DAY_MS = 86_400_000
 NAMED_MOST = 3
 """Maximum number of keys that a refusal names."""
@@ -111,8 +114,19 @@ class SiteApprovals:
 
     def used(self, approval: Approval, without: str = "") -> int:
         """Return the rounds of all runs that began under an approval, but of the run named `without`."""
+        return sum(int(one["rounds"]) for one in self._uses(approval, "") if one["run"] != without)
+
+    def _uses(self, approval: Approval, step: str) -> Sequence[Mapping[str, Fact]]:
         mine = [one.facts for one in self._entries if one.kind == USED and one.facts["approval"] == approval.hash]
-        return sum(int(one["rounds"]) for one in mine if one["run"] != without)
+        return [one for one in mine if one.get("step", "") == step]
+
+    def sealed(self, records: str) -> str:
+        """Return what an approval says of records with this digest; "" for none.
+
+        An approval is published, so the digest alone would let others try records.  This takes the site's secret key.
+        """
+        text = f"fedgossip records {records}".encode()
+        return hashlib.sha256(self._identity.sign_bytes(text)).hexdigest()[:32] if records else ""
 
     def last(self) -> PlanStatement | None:
         """Return the plan that was approved last and not revoked; None where there is none.  Raises ConfigError."""
@@ -171,9 +185,27 @@ class SiteApprovals:
             was, now = one.versions.get(name, "none"), request.versions.get(name, "none")
             if was != now:
                 raise ConfigError(f"{named} was approved with {name} {was}, and this is {name} {now}", again)
+        self._check_files(one, named, request)
         self._check_time(one, named, limits)
-        self._check_rounds(one, named, limits, run, plan.rounds)
+        self._check_rounds(one, named, limits, run, request)
         return one
+
+    def _check_files(self, one: Approval, named: str, request: ApprovalRequest) -> None:
+        """What no plan holds, for it is the site's own or not yet there: its records, and the statistics."""
+        if one.records != self.sealed(request.records):
+            text = f"{named} was approved with other records of this site than its file has now"
+            if not one.records:
+                text = f"{named} was approved without the records of this site"
+            again = "If the file is the right one, approve again: fedgossip plan approve"
+            raise ConfigError(text, f"Look whether it is this site's own, and which version.  {again}")
+        made = [str(line.facts["file"]) for line in self._entries if line.kind == AGREED]
+        mine = [line.facts for line in self._entries if line.kind == AGREED and line.facts["approval"] == one.hash]
+        known = one.agreed or next((str(facts["file"]) for facts in reversed(mine)), "")
+        if request.agreed and request.agreed != known and request.step != AGREE:
+            other = "made under another approval" if request.agreed in made else "not what this site has agreed on"
+            text = f"{named}: the agreed statistics here ({request.agreed[:HASH_SHOWN]}) are {other}"
+            again = "Read them; if you agree, approve again: fedgossip plan approve"
+            raise ConfigError(text, f"Put back the file that `fedgossip data agree` has made.  {again}")
 
     def _check_time(self, one: Approval, named: str, limits: HowLong) -> None:
         end = moment(one.until)
@@ -183,11 +215,18 @@ class SiteApprovals:
             text = f"the approval of {named} ended on {day_of(stamp(end * 1_000_000))}"
             raise ConfigError(text, "If you still agree, approve it again: fedgossip plan approve")
 
-    def _check_rounds(self, one: Approval, named: str, limits: HowLong, run: str, wanted: int) -> None:
-        allowed = min(one.rounds, limits.rounds or one.rounds)
+    def _check_rounds(self, one: Approval, named: str, limits: HowLong, run: str, request: ApprovalRequest) -> None:
+        allowed, wanted = min(one.rounds, limits.rounds or one.rounds), request.statement.rounds
+        again = "If you agree to more, approve it again: fedgossip plan approve --rounds N"
+        if request.step:
+            times, done = allowed // wanted, sum(facts["run"] != run for facts in self._uses(one, request.step))
+            if done >= times:
+                text = f"the approval of {named} is for {_times(times)} of agreeing on statistics, and {done} began"
+                raise ConfigError(text, again)
+            return
         if (used := self.used(one, run)) + wanted > allowed:
             text = f"the approval of {named} is for {allowed} rounds, of which {used} are used; this run has {wanted}"
-            raise ConfigError(text, "If you agree to more, approve it again: fedgossip plan approve --rounds N")
+            raise ConfigError(text, again)
 
     def _nearest(self, plan: PlanStatement) -> str:
         """Say what differs from the plan that was approved last, where that is known."""
@@ -219,6 +258,8 @@ class SiteApprovals:
             "coordinator": request.coordinator, "roster": request.roster, "until": until, "rounds": rounds,
             "by": by[:200], **{f"version_{name}": value for name, value in request.versions.items()},
         }  # fmt: skip
+        files = {"records": self.sealed(request.records), "agreed": request.agreed}
+        facts |= {name: value for name, value in files.items() if value}
         self._append(request.participant, APPROVED, facts)
         return self.all()[-1]
 
@@ -226,22 +267,34 @@ class SiteApprovals:
         """Take an approval back, and with it all of the same plan; no run begins under it any more."""
         self._append(approval.participant, REVOKED, {"plan": approval.plan, "why": why[:500]})
 
-    def begin(self, approval: Approval, request: ApprovalRequest, folder: Path) -> None:
-        """Count the rounds of the run in `folder`, and leave the approval there; a run that goes on is counted already.
+    @staticmethod
+    def keep(approval: Approval, folder: Path) -> str:
+        """Leave the approval in the folder of a run, and return the name by which its rounds are to be counted.
 
         Raises NotWrittenError: nothing may be sent then.
         """
         run = run_of(folder) or secrets.token_hex(8)
-        self._use(approval, request.statement.rounds, run)
         for name, content in ((RUN_NAME, run.encode()), (APPROVAL, approval.line)):
             try:
                 owner_files.written(folder / name, content)
             except OSError as error:
                 raise NotWrittenError(folder / name, error) from None
+        return run
 
-    def _use(self, approval: Approval, rounds: int, run: str) -> None:
-        if not any(one.kind == USED and one.facts["run"] == run for one in self._entries):
-            self._append(approval.participant, USED, {"approval": approval.hash, "rounds": rounds, "run": run})
+    def count(self, approval: Approval, request: ApprovalRequest, run: str) -> None:
+        """Count the rounds of a run from which something is about to leave; one that goes on is counted already.
+
+        Raises NotWrittenError: nothing may be sent then.
+        """
+        if any(one.kind == USED and one.facts["run"] == run for one in self._entries):
+            return
+        facts: dict[str, Fact] = {"approval": approval.hash, "rounds": request.statement.rounds, "run": run}
+        self._append(approval.participant, USED, facts | ({"step": request.step} if request.step else {}))
+
+    def agreed(self, approval: Approval, file: bytes) -> None:
+        """Write which statistics the sites have agreed on under an approval: from then on the plan is with these."""
+        facts: dict[str, Fact] = {"approval": approval.hash, "file": hashlib.sha256(file).hexdigest()}
+        self._append(approval.participant, AGREED, facts)
 
     def _append(self, participant: int, kind: str, facts: Mapping[str, Fact]) -> None:
         if self._entries:
@@ -250,6 +303,10 @@ class SiteApprovals:
         with AuditLog(self.path, owner, self._identity.sign_bytes, lambda: self.now_ms * 1_000_000) as log:
             log.append(kind, facts)
         self._entries = self._read()
+
+
+def _times(number: int) -> str:
+    return "one time" if number == 1 else f"{number} times"
 
 
 def run_of(folder: Path) -> str:

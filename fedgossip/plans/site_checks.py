@@ -170,7 +170,7 @@ class SiteChecks:
                 text = f"no budget of privacy, and this site allows epsilon {total.max_epsilon:g} of its records in all"
                 raise BudgetError(text, "See what was released: fedgossip privacy ledger; --allow-exact allows more.")
             return "no budget of privacy: no epsilon covers what this run tells of a record"
-        found = outlook(plan, site.node, spent_on(site.spent, plan.unit, *about))
+        found = outlook(plan, site.node, spent_on(site.spent, plan.unit, *about), agreed=True)
         if not found.fits:
             most = plan.section.privacy.max_epsilon
             text = f"{found.rounds_within} of {plan.experiment.rounds} rounds fit into epsilon {most:g}"

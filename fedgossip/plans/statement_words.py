@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedgossip.experiment.meanings import keys
-from fedgossip.learning.objectives import COX, GLM, SURVIVAL, TREES
+from fedgossip.learning.objectives import EVALUATION, STATISTICS, SUMS
 from fedgossip.plans.plan_statement import HASH_SHOWN, PlanStatement, differences
 from fedgossip.privacy.guarantee import meaning
 
@@ -18,23 +18,22 @@ COLUMNS_SHOWN = 12
 """Maximum number of columns that are named."""
 PROBLEMS = ("averaging", "quadratic")
 """Tasks with a known answer, which learn from nobody's data."""
-FITS = (GLM, TREES, SURVIVAL, COX)
-"""Tasks in which sites tell sums and train nothing."""
 
 
 def lines(statement: PlanStatement) -> list[tuple[str, str]]:
     """Return (question, answer) in the order in which to read them."""
     e, terms = statement.experiment, statement.terms
-    fits = e["task"]["kind"] in FITS
+    sums = e["task"]["kind"] in SUMS
     return [
         ("plan", f"{statement.name}, {statement.hash[:HASH_SHOWN]}"),
         ("learns", _learns(statement)),
         ("from", _from(statement)),
         ("who", _who(statement)),
+        *(("before", _sentence(one)) for one in terms.before),
         ("rounds", _rounds(statement)),
         (
             "leaves a site",
-            f"Masked numbers, whose sums are opened: {terms.sent}." if fits else f"It sends {terms.sent}.",
+            f"Masked numbers, whose sums are opened: {terms.sent}." if sums else f"It sends {terms.sent}.",
         ),
         ("who sees it", _sentence(terms.seen)),
         ("budget", _budget(e.get("coordinator", {}).get("privacy"), terms.budget)),
@@ -54,7 +53,11 @@ def _learns(statement: PlanStatement) -> str:
     e, m = statement.experiment, statement.model
     if e["task"]["kind"] in PROBLEMS:
         return f"Nothing from data: {e['task']['kind']}, {m.parameters:,} numbers."
-    if e["task"]["kind"] in FITS and statement.table:
+    if e["task"]["kind"] == STATISTICS:
+        return "Nothing yet: the sites agree on statistics of their columns, which what is learned later begins from."
+    if e["task"]["kind"] == EVALUATION:
+        return "Nothing: the sites judge a model that there is, each on its own records."
+    if e["task"]["kind"] in SUMS and statement.table:
         return f"{e['model']['source']} of {', '.join(statement.table.labels)}, by sums over the sites that are exact."
     told = f"To tell {', '.join(statement.table.labels)}, by a" if statement.table else "A"
     return f"{told} model {e['model']['source']} of {m.parameters:,} numbers ({m.type}, layout {m.layout[:8]})."
@@ -68,13 +71,13 @@ def _from(statement: PlanStatement) -> str:
         return text
     named = ", ".join(table.columns[:COLUMNS_SHOWN])
     more = f" and {len(table.columns) - COLUMNS_SHOWN} more" if len(table.columns) > COLUMNS_SHOWN else ""
-    agreed = f"agreed on by {table.sites} sites with {table.records} records"
-    return f"{text}  {len(table.columns)} columns, {agreed}: {named}{more}."
+    agreed = f", agreed on by {table.sites} sites with {table.records} records" if table.sites else ""
+    return f"{text}  {len(table.columns)} columns{agreed}: {named}{more}."
 
 
 def _rounds(statement: PlanStatement) -> str:
     e = statement.experiment
-    if e["task"]["kind"] in FITS:
+    if e["task"]["kind"] in SUMS:
         return f"{e['rounds']} at most.  In each a site tells its sums; it trains nothing."
     return f"{e['rounds']}.  {_training(e['train'])}"
 

@@ -16,6 +16,7 @@ from fedgossip.learning.sums_task import Draw, from_system
 from fedgossip.learning.table_schema import FEDERATED, SiteColumns, TableSchema
 from fedgossip.machine import NodeId
 from fedgossip.plans.federation import FederationPlan
+from fedgossip.plans.plan_statement import PlanStatement, statement_of
 from fedgossip.plans.sums import asking, noise_of, plan_of_sums, sites_that_fit
 from fedgossip.plans.tasks import schema_of_experiment, site_file
 from fedgossip.vectors import Vector
@@ -43,6 +44,25 @@ def statistics_plan(experiment: Experiment) -> tuple[FederationPlan, TableSchema
         check_bounded(schema)
     noise = noise_of(experiment)
     return plan_of_sums(experiment, STATISTICS, ROUNDS, SumLayout(schema, noise).exact), schema
+
+
+def stated_statistics(experiment: Experiment) -> tuple[FederationPlan, PlanStatement]:
+    """Return the run that makes the statistics of an experiment, and its plan where no other has it as a step."""
+    plan, schema = statistics_plan(experiment)
+    plan, task, _ = statistics_task(plan, schema, [])
+    return plan, statement_of(plan, task, opened_by(task))
+
+
+def opened_by(task: StatisticsTask) -> tuple[str, ...]:
+    """Return what the coordinator sees of all sites together, in words."""
+    columns = task.layout.schema.columns
+    categories = sum(bool(one.categories) for one in columns)
+    told = ["how many records"]
+    if numbers := len(columns) - categories:
+        told.append(f"of {numbers} columns of numbers the sum, the sum of squares, and a histogram")
+    if categories:
+        told.append(f"of {categories} columns of categories how many records and sites have each")
+    return (f"{', '.join([*told, 'and how many cells are empty'])}",)
 
 
 def statistics_task(

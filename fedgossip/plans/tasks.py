@@ -73,13 +73,18 @@ class DataShares:
 
 
 def task_of(
-    experiment: Experiment, n: int, held: Sequence[NodeId] | None = None, entropy: Entropy | None = None
+    experiment: Experiment,
+    n: int,
+    held: Sequence[NodeId] | None = None,
+    entropy: Entropy | None = None,
+    *,
+    unagreed: bool = False,
 ) -> tuple[LocalTask, DataShares]:
     """Make the task of all `n` peers.  Imports torch for learning, and only then.  Raises ConfigError.
 
     `held`: the peers that will train in this process; files of the others' own are not read.  Without it, all.
     `entropy`: of the noise that hides single examples, os.urandom in a real run; without it the noise follows from the
-    seed, and hides nothing.
+    seed, and hides nothing.  `unagreed` as in `task_of_dry_run`: for what is to be known of a model before a run.
     """
     settings = experiment.task
     if settings.kind == "averaging":
@@ -107,23 +112,31 @@ def task_of(
     if settings.kind == "loop":
         advice = "Start the script: fedgossip launch --experiment FILE train.py; it takes part by fedgossip.join."
         raise ConfigError("task.kind = loop: a training loop of your own, which no other command can run", advice)
-    return _learning(experiment, range(n) if held is None else held, n, entropy)
+    blank = unagreed and is_unagreed(experiment)
+    return _learning(experiment, range(n) if held is None else held, n, entropy, blank=blank)
+
+
+def is_unagreed(experiment: Experiment) -> bool:
+    """Whether the sites have yet to agree on the statistics that their tables are scaled by."""
+    return experiment.data.scale == FEDERATED and not Path(experiment.data.agreed).exists()
 
 
 def task_of_dry_run(
-    experiment: Experiment, n: int, held: Sequence[NodeId] | None = None
+    experiment: Experiment, n: int, held: Sequence[NodeId] | None = None, *, unagreed: bool = False
 ) -> tuple[LocalTask, DataShares]:
     """Make the task of a run that is looked at and not begun: its layout, its examples, no weights.
 
-    `held` as in `task_of`.  Torch is imported where the name of a model does not say its layout, or settings are to be
-    tried.  Raises ConfigError as `task_of`.
+    `held` as in `task_of`.  `unagreed`: the sites may not have agreed on statistics yet, which change no layout.  Torch
+    is imported where the name of a model does not say its layout, or settings are to be tried.  Raises ConfigError as
+    `task_of`.
     """
     e = experiment
+    blank = unagreed and is_unagreed(e)
     if not e.learns or e.task.kind == CONVEX or word_table(e.model.source):
-        return task_of(e, n, held)
+        return task_of(e, n, held, unagreed=unagreed)
     from fedgossip.learning.untrained import untrained
 
-    found, described = _read(e, range(n) if held is None else held, n)
+    found, described = _read(e, range(n) if held is None else held, n, blank=blank)
     objective = replace(e.objective, kind=found.train.kind)
     private = _record_privacy(e, None) is not None
     shares, _ = _trained_on(e, found)
@@ -161,18 +174,18 @@ class SharedExamples:
     digest: str
 
 
-def examples_of(experiment: Experiment, held: Sequence[NodeId], n: int) -> SharedExamples:
+def examples_of(experiment: Experiment, held: Sequence[NodeId], n: int, *, blank: bool = False) -> SharedExamples:
     """Read the examples; only where every peer has a file of its own do they depend on who is `held` here.
 
     The digest is taken of examples as they were read: scaling them may round differently on unlike machines, which may
-    well train together.  What is a peer's own does not enter it.
+    well train together.  What is a peer's own does not enter it.  `blank`: without the statistics of the sites.
     """
     from fedgossip.learning import data, per_peer
 
     e, source, tested_on = experiment, experiment.data.source, experiment.data.test
     kind = e.objective.data_kind
     if e.data.scale == FEDERATED:
-        return _agreed_examples(e, held)
+        return _agreed_examples(e, held, blank=blank)
     if e.data.partition.get("kind") == "own":  # of a file with {peer} in its name, or of one that each has named itself
         test = data.load(str(tested_on), seed=e.seed, kind=kind, buckets=e.data.buckets)
         train, shares = per_peer.load_own(source, test, held)
@@ -197,13 +210,14 @@ def examples_of(experiment: Experiment, held: Sequence[NodeId], n: int) -> Share
     return SharedExamples(train, test, dict(enumerate(divided)), total.hexdigest())
 
 
-def _agreed_examples(e: Experiment, held: Sequence[NodeId]) -> SharedExamples:
+def _agreed_examples(e: Experiment, held: Sequence[NodeId], *, blank: bool) -> SharedExamples:
     """Read the files of those that are held, and the common one, as all sites have agreed on them."""
     from fedgossip.learning import agreed, federated_tables, per_peer
 
     path, kind = Path(e.data.agreed), e.objective.data_kind
-    table = agreed.read(path)
-    federated_tables.check_same(table, schema_of_experiment(e), path)
+    schema = schema_of_experiment(e)
+    table = agreed.unknown(schema, e.data.suppress) if blank else agreed.read(path)
+    federated_tables.check_same(table, schema, path)
     read = partial(federated_tables.read_examples, agreed=table, kind=kind)
     test = read(options_of(str(e.data.test))[0])
     parts = [read(site_file(e, node)) for node in held]
@@ -246,10 +260,10 @@ def _test_set(e: Experiment, examples: int) -> str:
 
 
 def _learning(
-    experiment: Experiment, held: Sequence[NodeId], n: int, entropy: Entropy | None
+    experiment: Experiment, held: Sequence[NodeId], n: int, entropy: Entropy | None, *, blank: bool = False
 ) -> tuple[LocalTask, DataShares]:
     e = experiment
-    found, described = _read(e, held, n)
+    found, described = _read(e, held, n, blank=blank)
     train, shares = found.train, found.shares
     if e.task.kind == CONVEX:
         from fedgossip.learning.convex import ConvexTask
@@ -272,9 +286,9 @@ def _learning(
     return _by_torch(e, found, described, entropy)
 
 
-def _read(e: Experiment, held: Sequence[NodeId], n: int) -> tuple[SharedExamples, DataShares]:
+def _read(e: Experiment, held: Sequence[NodeId], n: int, *, blank: bool = False) -> tuple[SharedExamples, DataShares]:
     """Return the examples as they are learned from, and what there is to say of them."""
-    found = examples_of(e, held, n)
+    found = examples_of(e, held, n, blank=blank)
     train, shares = found.train, found.shares
     tested = _test_set(e, len(found.test))
     described = DataShares(e.data.source, train.classes or None, test=tested, digest=found.digest, notes=train.notes)

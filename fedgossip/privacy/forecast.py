@@ -77,6 +77,8 @@ class PrivacyPlan:
     """Number of rounds between two tests; the last round always has one; 0: never."""
     before: tuple[Mechanism, ...] = ()
     """The account of what other runs have spent of the same budget."""
+    statistics: Mechanism | None = None
+    """The cost of the statistics that the sites agree on before the first round, where `before` has it not."""
 
     def __post_init__(self) -> None:
         if self.weighting not in WEIGHTINGS:
@@ -118,8 +120,13 @@ class PrivacyPlan:
 
     @property
     def aside(self) -> RenyiAccount:
-        """The part of the budget that the rounds must leave: for tests, and for what was spent before."""
-        return account_of([self.tests, *self.before])
+        """The part of the budget that the rounds must leave: for tests, and for what is spent before."""
+        return account_of([self.tests, *self.earlier])
+
+    @property
+    def earlier(self) -> Sequence[Mechanism]:
+        """What is spent before the first round: in other runs, and on the statistics of this one."""
+        return [*self.before, *([self.statistics] if self.statistics else [])]
 
     @property
     def round_spend(self) -> Spend:
@@ -142,7 +149,7 @@ class PrivacyForecast:
     epsilon: float
     """The epsilon of a client that takes part in every round, with tests, by the Renyi account: an upper bound."""
     total: float
-    """The same epsilon with what was spent before."""
+    """The same epsilon with what is spent before: on statistics, and in other runs."""
     usual: float
     """The epsilon of a client that is drawn as often as the others: rounds times cohort / clients."""
     rounds_within: int | None
@@ -184,7 +191,7 @@ def forecast(plan: PrivacyPlan) -> PrivacyForecast:
     return PrivacyForecast(
         plan,
         epsilon([plan.all_rounds, plan.tests], plan.delta),
-        epsilon([plan.all_rounds, plan.tests, *plan.before], plan.delta),
+        epsilon([plan.all_rounds, plan.tests, *plan.earlier], plan.delta),
         epsilon([usual, plan.tests], plan.delta),
         _rounds_within(plan, each),
         noise_length,

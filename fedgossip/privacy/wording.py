@@ -20,6 +20,7 @@ def lines(forecast: PrivacyForecast) -> list[tuple[str, str]]:
         *_beside(plan),
         ("epsilon", _epsilon(forecast)),
         *_tests(plan),
+        *_statistics(forecast),
         *_before(forecast),
         ("delta", _delta(plan)),
         ("rounds", rounds(forecast)),
@@ -101,6 +102,18 @@ def _tests(plan: PrivacyPlan) -> list[tuple[str, str]]:
     alone = _number(epsilon([plan.tests], plan.delta))
     of = f"Noise {_number(plan.test_noise)} on each count of right answers; {plan.tests.steps} of them"
     return [("tests", f"{of} are epsilon {alone} alone, which is counted in the epsilon above.")]
+
+
+def _statistics(forecast: PrivacyForecast) -> list[tuple[str, str]]:
+    plan = forecast.plan
+    if plan.statistics is None:
+        return []
+    alone = _number(epsilon([plan.statistics], plan.delta))
+    sums = f"{plan.statistics.steps} sums with the same noise"
+    text = f"The statistics that the sites agree on first, {sums}, are epsilon"
+    total = "" if plan.before else f"  {meaning(forecast.total, plan.unit)}"
+    both = "" if plan.before else f"; with them it is {_number(forecast.total)} in all"
+    return [("statistics", f"{text} {alone} alone{both}.{total}")]
 
 
 def _before(forecast: PrivacyForecast) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from fedgossip import outside_files
 from fedgossip.audit import entries, records
 from fedgossip.errors import ConfigError
 from fedgossip.learning import agreed, evaluated, fit_files, model_files
+from fedgossip.learning.agreed import AGREED_FILE
 from fedgossip.learning.cox_fit import CoxFit
 from fedgossip.learning.fit_files import Told
 from fedgossip.learning.model_files import MODEL
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 USE_LETTERS = 20_000
 """Maximum length of what is said of the use."""
-AGREED = "agreed.json"
 
 Contents = dict[str, bytes | Path]
 
@@ -82,7 +82,7 @@ def gathered(sources: ReleaseSources, signer: str, now: datetime | None = None) 
     plan = plan_statement.read(sources.run / PLAN)
     model = _told(sources.run, fitted, str(plan.experiment["model"]["source"]))
     statistics = _agreed(sources, plan)
-    evaluation, evaluation_file = _evaluation(sources, model.weights)
+    evaluation, evaluation_file = _evaluation(sources, model.weights, plan)
     contents: Contents = {USE: _use(sources.use).encode()}
     contents |= _model(sources.run / MODEL) if model.file.startswith(f"{MODEL}/") else {}
     if fitted:
@@ -91,7 +91,7 @@ def gathered(sources: ReleaseSources, signer: str, now: datetime | None = None) 
         contents[f"{MODEL}/{evaluated.EVALUATION}"] = evaluation_file
     contents[PLAN] = outside_files.read_bytes(sources.run / PLAN)
     if statistics:
-        contents[AGREED] = encoded(statistics)
+        contents[AGREED_FILE] = encoded(statistics)
     logs = _logs(sources)
     approvals = _approvals(sources, plan.hash, contents, logs)
     contents |= logs
@@ -103,7 +103,9 @@ def gathered(sources: ReleaseSources, signer: str, now: datetime | None = None) 
         signer=signer,
         use=_use(sources.use),
         model=model,
-        privacy=_with_opened(privacy_of(sources.run, run.summary), plan.terms.sent if fitted else ""),
+        privacy=_with_opened(
+            privacy_of(sources.run, run.summary, plan, statistics, evaluation), plan.terms.sent if fitted else ""
+        ),
         plan=plan.hash,
         approvals=approvals,
         rounds=run.summary.rounds,
@@ -112,7 +114,7 @@ def gathered(sources: ReleaseSources, signer: str, now: datetime | None = None) 
         counted=tuple(tuple((np.flatnonzero(row == Took.COUNTED) + 1).tolist()) for row in table),
         logs=logs_of(contents),
         agreed=statistics.digest if statistics else "",
-        agreed_file=str(plan.experiment["data"].get("agreed") or AGREED),
+        agreed_file=str(plan.experiment["data"].get("agreed") or AGREED_FILE),
         judged=evaluation is not None,
         fit=fitted[0] if fitted else "",
         files={},
@@ -189,9 +191,12 @@ def _model(folder: Path) -> Contents:
 
 
 def _agreed(sources: ReleaseSources, plan: PlanStatement) -> AgreedTable | None:
-    """The statistics of the run: the file that its experiment names, if it is still the one of the plan."""
-    if AGREED not in {Path(name).name for name in plan.files} and plan.table is None:
+    """The statistics of the run: as its folder has them; of a fit, the file that its experiment names, if it is still
+    the one of the plan."""
+    if AGREED_FILE not in {Path(name).name for name in plan.files} and plan.table is None:
         return None
+    if (sources.run / AGREED_FILE).is_file():
+        return agreed.read(sources.run / AGREED_FILE)
     from fedgossip.experiment import file_kept_in, load_experiment
 
     path = Path(load_experiment(file_kept_in(sources.run)).data.agreed)
@@ -202,10 +207,10 @@ def _agreed(sources: ReleaseSources, plan: PlanStatement) -> AgreedTable | None:
     return table
 
 
-def _evaluation(sources: ReleaseSources, weights: str) -> tuple[Evaluation | None, Path | None]:
+def _evaluation(sources: ReleaseSources, weights: str, plan: PlanStatement) -> tuple[Evaluation | None, Path | None]:
     """The evaluation in the run's model, or in that of one whose logs go along.
 
-    Raises ConfigError for that of another model.
+    Raises ConfigError for that of another model, and for one on records that were kept from no training of this plan.
     """
     for folder in (sources.run, *sources.folders):
         path = folder / MODEL / evaluated.EVALUATION
@@ -214,6 +219,11 @@ def _evaluation(sources: ReleaseSources, weights: str) -> tuple[Evaluation | Non
             if found.layout.model != weights:
                 text = f"{path}: of another model, weights {found.layout.model[:16]} and not {weights[:16]}"
                 raise ConfigError(text, "Evaluate the model that is released.")
+            if found.layout.kept and not plan.experiment["data"].get("local_test"):
+                text = f"{path}: on records kept apart (data.local_test), and the plan of the training keeps none"
+                raise ConfigError(
+                    text, "Evaluate with the experiment as it was trained, without --set data.local_test."
+                )
             return found, path
     return None, None
 

@@ -49,7 +49,7 @@ def page(
         _sites(evaluation),
         _membership(evaluation),
         _data(release, statistics),
-        _privacy(release, statistics, evaluation),
+        _privacy(release),
         _lineage(release),
         _withdrawal(),
         _logs(release),
@@ -270,6 +270,9 @@ def _membership(evaluation: Evaluation | None) -> Markup | None:
 
 def _tested(evaluation: Evaluation) -> Markup:
     told = evaluation.membership
+    if told is None and evaluation.layout.kept:
+        alone = "each site tests it alone, by fedgossip privacy membership"
+        return paragraph(f"Not told: under a budget nothing is told of a site's own test; {alone}.", "notice")
     if told is None:
         return paragraph("Not tested: no site has kept records apart from its training.", "notice")
     if told.flagged:
@@ -302,24 +305,10 @@ def _data(release: Release, statistics: AgreedTable | None) -> Markup | None:
     return section("What it learned from", paragraph(said), folded("The columns", table(heads, rows, 4)))
 
 
-def _privacy(release: Release, statistics: AgreedTable | None, evaluation: Evaluation | None) -> Markup | None:
+def _privacy(release: Release) -> Markup | None:
     rows = [(what.capitalize(), words) for what, words in release.privacy.words]
-    if release.privacy.unit != "none":
-        if statistics is not None:
-            told = "What the sites have agreed on before the training"
-            rows.append(("Statistics", _beside_a_budget(told, statistics.noise, "two releases")))
-        if evaluation is not None:
-            told = "What the sites have told to judge the model"
-            rows.append(("Figures", _beside_a_budget(told, evaluation.layout.noise, "one release")))
     lines = "\n".join(f'<tr><th scope="row">{text(what)}</th><td>{text(words)}</td></tr>' for what, words in rows)
     return section("Privacy", Markup(f'<div class="card wide"><table><tbody>\n{lines}\n</tbody></table></div>'))
-
-
-def _beside_a_budget(told: str, noise: float, releases: str) -> str:
-    if not noise:
-        return f"{told} is exact, and outside of the budget."
-    text = f"{told} has noise of {number(noise)} times what one record can add"
-    return f"{text}: {releases} more out of the same budget, which the epsilon above does not count."
 
 
 def _lineage(release: Release) -> Markup | None:

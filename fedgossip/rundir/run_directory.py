@@ -33,12 +33,13 @@ from typing import Any
 
 import msgspec
 
-from fedgossip import owner_files
+from fedgossip import outside_files, owner_files
 from fedgossip.checkpoints import NEWEST, PREVIOUS
 from fedgossip.errors import ConfigError, FedgossipError, NotWrittenError
 from fedgossip.experiment import load_experiment
 from fedgossip.forecasts import FORECAST, encoded
 from fedgossip.learning import model_files
+from fedgossip.learning.agreed import AGREED_FILE
 from fedgossip.learning.model_files import MODEL
 from fedgossip.learning.named_code import ALLOW
 from fedgossip.machine import NodeId
@@ -244,9 +245,13 @@ def describe(folder: Path, plan: Plan) -> None:
 
 
 def state_plan(folder: Path, plan: Plan, task: LocalTask) -> None:
-    """Write what the sites of a federated run were asked to approve.  Raises NotWrittenError."""
+    """Write what the sites of a federated run were asked to approve, and the statistics that it was trained on, which
+    the plan does not hold.  Raises NotWrittenError."""
     if isinstance(plan, FederationPlan) and plan.gives_model:
         plan_statement.write(folder / plan_statement.PLAN, plan_statement.statement_of(plan, task))
+        if plan_statement.agrees(plan.experiment):
+            agreed = outside_files.named(plan.experiment.data.agreed)
+            write_whole(folder / AGREED_FILE, outside_files.read_bytes(agreed))
 
 
 def write_whole(path: Path, content: bytes) -> None:
