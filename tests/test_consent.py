@@ -384,11 +384,22 @@ def test_code_that_a_folder_names_runs_when_a_person_allows_it(
 ) -> None:
     got = hostile(run, tmp_path, {}, {"topology": {"graph": "evil:graph"}})
     refused = in_process(words, tmp_path, monkeypatch, capsys)
-    assert refused.code == 2 and "it names code that would run: evil:graph" in refused.err
+    assert refused.code == 2 and "it names code that would run" in refused.err and "evil:graph" in refused.err
     assert "--run-code" in refused.err and not (tmp_path / "RAN").exists()
     in_process([*words, "--run-code"], tmp_path, monkeypatch, capsys)
     assert (tmp_path / "RAN").exists() and not (got / "RAN").exists()  # the user's own module, and not the folder's
     sys.modules.pop("evil", None)
+
+
+def test_a_resumed_folder_sends_its_record_nowhere_before_a_person_allows_it(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    got = hostile(run, tmp_path, {}, {})
+    text = load_experiment(got / "experiment.toml").to_dict() | {"track": {"to": [f"csv:{tmp_path / 'elsewhere.csv'}"]}}
+    (got / "experiment.toml").write_text(tomli_w.dumps(text))
+    said = in_process(["run", "--resume", "got"], tmp_path, monkeypatch, capsys)
+    assert said.code == 2 and "a place that would be sent the record: csv:" in said.err
+    assert not (tmp_path / "elsewhere.csv").exists()
 
 
 def test_the_script_that_a_launched_run_names_runs_when_a_person_allows_it(

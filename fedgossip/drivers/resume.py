@@ -59,12 +59,13 @@ def experiment_of(
 ) -> Experiment:
     """Return the experiment by which a stopped run goes on: that of the file `given`, else the one in its directory.
 
-    Raises ConfigError where the directory's names code, which only a person can allow to run: the directory may be
-    somebody else's.
+    Raises ConfigError where the directory's names code, or places for the record, which only a person can allow: the
+    directory may be somebody else's.
     """
     experiment = load_experiment(given or experiment_in(run), overrides, seed=seed)
     mine = given is not None and not given.resolve().is_relative_to(run.resolve())
-    check_allowed(() if mine else experiment.named_code, run, run_code=run_code)
+    whose = "it names code that would run, or a place that would be sent the record"
+    check_allowed(() if mine else experiment.reaches, run, run_code=run_code, whose=whose)
     return experiment
 
 

@@ -148,6 +148,11 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
         return code_in(self)
 
     @property
+    def reaches(self) -> Sequence[str]:
+        """What reaches beyond a run's folder: code that is named, and places that [track] sends the record to."""
+        return [*self.named_code, *(to for to in self.track.to if ":" in to)]
+
+    @property
     def score(self) -> Score:
         """What the run is judged by."""
         if self.loops:

@@ -213,15 +213,15 @@ def _advice_on(path: Path) -> str:
 
 
 def resume_line(path: Path) -> str:
-    """Return the command that goes on with the run of a folder; it allows the code that the folder names to run."""
+    """Return the command that goes on with the run of a folder; it allows what the folder names beyond itself."""
     command = "launch" if is_launched(path) or is_placed(path) else "run"
-    allowed = f" {ALLOW}" if is_launched(path) or _names_code(path) else ""
+    allowed = f" {ALLOW}" if is_launched(path) or _reaches_out(path) else ""
     return f"fedgossip {command} --resume {shlex.quote(os.fspath(path))}{allowed}"
 
 
-def _names_code(path: Path) -> bool:
+def _reaches_out(path: Path) -> bool:
     try:
-        return bool(load_experiment(path / "experiment.toml").named_code)
+        return bool(load_experiment(path / "experiment.toml").reaches)
     except FedgossipError:
         return False
 
