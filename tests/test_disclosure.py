@@ -14,8 +14,13 @@ from fit_sites import SITES, own_tables
 
 from fedgossip.learning.agreed import AgreedColumn, AgreedTable, agreed_of
 from fedgossip.learning.column_sums import Numbers, first_sums, second_sums
+from fedgossip.learning.encodings import EncodedColumn, TableEncoding
+from fedgossip.learning.glm_fit import fit_of
+from fedgossip.learning.glm_sums import GlmDesign, GlmLayout, SiteRecords
 from fedgossip.learning.suppression import suppressed
 from fedgossip.learning.table_schema import MEAN, SchemaColumn, SiteColumns, TableSchema
+from fedgossip.secure.exact_sums import as_vector, integers_of, words_in, words_of
+from fedgossip.vectors import Vector
 
 SITE = 20
 """Records of a site, at most."""
@@ -166,3 +171,37 @@ def test_a_code_that_many_records_of_several_sites_have_is_fitted(tmp_path: Path
     assert typed(["data", "agree", "glm.toml"], tmp_path).code == 0
     said = typed(["fit", "glm.toml"], tmp_path)
     assert said.code == 0 and "code" in said.out, said
+
+
+@pytest.mark.parametrize(("shared", "rounded"), [(3, True), (12, False)])
+def test_errors_of_a_fit_tell_not_how_few_share_two_categories(shared: int, rounded: bool) -> None:
+    """Of two codes: with the exact covariance of a linear fit, its inverse counts the records that have both."""
+    rng = np.random.default_rng(3)
+    both = np.zeros((120, 2))
+    both[:40, 0] = both[40 - shared : 80, 1] = 1
+    columns = tuple(EncodedColumn(name, categories=("no", "yes")) for name in ("a", "b"))
+    design = GlmDesign(
+        family="linear", outcome="y", encoding=TableEncoding(columns), columns=("a=yes", "b=yes"), places=(1, 3),
+        mean=(0.0, 0.0), deviation=(1.0, 1.0), steps=4,
+    )  # fmt: skip
+    layout = GlmLayout(design)
+    records = SiteRecords(np.column_stack([np.ones(120), both]), rng.normal(size=120))
+    pooled = layout.site(records, 0, None)
+    for number in range(1, layout.rounds):
+        sums = layout.site(records, number, layout.reached(pooled, number))
+        pooled = as_vector(words_of([a + b for a, b in zip(*map(numbers_of, (pooled, sums)), strict=True)]))
+    fit = fit_of(layout, pooled, 3, suppress=5)
+    assert fit is not None and fit.rounded == rounded and fit.converged
+    known = [[value is not None for value in row] for row in fit.covariance]
+    assert known == np.eye(3, dtype=bool).tolist() if rounded else np.all(known)
+    if not rounded:
+        counted = fit.dispersion * np.linalg.inv(np.array(fit.covariance, float))
+        assert counted[1, 2] == pytest.approx(shared), "which is no secret"
+    else:
+        assert all(one.error == float(f"{one.error:.2g}") for one in fit.coefficients)
+
+
+def numbers_of(vector: Vector) -> list[int]:
+    words = words_in(vector)
+    assert words is not None
+    return integers_of(words)

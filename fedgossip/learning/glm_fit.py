@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from fedgossip.learning.glm import Values, covariance, in_units, rank_of
+from fedgossip.learning.glm import PointSums, Values, covariance, in_units, rank_of
 from fedgossip.learning.glm_sums import GlmDesign, GlmLayout
 from fedgossip.vectors import Vector
 
@@ -69,6 +70,8 @@ class GlmFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Columns that depend on each other: which of them an effect belongs to the records do not say."""
     eta: tuple[float, ...] = ()
     """Coefficients of scaled columns."""
+    rounded: bool = False
+    """Whether estimates and errors are, for exact ones would tell of fewer records than `data.suppress`."""
 
     @property
     def free(self) -> int:
@@ -76,8 +79,12 @@ class GlmFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return self.records - self.rank
 
 
-def fit_of(layout: GlmLayout, vector: Vector, least: int) -> GlmFit | None:
-    """Return what the sums say; None where too few rounds have come together."""
+def fit_of(layout: GlmLayout, vector: Vector, least: int, suppress: int = 1) -> GlmFit | None:
+    """Return what the sums say; None where too few rounds have come together.
+
+    Where fewer than `suppress` records share two categories, exact errors would tell how many: errors have two digits
+    then, estimates one more, and no covariance is told.
+    """
     design, state = layout.design, layout.reached(vector, layout.rounds)
     if state is None or state.sums is None:
         return None
@@ -91,6 +98,11 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int) -> GlmFit | None:
     spread = _turned(turned, spread)
     names = (INTERCEPT, *design.columns)
     errors = np.sqrt(np.diag(spread))
+    if few := _few_share(layout, state.first, suppress):
+        errors = np.array([_digits(one, one, 2) for one in errors.tolist()])
+        estimates = np.array([_digits(*one, 3) for one in zip(estimates.tolist(), errors.tolist(), strict=True)])
+        best, spread = np.asarray(np.linalg.solve(turned, estimates), np.float64), np.diag(errors**2)
+        spread[~np.eye(len(errors), dtype=bool)] = math.nan
     found = [coefficient(*one, free if linear else None) for one in zip(names, estimates, errors, strict=True)]
     first = state.first if state.first is not None and state.first.records == sums.records else None
     return GlmFit(
@@ -109,7 +121,39 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int) -> GlmFit | None:
         rank=rank,
         silent=tuple(names[place] for place in state.silent),
         eta=tuple(best.tolist()),
+        rounded=few,
     )
+
+
+def _few_share(layout: GlmLayout, first: PointSums | None, suppress: int) -> bool:
+    """Return whether two categories of different columns are of 1 to `suppress` - 1 records together.
+
+    At the first point all records weigh the same, so the products of columns count them.
+    """
+    columns = layout.design.columns
+    if first is None:
+        return False
+    counts = first.information * (first.records / first.information[0, 0])
+    groups: dict[str, list[int]] = {}
+    for place, name in enumerate(columns, 1):
+        column = next((one for one in layout.design.encoding.columns if name in one.features), None)
+        if column is not None and column.categories:
+            groups.setdefault(column.name, []).append(place)
+    for one, other in itertools.combinations(groups.values(), 2):
+        table = counts[np.ix_([0, *one], [0, *other])].copy()
+        table[0] -= table[1:].sum(axis=0)  # of the category that others are compared with
+        table[:, 0] -= table[:, 1:].sum(axis=1)
+        whole = np.rint(table)
+        if ((whole > 0) & (whole < suppress)).any():
+            return True
+    return False
+
+
+def _digits(value: float, error: float, digits: int) -> float:
+    """Return a number rounded to so many digits of its error."""
+    if not (math.isfinite(value) and math.isfinite(error) and error > 0):
+        return value
+    return round(value, digits - 1 - math.floor(math.log10(error)))
 
 
 def _turned(turned: Values, spread: Values) -> Values:

@@ -104,7 +104,7 @@ def glm_task(
 
 def fitted_from(plan: FederationPlan, layout: GlmLayout, vector: Vector | None) -> GlmFit:
     """Return what the sums say.  Raises TooFewPeersError where the rounds have not come together."""
-    found = None if vector is None else fit_of(layout, vector, plan.least)
+    found = None if vector is None else fit_of(layout, vector, plan.least, plan.experiment.data.suppress)
     if found is None:
         text = "too few sites came together for the sums of a fit"
         raise TooFewPeersError(text, "Fit again when they are there: coordinator.min_clients are needed.")
