@@ -15,6 +15,8 @@ from fit_sites import SITES, own_tables
 from fedgossip.learning.agreed import AgreedColumn, AgreedTable, agreed_of
 from fedgossip.learning.column_sums import Numbers, first_sums, second_sums
 from fedgossip.learning.encodings import EncodedColumn, TableEncoding
+from fedgossip.learning.evaluated import Evaluation, evaluation_of
+from fedgossip.learning.evaluation_sums import EvaluationLayout, SiteAnswers, judged_sums, presence
 from fedgossip.learning.glm_fit import fit_of
 from fedgossip.learning.glm_sums import GlmDesign, GlmLayout, SiteRecords
 from fedgossip.learning.suppression import suppressed
@@ -205,3 +207,64 @@ def numbers_of(vector: Vector) -> list[int]:
     words = words_in(vector)
     assert words is not None
     return integers_of(words)
+
+
+# --- evaluations ------------------------------------------------------------------------------------------------------
+
+
+def random_evaluation(seed: int) -> tuple[Evaluation, Mapping[tuple[str, ...], int]]:
+    """Judge a model of two classes at four sites of few records, in two groups; return the file, and the sums."""
+    rng = np.random.default_rng(seed)
+    suppress, groups, sites = int(rng.integers(3, 6)), ("f", "m"), []
+    layout = EvaluationLayout(model="", kind="classification", classes=("no", "ill"), groups=groups)
+    for _ in range(4):
+        n = int(rng.integers(suppress, 25))
+        said = rng.beta(0.6, 0.6, n)
+        y = (rng.random(n) < said).astype(np.int64)
+        sites.append(SiteAnswers(np.column_stack([1 - said, said]), y, rng.integers(0, 2, n)))
+    first = pooled([presence(layout, site) for site in sites])
+    second = pooled([judged_sums(layout, site, first, k, suppress) for k, site in enumerate(sites)])
+    numbers = dict.fromkeys(layout.bounds, 0) | first | second
+    return evaluation_of(layout, numbers, suppress, 3), numbers
+
+
+def confusions_of(found: Evaluation) -> list[tuple[int, ...]]:
+    """Return all confusions of which an evaluation of two classes can be: [true no: no, ill; true ill: no, ill]."""
+    n, (outcome,) = found.records, found.outcomes
+    told = [count for row in found.confusion for count in row]
+    parts = [part.records for part in outcome.parts if part.low >= 0.5]
+    whole = None if not parts or None in parts else sum(part or 0 for part in parts)
+    fits = []
+    for positives in range(n + 1) if outcome.positives is None else [outcome.positives]:
+        for missed, wrong in itertools.product(range(positives + 1), range(n - positives + 1)):
+            one = n - positives - wrong, wrong, missed, positives - missed
+            right = (one[0] + one[3]) / n
+            if (
+                abs(right - (found.score or 0.0)) <= found.score_within + 1e-12
+                and all(count in (None, cell) for count, cell in zip(told, one, strict=True))
+                and whole in (None, one[1] + one[3])
+            ):
+                fits.append(one)
+    return fits
+
+
+def test_no_few_records_are_found_in_an_evaluation(request: pytest.FixtureRequest) -> None:
+    """By all confusions that it can be of, and by subtraction in its groups and parts."""
+    for seed in seeds(request)[::25]:
+        found, numbers = random_evaluation(seed)
+        fits, least = confusions_of(found), found.suppress
+        true = tuple(numbers["confusion", a, b] for a in found.layout.classes for b in found.layout.classes)
+        assert true in fits, seed
+        for counts in (*zip(*fits, strict=True), [one[1] + one[2] for one in fits]):
+            assert len(set(counts)) > 1 or not 0 < counts[0] < least, (seed, counts[0])
+        told = [group.records for group in found.groups]
+        assert told.count(None) != 1 and not any(0 < (count or 0) < least for count in told), seed
+        for part in found.outcomes[0].parts:
+            positives = round((part.were or 0.0) * (part.records or 0))
+            few = (part.records, *((positives, part.records - positives) if part.were is not None else ()))  # type: ignore[operator]
+            assert not any(0 < (count or 0) < least for count in few), (seed, part)
+        halves = found.outcomes[0].parts[:5], found.outcomes[0].parts[5:]
+        assert all(sum(part.were is None and part.records != 0 for part in half) != 1 for half in halves), seed
+        having = [group.outcomes[0].positives for group in found.groups if group.outcomes]
+        if found.outcomes[0].positives is not None and None not in told:
+            assert having.count(None) != 1, seed
