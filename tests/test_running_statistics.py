@@ -344,6 +344,9 @@ from torch import nn
 def normed(shape, classes):
     first, second = nn.BatchNorm1d(shape[0]), nn.BatchNorm1d(8)
     return nn.Sequential(first, nn.Linear(shape[0], 8), second, nn.ReLU(), nn.Linear(8, classes))
+
+def flat(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, classes))
 """
 
 
@@ -398,3 +401,29 @@ def test_dry_run_run_and_simulation_refuse_a_statistic_with_one_line(
         said = in_process(["run", "exp.toml", *more], tmp_path, monkeypatch, capsys)
         assert said.code == ConfigError.exit_code
         assert said.errors == [f"error: {simulated.value}"]
+
+
+NOT_STACKED = ("async", "losses", "fedbuff")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("source", ["own_norms:flat", "cnn:small-bn"])
+@pytest.mark.parametrize("name", [*MEANS, *SERVERS, *HULL])
+def test_a_model_with_batchnorm_learns_by_every_method(
+    name: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The digits, unlike at each node, above chance (0.1) by far; simulated, and the same on stacked arrays."""
+    monkeypatch.syspath_prepend(tmp_path)
+    given = {**MEANS, **SERVERS, **HULL}[name]
+    data = {"source": "digits", "partition": {"kind": "dirichlet", "alpha": 0.3}}
+    experiment = {**given, **learning(tmp_path, source, 8), "data": data}
+    del experiment["task"]
+    engines = ["sim"] if any(word in name for word in NOT_STACKED) else ["sim", "stacked"]
+    runs = [simulate(experiment, engine=engine) for engine in engines]
+    assert len({one.digest for one in runs}) == 1
+    for vector in runs[0].vectors:
+        if vector is not None:
+            assert np.isfinite(vector).all()
+    assert np.isfinite(runs[0].summary["test_loss"])
+    assert runs[0].summary["score"]["averaged"] > 0.2
+    assert not any(word.startswith("The loss") for word in runs[0].summary["lacking"])
