@@ -1,0 +1,177 @@
+"""What a stranger has put into a folder or in the place of a file: every reading command ends at once, with a line, and
+shows nothing of what a link leads to.
+
+Which files a command reads is found by a spy at the door (`outside_files`), on an honest folder; then each of them is
+one thing after the other that is no file.  The normal form takes one thing for each file, in turns; the long form all.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import typed
+
+import fedgossip
+from fedgossip import outside_files
+
+OLD = Path(__file__).parent / "old_runs"
+SECRET = "root-of-all-secrets"
+SECONDS = 20
+MEMORY = 1 << 29
+
+COMMANDS: dict[str, list[str]] = {
+    "report": ["report", "gossip"],
+    "report of two": ["report", "gossip", "fed", "--out", "both.html"],
+    "watch": ["watch", "gossip", "--once"],
+    "watch of clients": ["watch", "fed", "--once"],
+    "runs": ["runs", "."],
+    "audit show": ["audit", "show", "fed/peers/03/audit.jsonl"],
+    "audit verify": ["audit", "verify", "fed/peers/05/audit.jsonl", "--endpoints", "fed/endpoints.toml"],
+    "audit verify of rounds": ["audit", "verify", "fed/peers/05/rounds/000000.transcript", "--roster",
+                               "fed/endpoints.toml"],
+    "predict": ["predict", "learned", "rows.csv"],
+    "evaluate": ["evaluate", "learned", "rows.csv"],
+    "resume": ["run", "--resume", "learned"],
+    "dry run": ["run", "e.toml", "--dry-run"],
+    "run by an edge list": ["run", "e.toml", "--dry-run", "--set", "topology.graph=edges.txt"],
+    "graph": ["topology", "show", "edges.txt"],
+    "table": ["table", "table.npz"],
+    "keys": ["keys", "show", "peer.key", "--id", "0", "--client"],
+    "release": ["release", "verify", "r.zip"],
+    "sweep": ["sweep", "s.toml", "--dry-run"],
+    "privacy": ["privacy", "plan", "e.toml"],
+}  # fmt: skip
+
+
+def _pipe(path: Path, secret: Path) -> None:
+    os.mkfifo(path)
+
+
+def _device(path: Path, secret: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def _link(path: Path, secret: Path) -> None:
+    path.symlink_to(secret)
+
+
+def _sparse(path: Path, secret: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(40 << 30)
+
+
+def _folder(path: Path, secret: Path) -> None:
+    path.mkdir()
+
+
+HOSTILE: list[Callable[[Path, Path], None]] = [_pipe, _device, _link, _sparse, _folder]
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one of everything that is read."""
+    place = tmp_path_factory.mktemp("honest")
+    shutil.copytree(OLD / "gossip", place / "gossip")
+    shutil.copytree(OLD / "federated", place / "fed")
+    draw = np.random.default_rng(1)
+    lines = [f"{a:.3f},{b:.3f},{'yes' if a > b else 'no'}" for a, b in draw.normal(size=(60, 2))]
+    (place / "rows.csv").write_text("\n".join(["a,b,y", *lines]) + "\n")
+    experiment: dict[str, Any] = {
+        "rounds": 1, "topology": {"graph": "ring", "n": 3}, "train": {"device": "cpu"},
+        "data": {"source": f"csv:{place / 'rows.csv'}?label=y"}, "model": {"source": "softmax"},
+    }  # fmt: skip
+    fedgossip.simulate(experiment, out=place / "learned")
+    (place / "e.toml").write_text('rounds = 1\n[task]\nkind = "quadratic"\n[topology]\ngraph = "ring"\nn = 3\n')
+    (place / "s.toml").write_text('base = "e.toml"\nseeds = [1]\n[grid]\n"topology.n" = [3, 4]\n')
+    (place / "edges.txt").write_text("0 1\n1 2\n2 0\n")
+    facts = {"rows_in_all": 10, "width": 1, "seed": 1, "scale": 1.0}
+    np.savez(place / "table.npz", keys=np.arange(3, dtype="<u4"), rows=np.zeros((3, 1), "<f4"), **facts)
+    typed(["keys", "new", "--client", "--out", "peer.key"], place)
+    (place / "r.zip").write_bytes(b"PK\x05\x06" + bytes(18))
+    return place
+
+
+@contextmanager
+def _no_longer(seconds: int) -> Iterator[None]:
+    def late(number: int, frame: object) -> None:
+        raise TimeoutError(f"still there after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _read_by(words: list[str], place: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files of the folder that a command opens, below it."""
+    seen: dict[Path, None] = {}
+    real = outside_files.open_file
+
+    def spied(path: Path, *more: Any, **options: Any) -> Any:
+        found = Path(os.path.realpath(place / path))
+        if found.is_relative_to(place):
+            seen[found.relative_to(place)] = None
+        return real(path, *more, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(outside_files, "open_file", spied)
+        typed(words, place)
+    return [path for path in seen if (place / path).exists()]
+
+
+def _tried(words: list[str], file: Path, hostile: Callable[[Path, Path], None], honest: Path, place: Path) -> None:
+    secret = place.with_name("elsewhere") / "passwd"
+    secret.parent.mkdir(exist_ok=True)
+    secret.write_text(f'name = "{SECRET}"\n{{"name": "{SECRET}"}}\n{SECRET},{SECRET},{SECRET}\n')
+    shutil.rmtree(place, ignore_errors=True)
+    shutil.copytree(honest, place)
+    (place / file).unlink()
+    hostile(place / file, secret)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with _no_longer(SECONDS):
+        said = typed(words, place)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
+    what = f"{words[:2]} with {hostile.__name__} as {file}: {said}"
+    assert "This is a fault of fedgossip" not in said.err and len(said.errors) == (said.code not in (0, 9)), what
+    assert grown < MEMORY, what
+    if hostile is not _link or (file.suffix not in (".csv", ".txt", ".key") and file.parent != Path()):
+        assert SECRET not in said.out + said.err, what
+        pages = [page for page in place.rglob("*.html") if SECRET in page.read_text(errors="replace")]
+        assert pages == [], what
+
+
+def _check(name: str, honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kinds: int) -> None:
+    words, place = COMMANDS[name], tmp_path / "place"
+    shutil.copytree(honest, place)
+    files = _read_by(words, place, monkeypatch)
+    assert files, f"{name}: it reads nothing; is the command still called so?"
+    for number, file in enumerate(files):
+        for at in range(kinds):
+            _tried(words, file, HOSTILE[(number + at + len(name)) % len(HOSTILE)], honest, place)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_reading_command_ends_with_a_line_whatever_lies_in_the_place_of_a_file(
+    name: str, honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _check(name, honest, tmp_path, monkeypatch, 1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_reading_command_with_all_that_is_no_file(
+    name: str, honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _check(name, honest, tmp_path, monkeypatch, len(HOSTILE))
