@@ -280,7 +280,8 @@ def _cost(plan: FederationPlan, site: int | None, known: OtherMachines) -> list[
     alone, total = epsilon([cost], budget.delta), epsilon([cost, *before], budget.delta)
     most = f"of at most {budget.max_epsilon:g} for each {budget.unit} at delta {budget.delta:g}"
     if total > budget.max_epsilon:
-        text = f"epsilon {alone:.3g}, {total:.3g} with what was spent before, {most}"
+        earlier = f", {total:.3g} with what this site's ledger holds" if before else ""
+        text = f"epsilon {alone:.3g}{earlier}, {most}"
         raise BudgetError(text, "Raise coordinator.privacy.noise, or max_epsilon if the sites allow it.")
     told = f"; {total:.3g} with what this site's ledger holds" if before else ""
     return [f"epsilon: {alone:.3g} {most}{told}"]

@@ -59,10 +59,10 @@ def opened_by(task: StatisticsTask) -> tuple[str, ...]:
     categories = sum(bool(one.categories) for one in columns)
     told = ["how many records"]
     if numbers := len(columns) - categories:
-        told.append(f"of {numbers} columns of numbers the sum, the sum of squares, and a histogram")
+        told.append(f"of columns of numbers ({numbers}) the sum, the sum of squares, and a histogram")
     if categories:
-        told.append(f"of {categories} columns of categories how many records and sites have each")
-    return (f"{', '.join([*told, 'and how many cells are empty'])}",)
+        told.append(f"of columns of categories ({categories}) how many records and sites have each")
+    return (", ".join([*told, "and how many cells are empty"]),)
 
 
 def statistics_task(
