@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -21,6 +21,12 @@ not evaluated, vectors of so many are kept."""
 PEERS_IN_EVERY_ROUND = 256
 """On stacked arrays so many peers at most have a row in every round; of more, in the evaluated ones."""
 
+
+_MEASURED = (
+    "test_loss", "score_averaged", "score_mean_peer", "score_worst_peer", "consensus_distance", "consensus_before",
+    "update_spread",
+)  # fmt: skip
+"""What of a NetworkRow is measured from the vectors of a round."""
 
 Evaluate = Callable[[Sequence[Vector]], Sequence[Mapping[str, float]]]
 
@@ -80,6 +86,7 @@ class Network:
         self._seconds = 0.0
         self._disagreed = False
         self._ratios: list[float] = []
+        self._before: dict[int, NetworkRow] = {}
 
     def evaluated(self, round: int) -> bool:
         return round % self.every == 0 or round == self.rounds
@@ -109,6 +116,10 @@ class Network:
         self._closed = self._newest = last.round
         self._bytes, self._seconds = last.bytes_sent, last.seconds
         self.reached = [last.round] * self.n
+
+    def remember(self, rows: Iterable[NetworkRow]) -> None:
+        """Keep what was measured in a life before, of rounds that peers go on from: their vectors are no more."""
+        self._before = {row.round: row for row in rows}
 
     def outgoing(self, peer: int, round: int, vector: Vector) -> None:
         """`vector` is what `peer` mixes in the round that ends as `round`."""
@@ -224,6 +235,11 @@ class Network:
         self._seconds = max(self._seconds, *(row.seconds for row in rows))
         members = sum(1 if row.clients is None else row.clients for row in rows)
         total = self._total(round, members, sum(row.bytes_sent for row in rows), [row.loss for row in rows])
+        known = self._before.get(round)
+        if known is not None and of.after.keys() != of.rows.keys():
+            for name in _MEASURED:
+                setattr(total, name, getattr(known, name))
+            return [*rows, total]
         if self.evaluated(round) and of.after:
             self._fill(total, of.after, of.rows)
         elif self.evaluated(round):  # vectors are not kept; what the peers measured themselves is there

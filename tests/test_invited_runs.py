@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from commands import experiment, in_process, wait_until
@@ -13,7 +14,7 @@ from test_host_join import People
 
 from fedgossip.cli.invited import InvitedSeat
 from fedgossip.errors import ConfigError
-from fedgossip.experiment import load_experiment
+from fedgossip.experiment import checked, load_experiment
 from fedgossip.net.endpoints import signed
 from fedgossip.net.identity import Identity
 from fedgossip.net.routing import DIRECT
@@ -177,3 +178,15 @@ def test_a_client_holds_its_coordinator_to_what_it_agreed_to_when_the_run_began(
             changed._agreed(roster)
     with pytest.raises(ConfigError, match="switched the secure sum off"):
         seat(on=False)._agreed(known)
+
+
+def test_an_address_of_a_client_that_nobody_calls_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    from fedgossip.cli.join import _Own, _whereabouts
+
+    own = _Own("", "", "192.0.2.7", None, Path("policy"), None, None)
+    content = {"coordinator": {"clients": 3}, "task": {"kind": "averaging"}, "rounds": 2}
+    plan = compose.plan(checked(content, "test"))
+    client = SimpleNamespace(invitation=SimpleNamespace(addresses=()), reached="tcp://127.0.0.1:7700")
+    text, _ = _whereabouts(client, plan, own, None, None)  # type: ignore[arg-type]
+    assert "None" not in text and "192.0.2.7" not in text
+    assert "--address is not needed" in capsys.readouterr().err

@@ -192,3 +192,22 @@ def test_a_run_with_a_forecast_is_measured_in_every_round() -> None:
     content = {"rounds": 5, "task": {"kind": "quadratic", "dim": 30_000}, "topology": {"graph": "ring", "n": 4}}
     rows = [row for row in simulate(content, forecast="probe").rows if isinstance(row, NetworkRow)]
     assert [row.round for row in rows if row.consensus_distance is not None] == [*range(6)]
+
+
+# --- lives ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("again", [(), (1,), (0, 1)], ids=["none", "one", "both"])
+def test_what_was_measured_of_a_round_is_kept_where_its_models_are_no_more(again: tuple[int, ...]) -> None:
+    """Peers go on from checkpoints of different rounds: of those that one has behind it its row alone is left."""
+    two = Network(2, 10, 2, lambda vectors: [{"accuracy": 0.25, "loss": 9.0} for _ in vectors])
+    two.remember([NetworkRow(2, 2, 1.0, 5, test_loss=0.5, score_averaged=0.75, consensus_distance=0.1)])
+    two.started([frozen(np.ones(2)) for _ in range(2)])
+    rows: list[Row] = []
+    for round in (1, 2, 3):
+        for peer in (0, 1):
+            rows += two.mixed(Meter(peer).mixed(round, 0, 0, None), frozen(np.ones(2)) if peer in again else None)
+    (found,) = [row for row in rows if isinstance(row, NetworkRow) and row.round == 2]
+    kept = len(again) < 2
+    assert (found.score_averaged, found.test_loss) == ((0.75, 0.5) if kept else (0.25, 9.0))
+    assert (found.consensus_distance == 0.1) == kept

@@ -10,6 +10,7 @@ from pathlib import Path
 from fedgossip.checkpoints.sameness import About
 from fedgossip.checkpoints.stored import Stored, write
 from fedgossip.checkpoints.tensor_file import Array
+from fedgossip.guarded_threads import guarded_thread
 from fedgossip.machine import Checkpoint
 
 SECONDS = 10.0
@@ -48,7 +49,7 @@ class Checkpoints:
         with self._condition:
             self._asked = self._newest
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name=f"checkpoints-{self.about.node}", daemon=True)
+                self._thread = guarded_thread(self._work, f"checkpoints-{self.about.node}")
                 self._thread.start()
             self._condition.notify()
 

@@ -311,7 +311,9 @@ def _whereabouts(
     for relay in relays:
         if agent and port:
             agent.listen(relay, port)
-    given = [f"tcp://{own.address}:{port}"] if own.address else []
+    given = [f"tcp://{own.address}:{port}"] if own.address and port else []
+    if own.address and not port:
+        echo("--address is not needed: nobody calls a client of a coordinator; it calls.", err=True)
     here = Whereabouts(port or PEER_PORT, relays, client.reached, given)
     check_reachable(here.text, "--address")
     return here.text, ways_of(plan, agent.way if agent else None, None if given else here)

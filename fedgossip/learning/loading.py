@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedgossip.guarded_threads import guarded_thread
 from fedgossip.learning.dataset import Dataset, Indices
 from fedgossip.learning.ragged import Ragged, Rows, batch, chunks
 from fedgossip.learning.settings import TrainSettings
@@ -127,7 +128,7 @@ class Streamed:
     def batches(self, wanted: Sequence[Indices]) -> Iterator[Iterator[Batch]]:
         """Give an iterator over the batches of these rows; what goes wrong in the thread is raised by it."""
         line = _Line(self._ahead)
-        thread = threading.Thread(target=self._fill, args=(wanted, line), name="batches", daemon=True)
+        thread = guarded_thread(self._fill, "batches", wanted, line)
         thread.start()
         try:
             yield (self._way.arrived(line.take()) for _ in wanted)

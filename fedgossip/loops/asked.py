@@ -9,7 +9,6 @@ Those that ask have a letter each: "a" the collector, "c" a coordinator.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 from fedgossip import outside_files, owner_files
 from fedgossip.decoding import UnreadableError, json_value
 from fedgossip.errors import NotWrittenError
+from fedgossip.guarded_threads import guarded_thread
 from fedgossip.loops.description import Described
 from fedgossip.loops.meeting import Measure, Measured, Meeting
 from fedgossip.loops.task import DescribedTask
@@ -101,7 +101,7 @@ class AnsweringLoop:
         self, folder: Path, node: NodeId, meeting: Meeting, alive: Callable[[], bool], over: Callable[[], None]
     ) -> None:
         self._folder, self._node, self._meeting, self._alive, self._over = folder, node, meeting, alive, over
-        self._thread = threading.Thread(target=self._run, name=f"answering-{node}", daemon=True)
+        self._thread = guarded_thread(self._run, f"answering-{node}")
         self._thread.start()
 
     @property

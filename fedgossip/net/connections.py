@@ -22,6 +22,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from fedgossip.guarded_threads import guarded_thread
 from fedgossip.machine import NodeId
 from fedgossip.net.descriptors import FILES, LINUX, break_off, brought, pause, raise_open_files, shut_down
 from fedgossip.net.sockets import NOW, Waker, ZmqSocket
@@ -101,7 +102,7 @@ class Connections:
         self._ended = threading.Event()
         self._poll: Any = select.epoll() if LINUX else select.poll()
         self._poll.register(self._ending.fileno(), select.POLLIN)
-        self._thread = threading.Thread(target=self._watch, name="connections", daemon=True)
+        self._thread = guarded_thread(self._watch, "connections")
         self._thread.start()
 
     def fileno(self) -> int:

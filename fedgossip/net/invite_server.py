@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import zmq
 
 from fedgossip.errors import NetworkError, NotWrittenError
+from fedgossip.guarded_threads import guarded_thread
 from fedgossip.machine import NodeId
 from fedgossip.messages import AnyMessage, TurnedAway
 from fedgossip.net import sockets
@@ -85,7 +86,7 @@ class InviteServer:
 
     def serve_beside(self) -> None:
         """Answer in a thread of its own, until `close`."""
-        self._serving = threading.Thread(target=self._serve_on, name="invites", daemon=True)
+        self._serving = guarded_thread(self._serve_on, "invites")
         self._serving.start()
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedgossip.errors import NetworkError
+from fedgossip.guarded_threads import guarded_thread
 from fedgossip.messages import ChunkTaken, Expected, Hello, ReduceChunk
 from fedgossip.net.endpoints import Endpoints, signed
 from fedgossip.net.identity import Identity
@@ -43,7 +44,7 @@ def link_times(sizes: Sequence[int] = SIZES, turns: int = TURNS) -> list[float]:
         endpoints = {node: signed(identities[node], end.address) for node, end in enumerate(ends)}
         expected = Expected(SCHEMA, "float32", max(sizes) // 4)
         done = threading.Event()
-        answering = threading.Thread(target=_answer, args=(ends[1], endpoints, expected, done), daemon=True)
+        answering = guarded_thread(_answer, "link-times", ends[1], endpoints, expected, done)
         answering.start()
         ends[0].connect([1], endpoints, expected, Hello(SCHEMA, "", ""))
         try:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import zmq
 
 from fedgossip.errors import FedgossipError
+from fedgossip.guarded_threads import guarded_thread
 from fedgossip.machine import NodeId
 from fedgossip.net.endpoints import RELAY
 from fedgossip.net.identity import Identity
@@ -74,7 +75,7 @@ class Reachability:
         self._ended = threading.Event()
         self._context: zmq.Context[ZmqSocket] = zmq.Context(1)
         self._poller = zmq.Poller()
-        self._thread = threading.Thread(target=self._run, name="ways", daemon=True)
+        self._thread = guarded_thread(self._run, "ways")
         self._thread.start()
 
     def to(self, node: NodeId, key: str, addresses: Sequence[str]) -> Route:

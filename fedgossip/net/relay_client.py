@@ -8,13 +8,13 @@ bytes tell from a link: whom it is for has its streams' port PORT_ABOVE that of 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Coroutine
 from typing import Any
 
 from zmq.utils import z85
 
 from fedgossip.errors import FedgossipError, PeerError
+from fedgossip.guarded_threads import guarded_thread
 from fedgossip.net.endpoints import RELAY, TCP
 from fedgossip.net.identity import Identity
 from fedgossip.net.relay_protocol import (
@@ -56,7 +56,7 @@ class RelayClient:
         self._servers: list[asyncio.Server] = []
         self._calls = 0
         self._listening: set[str] = set()
-        self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
+        self._thread = guarded_thread(self._run, "relay")
         self._thread.start()
 
     def listen(self, relay: str, port: int) -> None:

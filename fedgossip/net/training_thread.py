@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from fedgossip.errors import FedgossipError, TrainingError
+from fedgossip.guarded_threads import guarded_thread
 from fedgossip.machine import Checkpoint, ChooseRows, NodeId, Produced, Report, RowsChosen, Stopping, Train, Trained
 from fedgossip.meter import Meter
 from fedgossip.records import PeerRow
@@ -55,7 +55,7 @@ class TrainingThread:
         self._answers: queue.SimpleQueue[WorkerAnswer | FedgossipError] = queue.SimpleQueue()
         if isinstance(task, ReportingTask):
             task.report_to(self._answers.put)
-        self._thread = threading.Thread(target=self._work, name=f"training-{node}", daemon=True)
+        self._thread = guarded_thread(self._work, f"training-{node}")
 
     def start(self) -> None:
         self._thread.start()

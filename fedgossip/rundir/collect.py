@@ -55,6 +55,8 @@ class Collector:
 
     def begin(self, before: Prepared | None, measured: Sequence[Row], first: Callable[[], Sequence[Vector]]) -> None:
         """Open the record: with what was `measured` before the run was stopped, or with the peers' first vectors."""
+        if before:
+            self.record.remember(before.later)
         if before and before.round:
             self.keeper.remember(measured)
             self.record.went_on(next(row for row in reversed(self.keeper.rows) if isinstance(row, NetworkRow)))

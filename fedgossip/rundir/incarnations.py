@@ -15,7 +15,7 @@ from fedgossip.learning.sources import codes_of
 from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
-from fedgossip.records import EventRow, PeerRow, Row, read_rows, row_of
+from fedgossip.records import EventRow, NetworkRow, PeerRow, Row, read_rows, row_of
 from fedgossip.rundir.run_lock import check_free
 from fedgossip.vectors import Vector
 
@@ -133,12 +133,14 @@ def _cut(path: Path, size: int) -> None:
 class Prepared:
     """A run of local peers that can go on from `round`, which all of them have completed.
 
-    `rows`: bytes of the run's record up to there; `offsets`: bytes of the peers' own records.
+    `rows`: bytes of the run's record up to there; `offsets`: bytes of the peers' own records; `later`: what was
+    measured of later rounds, which some peers go on from.
     """
 
     round: int
     rows: int
     offsets: list[int]
+    later: list[NetworkRow] = field(default_factory=list)
 
 
 def prepare(out: Path, folders: Sequence[Path], plan: Plan, schema: str, data: str) -> Prepared:
@@ -157,4 +159,8 @@ def prepare(out: Path, folders: Sequence[Path], plan: Plan, schema: str, data: s
     (out / "endpoints.toml").unlink(missing_ok=True)
     common = min(rounds)
     offsets = [bytes_up_to(folder / "metrics.jsonl", common) for folder in folders]
-    return Prepared(common, bytes_up_to(out / "metrics.jsonl", common) if common else 0, offsets)
+    record = out / "metrics.jsonl"
+    mend_rows(record)
+    rows = read_rows(record) if record.exists() else []
+    later = [row for row in rows if isinstance(row, NetworkRow) and row.round > common]
+    return Prepared(common, bytes_up_to(record, common) if common else 0, offsets, later)

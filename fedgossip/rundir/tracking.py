@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import queue
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedgossip.experiment import Experiment
+from fedgossip.guarded_threads import guarded_thread
 from fedgossip.plain import line, masked
 from fedgossip.records import EventRow, NetworkRow
 from fedgossip.rundir.trackers import Tracker, made
@@ -76,7 +76,7 @@ class TrackerThread:
         self._calls: queue.Queue[Call | None] = queue.Queue(WAITING)
         self._reason = ""
         self._told = False
-        self._thread = threading.Thread(target=self._serve, name=f"tracker {name}", daemon=True)
+        self._thread = guarded_thread(self._serve, f"tracker {name}")
 
     def begin(self, call: Call) -> None:
         self._calls.put_nowait(call)

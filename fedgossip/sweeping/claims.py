@@ -23,6 +23,7 @@ import msgspec
 
 from fedgossip import file_locks, outside_files, owner_files
 from fedgossip.decoding import UnreadableError, from_json
+from fedgossip.guarded_threads import guarded_thread
 
 _DECODER = msgspec.json.Decoder(dict[str, str | int])
 BEAT, STALE = 5.0, 60.0
@@ -40,7 +41,7 @@ class Claim:
         self._path, self._next, self._lock = path, next_path, lock
         self._beaten = time.monotonic()
         self._ended = threading.Event()
-        self._beating = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._beating = guarded_thread(self._beat, "heartbeat")
         self._beating.start()
 
     def _beat(self) -> None:

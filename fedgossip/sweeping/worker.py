@@ -21,6 +21,7 @@ from pathlib import Path
 from fedgossip import signals
 from fedgossip.clusters.shared_folder import check_shared
 from fedgossip.errors import FedgossipError
+from fedgossip.guarded_threads import guarded_thread
 from fedgossip.sweeping.folder import SweepFolder
 
 Stopped = Callable[[], bool]
@@ -80,7 +81,7 @@ def _left(*, listening: bool) -> Stopped:
             time.sleep(LOOK_SECONDS)
         left.set()
 
-    threading.Thread(target=listen if listening else look, name="listening", daemon=True).start()
+    guarded_thread(listen if listening else look, "listening").start()
     return left.is_set
 
 

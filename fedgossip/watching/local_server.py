@@ -23,6 +23,7 @@ from typing import Any, Self
 from urllib.parse import parse_qs
 
 from fedgossip.errors import NetworkError
+from fedgossip.guarded_threads import guarded_thread
 
 HOST = "127.0.0.1"
 CONNECTIONS = 32
@@ -87,7 +88,7 @@ class LocalServer:
         self.port: int = self._server.server_address[1]
         self.url = f"http://{HOST}:{self.port}/"
         self.hosts = {f"{name}:{self.port}" for name in (HOST, "localhost")}
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
+        self._thread = guarded_thread(self._server.serve_forever, "page", 0.1)
 
     def __enter__(self) -> Self:
         self._thread.start()

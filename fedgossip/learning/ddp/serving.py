@@ -22,6 +22,7 @@ from typing import Protocol
 
 from fedgossip import signals
 from fedgossip.errors import FedgossipError
+from fedgossip.guarded_threads import guarded_thread
 from fedgossip.learning.ddp.ipc import Alive, Channel, Failed, Message, Ready, Setup
 from fedgossip.learning.ddp.shared_memory import SharedArrays
 
@@ -56,7 +57,7 @@ def serve(member_of: Callable[[Message, Channel, Mapping[str, SharedArrays]], Or
     descriptors = [int(word) for word in sys.argv[1:]]
     channel, boards = Channel(socket.socket(fileno=descriptors[0])), map(SharedArrays, descriptors[1:])
     inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(channel, inbox), name="orders", daemon=True).start()
+    guarded_thread(_listen, "orders", channel, inbox).start()
     try:
         member = member_of(inbox.get(), channel, dict(zip(BOARDS, boards, strict=True)))
         channel.send(Ready())
