@@ -6,6 +6,8 @@ import json
 import os
 import re
 import signal
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ from commands import alive, experiment, finish, in_process, start, wait_until
 import fedgossip
 from fedgossip import signals
 from fedgossip.cli import COMMANDS, cli
+from fedgossip.cli.invited import ended_script
 
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
@@ -155,3 +158,29 @@ def test_a_signal_keeps_what_was_learned_says_how_to_go_on_and_leaves_no_process
     goes_on = "give the command again" if "--simulate" in words else f"To go on: fedgossip {words[0]} --resume out"
     assert goes_on in said.err and "Traceback" not in said.err, said.err
     assert not [pid for pid in started if alive(pid)]
+
+
+INTERRUPTED = """
+import sys, time
+from pathlib import Path
+try:
+    Path(sys.argv[1]).touch()
+    time.sleep(60)
+except KeyboardInterrupt:
+    sys.exit(Path(sys.argv[1]).unlink() or 130)
+"""
+
+
+@pytest.mark.sockets
+def test_the_script_of_a_member_is_interrupted_by_what_ends_its_command(tmp_path: Path) -> None:
+    """`kill` reaches the command alone: it passes it on, and leaves no script behind."""
+    mark = tmp_path / "runs"
+
+    def asked() -> None:
+        wait_until(mark.exists, 60, "the script runs")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=asked).start()
+    with signals.as_interrupt():
+        assert ended_script([sys.executable, "-c", INTERRUPTED, str(mark)], dict(os.environ)) == 130
+    assert not mark.exists(), "it was interrupted, not killed"

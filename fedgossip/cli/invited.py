@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from fedgossip import signals
 from fedgossip.cli.participant import Participant
 from fedgossip.cli.text import echo
 
@@ -25,6 +28,9 @@ if TYPE_CHECKING:
     from fedgossip.plans.approvals import HowLong
     from fedgossip.plans.plan import Plan
     from fedgossip.secure.session import Policy
+
+STOP_SECONDS = 30.0
+"""How long a script that is interrupted may take for its last words, before it is killed."""
 
 POLICY, EXPERIMENT = "policy.toml", "experiment.toml"
 
@@ -113,11 +119,7 @@ class InvitedSeat:
         relayed = self.ways.through is not None
         told = InvitedFile(experiment, self.node, out, endpoints, str(self.key.resolve()), bind, relayed)
         environment = keep_seat(self.folder, told, portable=self.plan.experiment.train.portable)
-        process = subprocess.Popen([sys.executable, "-u", *self.script], env=environment)
-        try:
-            code = process.wait()
-        except KeyboardInterrupt:  # which the script was told too
-            code = process.wait()
+        code = ended_script([sys.executable, "-u", *self.script], environment)
         if code == 0:
             echo(f"The script is over; everything is in {self.out}", err=True)
         return 130 if code in (-2, 130) else abs(code)
@@ -137,6 +139,27 @@ class InvitedSeat:
         if not path.exists():
             policy.write(path, policy.policy_of(self.plan, known, learning[0], self.approvals))
         return learning, policy.demands(path, self.plan, known, learning[0])
+
+
+def ended_script(words: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Start a script, wait for its end and return its exit code.
+
+    Whatever asks us to end interrupts it: it is in a group of its own, so that Ctrl-C reaches it once.  One that has
+    not ended STOP_SECONDS later, or at a second Ctrl-C, is killed.
+    """
+    process = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, process_group=0)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        with contextlib.suppress(ProcessLookupError):
+            signals.to_group(process.pid, signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            return process.wait(STOP_SECONDS)
+        return -signal.SIGINT
+    finally:
+        if process.poll() is None:
+            signals.to_group(process.pid, signals.KILL)
+            process.wait()
 
 
 def keep_experiment(plan: Plan, folder: Path) -> Path:
