@@ -16,6 +16,7 @@ from rooms import FILES, LAZY, PACKAGE, imports, room
 FLOORS = [
     {"version", "errors", "kernels", "likeness", "scores", "signals", "seeds", "vectors"}
     | {"cells", "decoding", "outside_files", "patience", "registry", "plain", "spans", "whole_model", "freed_memory"}
+    | {"guarded_threads"}
     | {"imports"},
     {"messages", "limits", "owner_files", "keyed_rows", "signatures"},
     {"machine", "file_locks"},
