@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from fedgossip import load_experiment, seeds
-from fedgossip.drivers.simulate import faults_of, network_settings
 from fedgossip.errors import FedgossipError
 from fedgossip.machine import Checkpoint, Machine
 from fedgossip.metrics import Network
 from fedgossip.plans import compose
+from fedgossip.plans.conditions import faults_of, network_settings
 from fedgossip.protocols.push_peer import PushPeer
 from fedgossip.records import EventRow, Row
 from fedgossip.simulation.network import SimulatedNetwork

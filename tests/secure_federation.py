@@ -20,11 +20,11 @@ import secure_kit
 from by_hand import reported
 
 from fedgossip import seeds
-from fedgossip.drivers.simulate import faults_of, network_settings
 from fedgossip.experiment import load_experiment
 from fedgossip.faults import Fault
 from fedgossip.machine import Checkpoint, Effect, Event, Machine, Report
 from fedgossip.plans import compose
+from fedgossip.plans.conditions import faults_of, network_settings
 from fedgossip.plans.federation import FederationPlan
 from fedgossip.plans.plan import record_of
 from fedgossip.protocols import secure_round

@@ -20,10 +20,10 @@ import numpy.typing as npt
 
 from fedgossip import load_experiment, seeds
 from fedgossip.algorithms.row_filters import KEY_CACHE
-from fedgossip.drivers.simulate import faults_of, network_settings
 from fedgossip.keyed_rows import KeyedTable, Keys, frozen_keys
 from fedgossip.metrics import Network
 from fedgossip.plans import compose
+from fedgossip.plans.conditions import faults_of, network_settings
 from fedgossip.records import EventRow, Row
 from fedgossip.simulation.network import SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator

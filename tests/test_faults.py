@@ -32,6 +32,7 @@ from fedgossip.machine import (
 )
 from fedgossip.messages import Leaving
 from fedgossip.metrics import Network
+from fedgossip.plans import compose
 from fedgossip.records import EventRow, Row
 from fedgossip.simulation.network import NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
@@ -437,3 +438,50 @@ def test_a_round_that_is_done_again_from_an_older_checkpoint_is_no_progress() ->
 def test_the_stacked_engine_has_no_faults() -> None:
     with pytest.raises(ConfigError, match="stacked"):
         simulate(whole({"kind": "duplicate"}), engine="stacked")
+
+
+# --- one decision for dry run, run, launch and invite -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ({"topology": {"graph": "ring", "n": 4}, "faults": [{"kind": "crash", "peers": [9]}]}, "there is no peer 9"),
+        (
+            {"topology": {"graph": "ring", "n": 4}, "simulation": {"classes": [{"nodes": "7", "slower": 2.0}]}},
+            "'7' names no nodes",
+        ),
+        (
+            {
+                "coordinator": {
+                    "clients": 5,
+                    "cohort": 4,
+                    "algorithm": "trimmed-mean",
+                    "options": {"cut": 2},
+                    "secure": {"on": False},
+                }
+            },
+            "trimmed-mean compares at least 5 updates, and 4 clients",
+        ),
+    ],
+)
+def test_a_plan_refuses_what_its_run_would_refuse(content: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        compose.plan(load_experiment({"rounds": 2, "task": {"kind": "quadratic"}, **content}))
+
+
+def test_bits_that_cannot_count_the_weights_are_refused_by_name() -> None:
+    plan = compose.plan(load_experiment({"coordinator": {"clients": 4}, "task": {"kind": "averaging"}}))
+    assert plan.numbers.fixed_point(1, "").limit >= plan.section.secure.weight_max
+    with pytest.raises(ConfigError, match=r"secure.bits = 12: up to 2047, and weights up to 10000"):
+        compose.plan(
+            load_experiment({"coordinator": {"clients": 4, "secure": {"bits": 12}}, "task": {"kind": "averaging"}})
+        )
+
+
+@pytest.mark.parametrize("seconds", [0.4, 1.9])
+def test_a_flap_without_an_end_is_over_with_the_run(seconds: float) -> None:
+    content = {"rounds": 3, "task": {"kind": "quadratic"}, "topology": {"graph": "ring", "n": 5}}
+    run = simulate({**content, "faults": [{"kind": "flap", "seconds": seconds}]})
+    assert run.summary["status"] == "finished"
+    assert run.summary["events"].get("link_up", 0) <= 1 + run.summary["seconds"] / seconds

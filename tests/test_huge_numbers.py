@@ -15,12 +15,12 @@ from test_secure_rounds import client_of, invited, plan_of
 
 from fedgossip.algorithms.federated.base import Aggregate, Federated
 from fedgossip.algorithms.federated.names import make
-from fedgossip.drivers.simulate import faults_of, network_settings
 from fedgossip.errors import ProtocolError
 from fedgossip.experiment import load_experiment
 from fedgossip.machine import Effect, Event, Machine, PeerJoined, Received, Report, Send, Started
 from fedgossip.messages import Carrier, Contribution, Final, Invite, Masked, Secured
 from fedgossip.plans import compose
+from fedgossip.plans.conditions import faults_of, network_settings
 from fedgossip.plans.plan import record_of
 from fedgossip.protocols.buffered import Buffered, BufferedSettings
 from fedgossip.protocols.gathering import LOSS_MOST

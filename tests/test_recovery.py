@@ -14,7 +14,6 @@ import pytest
 from by_hand import reports
 from commands import experiment, finish, free_ports, start, wait_until
 
-from fedgossip.drivers.simulate import network_settings
 from fedgossip.experiment import checked
 from fedgossip.faults import FaultScript
 from fedgossip.machine import (
@@ -32,6 +31,7 @@ from fedgossip.machine import (
 from fedgossip.messages import Model, ModelChunk, ModelInfo, ModelQuery
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
+from fedgossip.plans.conditions import network_settings
 from fedgossip.plans.plan import record_of
 from fedgossip.plans.recovering import peer_of, recovers
 from fedgossip.protocols.recovery import Recovering
@@ -51,7 +51,7 @@ def plan_of(n: int = 6, rounds: int = 150, graph: str = "ring", **algorithm: Any
         "task": {"kind": "quadratic", "dim": 4},
         "train": {"lr": 0.1},
         "algorithm": {"deadline": 5.0, "least_deadline": 5.0, "start_timeout": 30.0, **algorithm},
-        "faults": [{"kind": "crash", "peers": [2], "start": 3.0, "after": 1.0}],
+        "faults": [{"kind": "crash", "peers": [min(2, n - 1)], "start": 3.0, "after": 1.0}],
     }
     return compose.plan(checked(content, "test"))
 

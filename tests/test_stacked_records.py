@@ -93,8 +93,8 @@ def test_a_run_whose_graph_changes_is_not_asked_for_all_pairs(
     monkeypatch.setattr(Random, "partners", lambda schedule, node: asked.append(node) or everybody(schedule, node))
     content = {**gossip("el-oracle:4", 60), "faults": faults}
     if faults:  # which arrays do not have
-        from fedgossip.drivers.simulate import faults_of
         from fedgossip.plans import compose
+        from fedgossip.plans.conditions import faults_of
 
         assert faults_of(compose.plan(fedgossip.load_experiment(content)))
         assert set(asked) <= {0, 5}

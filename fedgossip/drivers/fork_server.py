@@ -140,11 +140,11 @@ def _child(spec: dict[str, Any]) -> int:
 
 def _peer(spec: dict[str, Any], folder: Path) -> int:
     from fedgossip.drivers.peer import run_peer
-    from fedgossip.drivers.simulate import faults_of
     from fedgossip.errors import FedgossipError
     from fedgossip.experiment import load_experiment
     from fedgossip.net.faulty import Faults, RunClock
     from fedgossip.plans import compose
+    from fedgossip.plans.conditions import faults_of
 
     plan = compose.plan(load_experiment(Path(spec["experiment"]), spec.get("overrides", ())))
     try:

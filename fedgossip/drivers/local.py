@@ -18,12 +18,12 @@ from fedgossip.drivers.forecasting import foretold_of
 from fedgossip.drivers.participant import check_open_files, check_recordable
 from fedgossip.drivers.peer_processes import POLL_SECONDS, PeerProcesses, processes_for
 from fedgossip.drivers.run_processes import RunProcesses
-from fedgossip.drivers.simulate import faults_of
 from fedgossip.errors import FedgossipError, NetworkError, NotWrittenError
 from fedgossip.experiment import Experiment, load_experiment
 from fedgossip.plans import compose
 from fedgossip.plans.adversary import check_real
 from fedgossip.plans.compose import Plan
+from fedgossip.plans.conditions import faults_of
 from fedgossip.plans.plan import record_of
 from fedgossip.records import EventRow, Row
 from fedgossip.rundir import incarnations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from fedgossip.machine import Checkpoint, Machine, NodeId, Report
 from fedgossip.metrics import Network
 from fedgossip.plans import compose
 from fedgossip.plans.compose import DataShares, Plan
+from fedgossip.plans.conditions import faults_of, network_settings
 from fedgossip.plans.own_graphs import given_schedule
 from fedgossip.plans.plan import EXHAUSTED, Results, record_of
 from fedgossip.plans.recovering import peer_of, recovers
@@ -38,7 +38,7 @@ from fedgossip.rundir.table_files import TABLE, save_table, table_of_checkpoints
 from fedgossip.rundir.tracking import Tracking
 from fedgossip.rundir.trained_table import TrainedTable
 from fedgossip.secure.remembering import remembering
-from fedgossip.simulation.network import DeviceClass, NetworkSettings, SimulatedNetwork
+from fedgossip.simulation.network import SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 from fedgossip.task import Job, LocalTask, ReportingTask, segments_of, table_of
 from fedgossip.topology import Mixing, Schedule
@@ -328,32 +328,3 @@ def examples_of(experiment: Experiment, sizes: Sequence[int] | None = None) -> C
         return math.ceil((train.local_epochs or 1) * (sizes[job.node] if sizes else train.batch_size) / at_once)
 
     return examples
-
-
-def faults_of(plan: Plan) -> FaultScript:
-    """The [[faults]] of a run.  Raises ConfigError for peers or links that are not there."""
-    faults = plan.experiment.faults
-    named = {tuple(pair) for fault in faults for pair in getattr(fault, "links", None) or ()}
-    links = {(a, b) for a, b in named if max(a, b) < plan.n and (b in plan.partners(a) or a in plan.partners(b))}
-    return FaultScript(faults, plan.n, plan.experiment.seed, links)
-
-
-def network_settings(experiment: Experiment, n: int) -> NetworkSettings:
-    """The [simulation] section as the simulator wants it.  Raises ConfigError for nodes that are not there."""
-    plain = msgspec.structs.asdict(experiment.simulation)
-    classes = [
-        DeviceClass(frozenset(_nodes(one.nodes, n)), one.bandwidth, one.downlink, one.latency, one.slower)
-        for one in plain.pop("classes")
-    ]
-    return NetworkSettings(**plain, classes=classes)
-
-
-def _nodes(text: str, n: int) -> Iterator[int]:
-    """Yield the ids of "0-3, 7"."""
-    for part in text.split(","):
-        numbers = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part)
-        first, last = (int(numbers[1]), int(numbers[2] or numbers[1])) if numbers else (0, -1)
-        if not first <= last < n:
-            what = f"simulation.classes: {part.strip()!r} names no nodes of this run"
-            raise ConfigError(what, f'They are 0 to {n - 1}.  Write nodes = "0-3, 7".')
-        yield from range(first, last + 1)

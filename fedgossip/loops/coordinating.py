@@ -9,7 +9,6 @@ from fedgossip import plain
 from fedgossip.checkpoints import incarnation_of
 from fedgossip.drivers.kept_keys import kept_identity
 from fedgossip.drivers.peer import run_peer
-from fedgossip.drivers.simulate import faults_of
 from fedgossip.errors import FedgossipError
 from fedgossip.experiment import load_experiment
 from fedgossip.loops import description
@@ -18,6 +17,7 @@ from fedgossip.loops.seats import SeatFile, hold, read_seat
 from fedgossip.net.faulty import Faults, RunClock
 from fedgossip.plans import compose
 from fedgossip.plans.compose import DataShares
+from fedgossip.plans.conditions import faults_of
 
 
 def coordinate(seat: SeatFile) -> int:

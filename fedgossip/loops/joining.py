@@ -164,7 +164,7 @@ class _Launched:
     def join(self, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop:
         from fedgossip.checkpoints import incarnation_of
         from fedgossip.drivers.kept_keys import kept_identity
-        from fedgossip.drivers.simulate import faults_of
+        from fedgossip.plans.conditions import faults_of
 
         told, folder = self.told, Path(self.told.folder)
         hold(folder)

@@ -20,7 +20,6 @@ from fedgossip.drivers import resume
 from fedgossip.drivers.fault_injector import Striker
 from fedgossip.drivers.local import BEGAN, CHECKPOINT_SECONDS
 from fedgossip.drivers.participant import check_open_files
-from fedgossip.drivers.simulate import faults_of
 from fedgossip.errors import ConfigError, FedgossipError, NotWrittenError, ResumeError, TrainingError
 from fedgossip.experiment import Experiment
 from fedgossip.learning.named_code import check_allowed
@@ -32,6 +31,7 @@ from fedgossip.loops.scripts import LOG, Command, Scripts, kept_command
 from fedgossip.loops.seats import SEAT, SeatFile, await_free
 from fedgossip.machine import NodeId
 from fedgossip.plans.compose import DataShares, Plan
+from fedgossip.plans.conditions import faults_of
 from fedgossip.plans.plan import record_of
 from fedgossip.records import EventRow, Row
 from fedgossip.rundir import incarnations

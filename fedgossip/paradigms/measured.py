@@ -11,13 +11,14 @@ from statistics import fmean
 from fedgossip.costs.base import Cost, EqualLinks
 from fedgossip.costs.methods import Buckets
 from fedgossip.costs.times import TrainingTimes
-from fedgossip.drivers.simulate import examples_of, network_settings
+from fedgossip.drivers.simulate import examples_of
 from fedgossip.experiment import Experiment, GossipExperiment, ParallelExperiment
 from fedgossip.messages import TAIL
 from fedgossip.paradigms.cells import Cell, DoneCell
 from fedgossip.paradigms.setting import Setting
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
+from fedgossip.plans.conditions import network_settings
 from fedgossip.plans.parallel import ParallelPlan
 from fedgossip.records import NetworkRow, PeerRow, Row, read_rows
 from fedgossip.rundir.busiest import busiest

@@ -44,6 +44,11 @@ def plan(experiment: Experiment, **given: object) -> Plan:
     kernels.prefer(portable=experiment.train.portable)
     module, _, function = RUN_KINDS[experiment.kind].plan.partition(":")
     made: Plan = getattr(importlib.import_module(module), function)(experiment, **given)
+    if experiment.faults or experiment.simulation.classes:
+        from fedgossip.plans.conditions import faults_of, network_settings
+
+        faults_of(made)
+        network_settings(experiment, made.n)
     return made
 
 

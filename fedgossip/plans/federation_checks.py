@@ -10,6 +10,7 @@ from fedgossip.algorithms.federated.base import Federated
 from fedgossip.algorithms.federated.cocoa import DualAscent
 from fedgossip.algorithms.federated.fednova import Normalised
 from fedgossip.algorithms.federated.means import Mean
+from fedgossip.algorithms.federated.robust import ByRule
 from fedgossip.algorithms.federated.scaffold import Controlled
 from fedgossip.algorithms.sampling import participating
 from fedgossip.codecs.base import LinearCodec
@@ -48,6 +49,10 @@ def federation_plan(experiment: FederatedExperiment) -> FederationPlan:
     if least > cohort:
         advice = "A round needs as many: lower coordinator.min_clients, or raise participation."
         raise ConfigError(f"coordinator.min_clients = {least}, and {cohort} clients are wanted in a round", advice)
+    needed = federated.aggregation.least if isinstance(federated.aggregation, ByRule) else 1
+    if needed > cohort:
+        text = f"{s.algorithm} compares at least {needed} updates, and {cohort} clients are wanted in a round"
+        raise ConfigError(text, "Invite more, or let the rule bear fewer faulty ones: coordinator.options.")
     plan = FederationPlan(experiment, s, federated, cohort, least)
     if s.secure.on:
         _check_sum(plan)
@@ -214,3 +219,6 @@ def _check_sum(plan: FederatedRun) -> None:
         text = f"coordinator.secure.bound = {s.bound:g} in {fixed.q_bits} bits rounds updates to steps of"
         advice = f"Set it to at most {COARSEST * fixed.limit:.0f}; or scale the columns, or labels that are numbers."
         raise ConfigError(f"{text} {fixed.clip_inf / fixed.limit:.3g}", advice)
+    if fixed.weight_max > fixed.limit:  # one example would be rounded to none
+        text = f"coordinator.secure.bits = {fixed.q_bits}: up to {fixed.limit}, and weights up to {fixed.weight_max}"
+        raise ConfigError(text, f"Set coordinator.secure.weight_max to at most {fixed.limit}, or leave bits out.")

@@ -106,6 +106,8 @@ class Simulator(PerformedEffects):
 
     def _happen(self, happening: Happening) -> None:
         match happening:
+            case Turn(name="link_down" | "link_up") if self._decided() and not self._heals(happening):
+                return  # a flap without an end is over with the run: else a link would return for ever
             case Turn(_, name, peer, value):
                 self._note(name, peer, value)
                 for link in list(self.connections) if name != "slow" else ():
@@ -118,6 +120,9 @@ class Simulator(PerformedEffects):
                 self._sleep(node, back_ns) if kind == "sleep" else self._crash(node, back_ns)
                 if of_series and self._progress.struck():
                     self._note("struck_in_vain", node, MOST_IN_VAIN)
+
+    def _heals(self, turn: Turn) -> bool:
+        return turn.name == "link_up" and bool(self.connections.cuts)
 
     def _decided(self) -> bool:
         """Whether all participants whose rounds count have finished: a client gone for ever would call for ever."""
