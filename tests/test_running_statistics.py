@@ -11,6 +11,7 @@ from typing import Any
 import frozen
 import numpy as np
 import pytest
+import scipy.stats
 import statistics_kit as kit
 import tomli_w
 from commands import in_process
@@ -30,7 +31,7 @@ from fedgossip.plans import compose
 from fedgossip.plans.completeness import of_numbers
 from fedgossip.rundir.run_directory import Run
 from fedgossip.secure.aborts import RoundAbandoned
-from fedgossip.secure.averaged_statistics import mean_statistics, words_of_statistics
+from fedgossip.secure.averaged_statistics import FINE, LIMBS, mean_statistics, words_of_statistics
 from fedgossip.secure.ring import add
 from fedgossip.task import PARAMETER, STATISTIC, Job, Segment, Update, covering, statistics_in
 from fedgossip.vectors import digest
@@ -275,9 +276,9 @@ def test_a_sum_of_whole_statistics_is_the_weighted_mean(clients: int) -> None:
     rng = np.random.default_rng(1)
     each = (rng.choice([-1, 1], (clients, 6)) * 10.0 ** rng.uniform(-9, 18, (clients, 6))).astype(np.float32)
     weights = rng.integers(1, (1 << 23) - 1, clients).tolist()
-    total = np.zeros(6 * 9, np.uint32)
+    total = np.zeros(6 * LIMBS, np.uint32)
     for statistics, weight in zip(each, weights, strict=True):
-        add(total, words_of_statistics(statistics, weight), 1)
+        add(total, words_of_statistics(statistics, weight, rng.bytes), 1)
     found = mean_statistics(total, sum(weights), clients)
     for place in range(6):
         exact = sum(Fraction(float(one)) * weight for one, weight in zip(each[:, place], weights, strict=True))
@@ -286,9 +287,27 @@ def test_a_sum_of_whole_statistics_is_the_weighted_mean(clients: int) -> None:
 
 def test_no_client_can_put_a_statistic_beyond_its_bound_into_a_sum() -> None:
     with pytest.raises(RoundAbandoned, match="a running statistic of 2e"):
-        words_of_statistics(np.array([2e19], np.float32), 1)
+        words_of_statistics(np.array([2e19], np.float32), 1, bytes)
     with pytest.raises(RoundAbandoned, match="beyond 2"):
-        mean_statistics(np.full(9, 0xFFFF, np.uint32), 1, 1)
+        mean_statistics(np.full(LIMBS, 0x3FFFFF, np.uint32), 1, 1)
+
+
+def test_a_sum_of_statistics_does_not_show_the_carries_of_its_numbers() -> None:
+    """1023 + 1 carries in its lowest limb, 1024 + 0 does not: by their chance the sums of limbs look alike."""
+    rng, unit = np.random.default_rng(5), 2.0**-FINE
+
+    def sums(*numbers: int) -> Any:
+        total = np.zeros((4000, LIMBS), np.uint32)
+        for number in numbers:
+            each = np.full(4000, number * unit)
+            total += words_of_statistics(each, 1, rng.bytes).reshape(4000, LIMBS)
+        assert (mean_statistics(total.reshape(-1), 2, 2) == sum(numbers) * unit / 2).all()
+        return total.view(np.int32)
+
+    one, other = sums(1023, 1), sums(1024, 0)
+    assert set(one[:, 0] & 1023) == set(other[:, 0] & 1023) == {0}
+    for limb in range(3):
+        assert scipy.stats.ks_2samp(one[:, limb] >> 10, other[:, limb] >> 10).pvalue > 0.001
 
 
 # --- a model that answers with what is no number ----------------------------------------------------------------------

@@ -1,10 +1,13 @@
 """Running statistics in a secure sum: whole numbers of many bits, so that no bound of an update cuts a variance.
 
     V = (rint(x 2^40) + 2^103) w            |x| <= 2^63; w: the client's weight, the whole number that the sum has too
-    V in limbs of 16 bits, lowest first, a word of the ring each: 65 536 clients fit
+    V in limbs L_k of 10 bits, lowest first, a word of the ring each; r_k from 10 bits of chance, r_14 = 0
+    word k = L_k + 2^10 r_k - r_(k-1)       the sum of 2^(10 k) word_k is V; 1000 clients fit
     mean = (sum V / sum w - 2^103) / 2^40
 
-So the mean is by weight and exact to 2^-40: of what is nowhere negative it is not negative.
+So the mean is by weight and exact to 2^-40: of what is nowhere negative it is not negative.  Without the chance r the
+sum of each limb would tell the carries of the clients' numbers beside their sum; with it two sets of numbers of one sum
+are told apart with an advantage of at most 14 / 2^10 for each carry by which they differ.
 """
 
 from __future__ import annotations
@@ -14,21 +17,25 @@ from typing import Any
 import numpy as np
 
 from fedgossip.secure.aborts import Reason, RoundAbandoned
+from fedgossip.secure.primitives import Entropy, keystream
 from fedgossip.secure.ring import Words
 from fedgossip.vectors import Vector
 
-LIMBS, LIMB_BITS = 9, 16
-"""Words of a statistic; 9 * 16 bits hold 104 of it and 30 of a weight."""
+LIMBS, LIMB_BITS = 15, 10
+"""Words of a statistic; 15 * 10 bits hold 104 of it, 30 of a weight and the sum of a cohort."""
+
+CHANCE_BITS = 10
+"""Bits of the chance that hides a carry: a word of one client stays below 2^21, and that of 1000 within the ring."""
 
 FINE, MOST = 40, 63
 """Binary digits behind the point, and before it."""
 
 _OFFSET = 1 << (FINE + MOST)
-_BYTES = LIMBS * LIMB_BITS // 8
+_LIMB = (1 << LIMB_BITS) - 1
 
 
-def words_of_statistics(statistics: Vector, weight: int) -> Words:
-    """Return the words [k * LIMBS] of statistics [k], times a whole weight.
+def words_of_statistics(statistics: Vector, weight: int, entropy: Entropy) -> Words:
+    """Return the words [k * LIMBS] of statistics [k], times a whole weight; `entropy` gives 32 bytes of chance.
 
     Raises RoundAbandoned (OVERFLOW) for one beyond 2^63.
     """
@@ -36,8 +43,14 @@ def words_of_statistics(statistics: Vector, weight: int) -> Words:
     if not (np.abs(wide) <= 2.0**MOST).all():
         raise RoundAbandoned(Reason.OVERFLOW, f"a running statistic of {float(np.abs(wide).max()):.6g}")
     numbers: list[Any] = np.rint(wide * 2.0**FINE).tolist()
-    packed = b"".join(((int(number) + _OFFSET) * weight).to_bytes(_BYTES, "little") for number in numbers)
-    return np.frombuffer(packed, "<u2").astype(np.uint32)
+    whole = [(int(number) + _OFFSET) * weight for number in numbers]
+    words = np.array([[v >> (LIMB_BITS * k) & _LIMB for k in range(LIMBS)] for v in whole], np.int64)
+    words = words.reshape(len(whole), LIMBS)
+    drawn = keystream(entropy(32)).update(bytes(2 * len(whole) * (LIMBS - 1)))
+    chance = (np.frombuffer(drawn, "<u2") >> (16 - CHANCE_BITS)).astype(np.int64).reshape(len(whole), LIMBS - 1)
+    words[:, :-1] += chance << LIMB_BITS
+    words[:, 1:] -= chance
+    return words.astype(np.int32).view(np.uint32).reshape(-1)
 
 
 def mean_statistics(total: Words, weight: int, clients: int) -> Vector:
@@ -45,9 +58,10 @@ def mean_statistics(total: Words, weight: int, clients: int) -> Vector:
 
     Raises RoundAbandoned (BOUND) for words that no statistics of so many clients add up to.
     """
-    if total.size and int(total.max()) > clients * ((1 << LIMB_BITS) - 1):
+    words = total.view(np.int32).astype(np.int64)
+    if words.size and int(np.abs(words).max()) >= clients << (LIMB_BITS + CHANCE_BITS + 1):
         raise _beyond()
-    limbs, found = total.reshape(-1, LIMBS).tolist(), []
+    limbs, found = words.reshape(-1, LIMBS).tolist(), []
     for row in limbs:
         number = sum(limb << (LIMB_BITS * place) for place, limb in enumerate(row)) - _OFFSET * weight
         if abs(number) > _OFFSET * weight:

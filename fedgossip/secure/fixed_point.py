@@ -153,7 +153,8 @@ class FixedPoint:
         moved = np.delete(update, slice(start, stop)) if self._kept else update
         clipped = self._encode_update(moved, weight, entropy, values[: self.cut])
         whole = int(np.rint(weight * self.limit))
-        values[self.cut : self._beside] = words_of_statistics(update[start:stop], whole)
+        if self._kept:
+            values[self.cut : self._beside] = words_of_statistics(update[start:stop], whole, entropy)
         beside = [weight * self.limit, self._told(clipped), 1.0]
         for name, bound in self.metrics:
             beside.append(min(max(metrics[name] / bound, -1.0), 1.0) * weight * self.limit)
