@@ -248,7 +248,10 @@ def _learned(e: Experiment, proposal: Proposal, own: _Own) -> list[tuple[str, st
     source = own.data or e.data.source
     stays = "yours; it stays on this machine" if own.data else "shared out by the experiment's seed"
     model = f"{e.model.source if e.learns else e.task.kind}, {proposal.parameters:,} numbers of {proposal.dtype}"
-    return [("Model", model), ("Data", f"{source}: {stays}" if e.learns else "none")]
+    rows = [("Model", model), ("Data", f"{source}: {stays}" if e.learns else "none")]
+    if own.data and e.data.by_test:
+        rows.append(("Scale", "columns by their mean and deviation in the common test set"))
+    return rows
 
 
 def _whose_code(code: list[str], script: str) -> str:

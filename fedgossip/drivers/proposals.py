@@ -30,10 +30,11 @@ from fedgossip import outside_files, owner_files
 from fedgossip.decoding import from_toml
 from fedgossip.errors import ConfigError, NotWrittenError
 from fedgossip.experiment import Experiment, GossipExperiment, checked
+from fedgossip.experiment.data_section import is_standard
 from fedgossip.learning.data import CODE, KINDS
 from fedgossip.learning.per_peer import PLACE
 from fedgossip.learning.sources import code_of, modules_of
-from fedgossip.learning.table_schema import FEDERATED
+from fedgossip.learning.table_schema import FEDERATED, TEST
 from fedgossip.machine import NodeId
 from fedgossip.messages import GRAPH_LETTERS, PROPOSAL_LETTERS, Proposal
 from fedgossip.plans import compose
@@ -89,7 +90,8 @@ def shared(experiment: Experiment, data: str, leader: NodeId | None = None) -> S
         raise ConfigError("the one that leads learns from no data of its own", advice)
     if experiment.data.scale == FEDERATED:
         text = f'data.scale = "{FEDERATED}" of a run by invite: the statistics that were agreed on do not travel'
-        raise ConfigError(text, "Start coordinator and clients with keys that people compare: docs/coordinator.md.")
+        advice = f'Set data.scale = "{TEST}": columns are then scaled by the common test set, which travels.'
+        raise ConfigError(text, f"{advice}  Or start all with keys that people compare: docs/coordinator.md.")
     if experiment.faults or (isinstance(experiment, GossipExperiment) and experiment.adversary.peers):
         advice = "Leave it out: it is for simulations, and for processes of one machine."
         raise ConfigError(f"{'[[faults]]' if experiment.faults else '[adversary]'} of a run by invite", advice)
@@ -104,6 +106,8 @@ def shared(experiment: Experiment, data: str, leader: NodeId | None = None) -> S
     section = content["data"]
     if own and experiment.learns:
         section["source"], section["partition"] = OWN, {"kind": "own"}
+        if any(map(is_standard, (experiment.data.source, str(experiment.data.test), data))) or experiment.data.by_test:
+            section["scale"] = TEST
     elif experiment.learns and _path_in(experiment.data.source):
         text = f"data.source = {experiment.data.source!r} is a file of this machine, which the others have not"
         raise ConfigError(text, "Give it with --data, as each of the others does with its own.")
@@ -285,6 +289,9 @@ def check_data(experiment: Experiment, data: str) -> None:
         label = re.search(r"[?&]label=([^&]+)", test)
         example = f"csv:FILE?label={label[1]}" if label else "npz:FILE"
         raise ConfigError("each brings its own data to this run", f"Say which are yours: --data '{example}'")
+    if own and is_standard(data) and not experiment.data.by_test:
+        text = f"{data!r}: its columns would be scaled, and those of the others are not"
+        raise ConfigError(text, "Leave scale=standard out; the organiser writes it for all, in data.source or --data.")
     if data and not own:
         text = f"the data of this run are its own: {experiment.data.source}, shared out by its seed"
         raise ConfigError(text, "Leave --data out.")

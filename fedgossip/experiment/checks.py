@@ -33,7 +33,7 @@ from fedgossip.learning.objectives import CONVEX, KINDS, SPARSE, objective_of
 from fedgossip.learning.per_peer import PLACE
 from fedgossip.learning.ragged import check_buckets
 from fedgossip.learning.settings import HOGWILD
-from fedgossip.learning.table_schema import FEDERATED, options_of
+from fedgossip.learning.table_schema import FEDERATED, TEST, options_of
 from fedgossip.limits import MOST, Limit, Within, limits_of
 from fedgossip.messages import WORKERS_MAX
 
@@ -344,7 +344,10 @@ def _check_agreed(e: Experiment, where: str) -> None:
     """Raise ConfigError for what only statistics of all sites can do, without them, and for data that have none."""
     data = e.data
     if data.scale != FEDERATED:
-        if given := [key for key in OF_STATISTICS if key not in data.without_statistics]:
+        if data.scale == TEST and data.partition.get("kind") != "own":
+            text = f'{where}: data.scale = "{TEST}" is for peers with files of their own'
+            raise ConfigError(text, "Write scale=standard in data.source: it is fitted to the training examples.")
+        if given := [key for key in OF_STATISTICS if key not in ("scale", *data.without_statistics)]:
             raise ConfigError(f"{where}: data.{given[0]} without statistics", f'Set data.scale = "{FEDERATED}".')
         return
     if data.partition.get("kind") != "own":

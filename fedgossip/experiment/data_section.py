@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Annotated, Any
+from urllib.parse import parse_qsl
 
 import msgspec
 
 from fedgossip.learning import data
-from fedgossip.learning.table_schema import AGREED, FEDERATED, LEVELS, MEAN, REFUSE
+from fedgossip.learning.table_schema import AGREED, FEDERATED, LEVELS, MEAN, REFUSE, TEST
 from fedgossip.limits import MOST, OneOf, Within
 
 SHARE = 0.9
@@ -25,6 +26,11 @@ OF_JUDGING = ("groups", "site_scores")
 
 LATER_KEYS = ("validation", "buckets", "levels")
 """Keys that runs from before them do not have."""
+
+
+def is_standard(source: str) -> bool:
+    """Return whether a source says that its columns are to be scaled: scale=standard."""
+    return ("scale", "standard") in parse_qsl(source.partition("?")[2])
 
 
 class DataSection(msgspec.Struct, forbid_unknown_fields=True):
@@ -49,9 +55,11 @@ class DataSection(msgspec.Struct, forbid_unknown_fields=True):
     local_test: float = 0.0
     """The share of its examples that every client keeps to test on; the model that it is sent is tested there.  The
     coordinator is told the mean of all, but where single records are hidden (coordinator.privacy)."""
-    scale: Annotated[str, OneOf(("source", FEDERATED))] = "source"
-    """source: as the source says.  federated, of CSV files with {peer}: columns are found by their names and have mean
-    0 and deviation 1 over all sites, by the statistics of `fedgossip data agree`."""
+    scale: Annotated[str, OneOf(("source", TEST, FEDERATED))] = "source"
+    """source: as the source says.  test, of sources with {peer} and of each one's own by an invite: columns have mean 0
+    and deviation 1 over the common test set, which all have; scale=standard of such a source means it.  federated, of
+    CSV files with {peer}: columns are found by their names and have mean 0 and deviation 1 over all sites, by the
+    statistics of `fedgossip data agree`."""
     agreed: str = "agreed.json"
     """The file of these statistics, beside the experiment's."""
     missing: Annotated[str, OneOf((REFUSE, MEAN))] = REFUSE
@@ -77,6 +85,12 @@ class DataSection(msgspec.Struct, forbid_unknown_fields=True):
     validation: Annotated[float, Within(0, SHARE)] = 0.0
     """The share of the training examples that nobody trains on, drawn by the seed before they are divided: what
     eval.on = "validation" measures on, so that hyperparameters are chosen without a look at the test set."""
+
+    @property
+    def by_test(self) -> bool:
+        """Whether examples of each one's own are scaled by the common test set."""
+        own = self.partition.get("kind") == "own" and self.scale != FEDERATED
+        return self.scale == TEST or (own and any(map(is_standard, (self.source, str(self.test)))))
 
     @property
     def without_statistics(self) -> Sequence[str]:

@@ -43,6 +43,8 @@ DATA = CalledWith((), "Write def data(): return x, y")
 
 
 OWN = "own"
+ROUNDING = 1e-14
+"""Share of a mean below which a deviation is that of the sum's roundings."""
 
 
 def split(dataset: Dataset, test: float | str, seed: int) -> tuple[Dataset, Dataset]:
@@ -59,18 +61,33 @@ def scaled(train: Dataset, test: Dataset) -> tuple[Dataset, Dataset]:
     """
     if train.scale == "none":
         return train, test
+    scale = fitted(train)
+    return standardised(train, scale), standardised(test, scale)
+
+
+def scaled_by_test(train: Dataset, test: Dataset) -> tuple[Dataset, Dataset]:
+    """Return both with columns of mean 0 and deviation 1 in `test`, where peers that never see each other's examples
+    have that set alone in common; a column with one value there is shifted by it, which a note says.
+    """
+    scale = fitted(test)
+    alone = [name for place, name in enumerate(test.columns) if np.ptp(test.x[:, place]) == 0]
+    notes = tuple(f"column {name!r} has one value in the test set: it is not scaled" for name in alone)
+    return standardised(replace(train, notes=(*train.notes, *notes)), scale), standardised(test, scale)
+
+
+def fitted(train: Dataset) -> Dataset:
+    """Return examples as they were read, with the means and deviations of their columns, of numbers to predict too."""
     x = train.x.astype(np.float64)
     mean, deviation = x.mean(axis=0), x.std(axis=0)
-    deviation[deviation == 0] = 1
+    deviation[deviation <= ROUNDING * np.abs(mean)] = 1  # of one value: what is left is rounding
     labels = _label_scale(train)
-    scale = replace(
+    return replace(
         train,
         mean=tuple(mean.reshape(-1).tolist()),
         deviation=tuple(deviation.reshape(-1).tolist()),
         label_mean=tuple(labels[0].tolist()),
         label_deviation=tuple(labels[1].tolist()),
     )
-    return standardised(train, scale), standardised(test, scale)
 
 
 def standardised(part: Dataset, like: Dataset) -> Dataset:
@@ -97,8 +114,8 @@ def _label_scale(train: Dataset) -> tuple[npt.NDArray[np.float64], npt.NDArray[n
     if train.kind != REGRESSION:
         return np.empty(0), np.empty(0)
     y = train.y.astype(np.float64)
-    deviation = y.std(axis=0)
-    return y.mean(axis=0), np.where(deviation == 0, 1.0, deviation)
+    mean, deviation = y.mean(axis=0), y.std(axis=0)
+    return mean, np.where(deviation <= ROUNDING * np.abs(mean), 1.0, deviation)
 
 
 def validation_split(train: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:
@@ -184,17 +201,22 @@ def load(
     like: Dataset | None = None,
     kind: str = AS_THE_DATA,
     buckets: Sequence[int] = (),
+    standard: bool = False,
 ) -> Dataset:
     """Return the dataset that `source` names (the forms are at the top of this file), for a task of this kind.
 
     Relative paths are taken from `base`, the folder of the experiment file (default: the working directory).
     `seed` is for sources that draw; the built-in ones do not.  With `like` the classes are those of that set, by name
     where they have names, and the features have to be.  `buckets`: of lines, none: as `like` has them, or the usual
-    ones.  Raises ConfigError where the source cannot be read,
+    ones.  `standard`: as if the source said scale=standard.  Raises ConfigError where the source cannot be read,
     naming the file, what was expected and what was found.
     """
     wanted = objective_of(kind, "", (), source).kind if like is None else like.kind
-    found = _load(source, base, like, buckets, wanted)
+    found = _load(source, base, like, buckets, wanted, standard=standard)
+    if standard and found.scale == "none":
+        if not np.issubdtype(found.x.dtype, np.floating):
+            raise ConfigError(f"{source}: scale=standard of examples that are no numbers", "Leave it out.")
+        found = replace(found, scale="standard")
     own_text = found.kind == LANGUAGE and wanted == CLASSIFICATION and custom.is_function(source)
     if found.kind != wanted and not own_text:
         advice = f'Set task.kind = "{found.kind}", or take another source.'
@@ -220,7 +242,9 @@ def _alike(source: str, found: Dataset, like: Dataset) -> Dataset:
     return replace(found, classes=like.classes)
 
 
-def _load(source: str, base: Path | None, like: Dataset | None, buckets: Sequence[int], task: str) -> Dataset:
+def _load(
+    source: str, base: Path | None, like: Dataset | None, buckets: Sequence[int], task: str, *, standard: bool
+) -> Dataset:
     kind, colon, rest = source.partition(":")
     if kind not in KINDS:
         if custom.is_function(source):
@@ -228,6 +252,8 @@ def _load(source: str, base: Path | None, like: Dataset | None, buckets: Sequenc
         raise ConfigError(f"unknown data source {source!r}", nearest(kind, [*KINDS, "module:function"]))
     path, _, query = rest.partition("?")
     options = _options(source, query, _OPTIONS.get(kind, ()))
+    if standard and "scale" in _OPTIONS.get(kind, ()):
+        options["scale"] = "standard"
     if kind in OF_FILES[2:] and not path:
         raise ConfigError(f"{source!r} names no file", f"Write {kind}:PATH.")
     if kind in BUNDLED and colon:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgossip.errors import ConfigError
 from fedgossip.learning.data import load
 from fedgossip.learning.dataset import Dataset, Indices
 from fedgossip.learning.ragged import joined
@@ -28,13 +27,12 @@ def load_own(
 ) -> tuple[Dataset, dict[int, Indices]]:
     """Return the examples of `peers`, one peer's after another's, and which of them are whose.
 
-    Of no peers the test set itself, and nobody's share of it: what only evaluates needs no more.  Raises ConfigError
+    Of no peers the test set itself, and nobody's share of it: what only evaluates needs no more.  Where the test set is
+    to be scaled they are, too: see `data.scaled_by_test`.  Raises ConfigError
     where a file of `peers` is not there, or has other columns or labels than `test`.
     """
-    if test.scale != "none":
-        advice = 'Leave scale=standard out; of CSV files set data.scale = "federated", and run fedgossip data agree.'
-        raise ConfigError("scale=standard needs the statistics of all peers' examples together", advice)
-    parts = [load(source.replace(PLACE, str(peer)), base=base, like=test) for peer in peers]
+    standard = test.scale != "none"
+    parts = [load(source.replace(PLACE, str(peer)), base=base, like=test, standard=standard) for peer in peers]
     return together(source, test, peers, parts)
 
 

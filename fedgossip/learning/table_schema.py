@@ -24,7 +24,7 @@ from fedgossip.learning.objectives import CLASSIFICATION
 from fedgossip.learning.tables import labels_of
 
 MEAN, REFUSE, AGREED = "mean", "refuse", "agreed"
-FEDERATED = "federated"
+FEDERATED, TEST = "federated", "test"
 LEVELS = 10
 """Different numbers of a column up to which it counts as one of categories, where nothing else is said."""
 

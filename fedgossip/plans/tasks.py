@@ -187,9 +187,12 @@ def examples_of(experiment: Experiment, held: Sequence[NodeId], n: int, *, blank
     if e.data.scale == FEDERATED:
         return _agreed_examples(e, held, blank=blank)
     if e.data.partition.get("kind") == "own":  # of a file with {peer} in its name, or of one that each has named itself
-        test = data.load(str(tested_on), seed=e.seed, kind=kind, buckets=e.data.buckets)
+        test = data.load(str(tested_on), seed=e.seed, kind=kind, buckets=e.data.buckets, standard=e.data.by_test)
         train, shares = per_peer.load_own(source, test, held)
-        return SharedExamples(train, test, shares, test.digest())
+        read = test.digest()
+        if test.scale != "none":
+            train, test = data.scaled_by_test(train, test)
+        return SharedExamples(train, test, shares, read)
     if isinstance(tested_on, str) and tested_on != data.OWN:
         test = data.load(tested_on, seed=e.seed, kind=kind, buckets=e.data.buckets)
         train = data.load(source, seed=e.seed, like=test)
