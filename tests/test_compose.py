@@ -13,7 +13,9 @@ from test_data import write_pair
 import fedgossip
 from fedgossip import load_experiment
 from fedgossip.errors import ConfigError
+from fedgossip.experiment import checked
 from fedgossip.plans import compose
+from fedgossip.plans.compose import DataShares
 from fedgossip.rundir.collect import collect_peers
 from fedgossip.task import Job, LocalTask, Update
 
@@ -172,15 +174,19 @@ def test_half_of_an_own_data_experiment_is_refused(tmp_path: Path, change: dict[
     assert error.value.advice
 
 
-def test_scaling_by_everybodys_statistics_is_refused_for_files_of_ones_own(tmp_path: Path) -> None:
-    data = sites(tmp_path)
-    scaled = {key: f"{data[key]}&scale=standard" for key in ("source", "test")}
-    with pytest.raises(ConfigError, match="statistics of all peers"):
-        compose.task_of(experiment(**{**data, **scaled}), 3, [0])
-
-
 def test_a_test_set_in_another_file_leaves_all_of_the_source_to_train_on(tmp_path: Path) -> None:
     data = sites(tmp_path)
     _, shares = compose.task_of(experiment(source=data["source"].format(peer=0), test=data["test"]), 3)
     assert sum(shares.sizes or []) == 6
     assert shares.test.endswith("common.csv?label=kind: 12")
+
+
+def test_more_examples_than_a_secure_sum_counts_are_refused_by_the_plan_naming_the_key() -> None:
+    """Each such client trained in every round for nothing, and the dry run was content."""
+    content = {"rounds": 1, "train": {"device": "cpu"}, "coordinator": {"clients": 5, "secure": {"weight_max": 400}}}
+    plan = compose.plan(checked(content, ""))
+    plan.with_shares(DataShares("mine", trained_on={0: 400}))
+    with pytest.raises(ConfigError, match=r"client 3 has 401 examples, and coordinator\.secure\.weight_max = 400"):
+        plan.with_shares(DataShares("mine", trained_on={0: 400, 3: 401}))
+    content["coordinator"]["secure"] = {"on": False}
+    compose.plan(checked(content, "")).with_shares(DataShares("mine", trained_on={3: 401}))

@@ -27,7 +27,7 @@ class SecureSection(msgspec.Struct, forbid_unknown_fields=True):
     bits: Annotated[int | None, Within(2, 31)] = None
     """Bits of an element, rounded at random; none: 24 for up to 100 clients, 20 above."""
     weight_max: Annotated[int, Within(1, MOST)] = 10_000
-    """The most examples that a client may have; larger rounds coarser."""
+    """The most examples that a client may have: one with more is refused before it trains; larger rounds coarser."""
     score_max: Annotated[float, Within(ABOVE_0, 1e12)] = 64.0
     """No loss of a client, and no score that is not between 0 and 1 (rmse, mae, r2), counts as more; larger rounds
     coarser."""

@@ -178,7 +178,8 @@ class FixedPoint:
         if not all_finite(update) or not all(math.isfinite(value) for value in metrics.values()):
             raise RoundAbandoned(Reason.OVERFLOW, "an update or a metric is not finite")
         if isinstance(samples, bool) or not isinstance(samples, int) or not 1 <= samples <= self.weight_max:
-            raise RoundAbandoned(Reason.OVERFLOW, f"a weight that is not 1 to {self.weight_max} whole samples")
+            text = f"a weight that is not 1 to {self.weight_max} whole samples: coordinator.secure.weight_max"
+            raise RoundAbandoned(Reason.OVERFLOW, text)
 
     def _encode_update(self, update: Vector, weight: float, entropy: Entropy, out: Words) -> bool:
         """Write the rounded elements; return whether anything was clipped."""
