@@ -179,7 +179,10 @@ def test_statsmodels_says_the_same(strata: int, ties: str) -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("strata", [1, 2])
 def test_no_few_records_are_told_apart_by_efron_s_ties(seed: int, strata: int) -> None:
-    """Those with their event at a told time, and those who leave without one until the next, are ten, or none."""
+    """Those with their event at a told time, and those who leave without one until the next, are ten, or none.
+
+    After the last they are together with those who are there after it.
+    """
     layout, whole = layout_of(strata, ties="efron"), drawn(seed, 400, strata)
     found = fit_of(layout, rounds(layout, [whole]))
     ends, apart = [point.time for point in found.strata[0].points], []
@@ -187,8 +190,8 @@ def test_no_few_records_are_told_apart_by_efron_s_ties(seed: int, strata: int) -
     for one in range(strata):
         for begin, end in pairwise([0.0, *ends]):
             inside = (stratum == one) & (times > begin) & (times <= end)
-            apart += [int((inside & events).sum()), int((inside & ~events).sum()) if end != ends[-1] else 0]
-        apart.append(int(((stratum == one) & (times > ends[-1])).sum()))
+            after = (stratum == one) & (times > end) & (end == ends[-1])  # whom no further sum leaves out
+            apart += [int((inside & events).sum()), int((inside & ~events).sum() + after.sum())]
     assert len(ends) >= 3 and min(count for count in apart if count) >= 10, apart
     assert found.smallest >= 10
 

@@ -62,7 +62,7 @@ def said(found: CoxFit, sites: int) -> list[str]:
     at = f"at the end after {steps}" if found.converged else f"NOT at the end after {steps}"
     records = f"{found.records} records of {found.sites} of {sites} sites"
     times = len(found.strata[0].points)
-    told = f"{found.events} events at {times} told times"
+    told = f"{found.events} of {found.events + found.unused} events until {d.grid[-1]:g} at {times} told times"
     lines = [f"proportional hazards, {d.time}{unit} until {d.event} = 1: {records}, {told}, {at}"]
     lines += table_of(found.coefficients, "z", "hazard ratio")
     lines += remarks(d.against, d.constant, found.silent)

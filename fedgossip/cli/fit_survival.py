@@ -44,12 +44,13 @@ def said(found: CurveFit, sites: int) -> list[str]:
     unit = f" [{d.unit}]" if d.unit else ""
     records = f"{whole.records} records of {found.sites} of {sites} sites, {whole.events} events"
     lines = [f"Kaplan-Meier survival, {d.time}{unit} until {d.event} = 1: {records}"]
-    head = [d.time, "at risk", "events", "survival", "std. error", "95 % from", "to"]
+    head = [d.time, "at risk", "events", "survival", "std. error", "95 % from", "to", "on the grid", "to"]
     for one in (whole, *found.groups):
         lines += [f"{d.group_column} = {one.name}"] if one.name else []
         rows = [
             [f"{point.time:g}", str(point.risk), str(point.events)]
             + [short(value) for value in (point.survival, point.error, point.low, point.high)]
+            + [short(value) for value in (point.grid_low, point.grid_high)]
             for point in one.points
         ]
         lines.append(columns([head, *rows]))

@@ -61,6 +61,8 @@ class CoxFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     coefficients: tuple[Coefficient, ...]
     covariance: tuple[tuple[float | None, ...], ...]
     """Of the estimates."""
+    unused: int = 0
+    """Events on the grid behind the last told time: after it so few are left that they would be told."""
     silent: tuple[str, ...] = ()
     """Columns that depend on each other: which of them an effect belongs to the records do not say."""
     strata: tuple[StratumHazard, ...]
@@ -101,6 +103,7 @@ def cox_fit(layout: CoxLayout, x: Vector, least: int) -> CoxFit | None:
         least=least,
         records=records,
         events=int(state["events"].sum()),
+        unused=state.number("unused"),
         steps=newton.steps,
         converged=converged,
         log_likelihood=likelihood,

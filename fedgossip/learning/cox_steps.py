@@ -25,7 +25,7 @@ from fedgossip.errors import ConfigError
 from fedgossip.learning.cox import RiskSums, Whole
 from fedgossip.learning.cox_sums import TOLD, CoxLayout, Numbers, SiteHazards
 from fedgossip.learning.glm import Newton, PointSums, Values, halved, is_worse, moved
-from fedgossip.learning.survival_times import TimeCounts, ends_of_ties, told_ends
+from fedgossip.learning.survival_times import TimeCounts, ends_of_risk_sets
 from fedgossip.vectors import Vector, frozen
 
 COUNTS, RISK, MOMENTS, LAST, OVER = range(5)
@@ -46,8 +46,8 @@ def rounds_of(layout: CoxLayout) -> int:
 def _shapes(layout: CoxLayout) -> Mapping[str, tuple[int, ...]]:
     p, s, k = layout.width, layout.strata, layout.told
     single = (
-        "stage", "told", "smallest", "sites", "fewest", "records", "steps", "left", "deviance", "null", "null_records",
-        "points", "asked_records", "asked_sites", "asked_deviance", "likelihood", "pairs", "right",
+        "stage", "told", "unused", "smallest", "sites", "fewest", "records", "steps", "left", "deviance", "null",
+        "null_records", "points", "asked_records", "asked_sites", "asked_deviance", "likelihood", "pairs", "right",
     )  # fmt: skip
     return {
         **dict.fromkeys(single, ()),
@@ -139,12 +139,12 @@ class FittedHazards:
         self._set(sites=sites, fewest=sites)
         events = sum(int(one.events.sum()) for one in counts)
         least = max(self.layout.design.least, -(-events // TOLD))
-        ends = ends_of_ties(counts, least) if self.layout.tied else told_ends(counts, least)
+        ends = ends_of_risk_sets(counts, least, apart=self.layout.tied)
         if not ends:
             self._set(stage=OVER)
             return
         self["ends"][: len(ends)] = ends
-        self._set(told=len(ends), stage=RISK)
+        self._set(told=len(ends), stage=RISK, unused=sum(int(one.events[ends[-1] + 1 :].sum()) for one in counts))
         for stratum, one in enumerate(counts):
             gone = np.cumsum(one.events + one.censored)[ends]
             happened = np.diff(np.cumsum(one.events)[ends], prepend=0)
@@ -224,7 +224,7 @@ class FittedHazards:
         free: tuple[str, ...]
         match self.stage:
             case 0:
-                free = "stage", "told", "smallest", "sites", "fewest", "ends", "at_risk", "events"
+                free = "stage", "told", "unused", "smallest", "sites", "fewest", "ends", "at_risk", "events"
                 fits = after.stage in (RISK, OVER) and self._alike(after, free)
             case 1:
                 told = (

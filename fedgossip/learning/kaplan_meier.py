@@ -51,6 +51,20 @@ def curve_of(counts: ToldCounts) -> SurvivalCurve:
     return SurvivalCurve(survival, error, np.where(inside, low, math.nan), np.where(inside, high, math.nan))
 
 
+def limits_of(counts: ToldCounts) -> tuple[Values, Values]:
+    """Return the bounds of the product-limit estimate of times rounded up to the grid, at each told time.
+
+    For d events among which at least `fewest` less those before, and at most `most`, are at risk, the product of
+    1 - d_i / n_i telescopes to 1 - d / fewest at least, and is 1 - d / most at most.
+    """
+    events = counts.events.astype(float)
+    low, high = (
+        np.where(events > 0, np.clip(1 - events / np.maximum(risk, 1), 0, 1), 1.0)
+        for risk in (counts.fewest, counts.most)
+    )
+    return np.cumprod(low), np.cumprod(high)
+
+
 def median_of(times: Sequence[float], curve: SurvivalCurve) -> tuple[float | None, float | None, float | None]:
     """Return the first time at which S is at most a half, and where its lower and its upper bound are.
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
 from fedgossip.errors import TrainingError
 from fedgossip.learning.column_sums import SITES
 from fedgossip.learning.glm_fit import FORMAT, known
-from fedgossip.learning.kaplan_meier import curve_of, log_rank, median_of
+from fedgossip.learning.kaplan_meier import curve_of, limits_of, log_rank, median_of
 from fedgossip.learning.survival_sums import ALL, CurveDesign, CurveLayout, Numbers
 from fedgossip.learning.survival_times import ToldCounts, told_counts, told_ends, told_groups
 
@@ -29,6 +30,9 @@ class CurvePoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     low: float | None
     high: float | None
     """Of the 95 % interval, of log(-log S)."""
+    grid_low: float | None = None
+    grid_high: float | None = None
+    """Between them lies the estimate of all records with times rounded up to the grid: censorings are told in runs."""
 
 
 class GroupCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -82,7 +86,8 @@ def fit_of(layout: CurveLayout, numbers: Numbers, suppress: int, least: int) -> 
         raise _too_few(d, int(whole.events.sum()), suppress)
     times = [d.grid[place] for place in ends]
     counts = [told_counts(one, ends, suppress) for one in cells]
-    everybody = ToldCounts(whole.records, sum(one.risk for one in counts), sum(one.events for one in counts))  # type: ignore[arg-type]
+    added = (np.sum([getattr(one, name) for one in counts], axis=0) for name in ("risk", "events", "fewest", "most"))
+    everybody = ToldCounts(whole.records, *added)
     test = log_rank(counts[: len(told)]) if len(told) > 1 else None
     expected: Sequence[float | None] = test.expected if test else [None] * len(told)
     return CurveFit(
@@ -111,8 +116,10 @@ def _curve(name: str, times: Sequence[float], counts: ToldCounts, expected: floa
     curve = curve_of(counts)
     rows = zip(times, counts.risk.tolist(), counts.events.tolist(), strict=True)
     figures = zip(*(one.tolist() for one in (curve.survival, curve.error, curve.low, curve.high)), strict=True)
+    limits = zip(*(one.tolist() for one in limits_of(counts)), strict=True)
     points = [
-        CurvePoint(*row, survival, *map(known, others)) for row, (survival, *others) in zip(rows, figures, strict=True)
+        CurvePoint(*row, survival, *map(known, others), *bounds)
+        for row, (survival, *others), bounds in zip(rows, figures, limits, strict=True)
     ]
     median, low, high = median_of(times, curve)
     return GroupCurve(

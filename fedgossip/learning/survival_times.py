@@ -4,7 +4,7 @@ A record counts at the first time of the grid that is not before its own; at one
 whoever is there after the last time is censored behind it.  Told are fewer times: neighbours are put together
 
     events        until each group has none or `least` of them
-    censorings    until there are `least`, in each group by itself; fewer than those at the end count behind the last
+    censorings    until there are `least`, in each group by itself, all of which leave in the middle of their times
 
 so no count below `least` can be found in what is told, and every figure is that of all records in one place whose times
 are rounded up so.
@@ -114,6 +114,10 @@ class ToldCounts:
     records: int
     risk: Counts
     events: Counts
+    fewest: Counts
+    """That can have been at risk at some event of a told time, by what is told: the product-limit estimate of times
+    rounded up to the grid lies between those of `fewest` and of `most`."""
+    most: Counts
 
 
 def enough(count: int, least: int) -> bool:
@@ -146,17 +150,40 @@ def told_ends(groups: Sequence[TimeCounts], least: int) -> list[int]:
     return ends
 
 
-def ends_of_ties(groups: Sequence[TimeCounts], least: int) -> list[int]:
-    """Return the places of told times at which events are told apart from all that are at risk.
+def ends_of_risk_sets(groups: Sequence[TimeCounts], least: int, *, apart: bool) -> list[int]:
+    """Return the places of told times at which sums over all at risk are told: every event belongs to one of them.
 
-    Between two of them each group has no censorings or `least`, for these are what else the two differ by.
+    Each has, in each group, no events or `least`; `apart`, where those with their event are told from all at risk, no
+    censorings or `least` either, for these are what else two of them differ by.  What is left behind the last but one
+    goes into the last, with all who are there after it.  Where that cannot be, as so few have no event, late events are
+    left out; [] where there are fewer than `least` events in some group that has any.
     """
-    apart = [*groups, *(TimeCounts(one.records, one.censored, one.events) for one in groups)]
-    found, ends = list[int](), told_ends(apart, least)
-    for begin, end in zip([-1, *ends[:-1]], ends, strict=True):
-        if any(group.events[begin + 1 : end + 1].any() for group in groups):
-            found.append(end)
-    return found
+    events = [np.concatenate([[0], np.cumsum(one.events)]) for one in groups]
+    gone = [np.concatenate([[0], np.cumsum(one.censored)]) for one in groups]
+
+    def is_told(begin: int, end: int, *, last: bool = False) -> bool:
+        """Whether the places from `begin` to before `end` can be one told time."""
+        for one, had, left in zip(groups, events, gone, strict=True):
+            if not enough(int(had[end] - had[begin]), least):
+                return False
+            others = one.records - int(had[end]) - int(left[begin]) if last else int(left[end] - left[begin])
+            if (apart or last) and not enough(others, least):
+                return False
+        return any(had[end] > had[begin] for had in events)
+
+    final = max((int(place) for one in groups for place in np.flatnonzero(one.events)), default=-1) + 1
+    for end in range(final, 0, -1):  # where so few have no event that they would be told, late events are left out
+        if not any(one.events[end - 1] for one in groups):
+            continue
+        cuts = [0]
+        for place in range(1, end):
+            if is_told(cuts[-1], place):
+                cuts.append(place)
+        while len(cuts) > 1 and not is_told(cuts[-1], end, last=True):
+            cuts.pop()
+        if is_told(cuts[-1], end, last=True):
+            return [place - 1 for place in (*cuts[1:], end)]
+    return []
 
 
 def _left(group: TimeCounts, ends: Sequence[int], least: int) -> bool:
@@ -164,15 +191,37 @@ def _left(group: TimeCounts, ends: Sequence[int], least: int) -> bool:
     return enough(int(told.risk[-1] - told.events[-1]), least)
 
 
-def censored_ends(group: TimeCounts, least: int) -> Counts:
-    """Return at which place of the grid a censoring at each place counts, [k]; the length of the grid: behind it."""
-    length = len(group.censored)
-    found, begin, run = np.full(length, length), 0, 0
-    for place, count in enumerate(group.censored.tolist()):
+@dataclass(frozen=True)
+class CensoredRun:
+    """Censorings at the places from `begin` to before `end`, told together: `count` of them, which leave at `place`."""
+
+    begin: int
+    end: int
+    place: int
+    count: int
+
+
+def censored_runs(group: TimeCounts, least: int) -> list[CensoredRun]:
+    """Return all who have no event until the end of the grid, by when they leave, in runs of at least `least`.
+
+    Those behind the grid have the place behind it; the fewer at the end are in the run before them; [] where there are
+    fewer in all, who never leave then.  A run leaves at the place in whose middle its records are, as many of them too
+    late as too early; one with a record that is there after the last event stays for it.
+    """
+    behind = group.records - int(group.events.sum()) - int(group.censored.sum())
+    censored = [*group.censored.tolist(), behind]
+    cuts, begin, run = list[tuple[int, int]](), 0, 0
+    for place, count in enumerate(censored):
         run += count
         if run >= least:
-            found[begin : place + 1] = place
-            begin, run = place + 1, 0
+            cuts, begin, run = [*cuts, (begin, place + 1)], place + 1, 0
+    if run and cuts:
+        cuts[-1] = cuts[-1][0], max(place for place, count in enumerate(censored) if count) + 1
+    last, found = max((int(place) for place in np.flatnonzero(group.events)), default=-1), list[CensoredRun]()
+    for begin, end in cuts:
+        inside = np.cumsum(censored[begin:end])
+        middle = begin + int(np.searchsorted(inside, (int(inside[-1]) + 1) // 2))
+        found.append(CensoredRun(begin, end, middle if end <= last else max(middle, last), int(inside[-1])))
     return found
 
 
@@ -181,9 +230,15 @@ def told_counts(group: TimeCounts, ends: Sequence[int], least: int) -> ToldCount
     places = np.asarray(ends)
     cumulated = np.cumsum(group.events)[places]
     events = np.diff(cumulated, prepend=0)
-    moved = censored_ends(group, least)
-    gone = np.array([int(group.censored[moved < place].sum()) for place in places], np.int64)
-    return ToldCounts(group.records, group.records - (cumulated - events) - gone, events)
+    before = group.records - (cumulated - events)
+    runs, begins = censored_runs(group, least), [0, *(place + 1 for place in ends[:-1])]
+    gone = [sum(one.count for one in runs if one.place < place) for place in ends]
+    surely = [sum(one.count for one in runs if one.end <= begin) for begin in begins]
+    few = 0 if runs else least - 1  # as many may leave whenever they like, for all that is told
+    perhaps = [sum(one.count for one in runs if one.begin < end) + few for end in ends]
+    return ToldCounts(
+        group.records, before - np.array(gone), events, np.maximum(before - perhaps, 0), before - np.array(surely)
+    )
 
 
 def told_groups(
