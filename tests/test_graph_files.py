@@ -180,6 +180,11 @@ def test_a_graph_that_never_mixes_and_one_that_mixes_at_once_have_a_forecast(gra
         assert found.rate == pytest.approx(0.0, abs=1e-7) and found.n_w == pytest.approx(3.0)
 
 
+@pytest.mark.parametrize("graph", ["shuffled:none", "every:2:none:none"])
+def test_one_peer_alone_has_nothing_to_disagree_about(graph: str) -> None:
+    assert forecast_of(resolve_schedule(graph, 1), 0.9).slem == 0.0
+
+
 def test_an_edge_of_weight_zero_carries_nothing(tmp_path: Path) -> None:
     (tmp_path / "g.txt").write_text("0 1 0.\n")
     found = load_mixing(tmp_path / "g.txt")

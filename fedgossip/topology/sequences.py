@@ -46,6 +46,8 @@ def forecast_of(schedule: Schedule, gamma: float = 0.9, found: Spectrum | None =
     check_gamma(gamma)
     if isinstance(schedule, Mixing):
         return forecast(schedule, gamma, found)
+    if schedule.n == 1:  # nobody to disagree with, in whatever round
+        return forecast(schedule.mixing(0), gamma)
     if isinstance(schedule, Random):
         return _forecast_random(schedule, gamma)
     if isinstance(schedule, Endless):
