@@ -57,12 +57,9 @@ def limits_of(counts: ToldCounts) -> tuple[Values, Values]:
     For d events among which at least `fewest` less those before, and at most `most`, are at risk, the product of
     1 - d_i / n_i telescopes to 1 - d / fewest at least, and is 1 - d / most at most.
     """
-    events = counts.events.astype(float)
-    low, high = (
-        np.where(events > 0, np.clip(1 - events / np.maximum(risk, 1), 0, 1), 1.0)
-        for risk in (counts.fewest, counts.most)
-    )
-    return np.cumprod(low), np.cumprod(high)
+    shares = (1.0 - counts.events / np.maximum(risk, 1) for risk in (counts.fewest, counts.most))
+    low, high = (np.cumprod(np.maximum(one, 0.0), dtype=np.float64) for one in shares)
+    return low, high
 
 
 def median_of(times: Sequence[float], curve: SurvivalCurve) -> tuple[float | None, float | None, float | None]:
