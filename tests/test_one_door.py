@@ -43,18 +43,19 @@ BY_WHOSE = {
 
 NOT_FROM_OUTSIDE = {
     # files of this package, of torch or of the kernel
-    "board/pages.py": 1, "cli/init.py": 2, "cli/vocabulary.py": 1, "event_kinds.py": 1, "kernels.py": 2,
-    "learning/bundled.py": 1, "learning/portable.py": 1, "net/sealing.py": 1, "report/markup.py": 3,
+    "board/pages.py": 1, "cli/init.py": 2, "cli/output.py": 2, "cli/vocabulary.py": 1, "event_kinds.py": 1,
+    "kernels.py": 2, "learning/bundled.py": 1, "learning/portable.py": 1, "net/sealing.py": 1, "report/markup.py": 3,
     "reproducing/published.py": 1, "watching/local_server.py": 1,
     # the sources of modules that this process has imported already
     "learning/exporting.py": 1,
     # locks, folders, and files that are written: what is opened is not read
-    "cli/__init__.py": 1, "drivers/fork_server.py": 1, "file_locks.py": 1, "learning/gpu_semaphore.py": 4,
+    "drivers/fork_server.py": 1, "file_locks.py": 1, "learning/gpu_semaphore.py": 4,
     "loops/seats.py": 2, "net/identity.py": 2, "owner_files.py": 3, "plans/policy.py": 2, "rundir/run_lock.py": 1,
     "rundir/incarnations.py": 1, "audit/transcript.py": 1,
     # names that `outside_files.check_file` has looked at, for libraries that open by name
     "learning/arrow.py": 1, "edge/onnx_model.py": 1, "edge/quantization.py": 1, "rundir/table_files.py": 1,
     # streams that are open already, or not of files
+    "learning/suppression.py": 1,
     "learning/cifar.py": 1, "learning/idx.py": 1, "learning/images.py": 1, "patience.py": 1,
     "net/client.py": 1, "net/frame_reader.py": 2, "net/sealed_way.py": 1, "net/server.py": 1,
     "simulation/simulator.py": 1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -170,7 +171,9 @@ class Scripts:
     def show_traceback(self, node: NodeId) -> None:
         """Show the last traceback that a script printed, where its output is not shown anyhow."""
         with contextlib.suppress(OSError):
-            text = (self._folders[node] / LOG).read_bytes()[-TRACEBACK_BYTES:].decode(errors="replace")
+            with outside_files.open_file(self._folders[node] / LOG, outside_files.ROWS) as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - TRACEBACK_BYTES))
+                text = file.read().decode(errors="replace")
             _, head, rest = text.rpartition("Traceback (most recent call last):")
             if head and node not in self.shown:
                 sys.stdout.write(printable(f"{LOG} of loop {node}:\n{head}{rest}", keep="\n\t"))
