@@ -54,8 +54,7 @@ def as_interrupt() -> Iterator[None]:
         yield
     finally:
         for number in ours:
-            if number not in _asked:  # its sender may repeat it, and the command is at its end
-                signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, signal.SIG_DFL)
 
 
 def exit_code() -> int:

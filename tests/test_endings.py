@@ -93,6 +93,19 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_a_signal_did_before_it_does_afterwards(number: int) -> None:
+    """What the caller starts then would else ignore a closed terminal."""
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        with pytest.raises(KeyboardInterrupt), signals.as_interrupt():
+            os.kill(os.getpid(), number)
+            time.sleep(5)
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
+
+
 def test_a_handler_of_the_callers_own_stays() -> None:
     said: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _frame: said.append(number))
