@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from commands import Said, finish, free_ports, in_process, no_secrets_in, start, wait_until
 from commands import experiment as experiment_file
@@ -221,14 +222,32 @@ def test_deadlines_go_on_as_they_were(tmp_path: Path) -> None:
 
 def test_what_an_image_cannot_hold_whole_is_refused() -> None:
     """A container of another kind has more to it than its contents: a length, a default, an order of its own."""
-    kept = [deque([1, 2, 3], maxlen=3), deque([1]), [0.1], b"a", (2**70,), {1: {2}}, frozenset({3})]
+    kept = [
+        deque([1, 2, 3], maxlen=3),
+        deque([1]),
+        [0.1],
+        b"a",
+        (2**70,),
+        {1: {2}},
+        frozenset({3}),
+        Counter("aab"),
+        OrderedDict(a=1),
+    ]
     again = snapshot.restored(snapshot.taken([], kept, {}), [], {})[1]
     assert [one.maxlen for one in again[:2]] == [3, None]
-    assert again == kept
+    assert again == kept and [*map(type, again)] == [*map(type, kept)]
     mine = type("Mine", (tuple,), {"__module__": "fedgossip.here"})
-    for one in (defaultdict(list), Counter("a"), OrderedDict(), signal.SIGINT, mine((1,))):
+    for one in (defaultdict(list), signal.SIGINT, mine((1,))):
         with pytest.raises(snapshot.ImageError):
             snapshot.taken([], [one], {})
+
+
+def test_parts_of_one_array_share_its_memory_again() -> None:
+    held = np.arange(6.0)
+    kept = [held[2:4], held, held[::2]]
+    part, whole, second = snapshot.restored(snapshot.taken([], kept, {}), [], {})[1]
+    part[0] = 9
+    assert whole[2] == second[1] == 9 and (whole[3:] == [3, 4, 5]).all()
 
 
 def test_asynchronous_gossip_goes_on_too(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import is_dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import msgspec
@@ -48,7 +48,7 @@ def name_of(kind: type) -> str:
 
 
 def attributes(value: object) -> Iterator[str]:
-    """Yield the names of what an object has."""
+    """Yield the names of the state of an object: what it has, without values that cached properties derive from it."""
     for kind in reversed(type(value).__mro__):
         slots = kind.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
@@ -56,7 +56,21 @@ def attributes(value: object) -> Iterator[str]:
                 yield name
     if isinstance(value, msgspec.Struct) and "__slots__" not in type(value).__dict__:
         yield from value.__struct_fields__
-    yield from vars(value) if hasattr(value, "__dict__") else ()
+    yield from state(value) if hasattr(value, "__dict__") else ()
+
+
+def state(value: object) -> dict[str, Any]:
+    """Return the attributes of an object in its `__dict__`, without cached properties: those are computed again."""
+    kind: type = type(value)
+    derived = derived_names(kind)
+    return {name: one for name, one in vars(value).items() if name not in derived}
+
+
+@cache
+def derived_names(kind: type) -> frozenset[str]:
+    """Return the names of the cached properties of a class."""
+    found = {name: one for base in reversed(kind.__mro__) for name, one in vars(base).items()}
+    return frozenset(name for name, one in found.items() if isinstance(one, cached_property))
 
 
 @cache
@@ -64,6 +78,8 @@ def alternatives(hint: Hint) -> tuple[Hint, ...]:
     """Return what a union is of; the type itself where it is none.  What admits everything is UNDECLARED."""
     if origin_of(hint) in (typing.Union, types.UnionType):
         return tuple(one for part in typing.get_args(hint) for one in alternatives(part))
+    if hint is None:  # as it stands within list[None]
+        return (types.NoneType,)
     return (UNDECLARED if hint is Any or isinstance(hint, typing.TypeVar) else hint,)
 
 

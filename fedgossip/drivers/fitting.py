@@ -7,8 +7,9 @@ none, the class that its counterpart has in a simulation made anew of the same e
 from __future__ import annotations
 
 import typing
-from collections import abc, deque
+from collections import Counter, OrderedDict, abc, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
 from types import NoneType
 from typing import Any
 
@@ -51,6 +52,8 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "frozenset": (frozenset, abc.Iterable, abc.Hashable),
     "deque": (deque,),
     "dict": (dict, abc.Mapping),
+    "Counter": (Counter, abc.Mapping),
+    "OrderedDict": (OrderedDict, abc.Mapping),
 }
 """The types that a container may be declared as."""
 
@@ -61,13 +64,16 @@ _SCALARS: Mapping[Hint, tuple[type, ...]] = {
     str: (str,),
     bytes: (bytes,),
     NoneType: (NoneType,),
+    slice: (slice,),
 }
 """What a number or text of each type may be."""
 
 _OF_NUMPY = (np.ndarray, np.dtype, np.random.Generator)
 
-_ANY = (NoneType, bool, int, float, str, bytes, np.generic, *_OF_NUMPY)
+_ANY = (NoneType, bool, int, float, str, bytes, slice, np.generic, *_OF_NUMPY)
 """What is no object of ours."""
+
+_MAPPINGS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "Counter": Counter, "OrderedDict": OrderedDict}
 
 _FIXED: dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset}
 
@@ -101,6 +107,8 @@ class Reader:
         if number is None or node is None:
             return _checked(ref, hint, fresh)
         match node[0]:
+            case "enum":
+                return self._member(node[1], node[2], hint, fresh)
             case "object":
                 return self._object(number, node[1], node[2], hint, fresh)
             case kind if kind in _KINDS:
@@ -116,6 +124,11 @@ class Reader:
                 array = self._arrays[parts[0]]
                 array.flags.writeable = bool(parts[1])
                 return array
+            case "view" if parts[1] in DTYPES:
+                base, _, offset, shape, strides = parts
+                return self._view(base, np.dtype(parts[1]), offset, shape, strides)
+            case "slice":
+                return slice(*(None if one is None else int(one) for one in parts))
             case "number" if parts[0] in DTYPES:
                 return np.dtype(parts[0]).type(parts[1])
             case "dtype" if parts[0] in DTYPES:
@@ -131,9 +144,21 @@ class Reader:
             case _:
                 raise UnfitError(f"{kind!r}, which is no kind of thing")
 
+    def _view(self, ref: Any, kind: np.dtype[Any], offset: int, shape: list[int], strides: list[int]) -> Array:
+        """Return a part of another array, in the same memory.  Raises ValueError for what lies outside of it."""
+        base = self.value(ref, np.ndarray, NOTHING)
+        return np.ndarray(tuple(shape), kind, base.data, offset, tuple(strides))
+
+    def _member(self, name: str, member: str, hint: Hint, fresh: object) -> Enum:
+        """Return the member of an enumeration of ours that may stand there."""
+        kind = next((one for one in self._classes(hint, fresh) if name_of(one) == name), None)
+        if kind is None or not issubclass(kind, Enum) or member not in kind.__members__:
+            raise UnfitError(f"{member} of {name} where {_words(hint)} belongs")
+        return kind[member]
+
     def _object(self, number: int, name: str, fields: list[Any], hint: Hint, fresh: object) -> Any:
         kind = next((one for one in self._classes(hint, fresh) if name_of(one) == name), None)
-        if kind is None:
+        if kind is None or issubclass(kind, Enum):
             raise UnfitError(f"a {name} where {_words(hint)} belongs")
         if number in self._made:
             if type(self._made[number]) is not kind:
@@ -187,11 +212,11 @@ class Reader:
 
     def _filled(self, number: int, kind: str, parts: Sequence[Any], hint: Hint, fresh: object, *, again: bool) -> Any:
         """Make a container; one that is there already is read again as another type, and what is made is let go."""
-        if kind == "dict":
-            mapping: dict[Any, Any] = {}
+        if kind in _MAPPINGS:
+            mapping = _MAPPINGS[kind]()
             if not again:
                 self._made[number] = mapping  # before its contents, which may refer to it
-            of_key, of_value = typing.get_args(hint) or (UNDECLARED, UNDECLARED)
+            of_key, of_value = _of_mapping(hint, kind)
             before = fresh if isinstance(fresh, dict) else {}
             for key_ref, ref in parts[0]:
                 key = _key(self.value(key_ref, of_key, NOTHING))
@@ -219,6 +244,14 @@ class Reader:
                 raise UnfitError(f"{len(refs)} things where {len(before)} belong")
         for place, (ref, one) in enumerate(zip(refs, hints, strict=True)):
             yield self.value(ref, one, before[place] if place < len(before) else NOTHING)
+
+
+def _of_mapping(hint: Hint, kind: str) -> tuple[Hint, Hint]:
+    """Return the types of keys and values."""
+    parts = typing.get_args(hint)
+    if kind == "Counter":
+        return (parts[0] if parts else UNDECLARED), int
+    return parts or (UNDECLARED, UNDECLARED)
 
 
 def number_in(ref: Any) -> int:

@@ -2,15 +2,18 @@
 
 An image is taken between two instants, and is taken up by a simulation that is made anew of the same experiment.  What
 follows from the experiment alone (the graph, the task, the fault script) and everything that can be called is not in
-the image: the new simulation keeps its own.  What is in it fits there: an attribute takes what its type declares, and
-an object where none is declared the class that the new one has.  Objects that two refer to are one again afterwards.
-Attributes are set; nothing is called, imported or unpickled, and no class is looked up by a name of the image.
+the image: the new simulation keeps its own.  Nor are cached properties, which follow from the other attributes of their
+object: they are computed again, and none holds state.  What is in it fits there: an attribute takes what its type
+declares, and an object where none is declared the class that the new one has.  Objects that two refer to are one again
+afterwards.  Attributes are set; nothing is called, imported or unpickled, and no class is looked up by a name of the
+image.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from types import FunctionType, MethodType, NoneType
 from typing import Any
 
@@ -19,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.checkpoints import DTYPES
-from fedgossip.drivers.declared import UNDECLARED, attributes, is_ours, name_of
+from fedgossip.drivers.declared import UNDECLARED, attributes, is_ours, name_of, state
 from fedgossip.drivers.fitting import NOTHING, Reader, UnfitError, number_in
 from fedgossip.errors import ResumeError
 
@@ -28,6 +31,7 @@ Array = npt.NDArray[Any]
 _PLAIN = (NoneType, bool, int, float, str)
 _LONGEST = 1 << 63
 
+_MAPPINGS = (dict, Counter, OrderedDict)
 _CONTAINERS = (list, tuple, set, frozenset)
 _WITH_CONTENTS = (*_CONTAINERS, dict, deque, int, float, str, bytes)
 """A subclass of these has contents that are no attributes."""
@@ -76,9 +80,12 @@ class _Writer:
         if (name := self._known.name_of(value)) is not None:
             return ["known", name]
         match value:
+            case Enum() if is_ours(type(value)):
+                return ["enum", name_of(type(value)), value.name]
+            case slice():
+                return ["slice", value.start, value.stop, value.step]
             case np.ndarray() if value.dtype.name in DTYPES:
-                self.arrays.append(value)
-                return ["array", len(self.arrays) - 1, bool(value.flags.writeable)]
+                return self._array(value)
             case np.generic():
                 return ["number", value.dtype.name, value.item()]
             case np.dtype():
@@ -87,14 +94,27 @@ class _Writer:
                 return [type(value).__name__, str(value) if isinstance(value, int) else value.hex()]
             case np.random.Generator():
                 return ["stream", self.ref(dict(value.bit_generator.state))]
-            case dict() if type(value) is dict:
-                return ["dict", [[self.ref(key), self.ref(one)] for key, one in value.items()]]
+            case dict() if type(value) in _MAPPINGS:
+                return [type(value).__name__, [[self.ref(key), self.ref(one)] for key, one in value.items()]]
             case deque() if type(value) is deque:
                 return ["deque", [self.ref(one) for one in value], value.maxlen]
             case list() | tuple() | set() | frozenset() if type(value) in _CONTAINERS:
                 return [type(value).__name__, [self.ref(one) for one in value]]
             case _:
                 return self._object(value)
+
+    def _array(self, value: Array) -> list[Any]:
+        base = value.base
+        if (
+            isinstance(base, np.ndarray)
+            and value.flags.writeable
+            and base.flags.c_contiguous
+            and base.dtype.name in DTYPES
+        ):
+            offset = _address(value) - _address(base)  # what is written to the one is seen in the other
+            return ["view", self.ref(base), value.dtype.name, offset, [*value.shape], [*value.strides]]
+        self.arrays.append(value)
+        return ["array", len(self.arrays) - 1, bool(value.flags.writeable)]
 
     def _object(self, value: Any) -> list[Any]:
         kind = type(value)
@@ -109,13 +129,18 @@ class _Writer:
         return ["object", name_of(kind), fields]
 
 
+def _address(array: Array) -> int:
+    first: int = array.__array_interface__["data"][0]
+    return first
+
+
 def taken(objects: Sequence[object], data: object, known: Mapping[str, object]) -> dict[str, Array]:
     """Return the attributes of `objects`, and plain `data`, as named arrays, for a checkpoint.
 
     `known`: what the experiment makes, by a name.  Raises ImageError where something cannot be written down.
     """
     writer = _Writer(Known(known))
-    start = writer.ref([*map(vars, objects), data])
+    start = writer.ref([*map(state, objects), data])
     try:
         table = msgspec.msgpack.encode([start, writer.nodes])
     except (TypeError, OverflowError, RecursionError) as error:

@@ -56,7 +56,8 @@ class Reduction:
         starts = range(0, length, bucket)
         courses = {size: _Course.of(rank, table, size) for size in {min(bucket, length), length - starts[-1]}}
         self._buckets = [
-            _Bucket(table, courses[min(bucket, length - start)], number, start) for number, start in enumerate(starts)
+            _Bucket(table, courses[min(bucket, length - start)], number, start, kind)
+            for number, start in enumerate(starts)
         ]
         self._order = self._buckets[::-1]
         self._lacks = length  # all elements from here on have been given
@@ -191,9 +192,9 @@ class _Course:
 class _Bucket:
     """One run of the table on a stretch of the vector; `part` is written in place."""
 
-    def __init__(self, table: Table, course: _Course, number: int, start: int) -> None:
+    def __init__(self, table: Table, course: _Course, number: int, start: int, kind: np.dtype[np.floating]) -> None:
         self._number, self.start, self._size = number, start, course.size
-        self._part: Vector = np.empty(0)  # until it begins
+        self._part: Vector = np.empty(0, kind)  # until it begins
         self._moves, self._steps, self._takes = course.moves, course.steps, course.takes
         self._at = 0
         self._made: dict[int, int] = {}  # by sender, what was taken of it

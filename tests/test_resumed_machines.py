@@ -1,0 +1,138 @@
+"""Every machine, method and codec goes on from an image that was taken in mid-run as if nothing had stopped it.
+
+No image is taken of a run with masks: `plan.pausable`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedgossip.algorithms.federated.names import ALGORITHMS as FEDERATED
+from fedgossip.algorithms.names import METHODS as GOSSIP
+from fedgossip.checkpoints import NEWEST
+from fedgossip.codecs.names import CODECS
+from fedgossip.drivers import simulate
+from fedgossip.drivers.sim_checkpoint import Pauses
+from fedgossip.drivers.simulate import simulate_plan
+from fedgossip.experiment import load_experiment
+from fedgossip.plans import compose
+
+Content = dict[str, Any]
+
+ROUNDS, MIDDLE = 4, 2
+
+NUMBERS = {"top-k": ":0.3", "random-k": ":0.3", "dgc": ":0.3", "qsgd": ":4"}
+"""What codecs take behind their name, where they need it."""
+
+REDUCED = ["ring", "halving-doubling", "recursive-doubling", "tree", "star", "all-to-all", "mapreduce"]
+
+
+def gossip(**algorithm: Any) -> Content:
+    graph = {"relaysgd": "tree", "window-doubling": "window-doubling"}.get(algorithm.get("name", ""), "complete")
+    return {"topology": {"graph": graph, "n": 4}, "algorithm": algorithm}
+
+
+def clients(algorithm: str = "fedavg", **more: Any) -> Content:
+    return {"coordinator": {"clients": 6, "algorithm": algorithm, "secure": {"on": False}, **more}}
+
+
+def workers(method: str, count: int = 3, **more: Any) -> Content:
+    return {"parallel": {"workers": count, "method": method, **more}, "train": {"lr": 0.1}}
+
+
+def machines() -> Iterator[tuple[str, Content]]:
+    """Yield each kind of run, by a name: all methods as they are, and all codecs where vectors are coded."""
+    codecs = [name + NUMBERS.get(name, "") for name in CODECS]
+    for name, method in GOSSIP.items():
+        for mode in method.modes:
+            yield f"{name}, {mode}", gossip(name=name, mode=mode)
+    yield "private", gossip(private=True)
+    for name in FEDERATED:
+        if name != "cocoa":  # of dual variables, which no quadratic has
+            yield name, clients(name)
+    yield "fedbuff", clients("fedbuff")
+    yield "one cohort", clients(cohort=4)
+    for codec in codecs:
+        if "dgc" not in codec:  # of single steps, and an update is of many
+            yield f"clients, {codec}", clients(codec=codec)
+        yield f"ring, {codec}", workers("ring", codec=codec)
+        yield f"servers, {codec}", workers("parameter-server", codec=codec)
+    yield "ring, powersgd", workers("ring", codec="powersgd:1")
+    for collective in REDUCED:
+        yield collective, workers(collective, 4)
+    yield "outer step", workers("ring", outer={"lr": 0.7, "delay": 1})
+    for staleness, replication in itertools.product([0, 1, "async"], [1, 2]):
+        served = {"servers": 2, "staleness": staleness, "replication": replication}
+        yield f"servers, {staleness}, {replication}", workers("parameter-server", server=served)
+    yield "servers, pulled", workers("parameter-server", server={"pull_codec": "int8:16"})
+
+
+MACHINES: Mapping[str, Content] = dict(machines())
+
+OUT_OF_STEP = "async", "fedbuff", "servers, 1"
+"""Stacked arrays go by rounds: no machines whose order follows time."""
+
+
+def is_coded(name: str) -> bool:
+    return any("codec" in section for section in MACHINES[name].values())
+
+
+CASES = [pytest.param(name, "sim", id=f"{name}, sim") for name in MACHINES]
+CASES += [
+    pytest.param(name, "stacked", id=f"{name}, stacked", marks=() if is_coded(name) else pytest.mark.long)
+    for name in MACHINES
+    if not any(word in name for word in OUT_OF_STEP)
+]
+
+
+def plan_of(name: str) -> compose.Plan:
+    task = {"kind": "quadratic", "dim": 24}
+    return compose.plan(load_experiment({"rounds": ROUNDS, "task": task, "seed": 3, **MACHINES[name]}))
+
+
+def copied_in_the_middle(to: Path, events: int) -> type[Pauses]:
+    """Return what copies the run directory, with an image in it, so many events after half of the rounds."""
+
+    class Once(Pauses):
+        seen = 0
+
+        def __call__(self) -> None:
+            self.seen += max(self.simulation.record.reached) >= MIDDLE
+            if self.seen == events + 1:
+                self.write()
+                assert self.folder is not None
+                shutil.copytree(self.folder, to)
+
+    return Once
+
+
+def goes_on(name: str, engine: str, events: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(simulate, "Pauses", copied_in_the_middle(tmp_path / "left", events))
+        whole = simulate_plan(plan_of(name), engine=engine, out=tmp_path / "run")
+    assert (tmp_path / "left" / NEWEST).exists()
+    again = simulate_plan(plan_of(name), engine=engine, out=tmp_path / "left", resume=True)
+    assert again.digest == whole.digest and again.rows == whole.rows
+
+
+@pytest.mark.parametrize(("name", "engine"), CASES)
+def test_a_run_goes_on_from_an_image_of_its_middle_bit_for_bit(
+    name: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on(name, engine, 0, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "events", [5, 11, pytest.param(2, marks=pytest.mark.long), pytest.param(17, marks=pytest.mark.long)]
+)
+@pytest.mark.parametrize("name", [*REDUCED, "outer step", "ring, sign", "servers, async, 2", "one cohort"])
+def test_a_sum_that_is_half_made_goes_on_where_it_was(
+    name: str, events: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on(name, "sim", events, tmp_path, monkeypatch)
