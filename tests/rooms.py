@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import networkx as nx
@@ -24,12 +25,18 @@ BEGIN, END = "```mermaid\n", "```\n"
 RENEW = "python tests/rooms.py --write"
 
 
+@cache
+def import_statements(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """The imports of a file, at its top or inside a function, for types or for use; each file is parsed once."""
+    return [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imports(path: Path) -> Iterator[str]:
-    """Every module that the file imports, at its top or inside a function, for types or for use."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    """Every module that the file imports."""
+    for node in import_statements(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             assert node.level == 0, f"{path}: a relative import"
             if node.module == "fedgossip":
                 yield from (f"fedgossip.{alias.name}" for alias in node.names)
