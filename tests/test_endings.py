@@ -142,7 +142,7 @@ LOOPS, GUIDED = ["launch", "-n", "2"], ["launch", "-n", "2", "--coordinator", "-
     ("words", "number"),
     [
         pytest.param(LOCAL, signal.SIGHUP),
-        pytest.param(SIMULATED, signal.SIGTERM),
+        pytest.param(SIMULATED, signal.SIGTERM, marks=long),
         pytest.param(LOOPS, signal.SIGTERM),
         *(pytest.param(LOOPS, number, marks=long) for number in (signal.SIGINT, signal.SIGHUP)),
         *(pytest.param([*LOOPS, "--simulate"], number, marks=long) for number in SIGNALS),
@@ -184,6 +184,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.long
 @pytest.mark.sockets
 def test_the_script_of_a_member_is_interrupted_by_what_ends_its_command(tmp_path: Path) -> None:
     """`kill` reaches the command alone: it passes it on, and leaves no script behind."""
