@@ -23,8 +23,9 @@ from fedgossip.audit.log import read as read_log
 from fedgossip.cli.run import show
 from fedgossip.drivers import sim_checkpoint, snapshot
 from fedgossip.drivers.local import run_local_plan
+from fedgossip.drivers.resume import resume
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.errors import FedgossipError, ResumeError
+from fedgossip.errors import ConfigError, FedgossipError, ResumeError
 from fedgossip.experiment import Experiment, load_experiment
 from fedgossip.plans import compose
 from fedgossip.records import EventRow, NetworkRow, PeerRow, Row, read_rows
@@ -281,6 +282,31 @@ def test_a_run_that_another_command_is_at_is_left_alone(tmp_path: Path, monkeypa
             go_on(tmp_path, what, "sim")
     assert (tmp_path / "metrics.jsonl").read_bytes() == before
     other.release()
+    assert resumed(tmp_path, what, "sim").digest == simulate_plan(compose.plan(what)).digest
+
+
+@pytest.mark.parametrize("content", [b"[1]", b"{", None])
+def test_a_summary_that_cannot_be_read_is_no_killed_run(tmp_path: Path, content: bytes | None) -> None:
+    """Going on would train the rounds of a run that is whole once more."""
+    what = experiment("task.kind=averaging", "task.dim=9", rounds=1)
+    simulate_plan(compose.plan(what), out=tmp_path)
+    (tmp_path / "summary.json").unlink()
+    (tmp_path / "summary.json").write_bytes(content) if content else os.mkfifo(tmp_path / "summary.json")
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    with pytest.raises(ResumeError, match=r"summary\.json: cannot be read \("):
+        resume(tmp_path)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_directory_that_cannot_be_gone_on_in_is_closed_and_free(tmp_path: Path) -> None:
+    """An open record that nobody closes is a ResourceWarning, which fails a test."""
+    what = experiment("task.kind=averaging", "task.dim=9")
+    stopped(tmp_path, what, "sim", 2)
+    (tmp_path / "summary.json").unlink()
+    (tmp_path / "summary.json").mkdir()  # it cannot be deleted as a file
+    with pytest.raises(ConfigError, match=str(tmp_path)):
+        resumed(tmp_path, what, "sim")
+    (tmp_path / "summary.json").rmdir()
     assert resumed(tmp_path, what, "sim").digest == simulate_plan(compose.plan(what)).digest
 
 

@@ -96,21 +96,23 @@ def run_local_plan(
     check_real(plan.experiment)
     if family is None or isinstance(family, PeerProcesses):  # they have the limits of this process
         check_open_files(plan, range(plan.n))
-    with signals.as_interrupt(), family or processes_for(plan.experiment) as processes:
+    running = family or processes_for(plan.experiment)
+    with signals.as_interrupt(), running as processes, contextlib.ExitStack() as opened:
         script = faults_of(plan)
         task, shares = compose.task_of(plan.experiment, plan.learners)  # may refuse it: nothing is made before
         folders = [out / "peers" / f"{node:02d}" for node in range(plan.n)]
         left = incarnations.prepare(out, folders, plan, task.schema, shares.digest) if resume else None
         tracking = Tracking(plan.experiment, out) if plan.experiment.track.to else None
         foretold = foretold_of(plan, task, forecast, out if resume else None)
-        directory = RunDirectory.again(out, plan, left.rows) if left else RunDirectory(out, plan, foretold)
+        again = RunDirectory.again(out, plan, left.rows) if left else None
+        directory = opened.enter_context(again or RunDirectory(out, plan, foretold))
         keeper = Keeper(directory, watch, tracking, foretold)
         collector = Collector(folders, record_of(plan, task.evaluate, watch_all=False), keeper)
 
         def note(name: str, peer: int, value: object = None) -> None:
             keeper(EventRow(collector.rounds[peer], peer, name, value))
 
-        with _abandoning(directory, keeper):
+        with _ended_in_error(keeper):
             for folder in folders:  # where they are a run can go on
                 owner_files.made(folder)
             state_plan(out, plan, task)
@@ -129,18 +131,19 @@ def run_local_plan(
                 interrupted = True
         before = dict(processes.exited)  # whoever ends from now on was told to
         processes.stop()
+        opened.pop_all()  # closed below
     watched = Watched(interrupted, before if interrupted else processes.exited, time.monotonic() - began)
-    return conclude(plan, task, shares, collector, directory, watched, driver=processes.driver, report=report)
+    with directory:
+        return conclude(plan, task, shares, collector, directory, watched, driver=processes.driver, report=report)
 
 
 @contextlib.contextmanager
-def _abandoning(directory: RunDirectory, keeper: Keeper) -> Iterator[None]:
-    """Close the record where something is raised; what was measured is kept."""
+def _ended_in_error(keeper: Keeper) -> Iterator[None]:
+    """Let the trackers finish where something is raised; what was measured is kept."""
     try:
         yield
     except BaseException as error:
         keeper.ended("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
-        directory.abandon()
         raise
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -126,14 +127,20 @@ def _check_there(run: Path) -> None:
 
 
 def _status(run: Path) -> str | None:
-    """How the run ended; None for one that was killed."""
-    if (run / INCOMPLETE).exists():
+    """How the run ended; None for one that was killed.  Raises ResumeError for a summary that cannot be read."""
+    path = run / "summary.json"
+    if (run / INCOMPLETE).exists() or not os.path.lexists(path):
         return None
     try:
-        summary: dict[str, Any] = json_value(outside_files.read_bytes(run / "summary.json"))
-    except (OSError, UnreadableError):
-        return None
-    return str(summary.get("status"))
+        summary = json_value(outside_files.read_bytes(path))
+    except (OSError, UnreadableError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+    else:
+        if isinstance(summary, dict):
+            return str(summary.get("status"))
+        reason = "no table"
+    advice = "It says how the run ended: copy the folder again, or delete this file to go on from its last checkpoints."
+    raise ResumeError(f"{path}: cannot be read ({reason})", advice)
 
 
 def line(run: Path) -> str:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fedgossip.algorithms.base import GossipAlgorithm
 from fedgossip.drivers import sim_checkpoint
 from fedgossip.drivers.forecasting import foretold_of
-from fedgossip.drivers.sim_checkpoint import CheckpointedSimulation, Left, Pauses
+from fedgossip.drivers.sim_checkpoint import CheckpointedSimulation, Engine, Left, Pauses
 from fedgossip.errors import ConfigError, FedgossipError, NetworkError, nearest
 from fedgossip.experiment import GIVEN, Experiment, load_experiment
 from fedgossip.faults import FaultScript
@@ -130,39 +130,37 @@ def simulate_plan(
     left, refused = sim_checkpoint.left_in(folder, about) if folder and resume else (None, [])
     tracking = Tracking(plan.experiment, folder) if folder and plan.experiment.track.to else None
     foretold = foretold_of(plan, task, forecast, folder if resume else None)
-    directory = _directory(folder, plan, task, engine, left, foretold, resume=resume) if folder else None
-    keeper = _hearing(task, Keeper(directory, watch, tracking, foretold))
-    record = record_of(plan, task.evaluate, watch_all=_known_in_all_rounds(plan, task, foretold))
-    results = Results([None] * plan.n)
-    made = plan, script, task, initial, record, keeper, shares
-    run, finish, known = _simulator(*made) if engine == "sim" else _stacked(*made)
-    simulation = CheckpointedSimulation(run, record, task, plan.n, {**plan.externals, "write": keeper, **known})
-    pauses = Pauses(folder if plan.pausable else None, about, simulation, keeper)
-    try:
-        if left and directory:
-            simulation.restore(left.arrays)
-            keeper.remember(directory.rows())
-        for row in [*refused, *([] if left else record.started(initial))]:
-            keeper(row)
-        with pauses, remembering(), _uncollected(plan.n):
-            results = finish(pauses)
-        status = _verdict(plan, results, record, keeper)
-    except KeyboardInterrupt:
-        status = "interrupted"
-    except BaseException:
-        keeper.ended("failed")
+    with _directory(folder, plan, task, engine, left, foretold, resume=resume) as directory:
+        keeper = _hearing(task, Keeper(directory, watch, tracking, foretold))
+        record = record_of(plan, task.evaluate, watch_all=_known_in_all_rounds(plan, task, foretold))
+        results = Results([None] * plan.n)
+        made = plan, script, task, initial, record, keeper, shares
+        run, finish, known = _simulator(*made) if engine == "sim" else _stacked(*made)
+        simulation = CheckpointedSimulation(run, record, task, plan.n, {**plan.externals, "write": keeper, **known})
+        pauses = Pauses(folder if plan.pausable else None, about, simulation, keeper)
+        try:
+            if left and directory:
+                simulation.restore(left.arrays)
+                keeper.remember(directory.rows())
+            for row in [*refused, *([] if left else record.started(initial))]:
+                keeper(row)
+            with pauses, remembering(), _uncollected(plan.n):
+                results = finish(pauses)
+            status = _verdict(plan, results, record, keeper)
+        except KeyboardInterrupt:
+            status = "interrupted"
+        except BaseException:
+            keeper.ended("failed")
+            raise
+        keeper.ended(status)
+        ended = RunOutcome(results.vectors, results.counts, status, time.monotonic() - began, results.payload)
+        summary = summarize(plan, engine, task, shares, record, keeper, ended)
+        table = table_of_checkpoints(plan, results.kept)
         if directory:
-            directory.abandon()
-        raise
-    keeper.ended(status)
-    ended = RunOutcome(results.vectors, results.counts, status, time.monotonic() - began, results.payload)
-    summary = summarize(plan, engine, task, shares, record, keeper, ended)
-    table = table_of_checkpoints(plan, results.kept)
-    if directory:
-        _finish(directory, summary, task, plan.outcome(results.vectors), table, report=report)
-    if status == "failed":
-        raise _failure(plan, results)
-    return Run(summary, keeper.rows, list(results.vectors), directory.path if directory else None, table)
+            _finish(directory, summary, task, plan.outcome(results.vectors), table, report=report)
+        if status == "failed":
+            raise _failure(plan, results)
+        return Run(summary, keeper.rows, list(results.vectors), directory.path if directory else None, table)
 
 
 def _finish(
@@ -236,8 +234,9 @@ def _verdict(plan: Plan, results: Results, record: Network, keeper: Keeper) -> s
     return status_of(plan, said, keeper.rows, results.vectors)
 
 
+@contextmanager
 def _directory(
-    folder: Path,
+    folder: Path | None,
     plan: Plan,
     task: LocalTask,
     engine: str,
@@ -245,13 +244,17 @@ def _directory(
     foretold: Foretold | None,
     *,
     resume: bool,
-) -> RunDirectory:
-    if resume:
-        return RunDirectory.again(folder, plan, left.rows if left else 0)
-    directory = RunDirectory(folder, plan, foretold)
-    run_directory.state_plan(folder, plan, task)
-    run_directory.write_whole(folder / sim_checkpoint.ENGINE, msgspec.json.encode(sim_checkpoint.Engine(engine)))
-    return directory
+) -> Iterator[RunDirectory | None]:
+    if folder is None:
+        yield None
+    elif resume:
+        with RunDirectory.again(folder, plan, left.rows if left else 0) as directory:
+            yield directory
+    else:
+        with RunDirectory(folder, plan, foretold) as directory:
+            run_directory.state_plan(folder, plan, task)
+            run_directory.write_whole(folder / sim_checkpoint.ENGINE, msgspec.json.encode(Engine(engine)))
+            yield directory
 
 
 Made = tuple[object, Callable[[Callable[[], None]], Results], Mapping[str, object]]

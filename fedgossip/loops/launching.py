@@ -127,26 +127,22 @@ class _Launch:
         before: Prepared | None = None,
     ) -> None:
         check_open_files(plan, range(plan.n))
-        self.plan, self.out, self.how, self.before = plan, out, how, before
+        self.plan, self.out, self.command, self.how, self.before = plan, out, command, how, before
         self.scripts = Scripts(command, plan.learners, how.shown)
         self.script = faults_of(plan)
-        self.directory = RunDirectory.again(out, plan, before.rows) if before else RunDirectory(out, plan)
-        tracking = Tracking(plan.experiment, out) if plan.experiment.track.to else None
-        self.keeper = Keeper(self.directory, watch, tracking)
         self.folders = folders_of(plan, out)
-        command.keep(out)
+        tracking = Tracking(plan.experiment, out) if plan.experiment.track.to else None
+        self.directory = RunDirectory.again(out, plan, before.rows) if before else RunDirectory(out, plan)
+        self.keeper = Keeper(self.directory, watch, tracking)
         self.left = dict.fromkeys(range(plan.n), how.restarts)
         self._over_since, self._over = 0.0, False
 
     def run(self) -> Run:
         began = time.monotonic()
         interrupted = False
-        with self.scripts as scripts:
-            try:
-                task, collector = self._begin()
-            except BaseException:
-                self.directory.abandon()
-                raise
+        with self.directory, self.scripts as scripts:
+            self.command.keep(self.out)
+            task, collector = self._begin()
             try:
                 self._gather(collector)
                 exits = scripts.exited

@@ -258,18 +258,14 @@ def collect_peers(
     _check_same_run(folders, compose.hello_of(plan, task.schema, shares.digest, likeness))
     _check_began(folders)
     tracking = Tracking(plan.experiment, out) if plan.experiment.track.to else None
-    directory = RunDirectory(out, plan)
-    approvals.gathered(folders, out)
-    keeper = Keeper(directory, None, tracking)
-    record = record_of(plan, task.evaluate, watch_all=False)
-    for row in record.started([task.initial(node) for node in range(plan.n)]):
-        keeper(row)
-    collector = Collector(folders, record, keeper)
-    try:
-        return conclude(plan, task, shares, collector, directory, Watched(absent=absent), driver="peers", report=report)
-    except BaseException:
-        directory.abandon()
-        raise
+    with RunDirectory(out, plan) as directory:
+        approvals.gathered(folders, out)
+        keeper = Keeper(directory, None, tracking)
+        record = record_of(plan, task.evaluate, watch_all=False)
+        for row in record.started([task.initial(node) for node in range(plan.n)]):
+            keeper(row)
+        collector, watched = Collector(folders, record, keeper), Watched(absent=absent)
+        return conclude(plan, task, shares, collector, directory, watched, driver="peers", report=report)
 
 
 def _check_same_run(folders: Sequence[Path], hello: Hello) -> None:

@@ -29,6 +29,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -101,7 +102,10 @@ class Run:
 
 
 class RunDirectory:
-    """Made when a run starts; refuses a folder that holds something else, or another's run at work."""
+    """Made when a run starts; refuses a folder that holds something else, or another's run at work.
+
+    As a context it closes its record and unlocks its folder, whatever ends the run.
+    """
 
     def __init__(self, path: Path, plan: Plan, foretold: Foretold | None = None) -> None:
         try:
@@ -117,27 +121,38 @@ class RunDirectory:
         """Open the directory of a run that was stopped, and cut its record to the first `rows` bytes."""
         directory = cls.__new__(cls)
         try:
-            directory._open(path, plan)
-            os.truncate(path / "metrics.jsonl", min(rows, (path / "metrics.jsonl").stat().st_size))
-            (path / "summary.json").unlink(missing_ok=True)
+            directory._open(path, plan, rows=rows)
         except OSError as error:
             raise _not_writable(path, error) from None
         return directory
 
-    def _open(self, path: Path, plan: Plan, foretold: Foretold | None = None) -> None:
-        self.path, self._gives_model, self._lock = path, plan.gives_model, RunLock(path)
-        owner_files.written(path / INCOMPLETE, _INCOMPLETE.encode())
-        if foretold:
-            write_whole(path / FORECAST, encoded(foretold.forecast))
-        describe(path, plan)
-        self.writer = RowWriter(path / "metrics.jsonl")
+    def _open(self, path: Path, plan: Plan, foretold: Foretold | None = None, rows: int | None = None) -> None:
+        self.path, self._gives_model = path, plan.gives_model
+        with contextlib.ExitStack() as opened:
+            opened.callback(RunLock(path).release)
+            owner_files.written(path / INCOMPLETE, _INCOMPLETE.encode())
+            if foretold:
+                write_whole(path / FORECAST, encoded(foretold.forecast))
+            describe(path, plan)
+            self.writer = RowWriter(path / "metrics.jsonl")
+            opened.callback(self.writer.close)
+            if rows is not None:
+                os.truncate(path / "metrics.jsonl", min(rows, (path / "metrics.jsonl").stat().st_size))
+                (path / "summary.json").unlink(missing_ok=True)
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.abandon()
 
     def finish(self, summary: Mapping[str, Any], task: LocalTask, model: Vector | None, *, report: bool) -> None:
         """Write the model, the summary and the report; the run counts as whole when this returns."""
         try:
             self._finish(summary, task, model, report=report)
         finally:
-            self._lock.release()
+            self.abandon()
 
     def _finish(self, summary: Mapping[str, Any], task: LocalTask, model: Vector | None, *, report: bool) -> None:
         self.writer.close()
@@ -162,9 +177,9 @@ class RunDirectory:
         return read_rows(self.path / "metrics.jsonl")
 
     def abandon(self) -> None:
-        """Close the record with what was measured so far; INCOMPLETE stays beside it."""
-        self.writer.close()
-        self._lock.release()
+        """Close the record with what was measured so far; INCOMPLETE stays beside it.  Nothing happens the second time,
+        or after `finish`."""
+        self._opened.close()
 
 
 def keep(folder: Path, plan: Plan, run: Run) -> None:
