@@ -92,6 +92,26 @@ def check_file(path: Path, limit: int = LARGE, *, within: Path | None = None) ->
     return path
 
 
+def check_folder(folder: Path, *, within: Path | None = None) -> Path:
+    """Return a folder that somebody else may have written, in which no link, of a file or a folder, leads out of it.
+
+    Who goes on in such a folder, or reads what lies in folders of it, looks first: a link to a folder would have files
+    elsewhere read, written, and deleted.  `within`: the folder that no link may leave, and that holds `folder`; by
+    default `folder` itself.  Raises OSError.
+    """
+    home = within or folder
+    _check_link(folder, home)
+    waiting = [str(folder)]
+    while waiting:
+        with os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    _check_link(Path(entry.path), home)
+                elif entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+    return folder
+
+
 def _check_link(path: Path, folder: Path) -> None:
     real, home = os.path.realpath(path), os.path.realpath(folder)
     if real != home and not real.startswith(home.rstrip(os.sep) + os.sep):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from pathlib import Path
@@ -13,7 +14,11 @@ FILE, FOLDER = 0o600, 0o700
 
 
 def opened(path: Path, mode: str, buffering: int = -1) -> BinaryIO:
-    """Open a file of bytes as `open` does; one that is made by it is the owner's alone.  Raises OSError."""
+    """Open a file of bytes as `open` does; one that is made by it is the owner's alone.
+
+    A link of this name is refused, not followed: a folder that somebody hands on must not have other files of the
+    reader's written to.  Raises OSError.
+    """
     return cast(BinaryIO, open(path, mode, buffering, opener=_open))
 
 
@@ -54,4 +59,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0), FILE)  # a pipe of somebody's would be waited for
+    flags |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)  # a pipe of somebody's would be waited for
+    try:
+        return os.open(path, flags, FILE)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "a link, and a file was expected", path) from None
+        raise

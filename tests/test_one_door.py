@@ -10,11 +10,20 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
+from commands import experiment
 from rooms import FILES, PACKAGE
 
-from fedgossip import outside_files
+from fedgossip import outside_files, owner_files
+from fedgossip.drivers.resume import resume
+from fedgossip.drivers.simulate import simulate_plan
+from fedgossip.errors import ConfigError, ResumeError
+from fedgossip.experiment import load_experiment
+from fedgossip.learning import model_files
+from fedgossip.plans import compose
+from fedgossip.report.reading import read_run
 
 OPENING = {
     "read_text",
@@ -48,6 +57,8 @@ NOT_FROM_OUTSIDE = {
     "reproducing/published.py": 1, "watching/local_server.py": 1,
     # the sources of modules that this process has imported already
     "learning/exporting.py": 1,
+    # the null device, and no file at all
+    "cli/output.py": 2, "learning/suppression.py": 1,
     # locks, folders, and files that are written: what is opened is not read
     "drivers/fork_server.py": 1, "file_locks.py": 1, "learning/gpu_semaphore.py": 4,
     "loops/seats.py": 2, "net/identity.py": 2, "owner_files.py": 3, "plans/policy.py": 2, "rundir/run_lock.py": 1,
@@ -131,6 +142,45 @@ def test_a_link_inside_its_folder_is_followed_and_one_that_was_named_anywhere(tm
     assert outside_files.read_text(tmp_path / "inner/key", within=tmp_path) == "a"
     with pytest.raises(OSError, match="out of its folder"):
         outside_files.read_text(tmp_path / "inner/key")
+
+
+@pytest.mark.parametrize("name", ["roles.json.part", "INCOMPLETE", "metrics.jsonl", "model", "peers/00/snapshots"])
+def test_going_on_in_a_folder_of_others_writes_and_deletes_nothing_outside_it(tmp_path: Path, name: str) -> None:
+    run, mine = tmp_path / "run", tmp_path / "mine"
+    mine.mkdir()
+    (mine / "precious").write_text("mine")
+    what = load_experiment(experiment(tmp_path))
+    simulate_plan(compose.plan(what), out=run, report=False)
+    link = run / name
+    if link.exists():
+        link.rename(run / "aside")
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(mine if name in ("model", "peers/00/snapshots") else mine / "precious")
+    more = msgspec.structs.replace(what, rounds=what.rounds + 1)
+    with pytest.raises(ResumeError, match=f"{name}: a link that leads out of its folder"):
+        resume(run, more, report=False)
+    with pytest.raises(ConfigError, match=f"{name}: a link that leads out of its folder"):
+        read_run(run)
+    assert [path.read_text() for path in mine.iterdir()] == ["mine"]
+
+
+def test_a_folder_of_a_model_elsewhere_is_not_the_model_of_a_run(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / model_files.FACTS).write_text("{}")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "model").symlink_to(tmp_path / "mine")
+    with pytest.raises(ConfigError, match="a link that leads out of its folder"):
+        model_files.found(tmp_path / "run")
+    assert model_files.found(tmp_path / "run" / "model")  # which its user has named
+
+
+@pytest.mark.parametrize("mode", ["wb", "ab", "w+b"])
+def test_what_is_written_follows_no_link(tmp_path: Path, mode: str) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    with pytest.raises(OSError, match="a link, and a file was expected"):
+        owner_files.opened(tmp_path / "link", mode)
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 def test_an_archive_is_refused_by_what_it_would_inflate_to_before_it_is_inflated(tmp_path: Path) -> None:

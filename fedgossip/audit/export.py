@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from fedgossip import owner_files
 from fedgossip.audit.entries import LogEntry, bytes_of, entries
 from fedgossip.audit.verify import Verification
 from fedgossip.errors import NotWrittenError
@@ -78,7 +79,7 @@ def write(path: Path, text: str) -> None:
     """Write a file whole, or not at all.  Raises NotWrittenError."""
     part = path.with_name(f"{path.name}.part")
     try:
-        part.write_text(text, encoding="utf-8", newline="")
+        owner_files.written(part, text.encode())
         part.replace(path)
     except OSError as error:
         part.unlink(missing_ok=True)

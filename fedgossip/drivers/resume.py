@@ -124,6 +124,11 @@ def is_over(run: Path) -> bool:
 def _check_there(run: Path) -> None:
     if not run.is_dir():
         raise ResumeError(f"{run}: no such folder", "`fedgossip runs` lists the runs that are there.")
+    try:
+        outside_files.check_folder(run)
+    except OSError as error:
+        advice = "Going on would write, or delete, there.  Who made it?  Put the folder itself in place of the link."
+        raise ResumeError(f"{error.filename or run}: {error.strerror}", advice) from None
 
 
 def _status(run: Path) -> str | None:

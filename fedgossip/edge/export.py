@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedgossip import owner_files
 from fedgossip.edge.answering import AnsweringModule
 from fedgossip.edge.onnx_model import HOW, INPUT, METADATA, OnnxModel, exported_facts, open_onnx
 from fedgossip.errors import ConfigError, TrainingError
@@ -90,7 +91,7 @@ def write(graph: Any, model: LoadedModel, path: Path, *, within: float | None = 
     onnx.checker.check_model(graph, full_check=True)
     part = path.with_name(path.name + ".part")
     try:
-        part.write_bytes(graph.SerializeToString())
+        owner_files.written(part, graph.SerializeToString())
         difference = difference_of(model, open_onnx(part))
         if within is not None and not difference <= within:
             text = f"{path}: its answers differ from torch's by {difference:.2g}; expected at most {within:g}"

@@ -125,10 +125,18 @@ def found(path: Path) -> Path:
     """Return the folder of a model: `path` itself, or the one in a run directory.  Raises ConfigError."""
     for folder in (path, path / MODEL):
         if (folder / FACTS).is_file():
-            return folder
+            return _checked(folder, path)
     if (path / WEIGHTS).is_file():
         raise ConfigError(f"{path}: weights and no {FACTS}", "It was not written to its end, or not copied whole.")
     raise ConfigError(f"{path}: no model there", f"Name a run directory, or its folder {MODEL}/.")
+
+
+def _checked(folder: Path, path: Path) -> Path:
+    """Return the folder of a model that lies in `path`.  Raises ConfigError where a link leads elsewhere."""
+    try:
+        return outside_files.check_folder(folder, within=path)
+    except OSError as error:
+        raise ConfigError(f"{error.filename or folder}: {error.strerror}", "Copy the folder again.") from None
 
 
 def facts_of(folder: Path) -> ModelFacts:

@@ -291,6 +291,11 @@ def read_run(folder: Path) -> RecordedRun:
     line of metrics.jsonl without its newline is an interrupted write and is left out.
     """
     summary = _summary(folder / "summary.json")
+    try:
+        outside_files.check_folder(folder)
+    except OSError as error:
+        advice = "Is this the folder of a run?  Put the folder itself in place of the link."
+        raise ConfigError(f"{error.filename or folder}: {error.strerror}", advice) from None
     network: dict[int, ReportedRound] = {}
     nothing = PeerTotal()  # of all that have no row: of a million clients few may ever be in a cohort
     totals = [nothing] * summary.who.n

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedgossip import owner_files
+from fedgossip import outside_files, owner_files
 from fedgossip.errors import ConfigError
 from fedgossip.learning.extras import needed
 from fedgossip.plain import MASK
@@ -42,7 +42,7 @@ class CsvTracker:
     """rounds.csv in the run's folder: a line per round, a column per number that the first rounds have."""
 
     def __init__(self, place: str, folder: Path) -> None:
-        self._path = Path(place) if place else folder / "rounds.csv"
+        self._path = outside_files.named(place) if place else folder / "rounds.csv"
         self._columns: list[str] = []
 
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from fedgossip import owner_files
+from fedgossip import outside_files, owner_files
 from fedgossip.errors import ConfigError
 from fedgossip.rundir.run_directory import write_whole
 from fedgossip.sweeping.cells import (
@@ -52,6 +52,7 @@ class SweepFolder:
         found = cls(path, grid)
         try:
             owner_files.made(path)
+            outside_files.check_folder(path)
             if not (path / FILE).exists() and any(path.iterdir()):
                 raise ConfigError(f"{path}: not empty, and no sweep", "Give another folder with --out.")
             for inner in ("cells", "claims"):
