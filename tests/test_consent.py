@@ -391,6 +391,16 @@ def test_code_that_a_folder_names_runs_when_a_person_allows_it(
     sys.modules.pop("evil", None)
 
 
+@pytest.mark.parametrize("command", ["show", "diff", "approve"])
+def test_a_plan_is_read_without_the_code_that_it_is_of(
+    command: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hostile(run, tmp_path, {}, {"topology": {"graph": "evil:graph"}})
+    refused = in_process(["plan", command, "got/experiment.toml"], tmp_path, monkeypatch, capsys)
+    assert refused.code == 2 and "the plan is of code that would run to be shown: evil:graph" in refused.err
+    assert "--run-code" in refused.err and not list(tmp_path.rglob("RAN"))
+
+
 def test_a_resumed_folder_sends_its_record_nowhere_before_a_person_allows_it(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

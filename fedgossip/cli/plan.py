@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedgossip.cli.portable import portable_option
+from fedgossip.cli.portable import portable_option, run_code_option
 from fedgossip.cli.text import columns, echo, echo_json, print_json
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def plan() -> None:
 
 def _experiment(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
+        run_code_option,
         click.option("--model", type=click.Path(path_type=Path),
                      help="The plan by which the sites judge this model: `fedgossip evaluate`."),
         click.option("--seed", type=int, help="Replace the file's seed; at all participants."),
@@ -54,12 +55,18 @@ JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write the plan to this file too: what the hash is of.")
 @JSON
 def show(
-    experiment: Path, overrides: tuple[str, ...], seed: int | None, model: Path | None, out: Path | None, as_json: bool
+    experiment: Path,
+    overrides: tuple[str, ...],
+    seed: int | None,
+    model: Path | None,
+    run_code: bool,
+    out: Path | None,
+    as_json: bool,
 ) -> None:
     """Say in words what EXPERIMENT will do, and its one hash: the same at all sites, compare it by telephone."""
     from fedgossip.plans import plan_statement
 
-    _, found = stated(experiment, overrides, seed, model)
+    _, found = stated(experiment, overrides, seed, model, run_code=run_code)
     if out is not None:
         plan_statement.write(out, found)
         echo(f"Wrote {out}: sha256 {found.hash}", err=True)
@@ -74,13 +81,19 @@ def show(
 @KEY
 @JSON
 def diff(
-    experiment: Path, overrides: tuple[str, ...], seed: int | None, model: Path | None, key: Path, as_json: bool
+    experiment: Path,
+    overrides: tuple[str, ...],
+    seed: int | None,
+    model: Path | None,
+    run_code: bool,
+    key: Path,
+    as_json: bool,
 ) -> int:
     """Say what of EXPERIMENT is not as in the plan that this key approved last.  Exit code 1 where something is."""
     from fedgossip.errors import ConfigError
     from fedgossip.plans import statement_words
 
-    _, now = stated(experiment, overrides, seed, model)
+    _, now = stated(experiment, overrides, seed, model, run_code=run_code)
     before = _approvals(key).last()
     if before is None:
         advice = "Read the whole: fedgossip plan show; then sign it: fedgossip plan approve."
@@ -139,6 +152,7 @@ def approve(
     overrides: tuple[str, ...],
     seed: int | None,
     model: Path | None,
+    run_code: bool,
     key: Path,
     node: int | None,
     endpoints: Path | None,
@@ -156,7 +170,7 @@ def approve(
     from fedgossip.net.invitation import read
     from fedgossip.plans.approvals import request_to_join
 
-    run, statement = stated(experiment, overrides, seed, model)
+    run, statement = stated(experiment, overrides, seed, model, run_code=run_code)
     approvals = _approvals(key)
     if invite and node is None and endpoints is None:
         request = request_to_join(statement, run.experiment, read(invite_text((invite,))).key, data)
@@ -263,15 +277,19 @@ def _standing(approvals: SiteApprovals, one: Approval) -> dict[str, object]:
 
 
 def stated(
-    experiment: Path, overrides: Sequence[str], seed: int | None, model: Path | None = None
+    experiment: Path, overrides: Sequence[str], seed: int | None, model: Path | None = None, *, run_code: bool
 ) -> tuple[Plan, PlanStatement]:
     """Return the run of an experiment file, of a coordinator or of gossip, and its plan as one file.
 
-    `model`: the folder of one that the sites are to judge.  Raises ConfigError for other runs.
+    `model`: the folder of one that the sites are to judge; `run_code`: let code run that the file names, which one who
+    reads a plan has not agreed to.  Raises ConfigError for other runs.
     """
     from fedgossip.experiment import load_experiment
+    from fedgossip.learning.named_code import check_allowed
 
     whole = load_experiment(experiment, overrides, seed=seed)
+    whose = "the plan is of code that would run to be shown"
+    check_allowed(whole.named_code, experiment, run_code=run_code, whose=whose)
     if model is None:
         return stated_of(whole, str(experiment))
     from fedgossip.learning.model_files import whole_facts
