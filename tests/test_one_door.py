@@ -57,8 +57,6 @@ NOT_FROM_OUTSIDE = {
     "reproducing/published.py": 1, "watching/local_server.py": 1,
     # the sources of modules that this process has imported already
     "learning/exporting.py": 1,
-    # the null device, and no file at all
-    "cli/output.py": 2, "learning/suppression.py": 1,
     # locks, folders, and files that are written: what is opened is not read
     "drivers/fork_server.py": 1, "file_locks.py": 1, "learning/gpu_semaphore.py": 4,
     "loops/seats.py": 2, "net/identity.py": 2, "owner_files.py": 3, "plans/policy.py": 2, "rundir/run_lock.py": 1,

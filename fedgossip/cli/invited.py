@@ -174,9 +174,9 @@ def keep_experiment(plan: Plan, folder: Path) -> Path:
 
 def invite_text(invite: tuple[str, ...]) -> str:
     """Return the text of an invite, of a file or of standard input where these are named.  Raises ConfigError."""
+    from fedgossip import outside_files
     from fedgossip.errors import ConfigError
     from fedgossip.net.invitation import LETTERS_MAX, PREFIX
-    from fedgossip.outside_files import named, read_text
 
     text = "".join(invite)
     if text == "-":
@@ -185,7 +185,7 @@ def invite_text(invite: tuple[str, ...]) -> str:
     if len(invite) > 1 or text[:2].lower() == PREFIX[:2] or not path.is_file():
         return text
     try:
-        return read_text(named(path), LETTERS_MAX)
+        return outside_files.read_text(outside_files.named(path), LETTERS_MAX)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: no invite can be read from it: {error}", "Write its text into a file.") from None
 
