@@ -46,8 +46,8 @@ def test_a_run_that_ends_when_its_loops_do_is_written_and_read_as_endless() -> N
     assert load_experiment({**content, "rounds": experiment.rounds}) == experiment
 
 
-@pytest.mark.parametrize("change", [{"task": {}}, {"topology": None, "coordinator": {"clients": 3}}])
-def test_only_loops_on_a_graph_are_endless(change: dict[str, Any]) -> None:
+@pytest.mark.parametrize("change", [{"task": {}}, {"topology": None, "parallel": {"workers": 3}, "task": {}}])
+def test_only_loops_are_endless(change: dict[str, Any]) -> None:
     content = {"rounds": "endless", "topology": {"graph": "ring", "n": 3}, "task": {"kind": "loop"}, **change}
     with pytest.raises(ConfigError, match="endless") as caught:
         load_experiment({key: value for key, value in content.items() if value is not None})
@@ -441,7 +441,7 @@ def test_a_script_that_nobody_launched_is_told_how_to_be(monkeypatch: pytest.Mon
     monkeypatch.delenv("FEDGOSSIP_LOOP", raising=False)
     with pytest.raises(ConfigError, match="no run to take part in") as caught:
         train(net(), 0, fedgossip.join)
-    assert "fedgossip launch -n 4" in caught.value.advice
+    assert "fedgossip launch -n 1" in caught.value.advice
 
 
 @pytest.mark.parametrize(

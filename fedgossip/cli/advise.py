@@ -20,7 +20,7 @@ BYTES = 4
 
 
 @click.command()
-@click.option("--n", type=click.IntRange(2, 100_000), help="Number of machines.  [--data says it]")
+@click.option("-n", "--n", "n", type=click.IntRange(2, 100_000), help="Number of machines.  [--data says it]")
 @click.option("--parameters", type=click.FloatRange(min=1), help="Of the model; float32 each.  [--data says it]")
 @click.option("--data", type=click.Path(path_type=Path), metavar="EXPERIMENT",
               help="Rounds as forecast of this data and model, in place of those of noisy quadratics.")  # fmt: skip

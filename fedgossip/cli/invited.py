@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,16 +21,21 @@ from fedgossip.cli.text import echo
 
 if TYPE_CHECKING:
     from fedgossip.cli.approval import Gate
+    from fedgossip.cli.progress import Progress
     from fedgossip.drivers.proposals import Learning
     from fedgossip.experiment import Experiment
-    from fedgossip.net.endpoints import Endpoint
+    from fedgossip.net.endpoints import Endpoint, Members
     from fedgossip.net.routing import Ways
     from fedgossip.plans.approvals import HowLong
     from fedgossip.plans.plan import Plan
+    from fedgossip.records import Row
     from fedgossip.secure.session import Policy
 
 STOP_SECONDS = 30.0
 """How long a script that is interrupted may take for its last words, before it is killed."""
+
+LOOK_SECONDS = 0.5
+"""Between two looks at what the participant beside a script has recorded."""
 
 POLICY, EXPERIMENT = "policy.toml", "experiment.toml"
 
@@ -90,12 +95,18 @@ class InvitedSeat:
         members = load_members(endpoints, self.node) if is_open(self.plan) else None
         known = dict(members.endpoints if members else load_endpoints(endpoints, self.plan.n, roles.listens))
         learning, policy = self._agreed(known)
+        seat = self._participant(known, members)
+        return replace(seat, policy=policy, learning=learning).take_part(self._waiting())
+
+    def _participant(self, known: dict[int, Endpoint], members: Members | None = None) -> Participant:
+        from fedgossip.drivers.hosting import ENDPOINTS
+
         return Participant(
-            self.folder / EXPERIMENT, self.plan, self.node, roles.label(self.node), self.key, endpoints, known,
-            self.out, self.again, f"tcp://*:{self.port}" if self.port else None, members, self.late, policy=policy,
-            learning=learning, data=self.data, spent=self.spent, ways=self.ways, again=command_line(),
+            self.folder / EXPERIMENT, self.plan, self.node, self.plan.roles.label(self.node), self.key,
+            self.folder / ENDPOINTS, known, self.out, self.again, f"tcp://*:{self.port}" if self.port else None,
+            members, self.late, data=self.data, spent=self.spent, ways=self.ways, again=command_line(),
             prepare=self.prepare, gate=self.gate, whole=self.whole,
-        ).take_part(self._waiting())  # fmt: skip
+        )  # fmt: skip
 
     def _waiting(self) -> str:
         """What it does at first."""
@@ -112,6 +123,7 @@ class InvitedSeat:
         """Let the script take part, which calls fedgossip.join; return its exit code."""
         from fedgossip.drivers.hosting import ENDPOINTS
         from fedgossip.loops.invited import InvitedFile, keep_seat
+        from fedgossip.watching.places import ROWS
 
         paths = (str((self.folder / name).resolve()) for name in (EXPERIMENT, "run", ENDPOINTS))
         experiment, out, endpoints = paths
@@ -119,10 +131,21 @@ class InvitedSeat:
         relayed = self.ways.through is not None
         told = InvitedFile(experiment, self.node, out, endpoints, str(self.key.resolve()), bind, relayed)
         environment = keep_seat(self.folder, told, portable=self.plan.experiment.train.portable)
-        code = ended_script([sys.executable, "-u", *self.script], environment)
+        with self._progress() as progress:
+            rows = NewRows(self.out / ROWS, progress)
+            code = ended_script([sys.executable, "-u", *self.script], environment, rows.pass_on)
+            rows.pass_on()
         if code == 0:
             echo(f"The script is over; everything is in {self.out}", err=True)
+            self._participant({}).what_next(self.out)
         return 130 if code in (-2, 130) else abs(code)
+
+    def _progress(self) -> Progress:
+        """Plain lines: the script writes on the same terminal."""
+        from fedgossip.cli.progress import Progress
+
+        e, roles = self.plan.experiment, self.plan.roles
+        return Progress(roles.label(self.node), e.rounds, roles, own=self.node, score=e.score, moving=False)
 
     def _agreed(self, known: dict[int, Endpoint]) -> tuple[Learning | None, Policy | None]:
         """Hold a client to what it agreed to when it came first: the file says so from then on."""
@@ -141,15 +164,45 @@ class InvitedSeat:
         return learning, policy.demands(path, self.plan, known, learning[0])
 
 
-def ended_script(words: Sequence[str], environment: Mapping[str, str]) -> int:
-    """Start a script, wait for its end and return its exit code.
+class NewRows:
+    """Passes on what a participant in another process adds to its record, from now on."""
+
+    def __init__(self, record: Path, watch: Callable[[Row], None]) -> None:
+        import msgspec
+
+        from fedgossip.records import Row
+        from fedgossip.watching.tail import Tail
+
+        self._tail, self._watch, self._decoder = Tail(record), watch, msgspec.json.Decoder(Row)
+        self._tail.offset = record.stat().st_size if record.exists() else 0
+
+    def pass_on(self) -> None:
+        """Pass on the rows that are new; a line that is no row is passed over."""
+        import msgspec
+
+        from fedgossip.decoding import UnreadableError, from_json
+
+        while lines := self._tail.lines():
+            for line in lines:
+                with contextlib.suppress(UnreadableError, msgspec.ValidationError):
+                    self._watch(from_json(self._decoder, line))
+
+
+def ended_script(
+    words: Sequence[str], environment: Mapping[str, str], beside: Callable[[], None] = lambda: None
+) -> int:
+    """Start a script, wait for its end and return its exit code; call `beside` every LOOK_SECONDS until then.
 
     Whatever asks us to end interrupts it: it is in a group of its own, so that Ctrl-C reaches it once.  One that has
     not ended STOP_SECONDS later, or at a second Ctrl-C, is killed.
     """
     process = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, process_group=0)
     try:
-        return process.wait()
+        while process.poll() is None:
+            beside()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(LOOK_SECONDS)
+        return int(process.returncode)
     except KeyboardInterrupt:
         with contextlib.suppress(ProcessLookupError):
             signals.to_group(process.pid, signal.SIGINT)

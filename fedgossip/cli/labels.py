@@ -42,7 +42,9 @@ _seed = click.option("--seed", default=seeds.USUAL, show_default=True, help="For
 @click.command()
 @click.argument("graph", nargs=-1, required=True)
 @_data
-@click.option("--n", "n", type=click.IntRange(min=1), help="Number of peers.  [default: topology.n of the experiment]")
+@click.option(
+    "-n", "--n", "n", type=click.IntRange(min=1), help="Number of peers.  [default: topology.n of the experiment]"
+)
 @_weights
 @_seed
 @click.option("--gradients", is_flag=True, help="By the peers' updates at the first models' mean, not by labels.")
@@ -107,7 +109,9 @@ def _tell(rows: Sequence[Mapping[str, Any]], *, gradients: bool) -> None:
 @click.command()
 @click.argument("spec")
 @click.option("--data", "experiment", type=click.Path(path_type=Path, dir_okay=False), help="As in heterogeneity.")
-@click.option("--n", "n", type=click.IntRange(min=1), help="Number of peers.  [default: topology.n of the experiment]")
+@click.option(
+    "-n", "--n", "n", type=click.IntRange(min=1), help="Number of peers.  [default: topology.n of the experiment]"
+)
 @_weights
 @_seed
 @click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False), help="FILE.toml.")

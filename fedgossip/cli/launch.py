@@ -52,7 +52,7 @@ def _is_experiment(words: Sequence[str], parameters: Sequence[click.Parameter]) 
 
 
 @click.command(cls=_LaunchCommand, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("-n", "n", type=click.IntRange(min=1), help="How many loops.")
+@click.option("-n", "--n", "n", type=click.IntRange(min=1), help="How many loops.")
 @click.option("--graph", help="Whom each exchanges with: ring, torus:4x4, ... [default: ring; none for one loop]")
 @click.option("--coordinator", is_flag=True, help="A coordinator and n clients, in place of a graph.")
 @click.option("--experiment", type=click.Path(path_type=Path), help="A file with [topology] or [coordinator], instead.")
@@ -61,7 +61,7 @@ def _is_experiment(words: Sequence[str], parameters: Sequence[click.Parameter]) 
 @click.option(
     "--rounds",
     type=click.IntRange(min=1),
-    help="Exchanges of the run.  [default: as many as the loops make; with a coordinator 60]",
+    help="Exchanges of the run.  [default: as many as the loops make]",
 )
 @click.option("--local-steps", type=click.IntRange(min=1), help="Calls of step() between two exchanges.  [default: 5]")
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any other key of an experiment.")

@@ -144,7 +144,7 @@ class Participant:
         elif ended.status == "interrupted":
             echo(f"To go on: {self.again or _line(folder)}", err=True)
         else:
-            self._what_next(folder)
+            self.what_next(folder)
             self._to_know(folder, ended)
         if early:
             echo(f"When the {self._leader} goes on: {_line(folder)}", err=True)
@@ -189,7 +189,7 @@ class Participant:
             raise ConfigError(f"{self.key} is not the key that {self.endpoints} gives {self.title}", advice)
         return identity
 
-    def _what_next(self, folder: Path) -> None:
+    def what_next(self, folder: Path) -> None:
         """Print the command that puts the run together: the experiment with what was set here."""
         from fedgossip.learning.named_code import ALLOW
 

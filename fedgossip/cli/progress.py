@@ -32,7 +32,7 @@ PLAIN_SECONDS = 2.0
 class Progress:
     """Takes the rows of one run as they come.  A context manager.
 
-    `own`: the one participant whose rows come; None where rows of the network do.
+    `own`: the one participant whose rows come; None where rows of the network do.  `moving`: a bar, on a terminal.
     """
 
     def __init__(
@@ -43,8 +43,9 @@ class Progress:
         *,
         own: int | None = None,
         score: Score = ACCURACY,
+        moving: bool = True,
     ) -> None:
-        self.score = score
+        self.score, self._moving = score, moving
         self.title, self.own, self.roles = title, own, roles
         self.rounds = 0 if rounds == ENDLESS else rounds
         self._words = words_for(roles)
@@ -59,7 +60,7 @@ class Progress:
         self._task: Any = None
 
     def __enter__(self) -> Progress:
-        if sys.stderr.isatty():
+        if self._moving and sys.stderr.isatty():
             self._bar = _bar(console(stderr=True))
             self._bar.start()
             self._task = self._bar.add_task(line(self.title), total=self.rounds or None, news="")

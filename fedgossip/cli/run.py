@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     multiple=True,
     help="Replace a key of the file, e.g. --set train.lr=0.05; may be repeated.",
 )
+@click.option("-n", "--n", "n", type=click.IntRange(min=1), help="Replace how many learn: topology.n, or of its kind.")
 @portable_option
 @click.option("--seed", type=int, help="Replace the file's seed.")
 @click.option("--out", type=click.Path(path_type=Path), help="Run directory to make.  [default: runs/NAME-TIME]")
@@ -79,6 +80,7 @@ def run(
     experiment: Path | None,
     on: str,
     overrides: tuple[str, ...],
+    n: int | None,
     seed: int | None,
     out: Path | None,
     stopped: Path | None,
@@ -102,11 +104,13 @@ def run(
         raise click.UsageError("which experiment?  Give its file, or --resume RUN.")
     if trace and on != "local":
         raise click.UsageError("--trace goes with --on local: a simulation can be run again as it is")
+    if stopped and n is not None:
+        raise click.UsageError("--resume and -n: a run goes on with those that take part in it")
     if stopped:
         wanted = resume.experiment_of(stopped, experiment, overrides, seed, run_code=run_code)
     else:
         assert experiment is not None, "one of both is given"
-        wanted = load_experiment(experiment, overrides, seed=seed)
+        wanted = load_experiment(experiment, overrides, size=n, seed=seed)
     if dry_run:
         from fedgossip.cli.dry import show_plan
         from fedgossip.plans import compose
@@ -254,10 +258,8 @@ def facts(summary: dict[str, Any], record: Sequence[Row] = ()) -> list[tuple[str
     told = {row.peer for row in record if isinstance(row, PeerRow)}
     who = f"the {roles.label(*told)} alone" if told == {roles.leader} else "all"
     rows.append(("sent", f"{data_size(summary['bytes_sent'])} by {who}"))
-    kind = "virtual seconds" if summary["driver"] == "sim" else "seconds"
     if summary["driver"] != "stacked":
-        whole = "" if summary["wall_seconds"] is None else f", {summary['wall_seconds']:.1f} s in all"
-        rows.append(("time", f"{summary['seconds']:.2f} {kind}{whole}"))
+        rows.append(("time", _time(summary)))
     rows += [("data", note) for note in summary.get("data", {}).get("notes", [])]
     rows += _events(summary)
     if "lost_updates" in summary:
@@ -265,6 +267,14 @@ def facts(summary: dict[str, Any], record: Sequence[Row] = ()) -> list[tuple[str
     alone = "" if summary.get("identical", True) else "  (of this run alone: processes raced)"
     rows.append(("digest", f"{summary['digest']}{alone}" if summary["digest"] else "none: it did not come to its end"))
     return rows
+
+
+def _time(summary: dict[str, Any]) -> str:
+    """How long its rounds took, by the clock that counted them; how long the command took by the clock on the wall."""
+    simulated, wall = summary["driver"] == "sim", summary["wall_seconds"]
+    rounds = f"{summary['seconds']:.2f} s {'virtual' if simulated else 'wall-clock'}, of the rounds"
+    beside = "to simulate" if simulated else "with start and end"
+    return rounds + ("" if wall is None else f"; {wall:.1f} s wall-clock {beside}")
 
 
 def _described(summary: dict[str, Any], record: Sequence[Row]) -> list[tuple[str, str]]:

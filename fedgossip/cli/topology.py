@@ -30,7 +30,7 @@ CHANGING_MEANS = (
     "or in expectation where rounds are drawn afresh."
 )
 
-_nodes = click.option("--n", "n", type=click.IntRange(min=1), help="Number of nodes, where the graph leaves it open.")
+_nodes = click.option("-n", "--n", "n", type=click.IntRange(min=1), help="Number of nodes, where the graph is of any.")
 _weights = click.option("--weights", help=f"Weight rule: {', '.join(rule_names())}, pi:FILE.  [default: metropolis]")
 _gamma = click.option("--gamma", default=0.9, show_default=True, help="Memory of n_W: 0.9 is about ten rounds.")
 # the seed is 1 as in an experiment: a run with the defaults uses the graph that is shown

@@ -94,8 +94,8 @@ def checked(content: dict[str, Any], where: str) -> Experiment:
         advice = _of_its_type(text, place)
         raise ConfigError(f"{where}: {place or 'the file'}: {text[0].lower()}{text[1:]}", advice) from None
     if endless and not experiment.endless:
-        advice = 'Give a number, or task.kind = "loop" with a [topology].'
-        raise ConfigError(f'{where}: rounds = "endless": only loops of your own on a graph end by themselves', advice)
+        advice = 'Give a number, or task.kind = "loop" with a [topology] or a [coordinator].'
+        raise ConfigError(f'{where}: rounds = "endless": only loops of your own end by themselves', advice)
     kind.check(experiment, where)
     check(experiment, where)
     return experiment

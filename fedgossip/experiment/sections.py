@@ -104,7 +104,7 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     seed: int = seeds.USUAL
     """Every random number of the run follows from it."""
     rounds: Annotated[int, Within(1, MOST)] = 60
-    """Rounds of training and averaging.  "endless", of loops of your own on a graph: as long as they go on."""
+    """Rounds of training and averaging.  "endless", of loops of your own: as long as they go on."""
     name: str = ""
     """For the run directory and the report; the graph's name where empty."""
     data: DataSection = msgspec.field(default_factory=DataSection)
@@ -130,7 +130,7 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     @property
     def endless(self) -> bool:
         """Whether it goes on as long as loops of the user's own do."""
-        return self.rounds == ENDLESS and self.loops and self.kind == "topology"
+        return self.rounds == ENDLESS and self.loops and self.kind in ("topology", "coordinator")
 
     @property
     def objective(self) -> Objective:

@@ -60,4 +60,4 @@ def _federated(wished: Wished) -> dict[str, Any]:
     section: dict[str, Any] = {"clients": wished.n}
     if wished.algorithm:
         section["algorithm"] = wished.algorithm
-    return {"coordinator": section} | ({"rounds": wished.rounds} if wished.rounds else {})
+    return {"coordinator": section, "rounds": wished.rounds or ENDLESS}

@@ -127,6 +127,8 @@ class JoinedLoop:
         self._check("step")
         examples = _count(examples)
         if self.done:
+            if not self._alone:
+                self._say("the run is over; this loop goes on alone")
             self._alone = True
             self._serve(0)
             return False

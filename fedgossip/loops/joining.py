@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import shlex
 import sys
 import threading
 import time
@@ -30,6 +31,7 @@ from fedgossip.loops.seats import LoopSeating, SeatFile, hold, read_seat
 from fedgossip.loops.task import LoopTask, without_first
 from fedgossip.net.faulty import Faults, RunClock
 from fedgossip.net.identity import Identity
+from fedgossip.plain import line
 from fedgossip.plans import compose
 from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.federation import FederationPlan
@@ -40,7 +42,7 @@ from fedgossip.rundir.run_directory import new_path
 LOOP, NODE, N = "FEDGOSSIP_LOOP", "FEDGOSSIP_NODE", "FEDGOSSIP_N"
 """What `fedgossip launch` says to a script: the file of its seat, who it is, of how many."""
 
-NO_RUN = "Start the script with: fedgossip launch -n 4 --graph ring train.py"
+NO_RUN = "Start it with: fedgossip launch -n 1 {script}  (alone; -n 4: four that learn together)"
 
 
 class LoopPlace(Protocol):
@@ -147,7 +149,8 @@ def _launched() -> LoopPlace:
         return _Invited(seat)
     path = os.environ.get(LOOP)
     if not path:
-        raise ConfigError("join: no run to take part in", f"{NO_RUN}.  Or name experiment=, node= and endpoints=.")
+        told = NO_RUN.format(script=line(shlex.quote(sys.argv[0] or "train.py")))
+        raise ConfigError("join: no run to take part in", f"{told}.  Or name experiment=, node= and endpoints=.")
     return _Launched(read_seat(Path(path)))
 
 

@@ -101,6 +101,8 @@ class Scripts:
         self._processes: dict[NodeId, subprocess.Popen[bytes]] = {}
         self._folders: dict[NodeId, Path] = {}
         self._read: dict[NodeId, int] = {}
+        self._began: dict[NodeId, int] = {}
+        """How long each log was before our first start: what stands there is of an earlier launch."""
 
     def start(self, spec: Mapping[str, Any]) -> None:
         """Start one; for the second time, where it has exited.  `spec`: its node, folder, and words instead of ours."""
@@ -112,6 +114,8 @@ class Scripts:
         environment |= {NODE: str(node), N: str(self.n)}
         for library in ("OMP", "OPENBLAS", "MKL"):
             environment.setdefault(f"{library}_NUM_THREADS", "1")
+        if node not in self._began:
+            self._began[node] = self._read[node] = log.tell()
         with log:
             self._processes[node] = subprocess.Popen(
                 words,
@@ -171,9 +175,7 @@ class Scripts:
     def show_traceback(self, node: NodeId) -> None:
         """Show the last traceback that a script printed, where its output is not shown anyhow."""
         with contextlib.suppress(OSError):
-            with outside_files.open_file(self._folders[node] / LOG, outside_files.ROWS) as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - TRACEBACK_BYTES))
-                text = file.read().decode(errors="replace")
+            text = self._printed(node).decode(errors="replace")
             _, head, rest = text.rpartition("Traceback (most recent call last):")
             if head and node not in self.shown:
                 sys.stdout.write(printable(f"{LOG} of loop {node}:\n{head}{rest}", keep="\n\t"))
@@ -182,10 +184,16 @@ class Scripts:
     def last_line(self, node: NodeId) -> str:
         """Return the last line that a script printed, "" for none."""
         try:
-            lines = outside_files.read_text(self._folders[node] / LOG, outside_files.ROWS, errors="replace").split("\n")
+            lines = self._printed(node).decode(errors="replace").split("\n")
         except OSError:
             return ""
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+    def _printed(self, node: NodeId) -> bytes:
+        """Return the end of what one has printed since this launch began.  Raises OSError."""
+        with outside_files.open_file(self._folders[node] / LOG, outside_files.ROWS) as log:
+            log.seek(max(self._began[node], log.seek(0, os.SEEK_END) - TRACEBACK_BYTES))
+            return log.read()
 
     def _show(self, node: NodeId) -> None:
         if node not in self.shown:

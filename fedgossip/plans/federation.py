@@ -216,7 +216,9 @@ class FederationPlan(FederatedRun):
 
     def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:
         """A client has done its part when the coordinator has sent it home."""
-        return rounds == self.experiment.rounds if node == self.coordinator else not stopped
+        if node == self.coordinator and not self.experiment.endless:
+            return rounds == self.experiment.rounds
+        return not stopped
 
     def is_over(self, node: NodeId, model: Vector) -> bool:
         return node == self.coordinator and is_over(self.federated.server, model)

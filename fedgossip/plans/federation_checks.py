@@ -57,6 +57,9 @@ def federation_plan(experiment: FederatedExperiment) -> FederationPlan:
     if s.secure.on:
         _check_sum(plan)
     _check_privacy(plan)
+    if experiment.endless and experiment.budget:
+        text = 'rounds = "endless" beside a budget of privacy: noise and epsilon follow from the number of rounds'
+        raise ConfigError(text, "Give a number: rounds = 60, or --rounds 60.")
     if plan.buffered and plan.goal > s.clients:
         raise ConfigError(f"coordinator.goal = {plan.goal} of {s.clients} clients", "Make it at most that many.")
     return plan

@@ -21,6 +21,7 @@ from typing import Any, Generic
 from fedgossip.algorithms.federated.base import Federated, State, restored, saved
 from fedgossip.algorithms.federated.fedbuff import staleness_weight
 from fedgossip.errors import ProtocolError
+from fedgossip.limits import MOST
 from fedgossip.machine import (
     Aggregated,
     Checkpoint,
@@ -77,6 +78,11 @@ class BufferedSettings:
     score: Score = ACCURACY
     """What clients measure, of the model that they are sent."""
 
+    @property
+    def endless(self) -> bool:
+        """Whether it goes on until too few clients are left: their loops end it."""
+        return self.rounds >= MOST
+
 
 UNANSWERED = 3
 """Maximum number of invitations per client that is there, in a row, of which none is answered; then the run ends."""
@@ -130,12 +136,7 @@ class Buffered(Generic[State]):
             case Received(sender, Contribution() as contribution):
                 return self._contributed(sender, contribution)
             case Received(sender, Leaving(done=done)):
-                self.company.check(sender, "a goodbye")
-                if not done:  # it may be started again
-                    self.company.linked.discard(sender)
-                else:
-                    (self.done if self.phase == "leaving" else self.company.left).add(sender)
-                return self._without(sender)
+                return self._left(sender, done=done)
             case PeerJoined(node, incarnation) if node in self.company.partners:
                 self.company.joined(node, incarnation)
                 return self._with(node)
@@ -184,6 +185,23 @@ class Buffered(Generic[State]):
     def _need(self) -> int:
         return max(self.settings.min_clients, self.settings.goal)
 
+    def _left(self, sender: NodeId, *, done: bool) -> list[Effect]:
+        self.company.check(sender, "a goodbye")
+        if not done:  # it may be started again
+            self.company.linked.discard(sender)
+            return self._without(sender)
+        (self.done if self.phase == "leaving" else self.company.left).add(sender)
+        if self._deserted:
+            self._give_up(sender)
+            return self._conclude()
+        return self._without(sender)
+
+    @property
+    def _deserted(self) -> bool:
+        """Whether a run that its clients end is over: so many have left that no step can come."""
+        staying = len(self.company.partners) - len(self.company.left)
+        return self.phase != "leaving" and self.settings.endless and staying < self._need
+
     def _gather(self) -> list[Effect]:
         self.phase = "gathering"
         return [SetTimer(("gather", self.round), self.settings.start_ns), SetTimer(("roll",), ROLL_NS)]
@@ -206,7 +224,8 @@ class Buffered(Generic[State]):
         self._give_up(node)
         if self.phase == "leaving":
             return self._finish() if not self._uninformed() else []
-        effects: list[Effect] = [Report("gone", node, self.round)]
+        at_its_end = self.settings.endless and node in self.company.left
+        effects: list[Effect] = [] if at_its_end else [Report("gone", node, self.round)]
         if self.phase == "going" and len(self.company.here()) < self._need:
             return [*effects, *self._gather()]
         return [*effects, *self._invite()] if self.phase == "going" else effects

@@ -201,13 +201,26 @@ class Coordinator(Generic[State]):
             self.done.add(sender)
         else:
             self.company.left.add(sender)
+            if self._deserted:
+                return self._conclude()
         return self._without(sender, now_ns)
+
+    @property
+    def _deserted(self) -> bool:
+        """Whether a run that its clients end is over: so many have left that no round can come.
+
+        The round that is open then is none of the run's: a loop that ends refuses what it was invited to.
+        """
+        members = set(self.company.partners) if self.summing is None else self.summing.members
+        members = set(self.company.partners) if members is None else members
+        return self.settings.endless and len(members - self.company.left) < self.need
 
     def _without(self, node: NodeId, now_ns: int) -> list[Effect]:
         """Go on without a client, where it was waited for."""
         if self.phase == "leaving":
             return self._finish() if not self._uninformed() else []
-        report: list[Effect] = [Report("gone", node, self.round)]
+        at_its_end = self.settings.endless and node in self.company.left
+        report: list[Effect] = [] if at_its_end else [Report("gone", node, self.round)]
         if self.exchange:
             phase = self.exchange.phase
             return report + self._going(self.exchange.lost(node), phase, now_ns)

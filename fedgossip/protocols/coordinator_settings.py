@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedgossip.limits import MOST
 from fedgossip.scores import ACCURACY, Score
 
 
@@ -28,3 +29,8 @@ class CoordinatorSettings:
     """After so long a last model that was not answered is sent again."""
     score: Score = ACCURACY
     """What clients measure, of the model that they are sent."""
+
+    @property
+    def endless(self) -> bool:
+        """Whether it goes on until too few clients are left: their loops end it."""
+        return self.rounds >= MOST

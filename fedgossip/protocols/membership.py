@@ -247,7 +247,8 @@ class Membership(SilenceWatch):
         if suspected and not before.gone(node):
             effects.append(self._report("refuted", node))
         if entry.until >= 0 and (known is None or known.until < 0):
-            effects.append(self._report("left", {"node": node, "until": entry.until}))
+            if entry.until < self.rounds:  # else it is at the end of its run
+                effects.append(self._report("left", {"node": node, "until": entry.until}))
         elif entry.since >= 0 and (known is None or known.since != entry.since):
             effects.append(self._report("joins", {"node": node, "since": entry.since}))
         return effects

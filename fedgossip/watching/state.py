@@ -285,6 +285,8 @@ class State:
         if self.led:
             over = self.status in ENDED or (self.rounds and self.leading >= self.rounds)
             return bool(over) and peer.known and peer.gone_since is None and not peer.left
+        if self.status in ENDED and not self.rounds and not peer.left:
+            return peer.gone_since is None and peer.known and not peer.ended  # it ended when its loop did
         return (bool(self.rounds) and peer.round >= self.rounds) or (self.status in ENDED and self._looks_on(peer))
 
     def _looks_on(self, peer: Peer) -> bool:

@@ -1,0 +1,162 @@
+"""What a new user reads in the first hour: one option for the number of peers, ends by their right names."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+import pytest
+from loops_kit import loop, net
+from members import membership, signer
+from torch.optim import SGD
+
+import fedgossip
+from fedgossip.cli import cli
+from fedgossip.cli.invited import NewRows, ended_script
+from fedgossip.cli.run import facts
+from fedgossip.errors import ConfigError
+from fedgossip.experiment import load_experiment
+from fedgossip.loops.experiments import Wished, experiment_of
+from fedgossip.loops.scripts import LOG, Command, Scripts
+from fedgossip.machine import PeerJoined, Received, Report, Started
+from fedgossip.messages import MembershipUpdate
+from fedgossip.plans import compose
+from fedgossip.protocols.news import signed
+from fedgossip.records import EventRow, Row
+from fedgossip.roles import peer_roles
+from fedgossip.watching.state import State
+
+
+def commands_of(command: click.Command, *name: str) -> list[tuple[str, click.Command]]:
+    if not isinstance(command, click.Group):
+        return [(" ".join(name), command)]
+    context = click.Context(command)
+    found = [(one, command.get_command(context, one)) for one in command.list_commands(context)]
+    return [each for one, sub in found if sub for each in commands_of(sub, *name, one)]
+
+
+def test_wherever_a_number_of_peers_is_asked_for_both_spellings_are_known() -> None:
+    options = {name: {word for one in command.params for word in one.opts} for name, command in commands_of(cli)}
+    either = {name for name, words in options.items() if words & {"-n", "--n"}}
+    assert {"run", "launch", "topology show", "topology compare"} <= either
+    assert [name for name in sorted(either) if not {"-n", "--n"} <= options[name]] == []
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbuff"])
+def test_loops_of_a_coordinator_make_as_many_rounds_as_loops_of_a_graph(method: str) -> None:
+    """13 steps in rounds of 2 are six rounds, and one of the step that is left."""
+    content = experiment_of(Wished(3, coordinator=True, algorithm=method, local_steps=2))
+    where = {"secure": {"on": False}, **({"goal": 3} if method == "fedbuff" else {})}
+    content["coordinator"] |= where
+    run = fedgossip.simulate_loop(loop(), experiment=content)
+    on_a_graph = fedgossip.simulate_loop(loop(), experiment=experiment_of(Wished(3, "complete", local_steps=2)))
+    assert (run.summary["status"], run.summary["rounds"], run.summary["events"]) == ("finished", 7, {})
+    assert on_a_graph.summary["rounds"] == 7
+
+
+def test_a_budget_of_privacy_needs_a_number_of_rounds() -> None:
+    content = experiment_of(Wished(5, coordinator=True))
+    content["coordinator"]["privacy"] = {"unit": "client", "noise": 1.0, "max_epsilon": 8.0}
+    with pytest.raises(ConfigError, match="budget of privacy"):
+        compose.plan(load_experiment(content))
+
+
+def test_a_loop_that_goes_on_alone_says_so_once(capsys: pytest.CaptureFixture[str]) -> None:
+    def run() -> None:
+        model = net()
+        peer = fedgossip.join(model, SGD(model.parameters(), 0.1))
+        for _ in range(8):
+            peer.step()
+        peer.close()
+
+    fedgossip.simulate_loop(run, 1, overrides=["rounds=2", "train.local_steps=2"])
+    assert capsys.readouterr().err.count("the run is over; this loop goes on alone") == 1
+
+
+def test_a_script_without_launch_names_the_command_that_runs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["my loop.py"])
+    with pytest.raises(ConfigError) as caught:
+        fedgossip.join(model := net(), SGD(model.parameters(), 0.1))
+    assert "fedgossip launch -n 1 'my loop.py'" in caught.value.advice
+
+
+@pytest.mark.sockets
+def test_a_resumed_launch_shows_nothing_that_an_earlier_life_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / LOG).write_text("Traceback (most recent call last):\nZeroDivisionError: of the life before\n")
+    with Scripts(Command(tmp_path / "train.py"), 1, [0]) as scripts:
+        scripts.start({"node": 0, "folder": str(tmp_path), "words": [sys.executable, "-S", "-c", "print('again')"]})
+        scripts.wait()
+        scripts.show_traceback(0)
+        assert (capsys.readouterr().out, scripts.last_line(0)) == ("again\n", "again")
+
+
+@pytest.mark.parametrize(("until", "told"), [(24, True), (104, False)])
+def test_a_member_at_the_end_of_its_run_does_not_leave_it(until: int, told: bool) -> None:
+    here = membership(0, 3, rounds=100)
+    here.handle(Started(), 0)
+    for node in range(1, 3):
+        here.handle(PeerJoined(node), 0)
+    entry = here.roster.entries[1]
+    gone = signed(replace(entry, incarnation=entry.incarnation + 1, until=until), signer("sign1"))
+    effects = here.handle(Received(1, MembershipUpdate((gone,))), 0)
+    assert any(isinstance(one, Report) and one.name == "left" for one in effects) is told
+
+
+@pytest.mark.parametrize(("status", "word"), [("finished", "done"), ("interrupted", "stopped")])
+def test_watch_calls_loops_of_a_finished_endless_run_done(row: Any, status: str, word: str) -> None:
+    state = State(peer_roles(2), 0)
+    for node in range(2):
+        state.take(row(node, 7))
+    state.status = status
+    assert [state.condition(peer) for peer in state.peers.values()] == [word, word]
+
+
+@pytest.fixture
+def row() -> Any:
+    from fedgossip.meter import Meter
+
+    def made(node: int, round: int) -> Row:
+        meter = Meter(node)
+        meter.train_began(0)
+        meter.train_ended(0, {"loss": 0.5})
+        return meter.mixed(round, 1, 0, None)
+
+    return made
+
+
+@pytest.mark.sockets
+def test_what_a_script_s_participant_records_is_passed_on_while_it_runs(tmp_path: Path) -> None:
+    record, news = tmp_path / "metrics.jsonl", EventRow(3, 1, "gone", 2)
+    record.write_bytes(b'{"of":"a life before"}\n')
+    seen: list[Row] = []
+    rows = NewRows(record, seen.append)
+    line = f"{msgspec.json.encode(news).decode()}\\nno row\\n"
+    script = f"import time; open({str(record)!r}, 'a').write({line!r}.replace('\\\\n', chr(10))); time.sleep(0.8)"
+    before: list[int] = []
+
+    def beside() -> None:
+        rows.pass_on()
+        before.append(len(seen))
+
+    assert ended_script([sys.executable, "-S", "-c", script], dict(os.environ), beside) == 0
+    assert seen == [news] and before[-1] == 1
+
+
+@pytest.mark.parametrize(
+    ("driver", "words"),
+    [
+        ("sim", "9.63 s virtual, of the rounds; 147.8 s wall-clock to simulate"),
+        ("local", "9.63 s wall-clock, of the rounds; 147.8 s wall-clock with start and end"),
+    ],
+)
+def test_the_time_of_a_run_names_its_clocks(driver: str, words: str) -> None:
+    experiment = {"rounds": 1, "topology": {"graph": "ring", "n": 3}, "task": {"kind": "averaging", "dim": 2}}
+    summary = fedgossip.simulate(experiment).summary | {"driver": driver, "seconds": 9.63, "wall_seconds": 147.8}
+    assert dict(facts(summary))["time"] == words
