@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -145,3 +145,87 @@ def bounds_by_programme(column: AgreedColumn, records: int, wanted: Sequence[int
         if len(ends) == 2:
             found[k] = ends[0], ends[1]
     return found
+
+
+# --- trees ------------------------------------------------------------------------------------------------------------
+
+
+def cells_of_trees(
+    model: Mapping[str, Any],
+    fit: Mapping[str, Any],
+    told: Sequence[Sequence[int | None]],
+    positives: int,
+    asked: Collection[tuple[int, ...]],
+) -> Iterator[tuple[tuple[int, ...], float, float]]:
+    """Yield (cell, least, greatest) of the records of asked cells between the cuts of all columns of logistic trees.
+
+    `model`, `fit`: trees.json and trees-fit.json; `told`: the histogram of each column, as agreed.  Unknown are the
+    records and positives of each cell; margins of a cell before each tree are known, so all that is published bounds a
+    sum over cells.  More is given than is published: the step to which each value was rounded.
+    """
+    design = fit["design"]
+    rate, l2, least = design["learning_rate"], design["l2"], design["suppress"]
+    cells = list(itertools.product(*(range(len(cuts) + 1) for cuts in design["cuts"])))
+    rows, low, high = list[Any](), list[float](), list[float]()
+
+    def add(of_records: Any, of_positives: Any, at_least: float, at_most: float) -> None:
+        rows.append(np.concatenate([of_records, of_positives]))
+        low.append(at_least)
+        high.append(at_most)
+
+    every, none = np.ones(len(cells)), np.zeros(len(cells))
+    add(every, none, fit["records"], fit["records"])
+    add(none, every, positives, positives)
+    for k, cell in enumerate(cells):
+        only = np.eye(len(cells))[k]
+        add(only, -only, 0, np.inf)
+        assert len(cell) == len(told)
+    for column, counts in enumerate(told):
+        for place, count in enumerate(counts):
+            inside = np.array([float(cell[column] == place) for cell in cells])
+            add(inside, none, count or 0, fit["records"] if count is None else count)
+    margins = np.full(len(cells), model["base"][0])
+    for tree, loss in zip(model["trees"], fit["losses"], strict=True):
+        share = 1 / (1 + np.exp(-margins))
+        within = 1.01 * 2.0 ** math.floor(math.log2(least / fit["records"])) * fit["records"]
+        added, all_loss = none, loss * fit["records"]
+        add(np.logaddexp(0, margins), -margins, all_loss - within, all_loss + within)
+        for node, inside in nodes_of(tree["root"], design, cells, every > 0):
+            if node.get("records") is not None:
+                add(1.0 * inside, none, node["records"], node["records"])
+            add(1.0 * inside, none, design["min_records"], np.inf)
+            if node.get("value") is None:
+                continue
+            h = inside * share * (1 - share)
+            step = node["step"]
+            add(h, none, rate * least / step - l2 - 1e-6, 2 * rate * least / step - l2 + 1e-6)
+            for sign in (1, -1):  # sign (rate G + value (H + l2)) <= step / 2 (H + l2)
+                of_h = sign * node["value"] - step / 2
+                add(sign * rate * inside * share + of_h * h, -sign * rate * inside, -np.inf, 1e-6 - of_h * l2)
+            added = added + inside * node["value"]
+        margins = margins + added
+    constraint = LinearConstraint(np.array(rows), np.array(low), np.array(high))
+    for cell in asked:
+        found = []
+        for sign in (1, -1):
+            aim = np.concatenate([sign * np.eye(len(cells))[cells.index(cell)], none])
+            solved = milp(
+                aim, constraints=constraint, integrality=np.ones(2 * len(cells)), bounds=Bounds(0, fit["records"]),
+                options={"mip_rel_gap": 0.0},
+            )  # fmt: skip
+            assert solved.status == 0, solved.message
+            found.append(sign * solved.fun)
+        yield cell, round(found[0]), round(found[1])
+
+
+def nodes_of(
+    node: dict[str, Any], design: Mapping[str, Any], cells: Any, inside: Any
+) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Yield each node below one, and which of the cells that are `inside` come there."""
+    yield node, inside
+    if "yes" in node:
+        column = design["columns"].index(node["column"])
+        place = design["cuts"][column].index(node["below"])
+        left = np.array([cell[column] <= place for cell in cells])
+        yield from nodes_of(node["yes"], design, cells, inside & left)
+        yield from nodes_of(node["no"], design, cells, inside & ~left)

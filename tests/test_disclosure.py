@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import solving
@@ -21,6 +25,11 @@ from fedgossip.learning.glm_fit import fit_of
 from fedgossip.learning.glm_sums import GlmDesign, GlmLayout, SiteRecords
 from fedgossip.learning.suppression import suppressed
 from fedgossip.learning.table_schema import MEAN, SchemaColumn, SiteColumns, TableSchema
+from fedgossip.learning.told_files import encoded
+from fedgossip.learning.tree_file import encoded_trees, trees_file
+from fedgossip.learning.tree_fit import trees_fit
+from fedgossip.learning.tree_sums import GrowingTrees, SiteTable, TreesLayout, grown_alone
+from fedgossip.learning.trees import LOGISTIC, TreesDesign
 from fedgossip.secure.exact_sums import as_vector, integers_of, words_in, words_of
 from fedgossip.vectors import Vector
 
@@ -268,3 +277,64 @@ def test_no_few_records_are_found_in_an_evaluation(request: pytest.FixtureReques
         having = [group.outcomes[0].positives for group in found.groups if group.outcomes]
         if found.outcomes[0].positives is not None and None not in told:
             assert having.count(None) != 1, seed
+
+
+# --- trees ------------------------------------------------------------------------------------------------------------
+
+
+def grown_trees(seed: int, trees: int, depth: int) -> tuple[dict[str, Any], dict[str, Any], Any, int, list[Any]]:
+    """Grow trees on two columns of few bins.
+
+    Return both files as their readers see them, the cell of each record, the positives, and the cells of few records.
+    """
+    rng = np.random.default_rng(seed)
+    n, cuts = int(rng.integers(40, 90)), tuple((np.arange(1, 4 + seed % 2) - 0.5).tolist())
+    bins = np.stack([rng.choice(len(cuts) + 1, n, p=rng.dirichlet(np.ones(len(cuts) + 1))) for _ in range(2)], axis=1)
+    y = (rng.random(n) < 1 / (1 + np.exp(2 - bins @ rng.normal(1, 1, 2)))).astype(float)
+    design = TreesDesign(
+        loss=LOGISTIC, outcome="y", classes=("no", "yes"), trees=trees, depth=depth, learning_rate=0.3, l2=1.0,
+        min_child_weight=0.1, min_records=5, columns=("a", "b"), places=(0, 1), cuts=(cuts, cuts), mean=(0.0, 0.0),
+        deviation=(1.0, 1.0), records=n, suppress=5,
+    )  # fmt: skip
+    layout = TreesLayout(design)
+    growing = GrowingTrees(layout, grown_alone(layout, SiteTable(bins.astype(np.int64), y)))
+    fit = trees_fit(growing, 3)
+    assert fit is not None
+    model = json.loads(encoded_trees(trees_file(growing)))
+    margins = np.full(n, model["base"][0])
+    for tree in model["trees"]:  # the step of each leaf, which the file has not, is given away
+        added, share = np.zeros(n), 1 / (1 + np.exp(-margins))
+        for leaf, inside in solving.nodes_of(tree["root"], msgspec.to_builtins(design), bins, np.ones(n) > 0):
+            if leaf.get("value") is not None:
+                leaf["step"] = 2.0 ** (1 + math.floor(math.log2(1.5 / (1 + (inside * share * (1 - share)).sum()))))
+                added = added + inside * leaf["value"]
+        margins = margins + added
+    cells, counts = np.unique(bins, axis=0, return_counts=True)
+    few = [tuple(cell) for cell, count in zip(cells.tolist(), counts, strict=True) if count < 5]
+    return model, json.loads(encoded(fit)), bins, int(y.sum()), few
+
+
+@pytest.mark.parametrize(("trees", "depth"), [(6, 1), (3, 2)])
+def test_no_few_records_between_the_cuts_of_trees_are_found(
+    trees: int, depth: int, request: pytest.FixtureRequest
+) -> None:
+    """By programmes over the records of all cells between the cuts; agreed histograms known, where they are told."""
+    for seed in range(60 if request.config.getoption("--long") else 2):
+        model, fit, bins, positives, few = grown_trees(seed, trees, depth)
+        width = len(fit["design"]["cuts"][0]) + 1
+        told = [suppressed(np.bincount(column, minlength=width).tolist(), 5) for column in bins.T]
+        for cell, low, high in solving.cells_of_trees(model, fit, told, positives, few):
+            true = int((bins == cell).all(axis=1).sum())
+            assert low <= true <= high, (seed, cell, low, true, high)
+            assert low < high or not 0 < low < 5, (seed, cell, low)
+
+
+def test_the_solver_finds_what_records_of_nodes_tell() -> None:
+    """Of the same trees with the records of each node, as files had them: differences of nested nodes are few."""
+    model, fit, bins, positives, few = grown_trees(0, 6, 2)
+    for tree in model["trees"]:
+        for node, inside in solving.nodes_of(tree["root"], fit["design"], bins, np.ones(len(bins)) > 0):
+            node["records"] = int(inside.sum())
+    untold: list[list[None]] = [[None] * (len(cuts) + 1) for cuts in fit["design"]["cuts"]]
+    cells = solving.cells_of_trees(model, fit, untold, positives, few)
+    assert any(low == high for _, low, high in cells)

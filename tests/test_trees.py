@@ -191,21 +191,31 @@ def test_a_site_with_more_records_than_all_had_agrees_again() -> None:
         SiteMargins(layout, SiteTable(layout.bins.of(x), y))
 
 
-def test_a_leaf_is_the_newton_step_of_its_records() -> None:
-    """-learning_rate G / (H + l2), the gain that of its two sides; of one tree of one split, by hand."""
+def test_a_leaf_is_the_newton_step_of_its_records_to_what_five_of_them_add() -> None:
+    """-learning_rate G / (H + l2), next multiple of the power of two above 0.3 * 5 / (H + l2); the gain that of its two
+    sides; of one tree of one split, by hand."""
     x, y = drawn(LOGISTIC, 200)
     layout = layout_of(LOGISTIC, 200, trees=1, depth=1)
     growing = GrowingTrees(layout, grown_alone(layout, SiteTable(layout.bins.of(x), y)))
-    root = trees_file(growing).trees[0].root
+    root, tree = trees_file(growing).trees[0].root, growing.tree(0, 0)
     assert root.yes is not None and root.no is not None and root.below is not None
     share = y.mean()
     goes = x[:, int(root.column[1])] < root.below
     score = []
-    for side, node in ((goes, root.yes), (~goes, root.no)):
+    for side, node, records in zip((goes, ~goes), (root.yes, root.no), tree.records[1:3], strict=True):
         g, h = (share - y[side]).sum(), side.sum() * share * (1 - share)
-        assert node.records == side.sum() and node.value == pytest.approx(-0.3 * g / (h + 1.0), abs=1e-6)
+        step = 2.0 ** np.ceil(np.log2(0.3 * 5 / (h + 1.0)))
+        assert records == side.sum() and node.value == step * np.rint(-0.3 * g / (h + 1.0) / step) != 0
         score.append(g * g / (h + 1.0))
-    assert root.gain == pytest.approx(sum(score) / 2, rel=1e-6), "the whole has no gradient at its own mean"
+    assert tree.value[0] == pytest.approx(sum(score) / 2, rel=1e-6), "the whole has no gradient at its own mean"
+
+
+def test_trees_end_where_no_leaf_is_worth_what_few_records_add() -> None:
+    x, y = drawn(LOGISTIC, 200)
+    layout = layout_of(LOGISTIC, 200, trees=400, depth=1)
+    growing = GrowingTrees(layout, grown_alone(layout, SiteTable(layout.bins.of(x), y)))
+    values = [tree.root.yes.value or tree.root.no.value for tree in trees_file(growing).trees if tree.root.yes]  # type: ignore[union-attr]
+    assert growing.over and growing.done < 400 and all(values[:-1]) and not values[-1]
 
 
 def test_empty_cells_go_where_more_is_gained() -> None:

@@ -27,8 +27,9 @@ YES, NO = "yes", "no"
 class TreeNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """A split, or a leaf where it has a value."""
 
-    records: int
-    """That came here, of all sites."""
+    records: int | None = None
+    """That came here, of all sites: in files of the release before alone.  Two nodes that end at nearby cuts differed
+    by the few records between them."""
     value: float | None = None
     column: str = ""
     below: float | None = None
@@ -36,6 +37,7 @@ class TreeNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     missing: str = ""
     """yes or no, where cells may hold nothing."""
     gain: float | None = None
+    """In files of the release before alone, as `records`."""
     yes: TreeNode | None = None
     no: TreeNode | None = None
 
@@ -81,16 +83,13 @@ def trees_file(growing: GrowingTrees) -> TreesFile:
 
 
 def _node(d: TreesDesign, tree: TreeNodes, at: int) -> TreeNode:
-    records, value = int(tree.records[at]), float(tree.value[at])
     if not tree.is_split[at]:
-        return TreeNode(records=records, value=value)
+        return TreeNode(value=float(tree.value[at]))
     column, left = int(tree.column[at]), int(tree.left[at])
     return TreeNode(
-        records=records,
         column=d.columns[column],
         below=d.cuts[column][int(tree.bin[at])],
         missing=(YES if tree.missing_left[at] else NO) if d.missing else "",
-        gain=value,
         yes=_node(d, tree, left),
         no=_node(d, tree, left + 1),
     )

@@ -7,7 +7,7 @@ from collections import defaultdict
 import msgspec
 
 from fedgossip.learning.tree_sums import GrowingTrees
-from fedgossip.learning.trees import TreesDesign
+from fedgossip.learning.trees import TreesDesign, rounded
 
 FIT_OF_TREES = "trees-fit.json"
 FORMAT = 1
@@ -18,7 +18,7 @@ class ColumnGain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     name: str
     gain: float
-    """Sum of the gains of its splits."""
+    """Sum of the gains of its splits, in whole multiples of `suppress`."""
     share: float
     """Of the gains of all."""
     splits: int
@@ -42,7 +42,7 @@ class TreesFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Whether that is all that was asked for, or all that gained anything."""
     leaves: int
     losses: tuple[float, ...]
-    """Mean loss of a record before each tree."""
+    """Mean loss of a record before each tree, rounded to what `suppress` records can change it by."""
     gains: tuple[ColumnGain, ...]
     """Columns by their gain, the largest first."""
     opened: int
@@ -65,21 +65,24 @@ def trees_fit(growing: GrowingTrees, least: int) -> TreesFit | None:
             for column, gain in zip(tree.column[there].tolist(), tree.value[there].tolist(), strict=True):
                 gains[d.columns[column]] += gain
                 splits[d.columns[column]] += 1
-    total = sum(gains.values())
-    named = sorted(d.columns, key=lambda name: -gains[name])
+    least_gain = max(1, d.suppress)
+    told = {name: float(round(gain / least_gain) * least_gain) for name, gain in gains.items()}
+    total = sum(told.values())
+    named = sorted(d.columns, key=lambda name: -told.get(name, 0.0))
     opened, small = growing.opened
+    trees = growing.done
     return TreesFit(
         design=d,
         sites=growing.sites,
         fewest=growing.least,
         least=least,
         records=growing.records,
-        trees=growing.done,
+        trees=trees,
         whole=growing.over,
         leaves=leaves,
-        losses=tuple((growing.losses[: growing.done] / growing.records).tolist()),
+        losses=tuple(rounded(one / growing.records, d.suppress / growing.records) for one in growing.losses[:trees]),
         gains=tuple(
-            ColumnGain(name=name, gain=gains[name], share=gains[name] / total, splits=splits[name])
+            ColumnGain(name=name, gain=told[name], share=told[name] / max(total, 1), splits=splits[name])
             for name in named
             if splits[name]
         ),

@@ -248,7 +248,8 @@ class GrowingTrees:
             self._decide(output, node, cells, below)
         self._close_what_has_no_room()
         if not self.open_nodes():
-            grown = any(self.tree(self.done, k).is_split.any() for k in range(layout.design.outputs))
+            whole = [self.tree(self.done, k) for k in range(layout.design.outputs)]
+            grown = any(one.is_split.any() and one.value[: one.size][~one.is_split[: one.size]].any() for one in whole)
             self.x[_DONE] += 1
             self.x[_ENDED] = not grown
             if not self.over:

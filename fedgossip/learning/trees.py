@@ -3,7 +3,7 @@
     a tree       g = dloss/dF,  h = d2loss/dF2  at F, the margins so far
     a level      of each open node, column and bin: sums of 1, g, h
     a split      the bin of the largest gain  1/2 [ GL^2/(HL + l2) + GR^2/(HR + l2) - G^2/(H + l2) ]
-    a leaf       F <- F - learning_rate G / (H + l2)
+    a leaf       F <- F - learning_rate G / (H + l2), rounded to what `suppress` records can change it by
 
 g and h of a record are whole multiples of 2^-30, so sums over sites are those over all records, to the bit, in any
 order, and so are the trees.  Empty cells have a bin of their own, which a split sends to the side that gains more.  A
@@ -15,6 +15,7 @@ Source: Chen and Guestrin, XGBoost, KDD 2016, sections 2.1, 2.2 and 3.4.  numpy 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -68,7 +69,7 @@ class TreesDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     sites: int = 0
     """In a sum at most; 0: it is not said, and records and h are never put into one number."""
     suppress: int
-    """Sums over fewer records are counted as small."""
+    """Sums over fewer records are counted as small; what is published is rounded to what so many can change."""
     agreed: str = ""
     """The hash of what the sites have agreed on."""
 
@@ -241,9 +242,23 @@ class FoundSplit:
 
 
 def leaf_value(design: TreesDesign, sums: Whole) -> float:
+    """Return what a leaf adds to the margin of its records.
+
+    It is rounded, for two leaves of nearby cuts would differ by exactly what the few records between them add: g is at
+    most 1 a record, so `suppress` of them move a value by a step at most.  The step is a power of two and tells of h
+    no more than its magnitude.
+    """
     _, g, h = (float(one) for one in sums)
     least = h / UNIT + design.l2
-    return -design.learning_rate * (g / UNIT) / least if least > 0 else 0.0
+    if not least > 0:
+        return 0.0
+    return rounded(-design.learning_rate * (g / UNIT) / least, design.learning_rate * design.suppress / least)
+
+
+def rounded(value: float, least: float) -> float:
+    """Return the multiple of a power of two next to a value: of the power next above `least`."""
+    step = math.ldexp(1.0, math.frexp(least)[1])
+    return round(value / step) * step
 
 
 def best_split(bins: TreeBins, sums: Whole, told: Whole) -> FoundSplit | None:
@@ -286,9 +301,13 @@ def _score(d: TreesDesign, sums: Whole) -> Floats:
 
 
 def base_margins(design: TreesDesign, records: int, totals: Sequence[float]) -> Floats:
-    """Return the margins of no tree at all, [outputs]: log odds of the shares, or the mean; of sums over records."""
+    """Return the margins of no tree at all, [outputs]: log odds of the shares, or the mean; of sums over records.
+
+    The mean in quarters of a deviation: it is 0, as was agreed, unless sites are missing, and a finer one would undo
+    the rounding of what was agreed.
+    """
     if design.loss == SQUARES:
-        return np.array([totals[0] / records])
+        return np.array([round(4 * totals[0] / records) / 4])
     shares = np.maximum(totals, 0.5) / records  # a class without records: far down, not at minus infinity
     return np.log(shares[1:] / shares[0]) if design.loss == LOGISTIC else np.log(shares)
 
