@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import os
 import struct
 import threading
 from pathlib import Path
@@ -16,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from fedgossip import checkpoints
+from fedgossip import checkpoints, owner_files
 from fedgossip.checkpoints import NEWEST, PREVIOUS, About, Checkpoints, RefusedError, Stored, differences, tensor_file
 from fedgossip.errors import ResumeError
 from fedgossip.experiment import load_experiment
@@ -235,6 +236,89 @@ def test_the_newest_is_written_at_the_end_even_if_it_was_not_time(tmp_path: Path
     assert not (tmp_path / NEWEST).exists()
     assert kept.close() == 3
     assert checkpoints.read(tmp_path / NEWEST).task["steps"] == 15
+
+
+def durable(round: int) -> Checkpoint:
+    return Checkpoint(round, stored(round).machine.vectors, {"view": "new"}, durable=True)
+
+
+def kept_at(tmp_path: Path, seconds: float = 1e9) -> Checkpoints:
+    return Checkpoints(tmp_path, ABOUT, lambda round, error: pytest.fail(f"{round}: {error!r}"), seconds)
+
+
+def test_a_durable_checkpoint_has_what_the_task_remembered_after_its_round(tmp_path: Path) -> None:
+    """A worker that is killed after a new view went on with an optimizer that had begun anew."""
+    kept = kept_at(tmp_path)
+    kept.keep(stored(3).machine, stored(3).task)
+    kept.now(durable(3))
+    assert checkpoints.read(tmp_path / NEWEST).task["steps"] == 15
+    kept.close()
+    again = kept_at(tmp_path)  # the next life, in which a view comes before the first round
+    again.begin(3, stored(3).task)
+    again.now(durable(3))
+    assert checkpoints.read(tmp_path / NEWEST).task["steps"] == 15
+    again.close()
+
+
+def test_a_durable_checkpoint_waits_for_the_memory_of_its_round_and_is_not_written_over(tmp_path: Path) -> None:
+    """The thread that trains may come a moment later, with the view before."""
+    kept = kept_at(tmp_path)
+    kept.keep(stored(3).machine, stored(3).task)
+    later = threading.Timer(0.05, kept.keep, (stored(4).machine, stored(4).task))
+    later.start()
+    kept.now(durable(4))
+    later.join()
+    assert kept.close() == 4
+    one = checkpoints.read(tmp_path / NEWEST)
+    assert (one.machine.facts, one.task["steps"]) == ({"view": "new"}, 20)
+
+
+def test_two_threads_that_have_checkpoints_written_leave_whole_ones(tmp_path: Path) -> None:
+    """Both wrote one .part file, and each took away what the other had written."""
+    kept = kept_at(tmp_path, seconds=0)
+    for round in range(0, 30, 2):
+        training = threading.Thread(target=kept.keep, args=(stored(round).machine, stored(round).task))
+        training.start()
+        kept.now(durable(round + 1))
+        assert checkpoints.read(tmp_path / NEWEST).machine.round >= round + 1
+        training.join()
+    kept.close()
+
+
+class Killed(BaseException):
+    """In place of SIGKILL."""
+
+
+@pytest.mark.parametrize("call", range(1, 6))
+def test_a_kill_at_any_step_of_a_write_leaves_a_checkpoint_with_its_memory(
+    tmp_path: Path, call: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps: the file opened, its bytes on disk, the one before renamed, the new one renamed, the folder on disk."""
+    kept, calls = kept_at(tmp_path), 0
+    kept.keep(stored(3).machine, stored(3).task)
+    kept.now(durable(3))
+
+    def dying(real: Any) -> Any:
+        def step(*arguments: Any, **more: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == call:
+                raise Killed
+            return real(*arguments, **more)
+
+        return step
+
+    steps: list[tuple[Any, str]] = [(owner_files, "opened"), (os, "fsync"), (Path, "replace")]
+    with monkeypatch.context() as patched:
+        patched.setattr(threading, "excepthook", lambda _: None)
+        for owner, name in [*steps, (owner_files, "sync_folder")]:
+            patched.setattr(owner, name, dying(getattr(owner, name)))
+        kept.keep(stored(4).machine, stored(4).task)
+        with pytest.raises(Killed):
+            kept.now(durable(4))
+    one, _ = checkpoints.load(tmp_path, ABOUT)
+    assert one is not None and one.machine.round in (3, 4)
+    assert one.task["steps"] == 5 * one.machine.round and one.machine.facts == {"view": "new"}
 
 
 # --- lives ------------------------------------------------------------------------------------------------------------

@@ -274,6 +274,7 @@ class _PeerLife:
         try:
             if life.resumed:
                 give_memory(self.task, node, life.resumed.task)
+                self._kept.begin(life.resumed.machine.round, life.resumed.task)
             self.files.started(life.round, initial)
             machine = self._made.make(initial, life.checkpoint, life.about.incarnation)
         except Exception as error:
