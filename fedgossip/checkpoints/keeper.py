@@ -18,7 +18,7 @@ SECONDS = 10.0
 
 
 TURN_SECONDS = 1.0
-"""Maximum wait of a durable checkpoint for what the task remembered after its round: the thread that trains keeps it."""
+"""Maximum wait of a durable checkpoint for what the task remembered after its round, from the thread that trains."""
 
 
 class Checkpoints:
