@@ -56,6 +56,10 @@ def from_toml(text: str) -> dict[str, Any]:
         tables = tomllib.loads(text)
     except RecursionError:  # tomllib is Python: it ends far from where the process would
         raise _too_deep(tomllib.TOMLDecodeError) from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError as error:  # a number of more digits than Python converts
+        raise tomllib.TOMLDecodeError(str(error)) from None
     level: list[Any] = [tables]
     for _ in range(DEPTH_MAX):
         level = [one for value in level for one in _parts(value)]

@@ -107,6 +107,11 @@ DEEP_TOML = {
 }
 
 
+def test_a_number_longer_than_python_converts_is_no_toml() -> None:
+    with pytest.raises(tomllib.TOMLDecodeError, match="4300 digits"):
+        from_toml("seed = " + "9" * 5000)
+
+
 @pytest.mark.parametrize("text", DEEP_TOML.values(), ids=DEEP_TOML.keys())
 def test_deep_toml_is_refused_as_what_is_no_toml(text: str) -> None:
     with pytest.raises(tomllib.TOMLDecodeError):

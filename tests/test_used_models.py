@@ -267,6 +267,17 @@ def test_a_folder_that_is_no_whole_model_is_refused(tmp_path: Path) -> None:
         load_model(folder)
 
 
+@pytest.mark.parametrize("facts", [{"shape": [2**40]}, {"shape": [2**31, 2**31], "outputs": 2**20}, {"shape": [-5]}])
+def test_sizes_that_are_not_those_of_the_weights_take_no_memory(tmp_path: Path, facts: dict[str, Any]) -> None:
+    """2^40 numbers are 4 TiB; they were asked for before the tensors were compared."""
+    trained(tmp_path, experiment())
+    folder = tmp_path / "run" / "model"
+    told = json.loads((folder / "model.json").read_text())
+    (folder / "model.json").write_text(json.dumps({**told, **facts}))
+    with pytest.raises(ConfigError, match="makes another model than the one that was saved"):
+        load_model(folder)
+
+
 def test_tensors_of_a_task_without_a_recipe_are_kept_and_not_called(tmp_path: Path) -> None:
     simulate({"rounds": 2, "task": {"kind": "averaging"}, "topology": {"graph": "ring", "n": 4}}, out=tmp_path / "run")
     assert (tmp_path / "run" / "model" / "weights.safetensors").exists()

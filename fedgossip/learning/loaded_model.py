@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from fedgossip.learning.named_code import check_allowed, code_in
 from fedgossip.learning.objectives import MULTI_LABEL, REGRESSION
 from fedgossip.learning.sources import code_of
 from fedgossip.learning.tree_file import TreeMargins, decoded_trees
+from fedgossip.whole_model import Tensors
 
 
 class LoadedModel:
@@ -135,20 +136,37 @@ def load_model(path: Path | str, *, node: int | None = None, run_code: bool = Fa
         return LoadedModel(facts, _trees(folder, facts), folder)
     tensors = tensors_of(folder, facts, node)
     vocabulary = len(facts.vocabulary) if facts.vocabulary is not None else None
-    with _modules_of(facts):
+
+    def built() -> nn.Module:
         if facts.source == RATES:
-            module = models.rates(math.prod(facts.shape))
-        else:
-            module = models.build(facts.source, facts.shape, facts.outputs, facts.seed, vocabulary, base=folder / CODE)
+            return models.rates(math.prod(facts.shape))
+        return models.build(facts.source, facts.shape, facts.outputs, facts.seed, vocabulary, base=folder / CODE)
+
+    with _modules_of(facts):
+        if not code_in(facts):  # a model of sizes that somebody wrote takes no memory before they are those of its file
+            with torch.device("meta"):
+                _check_parts(folder, facts, built, tensors)
+        module = _check_parts(folder, facts, built, tensors)
     parts = parts_of(module)
-    wanted = {name: tuple(tensor.shape) for name, tensor in parts.items()}
-    if wanted != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
-        advice = "Does what makes it depend on this machine, or on the release of a library?"
-        raise ConfigError(f"{folder}: {facts.source} makes another model than the one that was saved", advice)
     with torch.no_grad():
         for name, tensor in tensors.items():
             parts[name].copy_(torch.from_numpy(tensor))
     return LoadedModel(facts, module, folder)
+
+
+def _check_parts(folder: Path, facts: ModelFacts, built: Callable[[], nn.Module], tensors: Tensors) -> nn.Module:
+    """Return what `built` makes.  Raises ConfigError where it has other tensors than the folder."""
+    advice = "Does what makes it depend on this machine, or on the release of a library?"
+    text = f"{folder}: {facts.source[:100]} makes another model than the one that was saved"
+    try:
+        module = built()
+    except RuntimeError as error:  # sizes of which torch makes no tensor
+        raise ConfigError(f"{text}: {str(error).partition(chr(10))[0][:200]}", advice) from error
+    if {name: tensor.shape for name, tensor in parts_of(module).items()} != {
+        name: tensor.shape for name, tensor in tensors.items()
+    }:
+        raise ConfigError(text, advice)
+    return module
 
 
 def _trees(folder: Path, facts: ModelFacts) -> nn.Module:
