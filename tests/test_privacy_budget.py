@@ -6,8 +6,11 @@ import json
 from dataclasses import replace
 
 import pytest
+from accounts import next_rate
 
 from fedgossip.errors import BudgetError, ConfigError
+from fedgossip.experiment import load_experiment
+from fedgossip.plans.privacy_budget import cost_of_training, purse_of
 from fedgossip.privacy import accounting
 from fedgossip.privacy.accounting import Mechanism, epsilon, steps_within
 from fedgossip.privacy.budget import Budget, Spend, resumed
@@ -138,3 +141,24 @@ def test_the_price_of_a_round_does_not_grow_with_the_rounds_before(monkeypatch):
         budget = budget.spend(ROUND)
     assert len(looked) == 20  # once to see whether it fits, once to take it
     assert len(budget.spends) == 3010
+
+
+# --- what an account says of a site -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("steps", [{"local_steps": 3}, {"local_epochs": 2}])
+def test_what_a_site_signs_of_its_spending_is_the_same_for_many_numbers_of_records(steps: dict[str, int]) -> None:
+    """Of 16 to 1 000 records and batches of 16, no line is of fewer numbers than a tenth of them, and none is lower
+    than what is drawn: rate 16 / n, ceil(n / 16) steps for each pass."""
+    content = {"coordinator": {"clients": 5, "privacy": {"unit": "record", "max_epsilon": 1e6}}}
+    whole = load_experiment({**content, "train": {"batch_size": 16, "device": "cpu", **steps}})
+    signed: dict[str, list[int]] = {}
+    for n in range(16, 1001):
+        rate, counted = cost_of_training(whole, n)
+        assert rate == next_rate(16 / n)
+        assert counted == 3 if "local_steps" in steps else 2 * -(-n // 16) <= counted <= 2.5 * -(-n // 16)
+        (line,) = purse_of(whole.budget, rate, counted, ()).pay(0)
+        signed.setdefault(json.dumps(line), []).append(n)
+    whole_lines = [numbers for numbers in signed.values() if 1000 not in numbers]
+    assert all(len(numbers) >= max(numbers) // 16 for numbers in whole_lines if "local_steps" in steps)
+    assert len(signed) <= 2 * 4 * 6, "four of each to a doubling, and six doublings"

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from accounts import next_rate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from secure_kit import entropy_of
@@ -52,18 +53,18 @@ def test_drawing_a_cohort_does_not_hide_from_who_knows_the_cohort():
 
 def test_the_site_with_the_fewest_examples_decides():
     found = forecast(RECORDS)
-    assert found.plan.rate == 32 / 1000
-    assert found.epsilon == epsilon([Mechanism(1.1, 32 / 1000, 200)], 1e-5)
+    assert found.plan.rate == next_rate(32 / 1000)
+    assert found.epsilon == epsilon([Mechanism(1.1, next_rate(32 / 1000), 200)], 1e-5)
     assert forecast(replace(RECORDS, examples=(16, 5000))).plan.rate == 1.0
 
 
 def test_rounds_fit_as_the_budget_allows():
     found = forecast(replace(RECORDS, max_epsilon=1.5))
     assert 0 < found.rounds_within < 20
-    assert epsilon([Mechanism(1.1, 0.032, 10 * found.rounds_within)], 1e-5) <= 1.5
-    assert epsilon([Mechanism(1.1, 0.032, 10 * (found.rounds_within + 1))], 1e-5) > 1.5
+    assert epsilon([Mechanism(1.1, next_rate(0.032), 10 * found.rounds_within)], 1e-5) <= 1.5
+    assert epsilon([Mechanism(1.1, next_rate(0.032), 10 * (found.rounds_within + 1))], 1e-5) > 1.5
     assert not found.fits
-    assert epsilon([Mechanism(found.noise_wanted, 0.032, 200)], 1e-5) == pytest.approx(1.5, rel=1e-2)
+    assert epsilon([Mechanism(found.noise_wanted, next_rate(0.032), 200)], 1e-5) == pytest.approx(1.5, rel=1e-2)
     assert f"Only {found.rounds_within} of 20 fit" in text(found)
     assert forecast(replace(RECORDS, max_epsilon=50.0)).fits
     assert "no max_epsilon" in text(forecast(RECORDS))

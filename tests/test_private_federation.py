@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import secure_federation
+from accounts import next_rate
 from secure_federation import Followed, experiment, follow
 from test_coordinator_commands import CLIENTS, Site
 from test_secure_rounds import client_of, invited
@@ -58,7 +59,7 @@ def hiding(rounds: int = 4, clients: int = 5, **privacy: Any) -> dict[str, Any]:
 def test_the_epsilon_of_a_run_is_that_of_its_smallest_site() -> None:
     run = fedgossip.simulate(learning("record", max_epsilon=50.0))
     fewest = min(run.summary["data"]["sizes"])
-    expected = epsilon([Mechanism(1.0, 16 / fewest, 3 * 4)], 1e-5)
+    expected = epsilon([Mechanism(1.0, next_rate(16 / fewest), 3 * 4)], 1e-5)
     assert run.summary["epsilon"] == pytest.approx(expected, rel=1e-6)
     assert run.summary["status"] == "finished"
     spent = [row.epsilon for row in run.rows if isinstance(row, PeerRow) and row.peer == 0]
@@ -124,7 +125,7 @@ def test_a_site_plans_with_its_own_file_alone(
     assert cli(["privacy", "plan", "e.toml", "--id", "2", "--json"], standalone_mode=False) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["plan"]["examples"] == [300] * 4
-    assert told["epsilon"] == pytest.approx(epsilon([Mechanism(1.0, 16 / 300, 2 * 5)], 1e-5))
+    assert told["epsilon"] == pytest.approx(epsilon([Mechanism(1.0, next_rate(16 / 300), 2 * 5)], 1e-5))
     with pytest.raises(ConfigError, match="there is no client 4"):
         cli(["privacy", "plan", "e.toml", "--id", "4"], standalone_mode=False)
     with pytest.raises(ConfigError, match=re.escape("site-0.csv")):

@@ -97,7 +97,13 @@ def statistics_spends(experiment: Experiment) -> Sequence[Mapping[str, object]]:
 
 
 def cost_of_training(experiment: Experiment, examples: int) -> tuple[float, int]:
-    """Return (rate, steps) of a round at a client with so many examples, each hidden by itself."""
-    from fedgossip.learning.record_privacy import private_rate, private_steps
+    """Return (rate, steps) that are accounted of a round at a client with so many examples, each hidden by itself.
 
-    return private_rate(experiment.train, examples), private_steps(experiment.train, examples)
+    Both are what an account may tell of their number, and not below what is done.
+    """
+    from fedgossip.learning.record_privacy import private_rate, private_steps
+    from fedgossip.privacy.accounting import told_rate, told_steps
+
+    steps = private_steps(experiment.train, examples)
+    given = experiment.train.local_steps is not None
+    return told_rate(private_rate(experiment.train, examples)), steps if given else told_steps(steps)

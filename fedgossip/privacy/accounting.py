@@ -77,6 +77,25 @@ class Mechanism:
             )
 
 
+def told_rate(rate: float) -> float:
+    """Return the rate at which a site's steps are accounted: not below the one at which it draws.
+
+    An account is written down, signed and handed on, and an exact rate is a batch over a site's number of records.  It
+    is the next of 1, 7/8, 6/8, 5/8, 1/2, 7/16 and so on, so that tells of the number within a fifth.  Divergences grow
+    with the rate: the epsilon holds.
+    """
+    share, power = math.frexp(rate)
+    return math.ldexp(math.ceil(8 * share) / 8, power)
+
+
+def told_steps(steps: int) -> int:
+    """Return the steps that are accounted where a site's number of records decides them: 1 to 8, 10, 12, 14, 16, 20...
+
+    Steps that are not made release nothing: the epsilon holds.
+    """
+    return int(told_rate(float(steps)))
+
+
 _NOTHING: Floats = np.zeros(len(ORDERS))
 
 

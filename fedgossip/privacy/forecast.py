@@ -19,7 +19,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from fedgossip.errors import ConfigError, nearest
-from fedgossip.privacy.accounting import Mechanism, RenyiAccount, account_of, epsilon, noise_for, steps_within, tight
+from fedgossip.privacy.accounting import (
+    Mechanism,
+    RenyiAccount,
+    account_of,
+    epsilon,
+    noise_for,
+    steps_within,
+    tight,
+    told_rate,
+)
 from fedgossip.privacy.budget import UNITS, Spend
 from fedgossip.protocols.telling import Telling
 
@@ -109,8 +118,8 @@ class PrivacyPlan:
 
     @property
     def rate(self) -> float:
-        """q of the client that is drawn most: 1 for clients, whose coordinator knows who takes part."""
-        return 1.0 if self.unit == "client" else min(1.0, self.batch_size / min(self.examples))
+        """q of the client that is drawn most, as it is accounted; 1 for clients: it is known who takes part."""
+        return 1.0 if self.unit == "client" else told_rate(min(1.0, self.batch_size / min(self.examples)))
 
     @property
     def tests(self) -> Mechanism:
