@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import sys
 from dataclasses import replace
@@ -18,7 +20,7 @@ from torch.optim import SGD
 import fedgossip
 from fedgossip.cli import cli
 from fedgossip.cli.invited import NewRows, ended_script
-from fedgossip.cli.run import facts
+from fedgossip.cli.run import _best, facts
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import load_experiment
 from fedgossip.loops.experiments import Wished, experiment_of
@@ -27,8 +29,14 @@ from fedgossip.machine import PeerJoined, Received, Report, Started
 from fedgossip.messages import MembershipUpdate
 from fedgossip.plans import compose
 from fedgossip.protocols.news import signed
-from fedgossip.records import EventRow, Row
+from fedgossip.records import EventRow, NetworkRow, Row
+from fedgossip.report.numbers import percent
+from fedgossip.report.page import write_report
+from fedgossip.report.rows import ReportedEvent
+from fedgossip.report.sections import spells
 from fedgossip.roles import peer_roles
+from fedgossip.rundir.summary import best_of
+from fedgossip.scores import Score
 from fedgossip.watching.state import State
 
 
@@ -160,3 +168,39 @@ def test_the_time_of_a_run_names_its_clocks(driver: str, words: str) -> None:
     experiment = {"rounds": 1, "topology": {"graph": "ring", "n": 3}, "task": {"kind": "averaging", "dim": 2}}
     summary = fedgossip.simulate(experiment).summary | {"driver": driver, "seconds": 9.63, "wall_seconds": 147.8}
     assert dict(facts(summary))["time"] == words
+
+
+def test_a_summary_names_the_round_whose_averaged_model_was_best() -> None:
+    """The best by the direction of the metric: an error that is smaller is better."""
+    scores = {0: 0.5, 5: 0.2, 10: 0.2, 15: math.nan, 20: 0.4}
+    rows = [NetworkRow(round, 3, 0.0, 0, score_averaged=score) for round, score in scores.items()]
+    assert best_of(Score("rmse", better="lower"), rows) == {"best": {"round": 5, "score": 0.2}}
+    assert best_of(Score("accuracy"), rows) == {"best": {"round": 0, "score": 0.5}}
+    assert best_of(Score("accuracy"), [NetworkRow(0, 3, 0.0, 0)]) == {}
+
+
+def test_the_terminal_and_the_report_name_the_best_round_where_the_model_is_another(tmp_path: Path) -> None:
+    experiment = {
+        "rounds": 6, "data": {"source": "digits"}, "model": {"source": "softmax"},
+        "train": {"local_steps": 1, "lr": 0.1, "device": "cpu"}, "eval": {"every": 1},
+        "topology": {"graph": "ring", "n": 3},
+    }  # fmt: skip
+    run = fedgossip.simulate(experiment, out=tmp_path / "run")
+    best = max(
+        (row.score_averaged, -row.round) for row in run.rows if isinstance(row, NetworkRow) and row.score_averaged
+    )
+    assert run.summary["best"] == {"round": -best[1], "score": best[0]}
+    path = tmp_path / "run" / "summary.json"
+    summary = json.loads(path.read_text()) | {"best": {"round": 2, "score": 0.97}}
+    path.write_text(json.dumps(summary))
+    write_report(tmp_path / "run")
+    assert f"best {percent(0.97)}, in round 2" in (tmp_path / "run" / "report.html").read_text()
+    assert _best(summary) == [("best round", "2, with 0.9700; the figures above are of round 6")]
+
+
+def test_what_a_dead_peer_is_missed_by_in_every_round_is_one_line() -> None:
+    missed = [ReportedEvent(round, 1, "missed", [2]) for round in range(3, 111)]
+    other = [ReportedEvent(50, 0, "missed", [2])]
+    assert [(one.peer, *rest) for one, *rest in spells([*missed, *other])] == [(1, 3, 110, 108), (0, 50, 50, 1)]
+    again = [ReportedEvent(round, 1, "missed", [2]) for round in (3, 4, 9)]
+    assert [rest for _, *rest in spells(again)] == [[3, 4, 2], [9, 9, 1]]

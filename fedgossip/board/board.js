@@ -170,7 +170,7 @@ function showCurves() {
   });
   const metrics = new Set(state.runs.map((id) => runs.get(id)?.facts?.metric).filter(Boolean));
   for (const option of $("metric").options) tell(option, option.value.startsWith("score") && metrics.size ? METRICS[option.value].replace("score", metrics.size === 1 ? [...metrics][0] : "score (not the same metric)") : METRICS[option.value]);
-  const svg = plot($("plot"), lines, { log: state.log, view: state.view, shownX: [number, size, time][state.over], label: METRICS[state.metric] });
+  const svg = plot($("plot"), lines, { log: state.log, view: state.view, shownX: [number, size, time][state.over], label: METRICS[state.metric], xLabel: ["rounds", "bytes sent", "seconds"][state.over] });
   zoom = svg ? zoomable(svg, PLOT, (view) => { change({ view }); $("plot").querySelector("svg")?.focus({ preventScroll: true }); }, state.view) : null;
   $("all").hidden = isWhole(state.view);
   $("keys").replaceChildren(...lines.map(({ id, name, colour, dash, points }) => {

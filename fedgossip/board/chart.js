@@ -1,5 +1,5 @@
 // Curves of several runs in common axes.  A line: { name, colour, dash, points: [[x, y]...], raw }.
-const W = 960, H = 400, PLOT = { x: 62, y: 10, width: 882, height: 352 };
+const W = 960, H = 400, PLOT = { x: 62, y: 22, width: 882, height: 340 };
 const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7c8795", "#b2577a"]; // Okabe and Ito, without the yellow
 const DASHES = ["none", "7 4", "2 4", "9 4 2 4"];
 
@@ -25,8 +25,8 @@ function marks({ share, at, log }, view) {
   const [from, to] = view.map(at), places = (log && to / from > 3 ? decades : ticks)(from, to);
   return places.map((place) => [place, (share(place) - view[0]) / (view[1] - view[0])]).filter(([, part]) => part >= -1e-9 && part <= 1 + 1e-9);
 }
-// Draws into `place`; shownX(x) says a value of the axis.  Returns the drawing, to be enlarged.
-function plot(place, lines, { log, view, shownX, label }) {
+// Draws into `place`; shownX(x) says a value of the axis; label, xLabel: what the axes are.  Returns the drawing, to be enlarged.
+function plot(place, lines, { log, view, shownX, label, xLabel }) {
   const visible = (points) => (log ? points.filter((point) => point[1] > 0) : points);
   const drawn = lines.map((line) => ({ ...line, points: visible(line.points), raw: visible(line.raw) }));
   const all = drawn.flatMap((line) => line.raw.concat(line.points));
@@ -42,6 +42,7 @@ function plot(place, lines, { log, view, shownX, label }) {
   }
   for (const [value, part] of marks(x, view.x))
     svg.append(draw("text", { class: "x", x: PLOT.x + part * PLOT.width, y: PLOT.y + PLOT.height + 18 }, shownX(value)));
+  svg.append(draw("text", { class: "x", x: PLOT.x + PLOT.width / 2, y: PLOT.y + PLOT.height + 34 }, xLabel), draw("text", { class: "y-name", x: PLOT.x, y: PLOT.y - 6 }, label));
   const inside = draw("g", { "clip-path": "url(#inside)" });
   const path = (points) => "M" + points.map(([a, b]) => `${inX(a).toFixed(1)} ${inY(b).toFixed(1)}`).join("L");
   for (const { id, colour, dash, points, raw } of drawn) {

@@ -311,7 +311,7 @@ def _to_know(finished: Run, *, report: bool) -> list[tuple[str, str]]:
     status = summary["status"]
     if words := BEFORE_THE_FIRST_ROUND if status == "interrupted" and not summary["rounds"] else ENDINGS.get(status):
         rows += [("" if place else status.upper(), one) for place, one in enumerate(summary["lacking"] or [words])]
-    rows += _reached(summary)
+    rows += [*_reached(summary), *_best(summary)]
     return [*rows, *_model(finished)]
 
 
@@ -327,6 +327,15 @@ def _reached(summary: dict[str, Any]) -> list[tuple[str, str]]:
     named = {"averaged": "averaged", "mean_peer": f"mean {one}", "worst_peer": f"worst {one}"}
     each = ", ".join(f"{score.figure(scores[key])} {name}" for key, name in named.items() if scores[key] is not None)
     return [(f"test {score.word}", f"{each}{score.note}")]
+
+
+def _best(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """The round that was best, where the model is another's."""
+    best, at = summary.get("best"), summary["score"].get("round", summary["rounds"])
+    if best is None or best["round"] == at:
+        return []
+    score = score_told(summary["score"])
+    return [("best round", f"{best['round']}, with {score.figure(best['score'])}; the figures above are of round {at}")]
 
 
 def _model(finished: Run) -> list[tuple[str, str]]:

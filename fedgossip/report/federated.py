@@ -71,7 +71,7 @@ def _key_figures(run: RecordedRun, took: Participation) -> Iterable[tuple[str, s
     summary, lost = run.summary, len(took.abandoned)
     score = summary.score
     if score.averaged is not None:
-        word = f"{score.metric.word} on the common test set{score.metric.note}"
+        word = f"{score.metric.word} on the common test set{score.metric.note}{run.measured_when}"
         yield "Global model", score.shown(score.averaged), word
     elif summary.test_loss is not None:
         yield "Global model", number(summary.test_loss), "loss"
@@ -293,22 +293,24 @@ def events(run: RecordedRun) -> Markup | None:
     if not counts:
         return None
     said = ", ".join(f"{name.replace('_', ' ')}: {count(amount)}" for name, amount in gravest_first(counts))
-    rows = [_event(run, event) for event in run.events[: sections.MOST_EVENTS_LISTED]]
+    found = sections.spells(run.events)
+    rows = [_event(run, event, last) for event, _, last, _ in found[: sections.MOST_EVENTS_LISTED]]
     return section(
         "Events and faults",
         paragraph(f"In this run – {said}.", "lead"),
         sections.refusals(run),
         table(["Round", "Who", "Event", "What"], rows, numbers=0) if rows else None,
-        paragraph("The first are listed; all are in metrics.jsonl.", "lead") if len(run.events) > len(rows) else None,
+        paragraph("The first are listed; all are in metrics.jsonl.", "lead") if len(found) > len(rows) else None,
     )
 
 
-def _event(run: RecordedRun, event: ReportedEvent) -> list[str]:
+def _event(run: RecordedRun, event: ReportedEvent, last: int) -> list[str]:
     shown = shown_round(event.name, event.round, run.roles)
+    until = "" if last == event.round else f" – {count(shown_round(event.name, last, run.roles))}"
     who = NOTHING if event.peer is None or event.peer < 0 else run.roles.label(event.peer)
     about = event.value
     what = run.roles.label(about) if event.name == "gone" and isinstance(about, int) else _value(about)
-    return [NOTHING if shown < 0 else count(shown), who, event.name.replace("_", " "), what[:80]]
+    return [NOTHING if shown < 0 else count(shown) + until, who, event.name.replace("_", " "), what[:80]]
 
 
 def _value(value: object) -> str:

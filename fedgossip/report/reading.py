@@ -56,6 +56,8 @@ class Scores(msgspec.Struct, frozen=True):
     averaged: float | None = None
     mean_peer: float | None = None
     worst_peer: float | None = None
+    round: int | None = None
+    """In which they were measured; None in runs of releases that did not write it."""
 
     @property
     def known(self) -> bool:
@@ -70,6 +72,13 @@ class Scores(msgspec.Struct, frozen=True):
     def shown(self, value: float | None) -> str:
         """Return a value for people."""
         return percent(value) if self.metric.percent else number(value)
+
+
+class BestRound(msgspec.Struct, frozen=True):
+    """The round whose averaged model had the best score."""
+
+    round: int
+    score: float
 
 
 class RecordedForecast(msgspec.Struct, frozen=True):
@@ -175,6 +184,7 @@ class Summary(msgspec.Struct, frozen=True):
     mode: str = "sync"
     digest: str | None = None
     score: Scores = Scores()
+    best: BestRound | None = None
     consensus_distance: float | None = None
     bytes_sent: int = 0
     seconds: float | None = None
@@ -277,6 +287,15 @@ class RecordedRun:
     def learners(self) -> list[PeerTotal]:
         """Those that learn: all peers; or the clients, without their coordinator."""
         return self.peers[: self.summary.n]
+
+    @property
+    def measured_when(self) -> str:
+        """In which round the scores of the summary were measured, and which round had the best, where that differs."""
+        at, best = self.summary.score.round, self.summary.best
+        said = "" if at in (None, self.summary.rounds) else f", in round {at}"
+        if best is None or best.round == (self.summary.rounds if at is None else at):
+            return said
+        return f"{said}; best {self.summary.score.shown(best.score)}, in round {best.round}"
 
     def series(self, column: str) -> list[tuple[ReportedRound, float]]:
         """Return (row, value) for the rounds in which `column` was measured."""

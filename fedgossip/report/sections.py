@@ -26,6 +26,7 @@ from fedgossip.report.numbers import NOTHING, count, data_size, duration, near_o
 from fedgossip.report.reading import DataSpread, Graph, RecordedRun
 from fedgossip.report.reasons import gravest_first
 from fedgossip.report.repeating import repeating
+from fedgossip.report.rows import ReportedEvent
 
 MOST_PEERS_LISTED = 64
 MOST_EVENTS_LISTED = 40
@@ -91,7 +92,8 @@ def _key_figures(run: RecordedRun) -> Iterable[tuple[str, str, str]]:
     summary, one = run.summary, run.roles.measured
     three, score = summary.score, summary.score.metric
     if three != type(three)():
-        yield "Averaged model", three.shown(three.averaged), f"{score.word} of the mean of all models{score.note}"
+        word = f"{score.word} of the mean of all models{score.note}{run.measured_when}"
+        yield "Averaged model", three.shown(three.averaged), word
         yield f"Mean {one}", three.shown(three.mean_peer), f"mean {score.word} of the {one}s’ own models"
         yield f"Worst {one}", three.shown(three.worst_peer), _worst(run)
     else:
@@ -338,16 +340,17 @@ def faults(run: RecordedRun) -> Markup | None:
     if not counts:
         return None
     said = ", ".join(f"{name.replace('_', ' ')}: {count(amount)}" for name, amount in gravest_first(counts))
+    found = spells(run.events)
     rows = [
         [
-            count(event.round),
+            count(first) if first == last else f"{count(first)} – {count(last)}",
             NOTHING if event.peer is None else str(event.peer) if run.roles.alike else run.roles.label(event.peer),
             event.name,
             "" if event.value is None else json.dumps(event.value, ensure_ascii=False)[:80],
         ]
-        for event in run.events[:MOST_EVENTS_LISTED]
+        for event, first, last, _ in found[:MOST_EVENTS_LISTED]
     ]
-    rest = sum(counts.values()) - len(rows)
+    rest = sum(counts.values()) - sum(times for *_, times in found[:MOST_EVENTS_LISTED])
     return section(
         "Events and faults",
         paragraph(f"In this run – {said}.", "lead"),
@@ -355,6 +358,23 @@ def faults(run: RecordedRun) -> Markup | None:
         table(["Round", _head(run), "Event", "Value"], rows, numbers=0) if rows else None,
         paragraph(f"{count(rest)} more in metrics.jsonl.", "lead") if rows and rest > 0 else None,
     )
+
+
+def spells(events: Iterable[ReportedEvent]) -> list[tuple[ReportedEvent, int, int, int]]:
+    """Return (event, its first round, its last, how often): one that repeats round after round, as of a peer that is
+    dead and missed, is one."""
+    found: list[tuple[ReportedEvent, int, int, int]] = []
+    open_at: dict[tuple[int | None, str, str], int] = {}
+    for event in events:
+        key = event.peer, event.name, json.dumps(event.value, sort_keys=True)
+        place = open_at.get(key)
+        if place is not None and event.round - found[place][2] in (0, 1):
+            first, _, last, times = found[place]
+            found[place] = first, found[place][1], max(last, event.round), times + 1
+        else:
+            open_at[key] = len(found)
+            found.append((event, event.round, event.round, 1))
+    return found
 
 
 def refusals(run: RecordedRun) -> Markup | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -68,6 +69,8 @@ def summarize(
     if evaluated is not last and there:  # the run ended before the round that would have been evaluated
         evaluated = NetworkRow(last.round, len(there), last.seconds, last.bytes_sent)
         record.fill(evaluated, there)
+        if not evaluated.measured:  # of loops that were stopped nobody is left who could measure
+            evaluated = next((row for row in reversed(networks) if row.measured), evaluated)
     whole = len(there) == len(outcome) and ended.status in WHOLE
     experiment = plan.experiment
     events = {**keeper.events, **ended.counts}
@@ -90,7 +93,9 @@ def summarize(
             "averaged": evaluated.score_averaged,
             "mean_peer": evaluated.score_mean_peer,
             "worst_peer": evaluated.score_worst_peer,
+            "round": evaluated.round,
         },
+        **best_of(experiment.score, [*networks, evaluated]),
         "test_loss": evaluated.test_loss,
         "consensus_distance": consensus_distance(there) if there else last.consensus_distance,
         "bytes_sent": last.bytes_sent,
@@ -124,6 +129,16 @@ def summarize(
 def told_of(score: Score) -> dict[str, str]:
     """What a summary says of the metric beside its three values."""
     return {"name": score.name, "better": score.better, "unit": score.unit}
+
+
+def best_of(score: Score, rows: Sequence[NetworkRow]) -> dict[str, Any]:
+    """Return the first round whose averaged model had the best score; nothing where none was scored."""
+    known = [(row.round, row.score_averaged) for row in rows if row.score_averaged is not None]
+    known = [(round, value) for round, value in known if math.isfinite(value)]
+    if not known:
+        return {}
+    most = score.best(value for _, value in known)
+    return {"best": {"round": next(round for round, value in known if value == most), "score": most}}
 
 
 def refusals(rows: Sequence[Row]) -> list[dict[str, Any]]:
