@@ -19,7 +19,7 @@ from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.errors import ConfigError, FedgossipError, NetworkError, ProtocolError
 from fedgossip.experiment import load_experiment
 from fedgossip.machine import Finish, Fired, PeerGone, PeerJoined, Received, Report, Send, SetTimer, Started
-from fedgossip.messages import Expected, ServerReady, ShardLost, ShardPull, ShardPush, Tenure, TenureTaken
+from fedgossip.messages import Expected, Leaving, ServerReady, ShardLost, ShardPull, ShardPush, Tenure, TenureTaken
 from fedgossip.net.endpoints import Endpoints
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
@@ -445,6 +445,20 @@ def test_no_word_of_one_worker_or_server_ends_a_manager() -> None:
         with pytest.raises(ProtocolError, match="nothing of that kind to say"):
             manager.handle(Received(4, ShardLost(1, number)), 0)
     assert manager.phase == "ruling"
+
+
+def test_no_goodbye_of_one_worker_ends_the_run_of_those_at_work() -> None:
+    """It said that it had done all rounds: the run was over 30 s later, whatever the others did."""
+    plan = compose.plan(load_experiment(quadratic(3, 2, server={"replication": 2})))
+    manager: Any = plan.machine(5, np.zeros(40, np.float32), "s")
+    for event in [Started(), *(PeerJoined(node, 0) for node in range(5))]:
+        manager.handle(event, 0)
+    manager.handle(Received(0, Leaving(plan.experiment.rounds)), 0)
+    (again,) = manager.handle(Fired(("over",)), 0)
+    assert isinstance(again, SetTimer) and again.key == ("over",) and manager.phase == "ruling"
+    manager.handle(Received(1, Leaving(plan.experiment.rounds)), 0)
+    (end,) = manager.handle(Fired(("over",)), 0)  # two of three: the third hangs
+    assert isinstance(end, Finish) and end.failure is None
 
 
 @pytest.mark.sockets

@@ -13,6 +13,7 @@ from fedgossip import simulate
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.errors import FedgossipError
 from fedgossip.experiment import load_experiment
+from fedgossip.machine import Failure
 from fedgossip.messages import GroupReport, GroupView
 from fedgossip.plans import compose
 from fedgossip.protocols.worker_group import GroupWaits, WorkerGroup
@@ -128,6 +129,33 @@ def test_two_views_that_were_proposed_at_once_become_one() -> None:
     run = simulate(with_returns(1078))
     first = {row.peer: row.value["workers"] for row in reversed(named(run, "regrouped"))}  # type: ignore[index]
     assert {tuple(workers) for workers in first.values()} == {(0, 1, 2, 3, 4, 5), (1, 2, 3, 4, 5)}
+
+
+@pytest.mark.parametrize(
+    ("reports", "members", "out"),
+    [
+        ({1: "a", 2: "a", 3: "b"}, (0, 1, 2), (3,)),  # most have a
+        ({1: "b", 2: "a"}, (0, 2, 3), (1,)),  # 3 has no model yet, and is behind
+        ({1: "b", 2: "b", 3: "b"}, None, ()),  # this one is the odd one
+        ({1: "a", 2: "b", 3: "c"}, None, ()),  # too few would be left
+        ({1: "a", 2: "a", 3: "a"}, (0, 1, 2, 3), ()),
+    ],
+)
+def test_one_false_digest_ends_no_worker_and_leaves_its_sender_out(
+    reports: dict[int, str], members: tuple[int, ...] | None, out: tuple[int, ...]
+) -> None:
+    group = WorkerGroup(0, range(4), GroupWaits(1, 1, 10**12))
+    group.at_work = True
+    for node in (1, 2, 3):
+        group.joined(node, 0)
+    group.stop(5, "a", 0)
+    for node in (1, 2, 3):
+        group.heard(node, GroupReport(0, 5, reports[node]) if node in reports else GroupReport(0, 4, "z"))
+    found = group.proposal(2)
+    if members is None:
+        assert isinstance(found, Failure) and "after round 5 workers have different models" in found.text
+    else:
+        assert isinstance(found, GroupView) and (found.members, group.odd) == (members, out)
 
 
 def test_one_that_is_back_in_the_last_round_is_too_late_and_told_so() -> None:

@@ -3,7 +3,8 @@
     1. one that misses another stops its round, and says to all how many rounds are behind it, with the digest of its
        model; so does everyone who hears of it
     2. when all have reported that have a link, or after a time, the lowest that has reported proposes a view: those who
-       reported, if they are enough, those who ask to be taken in again, and as many rounds as the furthest has
+       reported, if they are enough, those who ask to be taken in again, and as many rounds as the furthest has; one
+       whose model after these rounds is not that of the others is left out, and may ask to be taken in again
     3. each adopts one view of a generation at most, the first that it gets; those behind fetch the state of a donor
 
 Enough are more than half of the workers of the view, and of the last view that is known to have worked: one in which a
@@ -21,8 +22,8 @@ SOSP 1987), with one proposer in place of an agreement of all, for a round can b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection
 
 from fedgossip.machine import NodeId
 from fedgossip.messages import WORKERS_MAX, GroupReport, GroupView
@@ -36,14 +37,6 @@ def generation(epoch: int) -> int:
 def next_epoch(epoch: int, proposer: NodeId) -> int:
     """The epoch of a view that one proposes after this one."""
     return (generation(epoch) + 1) * WORKERS_MAX + proposer
-
-
-@dataclass(frozen=True, slots=True)
-class Diverged:
-    """Workers with as many rounds behind them have different models."""
-
-    rounds: int
-    digests: Mapping[NodeId, str]
 
 
 def first_view(workers: Collection[NodeId]) -> GroupView:
@@ -107,11 +100,38 @@ class Regroup:
         """Whether those that have reported may go on."""
         return enough(self.view, self.reports, self.rounds)
 
-    def proposal(self, returning: Collection[NodeId]) -> GroupView | Diverged:
-        """Return the view of those that have reported and of those that come back, or what speaks against it."""
-        furthest = {node: one.digest for node, one in self.reports.items() if one.rounds == self.rounds}
-        if len(set(furthest.values())) > 1:
-            return Diverged(self.rounds, furthest)
+    @property
+    def furthest(self) -> dict[NodeId, str]:
+        """The digests of those that have the most rounds behind them."""
+        return {node: one.digest for node, one in self.reports.items() if one.rounds == self.rounds}
+
+    @property
+    def odd(self) -> list[NodeId]:
+        """Those of the furthest that have another model than more than half of them; where no model has so many, than
+        this worker; all, where it is none of them."""
+        digests = self.furthest
+        if len(set(digests.values())) < 2:
+            return []
+        ((most, count),) = Counter(digests.values()).most_common(1)
+        right = most if 2 * count > len(digests) else digests.get(self.node)
+        return [node for node, digest in digests.items() if digest != right]
+
+    def leave_out_the_odd(self) -> list[NodeId] | None:
+        """Return whose reports count no more, by `odd`; None, with all reports, where too few would be left, or this
+        worker is one of them."""
+        before, out = dict(self.reports), []
+        while odd := self.odd:
+            out += odd
+            for node in odd:
+                del self.reports[node]
+            if not self.reports or self.node in odd or not self.enough:
+                self.reports = before
+                return None
+        return out
+
+    def proposal(self, returning: Collection[NodeId]) -> GroupView:
+        """Return the view of those that have reported and of those that come back.  Their models are the same."""
+        furthest = self.furthest
         members = tuple(sorted({*self.reports, *returning}))
         behind = tuple(node for node in members if node not in furthest)
         epoch, agreed = next_epoch(self.view.epoch, self.node), worked(self.view, self.rounds)

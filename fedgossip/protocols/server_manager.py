@@ -14,7 +14,8 @@ copies counts as having them when it has said so.  A tenure is on disk before it
 and until servers have their copies; the next one begins when all servers of this one, but those that are
 lost, have taken it, so nobody that is to own a shard has missed a tenure.  While the manager is away nothing changes.
 Servers tell one that comes of their tenure: one that has not said it is a second manager, or has lost its folder, and
-ends when more than half of them say so; one participant's word ends nobody.
+ends when more than half of them say so; one participant's word ends nobody.  While a worker is at work, the run is over
+when more than half of all workers have said that they have done all rounds.
 
 Source: the server manager of Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014,
 section 4; here it is not replicated itself.
@@ -95,6 +96,7 @@ class ServerManager:
         self.met: dict[NodeId, int] = {}  # servers, in which life
         self.linked: set[NodeId] = set()
         self.left: set[NodeId] = set()  # workers that have said goodbye
+        self.done: set[NodeId] = set()  # and have all rounds behind them, as they say
         self.taken: set[NodeId] = set(servers) if self.tenure.epoch == 0 else set()  # who goes by this tenure
         self.lost: set[NodeId] = set()  # servers that have been away for too long
         self.blank: set[NodeId] = set()  # servers that are here and have nothing
@@ -145,8 +147,10 @@ class ServerManager:
             case Leaving(round) if sender in self.workers:
                 self.left.add(sender)
                 back: list[Effect] = [] if message.done else [Send(sender, Leaving(round, done=True))]
-                over = [SetTimer(("over",), self.settings.worker_ns)] if round >= self.settings.rounds else []
-                return [*back, *over, *self._end_if_over()]
+                if round < self.settings.rounds:
+                    return [*back, *self._end_if_over()]
+                self.done.add(sender)
+                return [*back, SetTimer(("over",), self.settings.worker_ns), *self._end_if_over()]
             case Leaving() if sender in self.all:
                 return self._without(sender)
             case ShardLost(epoch, shard) if self._owns(sender, shard, epoch):
@@ -168,6 +172,9 @@ class ServerManager:
             case ("gone" | "last", node):
                 return self._without(node)
             case ("over",):  # all that are left have come to their end, or are dead: the last model waits for all
+                working = self.linked & set(self.workers) - self.left
+                if working and 2 * len(self.done) <= len(self.workers):  # the word of few ends nobody
+                    return [SetTimer(("over",), self.settings.worker_ns)]
                 return self._finish()
             case ("begin",):
                 return self._begin()
@@ -207,6 +214,7 @@ class ServerManager:
         self.linked.add(node)
         if node not in self.all:
             self.left.discard(node)
+            self.done.discard(node)
             return self._tell()
         self.met[node] = max(life, self.met.get(node, 0))
         if self.gathering:

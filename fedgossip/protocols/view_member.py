@@ -161,7 +161,8 @@ class ViewMember(ABC):
         view = self.group.proposal(now_ns)
         if isinstance(view, GroupView):
             told = [Send(other, view) for other in view.members if other != self.node]
-            return [*told, *self._begin_view(view, now_ns)]
+            odd = [Report("workers_differ", list(self.group.odd), self.round)] if self.group.odd else []
+            return [*told, *odd, *self._begin_view(view, now_ns)]
         return self._finish(view) if view else []
 
     def _viewed(self, sender: NodeId, view: GroupView, now_ns: int) -> list[Effect]:

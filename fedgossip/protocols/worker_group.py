@@ -9,7 +9,7 @@ from typing import Any
 from fedgossip.errors import ProtocolError
 from fedgossip.machine import Effect, Failure, NodeId, Send, SetTimer
 from fedgossip.messages import GroupReport, GroupView, Message, WorkerRefused, WorkerReturn
-from fedgossip.protocols.regroup import Diverged, Regroup, enough, first_view, generation, misshapen
+from fedgossip.protocols.regroup import Regroup, enough, first_view, generation, misshapen
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ class WorkerGroup:
         self.departed: set[NodeId] = set()  # that said goodbye before
         self.returning: set[NodeId] = set()  # that ask to be taken in again
         self.refused: set[NodeId] = set()  # that have sent what cannot be added up, to this worker or to another
+        self.odd: tuple[NodeId, ...] = ()  # whose model was another than that of the rest, when this one proposed last
         self.regroup: Regroup | None = None
         self.outside: GroupView | None = None  # by which the others went on without this one
         self.at_work = False
@@ -172,11 +173,12 @@ class WorkerGroup:
             return self._too_few(regroup, now_ns)
         if regroup.proposer != self.node:
             return None
-        view = regroup.proposal(self.returning & self.here)
-        if isinstance(view, Diverged):
-            text = f"after round {view.rounds} workers have different models: {dict(view.digests)}"
+        out = regroup.leave_out_the_odd()
+        if out is None:
+            text = f"after round {regroup.rounds} workers have different models: {regroup.furthest}"
             return Failure("peer", text, "Have all the same version, kernels (--portable) and data?")
-        return view
+        self.odd = tuple(out)
+        return regroup.proposal(self.returning & self.here - set(out))
 
     def _too_few(self, regroup: Regroup, now_ns: int) -> Failure | None:
         """Wait for others to come back, as long as enough of them can."""
