@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import threading
 import time
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zmq
+from commands import typed
 from hub_kit import CHUNKS, DIM, HELLO, SECONDS, contribution, heard_until, invite, values, wheel
 from test_net_security import arrived, calling, greeting, header, mark
 
@@ -472,6 +474,16 @@ def test_a_run_that_needs_more_open_files_than_there_may_be_is_refused_at_its_st
     with pytest.raises(NetworkError, match=r"(3 clients|one partner.s links) need [0-9]+ open files"):
         run_local({"rounds": 2, "task": {"kind": "quadratic"}, "coordinator": {"clients": 3}}, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_host_that_may_not_open_enough_files_invites_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, both: None)
+    text = 'rounds = 2\n[coordinator]\nclients = 3\n[task]\nkind = "quadratic"\n'
+    (tmp_path / "e.toml").write_text(text)
+    said = typed(["host", "e.toml", "--folder", "here"], tmp_path)
+    assert said.code == 3 and re.match("error: 3 clients need [0-9]+ open files", said.errors[0]), said
+    assert said.out == "" and not (tmp_path / "here").exists()
 
 
 def test_a_spoke_has_one_coordinator_and_refuses_an_address_that_is_none() -> None:

@@ -54,7 +54,7 @@ NOT_FROM_OUTSIDE = {
     # files of this package, of torch or of the kernel
     "board/pages.py": 1, "cli/init.py": 2, "cli/output.py": 2, "cli/vocabulary.py": 1, "event_kinds.py": 1,
     "kernels.py": 2, "learning/bundled.py": 1, "learning/portable.py": 1, "net/sealing.py": 1, "report/markup.py": 3,
-    "reproducing/published.py": 1, "watching/local_server.py": 1,
+    "reproducing/published.py": 1, "watching/local_server.py": 2,
     # the sources of modules that this process has imported already
     "learning/exporting.py": 1,
     # locks, folders, and files that are written: what is opened is not read

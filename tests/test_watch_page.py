@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import re
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -289,3 +291,36 @@ def test_a_request_has_one_deadline_however_often_a_byte_of_it_comes(monkeypatch
                     if slow.recv(1) == b"":
                         break
         assert sent < 100
+
+
+@pytest.mark.sockets
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="nothing says whose a connection is")
+def test_another_user_of_this_machine_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files that a page shows are their owner's alone; a port of this machine is open to all its users."""
+    with _page() as served:
+        assert ask(served.port, "/")[0] == 200
+        with socket.create_connection(("127.0.0.1", served.port)) as own:
+            me = local_server.users_of(own.getsockname(), own.getpeername())
+            assert me == {os.getuid()}
+        monkeypatch.setattr(local_server, "users_of", lambda near, far: {65534})
+        status, _, content = ask(served.port, "/")
+        assert (status, content) == (403, b"this address answers its own user only\n")
+        monkeypatch.setattr(local_server, "users_of", lambda near, far: {os.getuid() or 1, 65534})
+        assert ask(served.port, "/")[0] == 403, "of two with this address, who knows"
+
+
+def test_the_user_of_a_connection_is_found_by_both_of_its_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines as proc(5) of Linux shows them: addresses in the machine's order of bytes, the user in the eighth word."""
+    two, one = (int.from_bytes(bytes([127, 0, 0, last]), sys.byteorder) for last in (2, 1))
+    rest = "01 00000000:00000000 00:00000000 00000000 {}        0 1 1 0 20 4 30 10 -1"
+    four, six = tmp_path / "tcp", tmp_path / "tcp6"
+    four.write_text(
+        f"  sl ...\n 0: {two:08X}:1388 {one:08X}:0050 {rest.format(7)}\n"
+        f" 1: {one:08X}:1389 {one:08X}:0050 {rest.format(8)}\n"
+    )
+    six.write_text(
+        f"  sl ...\n 0: {'0' * 16}FFFF0000{one:08X}:1388 {'0' * 16}FFFF0000{one:08X}:0050 {rest.format(9)}\n"
+    )
+    monkeypatch.setattr(local_server, "TABLES", (four, six, tmp_path / "missing"))
+    found = {host: local_server.users_of((host, 5000), ("127.0.0.1", 80)) for host in ("127.0.0.1", "127.0.0.2")}
+    assert found == {"127.0.0.1": {9}, "127.0.0.2": {7}}

@@ -111,6 +111,7 @@ def host(
     Nobody needs the file but this machine.  The same command goes on after an interruption, with the same invite.
     """
     from fedgossip.drivers import hosting
+    from fedgossip.drivers.participant import check_open_files
     from fedgossip.drivers.proposals import learning_of, proposal_of
     from fedgossip.net.addresses import Whereabouts, own_addresses
     from fedgossip.net.endpoints import TCP
@@ -120,6 +121,7 @@ def host(
 
     whole, plan = _plan(experiment, peers, data, overrides, seed)
     seats = hosting.seats_of(plan)
+    check_open_files(plan, [seats.own])  # before anybody is invited
     loop = script_of(plan.experiment, script)
     led = _first_model(plan, loop)
     own = led.learning if led else learning_of(plan, seats.own, whole.data)

@@ -1,8 +1,9 @@
 """Pages on this machine alone: answers to GET, and nothing else.
 
-It listens on 127.0.0.1, which other users of this machine can reach too, and no other machine.  A page of somewhere
-else that a browser shows cannot read it: a name that was pointed at 127.0.0.1 is not among the hosts that are answered,
-and no answer allows other origins.
+It listens on 127.0.0.1, which no other machine can reach, and answers its own user and root alone: other users of this
+machine may not read the files that it shows.  Linux has a table of whose each connection is; elsewhere all users are
+answered.  A page of somewhere else that a browser shows cannot read it: a name that was pointed at 127.0.0.1 is not
+among the hosts that are answered, and no answer allows other origins.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ import base64
 import contextlib
 import hashlib
 import io
+import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qs
@@ -40,7 +44,24 @@ OF_DATA = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancest
 STYLE, SCRIPT = "/*STYLE*/", "/*SCRIPT*/"
 """Where in a page they go."""
 
+TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+"""Connections of this machine, with their users."""
+
 Query = dict[str, list[str]]
+
+
+def users_of(near: tuple[str, int], far: tuple[str, int]) -> set[int]:
+    """Return the users of a connection's end at `near`, an address of IPv4 and a port; none where no table has it."""
+    here, there = (
+        f"{int.from_bytes(socket.inet_aton(host), sys.byteorder):08X}:{port:04X}" for host, port in (near, far)
+    )
+    found = set()
+    for table in TABLES:
+        with contextlib.suppress(OSError):
+            for words in map(str.split, table.read_text().splitlines()[1:]):
+                if words[1].endswith(here) and words[2].endswith(there):  # of IPv6, an address of IPv4 is its end
+                    found.add(int(words[7]))
+    return found
 
 
 @dataclass(frozen=True)
@@ -88,7 +109,13 @@ class LocalServer:
         self.port: int = self._server.server_address[1]
         self.url = f"http://{HOST}:{self.port}/"
         self.hosts = {f"{name}:{self.port}" for name in (HOST, "localhost")}
+        self._tells_users = hasattr(os, "getuid") and bool(users_of((HOST, self.port), ("0.0.0.0", 0)))
         self._thread = guarded_thread(self._server.serve_forever, "page", 0.1)
+
+    def is_own(self, near: tuple[str, int]) -> bool:
+        """Whether a connection is of this process's user, or of root; true where this machine does not say."""
+        users = users_of(near, (HOST, self.port)) if self._tells_users else {0}
+        return bool(users) and users <= {0, os.getuid()}
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -170,6 +197,8 @@ def _handler(server: LocalServer) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:  # other methods are not there: 501
             self.server.said(self.connection)  # type: ignore[attr-defined]
             self.connection.settimeout(REQUEST_SECONDS)  # for all of an answer
+            if not server.is_own(self.client_address[:2]):
+                return self._refuse(403, "this address answers its own user only")
             if self.headers.get("Host", "").lower() not in server.hosts:
                 return self._refuse(403, "this address answers to its own name only")
             path, _, words = self.path.partition("?")
