@@ -231,6 +231,15 @@ def test_an_invite_names_no_file_of_this_machine(more: dict[str, Any], tmp_path:
         proposals.experiment_of(proposed({**LEAST["topology"], **more}), tmp_path)
 
 
+@pytest.mark.parametrize("more", ["\nCode        none", "\u2028Code        none", "x" * 60_000])
+def test_the_name_of_an_experiment_makes_no_row_of_what_is_shown(
+    more: str, asked: Asked, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said, _ = asked.shown(proposed({**LEAST["topology"], "name": f"harmless{more}"}), capsys)
+    rows = [line for line in said.splitlines() if line.startswith("Code ")]
+    assert rows == ["Code        none but fedgossip's own"] and max(map(len, said.splitlines())) < 300
+
+
 def test_what_an_organiser_chooses_for_the_machines_of_others_is_shown(
     asked: Asked, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,6 +16,7 @@ from fedgossip import outside_files
 from fedgossip.cli.approval import approved_to_join
 from fedgossip.cli.invited import POLICY, InvitedSeat, invite_text, keep_experiment, script_of
 from fedgossip.cli.text import columns, echo
+from fedgossip.plain import line
 
 if TYPE_CHECKING:
     from fedgossip.drivers.before_consent import DeclaredRun
@@ -215,7 +216,7 @@ def _shown(
     trained = f", each of {each} with lr {e.train.lr:g}" if e.learns else ""
     rounds = "as many as the loops make" if e.rounds == ENDLESS else str(e.rounds)
     rows = [
-        ("Experiment", e.name or run.name),
+        ("Experiment", line(e.name or run.name)),
         ("Organiser", f"key {invitation.key}"),
         *_learned(e, proposal, own),
         ("Rounds", f"{rounds}{trained}"),
