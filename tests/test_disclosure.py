@@ -210,6 +210,10 @@ def test_errors_of_a_fit_tell_not_how_few_share_two_categories(shared: int, roun
         assert counted[1, 2] == pytest.approx(shared), "which is no secret"
     else:
         assert all(one.error == float(f"{one.error:.2g}") for one in fit.coefficients)
+        digits = -math.floor(math.log10(fit.dispersion * math.sqrt(2 * fit.free))) + 1
+        assert fit.null_deviance is not None
+        for loss in (fit.deviance, fit.null_deviance):
+            assert loss == round(loss, digits), "two digits of a deviance's error, the square root of 2 n"
 
 
 def numbers_of(vector: Vector) -> list[int]:

@@ -71,7 +71,7 @@ class GlmFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     eta: tuple[float, ...] = ()
     """Coefficients of scaled columns."""
     rounded: bool = False
-    """Whether estimates and errors are, for exact ones would tell of fewer records than `data.suppress`."""
+    """Whether estimates, errors and deviances are, for exact ones would tell of fewer records than `data.suppress`."""
 
     @property
     def free(self) -> int:
@@ -83,7 +83,8 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int, suppress: int = 1) -> 
     """Return what the sums say; None where too few rounds have come together.
 
     Where fewer than `suppress` records share two categories, exact errors would tell how many: errors have two digits
-    then, estimates one more, and no covariance is told.
+    then, estimates one more, no covariance is told, and deviances have two digits of a deviance's own error, which is
+    sqrt(2 free): of few combinations of categories an exact one leaves few ways to fill them.
     """
     design, state = layout.design, layout.reached(vector, layout.rounds)
     if state is None or state.sums is None:
@@ -103,6 +104,12 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int, suppress: int = 1) -> 
         estimates = np.array([_digits(*one, 3) for one in zip(estimates.tolist(), errors.tolist(), strict=True)])
         best, spread = np.asarray(np.linalg.solve(turned, estimates), np.float64), np.diag(errors**2)
         spread[~np.eye(len(errors), dtype=bool)] = math.nan
+        dispersion = _digits(dispersion, dispersion * math.sqrt(2 / max(free, 1)), 2)
+    loss_error = dispersion * math.sqrt(2 * max(free, 1))
+
+    def told(loss: float) -> float:
+        return _digits(loss, loss_error, 2) if few else loss
+
     found = [coefficient(*one, free if linear else None) for one in zip(names, estimates, errors, strict=True)]
     first = state.first if state.first is not None and state.first.records == sums.records else None
     return GlmFit(
@@ -112,9 +119,9 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int, suppress: int = 1) -> 
         records=sums.records,
         steps=state.steps,
         converged=state.converged,
-        deviance=sums.deviance,
-        null_deviance=None if first is None else first.deviance,
-        aic=None if linear else sums.deviance + sums.least + 2 * rank,
+        deviance=told(sums.deviance),
+        null_deviance=None if first is None else told(first.deviance),
+        aic=None if linear else told(sums.deviance + sums.least) + 2 * rank,
         dispersion=dispersion,
         coefficients=tuple(found),
         covariance=tuple(tuple(known(value) for value in row) for row in spread.tolist()),
