@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -11,7 +12,7 @@ from sealed_kit import DIM, Change, Two, Wire, model, two
 
 from fedgossip import wire as wire_format
 from fedgossip.messages import Account, Contribution, Invite, Model
-from fedgossip.net import sealing, stream_port, streams
+from fedgossip.net import sealed_way, sealing, stream_port, streams
 from fedgossip.net.sealed_stream import HEAD_BYTES
 from fedgossip.net.sealing import TAG_BYTES, TICKET_BYTES, Suite
 from fedgossip.net.sockets import DRAIN_FRAMES
@@ -393,3 +394,28 @@ def test_a_stream_that_breaks_is_greeted_anew(monkeypatch: pytest.MonkeyPatch, e
         hub.until(lambda: hub.arrived(2, Contribution) and hub.arrived(0, Invite), "both again")
         assert values(hub.arrived(2, Contribution)) == [(0, 7.0)] and hub.heard[1] == []
         assert hub.spokes[0]._call.speaks
+
+
+def test_a_stream_whose_bytes_are_accepted_and_dropped_is_left_for_curve(
+    wire: Wire, tapped: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A middlebox acknowledges them to our system, and closes nothing: only the other end knows what arrived."""
+    monkeypatch.setattr(sealed_way, "ACK_SECONDS", 0.7)
+    tapped.seal()
+    wire.change = lambda _number, _record: []
+    began = time.monotonic()
+    tapped.send(0, 1)
+    tapped.until(lambda: 1 in tapped.rounds(1), "the model by CURVE")
+    assert time.monotonic() - began < 10
+    assert tapped.ups(0)[-2:] == [False, True] and not tapped.call(0).speaks
+
+
+def test_a_stream_that_is_sound_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed_way, "ACK_SECONDS", 0.7)
+    with two(monkeypatch) as peers:
+        peers.seal()
+        for round in range(1, 4):
+            peers.send(0, round)
+            peers.turn(0.4)
+        peers.turn(0.8)
+        assert peers.rounds(1)[-3:] == [1, 2, 3] and False not in peers.ups(0) and peers.speaking()

@@ -59,12 +59,12 @@ def test_keys_follow_from_the_shares_and_the_transcript(monkeypatch: pytest.Monk
     shared = bytes.fromhex("4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742")
     private = X25519PrivateKey.from_private_bytes(bob)
     monkeypatch.setattr(sealing.X25519PrivateKey, "generate", lambda: private)
-    offer = bytes([1, 0b110]) + alice
+    offer = bytes([sealing.VERSION, 0b110]) + alice
     answer, agreed = answered(offer, BOTH, 5700, CALLER.public, CALLEE.public)
     assert agreed and agreed.suite == AES
     label = b"fedgossip/links/1"
     keys = z85.decode(CALLER.public) + z85.decode(CALLEE.public)
-    salt = hashlib.sha256(label + b"\x01" + keys + offer + answer).digest()
+    salt = hashlib.sha256(label + bytes([sealing.VERSION]) + keys + offer + answer).digest()
     assert agreed.to_callee == hkdf(salt, shared, label + b" to callee")
     assert agreed.to_caller == hkdf(salt, shared, label + b" to caller")
 
@@ -176,7 +176,7 @@ def test_a_share_that_makes_the_key_known_to_all_is_refused() -> None:
     """RFC 7748, 6.1: the result is all zero for a point of small order."""
     for share in (bytes(32), b"\x01" + bytes(31)):
         with pytest.raises(FrameError, match="X25519"):
-            answered(bytes([1, 0b110]) + share, BOTH, 5700, CALLER.public, CALLEE.public)
+            answered(bytes([sealing.VERSION, 0b110]) + share, BOTH, 5700, CALLER.public, CALLEE.public)
 
 
 def test_offers_and_answers_of_another_size_or_version_are_no_agreement() -> None:
@@ -184,9 +184,9 @@ def test_offers_and_answers_of_another_size_or_version_are_no_agreement() -> Non
     for text in (b"", offer.text[:-1], offer.text + b"x"):
         with pytest.raises(FrameError):
             answered(text, BOTH, 5700, CALLER.public, CALLEE.public)
-    assert answered(b"\x02" + offer.text[1:], BOTH, 5700, CALLER.public, CALLEE.public) == (b"", None)
+    assert answered(b"\x01" + offer.text[1:], BOTH, 5700, CALLER.public, CALLEE.public) == (b"", None)
     answer, _ = agreed_by(offer)
-    for text in (b"", answer[:-1], b"\x02" + answer[1:]):
+    for text in (b"", answer[:-1], b"\x01" + answer[1:]):
         with pytest.raises(FrameError):
             offer.keys(text, CALLER.public, CALLEE.public)
 

@@ -60,6 +60,8 @@ class SealedStream:
         """`first` is sent in clear, before all records."""
         self._connection, self._sealer, self._opener, self._buffers = connection, sealer, opener, buffers
         self._out: memoryview | None = None
+        self.given = self.taken = 0
+        """Bytes that were given to the connection, and that were read from it."""
         self._filled = self._sent = 0  # of it
         if first:
             self._place(len(first))[:] = first
@@ -102,6 +104,7 @@ class SealedStream:
         if self._out is None:
             self._out, self._filled, self._sent = self._buffers.take(), 0, 0
         begins, self._filled = self._filled, self._filled + size
+        self.given += size
         return self._out[begins : self._filled]
 
     def flush(self) -> bool:
@@ -150,6 +153,7 @@ class SealedStream:
         if self.size < 0:
             taken = self._connection.recv_into(memoryview(self._head)[self._has_head :])
             self._has_head += taken
+            self.taken += taken
             self._begin_if_known()
             return taken
         assert self._in is not None
@@ -157,6 +161,7 @@ class SealedStream:
         rest = self._in[self._has_body : self._has_body + missing]
         taken = self._connection.recvmsg_into([rest, self._next_head])[0]
         self._has_body += min(taken, missing)
+        self.taken += taken
         self._ahead = max(0, taken - missing)
         return taken
 
@@ -186,6 +191,11 @@ class SealedStream:
         self._head, self._next_head = self._next_head, self._head
         self._in, self.size, self._has_head, self._has_body, self._ahead = None, -1, self._ahead, 0, 0
         return size
+
+    def give_up(self) -> None:
+        """Let the connection be at its end for whoever reads it next: what was sent does not arrive."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
 
     @property
     def arriving(self) -> bool:

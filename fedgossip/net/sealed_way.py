@@ -6,11 +6,10 @@
     hail, ticket, P         -- TCP ------>        whoever does not know the key is hung up on
                             <----- TCP --         P
     B + count, all else     <---- TCP --->        B + count, all else
+    K + bytes               <---- TCP --->        K + bytes
 
-Until the other end has proved itself by P everything goes by CURVE, so a stream that cannot be had costs nothing but
-processor time: nobody waits for it.  Each end changes over between two messages, and says with B how many messages of
-ZeroMQ it has sent on the CURVE connection since the S; the other end reads nothing behind the B before it has heard as
-many, so the order is that in which they were sent.
+K acknowledges what was read: what TCP acknowledges may have arrived at a middlebox alone, and nobody else notices what
+that drops.
 """
 
 from __future__ import annotations
@@ -20,14 +19,19 @@ from dataclasses import dataclass, field
 
 from fedgossip.machine import NodeId
 from fedgossip.net.outbox import Pair, plain_body
-from fedgossip.net.sealed_stream import SealedStream
-from fedgossip.net.sealing import Agreed, SealBrokenError, StreamOffer
+from fedgossip.net.sealed_stream import HEAD_BYTES, SealedStream
+from fedgossip.net.sealing import TAG_BYTES, Agreed, SealBrokenError, StreamOffer
 
-SEAL, PROOF, BEGIN = b"S", b"P", b"B"
+SEAL, PROOF, BEGIN, READ_SO_FAR = b"S", b"P", b"B", b"K"
+
+ACK_SECONDS = 7.0
+"""Maximum time in which nothing of what was sent is acknowledged; then the link goes on by CURVE."""
 
 _MARK = struct.Struct("<cII")
 _PROOF, _BEGIN = _MARK.pack(PROOF, 0, 0), _MARK.pack(BEGIN, 0, 0)
+_ACK = _MARK.pack(READ_SO_FAR, 0, 0)
 _COUNT = struct.Struct("<Q")
+ACK_BYTES = HEAD_BYTES + _COUNT.size + TAG_BYTES
 
 
 def seal_word(number: int, text: bytes) -> Pair:
@@ -53,6 +57,52 @@ class SealedWay:
     hears: bool = False
     """Whether all that the other end sends does."""
     waits_for: int = 0
+    acknowledged: int = 0
+    """Bytes that the other end has read of the stream, without acknowledgements."""
+    owed: int = 0
+    """As many that we have acknowledged."""
+    acks_sent: int = 0
+    acks_taken: int = 0
+    since: float = 0.0
+    """The time since which something waits to be acknowledged and nothing was; 0 where nothing waits."""
+    base: int = 0
+    """Bytes that were sent before the other end began to count."""
+    swallowed: bool = False
+    """Whether the last stream ended as nothing was acknowledged."""
+
+    def acknowledge(self) -> None:
+        """Send how much was read, where that is news; behind what waits for the network.  Raises OSError."""
+        assert self.stream is not None
+        waited, read = self.stream.sending, self.stream.taken - self.acks_taken * ACK_BYTES
+        if self.up and read > self.owed and self.stream.send(_ACK, _COUNT.pack(read)):
+            self.owed, self.acks_sent = read, self.acks_sent + 1
+            if not waited:  # else its owner goes on when the network takes more
+                self.stream.flush()
+
+    def overdue(self, now: float) -> bool:
+        """Whether nothing of what was sent was acknowledged for ACK_SECONDS."""
+        assert self.stream is not None
+        if self.stream.given - self.base - self.acks_sent * ACK_BYTES <= self.acknowledged:
+            self.since = 0.0
+        elif not self.since:
+            self.since = now
+        return bool(self.since) and now - self.since > ACK_SECONDS
+
+    def _acknowledged(self) -> None:
+        """Take an acknowledgement.  Raises SealBrokenError."""
+        assert self.stream is not None
+        body = self.stream.open()
+        if not self.up or len(body) != _COUNT.size:
+            raise SealBrokenError("an acknowledgement that is none")
+        (read,) = _COUNT.unpack(body)
+        self.acks_taken += 1
+        if read > self.acknowledged:
+            self.acknowledged, self.since = read, 0.0
+
+    def forget_counts(self) -> None:
+        """Count anew, on the next stream."""
+        self.acknowledged = self.owed = self.acks_sent = self.acks_taken = self.base = 0
+        self.since = 0.0
 
     @property
     def waits(self) -> bool:
@@ -106,9 +156,12 @@ class SealedWay:
         """
         assert self.stream is not None
         while not self.waits and self.stream.arrived():
-            if self.hears:
+            if self.stream.mark == _ACK:
+                self._acknowledged()
+            elif self.hears:
                 return True
-            self._begin()
+            else:
+                self._begin()
         return False
 
     def _begin(self) -> None:
@@ -117,6 +170,7 @@ class SealedWay:
         mark, body = self.stream.mark, self.stream.open()
         if not self.up and (mark, len(body)) == (_PROOF, 0):
             self.up = True
+            self.base = self.stream.given  # the hail and the proof
         elif self.up and (mark, len(body)) == (_BEGIN, _COUNT.size):
             (self.waits_for,) = _COUNT.unpack(body)
             self.hears = True

@@ -41,7 +41,7 @@ from fedgossip.errors import ConfigError
 from fedgossip.net.identity import raw
 from fedgossip.wire import FrameError
 
-VERSION = 1
+VERSION = 2
 LABEL = b"fedgossip/links/1"
 
 KEY_BYTES, TAG_BYTES, TICKET_BYTES = 32, 16, 16

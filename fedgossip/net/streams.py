@@ -7,6 +7,7 @@ CURVE connections at the most, and break nothing.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import selectors
@@ -26,7 +27,7 @@ from fedgossip.net.identity import Identity
 from fedgossip.net.outbox import Pair
 from fedgossip.net.sealed_stream import Buffers, SealedStream
 from fedgossip.net.sealed_way import SEAL, CalledStream, SealedWay, StreamCall, seal_word
-from fedgossip.net.sealing import StreamOffer, Suite, answered
+from fedgossip.net.sealing import StreamOffer, Suite, WornOutError, answered
 from fedgossip.net.sockets import NOW, Waker, ZmqSocket
 from fedgossip.net.stream_port import HAIL, Stranger, StreamPort
 from fedgossip.net.transport import LinkEvent, Rejected
@@ -37,6 +38,9 @@ ATTEMPT_SECONDS = 10.0
 
 PAUSE_SECONDS, PAUSE_SECONDS_MAX = 2.0, 120.0
 """Time between an attempt that failed, or a stream that broke, and the next offer; twice as long each time."""
+
+SWALLOWED_SECONDS = 30.0
+"""Minimum of that time after a stream on which nothing was acknowledged: each such try holds a link up."""
 
 STREAMS_OF_ONE = 2
 """Maximum number of tickets and streams of one caller: that in use, and the one that takes its place.  Beyond, the
@@ -132,10 +136,11 @@ class Streams:
     def failed(self, call: SealedWay) -> None:
         """Drop the stream of a call, and offer the next one after a pause."""
         now = time.monotonic()
-        lasted = call.up and isinstance(call, StreamCall) and now > call.until
+        lasted = call.up and isinstance(call, StreamCall) and now > call.until and not call.swallowed
+        least = SWALLOWED_SECONDS if call.swallowed else PAUSE_SECONDS
         self.drop(call)
         if isinstance(call, StreamCall):
-            call.pause = PAUSE_SECONDS if lasted else min(PAUSE_SECONDS_MAX, 2 * call.pause) or PAUSE_SECONDS
+            call.pause = PAUSE_SECONDS if lasted else min(PAUSE_SECONDS_MAX, max(2 * call.pause, least))
             call.due, call.offer = now + call.pause, None
 
     # --- the callee's end -------------------------------------------------------------------------------------------
@@ -211,6 +216,8 @@ class Streams:
             way.stream.close()
         self._calls.pop(way, None)
         way.stream, way.up, way.speaks, way.hears, way.said_proof = None, False, False, False, False
+        way.swallowed = False
+        way.forget_counts()
         if isinstance(way, CalledStream):
             way.agreed = None
             of = self._called.get(way.node, [])
@@ -237,6 +244,9 @@ class Streams:
             elif key.data in self._calls:
                 yield from self._go_on(key.data)
             else:
+                if mask & WRITE and isinstance(key.data, CalledStream):  # an acknowledgement, of one that sends no more
+                    with contextlib.suppress(OSError):
+                        key.data.flush()
                 yield key.data, bool(mask & READ), bool(mask & WRITE)
 
     def tick(self) -> float | None:
@@ -247,8 +257,19 @@ class Streams:
         self._ticked = now
         for call in [one for one in self._calls if isinstance(one, StreamCall) and one.until < now]:
             self.failed(call)
+        for way in [one for one in self._watched if one.up]:
+            self._acknowledge(way)
+            if way.stream is not None and way.overdue(now):
+                way.swallowed = True
+                way.stream.give_up()  # its owner reads the end of it, and goes on by CURVE
         self.port.look_at_times(now)
         return now
+
+    def _acknowledge(self, way: SealedWay) -> None:
+        """Send the acknowledgement that is due; a connection that is broken is left to who reads it."""
+        with contextlib.suppress(OSError, WornOutError):
+            way.acknowledge()
+            self.watch(way)
 
     def _go_on(self, call: SealedWay) -> Iterator[tuple[SealedWay, bool, bool]]:
         """A call may have been taken, or refused, or the callee may have proved itself."""
