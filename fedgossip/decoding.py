@@ -15,6 +15,10 @@ from typing import Any, Protocol, TypeVar
 DEPTH_MAX = 32
 """Maximum number of lists and maps in one another.  The deepest that is written here has 9."""
 
+_PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
+_LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_-])(?:{_PART}[ \t]*+\.[ \t]*+){{{DEPTH_MAX}}}{_PART}")
+"""A dotted key of TOML with more parts than `DEPTH_MAX`."""
+
 T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 
@@ -52,6 +56,8 @@ def json_value(text: bytes | str, parse_constant: Callable[[str], Any] | None = 
 
 def from_toml(text: str) -> dict[str, Any]:
     """Return the tables of a text.  Raises tomllib.TOMLDecodeError, which says where, for what is none."""
+    if _LONG_KEY.search(text):  # before: tomllib takes minutes for a key of 30 000 parts
+        raise _too_deep(tomllib.TOMLDecodeError)
     try:
         tables = tomllib.loads(text)
     except RecursionError:  # tomllib is Python: it ends far from where the process would

@@ -107,6 +107,16 @@ DEEP_TOML = {
 }
 
 
+@pytest.mark.parametrize("part", ["a", '"a"', "'a'"])
+@pytest.mark.parametrize("dot", [".", " . "])
+def test_a_key_of_many_parts_is_refused_before_it_is_parsed(part: str, dot: str) -> None:
+    """tomllib takes a time that grows by the square of the parts: minutes for what fits into one proposal."""
+    for text in ("{} = 1", "[{}]", "x = {{ {} = 1 }}"):
+        with pytest.raises(tomllib.TOMLDecodeError, match=f"more than {DEPTH_MAX} deep"):
+            from_toml(text.format(dot.join([part] * 30_000)))
+    assert from_toml(f"{dot.join([part] * 20)} = 1")
+
+
 def test_a_number_longer_than_python_converts_is_no_toml() -> None:
     with pytest.raises(tomllib.TOMLDecodeError, match="4300 digits"):
         from_toml("seed = " + "9" * 5000)
