@@ -17,9 +17,11 @@ from commands import typed
 from fit_sites import SITES, own_tables
 
 from fedgossip.learning.agreed import AgreedColumn, AgreedTable, agreed_of
+from fedgossip.learning.agreed import read as agreed_file
 from fedgossip.learning.column_sums import Numbers, first_sums, second_sums
 from fedgossip.learning.encodings import EncodedColumn, TableEncoding
 from fedgossip.learning.evaluated import Evaluation, evaluation_of
+from fedgossip.learning.evaluated import read as evaluation_file
 from fedgossip.learning.evaluation_sums import EvaluationLayout, SiteAnswers, judged_sums, presence
 from fedgossip.learning.glm_fit import fit_of
 from fedgossip.learning.glm_sums import GlmDesign, GlmLayout, SiteRecords
@@ -342,3 +344,61 @@ def test_the_solver_finds_what_records_of_nodes_tell() -> None:
     untold: list[list[None]] = [[None] * (len(cuts) + 1) for cuts in fit["design"]["cuts"]]
     cells = solving.cells_of_trees(model, fit, untold, positives, few)
     assert any(low == high for _, low, high in cells)
+
+
+# --- everything of one day --------------------------------------------------------------------------------------------
+
+
+def random_day(folder: Path, seed: int, family: str) -> tuple[AgreedTable, dict[str, Any], Evaluation | None]:
+    """Agree, fit and judge on five sites' random tables; return what is written of it, as its readers have it."""
+    rng = np.random.default_rng(seed)
+    shares = rng.dirichlet([4, 4, 1.5])
+    for site in [*range(SITES), "test"]:
+        rows = int(rng.integers(40, 70))
+        ward, code = rng.choice(["a", "b", "c"], rows, p=shares), rng.random(rows) < 0.25
+        ward[:3] = ["a", "b", "c"] if site == "test" else ward[:3]  # the common file shows all categories
+        age = np.rint(rng.normal(60, 10, rows))
+        eta = (age - 60) / 10 + code - 1 + (ward == "a")
+        ill = np.where(rng.random(rows) < 1 / (1 + np.exp(-eta)), "yes", "no")
+        cells = zip(age.tolist(), ward, code, ill, np.rint(30 * eta + 10 * rng.normal(size=rows)).tolist(), strict=True)
+        text = "\n".join(f"{a},{w},{int(c)},{i},{y!r}" for a, w, c, i, y in cells)
+        (folder / f"{site if site == 'test' else f'site-{site}'}.csv").write_text(
+            "age,ward,code,ill,cost\n" + text + "\n"
+        )
+    label, other = ("cost", "ill") if family == "linear" else ("ill", "cost")
+    more = '[task]\nkind = "regression"' if family == "linear" else ""
+    query = f"label={label}&drop={other}"
+    (folder / "day.toml").write_text(own_tables("day", query, agreed="agreed", source=f"glm:{family}", more=more))
+    assert typed(["data", "agree", "day.toml"], folder).code == 0
+    table = agreed_file(folder / "agreed.json")
+    if (fitted := typed(["fit", "day.toml"], folder)).code:
+        assert fitted.code in (2, 9), fitted  # a category or a code that few records have; coefficients without end
+        return table, {}, None
+    assert typed(["evaluate", "fits/day", "day.toml"], folder).code == 0
+    judged = next(folder.glob("fits/day/**/evaluation.json"), None)
+    fit = json.loads((folder / "fits/day/fit.json").read_text())
+    return table, fit, None if family == "linear" or judged is None else evaluation_file(judged)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("family", ["linear", "logistic"])
+def test_no_small_count_is_found_in_all_that_is_written_of_one_day(tmp_path: Path, seed: int, family: str) -> None:
+    """Of the statistics by themselves; of the fit by its covariance, whose inverse counts where it is linear; of the
+    evaluation by all confusions of the label's counts in the statistics."""
+    table, fit, judged = random_day(tmp_path, seed, family)
+    assert not solving.found_in(table)
+    if fit and family == "linear" and None not in itertools.chain(*fit["covariance"]):
+        names = fit["design"]["columns"]
+        counts = fit["dispersion"] * np.linalg.inv(np.array(fit["covariance"], float))
+        wards = [k for k, name in enumerate(names, 1) if name.startswith("ward=")]
+        code = names.index("code") + 1
+        for whole in (counts[0, wards], counts[code, wards], counts[0, wards] - counts[code, wards]):
+            assert not any(0.5 < count < table.suppress - 0.5 for count in whole), whole
+    if judged is not None:
+        (label,) = (one for one in table.columns if one.label)
+        positives = label.counts[1]
+        fits = [one for one in confusions_of(judged) if positives is None or one[2] + one[3] == positives]
+        assert fits
+        for cells in zip(*fits, strict=True):
+            assert len(set(cells)) > 1 or not 0 < cells[0] < table.suppress, cells

@@ -135,17 +135,30 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int, suppress: int = 1) -> 
 def _few_share(layout: GlmLayout, first: PointSums | None, suppress: int) -> bool:
     """Return whether two categories of different columns are of 1 to `suppress` - 1 records together.
 
-    At the first point all records weigh the same, so the products of columns count them.
+    At the first point all records weigh the same, so the products of columns count them.  A number that is a or a + 1
+    at all records is a category too: then, of whole numbers alone, the sum of (x - a)(x - a - 1) is 0.
     """
-    columns = layout.design.columns
+    design = layout.design
+    columns = design.columns
     if first is None:
         return False
-    counts = first.information * (first.records / first.information[0, 0])
+    codes = list[int]()
+    units = np.diag([1.0, *design.deviation])
+    units[1:, 0] = design.mean
+    counts = units @ (first.information * (first.records / first.information[0, 0])) @ units.T
+    for place in range(1, len(counts)):
+        low = math.floor(counts[0, place] / first.records + 1e-9)
+        off = counts[place, place] - (2 * low + 1) * counts[0, place] + low * (low + 1) * first.records
+        if abs(off) < 1e-6 * first.records:
+            less = np.eye(len(counts))
+            less[place, 0] = -low
+            counts = less @ counts @ less.T
+            codes.append(place)
     groups: dict[str, list[int]] = {}
     for place, name in enumerate(columns, 1):
         column = next((one for one in layout.design.encoding.columns if name in one.features), None)
-        if column is not None and column.categories:
-            groups.setdefault(column.name, []).append(place)
+        if (column is not None and column.categories) or place in codes:
+            groups.setdefault(column.name if column else name, []).append(place)
     for one, other in itertools.combinations(groups.values(), 2):
         table = counts[np.ix_([0, *one], [0, *other])].copy()
         table[0] -= table[1:].sum(axis=0)  # of the category that others are compared with
