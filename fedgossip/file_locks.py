@@ -66,7 +66,7 @@ def _warn() -> None:
     global _warned  # noqa: PLW0603
     if not _warned and sys.stderr is not None:
         _warned = True
-        print("fedgossip: this disk has no file locks: nothing keeps a second process out of a folder", file=sys.stderr)
+        sys.stderr.write("fedgossip: this disk has no file locks: nothing keeps a second process out of a folder\n")
 
 
 def let_go(file: int) -> None:

@@ -71,7 +71,7 @@ def test_a_folder_that_may_not_be_written_is_not_told_to_be_full(reason: int) ->
 
 
 def test_a_file_without_an_end_is_not_read_to_it() -> None:
-    with pytest.raises(ConfigError, match="/dev/zero: more than 16 MiB"):
+    with pytest.raises(ConfigError, match="/dev/zero: a device, and a file was expected"):
         load_experiment("/dev/zero")
 
 

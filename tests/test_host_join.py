@@ -134,7 +134,7 @@ def test_code_does_not_travel_and_another_than_the_organisers_is_refused(people:
     (people.home("d") / "mine.py").write_text(text)
     people.join("d", invite)
     assert [people.ended(who) for who in ("host", "d")] == [0, 0], people.said("d")
-    assert "the files here are the organiser's" in people.said("d")
+    assert "from your mine.py: the same as the organiser's" in people.said("d")
 
 
 @pytest.mark.long

@@ -45,8 +45,9 @@ class SharedSteps(PlanDefaults):
         """What takes the step on a vector of these tensors: `parallel.outer`, `parallel.descent`, or [train]'s."""
         train, p = self.experiment.train, self.experiment.parallel
         if p.races or p.local:
-            own = OuterStep(p.outer.lr, p.outer.beta, p.outer.nesterov, "parallel.outer") if p.local else None
-            outer = OuterDescent(own or OuterStep(1.0, 0.0, nesterov=False))  # the model after its steps
+            after = OuterStep(1.0, 0.0, nesterov=False)  # the model after its steps
+            own = after if p.races else OuterStep(p.outer.lr, p.outer.beta, p.outer.nesterov, "parallel.outer")
+            outer = OuterDescent(own)
             statistics = statistics_in(segments)
             return StatisticsDescent(outer, statistics) if statistics else outer
         return make_descent(
