@@ -143,7 +143,7 @@ LOOPS, GUIDED = ["launch", "-n", "2"], ["launch", "-n", "2", "--coordinator", "-
     [
         pytest.param(LOCAL, signal.SIGHUP),
         pytest.param(SIMULATED, signal.SIGTERM, marks=long),
-        pytest.param(LOOPS, signal.SIGTERM),
+        pytest.param(LOOPS, signal.SIGTERM, marks=long),
         *(pytest.param(LOOPS, number, marks=long) for number in (signal.SIGINT, signal.SIGHUP)),
         *(pytest.param([*LOOPS, "--simulate"], number, marks=long) for number in SIGNALS),
         *(pytest.param(GUIDED, number, marks=long) for number in SIGNALS),
