@@ -47,7 +47,7 @@ def twin(experiment: dict[str, Any]) -> str:
     return digest(x)
 
 
-GRAPHS = [("star", 12), ("barbell:5,2", None), ("regular:3", 12)]
+GRAPHS = [("star", 12), ("regular:3", 12), pytest.param("barbell:5,2", None, marks=pytest.mark.long)]
 
 
 @pytest.mark.sockets

@@ -152,6 +152,7 @@ def test_a_loop_that_is_killed_comes_back_and_the_others_never_hang(folder: Path
     assert rounds_of(folder, 0) == 100
 
 
+@pytest.mark.long  # test_loop_endings has such a run each time
 def test_one_loop_that_raises_fails_the_run_and_the_others_come_to_their_end(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
