@@ -270,8 +270,8 @@ class FittedHazards:
         except np.linalg.LinAlgError:
             return False
         found._go_to(newton)
-        found._set(records=sums.records, deviance=sums.deviance, gradient=sums.gradient)
-        free = "stage", "point", "left", "steps", "silent", "sites", "information", "null", "null_records"
+        found._set(sites=sums.sites, records=sums.records, deviance=sums.deviance, gradient=sums.gradient)
+        free = "stage", "point", "left", "steps", "silent", "information", "null", "null_records"
         near = np.abs(newton.point - after["point"]) <= NEAR * np.abs(newton.point - newton.best).max(initial=0.0)
         return after.stage in (RISK, LAST, OVER) and found._alike(after, free) and bool(near.all())
 
