@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import shutil
@@ -365,6 +366,7 @@ EVERYTHING = tuple(name for name in commands(Path()) if name != "export")  # whi
 def test_no_command_that_reads_a_strangers_folder_runs_or_opens_anything_outside_of_it(
     named: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    importlib.import_module("matplotlib.font_manager")  # the first of an account starts fc-list
     got = hostile(run, tmp_path, MODELS["no code"] if named == "model" else {}, NAMED[named])
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "evil.py").write_text(EVIL)
