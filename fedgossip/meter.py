@@ -26,7 +26,7 @@ class Meter:
         self._carried: list[Span] = []
         self.loss: float | None = None
         self.epsilon: float | None = None
-        self._logged: dict[str, float] | None = None
+        self._logged: dict[str, float | None] | None = None
         self._aggregated: Mapping[str, float] = {}
         self._counted: list[int] | None = None
         self._owed = 0  # bytes of vectors that stood in the row before, and were to be sent

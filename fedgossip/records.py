@@ -6,7 +6,8 @@ is behind, row 0 is the state before.  A field at its default, such as what was 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
@@ -53,8 +54,8 @@ class PeerRow(msgspec.Struct, tag="peer", tag_field="kind", omit_defaults=True, 
     """The worst of those, where it can be seen."""
     epsilon: float | None = None
     """What this participant has spent of its budget of privacy."""
-    logged: dict[str, float] | None = None
-    """Numbers that a user's own loop has logged, each the mean over the round."""
+    logged: dict[str, float | None] | None = None
+    """Numbers that a user's own loop has logged, each the mean over the round; JSON writes null for NaN."""
     payload_sent: int = 0
     payload_received: int = 0
     seconds_communicating: float = 0.0
@@ -93,6 +94,50 @@ class EventRow(msgspec.Struct, tag="event", tag_field="kind", omit_defaults=True
 
 
 Row = PeerRow | NetworkRow | EventRow
+
+LOGGED_ROUNDS = 400
+LOGGED_NAMES = 24
+"""Maximum number of names whose numbers are kept; the first ones are."""
+LoggedPoint = tuple[int, float, float, float]
+"""A round; the mean over the peers that logged the number in it, the lowest and the highest."""
+
+
+class LoggedNumbers:
+    """What loops have logged, by name and round, folded over peers; rows may arrive in any order.
+
+    Of a name with more than `most` rounds every second, fourth, ... is kept, and the newest.
+    """
+
+    def __init__(self, most: int = LOGGED_ROUNDS) -> None:
+        self._most = most
+        self._found: dict[str, dict[int, tuple[int, float, float, float]]] = {}  # count, sum, lowest, highest
+        self._every: dict[str, int] = {}
+
+    def add(self, round: int, logged: Mapping[str, float | None] | None) -> None:
+        for name, value in (logged or {}).items():
+            if value is not None and math.isfinite(value) and (name in self._found or len(self._found) < LOGGED_NAMES):
+                self._put(self._found.setdefault(name, {}), name, round, value)
+
+    def _put(self, rounds: dict[int, tuple[int, float, float, float]], name: str, round: int, value: float) -> None:
+        every, newest = self._every.setdefault(name, 1), max(rounds, default=round)
+        if round % every and round < newest and round not in rounds:
+            return
+        if newest < round and newest % every:
+            del rounds[newest]
+        count, total, low, high = rounds.get(round, (0, 0.0, value, value))
+        rounds[round] = count + 1, total + value, min(low, value), max(high, value)
+        if len(rounds) > self._most:
+            self._every[name] = every = 2 * every
+            newest = max(rounds)
+            for old in [one for one in rounds if one % every and one != newest]:
+                del rounds[old]
+
+    def lines(self) -> dict[str, list[LoggedPoint]]:
+        """Return the points of each name, ascending by round."""
+        return {
+            name: [(round, total / count, low, high) for round, (count, total, low, high) in sorted(rounds.items())]
+            for name, rounds in self._found.items()
+        }
 
 
 @runtime_checkable

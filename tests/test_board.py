@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import signal
@@ -238,6 +239,31 @@ def test_a_curve_is_thinned_evenly_and_keeps_its_newest_point(tmp_path: Path) ->
     points = course.as_plain()["lines"]["loss"]
     assert POINTS_MAX / 2 <= len(points) <= POINTS_MAX + 1
     assert points[-1][:3] == [3 * POINTS_MAX, 4000 * 3 * POINTS_MAX, pytest.approx(0.1 * 3 * POINTS_MAX)]
+
+
+def test_what_loops_logged_is_a_curve_on_all_axes(tmp_path: Path) -> None:
+    run = Written(tmp_path / "run")
+    for at in range(1, 4):
+        run.add(*(peer_row(p, at, logged={"grad norm": p + at, "bad": math.nan}) for p in range(4)), network_row(at))
+    course = RunCurves(run.path)
+    course.read(10.0)
+    lines = course.as_plain()["lines"]
+    assert lines["logged:grad norm"] == [[at, 4000 * at, pytest.approx(0.1 * at), 1.5 + at] for at in range(1, 4)]
+    assert "logged:bad" not in lines
+
+
+@pytest.mark.browser
+@pytest.mark.sockets
+def test_a_browser_draws_what_loops_logged(tmp_path: Path) -> None:
+    run = Written(tmp_path / "runs" / "one")
+    for at in range(1, 4):
+        run.add(*(peer_row(p, at, logged={"grad norm": p + at}) for p in range(4)), network_row(at))
+    key = ids(tmp_path / "runs")["one"]
+    with serving(tmp_path / "runs") as served:
+        page = rendered(f"{served.url}#runs={key}&metric={quote('logged:grad norm')}", tmp_path)
+    assert len(curve_of(page, key)) == 3
+    assert '<option value="logged:grad norm">grad norm</option>' in page
+    assert re.search(r'<text class="y-name"[^>]*>grad norm</text>', page)
 
 
 def test_curves_are_told_again_only_where_they_are_new(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from html.parser import HTMLParser
@@ -13,9 +14,10 @@ import numpy as np
 import pytest
 
 from fedgossip.errors import ConfigError
+from fedgossip.records import LOGGED_NAMES, LoggedNumbers
 from fedgossip.report import numbers, write_comparison, write_report
 from fedgossip.report.drawing import series_style
-from fedgossip.report.figures import curve
+from fedgossip.report.figures import curve, unbroken
 from fedgossip.report.forecast import Band, band, inside, sentence
 from fedgossip.report.reading import EVENTS_KEPT, read_run
 
@@ -630,6 +632,60 @@ def test_two_measurements_are_two_points_and_no_line() -> None:
         curve(axes, x, x, label="", colour="k", dash="-")
     assert [line.get_linestyle() for line in axes.get_lines()] == ["None", "-"]
     assert all(line.get_marker() == "o" for line in axes.get_lines())
+
+
+def test_a_line_breaks_where_rounds_were_not_measured() -> None:
+    from matplotlib.figure import Figure
+
+    assert unbroken([0, 5, 10, 15, 40, 45, 60]) == [(0, 4), (4, 6), (6, 7)]
+    assert unbroken([1, 2, 3, 5, 6, 7]) == [(0, 3), (3, 6)]
+    assert unbroken([0, 5, 10, 12]) == [(0, 4)] and unbroken([3]) == [(0, 1)] and unbroken([4, 9]) == [(0, 2)]
+    axes = Figure().subplots()
+    x = [*map(float, range(20)), 30.0, *map(float, range(40, 60))]
+    curve(axes, [0.1 * at for at in x], x, label="it", colour="k", dash="-", rounds=x)
+    line, alone = axes.get_lines()
+    assert np.isnan(np.asarray(line.get_ydata(), dtype=float)).sum() == 2
+    assert list(alone.get_xdata()) == [3.0] and alone.get_marker() == "o"
+
+
+def test_a_peer_that_died_is_a_crossed_disc_and_in_no_score(tmp_path: Path) -> None:
+    def page_of(name: str, *events: str) -> Page:
+        folder = learning_run(tmp_path / name, n=4, rounds=4)
+        rows = [{"kind": "peer", "round": 1, "peer": 2, "score": 0.01}]  # the last that peer 2 wrote is its worst
+        rows += [{"kind": "event", "round": 1, "peer": 2, "name": event} for event in ("missed", *events)]
+        with (folder / "metrics.jsonl").open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in [*rows[1:2] * (2 * EVENTS_KEPT), *rows])
+        return Page(write_report(folder))
+
+    dead, back = page_of("dead", "died"), page_of("back", "died", "resumed")
+    assert "An empty disc with a cross is a peer that ended before the run." in dead.text
+    assert "An empty disc with a cross" not in back.text
+    assert "peer 2 at the end" in back.text and "peer 2 at the end" not in dead.text
+
+
+def test_what_loops_logged_is_drawn_by_name(tmp_path: Path) -> None:
+    folder = learning_run(tmp_path, n=4, rounds=4)
+    with (folder / "metrics.jsonl").open("a") as file:
+        for peer, round in ((p, r) for r in range(1, 5) for p in range(4)):
+            values = {"grad/<b>norm": 1.0 * peer * round, "lr": 0.1 if peer else None}
+            file.write(json.dumps({"kind": "peer", "round": round, "peer": peer, "logged": values}) + "\n")
+    run, page = read_run(folder), Page(write_report(folder))
+    assert run.logged["grad/<b>norm"] == [(r, 1.5 * r, 0.0, 3.0 * r) for r in range(1, 5)]
+    assert run.logged["lr"] == [(r, pytest.approx(0.1), 0.1, 0.1) for r in range(1, 5)]
+    assert "What the loops logged" in page.text and "lowest to highest peer" in page.text
+    assert all(name in page.text for name in ("grad/<b>norm.", "lr."))
+
+
+def test_logged_numbers_are_thinned_evenly_in_whatever_order_they_arrive() -> None:
+    found = LoggedNumbers(most=8)
+    for peer in range(2):
+        for round in range(1, 101):
+            found.add(round, {"a": float(round + peer), "nothing": None, "nan": math.nan})
+    for number in range(2 * LOGGED_NAMES):
+        found.add(1, {f"name {number}": 1.0})
+    lines = found.lines()
+    assert [point[0] for point in lines["a"]] == [16, 32, 48, 64, 80, 96, 100]
+    assert lines["a"][-1] == (100, 100.5, 100.0, 101.0) and len(lines) == LOGGED_NAMES
 
 
 def test_no_two_of_sixteen_runs_have_the_same_dash_or_mark_in_the_same_colour() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import http.client
 import json
 import os
@@ -31,7 +32,7 @@ from fedgossip.watching.layout import places
 from fedgossip.watching.local_server import HttpAnswer, LocalServer
 from fedgossip.watching.serving import Site
 from tests.commands import finish, start, wait_until
-from tests.written import Written, gone, read, rounds
+from tests.written import Written, gone, peer_row, read, rounds
 
 pytestmark = pytest.mark.sockets
 
@@ -202,6 +203,15 @@ def test_a_browser_draws_who_is_gone_and_what_is_down(run: Written, tmp_path: Pa
     assert re.search(r"<li><svg.*?</svg>1 gone</li>", page)
     assert 'aria-label="Test accuracy until round 5: averaged model 75.0' in page
     assert '<li id="status" role="status" class="live">running</li>' in page
+
+
+@pytest.mark.browser
+def test_a_browser_draws_what_loops_logged(run: Written, tmp_path: Path) -> None:
+    run.add(*(peer_row(p, at, logged={"grad <b>": p + at, "lr": 0.5}) for at in range(1, 5) for p in range(4)))
+    with site(read(run.path)) as served:
+        page = rendered(served.url, tmp_path)
+    assert 'aria-label="grad <b> until round 4: mean 5.5, lowest peer 4, highest 7"' in html.unescape(page)
+    assert 'aria-label="lr until round 4: mean 0.5"' in page
 
 
 @pytest.mark.browser

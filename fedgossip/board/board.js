@@ -2,6 +2,8 @@
 const EVERY_MS = 2000, SOON_MS = 150, SLOWEST_MS = 10000, PATIENCE_MS = 15000;
 const SHOWN = 200, CHOSEN_MAX = 24;
 const METRICS = { score_averaged: "score", score_mean_peer: "mean peer’s score", score_worst_peer: "worst peer’s score", loss: "training loss", test_loss: "test loss", consensus_distance: "consensus distance" };
+const LOGGED = "logged:"; // before the name of a number that loops have logged
+const called = (metric) => METRICS[metric] ?? metric.slice(LOGGED.length);
 const USUAL = ["status", "graph", "algorithm", "n", "rounds", "score", "worst_peer", "bytes_sent", "seconds", "changed"];
 const WORDS = { n: "members", bytes_sent: "sent", seconds: "time", worst_peer: "worst peer", mean_peer: "mean peer", test_loss: "test loss", consensus_distance: "consensus distance", wall_seconds: "wall time", rounds_abandoned: "abandoned" };
 const $ = (id) => document.getElementById(id);
@@ -16,7 +18,7 @@ function read() {
   const view = list("view").map(Number);
   Object.assign(state, {
     runs: list("runs").slice(0, CHOSEN_MAX), filter: words.get("filter") ?? "", sort: words.get("sort") || "-changed", columns: list("columns"),
-    metric: words.get("metric") in METRICS ? words.get("metric") : "score_averaged", over: Math.max(0, ["rounds", "bytes", "seconds"].indexOf(words.get("over"))),
+    metric: words.get("metric") in METRICS || words.get("metric")?.startsWith(LOGGED) ? words.get("metric") : "score_averaged", over: Math.max(0, ["rounds", "bytes", "seconds"].indexOf(words.get("over"))),
     smooth: Math.min(0.98, Math.max(0, Number(words.get("smooth")) || 0)), log: words.get("log") === "1",
     view: view.length === 4 && view.every(Number.isFinite) ? { x: within(view[0], view[1]), y: within(view[2], view[3]) } : WHOLE,
   });
@@ -169,8 +171,9 @@ function showCurves() {
     return { id, name, ...look_of(place), raw: state.smooth ? points : [], points: state.smooth ? smoothed(points, state.smooth) : points };
   });
   const metrics = new Set(state.runs.map((id) => runs.get(id)?.facts?.metric).filter(Boolean));
-  for (const option of $("metric").options) tell(option, option.value.startsWith("score") && metrics.size ? METRICS[option.value].replace("score", metrics.size === 1 ? [...metrics][0] : "score (not the same metric)") : METRICS[option.value]);
-  const svg = plot($("plot"), lines, { log: state.log, view: state.view, shownX: [number, size, time][state.over], label: METRICS[state.metric], xLabel: ["rounds", "bytes sent", "seconds"][state.over] });
+  offer();
+  for (const option of $("metric").options) tell(option, option.value.startsWith("score") && metrics.size ? called(option.value).replace("score", metrics.size === 1 ? [...metrics][0] : "score (not the same metric)") : called(option.value));
+  const svg = plot($("plot"), lines, { log: state.log, view: state.view, shownX: [number, size, time][state.over], label: called(state.metric), xLabel: ["rounds", "bytes sent", "seconds"][state.over] });
   zoom = svg ? zoomable(svg, PLOT, (view) => { change({ view }); $("plot").querySelector("svg")?.focus({ preventScroll: true }); }, state.view) : null;
   $("all").hidden = isWhole(state.view);
   $("keys").replaceChildren(...lines.map(({ id, name, colour, dash, points }) => {
@@ -181,6 +184,13 @@ function showCurves() {
   }));
   const folders = state.runs.map((id) => runs.get(id)?.folder).filter(Boolean);
   tell($("compare"), folders.length > 1 ? `These on one page to keep, in the board’s folder: fedgossip report ${folders.map(quoted).join(" ")} --out comparison.html` : "");
+}
+function offer() { // the curves that there always are, and what the loops of the chosen runs have logged
+  const logged = state.runs.flatMap((id) => Object.keys(courses.get(id)?.lines ?? {})).concat(state.metric).filter((name) => name.startsWith(LOGGED));
+  const names = [...Object.keys(METRICS), ...new Set(logged)];
+  if ([...$("metric").options].map((option) => option.value).join("\n") === names.join("\n")) return; // somebody may be choosing
+  $("metric").replaceChildren(...names.map((name) => make("option", { value: name }, called(name))));
+  $("metric").value = state.metric;
 }
 const quoted = (text) => (/^[\w./:@%+,-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
 
@@ -239,7 +249,6 @@ async function loop() {
   document.body.dataset.updates = ++updates;
   setTimeout(loop, wait ?? Math.min(SLOWEST_MS, EVERY_MS * (1 + misses)));
 }
-$("metric").replaceChildren(...Object.entries(METRICS).map(([key, name]) => make("option", { value: key }, name)));
 for (const form of ["controls", "sieve"]) $(form).addEventListener("submit", (event) => event.preventDefault());
 $("filter").addEventListener("input", () => { limit = SHOWN; change({ filter: $("filter").value }); });
 $("column").addEventListener("change", () => $("column").value && change({ columns: [...state.columns, $("column").value] }));
@@ -252,4 +261,5 @@ $("none").addEventListener("click", () => change({ runs: [] }));
 $("further").addEventListener("click", () => { limit += SHOWN; showTable(); });
 addEventListener("hashchange", () => { read(); show(); look().catch(() => null); });
 read();
+offer();
 loop();

@@ -275,7 +275,8 @@ def overlay(
         for at, label, series in lines:
             x, y = [place(row) for row, _ in series], [value for _, value in series]
             colour, dash, _ = series_style(at)
-            figures.curve(axes, x, y, label=line(label, 28), colour=colour, dash=dash)
+            rounds = [row.round for row, _ in series]
+            figures.curve(axes, x, y, label=line(label, 28), colour=colour, dash=dash, rounds=rounds)
         axes.set_xlabel(label_of_x)
         axes.set_ylabel(label_of_y)
         if label_of_x == "round":

@@ -38,6 +38,7 @@ FEDBUFF = "fedbuff"
 def parts(run: RecordedRun, took: Participation) -> Iterable[Markup | None]:
     """Give the sections of the page, in reading order."""
     yield learning(run, took)
+    yield sections.logged(run)
     yield participation(run, took)
     yield spending.privacy(run, took)
     yield clients(run, took)

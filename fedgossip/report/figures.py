@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedgossip.plain import line
+from fedgossip.records import LoggedPoint
 from fedgossip.report import drawing
 from fedgossip.report.drawing import BLUE, DASHES, GREEN, ORANGE, PURPLE, QUIET, draw, legend_above, zoomable
 from fedgossip.report.forecast import ROUNDING, Band
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from fedgossip.forecasts import RunForecast
 
 HEIGHT = 3.1
+LOGGED_LETTERS = 40
+"""Maximum number of letters of the name of a logged number."""
 CONSENSUS_HEIGHT = 4.1  # as high as the table beside it
 SCORES = (
     ("score_averaged", "averaged model", BLUE, "-"),
@@ -69,14 +74,8 @@ def scores(run: RecordedRun, name: str, axis: ByRow, lines: list[Line], label: s
     def paint(figure: Figure) -> None:
         axes = figure.subplots()
         for who, colour, dash, series in lines:
-            curve(
-                axes,
-                [place(row) for row, _ in series],
-                [value for _, value in series],
-                label=who,
-                colour=colour,
-                dash=dash,
-            )
+            at, values = [place(row) for row, _ in series], [value for _, value in series]
+            curve(axes, at, values, label=who, colour=colour, dash=dash, rounds=[row.round for row, _ in series])
         if axis is by_round:
             _foretold_scores(axes, run)
         axes.set_xlabel(axis_label)
@@ -157,11 +156,59 @@ def consensus(run: RecordedRun, name: str, forecast: Band | None) -> str | None:
     return draw(name, CONSENSUS_HEIGHT, paint)
 
 
-def curve(axes: Axes, x: list[float], y: list[float], *, label: str, colour: str, dash: Any) -> None:
-    """Draw one line.  Few points are marked; two points stand alone, as nothing is known of what lies between them."""
+def curve(
+    axes: Axes,
+    x: Sequence[float],
+    y: Sequence[float],
+    *,
+    label: str,
+    colour: str,
+    dash: Any,
+    rounds: Sequence[float] | None = None,
+) -> None:
+    """Draw one line.  Few points are marked; two points stand alone, as nothing is known of what lies between them.
+
+    The line breaks where rounds were not measured; a point between two breaks is marked.  `rounds`: of the points,
+    where `x` is something else.
+    """
     marker = "o" if len(x) <= 12 else ""
-    line = dash if len(x) > 2 else "none"
-    axes.plot(x, y, label=label, color=colour, linestyle=line, marker=marker, markersize=3.5)
+    stroke = dash if len(x) > 2 else "none"
+    parts = unbroken(x if rounds is None else rounds)
+    broken_x, broken_y = ([value for start, stop in parts for value in (*of[start:stop], np.nan)][:-1] for of in (x, y))
+    axes.plot(broken_x, broken_y, label=label, color=colour, linestyle=stroke, marker=marker, markersize=3.5)
+    alone = [start for start, stop in parts if stop == start + 1]
+    if alone and not marker:
+        axes.plot([x[at] for at in alone], [y[at] for at in alone], "o", color=colour, markersize=3.5)
+
+
+def unbroken(rounds: Sequence[float]) -> list[tuple[int, int]]:
+    """Return (first, behind the last) of each stretch of rounds that are as near to each other as most are."""
+    apart = np.diff(rounds)
+    usual = float(np.median(apart)) if len(apart) else 0.0
+    cuts = [0, *(int(at) + 1 for at in np.flatnonzero(apart > 1.5 * usual)), len(rounds)]
+    return list(pairwise(cuts))
+
+
+def logged(points: Sequence[LoggedPoint], name: str, number: str, one: str) -> str:
+    """Return the mean of a number that loops have logged, and the lowest and highest of the peers behind it."""
+    rounds, mean, low, high = zip(*points, strict=True)
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        label = f"lowest to highest {one}"
+        for start, stop in unbroken(rounds) if low != high else ():
+            part = slice(start, stop)
+            along, across = [*rounds[part], *rounds[part][::-1]], [*low[part], *high[part][::-1]]
+            axes.fill(along, across, label=label, color=drawing.SKY, alpha=0.3, linewidth=0 if stop > start + 1 else 3)
+            label = ""
+        curve(axes, rounds, mean, label="mean", colour=BLUE, dash="-")
+        axes.set_xlabel("round")
+        axes.set_ylabel(line(number, LOGGED_LETTERS))
+        drawing.whole_axis(axes)
+        legend_above(axes)
+        zoomable(axes)
+
+    return draw(name, HEIGHT, paint)
 
 
 def _forecast(axes: Axes, forecast: Band, floor: float) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedgossip.plain import line
-from fedgossip.report.drawing import BLUE, EDGE, INK, LINE, ORANGE, QUIET, SKY, draw, whole_axis
-from fedgossip.report.numbers import near_one, percent
+from fedgossip.report.drawing import BLUE, EDGE, INK, LINE, ORANGE, PALE, QUIET, SKY, draw, whole_axis
+from fedgossip.report.numbers import near_one
 from fedgossip.report.reading import Graph, RecordedRun
 
 LABEL_LETTERS = 16
@@ -45,8 +45,9 @@ def network(run: RecordedRun, graph: Graph, name: str) -> str:
         _edges(axes, graph, places, 1.0, never_exchanged(run))
         dots = _nodes(axes, graph, places, values)
         _attackers(axes, places, sorted(attackers(run)), graph.n)
+        _fallen(axes, places, fallen(run), graph.n)
         if graph.n <= MOST_NUMBERS:
-            _names(axes, graph, places, values)
+            _names(axes, graph, places, values, fallen(run))
         if dots is not None:
             bar = figure.colorbar(dots, ax=axes, orientation="horizontal", shrink=0.55, aspect=28, pad=0.02)
             bar.outline.set_visible(False)
@@ -57,7 +58,7 @@ def network(run: RecordedRun, graph: Graph, name: str) -> str:
             bar.set_label(what)
             if what != "degree":
                 low, high = min(values), max(values)
-                bar.set_ticks([low, high], labels=[percent(low), percent(high)])
+                bar.set_ticks([low, high], labels=[run.summary.score.shown(end) for end in (low, high)])
             else:
                 bar.set_ticks(sorted({min(values), max(values)}))
             bar.ax.tick_params(length=0)
@@ -77,6 +78,19 @@ def _attackers(axes: Axes, places: NDArray[np.float64], nodes: Sequence[int], n:
         axes.scatter(
             there[:, 0], there[:, 1], s=size, color=ORANGE, marker="s", edgecolors=INK, linewidths=0.8, zorder=4
         )
+
+
+def fallen(run: RecordedRun) -> list[int]:
+    """Return the peers that had ended before the run did, ascending."""
+    return sorted(node for node in run.fallen if 0 <= node < run.summary.n)
+
+
+def _fallen(axes: Axes, places: NDArray[np.float64], nodes: Sequence[int], n: int) -> None:
+    """Draw an empty disc with a cross over each."""
+    if nodes:
+        size, there = max(6.0, min(260.0, 4200.0 / n)), places[list(nodes)]
+        axes.scatter(there[:, 0], there[:, 1], s=size, color=PALE, edgecolors=ORANGE, linewidths=1.0, zorder=4)
+        axes.scatter(there[:, 0], there[:, 1], s=size, color=ORANGE, marker="x", linewidths=1.4, zorder=4.5)
 
 
 def never_exchanged(run: RecordedRun) -> set[tuple[int, int]]:
@@ -147,12 +161,12 @@ def spectrum(run: RecordedRun, name: str) -> str | None:
 
 
 def _node_values(run: RecordedRun, graph: Graph) -> tuple[list[float], str]:
-    lying = attackers(run)
-    known = [peer.score for node, peer in enumerate(run.peers) if peer.score is not None and node not in lying]
-    if known and len(known) == graph.n - len(lying):
-        honest = iter(known)  # those that lie are drawn over
+    others = attackers(run) | set(fallen(run))  # they are drawn over
+    known = [peer.score for node, peer in enumerate(run.peers) if peer.score is not None and node not in others]
+    if known and len(known) == graph.n - len(others):
+        there = iter(known)
         return [
-            min(known) if node in lying else next(honest) for node in range(graph.n)
+            min(known) if node in others else next(there) for node in range(graph.n)
         ], f"last measured {run.summary.score.metric.word} of the peer"
     degrees = [0.0] * graph.n
     for u, v in graph.edges:
@@ -254,12 +268,14 @@ def _nodes(axes: Axes, graph: Graph, places: NDArray[np.float64], values: list[f
     return dots if differ else None
 
 
-def _names(axes: Axes, graph: Graph, places: NDArray[np.float64], values: list[float]) -> None:
+def _names(
+    axes: Axes, graph: Graph, places: NDArray[np.float64], values: list[float], crossed: Collection[int] = ()
+) -> None:
     """Write the number of each node inside it and, where the user gave names, the name beside it."""
     low, high = min(values), max(values)
     centre = places.mean(axis=0)
     for node, (x, y) in enumerate(places):
-        dark = high > low and (values[node] - low) / (high - low) < 0.45
+        dark = high > low and (values[node] - low) / (high - low) < 0.45 and node not in crossed
         colour = "#ffffff" if dark else "#0b0d12"  # not INK: on a coloured disc it stays dark on the dark page
         axes.text(x, y, str(node), color=colour, fontsize=7.5, ha="center", va="center_baseline", zorder=5)
         name = line(graph.labels[node], LABEL_LETTERS) if graph.labels else ""

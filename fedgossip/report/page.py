@@ -31,6 +31,7 @@ def _gossip(run: RecordedRun) -> tuple[Markup, Markup]:
     forecast = band(run)
     body = [
         sections.learning(run),
+        sections.logged(run),
         sections.agreement(run, forecast),
         sections.graph(run),
         served(run),

@@ -16,10 +16,11 @@ import msgspec
 from fedgossip import outside_files
 from fedgossip.decoding import UnreadableError, json_value
 from fedgossip.errors import ConfigError
+from fedgossip.event_kinds import kind_of
 from fedgossip.forecasts import REALISED, RunForecast, read_forecast
 from fedgossip.learning.objectives import score_told
 from fedgossip.plain import masked
-from fedgossip.records import renamed
+from fedgossip.records import LoggedNumbers, LoggedPoint, renamed
 from fedgossip.report.numbers import number, percent
 from fedgossip.report.participation import Participation
 from fedgossip.report.rows import ReportedEvent, ReportedPeerRound, ReportedRound
@@ -268,6 +269,10 @@ class RecordedRun:
     events: list[ReportedEvent]
     experiment: str | None
     participation: Participation | None = None
+    logged: dict[str, list[LoggedPoint]] = field(default_factory=dict)
+    """What loops have logged, by name."""
+    fallen: frozenset[int] = frozenset()
+    """Those that died, hung or failed and did not return."""
     script: tuple[str, ...] = ()
     """The script of loops that were launched, and its arguments."""
     foretold: RunForecast | None = None
@@ -319,6 +324,7 @@ def read_run(folder: Path) -> RecordedRun:
     nothing = PeerTotal()  # of all that have no row: of a million clients few may ever be in a cohort
     totals = [nothing] * summary.who.n
     events: list[ReportedEvent] = []
+    logged, fallen = LoggedNumbers(), set[int]()
     participation = Participation(summary.n, summary.who.one) if summary.led else None
     for count, (place, record) in enumerate(_records(folder / "metrics.jsonl")):
         kind = record.get("kind")
@@ -331,20 +337,33 @@ def read_run(folder: Path) -> RecordedRun:
             if totals[row.peer] is nothing:
                 totals[row.peer] = PeerTotal()
             totals[row.peer].add(row)
+            logged.add(row.round, row.logged)
             if participation:
                 participation.row(row)
         elif kind == "network":
             one = _convert(record, ReportedRound, place)
             network[one.round] = _of_one_model(one) if participation else one
-        elif kind == "event" and (participation or len(events) < EVENTS_KEPT):
+        elif kind == "event":
             event = _convert(record, ReportedEvent, place)
+            _follow(fallen, event)
             if not (participation and participation.event(event)) and len(events) < EVENTS_KEPT:
                 events.append(event)
     experiment = folder / "experiment.toml"
     text = masked(outside_files.read_text(experiment, errors="replace")) if experiment.is_file() else None
     rounds, script = [network[r] for r in sorted(network)], _script_of(folder)
     told = _foretold(folder, summary), _realised(folder, summary)
-    return RecordedRun(summary, rounds, totals, events, text, participation, script, *told)
+    return RecordedRun(
+        summary, rounds, totals, events, text, participation, logged.lines(), frozenset(fallen), script, *told
+    )
+
+
+def _follow(fallen: set[int], event: ReportedEvent) -> None:
+    """Add to `fallen`, or take from it, the one of whom an event says that it has ended or lives again."""
+    tells = kind_of(event.name).tells
+    if event.peer is not None and tells == "ended":
+        fallen.add(event.peer)
+    elif event.peer is not None and tells == "again":
+        fallen.discard(event.peer)
 
 
 def _foretold(folder: Path, summary: Summary) -> RunForecast | None:

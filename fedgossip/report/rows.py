@@ -43,6 +43,7 @@ class ReportedPeerRound(msgspec.Struct, frozen=True):
     score_clients: float | None = None
     score_worst_client: float | None = None
     epsilon: float | None = None
+    logged: dict[str, float | None] | None = None
 
 
 class ReportedEvent(msgspec.Struct, frozen=True):

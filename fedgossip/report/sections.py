@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 
+from fedgossip.plain import line
 from fedgossip.report import bars, figures, graphs
 from fedgossip.report.endings import notice, unfinished
 from fedgossip.report.forecast import Band, sentence
@@ -119,7 +120,8 @@ def time_and_digest(run: RecordedRun, digest_of: str) -> Iterable[tuple[str, str
 
 def _worst(run: RecordedRun) -> str:
     score = run.summary.score.metric
-    known = {node: peer.score for node, peer in enumerate(run.peers) if peer.score is not None}
+    ended = graphs.fallen(run)
+    known = {node: peer.score for node, peer in enumerate(run.peers) if peer.score is not None and node not in ended}
     if not known:
         return f"the worst {score.word} of one {run.roles.measured}"
     worst = score.worst(known.values())
@@ -180,6 +182,21 @@ def learning(run: RecordedRun) -> Markup | None:
             ),
         ),
     )
+
+
+def logged(run: RecordedRun) -> Markup | None:
+    """Return the numbers that loops have logged beside their loss."""
+    one = run.roles.one
+    drawn = [
+        figure(
+            f"logged-{place}",
+            figures.logged(points, f"logged-{place}", name, one),
+            line(name, figures.LOGGED_LETTERS),
+            f"Logged by the loops: the mean over a round, of all {one}s that logged it.",
+        )
+        for place, (name, points) in enumerate(run.logged.items())
+    ]
+    return section("What the loops logged", grid(*drawn))
 
 
 def agreement(run: RecordedRun, forecast: Band | None) -> Markup | None:
@@ -254,6 +271,7 @@ def graph(run: RecordedRun) -> Markup | None:
         "Who talks to whom",
         f"Each disc is a peer, coloured by its {colours}, and each line a pair that exchanges models{weights}."
         + (" Those in squares lie, and are in no score." if graphs.attackers(run) else "")
+        + (" An empty disc with a cross is a peer that ended before the run." if graphs.fallen(run) else "")
         + (" Dashed: a pair of which one never got a model of the other." if graphs.never_exchanged(run) else ""),
     )
     return section("The graph", grid(picture, right))

@@ -15,5 +15,6 @@ def race_facts(experiment: Experiment, rows: Sequence[Row]) -> dict[str, Any]:
     """Return that no other run has its bits, and the share of updates that were lost, where they were counted."""
     if experiment.train.parallel != HOGWILD:
         return {}
-    counted = [row.logged[LOST] for row in rows if isinstance(row, PeerRow) and row.logged and LOST in row.logged]
+    logged = [row.logged.get(LOST) for row in rows if isinstance(row, PeerRow) and row.logged]
+    counted = [share for share in logged if share is not None]
     return {"identical": False, **({LOST: sum(counted) / len(counted)} if counted else {})}

@@ -22,6 +22,8 @@ from fedgossip.watching.state import ENDED, FALLEN, State
 LISTED = 60
 """Peers told one by one where there are too many to draw: the most interesting."""
 EVENTS_LISTED = 40
+LETTERS = 40
+"""Maximum number of letters of the name of a logged number."""
 
 Words = Callable[[EventRow], str]
 
@@ -88,6 +90,7 @@ def moment(follower: Follower, words: Words) -> dict[str, Any]:
         "down": [[u, v, word] for (u, v), word in sorted(down.items())] if all_listed else [],
         "led": _led(state, state.led) if state.led else None,
         "curves": {name: [[at, *values] for at, values in curve.points()] for name, curve in curves.items()},
+        "logged": [[line(name, LETTERS), points] for name, points in state.logged.lines().items()],
         "events": [
             {"round": counted(row, state.roles), "peer": row.peer, "text": said(row, words)}
             for row in list(state.events)[: -EVENTS_LISTED - 1 : -1]

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from fedgossip.event_kinds import event_kinds, kind_of
 from fedgossip.forecasts import NarrowedForecast, RunForecast
-from fedgossip.records import EventRow, NetworkRow, PeerRow, Row
+from fedgossip.records import EventRow, LoggedNumbers, NetworkRow, PeerRow, Row
 from fedgossip.roles import PEERS, Roles
 from fedgossip.scores import ACCURACY, Score
 from fedgossip.topology import Topology
@@ -64,6 +64,8 @@ class State:
         self.narrowed: NarrowedForecast | None = None
         """The same, narrowed by what was measured so far."""
         self.curves = {name: Curve() for name in ("score", "loss", "distance")}
+        self.logged = LoggedNumbers()
+        """What loops have logged."""
         self.events: deque[EventRow] = deque(maxlen=EVENTS_KEPT)
         """The newest; without those that miss the same neighbours as in the round before."""
         self.events_seen = 0
@@ -142,6 +144,7 @@ class State:
                     peer.turns += 1
                     peer.bytes_sent += row.bytes_sent
                     peer.bytes_received += row.bytes_received
+                    self.logged.add(row.round, row.logged)
                 self.preview(row)
                 self._heard_all(peer.node, row.round)
         return not repeated

@@ -117,7 +117,7 @@ function showLegend(now) {
 
 const W = 480, H = 216, LEFT = 54, RIGHT = 14, TOP = 8, BOTTOM = 26;
 function chart(place, title, why, lines, { log = false, zero = false, format = number, step = format } = {}) {
-  const figure = $(place);
+  const figure = typeof place === "string" ? $(place) : place;
   const all = lines.flatMap((line) => line.points.map((p) => p[1])).filter((y) => !log || y > 0);
   figure.hidden = !all.length;
   if (!all.length) return;
@@ -173,6 +173,17 @@ function showCharts(now) {
     { name: "by what was measured ten rounds before, at least", colour: orange, dash: "2 4", points: column(distance, 4) },
     { name: "at most", colour: orange, dash: "7 4", points: column(distance, 5) },
     { name: "after mixing", colour: blue, dash: "none", points: column(distance, 1) }]), { log: true });
+}
+
+function showLogged(now) {
+  $("own").hidden = !now.logged.length;
+  while ($("logged").children.length < now.logged.length) $("logged").append(make("figure"));
+  now.logged.forEach(([name, points], place) => {
+    const apart = points.some((point) => point[2] !== point[3]);
+    const lines = [{ name: "mean", colour: "var(--training)", dash: "none", points: column(points, 1) }];
+    if (apart) lines.push({ name: `lowest ${graph.roles[0].name}`, colour: "var(--worst)", dash: "2 4", points: column(points, 2) }, { name: "highest", colour: "var(--mean)", dash: "7 4", points: column(points, 3) });
+    chart($("logged").children[place], name, "Logged by the loops: the mean over a round.", lines);
+  });
 }
 
 // --- words and tables ---------------------------------------------------------------------------------------------
@@ -271,7 +282,7 @@ async function news() {
   return now;
 }
 function show(now) {
-  for (const part of [showHead, showCards, showGraph, showLegend, showCharts, showPeers, showEvents]) part(now);
+  for (const part of [showHead, showCards, showGraph, showLegend, showCharts, showLogged, showPeers, showEvents]) part(now);
   document.body.dataset.updates = ++updates;
 }
 const LOST = "Connection lost: the watcher does not answer. The run may well go on. Start fedgossip watch again with the same --port, and this page goes on by itself.";
