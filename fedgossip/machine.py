@@ -76,6 +76,14 @@ class RowsChosen:
     watched: Keys | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ModelMeasured:
+    """The score of the model after `round`; None where the run has none."""
+
+    round: int
+    score: float | None
+
+
 class Fired(msgspec.Struct, frozen=True, gc=False):
     key: Hashable
 
@@ -121,7 +129,7 @@ class Rostered:
 
 Answered = Produced | Trained | RowsChosen
 """What tells a machine of its own task."""
-Event = Started | Stopping | Received | Answered | Fired | PeerJoined | PeerGone | Rostered | Moved
+Event = Started | Stopping | Received | Answered | ModelMeasured | Fired | PeerJoined | PeerGone | Rostered | Moved
 
 # --- effects: asked, imperative ---------------------------------------------------------------------------------
 
@@ -185,6 +193,14 @@ class ChooseRows:
     job: int
     accumulate: int
     watched: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MeasureModel:
+    """Measure `model` [d], which is that after `round`; answered by `ModelMeasured`."""
+
+    round: int
+    model: Vector
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +371,9 @@ class Part:
 Telling = Report | Refused | Outgoing | RoundDone | Aggregated | LocalWork
 """What the record is made of; all other effects are done to something."""
 
-Effect = Send | Train | ChooseRows | SetTimer | Checkpoint | Log | Witness | Meet | Part | Finish | Telling
+Effect = (
+    Send | Train | ChooseRows | MeasureModel | SetTimer | Checkpoint | Log | Witness | Meet | Part | Finish | Telling
+)
 
 
 SINCE: Mapping[type[object], frozenset[str]] = {

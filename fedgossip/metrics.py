@@ -10,7 +10,7 @@ import numpy as np
 from fedgossip.meter import Meter
 from fedgossip.records import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.resident_models import Disagreement, disagreement
-from fedgossip.scores import ACCURACY, Score
+from fedgossip.scores import ACCURACY, BestSoFar, Score
 from fedgossip.task import Segment, first_wrong
 from fedgossip.vectors import Vector, Vectors, consensus_distance, mean
 
@@ -64,10 +64,23 @@ class Network:
         counted: Sequence[int] | None = None,
         score: Score = ACCURACY,
         segments: Sequence[Segment] = (),
+        best: BestSoFar | None = None,
+        at_clients: bool = False,
+        kept: Callable[[int, float, Vector], None] | None = None,
     ) -> None:
-        """`segments`: the tensors of a model; where its metrics are no numbers, the first wrong one is named."""
+        """`segments`: the tensors of a model; where its metrics are no numbers, the first wrong one is named.
+
+        `best`: compare the averaged models of evaluated rounds, of a coordinator its own; `at_clients`: by the scores
+        that its clients measure of the model that they are sent, which is that of the round before.  `kept` takes the
+        round, the score and the model of each that is better than those before.
+        """
+        self.best, self.at_clients, self._kept = best, at_clients, kept
+        self.best_model: Vector | None = None
+        self._scored: tuple[int, float | None] = (0, None)
+        self.ended_with: dict[int, Vector] | None = None
+        """Every peer's vector after the round with which the run ends, for no later one was better."""
         self._segments = segments
-        self._wrong: list[EventRow] = []  # of the round that is being closed
+        self._untold: list[EventRow] = []  # of the round that is being closed
         self.score = score
         """The metric of `evaluate` that the rows hold."""
         self.n, self.rounds, self.every = n, rounds, every
@@ -103,7 +116,7 @@ class Network:
         row = NetworkRow(round=0, peers=len(there), seconds=0.0, bytes_sent=0)
         self._fill(row, there, {peer: Meter(peer).mixed(0, 0, 0, None) for peer in there})
         row.consensus_distance = consensus_distance(list(there.values()))
-        return [row, *self._told_wrong()]
+        return [row, *self._told_events()]
 
     def aside(self, row: PeerRow) -> list[Row]:
         """Take the row of one whose rounds are not counted; return the rows to be written now."""
@@ -195,10 +208,12 @@ class Network:
         counted = list(self.counted)
         if self.evaluated(round):
             after, of = models(), {row.peer: row for row in rows}
-            self._fill(total, {peer: after[peer] for peer in counted}, {peer: of[peer] for peer in counted})
+            there = {peer: after[peer] for peer in counted}
+            self._fill(total, there, {peer: of[peer] for peer in counted})
+            self._compare(total, there)
         if self.watched(round):
             self._put(total, measured())
-        return [*rows, total, *self._told_wrong()]
+        return [*rows, total, *self._told_events()]
 
     def ended(self, peer: int) -> list[Row]:
         """Wait no more for `peer`: it finished, or died; return the rows to be written now."""
@@ -222,6 +237,8 @@ class Network:
     def _close_passed(self) -> list[Row]:
         out: list[Row] = []
         while self._closed < self._newest and (not self._behind or self._newest - self._closed > self._patience):
+            if self.over:
+                break  # what peers did after the last round is none of the run's
             self._closed += 1
             if opened := self._open.pop(self._closed, None):
                 out += self._close(self._closed, opened)
@@ -242,6 +259,7 @@ class Network:
             return [*rows, total]
         if self.evaluated(round) and of.after:
             self._fill(total, of.after, of.rows)
+            self._compare(total, of.after, of)
         elif self.evaluated(round):  # vectors are not kept; what the peers measured themselves is there
             self._fill_peers(total, rows)
             if len(self.counted) == 1:  # a coordinator's own model is the averaged one
@@ -250,7 +268,36 @@ class Network:
             peers = sorted(of.after)
             before, outgoing = (_of_all(held, peers) for held in (of.before, of.outgoing))
             self._put(total, disagreement(before, outgoing, [of.after[peer] for peer in peers]))
-        return [*rows, total, *self._told_wrong()]
+        return [*rows, total, *self._told_events()]
+
+    @property
+    def over(self) -> bool:
+        """Whether the run ends with the round that was closed last: the models have not been better for long enough."""
+        return self.best is not None and self.best.over
+
+    def score_after(self, round: int, model: Vector) -> float | None:
+        """Return the score of one model; it is measured once where it is that of a round that was just closed."""
+        if self._scored[0] != round:
+            self._scored = round, self._evaluate([model])[0].get(self.score.name)
+        return self._scored[1]
+
+    def _compare(self, total: NetworkRow, after: Mapping[int, Vector], of: _OpenRound | None = None) -> None:
+        """Compare the model of an evaluated round, or the one that clients have tested in it, with the best until
+        now."""
+        if self.best is None:
+            return
+        models, round, value = after, total.round, total.score_averaged
+        if self.at_clients:
+            tested = [row.score_clients for row in of.rows.values()] if of else []
+            models, round, value = of.before if of else {}, total.round - 1, next(iter(tested), None)
+        if value is not None and round > 0 and models and self.best.takes(round, value):
+            self.best_model = mean([models[peer] for peer in sorted(models)])
+            if self._kept:
+                self._kept(round, value, self.best_model)
+        if self.over:
+            self.ended_with = dict(after)
+            peer = self.counted[0] if len(self.counted) == 1 else -1
+            self._untold.append(EventRow(total.round, peer, "no_better", dict(self.best.facts)))
 
     def _total(self, round: int, peers: int, sent: int, losses: Sequence[float | None]) -> NetworkRow:
         self._bytes += sent
@@ -276,6 +323,7 @@ class Network:
         self._look(total.round, [(-1, averaged), *zip(unknown, each, strict=True)], vectors)
         total.test_loss = averaged.get("loss")
         total.score_averaged = averaged.get(self.score.name)
+        self._scored = total.round, total.score_averaged
         for peer, metrics in zip(unknown, each, strict=True):
             rows[peer].score = metrics.get(self.score.name)
         self._fill_peers(total, [rows[peer] for peer in sorted(rows)])
@@ -287,11 +335,11 @@ class Network:
                 if not math.isfinite(value):
                     vector = vectors[peer] if peer >= 0 else mean([vectors[one] for one in sorted(vectors)])
                     facts = {"figure": name, "value": str(value), "tensor": first_wrong(vector, self._segments)}
-                    self._wrong.append(EventRow(round, peer, "not_finite", facts))
+                    self._untold.append(EventRow(round, peer, "not_finite", facts))
                     return
 
-    def _told_wrong(self) -> list[EventRow]:
-        told, self._wrong = self._wrong, []
+    def _told_events(self) -> list[EventRow]:
+        told, self._untold = self._untold, []
         return told
 
     def _of_each(self, there: Sequence[Vector], unknown: Sequence[Vector]) -> Sequence[Mapping[str, float]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 HIGHER, LOWER = "higher", "lower"
@@ -55,3 +56,42 @@ class Score:
 
 ACCURACY = Score("accuracy", unit="share that is right", share=True, percent=True)
 NO_SCORE = Score("")
+
+
+@dataclass
+class BestSoFar:
+    """The round whose model scored best until now, the first of equal ones; round 0, which nobody trained, is none.
+
+    A score that is no finite number is never better.  `patience`: the number of evaluations in a row without a better
+    score that end the run; 0: none do.
+    """
+
+    score: Score
+    patience: int = 0
+    round: int = 0
+    """0: no round has been evaluated."""
+    value: float = 0.0
+    since: int = 0
+    """Number of evaluations since that round."""
+
+    def takes(self, round: int, value: float) -> bool:
+        """Take the evaluation of the model after `round`; return whether it is the best until now."""
+        better = math.isfinite(value) and (not self.round or self._above(value))
+        if better:
+            self.round, self.value, self.since = round, value, 0
+        else:
+            self.since += 1
+        return better
+
+    def _above(self, value: float) -> bool:
+        return value != self.value and self.score.best((value, self.value)) == value
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has waited long enough for a better model."""
+        return 0 < self.patience <= self.since
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        """For the records, of a run that ends for it."""
+        return {"best": self.round, "score": self.value, "evaluations": self.since}

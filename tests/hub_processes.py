@@ -113,9 +113,9 @@ class Life:
         with (self.folder / f"{self.node}.events").open("a") as file:
             file.write(json.dumps({"name": name, "value": value, "at": time.monotonic()}) + "\n")
 
-    def _mixed(self, round: int, _vector: object) -> None:
+    def _mixed(self, row: PeerRow, _vector: object) -> None:
         part = self.folder / "round.part"
-        part.write_text(str(round))
+        part.write_text(str(row.round))
         part.replace(self.folder / "round")
 
     def _checkpoint(self, checkpoint: Checkpoint) -> None:

@@ -215,7 +215,7 @@ class Participant:
 
     def _to_know(self, folder: Path, ended: PeerEnded) -> None:
         """Print last what a person must know: what did not happen and why, how good the model is, and where it lies."""
-        from fedgossip.learning.model_files import MODEL
+        from fedgossip.learning.model_files import MODEL, MODEL_BEST
         from fedgossip.records import PeerRow, read_rows
         from fedgossip.rundir.summary import refusals
 
@@ -233,6 +233,8 @@ class Participant:
             score = self.plan.experiment.score
             echo(f"Test {score.word} {value:.4f}{own}, in round {round}{score.note}", err=True)
         known = (folder / MODEL).exists()
+        if (folder / MODEL_BEST).exists():
+            echo(f"The model of the best round: {folder / MODEL_BEST}", err=True)
         echo(f"The model: {folder / MODEL}" if known else "There is no model: nothing was trained.", err=True)
 
     def _left(self) -> Path:

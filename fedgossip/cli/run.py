@@ -14,7 +14,7 @@ from fedgossip.cli import STOPPED
 from fedgossip.cli.portable import portable_option, run_code_option
 from fedgossip.cli.text import columns, echo, print_json, some, talk_to_stderr, times
 from fedgossip.event_kinds import kind_of
-from fedgossip.learning.model_files import MODEL
+from fedgossip.learning.model_files import MODEL, MODEL_BEST
 from fedgossip.learning.objectives import score_told
 from fedgossip.roles import roles_in
 
@@ -335,7 +335,9 @@ def _best(summary: dict[str, Any]) -> list[tuple[str, str]]:
     if best is None or best["round"] == at:
         return []
     score = score_told(summary["score"])
-    return [("best round", f"{best['round']}, with {score.figure(best['score'])}; the figures above are of round {at}")]
+    where = " on the clients' own examples" if best.get("at") else ""
+    value = f"{score.figure(best['score'])}{where}"
+    return [("best round", f"{best['round']}, with {value}; the figures above are of round {at}")]
 
 
 def _model(finished: Run) -> list[tuple[str, str]]:
@@ -346,9 +348,11 @@ def _model(finished: Run) -> list[tuple[str, str]]:
         summary = finished.summary
         cut = summary["status"] == "interrupted" and summary["rounds"] > 0
         return [("model", "none: the run did not come to its end" if cut else "none: nothing was trained")]
+    best = finished.directory / MODEL_BEST
+    kept = [("best model", f"{best}, of round {finished.summary['best']['round']}")] if best.exists() else []
     roles = roles_in(finished.summary)
     average = "" if roles.leader is not None else f", the average of the {roles.measured}s’ models"
-    return [("model", f"{path}{average}")]
+    return [*kept, ("model", f"{path}{average}")]
 
 
 def _compared(summary: dict[str, Any]) -> list[tuple[str, str]]:

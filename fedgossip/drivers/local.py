@@ -15,11 +15,11 @@ from typing import Any
 from fedgossip import owner_files, signals
 from fedgossip.drivers.fault_injector import Striker
 from fedgossip.drivers.forecasting import foretold_of
-from fedgossip.drivers.participant import check_open_files, check_recordable
+from fedgossip.drivers.participant import check_open_files, check_recordable, check_selection
 from fedgossip.drivers.peer_processes import POLL_SECONDS, PeerProcesses, processes_for
 from fedgossip.drivers.run_processes import RunProcesses
 from fedgossip.errors import FedgossipError, NetworkError, NotWrittenError
-from fedgossip.experiment import Experiment, load_experiment
+from fedgossip.experiment import BEST, Experiment, load_experiment
 from fedgossip.plans import compose
 from fedgossip.plans.adversary import check_real
 from fedgossip.plans.compose import Plan
@@ -27,6 +27,7 @@ from fedgossip.plans.conditions import faults_of
 from fedgossip.plans.plan import record_of
 from fedgossip.records import EventRow, Row
 from fedgossip.rundir import incarnations
+from fedgossip.rundir.best_model import kept_in, take_up
 from fedgossip.rundir.collect import Collector, Watched, conclude, first_failure, last_word
 from fedgossip.rundir.row_keeper import Keeper
 from fedgossip.rundir.run_directory import Run, RunDirectory, state_plan, write_whole
@@ -93,6 +94,7 @@ def run_local_plan(
     """
     began = time.monotonic()
     check_recordable(plan, trace_bytes)
+    check_selection(plan, whole=True)
     check_real(plan.experiment)
     if family is None or isinstance(family, PeerProcesses):  # they have the limits of this process
         check_open_files(plan, range(plan.n))
@@ -107,7 +109,11 @@ def run_local_plan(
         again = RunDirectory.again(out, plan, left.rows) if left else None
         directory = opened.enter_context(again or RunDirectory(out, plan, foretold))
         keeper = Keeper(directory, watch, tracking, foretold)
-        collector = Collector(folders, record_of(plan, task.evaluate, watch_all=False), keeper)
+        keeps = plan.experiment.eval.keep == BEST
+        record = record_of(plan, task.evaluate, watch_all=False, kept=kept_in(out) if keeps else None)
+        if left:
+            record.best_model = take_up(record.best, out)
+        collector = Collector(folders, record, keeper)
 
         def note(name: str, peer: int, value: object = None) -> None:
             keeper(EventRow(collector.rounds[peer], peer, name, value))

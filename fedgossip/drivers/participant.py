@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fedgossip.drivers.members import Informed, member_of
 from fedgossip.errors import ConfigError
+from fedgossip.experiment import BEST
 from fedgossip.learning.objectives import SUMS
 from fedgossip.learning.per_peer import PLACE
 from fedgossip.learning.record_digests import source_digest
@@ -182,6 +183,22 @@ def check_open_files(plan: Plan, nodes: Iterable[NodeId]) -> None:
             check_clients(plan.n - 1)
         else:
             check_links(len(plan.partners(node)))
+
+
+def check_selection(plan: Plan, *, whole: bool) -> None:
+    """Raise ConfigError where real participants have nobody that could compare the models of all.
+
+    `whole`: a process on this machine reads the models of all, but no participant waits for what it measures.
+    """
+    e = plan.experiment
+    if plan.roles.leader is not None or not e.selects:
+        return
+    if e.stop.patience:
+        text = f"stop.patience = {e.stop.patience} of peers without a coordinator: none has the models of all"
+        raise ConfigError(text, "Run it with --on sim or --on stacked, or take [coordinator].")
+    if not whole:
+        text = f'eval.keep = "{BEST}" of peers on machines of their own: none has the models of all'
+        raise ConfigError(text, "Leave it out, or take [coordinator].")
 
 
 def check_recordable(plan: Plan, trace_bytes: int) -> None:

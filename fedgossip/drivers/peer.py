@@ -29,7 +29,15 @@ from typing import Any
 from fedgossip import kernels, outside_files
 from fedgossip.checkpoints import SECONDS, Checkpoints
 from fedgossip.decoding import from_toml
-from fedgossip.drivers.participant import Given, Made, check_open_files, check_recordable, made_by, transport_of
+from fedgossip.drivers.participant import (
+    Given,
+    Made,
+    check_open_files,
+    check_recordable,
+    check_selection,
+    made_by,
+    transport_of,
+)
 from fedgossip.errors import (
     PARTIAL_EXIT,
     BudgetError,
@@ -148,6 +156,7 @@ def run_peer(
     long it waits for the file `endpoints` to appear.
     """
     check_recordable(plan, trace_bytes)
+    check_selection(plan, whole=child)
     with _telling(folder):
         check_open_files(plan, [node])
         links = transport_of(plan, node, _same_port(folder, bind) if resume else bind, identity, ways)
@@ -241,7 +250,7 @@ class _PeerLife:
             self._event(row)
         with contextlib.ExitStack() as stack:
             machine = self._machine(trace_bytes, stack)
-            ports = Ports(self._write, files.outgoing, files.mixed, stop, self._keep)
+            ports = Ports(self._write, files.outgoing, files.mixed, stop, self._keep, measure=files.measure)
             if recorder := self._made.recorder:
                 ports = replace(ports, log=recorder.log, witness=recorder.witness)
             if self._first_work:
@@ -259,7 +268,8 @@ class _PeerLife:
             error = failure
         if error and not isinstance(error, BudgetError):  # of which the machine's own report says all
             self._write(EventRow(files.round, self.node, "failed", {"text": str(error), "advice": error.advice}))
-        ended = self._ended(error, written, vector, stopped=stop())
+        over = "no_better" in host.counts
+        ended = self._ended(error, written, vector, stopped=stop(), over=over)
         ended.counts = {**host.counts, **self.counts, **files.lost()}
         ended.payload = dict(links.traffic.sent)
         if error:
@@ -275,7 +285,8 @@ class _PeerLife:
             if life.resumed:
                 give_memory(self.task, node, life.resumed.task)
                 self._kept.begin(life.resumed.machine.round, life.resumed.task)
-            self.files.started(life.round, initial)
+            begun = self.plan.model_in(life.checkpoint) if life.checkpoint else initial
+            self.files.started(life.round, begun)
             machine = self._made.make(initial, life.checkpoint, life.about.incarnation)
         except Exception as error:
             if isinstance(error, FedgossipError) or not life.resumed:
@@ -320,10 +331,10 @@ class _PeerLife:
         self._event(EventRow(self.files.round, self.node, name, {"text": text}))
 
     def _ended(
-        self, error: FedgossipError | None, written: int | None, vector: Vector | None, *, stopped: bool
+        self, error: FedgossipError | None, written: int | None, vector: Vector | None, *, stopped: bool, over: bool
     ) -> PeerEnded:
         rounds = self.files.round
-        whole = self.plan.is_complete(self.node, rounds, stopped=stopped)
+        whole = over or self.plan.is_complete(self.node, rounds, stopped=stopped)
         whole = whole or (vector is not None and self.plan.is_over(self.node, vector))
         ended = self._whole(rounds, vector) if whole else PeerEnded("interrupted", rounds, {}, exit_code=130)
         if error:

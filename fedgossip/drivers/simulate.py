@@ -18,7 +18,7 @@ from fedgossip.drivers import sim_checkpoint
 from fedgossip.drivers.forecasting import foretold_of
 from fedgossip.drivers.sim_checkpoint import CheckpointedSimulation, Engine, Left, Pauses
 from fedgossip.errors import ConfigError, FedgossipError, NetworkError, nearest
-from fedgossip.experiment import GIVEN, Experiment, load_experiment
+from fedgossip.experiment import BEST, GIVEN, Experiment, load_experiment
 from fedgossip.faults import FaultScript
 from fedgossip.machine import Checkpoint, Machine, NodeId, Report
 from fedgossip.metrics import Network
@@ -132,7 +132,7 @@ def simulate_plan(
     foretold = foretold_of(plan, task, forecast, folder if resume else None)
     with _directory(folder, plan, task, engine, left, foretold, resume=resume) as directory:
         keeper = _hearing(task, Keeper(directory, watch, tracking, foretold))
-        record = record_of(plan, task.evaluate, watch_all=_known_in_all_rounds(plan, task, foretold))
+        record = _record(plan, engine, task, foretold)
         results = Results([None] * plan.n)
         made = plan, script, task, initial, record, keeper, shares
         run, finish, known = _simulator(*made) if engine == "sim" else _stacked(*made)
@@ -157,10 +157,17 @@ def simulate_plan(
         summary = summarize(plan, engine, task, shares, record, keeper, ended)
         table = table_of_checkpoints(plan, results.kept)
         if directory:
-            _finish(directory, summary, task, plan.outcome(results.vectors), table, report=report)
+            models = plan.outcome(results.vectors), record.best_model if plan.experiment.eval.keep == BEST else None
+            _finish(directory, summary, task, *models, table, report=report)
         if status == "failed":
             raise _failure(plan, results)
         return Run(summary, keeper.rows, list(results.vectors), directory.path if directory else None, table)
+
+
+def _record(plan: Plan, engine: str, task: LocalTask, foretold: Foretold | None) -> Network:
+    """Return the record; it says when the run is over, where no coordinator among messages does."""
+    decides = engine == "stacked" or plan.roles.leader is None
+    return record_of(plan, task.evaluate, watch_all=_known_in_all_rounds(plan, task, foretold), decides=decides)
 
 
 def _finish(
@@ -168,6 +175,7 @@ def _finish(
     summary: dict[str, Any],
     task: LocalTask,
     outcome: Sequence[Vector | None],
+    best: Vector | None,
     table: TrainedTable | None,
     *,
     report: bool,
@@ -175,7 +183,7 @@ def _finish(
     """Write what came out, and tell where."""
     if table:
         save_table(table, directory.path / TABLE)
-    directory.finish(summary, task, averaged(outcome), report=report)
+    directory.finish(summary, task, averaged(outcome), best=best, report=report)
     summary["run_dir"] = str(directory.path)
 
 
@@ -228,7 +236,8 @@ def _verdict(plan: Plan, results: Results, record: Network, keeper: Keeper) -> s
             return EXHAUSTED if failure.kind == "budget" else "failed"
         if vector is None:
             return None
-        return "finished" if plan.is_complete(node, reached) or plan.is_over(node, vector) else "interrupted"
+        whole = plan.is_complete(node, reached) or plan.is_over(node, vector) or "no_better" in keeper.events
+        return "finished" if whole else "interrupted"
 
     said = [word(node, *how) for node, how in enumerate(zip(results.vectors, record.reached, strict=True))]
     return status_of(plan, said, keeper.rows, results.vectors)

@@ -12,7 +12,7 @@ from fedgossip.experiment import Experiment, load_experiment
 from fedgossip.learning import scored_tables
 from fedgossip.learning.dataset import Dataset
 from fedgossip.learning.measuring import DescribedModel, as_read
-from fedgossip.learning.model_files import FACTS, MODEL, ModelFacts, facts_of
+from fedgossip.learning.model_files import FACTS, KEPT, ModelFacts, facts_of
 from fedgossip.learning.named_code import check_allowed
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.machine import NodeId
@@ -74,7 +74,7 @@ def settings_of(model: Path) -> TrainSettings:
 
 def experiment_of(model: Path) -> Path | None:
     """Return the experiment of the run that a model's folder stands in; None where it stands alone."""
-    for folder in (model, model.parent if model.name == MODEL else model):
+    for folder in (model, model.parent if model.name in KEPT else model):
         if (folder / EXPERIMENT).is_file():
             return folder / EXPERIMENT
     return None
@@ -92,7 +92,7 @@ def origin_of(file: Path, facts: ModelFacts) -> Path | None:
     """Return the run that an exported file was made from, where it lies in a folder beside it; else None."""
     beside = sorted(one for one in file.resolve().parent.iterdir() if one.is_dir())[:MOST_FOLDERS]
     for folder in (file.parent, *(file.parent / one.name for one in beside)):
-        for place in (folder, folder / MODEL):
+        for place in (folder, *(folder / kept for kept in KEPT)):
             if (place / FACTS).is_file():
                 try:
                     same = facts_of(place).weights == facts.weights

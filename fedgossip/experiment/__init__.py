@@ -7,6 +7,7 @@ from fedgossip.experiment.gossip_sections import AlgorithmSection, TopologySecti
 from fedgossip.experiment.parallel_sections import MAPREDUCE, ParallelSection, ServerSection
 from fedgossip.experiment.reading import checked, file_kept_in, load_experiment
 from fedgossip.experiment.sections import (
+    BEST,
     GIVEN,
     EvalSection,
     Experiment,
@@ -19,6 +20,7 @@ from fedgossip.experiment.simulation_section import SimulationSection
 from fedgossip.experiment.task_section import TaskSection
 
 __all__ = [
+    "BEST",
     "GIVEN",
     "MAPREDUCE",
     "AlgorithmSection",

@@ -21,6 +21,7 @@ from fedgossip.experiment.data_section import OF_STATISTICS, DataSection
 from fedgossip.experiment.gossip_sections import ALGORITHM_CODE
 from fedgossip.experiment.parallel_sections import ASYNC, MAPREDUCE, SERVED, ParallelSection, ServerSection
 from fedgossip.experiment.sections import (
+    BEST,
     GIVEN,
     TRACKERS,
     VALIDATION,
@@ -55,6 +56,7 @@ def check(experiment: Experiment, where: str) -> None:
     _check_buckets(experiment.data, where)
     _check_agreed(experiment, where)
     _check_validation(experiment, where)
+    _check_selection(experiment, where)
     if not 0 <= experiment.data.local_test < 1:
         raise ConfigError(f"{where}: data.local_test = {experiment.data.local_test} is no share", "Set it below 1.")
 
@@ -315,6 +317,36 @@ def _check_validation(e: Experiment, where: str) -> None:
         raise ConfigError(f"{where}: data.validation of peers with files of their own: nobody has them all", advice)
     if e.data.validation and not e.learns:
         raise ConfigError(f"{where}: data.validation of {e.task.kind}, which learns from no data", "Leave it out.")
+
+
+def _check_selection(e: Experiment, where: str) -> None:
+    """Raise ConfigError where rounds cannot be compared: by no score, by one of the test set, or by nobody."""
+    if not e.selects:
+        return
+    key = f'eval.keep = "{BEST}"' if e.eval.keep == BEST else f"stop.patience = {e.stop.patience}"
+    if e.loops:
+        advice = "Copy the best state_dict in your loop, and leave the loop by break when it is over."
+        raise ConfigError(f"{where}: {key} beside task.kind = loop, whose models your own loop measures", advice)
+    if not e.learns:
+        raise ConfigError(f"{where}: {key} of {e.task.kind}, which learns from no data", "Leave it out.")
+    if e.stop.patience and isinstance(e, ParallelExperiment):
+        text = f"{where}: {key} beside [parallel], whose workers measure nothing before their next step"
+        raise ConfigError(text, f'Set fewer rounds, or eval.keep = "{BEST}".')
+    if e.stop.patience and isinstance(e, GossipExperiment) and e.algorithm.mode != "sync":
+        text = f"{where}: {key} beside algorithm.mode = {e.algorithm.mode!r}, whose peers end no round together"
+        raise ConfigError(text, f'Leave it out, or set eval.keep = "{BEST}".')
+    if e.stop.patience and isinstance(e, FederatedExperiment) and e.coordinator.algorithm == "fedbuff":
+        raise ConfigError(f"{where}: {key} beside fedbuff, whose clients end no round together", "Leave it out.")
+    if e.eval.on == VALIDATION:
+        return
+    if e.selects_at_clients and isinstance(e, FederatedExperiment):
+        if e.coordinator.privacy.unit == "record" and not e.coordinator.privacy.test_noise:
+            text = f"{where}: {key} by what clients measure, who tell nothing where records are hidden"
+            raise ConfigError(text, "Set coordinator.privacy.test_noise = 2, so that they count under noise.")
+        return
+    local = ", or data.local_test = 0.2" if isinstance(e, FederatedExperiment) else ""
+    text = f"{where}: {key} by the test set, which would then be part of the choice"
+    raise ConfigError(text, f'Set eval.on = "{VALIDATION}" and data.validation = 0.1{local}.')
 
 
 def _check_own(data: DataSection, where: str) -> None:

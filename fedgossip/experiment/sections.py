@@ -49,6 +49,9 @@ ENDLESS_WORD = "endless"
 VALIDATION = "validation"
 """What eval.on says to measure on data.validation, and not on the test set."""
 
+LAST, BEST = "last", "best"
+"""What eval.keep says of the models that a run leaves."""
+
 
 class ModelSection(msgspec.Struct, forbid_unknown_fields=True):
     """[model]: what learns."""
@@ -70,9 +73,23 @@ class EvalSection(msgspec.Struct, forbid_unknown_fields=True):
     on: Annotated[str, OneOf(("test", VALIDATION))] = "test"
     """What models are measured on: the test set, or the examples of data.validation, with the test set left unread.
     The records call it the test set in both cases; the summary says which it was."""
+    keep: Annotated[str, OneOf((LAST, BEST))] = LAST
+    """The models that a run leaves: the last one, model/; best: model-best/ beside it, the model of the evaluated round
+    with the best score, by which the run is judged, on data.validation; or, without it, on the examples that clients
+    keep (data.local_test): their mean, a secure sum where sums are secure.  Commands that are given the run directory
+    take model-best/."""
     watch: bool | None = None
     """Whether a simulation measures the disagreement in every round, which takes longer than mixing; false: in the
     evaluated ones alone.  Left out: where all models together have few numbers, or the run has a forecast."""
+
+
+class StopSection(msgspec.Struct, forbid_unknown_fields=True):
+    """[stop]: what ends a run before its last round."""
+
+    patience: Annotated[int, Within(0, MOST)] = 0
+    """Number of evaluations in a row without a better score than before, after which the run ends; 0: it makes all its
+    rounds.  The score is the one by which eval.keep = "best" chooses.  Of a [coordinator], which decides; peers of a
+    [topology] end so in a simulation alone, for none of them has all models."""
 
 
 TRACKERS = ("csv", "tensorboard", "mlflow", "wandb")
@@ -90,6 +107,7 @@ MESHLESS = {"mesh": dataclasses.asdict(MeshSettings()), "microbatches": 4}
 
 SINCE: dict[str, dict[str, Any]] = {
     "task": {"loss": "", "metrics": [], "examples": 1000, "nonzeros": 20, "lam": 1e-3, "positive": "", "smooth": 0.1},
+    "eval": {"on": "test", "keep": LAST},
     "train": {"accumulate": 1, "scaling": "none", "base_batch": 256, "count_lost": False, **MESHLESS},
 }
 """Keys that are left out where they are as usual, for they came later than others."""
@@ -111,6 +129,7 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     model: ModelSection = msgspec.field(default_factory=ModelSection)
     train: TrainSettings = msgspec.field(default_factory=TrainSettings)
     eval: EvalSection = msgspec.field(default_factory=EvalSection)
+    stop: StopSection = msgspec.field(default_factory=StopSection)
     track: TrackSection = msgspec.field(default_factory=TrackSection)
     simulation: SimulationSection = msgspec.field(default_factory=SimulationSection)
     task: TaskSection = msgspec.field(default_factory=TaskSection)
@@ -121,6 +140,16 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     def learns(self) -> bool:
         """Whether something is learned from data; else it is a problem with a known answer."""
         return self.task.kind not in ("averaging", "quadratic", SPARSE, LOOP, *SUMS)
+
+    @property
+    def selects(self) -> bool:
+        """Whether rounds are compared by their scores: to keep the best one's model, or to end the run."""
+        return self.eval.keep == BEST or self.stop.patience > 0
+
+    @property
+    def selects_at_clients(self) -> bool:
+        """Whether the scores are those of clients, on examples of their own, for there is no common validation set."""
+        return self.eval.on != VALIDATION and self.data.local_test > 0
 
     @property
     def loops(self) -> bool:
@@ -171,8 +200,8 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
                     del content[section][key]
         for key in self.data.unset:
             del content["data"][key]
-        if self.eval.on != VALIDATION:
-            del content["eval"]["on"]
+        if self.stop == StopSection():
+            del content["stop"]
         if server := content.get("parallel", {}).get("server"):
             for key in ("filters", "pull_codec"):
                 server.pop(key) if not server[key] else None

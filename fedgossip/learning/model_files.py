@@ -29,6 +29,10 @@ from fedgossip.owner_files import made
 from fedgossip.whole_model import Tensors, WholeModel, named
 
 MODEL, FACTS, WEIGHTS, CODE, OWN = "model", "model.json", "weights.safetensors", "code", "own"
+MODEL_BEST = "model-best"
+"""In a run directory, the model of the best round, beside that of the last one."""
+KEPT = MODEL_BEST, MODEL
+"""The folders of models in a run directory: what is done with a run is done with the first that is there."""
 FORMAT = 1
 RATES = "glm:poisson"
 """The source of a linear layer and its exponential: rates and counts, fitted by sums and trained by nothing."""
@@ -122,8 +126,9 @@ def write_model(folder: Path, model: WholeModel, write: Callable[[Path, bytes], 
 
 
 def found(path: Path) -> Path:
-    """Return the folder of a model: `path` itself, or the one in a run directory.  Raises ConfigError."""
-    for folder in (path, path / MODEL):
+    """Return the folder of a model: `path` itself, or the one in a run directory: of its best round, where that was
+    kept, else of the last.  Raises ConfigError."""
+    for folder in (path, *(path / kept for kept in KEPT)):
         if (folder / FACTS).is_file():
             return _checked(folder, path)
     if (path / WEIGHTS).is_file():

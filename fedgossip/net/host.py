@@ -19,7 +19,9 @@ from fedgossip.machine import (
     LocalWork,
     Log,
     Machine,
+    MeasureModel,
     Meet,
+    ModelMeasured,
     Moved,
     NodeId,
     Outgoing,
@@ -95,8 +97,8 @@ class Ports:
     write: Callable[[Row], None]
     outgoing: Callable[[int, Vector], None]
     """(round, vector): what is about to be mixed in the round that ends as `round`."""
-    mixed: Callable[[int, Vector], float | None]
-    """(round, vector): keep what is wanted; return the score where this round is evaluated."""
+    mixed: Callable[[PeerRow, Vector], float | None]
+    """(row of a round, vector): keep what is wanted; return the score where this round is evaluated."""
     stop: Callable[[], bool]
     """Asked at least every half second: true ends the run early, politely."""
     checkpoint: Callable[[Checkpoint], None] = lambda _: None
@@ -108,6 +110,8 @@ class Ports:
     """Put a frame into the transcript of its session."""
     first_work: Callable[[], None] = lambda: None
     """Called once, before the first number is made of the node's own data; where it raises FedgossipError none is."""
+    measure: Callable[[int, Vector], float | None] = lambda _round, _model: None
+    """(round, model): return the score of the model after that round."""
 
 
 class Host:
@@ -140,7 +144,7 @@ class Host:
         self._round = 0
         self._counted = 0, 0  # of what was sent, with everything and with vectors alone, in rounds that are over
         self._invited_ns: int | None = None  # the beginning of a coordinator's first round
-        own = ports.mixed, ports.checkpoint, links.wake, ports.first_work
+        own = ports.mixed, ports.checkpoint, links.wake, ports.first_work, ports.measure
         worker = WorkerPorts(self.clock, lambda: self._round, *own)
         self._training = TrainingThread(node, task, self._meter, worker)
 
@@ -328,7 +332,7 @@ class Host:
                     self._invited_ns = now_ns
                     self._meter.began(now_ns)
                 self.links.send(to, message)
-            case Train() | ChooseRows() | Checkpoint(durable=False):
+            case Train() | ChooseRows() | MeasureModel() | Checkpoint(durable=False):
                 self._training.put(effect)
             case SetTimer(key, after_ns):
                 self._set_timer(key, after_ns)
@@ -419,7 +423,7 @@ class Host:
     def _take_answers(self) -> None:
         for said in self._training.answers():
             match said:
-                case Produced() | Trained() | RowsChosen() | Stopping() as answer:
+                case Produced() | Trained() | RowsChosen() | ModelMeasured() | Stopping() as answer:
                     self.tell(answer)
                 case Report() as report:
                     self._report(report)

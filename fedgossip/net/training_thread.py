@@ -8,7 +8,19 @@ from dataclasses import dataclass
 
 from fedgossip.errors import FedgossipError, TrainingError
 from fedgossip.guarded_threads import guarded_thread
-from fedgossip.machine import Checkpoint, ChooseRows, NodeId, Produced, Report, RowsChosen, Stopping, Train, Trained
+from fedgossip.machine import (
+    Checkpoint,
+    ChooseRows,
+    MeasureModel,
+    ModelMeasured,
+    NodeId,
+    Produced,
+    Report,
+    RowsChosen,
+    Stopping,
+    Train,
+    Trained,
+)
 from fedgossip.meter import Meter
 from fedgossip.records import PeerRow
 from fedgossip.task import Job, LocalTask, ReportingTask, chosen, told_in_stretches
@@ -23,8 +35,8 @@ class Evaluate:
     row: PeerRow
 
 
-WorkerJob = Train | ChooseRows | Evaluate | Checkpoint
-WorkerAnswer = Produced | Trained | RowsChosen | Stopping | Report | PeerRow
+WorkerJob = Train | ChooseRows | Evaluate | MeasureModel | Checkpoint
+WorkerAnswer = Produced | Trained | RowsChosen | ModelMeasured | Stopping | Report | PeerRow
 """What the thread is asked, and what it says."""
 
 
@@ -35,12 +47,13 @@ class WorkerPorts:
     clock: Callable[[], int]
     round: Callable[[], int]
     """The round that was closed last, for what is said of a failure."""
-    mixed: Callable[[int, Vector], float | None]
+    mixed: Callable[[PeerRow, Vector], float | None]
     checkpoint: Callable[[Checkpoint], None]
     wake: Callable[[], None]
     """Called when there is an answer, from whichever thread gives it."""
     first_work: Callable[[], None] = lambda: None
-    """See `Ports`."""
+    measure: Callable[[int, Vector], float | None] = lambda _round, _model: None
+    """See `Ports`, for both."""
 
 
 class TrainingThread:
@@ -107,6 +120,8 @@ class TrainingThread:
                 return chosen(self._task, self.node, job)
             case Evaluate():
                 return self._evaluate(job)
+            case MeasureModel(round, model):
+                return ModelMeasured(round, self._ports.measure(round, model))
             case Checkpoint():  # here: what the task remembers belongs to it until the next training
                 self._ports.checkpoint(job)
                 return None
@@ -130,6 +145,6 @@ class TrainingThread:
 
     def _evaluate(self, asked: Evaluate) -> PeerRow:
         began = self._ports.clock()
-        asked.row.score = self._ports.mixed(asked.row.round, asked.vector)
+        asked.row.score = self._ports.mixed(asked.row, asked.vector)
         self._meter.occupied(began, self._ports.clock())
         return asked.row

@@ -15,7 +15,7 @@ from typing import Any
 from fedgossip.algorithms.federated.base import EndingRule, is_over
 from fedgossip.algorithms.federated.coded import UploadCodec
 from fedgossip.errors import ConfigError
-from fedgossip.machine import Machine, NodeId
+from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.metrics import Network
 from fedgossip.plans.completeness import Lacking, of_federation
 from fedgossip.plans.credentials import Credentials, Logged, Own
@@ -30,6 +30,7 @@ from fedgossip.protocols.buffered import Buffered, BufferedSettings
 from fedgossip.protocols.client import Answering, Client, Plainly, Securely, never
 from fedgossip.protocols.client_round import Chances
 from fedgossip.protocols.coordinator import Coordinator
+from fedgossip.protocols.coordinator_records import state_in
 from fedgossip.protocols.coordinator_settings import CoordinatorSettings
 from fedgossip.protocols.secure_round import SecureSumming, SessionTerms
 from fedgossip.records import Row
@@ -155,6 +156,8 @@ class FederationPlan(FederatedRun):
             start_ns=nanoseconds(s.start_timeout),
             return_ns=nanoseconds(min(s.return_timeout, s.start_timeout)),
             score=self.experiment.score,
+            patience=self.experiment.stop.patience,
+            every=0 if self.experiment.selects_at_clients else self.experiment.eval.every,
         )
         coding = self.coding(seat.initial.size, seat.initial.dtype)
         summing = self._summing(seat, who, coding) if who and self.secure else None
@@ -219,6 +222,10 @@ class FederationPlan(FederatedRun):
         if node == self.coordinator and not self.experiment.endless:
             return rounds == self.experiment.rounds
         return not stopped
+
+    def model_in(self, checkpoint: Checkpoint) -> Vector | None:
+        server = self.federated.server
+        return None if self.buffered else server.broadcast(state_in(server, checkpoint))[0]
 
     def is_over(self, node: NodeId, model: Vector) -> bool:
         return node == self.coordinator and is_over(self.federated.server, model)

@@ -22,6 +22,7 @@ from fedgossip.plans.credentials import Logged, Own
 from fedgossip.plans.tasks import DataShares
 from fedgossip.records import Row
 from fedgossip.roles import Roles
+from fedgossip.scores import BestSoFar
 from fedgossip.task import STATISTIC, LocalTask, Segment
 from fedgossip.vectors import Vector
 
@@ -257,6 +258,10 @@ class Plan(Protocol):
         """Return whether a participant has done its part with this model, whatever rounds are left."""
         ...
 
+    def model_in(self, checkpoint: Checkpoint) -> Vector | None:
+        """Return the model with which a coordinator goes on from its checkpoint; None of others."""
+        ...
+
     def spends(self, node: NodeId) -> bool:
         """Whether a participant keeps an account of privacy."""
         ...
@@ -332,6 +337,9 @@ class PlanDefaults:
     @property
     def masks(self) -> bool:
         return False
+
+    def model_in(self, checkpoint: Checkpoint) -> Vector | None:  # noqa: ARG002
+        return None
 
     @property
     def pausable(self) -> bool:
@@ -420,9 +428,34 @@ class PlanDefaults:
         return JoiningTerms(f"{self.name}, {self.roles.said}", sent, "as it is, by those that it is sent to")
 
 
-def record_of(plan: Plan, evaluate: Evaluate, *, watch_all: bool) -> Network:
-    """Return the record of a run that begins: of those whose rounds are the run's."""
+def record_of(
+    plan: Plan,
+    evaluate: Evaluate,
+    *,
+    watch_all: bool,
+    decides: bool = False,
+    kept: Callable[[int, float, Vector], None] | None = None,
+) -> Network:
+    """Return the record of a run that begins: of those whose rounds are the run's.
+
+    `decides`: the run ends when the record says so, not its coordinator.  `kept`: see `Network`.
+    """
     e = plan.experiment
-    counted, score = plan.roles.counted, e.score
-    told = {"watch_all": watch_all, "counted": counted, "score": score, "segments": plan.segments}
-    return Network(plan.n, e.rounds, e.eval.every, evaluate, **told)  # type: ignore[arg-type]
+    return Network(
+        plan.n,
+        e.rounds,
+        e.eval.every,
+        evaluate,
+        watch_all=watch_all,
+        counted=plan.roles.counted,
+        score=e.score,
+        segments=plan.segments,
+        best=best_of(e) if decides or not e.selects else BestSoFar(e.score),
+        at_clients=e.selects_at_clients,
+        kept=kept,
+    )
+
+
+def best_of(e: Experiment) -> BestSoFar | None:
+    """Return what compares the rounds of a run that begins; None where nothing is chosen by it."""
+    return BestSoFar(e.score, e.stop.patience) if e.selects else None

@@ -13,7 +13,7 @@ import msgspec
 
 from fedgossip.errors import BudgetError, ConfigError
 from fedgossip.experiment import Experiment, FederatedExperiment, PrivacySection
-from fedgossip.experiment.sections import EvalSection, TrackSection
+from fedgossip.experiment.sections import EvalSection, StopSection, TrackSection
 from fedgossip.experiment.task_section import TaskSection
 from fedgossip.learning.column_sums import SITES
 from fedgossip.learning.per_peer import PLACE
@@ -67,6 +67,7 @@ def plan_of_sums(
         task=TaskSection(kind=kind),
         train=TrainSettings(device="cpu"),
         eval=EvalSection(every=rounds),
+        stop=StopSection(),
         track=TrackSection(),
         data=msgspec.structs.replace(experiment.data, local_test=0.0),
         coordinator=msgspec.structs.replace(

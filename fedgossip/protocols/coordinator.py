@@ -11,6 +11,9 @@ summed in another company.  It counts as a round.
 A client that is gone, or says goodbye, is not waited for; one that comes back is invited again, to the round that is
 open if it belongs to its cohort.  One that answers for a round that is over is late, and no harm is done.
 
+With a patience the model of an evaluated round is measured before the next one begins; a run whose score has not been
+better for so many evaluations ends.
+
 After every round stands a durable Checkpoint, before anything that says that the round is done: a coordinator that is
 made from it goes on with the next round, draws the same cohort, and sends the same model.  With a secure sum the round
 that may have been open when it stopped is given up: nobody masks one input twice.
@@ -39,6 +42,8 @@ from fedgossip.machine import (
     Failure,
     Finish,
     Fired,
+    MeasureModel,
+    ModelMeasured,
     NodeId,
     PeerGone,
     PeerJoined,
@@ -61,7 +66,7 @@ from fedgossip.protocols.aggregation_round import (
     Summation,
     stepped,
 )
-from fedgossip.protocols.coordinator_records import checkpoint_of, counted_in, state_in
+from fedgossip.protocols.coordinator_records import best_in, checkpoint_of, counted_in, state_in
 from fedgossip.protocols.coordinator_settings import CoordinatorSettings
 from fedgossip.protocols.deadlines import Deadline
 from fedgossip.protocols.failures import too_few, used_up
@@ -100,6 +105,9 @@ class Coordinator(Generic[State]):
         self.round = resumed.round if resumed else 0
         self.counted: dict[NodeId, int] = counted_in(resumed)
         """The last round in which each client's contribution was counted."""
+        self.best = best_in(resumed, settings)
+        self.judged = 0
+        """The last round whose model was measured before the next round began."""
         self._need = max(settings.min_clients, federated.aggregation.least)
         self.interrupted = summing is not None and summing.life > 0
         """Whether the round that comes first may have been begun in an earlier life."""
@@ -144,6 +152,11 @@ class Coordinator(Generic[State]):
                 return self._gone(node, now_ns)
             case Fired(key):
                 return self._fired(key, now_ns)
+            case ModelMeasured(round, score) if self.phase == "judging" and round == self.round:
+                self.judged = round
+                if score is not None:
+                    self.best.takes(round, score)
+                return self._open(now_ns)
             case Started():
                 return self._gather()
             case Stopping():
@@ -280,6 +293,11 @@ class Coordinator(Generic[State]):
         effects: list[Effect] = []
         self.began_ns, self.patience_ns = max(now_ns, 1), self.settings.start_ns
         while self.round < self.settings.rounds and not is_over(self.federated.server, self.model):
+            if self.settings.judges(self.round) and self.judged < self.round:
+                self.phase = "judging"
+                return [*effects, MeasureModel(self.round, self.model)]
+            if self.best.over:
+                return [*effects, Report("no_better", self.best.facts, self.round), *self._conclude()]
             here = self._here()
             if len(here) < self.need:
                 return [*effects, *self._gather(), *self._begin_if_gathered(now_ns)]
@@ -354,13 +372,17 @@ class Coordinator(Generic[State]):
             text = "the step of the server leaves a model that is not finite"
             return self._over(Abandoned(aggregate.clients, self.need, NOT_FINITE, text))
         exchange, self.exchange, self.short = self.exchange, None, False
+        facts = exchange.facts()
+        tested = facts.get("score")  # by the clients, of the model that they were sent
+        if not self.settings.every and self.round and isinstance(tested, int | float):
+            self.best.takes(self.round, tested)
         self.state = state
         self.counted.update(dict.fromkeys(exchange.counted, self.round))
         missed = sorted(exchange.waiting)
         if not exchange.cut:
             self.deadline.saw(now_ns - self.began_ns)
         effects: list[Effect] = [Report("missed", missed, self.round)] if missed else []
-        facts = {**exchange.facts(), **({"epsilon": self.purse.epsilon} if self.purse else {})}
+        facts = {**facts, **({"epsilon": self.purse.epsilon} if self.purse else {})}
         if len(self.company.partners) <= FOLLOWED_MOST:
             facts["counted"] = sorted(exchange.counted)
         effects.append(Aggregated(self.round, facts))
@@ -377,7 +399,8 @@ class Coordinator(Generic[State]):
         """The round is behind; the checkpoint first, so that no round is lost that was said to be done."""
         self.round += 1
         summing = self.summing.saved() if self.summing else {}
-        return [checkpoint_of(self.round, self.state, self.counted, summing), RoundDone(self.round, self.model)]
+        kept = checkpoint_of(self.round, self.state, self.counted, summing, self.best)
+        return [kept, RoundDone(self.round, self.model)]
 
     # --- the end --------------------------------------------------------------------------------------------------
 

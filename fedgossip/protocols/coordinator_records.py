@@ -7,16 +7,24 @@ from typing import Any
 
 from fedgossip.algorithms.federated.base import ServerRule, State, numbers_of, restored, saved
 from fedgossip.machine import Checkpoint, NodeId
+from fedgossip.protocols.coordinator_settings import CoordinatorSettings
+from fedgossip.scores import BestSoFar
+
+BEST = "best"
+"""In the facts of a checkpoint: the best round, its score, and how many evaluations have found no better one since."""
 
 SERVER = "server"
 """In the facts of a checkpoint: the numbers of the server's state."""
 
 
 def checkpoint_of(
-    round: int, state: object, counted: Mapping[NodeId, int], summing: Mapping[str, object]
+    round: int, state: object, counted: Mapping[NodeId, int], summing: Mapping[str, object], best: BestSoFar
 ) -> Checkpoint:
-    """Return the state after `round`, who was `counted` last in which, and what a secure sum must know."""
+    """Return the state after `round`, who was `counted` last in which, what a secure sum must know, and the best round
+    until now."""
     facts: dict[str, object] = {"counted": {str(node): last for node, last in counted.items()}, **summing}
+    if best.patience:
+        facts[BEST] = [best.round, best.value, best.since]
     if numbers := numbers_of(state):
         facts[SERVER] = numbers
     return Checkpoint(round, saved(state), facts, durable=True)
@@ -32,3 +40,12 @@ def counted_in(checkpoint: Checkpoint | None) -> dict[NodeId, int]:
     """Return in which round each client was counted last."""
     facts: Any = checkpoint.facts.get("counted", {}) if checkpoint else {}
     return {int(node): int(round) for node, round in facts.items()}
+
+
+def best_in(checkpoint: Checkpoint | None, settings: CoordinatorSettings) -> BestSoFar:
+    """Return what compares the rounds, as it was at the checkpoint."""
+    best = BestSoFar(settings.score, settings.patience)
+    known: Any = checkpoint.facts.get(BEST) if checkpoint else None
+    if known:
+        best.round, best.value, best.since = int(known[0]), float(known[1]), int(known[2])
+    return best

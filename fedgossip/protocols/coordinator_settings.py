@@ -30,6 +30,15 @@ class CoordinatorSettings:
     score: Score = ACCURACY
     """What clients measure, of the model that they are sent."""
 
+    patience: int = 0
+    """After so many evaluations in a row without a better score the run ends; 0: never."""
+    every: int = 0
+    """Number of rounds between two evaluations that count for it; 0: those count that clients measure."""
+
+    def judges(self, round: int) -> bool:
+        """Whether the model after `round` is to be measured before the next round begins."""
+        return self.patience > 0 and self.every > 0 and round % self.every == 0 and 0 < round < self.rounds
+
     @property
     def endless(self) -> bool:
         """Whether it goes on until too few clients are left: their loops end it."""

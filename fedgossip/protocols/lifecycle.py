@@ -37,6 +37,7 @@ from fedgossip.machine import (
     Failure,
     Finish,
     Fired,
+    ModelMeasured,
     Moved,
     NodeId,
     PeerGone,
@@ -185,7 +186,7 @@ class Lifecycle(ABC, Generic[State]):
                 return self.begin_if_gathered(now_ns) or waits
             case Stopping(over=over):
                 return self._come_to_the_end() if over else self._hurry()
-            case Moved() | Produced() | RowsChosen():
+            case Moved() | Produced() | RowsChosen() | ModelMeasured():
                 return []
             case Rostered(schedule):
                 self.rostered(schedule)

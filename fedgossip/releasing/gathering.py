@@ -84,7 +84,7 @@ def gathered(sources: ReleaseSources, signer: str, now: datetime | None = None) 
     statistics = _agreed(sources, plan)
     evaluation, evaluation_file = _evaluation(sources, model.weights, plan)
     contents: Contents = {USE: _use(sources.use).encode()}
-    contents |= _model(sources.run / MODEL) if model.file.startswith(f"{MODEL}/") else {}
+    contents |= _model(model_files.found(sources.run)) if model.file.startswith(f"{MODEL}/") else {}
     if fitted:
         contents[fitted[0]] = sources.run / fitted[0]
     if evaluation_file:
@@ -212,8 +212,9 @@ def _evaluation(sources: ReleaseSources, weights: str, plan: PlanStatement) -> t
 
     Raises ConfigError for that of another model, and for one on records that were kept from no training of this plan.
     """
-    for folder in (sources.run, *sources.folders):
-        path = folder / MODEL / evaluated.EVALUATION
+    where = [(run, kept) for run in (sources.run, *sources.folders) for kept in model_files.KEPT]
+    for run, kept in where:
+        path = run / kept / evaluated.EVALUATION
         if path.is_file():
             found = evaluated.read(path)
             if found.layout.model != weights:

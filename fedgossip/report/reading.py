@@ -80,6 +80,8 @@ class BestRound(msgspec.Struct, frozen=True):
 
     round: int
     score: float
+    at: str = ""
+    """clients: measured by them, on examples of their own; else on what the run's score is measured on."""
 
 
 class RecordedForecast(msgspec.Struct, frozen=True):
@@ -300,7 +302,8 @@ class RecordedRun:
         said = "" if at in (None, self.summary.rounds) else f", in round {at}"
         if best is None or best.round == (self.summary.rounds if at is None else at):
             return said
-        return f"{said}; best {self.summary.score.shown(best.score)}, in round {best.round}"
+        where = " on the clients' own examples" if best.at else ""
+        return f"{said}; best {self.summary.score.shown(best.score)}{where}, in round {best.round}"
 
     def series(self, column: str) -> list[tuple[ReportedRound, float]]:
         """Return (row, value) for the rounds in which `column` was measured."""

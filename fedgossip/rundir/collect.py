@@ -13,6 +13,7 @@ import msgspec
 from fedgossip import outside_files
 from fedgossip.decoding import UnreadableError, from_json, from_toml
 from fedgossip.errors import ConfigError, FedgossipError, NetworkError
+from fedgossip.experiment import BEST
 from fedgossip.likeness import Likeness
 from fedgossip.machine import NodeId
 from fedgossip.messages import Hello
@@ -21,6 +22,7 @@ from fedgossip.plans import approvals, compose
 from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.plan import EXHAUSTED, PARTIAL, record_of
 from fedgossip.records import EventRow, NetworkRow, PeerRow, Row, read_rows, row_of
+from fedgossip.rundir.best_model import take_up
 from fedgossip.rundir.incarnations import Prepared
 from fedgossip.rundir.peer_files import PeerEnded
 from fedgossip.rundir.row_keeper import Keeper
@@ -180,11 +182,13 @@ def conclude(
     here = [word for node, word in enumerate(last_words) if node not in watched.absent]
     payload = {(node, to): sent for node, word in enumerate(last_words) if word for to, sent in word.payload.items()}
     how = RunOutcome(vectors, collector.counts(here, len(died)), status, watched.wall_seconds, payload)
-    summary = summarize(plan, driver, task, shares, collector.record, collector.keeper, how)
+    record = collector.record
+    summary = summarize(plan, driver, task, shares, record, collector.keeper, how)
     summary |= _computed_on(last_words[: plan.learners])
     if table := table_in(plan, collector.folders):
         save_table(table, directory.path / TABLE)
-    directory.finish(summary, task, averaged(plan.outcome(vectors)), report=report)
+    best = record.best_model if plan.experiment.eval.keep == BEST else None
+    directory.finish(summary, task, averaged(plan.outcome(vectors)), best=best, report=report)
     if status == "failed":
         last = f"Their last words: {collector.folders[0].parent}/*/log.txt"
         error = first_failure(last_words) or NetworkError("every peer died", last)
@@ -264,6 +268,8 @@ def collect_peers(
         record = record_of(plan, task.evaluate, watch_all=False)
         for row in record.started([task.initial(node) for node in range(plan.n)]):
             keeper(row)
+        if plan.roles.leader is not None:
+            record.best_model = take_up(record.best, folders[plan.roles.leader])
         collector, watched = Collector(folders, record, keeper), Watched(absent=absent)
         return conclude(plan, task, shares, collector, directory, watched, driver="peers", report=report)
 

@@ -11,12 +11,15 @@ import numpy as np
 from fedgossip import owner_files
 from fedgossip.checkpoints import incarnation_of
 from fedgossip.errors import BudgetError, ConfigError, FedgossipError, NotWrittenError
-from fedgossip.learning.model_files import MODEL
+from fedgossip.experiment import BEST
+from fedgossip.learning.model_files import MODEL, MODEL_BEST
 from fedgossip.machine import NodeId
 from fedgossip.plans.plan import EXHAUSTED, Plan
-from fedgossip.records import RowWriter
+from fedgossip.records import PeerRow, RowWriter
 from fedgossip.rundir import incarnations
+from fedgossip.rundir.best_model import kept_in, take_up
 from fedgossip.rundir.run_directory import save_model, write_whole
+from fedgossip.scores import BestSoFar
 from fedgossip.task import LocalTask
 from fedgossip.vectors import Vector
 
@@ -52,6 +55,13 @@ class PeerFiles:
         self.round = 0
         self._score = plan.experiment.score
         self._last: float | None = None
+        self._scored = 0
+        """The round after which that was measured."""
+        e = plan.experiment
+        keeps = e.eval.keep == BEST and node == plan.roles.leader and not snapshots  # else its reader does
+        self._best = BestSoFar(e.score) if keeps else None
+        self._keep, self._at_clients = kept_in(folder), e.selects_at_clients
+        self._best_model = take_up(self._best, folder)
         self._whose = node if node < plan.learners else None  # others have nothing of their own in their model
         self._left_to_others = plan.one_model and snapshots
         """Whoever reads the snapshots measures the one model once."""
@@ -70,25 +80,48 @@ class PeerFiles:
     def _evaluated(self, round: int) -> bool:
         return round % self.every == 0 or round == self.rounds
 
-    def started(self, round: int, vector: Vector) -> None:
-        """Note that the peer begins with `vector`, or goes on after `round` rounds with a vector of its own."""
+    def started(self, round: int, vector: Vector | None) -> None:
+        """Note that the peer begins with `vector`, or goes on after `round` rounds with a vector of its own, if that is
+        known."""
         self.round = round
-        self._before = vector if self.snapshots and round == 0 and self._evaluated(1) else None
+        self._before = vector if self._reads_before and self._evaluated(round + 1) else None
+
+    @property
+    def _reads_before(self) -> bool:
+        """Whether the model that a round begins with is wanted of the rounds that are evaluated."""
+        return self.snapshots or (self._best is not None and self._at_clients)
 
     def outgoing(self, round: int, vector: Vector) -> None:
         self._outgoing = vector if self.snapshots and self._evaluated(round) else None
 
-    def mixed(self, round: int, vector: Vector) -> float | None:
-        """Write what an evaluated round needs; return this peer's score in it."""
-        self.round = round
+    def mixed(self, row: PeerRow, vector: Vector) -> float | None:
+        """Write what an evaluated round needs; return this peer's score in it.  Raises NotWrittenError."""
+        self.round = round = row.round
         score = None
         if self._evaluated(round):
             if not self._left_to_others:
-                score = self._last = self.task.evaluate([vector])[0].get(self._score.name)
+                score = self.measure(round, vector)
             if self.snapshots:
                 self._snapshot(round, vector)
-        self._before = vector if self.snapshots and self._evaluated(round + 1) else None
+            if self._at_clients:
+                self._compare(round - 1, row.score_clients, self._before)
+            else:
+                self._compare(round, score, vector)
+        self._before = vector if self._reads_before and self._evaluated(round + 1) else None
         return score
+
+    def measure(self, round: int, vector: Vector) -> float | None:
+        """Return the score of the model after `round`."""
+        if self._scored != round:
+            self._scored, self._last = round, self.task.evaluate([vector])[0].get(self._score.name)
+        return self._last
+
+    def _compare(self, round: int, score: float | None, model: Vector | None) -> None:
+        """Keep the model after `round` where it is the best until now.  Raises NotWrittenError."""
+        known = self._best is not None and score is not None and model is not None and round > 0
+        if known and self._best.takes(round, score):  # type: ignore[union-attr, arg-type]
+            self._best_model = model
+            self._keep(round, score, model)  # type: ignore[arg-type]
 
     def _snapshot(self, round: int, vector: Vector) -> None:
         from safetensors.numpy import save
@@ -116,6 +149,9 @@ class PeerFiles:
         if self._gives_model and self._trained(vector):
             score = {"name": self._score.name, "value": self._last, "rounds": self.round}
             save_model(self.folder / MODEL, self.task, vector, self._whose, score=score)
+            if self._best and self._best_model is not None:
+                score = {"name": self._score.name, "value": self._best.value, "rounds": self._best.round}
+                save_model(self.folder / MODEL_BEST, self.task, self._best_model, self._whose, score=score)
         write_whole(self.folder / "vector.safetensors", save({"vector": vector}, metadata=metadata))
 
     def _trained(self, vector: Vector) -> bool:

@@ -8,6 +8,8 @@
     forecast.json        what was forecast, written before the first row; where that was asked for
     forecast-realised.json   the same of the rounds as they were mixed, where messages or peers were lost
     model/               the averaged model with all that it takes to use it, see learning.model_files
+    model-best/          the same of the best round, where eval.keep = "best"
+    best.safetensors     that model while the run goes on in processes
     table.safetensors    of a model that is a table, the rows that were touched
     report.html          one page, no external request
     peers/03/            what each real process wrote itself
@@ -41,7 +43,7 @@ from fedgossip.experiment import load_experiment
 from fedgossip.forecasts import FORECAST, encoded
 from fedgossip.learning import model_files
 from fedgossip.learning.agreed import AGREED_FILE
-from fedgossip.learning.model_files import MODEL
+from fedgossip.learning.model_files import MODEL, MODEL_BEST
 from fedgossip.learning.named_code import ALLOW
 from fedgossip.machine import NodeId
 from fedgossip.plans import compose, plan_statement
@@ -58,6 +60,7 @@ from fedgossip.task import LocalTask, whole_model_of
 from fedgossip.vectors import Vector
 
 INCOMPLETE = "INCOMPLETE"
+BEST_FILE = "best.safetensors"
 _INCOMPLETE = "This run has not finished; metrics.jsonl holds what was measured so far.\n"
 
 PLACED = "placed.json"
@@ -147,19 +150,32 @@ class RunDirectory:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.abandon()
 
-    def finish(self, summary: Mapping[str, Any], task: LocalTask, model: Vector | None, *, report: bool) -> None:
-        """Write the model, the summary and the report; the run counts as whole when this returns."""
+    def finish(
+        self,
+        summary: Mapping[str, Any],
+        task: LocalTask,
+        model: Vector | None,
+        *,
+        best: Vector | None = None,
+        report: bool,
+    ) -> None:
+        """Write the model, that of the best round where it is kept, the summary and the report; the run counts as whole
+        when this returns."""
         try:
-            self._finish(summary, task, model, report=report)
+            self._finish(summary, task, model, best, report=report)
         finally:
             self.abandon()
 
-    def _finish(self, summary: Mapping[str, Any], task: LocalTask, model: Vector | None, *, report: bool) -> None:
+    def _finish(
+        self, summary: Mapping[str, Any], task: LocalTask, model: Vector | None, best: Vector | None, *, report: bool
+    ) -> None:
         self.writer.close()
-        if (
-            self._gives_model and model is not None and summary["rounds"] > summary.get("rounds_abandoned", 0)
-        ):  # one that was trained
+        trained = summary["rounds"] > summary.get("rounds_abandoned", 0)
+        if self._gives_model and model is not None and trained:
             save_model(self.path / MODEL, task, model, score=_scored(summary))
+        if best is not None and trained:
+            score = {**_scored(summary), "value": summary["best"]["score"], "rounds": summary["best"]["round"]}
+            save_model(self.path / MODEL_BEST, task, best, score=score)
         _write_summary(self.path, summary)
         if report:
             from fedgossip.report.page import write_report
@@ -169,7 +185,7 @@ class RunDirectory:
             except OSError as error:
                 raise NotWrittenError(self.path / "report.html", error) from None
         if summary["status"] in WHOLE:
-            for name in (INCOMPLETE, NEWEST, PREVIOUS):
+            for name in (INCOMPLETE, NEWEST, PREVIOUS, BEST_FILE):
                 (self.path / name).unlink(missing_ok=True)
 
     def rows(self) -> list[Row]:

@@ -95,7 +95,7 @@ def summarize(
             "worst_peer": evaluated.score_worst_peer,
             "round": evaluated.round,
         },
-        **best_of(experiment.score, [*networks, evaluated]),
+        **(chosen(record) if record.best else best_of(experiment.score, [*networks, evaluated])),
         "test_loss": evaluated.test_loss,
         "consensus_distance": consensus_distance(there) if there else last.consensus_distance,
         "bytes_sent": last.bytes_sent,
@@ -129,6 +129,13 @@ def summarize(
 def told_of(score: Score) -> dict[str, str]:
     """What a summary says of the metric beside its three values."""
     return {"name": score.name, "better": score.better, "unit": score.unit}
+
+
+def chosen(record: Network) -> dict[str, Any]:
+    """Return the round whose model is kept, or from which on the run waited for a better one, and where its score was
+    measured; nothing before a round was evaluated."""
+    best, where = record.best, {"at": "clients"} if record.at_clients else {}
+    return {"best": {"round": best.round, "score": best.value, **where}} if best and best.round else {}
 
 
 def best_of(score: Score, rows: Sequence[NetworkRow]) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def run_rounds(
     """
     server, coordinator = rounds.federated.server, standing.meters[-1]
     for number in range(standing.round, rounds.rounds):
-        if is_over(server, server.broadcast(standing.state)[0]):
+        if record.over or is_over(server, server.broadcast(standing.state)[0]):
             break
         between()
         received = server.broadcast(standing.state)

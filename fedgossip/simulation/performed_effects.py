@@ -23,6 +23,8 @@ from fedgossip.machine import (
     LocalWork,
     Log,
     Machine,
+    MeasureModel,
+    ModelMeasured,
     Moved,
     NodeId,
     Outgoing,
@@ -205,6 +207,9 @@ class PerformedEffects(VirtualTime):
     def _choose(self, node: NodeId, asked: ChooseRows) -> None:
         self._push(self.now_ns, node, chosen(self.task, node, asked))
 
+    def _measure(self, node: NodeId, asked: MeasureModel) -> None:
+        self._push(self.now_ns, node, ModelMeasured(asked.round, self.record.score_after(asked.round, asked.model)))
+
     def _set_timer(self, node: NodeId, timer: SetTimer) -> None:
         self._timers[node, timer.key] = self._push(self.now_ns + timer.after_ns, node, Fired(timer.key))
 
@@ -262,7 +267,7 @@ class PerformedEffects(VirtualTime):
             self.write(EventRow(self.record.reached[node], node, "failed", value))
 
     _taken: ClassVar[Table] = {
-        **dict.fromkeys((Started, Stopping, PeerJoined, PeerGone, Rostered, Moved, RowsChosen), _told),
+        **dict.fromkeys((Started, Stopping, PeerJoined, PeerGone, Rostered, Moved, RowsChosen, ModelMeasured), _told),
         Received: _message_comes,
         Fired: _timer_fires,
         Trained: _training_ends,
@@ -273,6 +278,7 @@ class PerformedEffects(VirtualTime):
     _performed: ClassVar[Table] = {
         Train: _train,
         ChooseRows: _choose,
+        MeasureModel: _measure,
         SetTimer: _set_timer,
         Checkpoint: _keep,
         Log: _log,

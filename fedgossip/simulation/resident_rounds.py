@@ -82,6 +82,8 @@ class ResidentRun:
         self._stack.settle = self._settle
         try:
             for number in range(self._stack.round, rounds):
+                if self._record.over:
+                    break
                 between()
                 self._advance(number)
         except KeyboardInterrupt:

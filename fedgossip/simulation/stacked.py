@@ -223,6 +223,8 @@ def run_stacked(
         return record.together(number + 1, losses, lambda: stack.meters.rows(number + 1, losses), sent, *vectors)
 
     for number in range(stack.round, rounds):
+        if record.over:
+            break
         between()
         give_all(advanced(number), write)
     return list(algorithm.model(stack.state))

@@ -85,6 +85,8 @@ class VirtualTime(ABC):
         upcoming = next(happenings, None)
         times, limit_ns = self._instants.times, limit_seconds * NS
         while times and times[0] <= limit_ns:
+            if self.record.over:
+                break
             between()
             if upcoming is not None and times[0] >= upcoming.at_ns:
                 self.now_ns = upcoming.at_ns
@@ -94,6 +96,8 @@ class VirtualTime(ABC):
                 continue
             self.now_ns = times[0]
             self._come(self._instants.pop())
+        if (ended := self.record.ended_with) is not None:
+            self.results = dict(ended)  # whatever some of them did after that round
         for row in self.record.flush():
             self.write(row)
         return self.results

@@ -1,0 +1,137 @@
+"""The best round by the validation score: its model is kept, and a run ends when no better one follows for a while."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedgossip
+from fedgossip.cli.run import _to_know
+from fedgossip.drivers.participant import check_selection
+from fedgossip.errors import ConfigError
+from fedgossip.experiment import load_experiment
+from fedgossip.learning.model_files import found
+from fedgossip.plans import compose
+from fedgossip.records import NetworkRow, PeerRow
+from fedgossip.rundir.run_directory import Run
+from fedgossip.scores import BestSoFar, Score
+
+FALLS = {
+    "rounds": 12,
+    "data": {"source": "diabetes", "validation": 0.2},
+    "model": {"source": "mlp:10-64-1"},
+    "train": {"device": "cpu", "lr": 0.02, "local_epochs": 2, "batch_size": 8},
+    "eval": {"every": 1, "on": "validation", "keep": "best"},
+}
+"""A run whose root mean squared error rises after a few rounds."""
+CLEAR = {"coordinator": {"clients": 4, "min_clients": 4, "secure": {"on": False}}}
+RING = {"topology": {"graph": "ring", "n": 6}}
+SECURE = {
+    "rounds": 6,
+    "data": {"source": "digits", "local_test": 0.2},
+    "model": {"source": "mlp:64-16-10"},
+    "train": {"device": "cpu", "lr": 0.5, "local_epochs": 1, "batch_size": 32},
+    "eval": {"every": 1, "keep": "best"},
+    "coordinator": {"clients": 6, "min_clients": 5},
+}
+
+
+KEPT = {"eval": {"keep": "best"}}
+AT_CLIENTS = KEPT | {"data": {"local_test": 0.2}}
+
+
+def kept(run: Run, folder: str) -> dict[str, Any]:
+    assert run.directory
+    told: dict[str, Any] = json.loads((run.directory / folder / "model.json").read_text())
+    return told
+
+
+def weights(run: Run) -> str:
+    told = kept(run, "model-best")
+    assert told["score"]["rounds"] == run.summary["best"]["round"]
+    return str(told["weights"])
+
+
+def of(run: Run) -> tuple[Any, ...]:
+    return run.summary["status"], run.summary["rounds"], run.summary["best"], run.digest
+
+
+def test_the_first_of_equal_rounds_is_the_best_and_no_number_is_never_better() -> None:
+    best = BestSoFar(Score("rmse", better="lower"), patience=3)
+    for round, value, better in [(1, math.nan, False), (2, 3.0, True), (3, 2.0, True), (4, 2.0, False)]:
+        assert best.takes(round, value) == better
+    assert (best.round, best.value, best.since, best.over) == (3, 2.0, 1, False)
+    best.takes(5, -math.inf)
+    best.takes(6, 2.5)
+    assert best.over
+    assert not BestSoFar(Score("accuracy")).over
+
+
+@pytest.mark.parametrize("kind", [CLEAR, RING])
+def test_the_model_of_the_best_round_is_kept_and_patience_ends_the_run(kind: dict[str, Any], tmp_path: Path) -> None:
+    whole = fedgossip.simulate(FALLS | kind, engine="stacked")
+    measured = {row.round: row.score_averaged for row in whole.network() if row.round}
+    best = next(round for round in measured if min(measured[round + one] for one in (1, 2, 3)) >= measured[round])
+    short = fedgossip.simulate(FALLS | kind | {"rounds": best}, engine="stacked", out=tmp_path / "short")
+    patient = FALLS | kind | {"stop": {"patience": 3}}
+    runs = [fedgossip.simulate(patient, engine=one, out=tmp_path / one) for one in ("sim", "stacked")]
+    for run in runs:
+        assert of(run)[:3] == ("finished", best + 3, {"round": best, "score": measured[best]})
+        assert run.digest == runs[0].digest != whole.digest
+        assert weights(run) == weights(short) == kept(short, "model")["weights"]
+        assert run.summary["events"]["no_better"] == 1
+    assert found(tmp_path / "sim").name == "model-best"
+    assert any("model-best" in line and f"of round {best}" in line for _, line in _to_know(runs[0], report=False))
+
+
+def test_a_coordinator_that_was_away_ends_the_run_in_the_same_round() -> None:
+    patient = FALLS | CLEAR | {"stop": {"patience": 3}}
+    struck = {"faults": [{"kind": "crash", "peers": [4], "start": 3.5, "after": 1.0}]}
+    assert of(fedgossip.simulate(patient | struck)) == of(fedgossip.simulate(patient))
+
+
+def test_the_score_of_a_secure_federation_is_a_secure_sum_of_its_clients(tmp_path: Path) -> None:
+    runs = [fedgossip.simulate(SECURE, engine=one, out=tmp_path / one) for one in ("sim", "stacked")]
+    tested = [row for row in runs[0].rows if isinstance(row, PeerRow) and row.score_clients is not None]
+    most = max(tested, key=lambda row: (row.score_clients, -row.round))
+    for run in runs:
+        assert run.summary["best"] == {"round": most.round - 1, "score": most.score_clients, "at": "clients"}
+        assert weights(run) == weights(runs[0])
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (KEPT, "by the test set"),
+        ({"eval": {}, "stop": {"patience": 2}}, "stop.patience = 2 by the test set"),
+        (KEPT | {"task": {"kind": "loop"}, "data": {}, "model": {}, "train": {}}, "your own loop"),
+        ({"coordinator": {"clients": 4, "algorithm": "fedbuff"}, "stop": {"patience": 2}}, "fedbuff"),
+        (AT_CLIENTS | {"coordinator": {"clients": 8, "privacy": {"unit": "record"}}}, "where records are hidden"),
+    ],
+)
+def test_what_cannot_be_chosen_honestly_is_refused_by_name(changed: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_experiment(FALLS | CLEAR | changed)
+
+
+@pytest.mark.parametrize(("stop", "words"), [({"patience": 2}, "stop.patience"), ({}, "eval.keep")])
+def test_peers_on_machines_of_their_own_have_nobody_to_choose(stop: dict[str, int], words: str) -> None:
+    plan = compose.plan(load_experiment(FALLS | RING | {"stop": stop}))
+    with pytest.raises(ConfigError, match=words):
+        check_selection(plan, whole=False)
+
+
+@pytest.mark.long
+@pytest.mark.sockets
+def test_processes_choose_the_same_round(tmp_path: Path) -> None:
+    patient = FALLS | CLEAR | {"stop": {"patience": 3}}
+    for name, content in (("federated", patient), ("ring", FALLS | RING), ("secure", SECURE)):
+        real = fedgossip.run_local(content, tmp_path / name, report=False)
+        same = fedgossip.simulate(content, out=tmp_path / f"{name}-sim")
+        assert (of(real), weights(real)) == (of(same), weights(same))
+        assert not (tmp_path / name / "best.safetensors").exists()
+        assert any(isinstance(row, NetworkRow) for row in real.rows)
