@@ -15,9 +15,11 @@ import os
 import stat
 import zipfile
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
+
+from fedgossip.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -37,6 +39,8 @@ SMALL = 64 << 20
 """Maximum number of bytes of a text that is read whole; a summary of 10 000 peers has 3 MiB."""
 ROWS = 8 * _GIB
 """Maximum number of bytes of a record or a trace, which grow by the round."""
+LINE_MAX = 1 << 20
+"""Maximum number of bytes of a line of a record."""
 LARGE = min(32 * _GIB, _memory())
 """Maximum number of bytes of a model or of data: what this machine can hold."""
 
@@ -86,6 +90,27 @@ def read_text(path: Path, limit: int = SMALL, *, errors: str = "strict", within:
     return io.StringIO(text, newline=None).read()
 
 
+def lines_of(path: Path, at: int = 0) -> Iterator[bytes]:
+    """Yield the lines of a record from byte `at` on, with their ends; a last line that was cut off has none.
+
+    LINE_MAX bytes are in memory at a time, and the file is closed between them: records of many peers are read beside
+    each other.  Raises OSError, also where a line is longer.
+    """
+    while True:
+        with open_file(path, ROWS) as file:
+            file.seek(at)
+            piece = file.read(LINE_MAX)
+        end = piece.rfind(b"\n") + 1
+        if not end:
+            if len(piece) == LINE_MAX:
+                raise OSError(errno.EFBIG, f"a line of more than {LINE_MAX:,} bytes", str(path))
+            if piece:
+                yield piece
+            return
+        yield from io.BytesIO(piece[:end])
+        at += end
+
+
 def check_file(path: Path, limit: int = LARGE, *, within: Path | None = None) -> Path:
     """Return the path of a file that a library opens by its name, once it was opened here.  Raises OSError."""
     open_file(path, limit, within=within).close()
@@ -103,13 +128,29 @@ def check_folder(folder: Path, *, within: Path | None = None) -> Path:
     _check_link(folder, home)
     waiting = [str(folder)]
     while waiting:
-        with os.scandir(waiting.pop()) as entries:
-            for entry in entries:
-                if entry.is_symlink():
-                    _check_link(Path(entry.path), home)
-                elif entry.is_dir(follow_symlinks=False):
-                    waiting.append(entry.path)
+        inner = waiting.pop()
+        try:
+            with os.scandir(inner) as entries:
+                found = list(entries)
+        except FileNotFoundError:  # a run that goes on removes folders
+            if inner == str(folder):
+                raise
+            continue
+        for entry in found:
+            if entry.is_symlink():
+                _check_link(Path(entry.path), home)
+            elif entry.is_dir(follow_symlinks=False):
+                waiting.append(entry.path)
     return folder
+
+
+def checked_folder(folder: Path) -> Path:
+    """Return a folder as `check_folder` does, for a command that names it.  Raises ConfigError."""
+    try:
+        return check_folder(folder)
+    except OSError as error:
+        advice = "Whose folder is it?  Put the folder or file itself in place of the link."
+        raise ConfigError(f"{error.filename or folder}: {error.strerror}", advice) from None
 
 
 def _check_link(path: Path, folder: Path) -> None:

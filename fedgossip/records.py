@@ -256,7 +256,7 @@ def read_rows(path: Path) -> list[Row]:
     """Return the rows of a metrics.jsonl.  A last line cut short by a crash is left out."""
     decoder = msgspec.json.Decoder(Row)
     rows: list[Row] = []
-    for line in outside_files.read_bytes(path, outside_files.ROWS).splitlines():
+    for line in outside_files.lines_of(path):
         try:
             rows.append(row_of(decoder, line))
         except UnreadableError:

@@ -26,6 +26,7 @@ from fedgossip.drivers import joining, proposals
 from fedgossip.drivers.proposals import proposal_of, shared
 from fedgossip.drivers.replay import machine_of
 from fedgossip.edge.onnx_model import exported_facts
+from fedgossip.errors import NetworkError
 from fedgossip.experiment import load_experiment
 from fedgossip.experiment.kinds import RUN_KINDS
 from fedgossip.experiment.meanings import keys
@@ -33,6 +34,7 @@ from fedgossip.learning import custom, model_files
 from fedgossip.learning.named_code import NamesCode, code_by_key, code_in, keys_of_code
 from fedgossip.learning.sources import code_of
 from fedgossip.messages import Proposal
+from fedgossip.net import descriptors
 from fedgossip.net.identity import Identity
 from fedgossip.net.invitation import Invitation, new_secret, written
 from fedgossip.plans import compose
@@ -153,6 +155,30 @@ def test_an_invite_is_shown_without_running_or_writing_anything(
     assert "nobody is there to say yes" in said and "from your mine.py" in said
     assert "mine" not in seen.imported and not (asked.folder / "RAN").exists()
     assert seen.outside(seen.ran) == [] and seen.changed == [] and seen.started == []
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"parameters": 2**60}, "more than this machine can hold"),
+        ({"dtype": "float32\x1b[2J"}, "not of float32 or float64"),
+        ({"test": "t.csv", "test_bytes": 1 << 40}, "at most 16,777,216 travel"),
+    ],
+)
+def test_sizes_that_no_run_can_have_are_refused_before_anybody_is_asked(
+    more: dict[str, Any], why: str, asked: Asked, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said, _ = asked.shown(proposed(content_with("topology", "topology.graph", "ring"), **more), capsys)
+    assert why in said and "nobody is there" not in said and "\x1b" not in said
+
+
+def test_a_machine_that_may_not_open_the_files_takes_no_seat(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = proposed({"topology": {"graph": "complete", "n": 100}, "task": {"kind": "averaging"}, "rounds": 1})
+    plan = compose.plan(proposals.experiment_of(one, asked.folder))
+    own = _Own("", "", None, None, asked.place.path / "policy.toml", None, None)
+    monkeypatch.setattr(descriptors, "raise_open_files", lambda: 64)
+    with pytest.raises(NetworkError, match=r"99 partners need \d+ open files"):
+        joining_command._take_part(None, one, plan, asked.place, own, None)  # type: ignore[arg-type]  # nobody is asked
 
 
 @pytest.mark.parametrize(
@@ -412,15 +438,18 @@ def test_a_plan_is_read_without_the_code_that_it_is_of(
     assert "--run-code" in refused.err and not list(tmp_path.rglob("RAN"))
 
 
-def test_a_resumed_folder_sends_its_record_nowhere_before_a_person_allows_it(
+def test_a_given_experiment_sends_the_record_nowhere_before_a_person_allows_it(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     got = hostile(run, tmp_path, {}, {})
     text = load_experiment(got / "experiment.toml").to_dict() | {"track": {"to": [f"csv:{tmp_path / 'elsewhere.csv'}"]}}
     (got / "experiment.toml").write_text(tomli_w.dumps(text))
-    said = in_process(["run", "--resume", "got"], tmp_path, monkeypatch, capsys)
-    assert said.code == 2 and "a place that would be sent the record: csv:" in said.err
-    assert not (tmp_path / "elsewhere.csv").exists()
+    for words in NEED_A_YES:
+        said = in_process(words, tmp_path, monkeypatch, capsys)
+        assert said.code == 2 and "a place that would be sent the record: csv:" in said.err
+        assert not (tmp_path / "elsewhere.csv").exists()
+    (got / "experiment.toml").write_text(tomli_w.dumps(text | {"track": {"to": ["csv", "tensorboard", "wandb"]}}))
+    assert load_experiment(got / "experiment.toml").reaches == ["wandb"]
 
 
 def test_the_script_that_a_launched_run_names_runs_when_a_person_allows_it(

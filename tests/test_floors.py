@@ -15,10 +15,10 @@ from rooms import FILES, LAZY, PACKAGE, import_statements, imports, room
 
 FLOORS = [
     {"version", "errors", "kernels", "likeness", "scores", "signals", "seeds", "vectors"}
-    | {"cells", "decoding", "outside_files", "patience", "registry", "plain", "spans", "whole_model", "freed_memory"}
+    | {"cells", "decoding", "patience", "registry", "plain", "spans", "whole_model", "freed_memory"}
     | {"guarded_threads"}
     | {"imports"},
-    {"messages", "limits", "owner_files", "keyed_rows", "signatures"},
+    {"messages", "limits", "outside_files", "owner_files", "keyed_rows", "signatures"},
     {"machine", "file_locks"},
     {"task", "roles", "event_kinds"},
     {"codecs", "resident_models"},

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from commands import experiment
+from commands import experiment, typed
 from rooms import FILES, PACKAGE
 
 from fedgossip import outside_files, owner_files
@@ -160,6 +160,56 @@ def test_going_on_in_a_folder_of_others_writes_and_deletes_nothing_outside_it(tm
     with pytest.raises(ConfigError, match=f"{name}: a link that leads out of its folder"):
         read_run(run)
     assert [path.read_text() for path in mine.iterdir()] == ["mine"]
+
+
+PEERS = ["collect", "experiment.toml", "given/peers", "--out", "whole"]
+IN_A_FOLDER = {
+    "watch": (["watch", "--once", "given"], "given/peers"),
+    "watch of a peer": (["watch", "--once", "given/peers/00"], "given/peers/00/snapshots"),
+    "collect": (PEERS, "given/peers/00/snapshots"),
+    "collect of a folder elsewhere": (PEERS, "given/peers/01"),
+    "compare": (["compare", "experiment.toml", "--paradigms", "gossip", "--out", "given"], "given/gossip-w4-s1"),
+    "sweep": (["report", "given"], "given/table.parquet.part"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", IN_A_FOLDER)
+def test_a_link_that_leads_out_of_a_given_folder_is_refused_before_it_is_followed(what: str, tmp_path: Path) -> None:
+    words, name = IN_A_FOLDER[what]
+    experiment(tmp_path)
+    for folder in ("mine", "given/peers/00"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "mine/metrics.jsonl").write_text("mine")
+    for file in ("given/sweep.toml", "given/INCOMPLETE", "given/peers/00/endpoint.toml"):
+        (tmp_path / file).write_text("[[peer]]\nid = 0\n")
+    link = tmp_path / name
+    if link.exists():
+        link.rename(tmp_path / "aside")
+    link.symlink_to(tmp_path / "mine")
+    said = typed(words, tmp_path)
+    assert said.code == 2 and f"{Path(name).name}: a link that leads out of its folder" in said.errors[0], said
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_line_of_a_record_is_bounded_however_long_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"a\n" * 600_000 + b"b")
+    assert b"".join(outside_files.lines_of(path)) == path.read_bytes()
+    assert list(outside_files.lines_of(path, 1_199_998)) == [b"a\n", b"b"]
+    os.truncate(path, 7 << 30)  # zeros without a line feed, within what a record may have
+    with pytest.raises(OSError, match="a line of more than 1,048,576 bytes"):
+        sum(1 for _ in outside_files.lines_of(path))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["topology", one, "ring", "-n", "4", "--out", name] for one, name in (("make", "a.toml"), ("draw", "a.svg"))],
+)
+def test_a_file_that_is_asked_for_takes_the_place_of_a_link(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / words[-1]).symlink_to(tmp_path / "mine")
+    assert typed(words, tmp_path).code == 0
+    assert (tmp_path / "mine").read_text() == "mine" and not (tmp_path / words[-1]).is_symlink()
 
 
 def test_a_folder_of_a_model_elsewhere_is_not_the_model_of_a_run(tmp_path: Path) -> None:

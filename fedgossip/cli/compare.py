@@ -51,7 +51,7 @@ def compare(
     The file may have [topology], [coordinator] and [parallel] together.  Each run is an ordinary run directory in the
     folder; what is there already is not run again, so the same command goes on where it was stopped.
     """
-    from fedgossip import owner_files
+    from fedgossip import outside_files, owner_files
     from fedgossip.experiment.reading import content_of
     from fedgossip.paradigms.cells import CellGrid, run_cells
     from fedgossip.paradigms.experiments import compare_section, workers_of
@@ -70,6 +70,7 @@ def compare(
     numbers = _numbers(workers) if workers else [workers_of(content, where)]
     grid = CellGrid(content, where, names, numbers, range(first, first + seeds))
     owner_files.made(out)
+    outside_files.checked_folder(out)
     cells = []
     found_rates: Mapping[str, TunedRate] = {}
     if jobs > 1 and not backend:

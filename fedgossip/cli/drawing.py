@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedgossip import owner_files
 from fedgossip.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -120,8 +122,10 @@ def _paint(axes: Axes, mixing: Mixing, places: dict[int, Any], size: float) -> N
 
 
 def _save(figure: Any, place: Path) -> None:
+    content = io.BytesIO()
+    figure.savefig(content, format=place.suffix.removeprefix("."), dpi=150)
     try:
-        figure.savefig(place, dpi=150)
+        owner_files.placed(place, content.getvalue())
     except OSError as error:
         raise ConfigError(f"{place}: {error.strerror or error}", "Give --out a folder that you may write to.") from None
 

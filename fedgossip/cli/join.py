@@ -208,9 +208,10 @@ def _shown(
     run: DeclaredRun | Plan, proposal: Proposal, invitation: Invitation, own: _Own, code: list[str]
 ) -> list[tuple[str, str]]:
     """What a person must know before anything runs."""
+    from fedgossip.drivers import proposals
     from fedgossip.experiment.sections import ENDLESS
 
-    e, terms = run.experiment, run.terms(proposal.parameters, {"float32": 4, "float64": 8}.get(proposal.dtype, 4))
+    e, terms = run.experiment, run.terms(proposal.parameters, proposals.ITEM_BYTES.get(proposal.dtype, 4))
     steps = f"{e.train.local_steps} steps" if e.train.local_steps else f"{e.train.local_epochs} epochs"
     each = "one gradient" if run.gradients else f"{steps}, {e.train.optimizer}"
     trained = f", each of {each} with lr {e.train.lr:g}" if e.learns else ""
@@ -268,11 +269,13 @@ def _take_part(
     client: InviteClient, proposal: Proposal, plan: Plan, place: Joined, own: _Own, agent: RelayClient | None
 ) -> int:
     from fedgossip.drivers import hosting, joining, proposals
+    from fedgossip.drivers.participant import check_open_files
     from fedgossip.plans.policy import how_long
 
-    test = joining.test_set(client, proposal, proposals.TEST_BYTES_MAX)
+    test = joining.test_set(client, proposal)
     proposals.keep_test(proposal, test, place.path / proposals.FILES)
     experiment, seats = keep_experiment(plan, place.path), hosting.seats_of(plan)
+    check_open_files(plan, (node for node in range(plan.n) if node != seats.own))  # before a seat is taken: any of them
     with contextlib.ExitStack() as stack:
         port = _held(stack, place, own.port) if seats.called else None
         address, ways = _whereabouts(client, plan, own, port, agent)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedgossip import seeds
+from fedgossip import owner_files, seeds
 from fedgossip.cli.text import console, echo, echo_json
 from fedgossip.errors import ConfigError
 
@@ -135,7 +135,7 @@ def make(spec: str, experiment: Path | None, n: int | None, weights: str | None,
         raise ConfigError(f"{spec} of these labels falls apart", "Take more steps, larger cliques or another --seed.")
     source = f"fedgossip topology make {spec}" + (f", by the labels of {experiment.name}" if experiment else "")
     try:
-        out.write_text(written(mixing, out.stem, spec, source), encoding="utf-8")
+        owner_files.placed(out, written(mixing, out.stem, spec, source).encode())
     except OSError as error:
         raise ConfigError(f"{out}: {error.strerror or error}", "Give a file that can be written.") from None
     slem = forecast_of(mixing).slem

@@ -194,7 +194,7 @@ class Participant:
         from fedgossip.learning.named_code import ALLOW
 
         words = ["fedgossip", "collect", str(self.experiment)]
-        words += [ALLOW] if self.plan.experiment.named_code else []
+        words += [ALLOW] if self.plan.experiment.reaches else []
         roles = self.plan.roles
         if roles.leader is None:
             everybody = f"all-{roles.one}s"

@@ -146,7 +146,7 @@ def place(
     if detach:
         number = submit(plan, folder, wanted, _tell)
         words = ["fedgossip", "collect", str(folder / "experiment.toml"), str(folder / "peers")]
-        words += [ALLOW] if plan.experiment.named_code else []
+        words += [ALLOW] if plan.experiment.reaches else []
         here = wanted.partition == LOCAL
         ended = f"each of {folder / 'peers'}/* has ended.json" if here else f"it has ended (`squeue -j {number}`)"
         whose = "submitit, on this machine," if here else "Slurm"

@@ -12,8 +12,10 @@ import click
 Command = Callable[..., Any]
 
 
-run_code_option = click.option("--run-code", is_flag=True, help="Let code run that is named in what is read.")
-"""Without it nothing is imported that a run directory, a trace or a model's folder names."""
+run_code_option = click.option(
+    "--run-code", is_flag=True, help="Let what is read name code to run, and places to write to."
+)
+"""Without it nothing is imported that a run directory, a trace or a model's folder names, and no record sent there."""
 
 
 def portable_option(command: Command) -> Command:

@@ -170,7 +170,7 @@ def collect(
     from fedgossip.cli.text import print_json, talk_to_stderr
     from fedgossip.errors import ConfigError
     from fedgossip.experiment import load_experiment
-    from fedgossip.learning.named_code import check_allowed
+    from fedgossip.learning.named_code import REACHING, check_allowed
     from fedgossip.loops.description import told_in
     from fedgossip.plans import compose
     from fedgossip.rundir.collect import collect_peers
@@ -182,7 +182,7 @@ def collect(
     loops = told_in(folders)
     more = ["task.kind=loop"] if loops else []
     read = load_experiment(experiment, [*more, *overrides], seed=seed)
-    check_allowed(read.named_code, experiment, run_code=run_code)
+    check_allowed(read.reaches, experiment, run_code=run_code, whose=REACHING)
     plan = compose.plan(read)
     learning = loops.learning if loops else None
     with talk_to_stderr() if as_json else contextlib.nullcontext():

@@ -133,7 +133,9 @@ def apply(folder: Path, pieces: list[Piece]) -> None:
 
 
 def _tail(path: Path) -> bytes:
-    return outside_files.read_bytes(path, outside_files.ROWS)[-TAIL_BYTES:]
+    with outside_files.open_file(path, outside_files.ROWS) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        return file.read()
 
 
 def content_of(folder: Path) -> list[Piece]:

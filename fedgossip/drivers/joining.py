@@ -72,10 +72,8 @@ def proposal(client: InviteClient, seconds: float = ANSWER_SECONDS) -> Proposal:
     return _of_kind(client.ask(InviteProof(client.who, __version__), seconds), Proposal)
 
 
-def test_set(client: InviteClient, proposed: Proposal, most: int) -> bytes:
-    """Fetch the common test set.  Raises NetworkError, PeerError."""
-    if proposed.test_bytes > most:
-        raise PeerError(f"the common test set has {proposed.test_bytes:,} bytes: too many", SAME, peer=ORGANISER)
+def test_set(client: InviteClient, proposed: Proposal) -> bytes:
+    """Fetch the common test set, of a size that `experiment_of` has checked.  Raises NetworkError, PeerError."""
     found = bytearray()
     while len(found) < proposed.test_bytes:
         part = _of_kind(client.ask(FileQuery(client.who, len(found))), FilePart)

@@ -37,6 +37,7 @@ from fedgossip.learning.sources import code_of, modules_of
 from fedgossip.learning.table_schema import FEDERATED, TEST
 from fedgossip.machine import NodeId
 from fedgossip.messages import GRAPH_LETTERS, PROPOSAL_LETTERS, Proposal
+from fedgossip.plain import line
 from fedgossip.plans import compose
 from fedgossip.plans.compose import DataShares
 from fedgossip.plans.plan import Plan
@@ -48,6 +49,9 @@ OWN = f"own:{PLACE}"
 
 TEST_BYTES_MAX = 16 << 20
 """Maximum size of a common test set that travels."""
+
+ITEM_BYTES = {"float32": 4, "float64": 8}
+"""The types of numbers that models are of, and the bytes of one."""
 
 CARRIED = (
     "seed", "rounds", "name", "topology", "algorithm", "forecast", "coordinator", "parallel",
@@ -198,12 +202,27 @@ def _is_here(name: str) -> bool:
 # --- at those who are invited -----------------------------------------------------------------------------------------
 
 
+def _check_sizes(proposal: Proposal) -> None:
+    """Raise ConfigError for a model that no memory of this machine holds, or a test set that does not travel."""
+    size, words = ITEM_BYTES.get(proposal.dtype), "Do not take part, or ask why."
+    if size is None and (proposal.parameters or proposal.dtype):  # loops bring their own model
+        raise ConfigError(
+            f"the organiser's model is of {line(proposal.dtype)}, not of {' or '.join(ITEM_BYTES)}", words
+        )
+    if (model := proposal.parameters * (size or 0)) > outside_files.LARGE:
+        raise ConfigError(f"the organiser's model has {model:,} bytes: more than this machine can hold", words)
+    if proposal.test_bytes > TEST_BYTES_MAX:
+        text = f"the common test set has {proposal.test_bytes:,} bytes, and at most {TEST_BYTES_MAX:,} travel"
+        raise ConfigError(text, words)
+
+
 def experiment_of(proposal: Proposal, folder: Path) -> Experiment:
     """Return the proposed experiment, its graph and its test set in `folder`; nothing is read, run or written yet.
 
     Raises ConfigError for an experiment that cannot be run, that has what no invite may carry, or that names a file of
     this machine.
     """
+    _check_sizes(proposal)
     content = _content(proposal)
     for key in content:
         if key not in CARRIED:

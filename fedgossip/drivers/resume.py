@@ -13,7 +13,7 @@ from fedgossip.drivers import sim_checkpoint
 from fedgossip.drivers.run_processes import RunProcesses
 from fedgossip.errors import ResumeError
 from fedgossip.experiment import Experiment, file_kept_in, load_experiment
-from fedgossip.learning.named_code import check_allowed
+from fedgossip.learning.named_code import REACHING, check_allowed
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
 from fedgossip.plans.plan import EXHAUSTED
@@ -65,8 +65,7 @@ def experiment_of(
     """
     experiment = load_experiment(given or experiment_in(run), overrides, seed=seed)
     mine = given is not None and not given.resolve().is_relative_to(run.resolve())
-    whose = "it names code that would run, or a place that would be sent the record"
-    check_allowed(() if mine else experiment.reaches, run, run_code=run_code, whose=whose)
+    check_allowed(() if mine else experiment.reaches, run, run_code=run_code, whose=REACHING)
     return experiment
 
 

@@ -103,6 +103,9 @@ class TrackSection(msgspec.Struct, forbid_unknown_fields=True):
     """`csv`, `tensorboard`, `mlflow:URI`, `wandb:PROJECT` (docs/trackers.md)."""
 
 
+IN_THE_RUN = "csv", "tensorboard"
+"""Trackers that write in the folder of a run where no place is named; wandb sends to a server, mlflow writes beside."""
+
 MESHLESS = {"mesh": dataclasses.asdict(MeshSettings()), "microbatches": 4}
 
 SINCE: dict[str, dict[str, Any]] = {
@@ -179,7 +182,7 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     @property
     def reaches(self) -> Sequence[str]:
         """What reaches beyond a run's folder: code that is named, and places that [track] sends the record to."""
-        return [*self.named_code, *(to for to in self.track.to if ":" in to)]
+        return [*self.named_code, *(to for to in self.track.to if to not in IN_THE_RUN)]
 
     @property
     def score(self) -> Score:

@@ -25,6 +25,7 @@ from fedgossip.learning.custom import is_function
 
 ALLOW = "--run-code"
 IN_PYTHON = ", or run_code=True in Python"
+REACHING = "it names code that would run, or a place that would be sent the record"
 
 
 def _nothing(word: str) -> bool:  # noqa: ARG001

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedgossip import owner_files
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -125,7 +127,9 @@ def print_pdf(place: pathlib.Path, height: float, paint: Callable[[Figure], None
         matplotlib.rcParams.update({**STYLE, "pdf.fonttype": 42})  # letters stay letters, as journals ask
         figure = Figure(figsize=(width, height), layout="constrained")
         paint(figure)
-        figure.savefig(place, format="pdf", metadata={"CreationDate": None})
+        content = io.BytesIO()
+        figure.savefig(content, format="pdf", metadata={"CreationDate": None})
+    owner_files.placed(place, content.getvalue())
 
 
 ZOOMABLE = "zoomable"

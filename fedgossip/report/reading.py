@@ -318,11 +318,7 @@ def read_run(folder: Path) -> RecordedRun:
     line of metrics.jsonl without its newline is an interrupted write and is left out.
     """
     summary = _summary(folder / "summary.json")
-    try:
-        outside_files.check_folder(folder)
-    except OSError as error:
-        advice = "Is this the folder of a run?  Put the folder itself in place of the link."
-        raise ConfigError(f"{error.filename or folder}: {error.strerror}", advice) from None
+    outside_files.checked_folder(folder)
     network: dict[int, ReportedRound] = {}
     nothing = PeerTotal()  # of all that have no row: of a million clients few may ever be in a cohort
     totals = [nothing] * summary.who.n
@@ -456,20 +452,19 @@ def _check_sizes(summary: Summary, place: str) -> None:
 def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield ("file, line 7", record) for each line of a JSON lines file."""
     try:
-        with outside_files.open_file(path, outside_files.ROWS) as lines:
-            for number, line in enumerate(lines, start=1):
-                place = f"{path}, line {number}"
-                try:
-                    record = _parse(line)
-                except ValueError as error:
-                    if not line.endswith(b"\n"):
-                        return
-                    if not line.strip():
-                        continue
-                    raise ConfigError(f"{place}: not JSON ({error}).", _MEND) from None
-                if not isinstance(record, dict):
-                    raise ConfigError(f"{place}: expected one JSON object.", _MEND)
-                yield place, renamed(record)
+        for number, line in enumerate(outside_files.lines_of(path), start=1):
+            place = f"{path}, line {number}"
+            try:
+                record = _parse(line)
+            except ValueError as error:
+                if not line.endswith(b"\n"):
+                    return
+                if not line.strip():
+                    continue
+                raise ConfigError(f"{place}: not JSON ({error}).", _MEND) from None
+            if not isinstance(record, dict):
+                raise ConfigError(f"{place}: expected one JSON object.", _MEND)
+            yield place, renamed(record)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}).", _RUN_AGAIN) from None
 

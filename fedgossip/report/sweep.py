@@ -5,9 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import math
+import os
+import shlex
 from pathlib import Path
 from urllib.parse import quote
 
+from fedgossip import owner_files
 from fedgossip.report.drawing import draw, print_pdf
 from fedgossip.report.markup import (
     Markup,
@@ -32,8 +35,8 @@ def written(path: Path, page: SweepPage) -> None:
 
 def paper(folder: Path, page: SweepPage, rows: str) -> list[Path]:
     """Write what a paper takes: PDF figures, tables as CSV and LaTeX, and the command that makes them again."""
-    folder.mkdir(parents=True, exist_ok=True)
-    found = []
+    owner_files.made(folder)
+    found, again = [], shlex.quote(shlex.split(page.command)[-1])
     for name, (height, width, paint) in paintings(page).items():
         print_pdf(folder / f"{name}.pdf", height, paint, width)
         found.append(folder / f"{name}.pdf")
@@ -41,10 +44,10 @@ def paper(folder: Path, page: SweepPage, rows: str) -> list[Path]:
         "cells.csv": rows,
         "differences.csv": _differences_csv(page),
         "scores.tex": latex(page),
-        "COMMANDS.txt": f"{page.command}\nfedgossip report {page.command.split()[-1]} --paper {folder}\n",
+        "COMMANDS.txt": f"{page.command}\nfedgossip report {again} --paper {shlex.quote(os.fspath(folder))}\n",
     }
     for name, content in listed.items():
-        (folder / name).write_text(content, "utf-8")
+        owner_files.placed(folder / name, content.encode())
         found.append(folder / name)
     return found
 

@@ -81,11 +81,10 @@ class Collector:
         path = self.folders[node] / "metrics.jsonl"
         if not path.exists():
             return
-        with outside_files.open_file(path, outside_files.ROWS) as file:
-            file.seek(self._offsets[node])
-            data = file.read()
         at = self.rounds[node]
-        for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
+        for line in outside_files.lines_of(path, self._offsets[node]):
+            if not line.endswith(b"\n"):  # it is being written
+                return
             try:
                 row = row_of(self._decoder, line)
             except UnreadableError as error:
@@ -314,7 +313,7 @@ def _by_peer(plan: Plan, given: Sequence[Path]) -> list[Path]:
     """Order the folders by the peer id that each one's endpoint.toml tells."""
 
     found: dict[int, Path] = {}
-    for folder in (one for place in given for one in _folders(place)):
+    for folder in (one for place in given for one in _folders(outside_files.checked_folder(place))):
         try:
             (peer,) = from_toml(outside_files.read_text(folder / ENDPOINT))["peer"]
             node = int(peer["id"])

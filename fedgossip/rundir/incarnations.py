@@ -88,10 +88,9 @@ def mend_rows(path: Path) -> None:
     """Cut off a last line that a crash left unfinished."""
     if not path.exists():
         return
-    content = outside_files.read_bytes(path, outside_files.ROWS)
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        _cut(path, whole)
+    lengths = [(len(line), line.endswith(b"\n")) for line in outside_files.lines_of(path)]
+    if lengths and not lengths[-1][1]:
+        _cut(path, sum(length for length, _ in lengths[:-1]))
 
 
 def cut_rows(path: Path, round: int) -> None:
@@ -106,7 +105,7 @@ def bytes_up_to(path: Path, round: int) -> int:
         return 0
     decoder = msgspec.json.Decoder(Row)
     kept = 0
-    for line in outside_files.read_bytes(path, outside_files.ROWS).splitlines(keepends=True):
+    for line in outside_files.lines_of(path):
         try:
             row = row_of(decoder, line)
         except UnreadableError:

@@ -67,7 +67,7 @@ class SweepFolder:
         """Return the sweep in a folder.  Raises ConfigError where there is none."""
         if not (path / FILE).is_file():
             raise ConfigError(f"{path}: no sweep", "fedgossip sweep FILE makes one.")
-        return cls(path, read_sweep(path / FILE))
+        return cls(outside_files.checked_folder(path), read_sweep(path / FILE))
 
     @property
     def claims(self) -> Path:

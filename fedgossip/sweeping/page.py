@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from fedgossip.report.sweep import paper, written
@@ -37,7 +38,7 @@ def page_of(table: SweepTable) -> SweepPage:
     return SweepPage(
         table.name, table.keys, table.tuned, table.rows, table.reference, table.equal,
         _metric(table), differences, points, LEVEL,
-        f"fedgossip sweep {table.folder}/sweep.toml --out {table.folder}", table.over,
+        shlex.join(["fedgossip", "sweep", str(table.folder / "sweep.toml"), "--out", str(table.folder)]), table.over,
     )  # fmt: skip
 
 

@@ -70,12 +70,12 @@ class Facts:
 def find(given: Sequence[Path], base: Path = Path("runs")) -> RunPlace:
     """Return what `given` names; the newest run under `base` where nothing is given.  Raises ConfigError."""
     if not given:
-        return RunPlace(_newest(base))
+        return RunPlace(outside_files.checked_folder(_newest(base)))
     if len(given) == 1 and _is_run(given[0]):
-        return RunPlace(given[0])
+        return RunPlace(outside_files.checked_folder(given[0]))
     peers: dict[int, Path] = {}
     for folder in given:
-        node = _node(folder)
+        node = _node(outside_files.checked_folder(folder))
         if node in peers:
             raise ConfigError(f"{folder}: peer {node} is in {peers[node]} already", "Give each once.")
         peers[node] = folder
