@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch.optim import SGD
 
 import fedgossip
 from fedgossip.cli import cli
+from fedgossip.cli.init import TEMPLATES
 from fedgossip.cli.invited import NewRows, ended_script
 from fedgossip.cli.run import _best, facts
 from fedgossip.errors import ConfigError
@@ -51,7 +53,15 @@ def commands_of(command: click.Command, *name: str) -> list[tuple[str, click.Com
 def test_wherever_a_number_of_peers_is_asked_for_both_spellings_are_known() -> None:
     options = {name: {word for one in command.params for word in one.opts} for name, command in commands_of(cli)}
     either = {name for name, words in options.items() if words & {"-n", "--n"}}
-    assert {"run", "launch", "topology show", "topology compare"} <= either
+    assert {"run", "launch", "host", "compare", "topology show", "topology compare"} <= either
+    numbers = {"peers", "clients", "workers", "loops", "n"}
+    counted = {
+        name
+        for name, command in commands_of(cli)
+        for one in command.params
+        if isinstance(one, click.Option) and one.name in numbers and not one.is_flag and one.type.name != "text"
+    }
+    assert counted <= either
     assert [name for name in sorted(either) if not {"-n", "--n"} <= options[name]] == []
 
 
@@ -170,6 +180,14 @@ def test_the_time_of_a_run_names_its_clocks(driver: str, words: str) -> None:
     assert dict(facts(summary))["time"] == words
 
 
+def test_the_easiest_start_stands_first_among_starts() -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    assert re.findall(r"fedgossip init ([\w-]+)", readme)[0] == next(iter(TEMPLATES)) == "own-loop"
+    assert readme.index("fedgossip init own-loop") < min(
+        readme.index(f"fedgossip {one}") for one in ("host", "run exp")
+    )
+
+
 def test_a_summary_names_the_round_whose_averaged_model_was_best() -> None:
     """The best by the direction of the metric: an error that is smaller is better."""
     scores = {0: 0.5, 5: 0.2, 10: 0.2, 15: math.nan, 20: 0.4}
@@ -196,6 +214,7 @@ def test_the_terminal_and_the_report_name_the_best_round_where_the_model_is_anot
     write_report(tmp_path / "run")
     assert f"best {percent(0.97)}, in round 2" in (tmp_path / "run" / "report.html").read_text()
     assert _best(summary) == [("best round", "2, with 0.9700; the figures above are of round 6")]
+    assert not _best(summary | {"best": {"round": 2, "score": summary["score"]["averaged"]}}), "no better than the last"
 
 
 def test_what_a_dead_peer_is_missed_by_in_every_round_is_one_line() -> None:

@@ -648,6 +648,13 @@ def test_a_line_breaks_where_rounds_were_not_measured() -> None:
     assert list(alone.get_xdata()) == [3.0] and alone.get_marker() == "o"
 
 
+def test_curves_reach_the_round_of_the_tile_of_an_interrupted_run(tmp_path: Path) -> None:
+    score = {"averaged": 0.5, "mean_peer": 0.4, "worst_peer": 0.3, "round": 3}
+    run = read_run(learning_run(tmp_path, n=4, rounds=3, status="interrupted", accuracy=score))
+    last = [run.series(f"score_{of}")[-1] for of in ("averaged", "mean_peer", "worst_peer")]
+    assert [(row.round, value) for row, value in last] == [(3, 0.5), (3, 0.4), (3, 0.3)]
+
+
 def test_a_peer_that_died_is_a_crossed_disc_and_in_no_score(tmp_path: Path) -> None:
     def page_of(name: str, *events: str) -> Page:
         folder = learning_run(tmp_path / name, n=4, rounds=4)

@@ -27,7 +27,7 @@ from fedgossip.watching.state import State
 from fedgossip.watching.table import Screen, learned
 from fedgossip.watching.tail import PIECE_BYTES, Tail
 from tests.commands import finish, in_process, start
-from tests.written import Written, conditions, gone, missed, peer_row, read, rounds, told
+from tests.written import Written, conditions, gone, missed, network_row, peer_row, read, rounds, told
 
 
 @pytest.fixture
@@ -363,6 +363,14 @@ def test_an_accuracy_is_told_with_its_round_when_that_is_over(run: Written) -> N
     assert "75.0\u202f% averaged" in learned(follower.state)[0] and "(round 5)" in learned(follower.state)[0]
     now = snapshot.moment(follower, event_text)
     assert (now["round"], now["tested"]) == (7, 5)
+
+
+def test_a_score_without_a_loss_is_measured() -> None:
+    """Loops may measure an accuracy alone."""
+    row = network_row(5, accuracy=0.75)
+    row.test_loss = None
+    state = told(row)
+    assert state.tested is row and learned(state)[0].startswith("accuracy 75.0")
 
 
 def test_what_is_lacking_in_a_run_is_told_at_its_end(run: Written) -> None:

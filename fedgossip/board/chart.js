@@ -1,5 +1,5 @@
 // Curves of several runs in common axes.  A line: { name, colour, dash, points: [[x, y]...], raw }.
-const W = 960, H = 400, PLOT = { x: 62, y: 22, width: 882, height: 340 };
+const W = innerWidth < 600 ? 480 : 960, H = 400, PLOT = { x: 62, y: 22, width: W - 78, height: 340 }; // on a phone letters stay readable
 const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7c8795", "#b2577a"]; // Okabe and Ito, without the yellow
 const DASHES = ["none", "7 4", "2 4", "9 4 2 4"];
 

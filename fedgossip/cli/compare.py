@@ -22,7 +22,14 @@ USUAL = "mapreduce,ring,halving-doubling,parameter-server,parameter-server:async
 @click.command()
 @click.argument("experiment", type=click.Path(path_type=Path))
 @click.option("--paradigms", default=USUAL, show_default=True, help="Which, with commas between.")
-@click.option("--workers", default="", help="Numbers of workers, with commas between.  [default: the file's, else 4]")
+@click.option(
+    "-n",
+    "--n",
+    "--workers",
+    "workers",
+    default="",
+    help="Numbers of workers, with commas between.  [default: the file's, else 4]",
+)
 @click.option("--seeds", type=click.IntRange(1, 1000), default=1, show_default=True, help="Runs of each, seed by seed.")
 @click.option("--tune", is_flag=True, help="Give each paradigm its own train.lr, the best of five around the file's.")
 @click.option("--on", type=click.Choice(["sim", "local"]), default="sim", show_default=True, help="As for `run`.")

@@ -34,7 +34,10 @@ TELL_SECONDS = 1.0
 @click.command()
 @click.argument("experiment", type=click.Path(path_type=Path))
 @click.option(
+    "-n",
+    "--n",
     "--peers",
+    "peers",
     type=click.IntRange(1, 128),
     help="How many learn: peers or workers, this one too; or clients.  [default: as the file says]",
 )

@@ -14,10 +14,10 @@ from fedgossip.cli.text import echo
 from fedgossip.errors import ConfigError, NotWrittenError, nearest
 
 TEMPLATES = {
+    "own-loop": "a training loop of your own, with four lines added",
     "digits": "eight peers of a ring read digits",
     "csv": "a table of your own",
     "own-model": "a model, data, a loss and a metric of your own",
-    "own-loop": "a training loop of your own, with four lines added",
     "hospitals": "clients of a coordinator that sees sums alone, each with a file of its own",
     "research": "a graph and an algorithm of your own, compared over seeds",
 }

@@ -332,7 +332,7 @@ def _reached(summary: dict[str, Any]) -> list[tuple[str, str]]:
 def _best(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """The round that was best, where the model is another's."""
     best, at = summary.get("best"), summary["score"].get("round", summary["rounds"])
-    if best is None or best["round"] == at:
+    if best is None or best["round"] == at or best["score"] == summary["score"]["averaged"]:
         return []
     score = score_told(summary["score"])
     where = " on the clients' own examples" if best.get("at") else ""

@@ -298,9 +298,9 @@ class RecordedRun:
     @property
     def measured_when(self) -> str:
         """In which round the scores of the summary were measured, and which round had the best, where that differs."""
-        at, best = self.summary.score.round, self.summary.best
+        at, best, last = self.summary.score.round, self.summary.best, self.summary.score.averaged
         said = "" if at in (None, self.summary.rounds) else f", in round {at}"
-        if best is None or best.round == (self.summary.rounds if at is None else at):
+        if best is None or best.score == last or best.round == (self.summary.rounds if at is None else at):
             return said
         where = " on the clients' own examples" if best.at else ""
         return f"{said}; best {self.summary.score.shown(best.score)}{where}, in round {best.round}"
@@ -350,10 +350,20 @@ def read_run(folder: Path) -> RecordedRun:
     experiment = folder / "experiment.toml"
     text = masked(outside_files.read_text(experiment, errors="replace")) if experiment.is_file() else None
     rounds, script = [network[r] for r in sorted(network)], _script_of(folder)
+    if rounds and rounds[-1].round == summary.score.round:
+        rounds[-1] = _measured_at_the_end(rounds[-1], summary)
     told = _foretold(folder, summary), _realised(folder, summary)
     return RecordedRun(
         summary, rounds, totals, events, text, participation, logged.lines(), frozenset(fallen), script, *told
     )
+
+
+def _measured_at_the_end(row: ReportedRound, summary: Summary) -> ReportedRound:
+    """Return the last round with what the summary measured of it, where the run was stopped between two evaluations."""
+    score = summary.score
+    values = {"averaged": score.averaged, "mean_peer": score.mean_peer, "worst_peer": score.worst_peer}
+    found = {f"score_{name}": value for name, value in values.items()} | {"test_loss": summary.test_loss}
+    return msgspec.structs.replace(row, **{name: value for name, value in found.items() if getattr(row, name) is None})
 
 
 def _follow(fallen: set[int], event: ReportedEvent) -> None:

@@ -161,7 +161,7 @@ class State:
             self.curves["score"].add(row.round, row.score_averaged, *others)
         if row.loss is not None or row.test_loss is not None:
             self.curves["loss"].add(row.round, row.loss, row.test_loss)
-        if row.test_loss is not None:
+        if row.measured:
             self.tested = row
         if row.consensus_distance is not None and not alone:
             self.distance = row
