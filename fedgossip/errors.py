@@ -14,13 +14,16 @@ PARTIAL_EXIT = 9
 
 
 class FedgossipError(Exception):
-    """Base of the family.  ``str(error)`` is the one line of error, ``error.advice`` the one line of advice."""
+    """Base of the family.  ``str(error)`` is the one line of error, ``error.advice`` the one line of advice, which a
+    traceback shows below the error."""
 
     exit_code = 1
 
     def __init__(self, message: str, advice: str = "") -> None:
         super().__init__(message)
         self.advice = advice
+        if advice:
+            self.add_note(advice)  # a script of the user's own has no command line that prints it
 
 
 class ConfigError(FedgossipError):

@@ -190,3 +190,23 @@ def test_more_examples_than_a_secure_sum_counts_are_refused_by_the_plan_naming_t
         plan.with_shares(DataShares("mine", trained_on={0: 400, 3: 401}))
     content["coordinator"]["secure"] = {"on": False}
     compose.plan(checked(content, "")).with_shares(DataShares("mine", trained_on={3: 401}))
+
+
+@pytest.mark.parametrize(
+    ("secure", "sizes", "most"),
+    [({}, [9, 14_250], 20_000), ({}, [9, 10], 10_000), ({}, [60_000], 100_000), ({"weight_max": 70_000}, [9], 70_000)],
+)
+def test_a_secure_sum_counts_as_many_examples_as_the_largest_client_has(
+    secure: dict[str, Any], sizes: list[int], most: int
+) -> None:
+    content = {"rounds": 1, "train": {"device": "cpu"}, "coordinator": {"clients": 5, "secure": secure}}
+    plan = compose.plan(checked(content, "")).with_shares(DataShares("", sizes=sizes, trained_on={0: max(sizes)}))
+    assert plan.numbers.fixed_point(10, "").weight_max == plan.most_examples == most
+
+
+def test_sites_with_tables_of_their_own_say_how_many_examples_count() -> None:
+    """Nobody knows the others' sizes, nor whether the elements have the bits for so many."""
+    content = {"rounds": 1, "train": {"device": "cpu"}, "coordinator": {"clients": 5}}
+    for shares in (DataShares("", trained_on={0: 10_001}), DataShares("", sizes=[10**7], trained_on={0: 10**7})):
+        with pytest.raises(ConfigError, match=r"coordinator\.secure\.weight_max = 10,000"):
+            compose.plan(checked(content, "")).with_shares(shares)

@@ -472,7 +472,7 @@ def test_a_plan_refuses_what_its_run_would_refuse(content: dict[str, Any], named
 
 def test_bits_that_cannot_count_the_weights_are_refused_by_name() -> None:
     plan = compose.plan(load_experiment({"coordinator": {"clients": 4}, "task": {"kind": "averaging"}}))
-    assert plan.numbers.fixed_point(1, "").limit >= plan.section.secure.weight_max
+    assert plan.numbers.fixed_point(1, "").limit >= plan.weight_max
     with pytest.raises(ConfigError, match=r"secure.bits = 12: up to 2047, and weights up to 10000"):
         compose.plan(
             load_experiment({"coordinator": {"clients": 4, "secure": {"bits": 12}}, "task": {"kind": "averaging"}})

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import sys
+import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,8 @@ def test_a_script_without_launch_names_the_command_that_runs_it(monkeypatch: pyt
     monkeypatch.setattr(sys, "argv", ["my loop.py"])
     with pytest.raises(ConfigError) as caught:
         fedgossip.join(model := net(), SGD(model.parameters(), 0.1))
-    assert "fedgossip launch -n 1 'my loop.py'" in caught.value.advice
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "fedgossip launch -n 1 'my loop.py'" in shown and "alone=True" in shown
 
 
 @pytest.mark.sockets
@@ -223,3 +225,20 @@ def test_what_a_dead_peer_is_missed_by_in_every_round_is_one_line() -> None:
     assert [(one.peer, *rest) for one, *rest in spells([*missed, *other])] == [(1, 3, 110, 108), (0, 50, 50, 1)]
     again = [ReportedEvent(round, 1, "missed", [2]) for round in (3, 4, 9)]
     assert [rest for _, *rest in spells(again)] == [[3, 4, 2], [9, 9, 1]]
+
+
+@pytest.mark.sockets
+def test_a_loop_makes_a_run_of_one_where_nobody_has_launched_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    model = net()
+    with fedgossip.join(model, SGD(model.parameters(), 0.1), alone=True) as peer:
+        for _ in range(5):
+            peer.step()
+        assert (peer.n, peer.node) == (1, 0)
+    assert "this loop learns with 0 others; four together: fedgossip launch -n 4 train.py" in capsys.readouterr().err
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert peer.folder and peer.folder.name == folder.name
+    assert json.loads((folder / "ended.json").read_text())["status"] == "finished"

@@ -26,8 +26,10 @@ class SecureSection(msgspec.Struct, forbid_unknown_fields=True):
     """No element of an update is larger: it is cut to this.  Smaller rounds finer.  Running statistics are not cut."""
     bits: Annotated[int | None, Within(2, 31)] = None
     """Bits of an element, rounded at random; none: 24 for up to 100 clients, 20 above."""
-    weight_max: Annotated[int, Within(1, MOST)] = 10_000
-    """The most examples that a client may have: one with more is refused before it trains; larger rounds coarser."""
+    weight_max: Annotated[int | None, Within(1, MOST)] = None
+    """The most examples that a client may have: one with more is refused before it trains; larger rounds coarser.
+    none: 10,000; and where all know how many the largest has, as data.partition divides them, the next of 20,000,
+    50,000, 100,000, ... that is enough for it."""
     score_max: Annotated[float, Within(ABOVE_0, 1e12)] = 64.0
     """No loss of a client, and no score that is not between 0 and 1 (rmse, mae, r2), counts as more; larger rounds
     coarser."""

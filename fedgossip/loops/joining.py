@@ -23,6 +23,7 @@ from fedgossip.likeness import Likeness
 from fedgossip.loops import description, ranks
 from fedgossip.loops.asked import ASKED
 from fedgossip.loops.description import Described
+from fedgossip.loops.experiments import Wished, experiment_of
 from fedgossip.loops.hosting import HostThread
 from fedgossip.loops.invited import InvitedFile, invited, seating_of
 from fedgossip.loops.joined import JoinedLoop, LoopSeat
@@ -43,6 +44,7 @@ LOOP, NODE, N = "FEDGOSSIP_LOOP", "FEDGOSSIP_NODE", "FEDGOSSIP_N"
 """What `fedgossip launch` says to a script: the file of its seat, who it is, of how many."""
 
 NO_RUN = "Start it with: fedgossip launch -n 1 {script}  (alone; -n 4: four that learn together)"
+IN_SCRIPT = "Or write join(..., alone=True) for a run of one, or name experiment=, node= and endpoints=."
 
 
 class LoopPlace(Protocol):
@@ -68,19 +70,22 @@ def join(
     out: Path | str | None = None,
     exchange: str | Sequence[str] = (),
     name: str = "",
+    alone: bool = False,
 ) -> JoinedLoop:
     """Take part in a run with `model`, which `optimizer` (or several, in a list) trains in the caller's own loop.
 
     Where and with whom: as `fedgossip launch` says; or `experiment`, a file with [topology] or [coordinator] and
     train.local_steps, `node` in it, and `endpoints` and `key` as of `fedgossip peer`, with `out` for its folder.
     `exchange`: patterns of the names that travel; without it all parameters with requires_grad.  `name`: of one of
-    several joins of this process.
+    several joins of this process.  `alone`: where nobody has launched or invited this script, it makes a run of one, in
+    `out` or a new folder of runs/; a line says with how many it learns.
 
     Returns when the run begins.  Raises ConfigError, and what makes it impossible to begin.
     """
     optimizers = optimizers_of(model, optimizer)
     only = [exchange] if isinstance(exchange, str) else list(exchange)
-    found = place.get() or (_NamedRun(Path(experiment), node, endpoints, Path(key), out) if experiment else _launched())
+    named = _NamedRun(Path(experiment), node, endpoints, Path(key), out) if experiment else None
+    found = place.get() or named or _launched(_Alone(out) if alone else None)
     if name in _here and not _here[name].done and place.get() is None:
         advice = "One run exchanges one model: join torch.nn.ModuleList([a, b]), or give the second join a name."
         raise ConfigError("this process has joined already", advice)
@@ -91,11 +96,20 @@ def join(
     exchanged = kind(model, [one for one in only if one], _buffers(found))
     exchanged.held_by(optimizers)
     joined = _with_ranks(found, exchanged, optimizers) if ranked else found.join(exchanged, optimizers)
+    if alone:
+        print(f"fedgossip: {_company(joined.n)}", file=sys.stderr, flush=True)
     if place.get() is None:
         _here[name] = joined
         if isinstance(joined, JoinedLoop):  # and none that follows another
             atexit.register(_at_exit, joined)
     return joined
+
+
+def _company(n: int) -> str:
+    """Say with how many a loop learns that may be alone."""
+    if n > 1:
+        return f"this loop learns with {n - 1} others"
+    return f"this loop learns with 0 others; four together: fedgossip launch -n 4 {_script()}"
 
 
 def _with_ranks(found: LoopPlace, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop:
@@ -144,13 +158,19 @@ def likeness_of(plan: Plan, exchanged: Exchanged, first: Any) -> Likeness:
     return like if plan.roles.alike else without_first(like)
 
 
-def _launched() -> LoopPlace:
+def _script() -> str:
+    return line(shlex.quote(sys.argv[0] or "train.py"))
+
+
+def _launched(otherwise: LoopPlace | None) -> LoopPlace:
     if (seat := invited()) is not None:
         return _Invited(seat)
     path = os.environ.get(LOOP)
+    if not path and otherwise:
+        return otherwise
     if not path:
-        told = NO_RUN.format(script=line(shlex.quote(sys.argv[0] or "train.py")))
-        raise ConfigError("join: no run to take part in", f"{told}.  Or name experiment=, node= and endpoints=.")
+        told = NO_RUN.format(script=_script())
+        raise ConfigError("join: no run to take part in", f"{told}.  {IN_SCRIPT}")
     return _Launched(read_seat(Path(path)))
 
 
@@ -241,6 +261,25 @@ class _NamedRun:
         }
         folder = folder if again else empty_folder(folder)
         return seated(LoopSeating(plan, self.node, folder, options), exchanged, optimizers)[0]
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """A run of one participant, which nobody has launched."""
+
+    out: Path | str | None
+    buffers = "average"
+
+    def join(self, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop:
+        from fedgossip.checkpoints import incarnation_of
+
+        name = Path(sys.argv[0]).stem or "loop"
+        plan = compose.plan(load_experiment(experiment_of(Wished(1, name=name))))
+        folder = Path(self.out) if self.out else new_path(plan, "alone", Path("runs"))
+        again = folder.is_dir() and incarnation_of(folder) >= 0
+        options = {"identity": Identity.new(), "bind": "tcp://127.0.0.1:*", "endpoints": {}, "resume": again}
+        folder = folder if again else empty_folder(folder)
+        return seated(LoopSeating(plan, 0, folder, options), exchanged, optimizers)[0]
 
 
 def described(plan: Plan, exchanged: Exchanged, where: str) -> Described:

@@ -24,7 +24,7 @@ from fedgossip.errors import ConfigError
 from fedgossip.experiment import CoordinatorSection, FederatedExperiment, SecureSection
 from fedgossip.machine import NodeId
 from fedgossip.plans.plan import PlanDefaults, hash_of, nanoseconds, without_folders
-from fedgossip.plans.secure_encoding import Numbers
+from fedgossip.plans.secure_encoding import BITS_MANY, Numbers
 from fedgossip.plans.statistics_checks import check_federated_statistics
 from fedgossip.protocols.client import ClientSettings
 from fedgossip.protocols.telling import Telling, telling
@@ -37,6 +37,8 @@ from fedgossip.task import PARAMETER, Segment, statistics_in
 
 FEDBUFF = "fedbuff"
 PHASES = 6
+WEIGHT_MAX = 10_000
+"""Maximum number of examples of a client in a secure sum, where nobody says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,7 @@ class FederatedRun(PlanDefaults):
             content["coordinator"]["secure"].pop("score_max", None)
         if not self.section.codec:
             content["coordinator"].pop("codec", None)
+        content["coordinator"]["secure"].setdefault("weight_max", WEIGHT_MAX)  # as releases before had it
         content.pop("track", None)  # each may track for itself
         return content
 
@@ -210,6 +213,7 @@ class FederatedRun(PlanDefaults):
             least=self.least,
             vectors=self.vectors,
             by_examples=self._by_examples,
+            weight_max=self.weight_max,
             telling=self.telling,
             score=self.experiment.score,
             exact=self.exact,
@@ -217,9 +221,22 @@ class FederatedRun(PlanDefaults):
         )
 
     @property
+    def weight_max(self) -> int:
+        """Maximum number of examples of a client in a secure sum: as the experiment says; else as the sizes of all
+        clients need it, where they are known and an element has the bits for it."""
+        s = self.section.secure
+        if s.weight_max is not None:
+            return s.weight_max
+        largest = max(self.sizes or (), default=0)
+        fits = 2 ** ((s.bits or BITS_MANY) - 1) - 1
+        steps = (first * 10**power for power in range(4, 10) for first in (1, 2, 5))
+        wanted = next((step for step in steps if step >= largest), WEIGHT_MAX)
+        return wanted if wanted <= fits else WEIGHT_MAX
+
+    @property
     def most_examples(self) -> int | None:
         """Maximum number of examples that one contribution may count; None where nothing bounds it."""
-        return self.section.secure.weight_max if self.secure and self._by_examples else None
+        return self.weight_max if self.secure and self._by_examples else None
 
     @property
     def _by_examples(self) -> bool:

@@ -126,14 +126,14 @@ class FederationPlan(FederatedRun):
 
     def with_shares(self, shares: DataShares) -> FederationPlan:
         """Raises ConfigError where a secure sum cannot hold the number of examples of one that is held here."""
-        most, held = self.section.secure.weight_max, max(shares.trained_on.values(), default=0)
+        sized = replace(self, sizes=tuple(shares.sizes) if shares.sizes else None, trained_on=shares.trained_on)
+        most, held = sized.weight_max, max(shares.trained_on.values(), default=0)
         if self.secure and self._by_examples and 1 < most < held:
             node = next(node for node, count in shares.trained_on.items() if count == held)
             text = f"{self.roles.label(node)} has {held:,} examples, and coordinator.secure.weight_max = {most:,}"
             usual = 10 ** math.ceil(math.log10(held))
             raise ConfigError(text, f"All set it alike, to what the largest may have: weight_max = {usual}.")
-        sizes = tuple(shares.sizes) if shares.sizes else None
-        return replace(self, sizes=sizes, trained_on=shares.trained_on)
+        return sized
 
     # --- machines -------------------------------------------------------------------------------------------------
 

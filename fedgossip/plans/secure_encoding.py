@@ -43,6 +43,8 @@ class Numbers:
     """Number of vectors that a client sends, one behind the other."""
     by_examples: bool
     """Whether a client's weight is its number of examples; else all weigh the same."""
+    weight_max: int
+    """Maximum number of examples of a client."""
     telling: Telling
     """The facts that clients tell beside the update."""
     score: Score = ACCURACY
@@ -72,7 +74,7 @@ class Numbers:
             length=elements,
             clip_l2=p.clip if self.hidden else bound * math.sqrt(elements - self.statistics),
             clip_inf=bound,
-            weight_max=s.weight_max if self.by_examples else 1,
+            weight_max=self.weight_max if self.by_examples else 1,
             q_bits=s.bits or self._bits(elements),
             metrics=self._metrics,
             layout=layout,
@@ -90,10 +92,10 @@ class Numbers:
     def _metrics(self) -> tuple[tuple[str, float], ...]:
         """Return the facts that a sum tells beside the update, the weight and the clip, with bounds."""
         s, t = self.section.secure, self.train
-        most = t.local_steps or math.ceil(s.weight_max / t.examples_per_step) * (t.local_epochs or 1)
+        most = t.local_steps or math.ceil(self.weight_max / t.examples_per_step) * (t.local_epochs or 1)
         share = NOISY_MOST if "tests" in self.telling.covered else 1.0
         score = share if self.score.share else s.score_max
-        bounds = {"steps": float(most), "loss": s.score_max, "measured": score, "tested": float(s.weight_max)}
+        bounds = {"steps": float(most), "loss": s.score_max, "measured": score, "tested": float(self.weight_max)}
         return tuple((name, bounds[name]) for name in self.telling.fields if name in bounds)
 
     @property
