@@ -266,6 +266,36 @@ def test_one_who_leaves_early_is_not_waited_for() -> None:
     assert "round_done" in reports(m.handle(Received(3, Leaving(0)), 0))
 
 
+def test_what_one_did_not_mix_before_it_left_stays_open_with_nobody() -> None:
+    """It got our model and left in training: nothing is to be settled, and neither waits for the other at its end."""
+    m, other = waiting(0, graph="path", n=2, rounds=2), training(1, graph="path", n=2, rounds=2)
+    other.handle(Received(0, model(0, 0, 0)), 0)
+    goodbyes = [e for e in other.handle(Stopping(over=True), 0) if isinstance(e, Send)]
+    effects = m.handle(Received(1, goodbyes[0].message), 0)
+    assert "missed" in reports(effects) and not m.open_with(1)
+    m.handle(Fired(("pace", 0)), 0)
+    ended = m.end()
+    assert "unsettled" not in reports(ended) and m.leaving(1).done
+    said = [e.message for e in ended if isinstance(e, Send)]
+    assert isinstance(other.handle(Received(0, said[-1]), 0)[-1], Finish)
+
+
+def test_an_open_round_is_settled_by_a_goodbye_from_before_it() -> None:
+    m = waiting(0, graph="path", n=2)
+    m.handle(Fired(("deadline", 0)), 0)
+    assert m.open_with(1)
+    assert m.handle(Received(1, Leaving(0)), 0) is not None and not m.open_with(1)
+
+
+def test_what_one_mixed_before_it_left_counts_at_both_ends() -> None:
+    m = waiting(0, graph="path", n=2)
+    m.handle(Fired(("deadline", 0)), 0)
+    m.handle(Received(1, Leaving(1, used=0)), 0)
+    assert m.open_with(1), "its model of that round is to be asked for"
+    m.handle(Trained(1, vector(1, 1)), 0)
+    assert "repaired" in reports(m.handle(Received(1, model(0, 2, 20)), 0)) and not m.open_with(1)
+
+
 def test_on_a_directed_graph_models_flow_along_the_arcs_only() -> None:
     m = training(0, graph="directed-exponential", n=8)
     effects = m.handle(Trained(0, None), 0)

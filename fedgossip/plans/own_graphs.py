@@ -36,7 +36,7 @@ from fedgossip.topology import (
     resolve_schedule,
     union,
 )
-from fedgossip.topology.mixing import TOLERANCE, Stochastic
+from fedgossip.topology.mixing import TOLERANCE, Stochastic, dense_weights
 
 LOOKED_AT = 4
 """Rounds of a schedule that never repeats, before anything runs."""
@@ -135,10 +135,8 @@ def from_weights(name: str, W: npt.ArrayLike, topology: Topology | None = None) 
     Raises ConfigError, naming them and the row that does not.
     """
     try:
-        dense = np.array(W, np.float64)
+        dense = dense_weights(W)
         return Mixing.from_matrix(dense, topology, name, _promised(dense))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{name}: no weights: {error}", "Give a square array, [n, n], or a Mixing.") from None
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}", error.advice) from None
 

@@ -11,6 +11,7 @@ mixed and the other not.  Nothing is asked while nothing is lost: every model ca
       j says used = s:                     j has mixed.  i adds w (x_j - x_i), both of round s, when x_j is there;
                                            j sends it again to who misses it
       j says used < s, in a later round:   j has not.  The edge did not count in round s
+      j leaves with used < s:              neither will it
 
 What j mixed in round s is settled when j has that round behind it, so each saying is true for ever: it may be repeated,
 reordered and lost.  At most one round per edge is open, so memory is bounded.
@@ -84,6 +85,13 @@ class Edge:
                 self.open = None
         if round > self.used != missing:
             self.confirmed = True
+
+    def parted(self, rounds: int) -> None:
+        """The partner has said what it mixed in its `rounds`, and mixes in no later one, whatever went out to it."""
+        if self.offered >= rounds:
+            self.offered = -1
+        if self.open is not None and not self.open.counted:
+            self.open = None
 
     def late(self, model: Model) -> None:
         """A model of a round that is behind us: it may be the one that is missing."""

@@ -271,7 +271,9 @@ class SyncGossip(AwaitedRound[State]):
     def left(self, sender: NodeId, leaving: Leaving, now_ns: int) -> list[Effect]:
         if leaving.done:
             self.company.done.add(sender)
-        return self._account(sender, leaving.round, leaving.used, leaving.missing, now_ns)
+        effects = self._account(sender, leaving.round, leaving.used, leaving.missing, now_ns)
+        self.ledger.edge(sender).parted(leaving.round)
+        return effects
 
     def close(self) -> list[Effect]:
         self.learner.abandoned()

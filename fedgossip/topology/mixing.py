@@ -98,10 +98,10 @@ class Mixing:
     ) -> Mixing:
         """Return the mixing with the dense weights W [n, n]; W[i, j] is what i gives the model it has from j.
 
-        Without a topology the graph is read off the nonzero weights.  Raises ConfigError where W is not square, not
-        as `stochastic` says, or weighs a pair that the topology does not join.
+        Without a topology the graph is read off the nonzero weights.  Raises ConfigError where W is no array of real
+        numbers, not square, not as `stochastic` says, or weighs a pair that the topology does not join.
         """
-        dense = np.array(W, np.float64)
+        dense = dense_weights(W)
         if dense.ndim != 2 or dense.shape[0] != dense.shape[1] or not dense.size:
             raise ConfigError(f"weights of shape {dense.shape}", "Give a square matrix, [n, n].")
         receivers, senders = np.nonzero((dense != 0) & ~np.eye(len(dense), dtype=bool))
@@ -309,6 +309,18 @@ def _check_sums(mixing: Mixing, what: str, sums: FloatArray) -> None:
             f"graph {mixing.topology.name!r}: the weights of {what} {index} sum to {sums[index]:.12g}, not to 1",
             _PROMISES[mixing.stochastic],
         )
+
+
+def dense_weights(W: npt.ArrayLike) -> FloatArray:
+    """Return W as float64, copied.  Raises ConfigError for what is no array of real numbers."""
+    try:
+        given = np.asarray(W)
+        if np.iscomplexobj(given):  # a cast would drop the imaginary part
+            raise TypeError("complex numbers")
+        return given.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        advice = "Give a square array of real numbers, [n, n]; of a sparse one its .toarray()."
+        raise ConfigError(f"no weights: {error}", advice) from None
 
 
 def _check_joined(graph: Topology, receivers: IntArray, senders: IntArray) -> None:
