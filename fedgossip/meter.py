@@ -26,7 +26,7 @@ class Meter:
         self._carried: list[Span] = []
         self.loss: float | None = None
         self.epsilon: float | None = None
-        self._logged: dict[str, float | None] | None = None
+        self._of_jobs: dict[int, tuple[float | None, dict[str, float | None] | None]] = {}  # until the rounds end
         self._aggregated: Mapping[str, float] = {}
         self._counted: list[int] | None = None
         self._owed = 0  # bytes of vectors that stood in the row before, and were to be sent
@@ -42,18 +42,25 @@ class Meter:
         self._train_began = now_ns
         self.began(now_ns)
 
-    def train_ended(self, now_ns: int, metrics: Mapping[str, float]) -> None:
+    def train_ended(
+        self, now_ns: int, job: int, metrics: Mapping[str, float], logged: Mapping[str, float] | None = None
+    ) -> None:
+        """Take what a job came to, with numbers of a user's own: they are in the row of the round that ends as job + 1.
+
+        Its time is of the round in which it was trained: with a delayed mean, of the one before.
+        """
         began = now_ns if self._train_began is None else self._train_began
         self._train_began = None
         self._trained_ns += now_ns - began
         self.occupied(began, now_ns)
-        self.loss = metrics.get("loss")
+        self._of_jobs[job] = metrics.get("loss"), dict(logged) if logged else None
 
     def broke_off(self, now_ns: int) -> None:
         """Take that the peer died: what it trained is lost."""
         if self._train_began is not None:
             self.occupied(self._train_began, now_ns)
             self._train_began = None
+        self._of_jobs.clear()
 
     def occupied(self, began_ns: int, ended_ns: int) -> None:
         """Take a time of training, or of an evaluation, which no method needs: it is told as neither of the others."""
@@ -79,10 +86,6 @@ class Meter:
         """Take times in which vectors come in or go out; they may end in a later round."""
         self._carried += spans
 
-    def logged(self, values: Mapping[str, float]) -> None:
-        """Take numbers of a user's own."""
-        self._logged = dict(values) if values else None
-
     def aggregated(self, done: Aggregated) -> None:
         """Take what went into a coordinator's round: what the clients' contributions were like."""
         self._aggregated = {name: value for name, value in done.facts.items() if isinstance(value, int | float)}
@@ -105,10 +108,13 @@ class Meter:
     def mixed(self, round: int, now_ns: int, mixing_ns: int, score: float | None) -> PeerRow:
         """Close the round: `now_ns` is when the last model arrived, `mixing_ns` what summing then took."""
         communicating_ns, waiting_ns = self._spent(now_ns)
+        loss, logged = self.loss, None
+        for job in sorted(job for job in list(self._of_jobs) if job < round):  # a training may end meanwhile
+            loss, logged = self._of_jobs.pop(job)
         row = PeerRow(
             round=round,
             peer=self.peer,
-            loss=self.loss,
+            loss=loss,
             score=score,
             bytes_sent=self.bytes_sent,
             bytes_received=self.bytes_received,
@@ -120,7 +126,7 @@ class Meter:
             seconds_mixing=mixing_ns / 1e9,
             seconds=(now_ns + mixing_ns) / 1e9,
             epsilon=self.epsilon,
-            logged=self._logged,
+            logged=logged,
         )
         self._since, self._trained_ns = now_ns + mixing_ns, 0
         if self._aggregated:
@@ -129,7 +135,7 @@ class Meter:
             row.score_worst_client = self._aggregated.get("worst")
             self._aggregated = {}
         self.bytes_sent = self.bytes_received = self.payload_sent = self.payload_received = 0
-        self.loss = self._logged = None
+        self.loss = None
         return row
 
     def _spent(self, now_ns: int) -> tuple[int, int]:

@@ -50,7 +50,8 @@ class Network:
 
     A round is closed when every peer is past it or has ended, or when the first peer is ROUNDS_OPEN or n rounds beyond
     it; once, and in ascending order.  A peer's rows of closed rounds are given on alone.  (Peers that wait for each
-    other are at most n - 1 rounds apart: further behind is only one that the others went on without.)
+    other are at most n - 1 rounds apart: further behind is only one that the others went on without.)  The last round
+    is closed when those whose rounds are not counted have ended too: what servers send for it comes after.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Network:
         self.reached = [0] * n
         """The newest round that each peer has behind it."""
         self._counted = frozenset(self.counted)
+        self._aside = set(range(n)) - self._counted  # those that have not ended
         self._evaluate, self._watch_all = evaluate, watch_all
         self._patience = max(ROUNDS_OPEN, n)
         self._open: dict[int, _OpenRound] = {}
@@ -100,6 +102,11 @@ class Network:
         self._disagreed = False
         self._ratios: list[float] = []
         self._before: dict[int, NetworkRow] = {}
+
+    @property
+    def bytes_sent(self) -> int:
+        """The bytes that all have sent by the rows so far, those that came after the last round was closed among them."""
+        return self._bytes
 
     def evaluated(self, round: int) -> bool:
         return round % self.every == 0 or round == self.rounds
@@ -219,6 +226,7 @@ class Network:
         """Wait no more for `peer`: it finished, or died; return the rows to be written now."""
         self._going.discard(peer)
         self._behind.discard(peer)
+        self._aside.discard(peer)
         return self._close_passed()
 
     def flush(self) -> list[Row]:
@@ -236,7 +244,7 @@ class Network:
 
     def _close_passed(self) -> list[Row]:
         out: list[Row] = []
-        while self._closed < self._newest and (not self._behind or self._newest - self._closed > self._patience):
+        while self._closed < self._newest and self._is_passed(self._closed + 1):
             if self.over:
                 break  # what peers did after the last round is none of the run's
             self._closed += 1
@@ -244,6 +252,11 @@ class Network:
                 out += self._close(self._closed, opened)
             self._behind = {peer for peer in self._going if self.reached[peer] <= self._closed}
         return out
+
+    def _is_passed(self, round: int) -> bool:
+        if round == self.rounds and self._aside:
+            return False
+        return not self._behind or self._newest - round >= self._patience
 
     def _close(self, round: int, of: _OpenRound) -> list[Row]:
         if not of.rows:  # everyone skipped it

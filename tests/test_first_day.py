@@ -145,7 +145,7 @@ def row() -> Any:
     def made(node: int, round: int) -> Row:
         meter = Meter(node)
         meter.train_began(0)
-        meter.train_ended(0, {"loss": 0.5})
+        meter.train_ended(0, 0, {"loss": 0.5})
         return meter.mixed(round, 1, 0, None)
 
     return made

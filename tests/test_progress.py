@@ -34,7 +34,7 @@ def lines(rows: Sequence[Row], capsys: pytest.CaptureFixture[str], own: int | No
 def own_row(peer: int, round: int, accuracy: float | None = None, loss: float | None = 0.5) -> PeerRow:
     meter = Meter(peer)
     meter.train_began(0)
-    meter.train_ended(0, {} if loss is None else {"loss": loss})
+    meter.train_ended(0, 0, {} if loss is None else {"loss": loss})
     return meter.mixed(round, 250_000_000, 0, accuracy)
 
 

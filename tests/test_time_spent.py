@@ -47,7 +47,7 @@ def test_a_round_is_training_then_communicating_then_waiting() -> None:
     meter = Meter(0)
     meter.train_began(1 * S)
     meter.carried([(3 * S, 6 * S), (5 * S, 7 * S)])
-    meter.train_ended(4 * S, {})
+    meter.train_ended(4 * S, 0, {})
     row = meter.mixed(1, 10 * S, 2 * S, None)
     assert (row.seconds_training, row.seconds_communicating, row.seconds_waiting, row.seconds_mixing) == (3, 3, 3, 2)
 

@@ -24,7 +24,9 @@ def show_plan(plan: Plan, *, as_json: bool) -> None:
 
     with talk_to_stderr() if as_json else contextlib.nullcontext():
         task, shares = compose.task_of_dry_run(plan.experiment, plan.learners)
-        plan = plan.with_shares(shares).with_segments(segments_of(task))
+        plan = plan.with_shares(shares)
+        compose.check_task(plan, task)
+        plan = plan.with_segments(segments_of(task))
         last = plan.n - 1
         plan.machine(last, task.initial(last), task.schema, own=plan.simulated(last))
     outlook = plan.outlook(task)

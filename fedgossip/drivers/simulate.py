@@ -130,12 +130,13 @@ def simulate_plan(
     left, refused = sim_checkpoint.left_in(folder, about) if folder and resume else (None, [])
     tracking = Tracking(plan.experiment, folder) if folder and plan.experiment.track.to else None
     foretold = foretold_of(plan, task, forecast, folder if resume else None)
+    keeper = _hearing(task, Keeper(None, watch, None, foretold))
+    record = _record(plan, engine, task, foretold)
+    made = plan, script, task, initial, record, keeper, shares
+    run, finish, known = _simulator(*made) if engine == "sim" else _stacked(*made)  # may refuse
     with _directory(folder, plan, task, engine, left, foretold, resume=resume) as directory:
-        keeper = _hearing(task, Keeper(directory, watch, tracking, foretold))
-        record = _record(plan, engine, task, foretold)
+        keeper.begin(directory, tracking)
         results = Results([None] * plan.n)
-        made = plan, script, task, initial, record, keeper, shares
-        run, finish, known = _simulator(*made) if engine == "sim" else _stacked(*made)
         simulation = CheckpointedSimulation(run, record, task, plan.n, {**plan.externals, "write": keeper, **known})
         pauses = Pauses(folder if plan.pausable else None, about, simulation, keeper)
         try:
@@ -318,7 +319,15 @@ def _stacked(
     keeper: Keeper,
     _shares: DataShares,
 ) -> Made:
-    return *plan.arrays(task, record, keeper), {}
+    state, rounds = plan.arrays(task, record, keeper)
+
+    def finish(between: Callable[[], None]) -> Results:
+        results = rounds(between)
+        for row in record.flush():  # the last round: those whose rounds are not counted have ended now
+            keeper(row)
+        return results
+
+    return state, finish, {}
 
 
 def examples_of(experiment: Experiment, sizes: Sequence[int] | None = None) -> Callable[[Job], int]:

@@ -55,6 +55,10 @@ class Layout:
     @classmethod
     def of(cls, trained: Shapes, floating: Shapes, buffers: str = "average", personal: Sequence[str] = ()) -> Layout:
         """Return `from_module` of a module with these parameters and buffers.  Raises ConfigError without any."""
+        for pattern in personal:
+            if not any(_matches(name, [pattern]) for name, _ in trained):
+                known = ", ".join(name for name, _ in trained)
+                raise ConfigError(f"train.personal: no parameter matches {pattern!r}", f"There are: {known}.")
         shared = [one for one in trained if not _matches(one[0], personal)]
         if not shared:
             advice = "Is requires_grad off everywhere, or every layer personal?"
@@ -65,13 +69,8 @@ class Layout:
 
     @classmethod
     def personal_of(cls, module: nn.Module, personal: Sequence[str]) -> Layout:
-        """The layout of the parameters that stay at their node.  Raises ConfigError for a pattern that names none."""
-        trained = _shapes(trained_parameters(module))
-        for pattern in personal:
-            if not any(_matches(name, [pattern]) for name, _ in trained):
-                known = ", ".join(name for name, _ in trained)
-                raise ConfigError(f"train.personal: no parameter matches {pattern!r}", f"There are: {known}.")
-        own = [one for one in trained if _matches(one[0], personal)]
+        """The layout of the parameters that stay at their node."""
+        own = [one for one in _shapes(trained_parameters(module)) if _matches(one[0], personal)]
         elements = sum(math.prod(shape) for _, shape in own)
         return cls(tuple(name for name, _ in own), tuple(shape for _, shape in own), elements)
 

@@ -38,6 +38,7 @@ from fedgossip.learning.shapes import Shape, shape_of
 from fedgossip.learning.stacked_engine import LayerStack, Outcome, State
 from fedgossip.learning.stretches import GradientStretches
 from fedgossip.learning.tops import BY_HAND
+from fedgossip.learning.untrained import check_gradients
 from fedgossip.likeness import Likeness
 from fedgossip.machine import NodeId, Produced, Report
 from fedgossip.resident_models import ResidentModels
@@ -222,7 +223,7 @@ class TorchTask:
 
         Raises TrainingError where a gradient is not finite, or the model raises.
         """
-        self._check_gradients()
+        check_gradients(self.layout, self.settings)
         return self._mean_gradients(jobs, None) if jobs else []
 
     def gradient_in_stretches(self, job: Job, tell: Callable[[Produced], None]) -> Update:
@@ -249,18 +250,6 @@ class TorchTask:
             metrics = {"steps": steps, **({} if self._privacy else told), **more}
             found.append(Update(outcome.difference, len(self._shares[job.node]), metrics))
         return found
-
-    def _check_gradients(self) -> None:
-        """Raise ConfigError for settings under which a gradient would leave something of the model out."""
-        if self.layout.parameters < self.layout.length:
-            advice = "Take a method that sends updates, or a model without running statistics."
-            raise ConfigError("the model's running statistics are averaged, and have no gradient", advice)
-        if self.settings.stays:
-            advice = "Leave train.personal out, or take a method that sends updates."
-            raise ConfigError("personal layers are trained at their node, and a gradient trains nothing", advice)
-        if self.settings.precision == "float16":
-            advice = 'Use precision = "bfloat16" or "float32".'
-            raise ConfigError("a float16 gradient needs a scale that follows the steps, and takes none", advice)
 
     def _stretches(self, job: Job, plan: BatchPlan, tell: Callable[[Produced], None]) -> GradientStretches:
         examples = len(self._shares[job.node])

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from fedgossip.errors import ConfigError
 from fedgossip.learning.architectures import DenseSizes, architecture
 from fedgossip.learning.bucket_batches import check_lines
 from fedgossip.learning.dataset import Dataset, Indices, check_kind, check_shares
@@ -26,8 +27,8 @@ from fedgossip.vectors import Vector, frozen
 class Untrained:
     """A LocalTask with the layout of a model, whose every node begins with zeros, and which trains nothing."""
 
-    def __init__(self, layout: Layout) -> None:
-        self.layout = layout
+    def __init__(self, layout: Layout, settings: TrainSettings) -> None:
+        self.layout, self.settings = layout, settings
         self._zeros = frozen(np.zeros(layout.length, layout.dtype))
 
     @property
@@ -48,6 +49,11 @@ class Untrained:
 
     def initial(self, node: NodeId) -> Vector:  # noqa: ARG002
         return self._zeros
+
+    def gradients(self, jobs: Sequence[Job]) -> Sequence[Update]:
+        """See `GradientTask`; of no jobs alone."""
+        check_gradients(self.layout, self.settings)
+        return [] if not jobs else _nothing()
 
     def train(self, jobs: Sequence[Job]) -> Sequence[Update]:  # noqa: ARG002
         _nothing()
@@ -86,7 +92,20 @@ def untrained(
     sized = architecture(source, train.shape, train.outputs, vocabulary)
     if sized is None or (private and not isinstance(sized, DenseSizes)):
         return None
-    return Untrained(Layout.of(sized.parameters, sized.buffers, settings.buffers))
+    return Untrained(Layout.of(sized.parameters, sized.buffers, settings.buffers), settings)
+
+
+def check_gradients(layout: Layout, settings: TrainSettings) -> None:
+    """Raise ConfigError for settings under which a gradient would leave something of the model out."""
+    if layout.parameters < layout.length:
+        advice = "Take a method that sends updates, or a model without running statistics."
+        raise ConfigError("the model's running statistics are averaged, and have no gradient", advice)
+    if settings.stays:
+        advice = "Leave train.personal out, or take a method that sends updates."
+        raise ConfigError("personal layers are trained at their node, and a gradient trains nothing", advice)
+    if settings.precision == "float16":
+        advice = 'Use precision = "bfloat16" or "float32".'
+        raise ConfigError("a float16 gradient needs a scale that follows the steps, and takes none", advice)
 
 
 def _usual(settings: TrainSettings) -> bool:

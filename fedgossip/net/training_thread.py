@@ -134,8 +134,7 @@ class TrainingThread:
         if update.over:
             self._meter.broke_off(self._ports.clock())
             return Stopping(over=True)
-        self._meter.train_ended(self._ports.clock(), update.metrics)
-        self._meter.logged(update.logged)
+        self._meter.train_ended(self._ports.clock(), asked.job, update.metrics, update.logged)
         return Trained(asked.job, update.difference, update.examples, update.metrics, update.extra)
 
     def _tell_soon(self, stretch: Produced) -> None:

@@ -195,7 +195,9 @@ class _Bucket:
     def __init__(self, table: Table, course: _Course, number: int, start: int, kind: np.dtype[np.floating]) -> None:
         self._number, self.start, self._size = number, start, course.size
         self._part: Vector = np.empty(0, kind)  # until it begins
-        self._moves, self._steps, self._takes = course.moves, course.steps, course.takes
+        self._moves: Sequence[tuple[Move, slice]] = course.moves
+        self._steps: Sequence[int] = course.steps
+        self._takes: Mapping[int, Sequence[slice]] = course.takes
         self._at = 0
         self._made: dict[int, int] = {}  # by sender, what was taken of it
         self._passed_on: dict[tuple[int, int], Vector] = {}  # stretches of which what was taken last is all there is

@@ -23,13 +23,17 @@ class Keeper:
         tracking: Tracking | None = None,
         foretold: Foretold | None = None,
     ) -> None:
-        self._tracking = tracking
         self.foretold = foretold
-        if tracking:
-            tracking.begin()
         self.rows: list[Row] = []
         self.events: dict[str, int] = {}
-        self._directory, self._watch = directory, watch
+        self._watch = watch
+        self.begin(directory, tracking)
+
+    def begin(self, directory: RunDirectory | None, tracking: Tracking | None) -> None:
+        """Write rows to `directory`, and to trackers, from now on: a run that is refused before leaves neither."""
+        self._directory, self._tracking = directory, tracking
+        if tracking:
+            tracking.begin()
 
     @property
     def lost(self) -> int:

@@ -98,7 +98,7 @@ def summarize(
         **(chosen(record) if record.best else best_of(experiment.score, [*networks, evaluated])),
         "test_loss": evaluated.test_loss,
         "consensus_distance": consensus_distance(there) if there else last.consensus_distance,
-        "bytes_sent": last.bytes_sent,
+        "bytes_sent": record.bytes_sent,
         "busiest": busiest(keeper.rows, ended.payload),
         "seconds": last.seconds,
         "wall_seconds": ended.wall_seconds,

@@ -16,6 +16,7 @@ from fedgossip.algorithms.federated.base import Aggregate, Federated, Vectors, W
 from fedgossip.algorithms.federated.coded import UploadCodec
 from fedgossip.algorithms.federated.sums import mean_of
 from fedgossip.algorithms.sampling import Sampling
+from fedgossip.errors import ConfigError
 from fedgossip.machine import Aggregated, LocalWork, NodeId
 from fedgossip.messages import Invite
 from fedgossip.meter import Meter
@@ -52,7 +53,14 @@ class Rounds:
     """How updates go up, where that is not as they are."""
 
     def start(self, task: LocalTask) -> Standing:
-        """Return the state with which a run begins."""
+        """Return the state with which a run begins.
+
+        Raises ConfigError where rounds end with the first answers: which those are is a matter of time.
+        """
+        draw = self.sampling.draw(0, range(self.clients))
+        if draw.wanted < len(draw.invited):
+            first = f"the first {draw.wanted} of {len(draw.invited)} answers"
+            raise ConfigError(f"the stacked engine has no time: it cannot count {first}", "Run it with --on sim.")
         meters = [Meter(node) for node in range(self.clients + 1)]
         return Standing(0, self.federated.server.start(task.initial(self.clients)), {}, {}, meters)
 
@@ -135,8 +143,7 @@ def _round(
         down = wire_bytes(invite), invite.payload_bytes
         _exchanged(standing, node, down, _sizes_of(rounds, invite, told))
         score = float(m.get("score", 0.0)) if m.get("tested") else None
-        standing.meters[node].train_ended(0, m)
-        standing.meters[node].logged(update.logged)
+        standing.meters[node].train_ended(0, number, m, update.logged)
         rows.append(standing.meters[node].done(LocalWork(number + 1, score, None), 0, 0))
     standing.counted.update(dict.fromkeys(cohort, number))
     aggregate, facts = sums.close()

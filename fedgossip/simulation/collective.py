@@ -109,8 +109,7 @@ def run_collective(
         after = seen(stack.state.x, number + 1)
         for node in workers:
             meter = stack.meters[node]
-            meter.train_ended(0, updates[node].metrics)
-            meter.logged(updates[node].logged)
+            meter.train_ended(0, number, updates[node].metrics, updates[node].logged)
             record.outgoing(node, number + 1, model)
             for row in record.mixed(meter.mixed(number + 1, 0, 0, None), after):
                 write(row)

@@ -118,8 +118,7 @@ class PerformedEffects(VirtualTime):
         if update.over:
             self._tell(node, Stopping(over=True))
             return
-        meter.logged(update.logged)
-        meter.train_ended(self.now_ns, update.metrics)
+        meter.train_ended(self.now_ns, event.job, update.metrics, update.logged)
         self._tell(node, Trained(event.job, update.difference, update.examples, update.metrics, update.extra))
 
     def _stretch_is_there(self, node: NodeId, event: Produced, *_: object) -> None:

@@ -109,10 +109,18 @@ def _slopes(problem: _Problem, x: FloatArray, t: float) -> tuple[FloatArray, Flo
     return gradient, hessian
 
 
+def _newton(hessian: FloatArray, gradient: FloatArray) -> FloatArray:
+    """Return Newton's step, the shortest where on this graph some weights can be moved at no cost."""
+    try:
+        return np.asarray(-np.linalg.solve(hessian, gradient))
+    except np.linalg.LinAlgError:
+        return np.asarray(-np.linalg.lstsq(hessian, gradient, rcond=None)[0])
+
+
 def _centred(problem: _Problem, x: FloatArray, t: float) -> FloatArray:
     for _ in range(80):
         gradient, hessian = _slopes(problem, x, t)
-        step = -np.linalg.solve(hessian, gradient)
+        step = _newton(hessian, gradient)
         decrement = -float(gradient @ step)
         if decrement < 1e-8:
             return x
