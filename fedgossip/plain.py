@@ -6,7 +6,9 @@ of reading.  And what nobody shall read, our own secrets: they are masked in all
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 
 LINE_LETTERS = 200
 
@@ -50,3 +52,8 @@ def json_text(text: str) -> str:
 def _escaped(letter: str) -> str:
     units = letter.encode("utf-16-be", "surrogatepass")
     return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+
+
+def quoted(path: os.PathLike[str] | str) -> str:
+    """Return a path for a command that is printed to be typed: as one word to a shell, whatever it is called."""
+    return shlex.quote(os.fspath(path))

@@ -22,6 +22,7 @@ from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.errors import ConfigError, ResumeError
 from fedgossip.experiment import load_experiment
 from fedgossip.learning import model_files
+from fedgossip.plain import quoted
 from fedgossip.plans import compose
 from fedgossip.report.reading import read_run
 
@@ -284,3 +285,24 @@ def test_no_line_of_toml_or_json_is_formatted_by_hand() -> None:
         if BY_HAND.search(str(before.value)) and not ast.unparse(value.value).isupper()  # a constant of ours
     ]
     assert found == []
+
+
+COMMAND_OF_A_PATH = re.compile(r"fedgossip [a-zA-Z ]+ $")
+PATHS = {"path", "file", "folder", "key", "self.key", "site.key", "experiment", "out", "run"}
+"""What paths are called where a command is printed."""
+
+
+def test_no_path_stands_in_a_printed_command_as_it_is_called() -> None:
+    """A release named `a; rm -r b` is one word of the command that looks at it again."""
+    found = [
+        f"{path.relative_to(PACKAGE)}:{node.lineno}"
+        for path in FILES
+        if "fedgossip " in (text := path.read_text())
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.JoinedStr)
+        for before, value in itertools.pairwise(node.values)
+        if isinstance(value, ast.FormattedValue) and isinstance(before, ast.Constant)
+        if COMMAND_OF_A_PATH.search(str(before.value)) and ast.unparse(value.value) in PATHS
+    ]
+    assert found == []
+    assert quoted("a; rm -r 'b'") == "'a; rm -r '\"'\"'b'\"'\"''"

@@ -24,6 +24,7 @@ import msgspec
 from fedgossip import outside_files
 from fedgossip.decoding import from_json
 from fedgossip.errors import ConfigError
+from fedgossip.plain import quoted
 from fedgossip.secure.primitives import Sign, digest, transcript, verify
 
 NAME = "audit.jsonl"
@@ -220,4 +221,6 @@ def entries(path: Path) -> Iterator[LogEntry]:
         try:
             yield parsed(line)
         except ValueError as error:
-            raise AuditError(f"{path}, line {place}: {error}", f"Look with: fedgossip audit verify {path}") from None
+            raise AuditError(
+                f"{path}, line {place}: {error}", f"Look with: fedgossip audit verify {quoted(path)}"
+            ) from None

@@ -37,6 +37,7 @@ from fedgossip.audit.entries import (
 )
 from fedgossip.errors import NotWrittenError
 from fedgossip.patience import patiently
+from fedgossip.plain import quoted
 from fedgossip.secure.primitives import Sign
 
 OWN = (OPENED, REOPENED, MENDED, CLOSED)
@@ -103,7 +104,7 @@ def _torn_first(path: Path) -> bool:
 
 
 def _refused(path: Path, what: str) -> AuditError:
-    advice = f"Keep the file, look with `fedgossip audit verify {path}`, and start in a new folder."
+    advice = f"Keep the file, look with `fedgossip audit verify {quoted(path)}`, and start in a new folder."
     return AuditError(f"{path}: this log is not continued: {what}", advice)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedgossip.cli.text import echo
+from fedgossip.plain import quoted
 
 if TYPE_CHECKING:
     from fedgossip.drivers.joining import Joined
@@ -122,8 +122,8 @@ def approved_to_join(
         known = task or compose.task_of_dry_run(made.experiment, made.learners, [])[0]
         return request_to_join(statement_of(made, known), made.experiment, invitation.key, data)
 
-    file, key = (shlex.quote(str(path)) for path in (experiment, place.key))
-    own = f" --data {shlex.quote(data)}" if data else ""
-    read, sign = f"fedgossip plan show {file}", f"fedgossip plan approve {file} --invite INVITE{own} --key {key}"
+    own = f" --data {quoted(data)}" if data else ""
+    read = f"fedgossip plan show {quoted(experiment)}"
+    sign = f"fedgossip plan approve {quoted(experiment)} --invite INVITE{own} --key {quoted(place.key)}"
     advice = f"Read it: {read}; if you agree: {sign}; then join again."
     return approved(wanted, place.key, limits, place.path / RUN, advice)

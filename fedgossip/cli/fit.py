@@ -13,6 +13,7 @@ from fedgossip.cli.fit_survival import fit_survival
 from fedgossip.cli.fit_trees import fit_trees
 from fedgossip.cli.sums import EXPERIMENT, SET, OtherMachines, Record, held_by, over_machines, summed
 from fedgossip.cli.text import echo
+from fedgossip.plain import quoted
 
 if TYPE_CHECKING:
     from fedgossip.experiment import Experiment
@@ -112,7 +113,7 @@ def _write(
     if found.converged:
         write_model(folder / MODEL, model_of(found, agreed), write_whole)
     echo(text.decode() if as_json else "\n".join(said(found, plan.learners)))
-    told = f", and {folder / MODEL}: fedgossip predict {folder} FILE.csv" if found.converged else ""
+    told = f", and {folder / MODEL}: fedgossip predict {quoted(folder)} FILE.csv" if found.converged else ""
     echo(f"Wrote {folder / FIT}{told}", err=True)
     if found.converged:
         return 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fedgossip.cli.estimates import chi_squared, remarks, table_of
 from fedgossip.cli.sums import OtherMachines, Record, held_by, summed
 from fedgossip.cli.text import echo
+from fedgossip.plain import quoted
 
 if TYPE_CHECKING:
     from fedgossip.experiment import Experiment
@@ -34,7 +35,7 @@ def fit_cox(whole: Experiment, folder: Path, known: OtherMachines, site: int | N
         text = encoded(found)
         write_whole(folder / FIT, text)
         echo(text.decode() if as_json else "\n".join(said(found, plan.learners)))
-        told = f": fedgossip predict {folder} FILE.csv" if found.converged else ""
+        told = f": fedgossip predict {quoted(folder)} FILE.csv" if found.converged else ""
         echo(f"Wrote {folder / FIT}{told}", err=True)
         if not found.converged:
             echo(_why(found), err=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedgossip.cli.sums import OtherMachines, Record, held_by, summed
 from fedgossip.cli.text import columns, echo
+from fedgossip.plain import quoted
 
 if TYPE_CHECKING:
     from fedgossip.experiment import Experiment
@@ -71,7 +72,10 @@ def _write(
     write_whole(folder / FIT_OF_TREES, text)
     write_model(folder / MODEL, model_of_trees(growing, agreed), write_whole)
     echo(text.decode() if as_json else "\n".join(said(found, plan.learners)))
-    echo(f"Wrote {folder / FIT_OF_TREES}, and {folder / MODEL}: fedgossip predict {folder} FILE.csv", err=True)
+    echo(
+        f"Wrote {folder / FIT_OF_TREES}, and {folder / MODEL}: fedgossip predict {quoted(folder)} FILE.csv",
+        err=True,
+    )
     if found.whole:
         return 0
     echo(f"error: {found.trees} of {found.design.trees} trees; rounds that did not come together have cost the rest\n"

@@ -13,6 +13,7 @@ import click
 
 from fedgossip.cli.portable import portable_option
 from fedgossip.cli.text import echo, some
+from fedgossip.plain import quoted
 
 if TYPE_CHECKING:
     from fedgossip.cli.approval import Gate
@@ -185,7 +186,7 @@ class Participant:
 
         identity = Identity.load(self.key)
         if self.known[self.node].key != identity.public:
-            advice = f"Put `fedgossip keys show {self.key}` there, or name the right file with --key."
+            advice = f"Put `fedgossip keys show {quoted(self.key)}` there, or name the right file with --key."
             raise ConfigError(f"{self.key} is not the key that {self.endpoints} gives {self.title}", advice)
         return identity
 

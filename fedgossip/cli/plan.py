@@ -11,6 +11,7 @@ import click
 
 from fedgossip.cli.portable import portable_option, run_code_option
 from fedgossip.cli.text import columns, echo, echo_json, print_json
+from fedgossip.plain import quoted
 
 if TYPE_CHECKING:
     from fedgossip.experiment import Experiment
@@ -204,7 +205,7 @@ def _request(
         raise ConfigError(f"there is no client {node}", f"Clients are 0 to {run.learners - 1}.")
     known = load_endpoints(endpoints, run.n, run.roles.listens)
     if approvals.verify != known[node].verify:
-        advice = f"Put `fedgossip keys show {key}` there, or name the right file with --key, or the right --id."
+        advice = f"Put `fedgossip keys show {quoted(key)}` there, or name the right file with --key, or the right --id."
         raise ConfigError(f"{key} is not the key that {endpoints} gives this client", advice)
     return request_of(run, statement, node, known)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip.cli.text import columns, echo, print_json
+from fedgossip.plain import quoted
 
 if TYPE_CHECKING:
     from fedgossip.releasing.checking import CheckedRelease
@@ -157,7 +158,7 @@ def withdraw(file: Path, site: int) -> int:
 
     found = check(file)
     if found.faults:
-        raise ReleaseError(f"{file}: not sound: {found.faults[0]}", f"See all: fedgossip release verify {file}")
+        raise ReleaseError(f"{file}: not sound: {found.faults[0]}", f"See all: fedgossip release verify {quoted(file)}")
     made = found.release
     inside = contains(made, site)
     known = ranges(made.counted[site]) if made.counted else "which ones the record does not say"

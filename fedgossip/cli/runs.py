@@ -14,6 +14,7 @@ from fedgossip import outside_files
 from fedgossip.cli.portable import portable_option, run_code_option
 from fedgossip.cli.text import columns, echo
 from fedgossip.decoding import json_value
+from fedgossip.plain import quoted
 from fedgossip.records import renamed
 from fedgossip.roles import PEERS, Roles, roles_in
 
@@ -177,7 +178,7 @@ def collect(
     from fedgossip.rundir.run_directory import new_path
 
     if experiment.is_dir():
-        advice = f"fedgossip collect EXPERIMENT {experiment} ..., with the file that the peers were given."
+        advice = f"fedgossip collect EXPERIMENT {quoted(experiment)} ..., with the file that the peers were given."
         raise ConfigError(f"{experiment}: a folder; the EXPERIMENT comes first", advice)
     loops = told_in(folders)
     more = ["task.kind=loop"] if loops else []

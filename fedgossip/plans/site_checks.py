@@ -19,6 +19,7 @@ from fedgossip.learning.record_digests import source_digest
 from fedgossip.machine import NodeId
 from fedgossip.net.endpoints import Endpoint, load_endpoints, roster_of
 from fedgossip.net.identity import Identity
+from fedgossip.plain import quoted
 from fedgossip.plans import compose
 from fedgossip.plans.approvals import HowLong, request_of
 from fedgossip.plans.compose import DataShares
@@ -97,7 +98,7 @@ class SiteChecks:
         site, plan = self._site, self._site.plan
         known = load_endpoints(site.endpoints, plan.n, plan.roles.listens)
         if self._identity and known[site.node].key != self._identity.public:
-            advice = f"Put `fedgossip keys show {site.key}` there, or name the right file with --key."
+            advice = f"Put `fedgossip keys show {quoted(site.key)}` there, or name the right file with --key."
             raise ConfigError(f"{site.key} is not the key that {site.endpoints} gives client {site.node}", advice)
         roster = roster_of(known).first(plan.learners).hash.hex() if plan.secure else ""
         self._known = known
