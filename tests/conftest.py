@@ -15,23 +15,28 @@ import commands
 import pytest
 import zmq
 from _pytest.runner import runtestprotocol
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 import fedgossip  # noqa: F401 before torch, which every test may import: it chooses torch's kernels
 
-settings.register_profile("patient", deadline=None)  # how long an example takes belongs to the machine
-settings.load_profile("patient")
+BY_ANY_CLOCK: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+"""How long an example takes belongs to the machine."""
+
+# The short form plays the same examples whatever ran before; the long one draws others, and keeps what fails.
+settings.register_profile("short", derandomize=True, database=None, **BY_ANY_CLOCK)
+settings.register_profile("long", **BY_ANY_CLOCK)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run the long forms (minutes each)")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Hear Ctrl-C also where a shell has started the tests in the background: processes inherit what is ignored."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     watch_for_sockets()
+    settings.load_profile("long" if config.getoption("--long") else "short")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -44,6 +49,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="long form: run with --long"))
         if "gpu" in item.keywords and not cuda_is_there():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU, and torch finds none here"))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from the libraries and the tests: they stay until the last test has ended."""
+    gc.collect()
+    gc.freeze()
 
 
 @cache
@@ -73,7 +85,12 @@ unmarked: list[str] | None = None
 
 def watch_for_sockets() -> None:
     """Have every socket and process of this Python asked for the marker `sockets` of the test that runs."""
-    sys.addaudithook(lambda event, words: None if event not in ASKED or lists_fonts(words) else needs_the_marker(event))
+
+    def ask(event: str, words: tuple[Any, ...], asked: tuple[str, ...] = ASKED) -> None:  # the names go before the hook
+        if event in asked and not lists_fonts(words):
+            needs_the_marker(event)
+
+    sys.addaudithook(ask)
     for name in ("bind", "connect"):
         setattr(zmq.Socket, name, asking(getattr(zmq.Socket, name), f"zmq.Socket.{name}"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +29,8 @@ def asked(n: int = 32, size: float = RESNET_50, links: str = "lan", compute: str
     return AdviceAsked(n, size, links_of(links, n), times_of(compute))
 
 
-def seconds(what: AdviceAsked) -> dict[str, float]:
-    return {way.name: way.seconds for way in ways(what)}
+def seconds(what: AdviceAsked, graphs: Sequence[str] = GRAPHS) -> dict[str, float]:
+    return {way.name: way.seconds for way in ways(what, graphs)}
 
 
 @pytest.mark.parametrize(
@@ -143,8 +144,8 @@ def test_the_rate_that_is_told_is_the_rate_that_is_measured() -> None:
 def test_a_slow_link_slows_those_that_use_it(tmp_path: Path) -> None:
     pairs = [f"{u},{v},0.001,{1e6 if (u, v) == (0, 1) else 1e9}" for u in range(8) for v in range(8) if u != v]
     (tmp_path / "links.csv").write_text("\n".join(["from,to,latency,rate", *pairs]))
-    found = seconds(AdviceAsked(8, 1e6, links_of(str(tmp_path / "links.csv"), 8), times_of("0.05")))
-    even = seconds(AdviceAsked(8, 1e6, links_of("0.001,1e9", 8), times_of("0.05")))
+    found = seconds(AdviceAsked(8, 1e6, links_of(str(tmp_path / "links.csv"), 8), times_of("0.05")), ["ring"])
+    even = seconds(AdviceAsked(8, 1e6, links_of("0.001,1e9", 8), times_of("0.05")), ["ring"])
     assert found["ring"] > 10 * even["ring"] and found["alone"] == even["alone"]
     assert AdvisedLinks(links_of("lan", 8).usual).over([(2, 3)]) == links_of("lan", 8).usual
 

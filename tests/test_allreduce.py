@@ -271,7 +271,7 @@ def test_a_worker_that_lies_may_end_a_run_and_makes_nobody_raise(monkeypatch: py
     machine_fuzz.quick(monkeypatch)
     for name in ("ring", "star"):
         monkeypatch.setitem(SCENES, name, Scene(lambda name=name: workers(name, 4), PEERS))  # type: ignore[misc]
-        for seed in range(6):
+        for seed in range(machine_fuzz.WORLDS):
             try:
                 machine_fuzz.checked(name, "neighbour", seed)
             except machine_fuzz.Broken as broken:

@@ -74,7 +74,9 @@ def test_no_checkpoint_is_no_error(tmp_path: Path) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_any_changed_or_missing_byte_is_refused_and_the_one_before_is_taken(
     tmp_path: Path, data: st.DataObject
 ) -> None:

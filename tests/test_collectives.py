@@ -45,7 +45,7 @@ def test_closed_forms_are_those_of_the_table(name: str, m: int) -> None:
 
 
 def test_what_each_rank_sends_is_what_the_papers_count() -> None:
-    for m in range(2, 65):
+    for m in (*range(2, 20), 31, 32, 33, 63, 64):
         for length in (1, m - 1, 1000, 1003):
             ring, naive = (COLLECTIVES[name].table(m) for name in ("ring", "ring-naive"))
             bounds = ring.bounds(length)

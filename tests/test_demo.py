@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from commands import finish, start
+from commands import typed
 
 from fedgossip.cli.demo import GRAPHS
 
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.sockets, pytest.mark.anywhere]
 
 
 def test_the_demo_shows_every_graph_and_processes_with_the_simulated_bits(tmp_path: Path) -> None:
-    said = finish(start(["demo", "--rounds", "2", "--out", "out"], tmp_path))
+    said = typed(["demo", "--rounds", "2", "--out", "out"], tmp_path)
     assert said.code == 0, said.err
     table = [line for line in said.out.splitlines() if line.count("%") == 3]
     assert all(line.strip().startswith(name) for line, (name, _) in zip(table, GRAPHS, strict=True))

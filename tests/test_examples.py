@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib.util
+import io
 import json
 import math
 import re
+import runpy
 import subprocess
 import sys
 from itertools import pairwise
@@ -32,6 +35,14 @@ def printed(name: str, folder: Path) -> str:
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout
+
+
+def printed_here(name: str, folder: Path) -> str:
+    """Run an example in this process, where warnings are errors too: those that say nothing of their process."""
+    out = io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(out):
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    return out.getvalue()
 
 
 def loaded(name: str) -> ModuleType:
@@ -63,7 +74,7 @@ def test_averaging_keeps_the_mean_and_needs_no_torch(tmp_path: Path) -> None:
 
 
 def test_the_predicted_contraction_is_measured(tmp_path: Path) -> None:
-    out = printed("02_gap_predicted_and_measured.py", tmp_path)
+    out = printed_here("02_gap_predicted_and_measured.py", tmp_path)
     found = {line.split()[0]: numbers(line) for line in out.splitlines() if line and line[0].islower()}
     known = {  # closed forms under Metropolis; see docs/numerics.md
         "ring": 1 / 3 + 2 / 3 * math.cos(2 * math.pi / 16),
@@ -93,7 +104,7 @@ def test_n_w_and_not_the_gap_ranks_the_ring_above_the_star(tmp_path: Path) -> No
 
 
 def test_three_engines_print_one_digest(tmp_path: Path) -> None:
-    out = printed("04_reference_twin.py", tmp_path)
+    out = printed_here("04_reference_twin.py", tmp_path)
     assert len(out.splitlines()) == 3
     assert len(set(re.findall(r"[0-9a-f]{64}", out))) == 1
 
@@ -160,8 +171,9 @@ def test_the_mean_stays_whatever_is_lost_and_pairs_do_not_wait_for_the_slow_one(
     assert float(re.findall(r"([\d.]+) times sooner", text)[0]) > 3
 
 
+@pytest.mark.anywhere
 def test_hospitals_learn_by_sums_and_bear_two_that_vanish(tmp_path: Path) -> None:
-    out = printed("09_hospitals.py", tmp_path)
+    out = printed_here("09_hospitals.py", tmp_path)
     secure, plain = (float(found) for found in re.findall(r"([\d.]+) % (?:by|in)", out))
     assert secure > 85 and abs(secure - plain) < 0.5
     apart = re.search(r"differ by (\S+) at most", out)
@@ -267,7 +279,7 @@ def test_the_table_of_attackers_has_a_line_per_rule(tmp_path: Path) -> None:
 
 
 def test_rows_of_a_table_cost_what_their_batches_touch(tmp_path: Path) -> None:
-    out = printed("rows_of_a_table.py", tmp_path)
+    out = printed_here("rows_of_a_table.py", tmp_path)
     errors = [float(error) for error in re.findall(r"squared error ([\d.]+)", out)]
     assert errors[0] > 1 and errors[-1] < 0.1 and errors == sorted(errors, reverse=True)
     sent = re.search(r"sends (\d+) kB a round; the whole table is 64 MB", out)
@@ -282,14 +294,15 @@ def test_hospitals_find_the_hazard_ratios_that_were_drawn(tmp_path: Path) -> Non
 
 
 def test_a_tenth_of_what_has_changed_is_enough_and_a_tenth_of_models_is_not(tmp_path: Path) -> None:
-    changed, parts = [numbers(line) for line in printed("fewer_bytes.py", tmp_path).splitlines()]
+    changed, parts = [numbers(line) for line in printed_here("fewer_bytes.py", tmp_path).splitlines()]
     assert changed[0] < 1e-6 and parts[0] > 1
     assert changed[1] < 0.15 * changed[2]
 
 
+@pytest.mark.anywhere
 def test_long_local_work_sends_a_twentieth_and_fragments_a_quarter_of_that_at_a_time(tmp_path: Path) -> None:
     """A fragment ends with a row, so the largest has up to half a row of 64 elements more than a quarter."""
-    out = printed("11_outer.py", tmp_path).splitlines()[1:]
+    out = printed_here("11_outer.py", tmp_path).splitlines()[1:]
     every, long, parts, ring = [numbers(line.partition("  ")[2].replace("%", "")) for line in out]
     assert every[1] == pytest.approx(20 * long[1], rel=1e-4) and long[2] == pytest.approx(every[2], rel=1e-4)
     assert parts[1] == pytest.approx(long[1], rel=0.01) and parts[2] == pytest.approx(long[2] / 4, rel=0.07)
@@ -299,7 +312,7 @@ def test_long_local_work_sends_a_twentieth_and_fragments_a_quarter_of_that_at_a_
 
 def test_what_is_certified_is_as_near_as_it_says_and_the_lasso_leaves_weights_out(tmp_path: Path) -> None:
     pattern = r"(\d+) rounds: at most (\S+) above the best; (\d+) of (\d+) weights"
-    logistic, lasso = (re.search(pattern, line) for line in printed("certified.py", tmp_path).splitlines())
+    logistic, lasso = (re.search(pattern, line) for line in printed_here("certified.py", tmp_path).splitlines())
     assert logistic and lasso
     for found in (logistic, lasso):
         assert int(found[1]) < 300 and 0 <= float(found[2]) <= 1e-3

@@ -236,7 +236,7 @@ start_timeout = 60.0
 
 
 @pytest.mark.sockets
-@pytest.mark.parametrize("what", UNLIKE)
+@pytest.mark.parametrize("what", [pytest.param("source", marks=pytest.mark.long), "probe"])  # policies pin code, too
 def test_two_peers_of_unlike_code_refuse_each_other_by_name(what: str, tmp_path: Path) -> None:
     """Before: exit 0, consensus distance 0, and two different models."""
     code, kind, graph, words = UNLIKE[what]

@@ -189,7 +189,7 @@ torch.save(m.state_dict(), f"saved{node}.pt")
 
 @pytest.mark.sockets
 def test_where_one_loop_raises_the_others_save_their_models_and_its_traceback_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], no_compiler: None
 ) -> None:
     (tmp_path / "train.py").write_text(SAVING)
     words = ["launch", "-n", "2", "--local-steps", "2", "--no-report", "--out", "out", "train.py", "raises"]
@@ -201,7 +201,7 @@ def test_where_one_loop_raises_the_others_save_their_models_and_its_traceback_is
 
 @pytest.mark.sockets
 def test_a_script_that_is_killed_while_it_loads_is_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], no_compiler: None
 ) -> None:
     (tmp_path / "train.py").write_text(SAVING)
     words = ["launch", "-n", "2", "--restarts", "5", "--no-report", "--out", "out", "train.py", "loading"]

@@ -32,14 +32,21 @@ SLOW = {"member": 4}
 """Cases of what takes longer."""
 LONG_SECONDS = float(os.environ.get("FEDGOSSIP_FUZZ_SECONDS", "3600"))
 FIRST_LONG = 1_000
+EXAMPLES = 120
+"""Messages of a kind in which each of its fields is changed at least once."""
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    machine_fuzz.quick(monkeypatch)
+@pytest.fixture(scope="module", autouse=True)
+def undisturbed_runs() -> Iterator[None]:
+    """Those of this module's quick signatures are for its tests alone, all of them."""
     machine_fuzz.undisturbed.cache_clear()
     yield
     machine_fuzz.undisturbed.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine_fuzz.quick(monkeypatch)
 
 
 @pytest.mark.parametrize(("name", "kind"), PAIRS)
@@ -76,7 +83,7 @@ def test_every_message_and_every_frame_of_a_secure_sum_is_in_the_vocabulary() ->
 @pytest.mark.parametrize("kind", MESSAGES)
 def test_a_message_of_every_kind_is_made_and_each_of_its_fields_is_changed(kind: type) -> None:
     w, changed = words(), set[str]()
-    made = [w.example(kind) for _ in range(300)]
+    made = [w.example(kind) for _ in range(EXAMPLES)]
     assert any(carried(message) is not None for message in made)
     for message in made:
         other = w.other(message)
@@ -87,7 +94,7 @@ def test_a_message_of_every_kind_is_made_and_each_of_its_fields_is_changed(kind:
 @pytest.mark.parametrize("kind", FRAMES)
 def test_a_frame_of_every_kind_is_made_and_each_of_its_fields_is_changed(kind: Any) -> None:
     w, changed = words(), set[str]()
-    for _ in range(300):
+    for _ in range(EXAMPLES):
         frame = w.example(kind)
         changed |= {name for name in frame.__struct_fields__ if not _same(frame, w.other(frame), name)}
     assert changed == set(kind.__struct_fields__)

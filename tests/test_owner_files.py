@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commands import finish, in_process, start
+from commands import in_process, typed
 from test_coordinator_commands import Site
 
 from fedgossip import owner_files
@@ -47,7 +47,7 @@ def check(run: Path) -> set[str]:
 def test_a_run_directory_is_its_owners_alone(on: str, tmp_path: Path) -> None:
     (tmp_path / "e.toml").write_text(EXPERIMENT)
     more = ["--trace"] if on == "local" else []
-    said = finish(start(["run", "e.toml", "--on", on, "--out", "runs/one", *more], tmp_path))
+    said = typed(["run", "e.toml", "--on", on, "--out", "runs/one", *more], tmp_path)
     assert said.code == 0, said
     names = check(tmp_path / "runs")
     assert {"metrics.jsonl", "experiment.toml", "summary.json", "report.html"} <= names

@@ -19,7 +19,9 @@ TEXT = README.read_text()
 @pytest.mark.sockets
 @pytest.mark.anywhere
 @pytest.mark.timeout(600)  # it bounds a hang of many commands
-def test_everything_that_the_readme_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_that_the_readme_shows_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_compiler: None
+) -> None:
     monkeypatch.chdir(tmp_path)
     Reader(tmp_path).read(README)
     runs = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/summary.json")]

@@ -123,7 +123,9 @@ events = st.one_of(
 
 
 @given(st.lists(events, max_size=6))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_every_event_comes_back_as_it_was(tmp_path: Path, told: list[Event]) -> None:
     back = read(written(tmp_path / "trace.bin", told))
     assert [described(event) for event in back] == [described(event) for event in told]

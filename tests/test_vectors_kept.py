@@ -64,7 +64,7 @@ class Trainings:
 
 
 @pytest.mark.parametrize(("kind", "algorithm"), PAIRS, ids=lambda one: getattr(one, "__name__", type(one).__name__))
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(st.integers(2, 5), st.integers(0, 10**6), st.floats(0, 0.5), st.floats(0, 0.3))
 def test_the_sum_of_every_vector_is_kept_under_any_schedule(
     kind: Any, algorithm: Any, n: int, seed: int, loss: float, twice: float
