@@ -173,7 +173,7 @@ def test_clients_whose_coordinator_stops_early_say_so(long_site: Site) -> None:
 # --- policies ---------------------------------------------------------------------------------------------------------
 
 
-def refused(site: Site, node: int = 0) -> str:
+def refused_client(site: Site, node: int = 0) -> str:
     """Type the command of a client that is refused before it opens anything, and return its errors."""
     place = ["--endpoints", "endpoints.toml", "--key", f"{node}.key", "--out", f"out{node}"]
     said = site.run("client", "pilot.toml", "--id", str(node), *place)
@@ -183,28 +183,28 @@ def refused(site: Site, node: int = 0) -> str:
 
 def test_a_client_without_a_policy_says_how_to_make_one(site: Site) -> None:
     (site.folder / "policy.toml").unlink()
-    assert "no policy there" in (said := refused(site)) and "fedgossip privacy policy" in said
+    assert "no policy there" in (said := refused_client(site)) and "fedgossip privacy policy" in said
 
 
 def test_a_policy_that_others_can_read_is_refused(site: Site) -> None:
     (site.folder / "policy.toml").chmod(0o644)
-    assert "others can read or change this policy" in (said := refused(site)) and "chmod 600" in said
+    assert "others can read or change this policy" in (said := refused_client(site)) and "chmod 600" in said
 
 
 def test_a_policy_pins_the_experiment_and_names_what_differs(site: Site) -> None:
     (site.folder / "pilot.toml").write_text(EXPERIMENT.format(clients=CLIENTS, more=", secure = { bound = 2.0 }"))
-    assert "bound: pinned 1.0, here 2.0" in refused(site)
+    assert "bound: pinned 1.0, here 2.0" in refused_client(site)
 
 
 def test_a_policy_does_not_let_the_secure_sum_be_switched_off(site: Site) -> None:
     (site.folder / "pilot.toml").write_text(EXPERIMENT.format(clients=CLIENTS, more=", secure = { on = false }"))
-    assert "switched the secure sum off" in refused(site)
+    assert "switched the secure sum off" in refused_client(site)
 
 
 def test_an_entry_that_was_changed_after_it_was_signed_is_refused(site: Site) -> None:
     endpoints = site.folder / "endpoints.toml"
     endpoints.write_text(endpoints.read_text().replace("tcp://127.0.0.1", "tcp://127.0.0.2", 1))
-    assert "is not signed by itself" in refused(site, 1)
+    assert "is not signed by itself" in refused_client(site, 1)
 
 
 def test_peer_sends_a_federated_run_to_its_own_commands(site: Site) -> None:

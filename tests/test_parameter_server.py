@@ -314,7 +314,7 @@ def test_one_that_lies_may_spoil_a_run_and_makes_nobody_raise(who: str, monkeypa
     for name, server in KINDS.items():
         scene = Scene(lambda server=server: workers("parameter-server", 3, **server), SENDERS)  # type: ignore[misc]
         monkeypatch.setitem(SCENES, name, scene)
-        for seed in range(4):
+        for seed in range(machine_fuzz.WORLDS):
             machine_fuzz.checked(name, who, seed)
 
 

@@ -18,7 +18,6 @@ import hashlib, json, os, sys
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 import fedgossip
 
@@ -29,6 +28,8 @@ model = nn.Sequential(base, nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1))
 if sys.argv[1] == "ddp":
     model = DistributedDataParallel(model)
 else:
+    from torch.distributed.fsdp import fully_shard
+
     mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
     for layer in (model[1], model[3]):
         fully_shard(layer, mesh=mesh)
