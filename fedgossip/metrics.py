@@ -105,7 +105,7 @@ class Network:
 
     @property
     def bytes_sent(self) -> int:
-        """The bytes that all have sent by the rows so far, those that came after the last round was closed among them."""
+        """The bytes that all have sent by the rows so far, those after the last round was closed among them."""
         return self._bytes
 
     def evaluated(self, round: int) -> bool:
