@@ -190,9 +190,18 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.line(report.longreprtext)
 
 
+OF_A_SHELL = (
+    *("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "XDG_STATE_HOME"),
+    *("FEDGOSSIP_LINKS", "FEDGOSSIP_TRACEBACK", "RAY_ADDRESS", "SLURMD_NODENAME"),
+)
+"""Variables that change what commands print, or where they run and keep things, for the shell that starts the tests."""
+
+
 @pytest.fixture(scope="session", autouse=True)
-def keys_of_runs(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Runs keep the keys of their peers in a folder of the tests, not of whoever runs them."""
+def no_shell(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Commands run as in a shell that sets nothing, and keep the keys of peers in a folder of the tests."""
+    for name in OF_A_SHELL:
+        os.environ.pop(name, None)
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
 
 
