@@ -21,7 +21,7 @@ from fedgossip.cli.sums import (
     said_dry,
     with_others,
 )
-from fedgossip.cli.text import columns, echo
+from fedgossip.cli.text import NOISY, columns, echo, with_margin
 
 if TYPE_CHECKING:
     from fedgossip.cli.approval import Gate
@@ -191,9 +191,14 @@ def _write(
 
 
 def _show(table: AgreedTable, sites: int) -> None:
-    echo(f"{table.sites} of {sites} sites, {table.records} records; counts below {table.suppress} are not told")
+    margin = table.records_margin
+    records = with_margin(table.records, margin if isinstance(margin, float) else None)
+    echo(f"{table.sites} of {sites} sites, {records} records; counts below {table.suppress} are not told")
     if table.noise:
-        echo(f"with noise of {table.noise:g} times what one record can add, on each site's sums", err=True)
+        echo(NOISY.format(noise=table.noise), err=True)
+    for name in table.drowned:
+        text = f"column {name!r}: the noise is as large as its deviation"
+        echo(f"{text}; declare narrower bounds, or set a smaller coordinator.privacy.noise", err=True)
     head = ["column", "unit", "there", "missing", "mean", "deviation", "5 %", "median", "95 %"]
     echo(columns([head, *map(_agreed_line, table.columns)]))
     for name in table.constant:
@@ -208,11 +213,15 @@ def _show(table: AgreedTable, sites: int) -> None:
 
 
 def _agreed_line(one: AgreedColumn) -> list[str]:
-    there = ("-", "-") if one.missing is None else (str(one.count), str(one.missing))
+    at = one.margins.get
+    count = one.count if one.missing is not None else None
+    there = [with_margin(count, at("count")), with_margin(one.missing, at("missing"))]
     row = [one.name + (" (label)" if one.label else ""), one.unit, *there]
     if one.categories:
-        counted = zip(one.categories, one.counts, strict=True)
-        return [*row, ", ".join(f"{name}: {'-' if count is None else count}" for name, count in counted), *[""] * 4]
-    moments = (None, None) if one.common else (one.mean, one.deviation)
-    numbers = [*moments, *(one.quantiles.get(share) for share in ("0.05", "0.5", "0.95"))]
-    return [*row, *("-" if value is None else f"{value:.6g}" for value in numbers)]
+        counts = [with_margin(count, at("category")) for count in one.counts]
+        counted = zip(one.categories, counts, strict=True)
+        return [*row, ", ".join(f"{name}: {count}" for name, count in counted), *[""] * 4]
+    mean, deviation = (None, None) if one.common else (one.mean, one.deviation)
+    moved = [with_margin(mean, at("mean")), with_margin(deviation, at("deviation"))]
+    quantiles = [one.quantiles.get(share) for share in ("0.05", "0.5", "0.95")]
+    return [*row, *moved, *("-" if value is None else f"{value:.{3 if one.margins else 6}g}" for value in quantiles)]

@@ -12,7 +12,7 @@ import click
 
 from fedgossip.cli.predict import MODEL, model_options
 from fedgossip.cli.sums import SET, OtherMachines, Record, held_by, over_machines, summed
-from fedgossip.cli.text import columns, echo, short
+from fedgossip.cli.text import NOISY, columns, echo, short
 
 if TYPE_CHECKING:
     from fedgossip.learning.evaluated import Evaluation
@@ -233,7 +233,6 @@ def _lines(found: Evaluation, sites: int) -> list[str]:
     return [*lines, *_membership(found)]
 
 
-NOISY = "with noise of {noise:g} times what one record can add, on each site's sums; ± covers 95 % of what it moves"
 NOT_TOLD = "under a budget no loss and no site's own score is told; each site alone: fedgossip privacy membership"
 
 

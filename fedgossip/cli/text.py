@@ -6,6 +6,7 @@ Names, reasons and messages may be strangers' words.  All commands print by thes
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -73,3 +74,19 @@ def times(count: int) -> str:
 def short(value: float | None) -> str:
     """Return a number in four digits, a dash where there is none."""
     return "-" if value is None else f"{value:.4g}"
+
+
+NOISY = "with noise of {noise:g} times what one record can add, on each site's sums; ± covers 95 % of what it moves"
+"""Said of figures with a margin."""
+
+
+def with_margin(value: float | None, margin: float | None) -> str:
+    """Return a figure and how far noise moves it, both to the second digit of that; without noise six digits, and a
+    dash where there is no figure."""
+    if value is None:
+        return "-"
+    if not margin:
+        return f"{value:.6g}" if isinstance(value, float) else str(value)
+    place = 1 - math.floor(math.log10(margin))
+    shown = max(place, 0)
+    return f"{round(value, place):.{shown}f} ± {round(margin, place):.{shown}f}"

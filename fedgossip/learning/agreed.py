@@ -7,6 +7,7 @@ found by what is (`suppression`); a mean and a deviation that could tell are tho
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +15,16 @@ import msgspec
 import numpy as np
 
 from fedgossip.cells import is_missing
-from fedgossip.learning.column_sums import SITES, ColumnMoments, Numbers, column_sums, edges_of, moments_of
+from fedgossip.learning.column_sums import (
+    SITES,
+    ColumnMoments,
+    Numbers,
+    SumLayout,
+    column_sums,
+    edges_of,
+    margins_of,
+    moments_of,
+)
 from fedgossip.learning.csv_columns import CsvColumns
 from fedgossip.learning.encoded_tables import found_columns, number_of
 from fedgossip.learning.encodings import EncodedColumn, TableEncoding
@@ -60,6 +70,9 @@ class AgreedColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     precision: int = 0
     """They are rounded to between one and a half of so many parts of the deviation; 0: they are exact."""
 
+    margins: Mapping[str, float] = {}
+    """Under noise: how far it moves count, missing, mean and deviation, and each bin or category, 95 times of 100."""
+
     levels: int = 0
     """Of numbers: there are at most so many different ones; 0: perhaps more than `data.levels`."""
     rare: bool = False
@@ -82,6 +95,8 @@ class AgreedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     columns: tuple[AgreedColumn, ...]
     noise: float = 0.0
     """On each site's sums, in units of what one record can add to them; 0: they are exact."""
+    records_margin: float | msgspec.UnsetType = msgspec.UNSET
+    """Under noise: how far it moves the number of records, 95 times of 100."""
 
     @property
     def digest(self) -> str:
@@ -116,6 +131,11 @@ class AgreedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return tuple(one.mean or 0.0 for one in labels), tuple(one.deviation or 1.0 for one in labels)
 
     @property
+    def drowned(self) -> Sequence[str]:
+        """The columns of numbers whose noise is as large as their deviation: little of their scale is known."""
+        return [one.name for one in self.columns if one.margins.get("deviation", 0.0) >= (one.deviation or math.inf)]
+
+    @property
     def constant(self) -> Sequence[str]:
         """The columns of numbers that have one value at every site."""
         return [one.name for one in self.columns if not one.label and one.deviation == 0.0]
@@ -138,13 +158,22 @@ def agreed_of(
     if noise:
         numbers = {name: max(0, value) if name[1:2] in COUNTS else value for name, value in numbers.items()}
         numbers = {name: SITES if name[1:2] == ("at",) else value for name, value in numbers.items()}
+    layout = SumLayout(schema, noise)
     columns = tuple(
         _of_categories(one, numbers, suppress) if one.categories
         else _noisy_numbers(one, numbers, suppress) if noise
         else _of_numbers(one, numbers, suppress, common, levels)
         for one in schema.columns
     )  # fmt: skip
-    return AgreedTable(schema=schema, suppress=suppress, sites=sites, records=records, columns=columns, noise=noise)
+    margin: float | msgspec.UnsetType = msgspec.UNSET
+    if noise:
+        margins = [margins_of(one, numbers, layout) for one in schema.columns]
+        columns = tuple(msgspec.structs.replace(one, margins=of) for one, of in zip(columns, margins, strict=True))
+        margin = layout.margin(("records",), sites)
+    return AgreedTable(
+        schema=schema, suppress=suppress, sites=sites, records=records, columns=columns, noise=noise,
+        records_margin=margin,
+    )  # fmt: skip
 
 
 def _of_categories(column: SchemaColumn, numbers: Numbers, suppress: int) -> AgreedColumn:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.errors import ConfigError
-from fedgossip.learning.noisy_sums import MOST, deviation_of, hidden, unit_of
+from fedgossip.learning.noisy_sums import MOST, deviation_of, half_width, hidden, unit_of
 from fedgossip.learning.suppression import EDGES, ColumnSums
 from fedgossip.learning.table_schema import SchemaColumn, SiteColumns, TableSchema
 from fedgossip.secure.exact_sums import ExactSums, as_vector, integers_of, words_in, words_of
@@ -41,6 +41,16 @@ SITES = 3
 
 Name = tuple[str, ...]
 Numbers = Mapping[Name, int]
+
+
+def is_about_records(name: Name) -> bool:
+    """Whether a number says something of records, and not of sites alone."""
+    return name != ("sites",) and name[1:2] != ("at",)
+
+
+def round_of(name: Name) -> int:
+    """Return the round in which a number is told."""
+    return int(name[1:2] in (("bin",), ("of",)))
 
 
 def shift_of(column: SchemaColumn) -> int:
@@ -86,10 +96,18 @@ class SumLayout:
         """Return a site's numbers of a round as they may leave it: with noise, where there is to be some."""
         if not self.noise:
             return numbers
-        about_records = {name: value for name, value in numbers.items() if name != ("sites",) and name[1:2] != ("at",)}
-        deviation = deviation_of(self.schema, round, len(about_records), self.noise)
-        noisy = hidden(about_records, self.unit, deviation, entropy)
+        about_records = {name: value for name, value in numbers.items() if is_about_records(name)}
+        noisy = hidden(about_records, self.unit, self._deviation(round), entropy)
         return noisy | ({("sites",): 1} if ("sites",) in numbers else {})
+
+    def _deviation(self, round: int) -> float:
+        """Return the deviation of a site's noise on each number of a round, in grains."""
+        names = sum(is_about_records(name) and round_of(name) == round for name in self._exactly)
+        return deviation_of(self.schema, round, names, self.noise)
+
+    def margin(self, name: Name, sites: int) -> float:
+        """Return how far noise moves the sum of a number over so many sites, in 95 % of cases; 0 where it has none."""
+        return half_width(self._deviation(round_of(name)), self.unit(name), sites) if self.noise else 0.0
 
     def unit(self, name: Name) -> int:
         """Return the most that one record adds to a number."""
@@ -205,3 +223,35 @@ def histogram(values: npt.NDArray[np.float64], edges: npt.NDArray[np.float64]) -
     """Return how many lie below the edges, in each bin [a, b), the last with its end, and above."""
     inner, _ = np.histogram(values, edges)
     return [int((values < edges[0]).sum()), *map(int, inner), int((values > edges[-1]).sum())]
+
+
+def margins_of(column: SchemaColumn, numbers: Numbers, layout: SumLayout) -> dict[str, float]:
+    """Return how far noise moves what is told of a column, in 95 % of cases: half the width of each interval.
+
+    By name: count, missing; of numbers mean, deviation and bin, any of the histogram; of categories each.  With N
+    numbers, their sum S and sum of squares Q, each with noise of its own, the mean m = S/N moves by (dS - m dN)/N and
+    the variance v = Q/N - m^2 by (dQ - 2m dS + (m^2 - v) dN)/N, to the first order: the delta method (Casella and
+    Berger, Statistical Inference, 5.5.4).  N is records less missing cells.  Where noise can move N by half of it, or a
+    variance out of what it can be, nothing is known but the bounds: their whole width.
+    """
+    sites = numbers["sites",]
+    of = {"missing": layout.margin((column.name, "missing"), sites)}
+    of["count"] = h_n = math.hypot(layout.margin(("records",), sites), of["missing"])
+    if column.categories:
+        return of | {"category": layout.margin((column.name, "of", ""), sites)}
+    of["bin"] = layout.margin((column.name, "bin", ""), sites)
+    shift, n = shift_of(column), numbers["records",] - numbers[column.name, "missing"]
+    h_s = math.ldexp(layout.margin((column.name, "sum"), sites), -shift)
+    h_q = math.ldexp(layout.margin((column.name, "squares"), sites), -2 * shift)
+    width = (column.high or 0.0) - (column.low or 0.0)
+    of |= {"mean": width, "deviation": width / 2}
+    if n < 1 or 2 * h_n >= n:
+        return of
+    sums = column_sums(column, numbers)
+    m, v = float(sums.mean), float(sums.variance)
+    of["mean"] = min(width, math.hypot(h_s, m * h_n) / n)
+    if 0 < v <= (width / 2) ** 2:
+        h_v = math.hypot(h_q, 2 * m * h_s, (m * m - v) * h_n) / n
+        below, above = math.sqrt(max(0.0, v - h_v)), math.sqrt(v + h_v)
+        of["deviation"] = min(width / 2, max(math.sqrt(v) - below, above - math.sqrt(v)))
+    return of

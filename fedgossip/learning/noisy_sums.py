@@ -20,6 +20,8 @@ Name = tuple[str, ...]
 
 GRAIN = 1 << 16
 """Grains of the most that one record adds to a number."""
+NORMAL_95 = 1.959964
+"""The standard normal lies within as much of 0 in 95 % of cases."""
 MOST = 12
 """Deviations of the noise that a number's bound has room for."""
 
@@ -68,6 +70,17 @@ def hidden(
         unit = units(name)
         found[name] = divided((divided(value * GRAIN, unit) + draw) * unit, GRAIN)
     return found
+
+
+def half_width(deviation: float, unit: int, sites: int) -> float:
+    """Return how far noise moves a sum over so many sites in 95 % of cases, in the units of the number.
+
+    The discrete Gaussian of a `deviation` that is no small number of grains has that deviation (Canonne, Kamath and
+    Steinke, The discrete Gaussian for differential privacy, NeurIPS 2020), and the sites draw theirs apart: the sum has
+    variance sites * ((deviation * unit / GRAIN)^2 + 1/12), the twelfth for the rounding to a whole number, and the
+    interval is that of a normal one.
+    """
+    return NORMAL_95 * math.sqrt(sites * ((deviation * unit / GRAIN) ** 2 + 1 / 12))
 
 
 def divided(number: int, by: int) -> int:

@@ -289,6 +289,11 @@ def _tested(evaluation: Evaluation) -> Markup:
 # --- where it comes from ----------------------------------------------------------------------------------------------
 
 
+def _moved(margin: float | None) -> str:
+    """Say how far noise moves a figure, where there is some."""
+    return f" ± {number(margin)}" if margin else ""
+
+
 def _data(release: Release, statistics: AgreedTable | None) -> Markup | None:
     if statistics is None:
         columns = ", ".join(release.model.columns[:COLUMNS]) or "no columns with names"
@@ -296,8 +301,13 @@ def _data(release: Release, statistics: AgreedTable | None) -> Markup | None:
     rows = []
     for one in statistics.columns[:COLUMNS]:
         kind = ", ".join(one.categories) if one.categories else one.unit
-        cells = [count(one.count), count(one.missing)] if one.missing is not None else [NOTHING, NOTHING]
-        moments = [NOTHING, NOTHING] if one.common else [number(one.mean), number(one.deviation)]
+        at = one.margins.get
+        cells = [NOTHING, NOTHING]
+        if one.missing is not None:
+            cells = [count(one.count) + _moved(at("count")), count(one.missing) + _moved(at("missing"))]
+        moments = [NOTHING, NOTHING]
+        if not one.common:
+            moments = [number(one.mean) + _moved(at("mean")), number(one.deviation) + _moved(at("deviation"))]
         rows.append([one.name + (" (label)" if one.label else ""), kind, *cells, *moments])
     noisy = f", with noise of {number(statistics.noise)}" if statistics.noise else ""
     said = f"{count(statistics.records)} records of {plural(statistics.sites, 'site')}, by sums alone{noisy}."
