@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +14,14 @@ import pytest
 
 import fedgossip
 from fedgossip.cli.run import _to_know
+from fedgossip.drivers.local import run_local_plan
 from fedgossip.drivers.participant import check_selection
+from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import load_experiment
 from fedgossip.learning.model_files import found
 from fedgossip.plans import compose
-from fedgossip.records import NetworkRow, PeerRow
+from fedgossip.records import NetworkRow, PeerRow, Row
 from fedgossip.rundir.run_directory import Run
 from fedgossip.scores import BestSoFar, Score
 
@@ -135,3 +140,38 @@ def test_processes_choose_the_same_round(tmp_path: Path) -> None:
         assert (of(real), weights(real)) == (of(same), weights(same))
         assert not (tmp_path / name / "best.safetensors").exists()
         assert any(isinstance(row, NetworkRow) for row in real.rows)
+
+
+def ctrl_c_after(round: int) -> Callable[[Row], None]:
+    def watch(row: Row) -> None:
+        if isinstance(row, NetworkRow) and row.round == round:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return watch
+
+
+@pytest.mark.parametrize("engine", ["sim", "stacked"])
+@pytest.mark.parametrize("kind", [CLEAR, RING])
+def test_a_run_that_was_stopped_after_its_best_round_still_knows_it(
+    kind: dict[str, Any], engine: str, tmp_path: Path
+) -> None:
+    plan = compose.plan(load_experiment(FALLS | kind | {"stop": {"patience": 3}}))
+    whole = simulate_plan(plan, engine=engine, out=tmp_path / "whole")
+    best = whole.summary["best"]["round"]
+    first = simulate_plan(plan, engine=engine, out=tmp_path / "run", watch=ctrl_c_after(best + 1))
+    assert first.summary["status"] == "interrupted"
+    again = simulate_plan(plan, engine=engine, out=tmp_path / "run", resume=True)
+    assert (of(again), weights(again)) == (of(whole), weights(whole))
+
+
+@pytest.mark.long
+@pytest.mark.sockets
+@pytest.mark.parametrize("content", [FALLS | CLEAR | {"stop": {"patience": 3}}, FALLS | RING])
+def test_processes_that_were_stopped_choose_the_same_round(content: dict[str, Any], tmp_path: Path) -> None:
+    """Not those of a secure sum, whose open round is given up: nobody masks one input twice."""
+    plan = compose.plan(load_experiment(content))
+    whole = simulate_plan(plan, out=tmp_path / "whole")
+    stopped = run_local_plan(plan, tmp_path / "run", report=False, watch=ctrl_c_after(4))
+    assert stopped.summary["status"] == "interrupted"
+    again = run_local_plan(plan, tmp_path / "run", report=False, resume=True)
+    assert again.summary["best"] == whole.summary["best"] and weights(again) == weights(whole)
