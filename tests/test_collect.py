@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from commands import in_process
@@ -13,9 +14,12 @@ from commands import in_process
 from fedgossip import ConfigError, load_experiment, run_local, simulate
 from fedgossip.cli.run import facts
 from fedgossip.errors import FedgossipError, NetworkError
+from fedgossip.metrics import Network
 from fedgossip.plans import compose
-from fedgossip.records import EventRow
-from fedgossip.rundir.collect import collect_peers
+from fedgossip.records import EventRow, Row, RowWriter
+from fedgossip.rundir.collect import Collector, collect_peers
+from fedgossip.rundir.incarnations import Prepared
+from fedgossip.rundir.row_keeper import Keeper
 from fedgossip.rundir.run_directory import Run
 
 pytestmark = pytest.mark.sockets
@@ -200,3 +204,19 @@ def test_the_summary_names_the_processors_that_learned_and_not_the_one_that_coll
         says(folder, "finished", processor=name, kernels="portable" if name else "")
     summary = collected(long_run, folders, tmp_path / "out").summary
     assert (summary["processor"], summary["kernels"]) == ("MANIAC I; Zuse Z4", "portable")
+
+
+def test_events_of_a_life_before_are_kept_and_not_shown_again(tmp_path: Path) -> None:
+    seen: list[Row] = []
+    keeper = Keeper(None, seen.append)
+    record = SimpleNamespace(
+        remember=lambda rows: None, started=lambda vectors: [], counted=(), aside=lambda row: [row]
+    )
+    collector = Collector([tmp_path], cast(Network, record), keeper)
+    with RowWriter(tmp_path / "metrics.jsonl") as writer:
+        writer.write(before := EventRow(3, 0, "gone", 1))
+        collector.begin(cast(Prepared, SimpleNamespace(later=(), round=0)), (), list)
+        writer.write(now := EventRow(4, 0, "joined", 1))
+    assert collector.read()
+    assert keeper.rows == [before, now] and keeper.events == {"gone": 1, "joined": 1}
+    assert seen == [now]

@@ -356,7 +356,7 @@ def test_ctrl_c_ends_one_peer_and_the_others_go_on(tmp_path: Path) -> None:
     assert machines.ended(0)["rounds"] == 1500
     assert "Traceback" not in said[1].err
     put = finish(start(["collect", "experiment.toml", "peer0", "peer1", "peer2", "--out", "run"], tmp_path))
-    assert put.code == 9 and "PARTIAL" in put.out and "not everybody came to the end" in put.out, put
+    assert put.code == 9 and "PARTIAL" in put.out and "some participants did not reach the end" in put.out, put
     assert summary_of(tmp_path / "run")["status"] == "partial" and looks_finished(tmp_path / "run")
 
 

@@ -163,7 +163,7 @@ def test_a_score_without_a_loss_is_the_score_of_the_whole_run() -> None:
 
 def test_a_measure_without_the_score_of_the_run_is_told_so_once(capfd: pytest.CaptureFixture[str]) -> None:
     fedgossip.simulate_loop(measuring({"rmse": 0.5, "loss": 0.25}), experiment=ring(2))
-    text = "evaluate: rmse, and not accuracy, the score of reports: task.metrics names yours"
+    text = "evaluate returned rmse and no accuracy: reports show no score until task.metrics names yours"
     assert (
         capfd.readouterr().err == f"fedgossip: node 0: {text}\n"
     )  # one loop measures for both, whose models are equal

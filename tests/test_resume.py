@@ -99,7 +99,7 @@ def test_a_run_that_was_stopped_is_not_said_to_have_trained_nothing(
 ) -> None:
     show(stopped(tmp_path, experiment(*MODELS["momentum"]), "sim", 2))
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("model "))
-    assert line.endswith("none: the run did not come to its end")
+    assert line.endswith("none: the run did not reach its end")
 
 
 @pytest.mark.parametrize("engine", ["sim", "stacked"])

@@ -238,8 +238,8 @@ REFUSALS_SHOWN = 4
 BEFORE_THE_FIRST_ROUND = "stopped before the first round was over: nothing was trained yet"
 
 ENDINGS = {
-    "partial": "not everybody came to the end; the others did",
-    "interrupted": "stopped before the end; all that was done is kept",
+    "partial": "some participants did not reach the end; the others did",
+    "interrupted": "stopped before its end; all results until then are stored",
     "exhausted": "its budget of privacy ended it: the next round would have crossed it; the model so far is kept",
 }
 
@@ -265,7 +265,9 @@ def facts(summary: dict[str, Any], record: Sequence[Row] = ()) -> list[tuple[str
     if "lost_updates" in summary:
         rows.append(("lost updates", f"{100 * summary['lost_updates']:.2g} % of the elements that the processes wrote"))
     alone = "" if summary.get("identical", True) else "  (of this run alone: processes raced)"
-    rows.append(("digest", f"{summary['digest']}{alone}" if summary["digest"] else "none: it did not come to its end"))
+    rows.append(
+        ("digest", f"{summary['digest']}{alone}" if summary["digest"] else "none: the run did not reach its end")
+    )
     return rows
 
 
@@ -347,7 +349,7 @@ def _model(finished: Run) -> list[tuple[str, str]]:
     if not path.exists():
         summary = finished.summary
         cut = summary["status"] == "interrupted" and summary["rounds"] > 0
-        return [("model", "none: the run did not come to its end" if cut else "none: nothing was trained")]
+        return [("model", "none: the run did not reach its end" if cut else "none: nothing was trained")]
     best = finished.directory / MODEL_BEST
     kept = [("best model", f"{best}, of round {finished.summary['best']['round']}")] if best.exists() else []
     roles = roles_in(finished.summary)

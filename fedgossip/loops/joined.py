@@ -348,7 +348,8 @@ class JoinedLoop:
         given = ", ".join(name for name in found if name != "loss")
         if given and self._seat.score not in found and not self._unscored:
             self._unscored = True
-            self._say(f"evaluate: {given}, and not {self._seat.score}, the score of reports: task.metrics names yours")
+            text = f"evaluate returned {given} and no {self._seat.score}"
+            self._say(f"{text}: reports show no score until task.metrics names yours")
         return Measured(found)
 
     # --- who may call ---------------------------------------------------------------------------------------------

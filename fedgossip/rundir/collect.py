@@ -53,12 +53,16 @@ class Collector:
         self.slowest_training = 0.0
         """Duration of the longest training seen, in seconds."""
         self._offsets = [0] * len(folders)
+        self._former = [0] * len(folders)
+        """Bytes of rows that former lives wrote: their events were shown then."""
         self._decoder = msgspec.json.Decoder(Row)
 
     def begin(self, before: Prepared | None, measured: Sequence[Row], first: Callable[[], Sequence[Vector]]) -> None:
         """Open the record: with what was `measured` before the run was stopped, or with the peers' first vectors."""
         if before:
             self.record.remember(before.later)
+            paths = [folder / "metrics.jsonl" for folder in self.folders]
+            self._former = [path.stat().st_size if path.exists() else 0 for path in paths]
         if before and before.round:
             self.keeper.remember(measured)
             self.record.went_on(next(row for row in reversed(self.keeper.rows) if isinstance(row, NetworkRow)))
@@ -94,7 +98,7 @@ class Collector:
 
     def _take(self, node: int, row: Row) -> None:
         if isinstance(row, EventRow):
-            self.keeper(row)
+            self.keeper(row, news=self._offsets[node] > self._former[node])
         elif isinstance(row, PeerRow):
             self.rounds[node] = row.round
             self.slowest_training = max(self.slowest_training, row.seconds_training)

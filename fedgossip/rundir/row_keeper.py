@@ -50,11 +50,12 @@ class Keeper:
         if isinstance(row, EventRow):
             self.events[row.name] = self.events.get(row.name, 0) + 1
 
-    def __call__(self, row: Row) -> None:
+    def __call__(self, row: Row, *, news: bool = True) -> None:
+        """Pass a row on; to watchers where it is `news`, and no event of a life before."""
         told = self._directory.writer.write(row) if self._directory else None
         for one in (row, told) if told else (row,):
             self._take(one)
-            if self._watch:
+            if self._watch and news:
                 self._watch(one)
         self._track(row)
 

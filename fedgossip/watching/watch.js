@@ -5,7 +5,7 @@ const QUIET = { training: "", ready: "", answered: "✓", done: "✓" }; // what
 const BAD = ["gone", "crashed", "died", "hung", "failed"];
 const TROUBLE = [...BAD, "suspected"];
 const SAYS = {
-  starting: "not through a round yet", training: "training", done: "done", asleep: "asleep", suspected: "suspected",
+  starting: "first round not completed", training: "training", done: "done", asleep: "asleep", suspected: "suspected",
   left: "left", stopped: "stopped before the end", elsewhere: "not watched here",
   ready: "there: training, or waiting for their turn", answered: "have answered in this round",
 };
@@ -212,7 +212,7 @@ function status(words, kind) {
 const of = (round, now) => (round === null || round === now.round ? "" : `, round ${round}`); // of a measurement that is not of now
 function showCards(now) {
   if (now.led) return cards(ledCards(now));
-  const told = [["rounds", String(now.round), now.rounds ? `of ${now.rounds}` : "behind all peers"]];
+  const told = [["rounds", String(now.round), now.rounds ? `of ${now.rounds}` : "completed by all peers"]];
   if (now.averaged !== null) told.push(...[["averaged model", now.averaged], ["mean peer", now.mean], ["worst peer", now.worst]].map(([who, value]) => [who, shown(value), `test ${graph.score.word}` + of(now.tested, now)]));
   else if (now.loss !== null) told.push(["loss", number(now.loss), "of the averaged model" + of(now.tested, now)]);
   told.push(["disagreement", number(now.distance), "consensus distance" + of(now.measured, now)], ["sent", size(now.bytes), "by all peers"]);
