@@ -57,3 +57,11 @@ def _escaped(letter: str) -> str:
 def quoted(path: os.PathLike[str] | str) -> str:
     """Return a path for a command that is printed to be typed: as one word to a shell, whatever it is called."""
     return shlex.quote(os.fspath(path))
+
+
+_FORMULA = re.compile(r"[=@\t\r]|[+-][^\d.]")
+
+
+def no_formula(word: str) -> str:
+    """Return a word of somebody else's as the cell of a table: a spreadsheet would compute one that begins like `=`."""
+    return f"'{word}" if _FORMULA.match(word) else word

@@ -24,7 +24,7 @@ from fedgossip.decoding import UnreadableError
 from fedgossip.headers import VOCABULARY
 from fedgossip.messages import Refusal
 from fedgossip.messages.federated import REFUSALS
-from fedgossip.plain import json_text, line, masked, printable
+from fedgossip.plain import json_text, line, masked, no_formula, printable
 from fedgossip.protocols.spending import EXHAUSTED
 from fedgossip.records import EventRow
 from fedgossip.report.markup import text as marked
@@ -209,3 +209,9 @@ def test_a_client_gives_one_of_the_known_reasons_or_is_not_heard() -> None:
 )
 def test_secrets_in_addresses_are_masked_and_nothing_else(text: str, shown: str) -> None:
     assert masked(text) == shown == masked(shown)
+
+
+@pytest.mark.parametrize("word", ["=cmd|' /C calc'!A0", "@SUM(1)", "+cmd", "-cmd", "\t=1"])
+def test_a_class_of_somebody_elses_model_is_no_formula_of_a_spreadsheet(word: str) -> None:
+    assert no_formula(word) == f"'{word}"
+    assert [no_formula(one) for one in ("yes", "+", "-", "-1.5", "+3", "a=b")] == ["yes", "+", "-", "-1.5", "+3", "a=b"]

@@ -20,6 +20,7 @@ from fedgossip.learning.encoded_tables import found_columns, number_of, read_fea
 from fedgossip.learning.encodings import EncodedColumn, TableEncoding, plain
 from fedgossip.learning.measuring import DescribedModel
 from fedgossip.learning.objectives import CLASSIFICATION, REGRESSION
+from fedgossip.plain import no_formula
 
 if TYPE_CHECKING:
     from fedgossip.learning.loaded_model import LoadedModel
@@ -39,7 +40,7 @@ def scored(model: LoadedModel, path: Path) -> tuple[str, Sequence[str]]:
     features = read_features(table, _encoding_of(model), f.labels)
     answers = model(features.reshape(len(features), *f.shape))
     if f.kind == CLASSIFICATION:
-        added = {PREDICTED: [f.classes[int(one.argmax())] for one in answers]}
+        added = {PREDICTED: [no_formula(f.classes[int(one.argmax())]) for one in answers]}
         names = [f"probability of {name}" for name in f.classes]
     else:
         added, names = {}, [f"{PREDICTED} {name}" for name in f.labels or map(str, range(f.outputs))]
