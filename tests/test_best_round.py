@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fedgossip
@@ -20,8 +21,11 @@ from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.errors import ConfigError
 from fedgossip.experiment import load_experiment
 from fedgossip.learning.model_files import found
+from fedgossip.meter import Meter
 from fedgossip.plans import compose
 from fedgossip.records import NetworkRow, PeerRow, Row
+from fedgossip.rundir.best_model import take_up
+from fedgossip.rundir.peer_files import PeerFiles
 from fedgossip.rundir.run_directory import Run
 from fedgossip.scores import BestSoFar, Score
 
@@ -175,3 +179,34 @@ def test_processes_that_were_stopped_choose_the_same_round(content: dict[str, An
     assert stopped.summary["status"] == "interrupted"
     again = run_local_plan(plan, tmp_path / "run", report=False, resume=True)
     assert again.summary["best"] == whole.summary["best"] and weights(again) == weights(whole)
+
+
+@pytest.mark.parametrize("content", [FALLS | CLEAR, SECURE])
+def test_a_coordinator_on_a_machine_of_its_own_keeps_the_best_model_over_its_lives(
+    content: dict[str, Any], tmp_path: Path
+) -> None:
+    plan = compose.plan(load_experiment(content))
+    task, _ = compose.task_of(plan.experiment, plan.learners)
+    models = [task.initial(node) + np.float32(node) for node in range(4)]
+    scores = [None, 0.5, 0.75, 0.25]
+    at_clients = plan.experiment.selects_at_clients
+
+    def life(first: int, last: int) -> PeerFiles:
+        files = PeerFiles(tmp_path, plan.n - 1, plan, task, snapshots=False)
+        files.started(first, models[first])
+        for round in range(first + 1, last + 1):
+            row = Meter(plan.n - 1).mixed(round, 0, 0, None)
+            row.score_clients = scores[round] if at_clients else None
+            files.mixed(row, models[round])
+        files.lost()
+        return files
+
+    life(0, 2)
+    life(2, 3).save(models[3])
+    told = json.loads((tmp_path / "model-best" / "model.json").read_text())["score"]
+    measured = {round: task.evaluate([models[round]])[0][plan.experiment.score.name] for round in (1, 2, 3)}
+    best = 1 if at_clients else min(measured, key=lambda round: measured[round])
+    assert (told["rounds"], told["value"]) == (best, 0.75 if at_clients else measured[best])
+    so_far = BestSoFar(plan.experiment.score)
+    model = take_up(so_far, tmp_path)
+    assert model is not None and model.tobytes() == models[best].tobytes() and so_far.round == best
