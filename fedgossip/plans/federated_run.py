@@ -183,7 +183,8 @@ class FederatedRun(PlanDefaults):
         e, s = self.experiment, self.section
         every = e.eval.every if self._tests_at_clients else 0
         session = nanoseconds(PHASES * s.deadline)
-        return ClientSettings(e.rounds, nanoseconds(s.silence), session_ns=session, test_every=every)
+        patience = e.stop.patience * e.eval.every
+        return ClientSettings(e.rounds, nanoseconds(s.silence), session_ns=session, test_every=every, patience=patience)
 
     @property
     def _tests_at_clients(self) -> bool:

@@ -121,6 +121,14 @@ class ClientSettings:
     """Number of batches in a gradient, which then counts the examples in them; None: as many as a round's training has,
     and it counts all of this client's."""
 
+    patience: int = 0
+    """Number of rounds after which the coordinator may end the run, for no better model has followed; 0: its last."""
+
+    @property
+    def may_end(self) -> int:
+        """Number of rounds from which on an end of the run is none before its time."""
+        return min(self.rounds, self.patience or self.rounds)
+
     def tests(self, round: int) -> bool:
         return self.test_every > 0 and ((round + 1) % self.test_every == 0 or round + 1 == self.rounds)
 
@@ -343,7 +351,7 @@ class Client:
     def _final(self, final: Final) -> list[Effect]:
         self.phase, self.model = "finished", final.vectors[0]
         goodbye, facts = Leaving(final.round, done=True), {"rounds": final.round, "of": self.settings.rounds}
-        left = final.round < self.settings.rounds and not self.whole(self.model)
+        left = final.round < self.settings.may_end and not self.whole(self.model)
         early = [Report("ended_early", facts, final.round)] if left else []
         return [*self._let_go(), *early, Send(self.coordinator, goodbye), Finish(self.model)]
 
