@@ -50,6 +50,9 @@ class EventKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.severity == "quiet"
 
 
+HALF_MISSING = "half_missing"
+"""The one name of a run that goes on and will not end well, which is told however many others were told before."""
+
 UNKNOWN = EventKind()
 """Of a name that stands in no vocabulary: somebody else's, or of another version."""
 

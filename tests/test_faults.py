@@ -33,7 +33,8 @@ from fedgossip.machine import (
 from fedgossip.messages import Leaving
 from fedgossip.metrics import Network
 from fedgossip.plans import compose
-from fedgossip.records import EventRow, Row
+from fedgossip.plans.completeness import ExchangeCounts, of_clients
+from fedgossip.records import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.simulation.network import NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 
@@ -485,3 +486,26 @@ def test_a_flap_without_an_end_is_over_with_the_run(seconds: float) -> None:
     run = simulate({**content, "faults": [{"kind": "flap", "seconds": seconds}]})
     assert run.summary["status"] == "finished"
     assert run.summary["events"].get("link_up", 0) <= 1 + run.summary["seconds"] / seconds
+
+
+HALF = {
+    "losses on a graph": ({"topology": {"graph": "ring", "n": 4}}, {"kind": "drop", "probability": 0.6}, "missed"),
+    "a few losses": ({"topology": {"graph": "ring", "n": 4}}, {"kind": "drop", "probability": 0.1}, ""),
+}
+
+
+@pytest.mark.parametrize(("run", "fault", "said"), HALF.values(), ids=HALF)
+def test_a_run_half_of_whose_exchanges_are_missing_says_so_and_is_partial(run: Any, fault: Any, said: str) -> None:
+    task = {"kind": "quadratic", "dim": 3}
+    ended = simulate({"rounds": 8, "task": task, **run, "faults": [fault]})
+    told = [row for row in ended.rows if getattr(row, "name", "") == "half_missing"]
+    assert ended.summary["status"] == ("partial" if said else "finished")
+    assert bool(told) == bool(said) == any(said and said in line for line in ended.summary["lacking"])
+    assert all(row.round < 8 or row.peer == 3 for row in told)  # while it goes on
+
+
+def test_rounds_of_half_the_clients_or_workers_are_counted_as_missing() -> None:
+    assert of_clients(PeerRow(1, 4, None, None, 0, 0, 0, 0, 0, 0, clients=1), 4) == (3, 4)
+    of = ExchangeCounts(lambda row: (4 - row.peers, 4))
+    assert [of.take(NetworkRow(round, 2, 0.0, 0)) is not None for round in (1, 2, 3)] == [False, True, False]
+    assert of.half == [(-1, 6, 12)]

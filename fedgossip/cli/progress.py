@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedgossip.cli.text import console, echo
 from fedgossip.cli.wording import words_for
+from fedgossip.event_kinds import HALF_MISSING
 from fedgossip.experiment.sections import ENDLESS
 from fedgossip.plain import line
 from fedgossip.records import EventRow, NetworkRow, PeerRow, Row
@@ -104,7 +105,7 @@ class Progress:
 
     def _event(self, row: EventRow) -> None:
         self._events += 1
-        if self._events <= EVENTS_SHOWN:
+        if self._events <= EVENTS_SHOWN or row.name == HALF_MISSING:
             round = max(shown_round(row.name, row.round, self.roles), 0)
             self._say(f"round {round}, {self.roles.label(row.peer)}: {self._words(row)}")
         if self._events == EVENTS_SHOWN:

@@ -108,7 +108,7 @@ def run_local_plan(
         foretold = foretold_of(plan, task, forecast, out if resume else None)
         again = RunDirectory.again(out, plan, left.rows) if left else None
         directory = opened.enter_context(again or RunDirectory(out, plan, foretold))
-        keeper = Keeper(directory, watch, tracking, foretold)
+        keeper = Keeper(directory, watch, tracking, foretold, plan.exchanges)
         keeps = plan.experiment.eval.keep == BEST
         record = record_of(plan, task.evaluate, watch_all=False, kept=kept_in(out) if keeps else None)
         if left:

@@ -56,7 +56,7 @@ from fedgossip.net.identity import Identity
 from fedgossip.net.routing import DIRECT, Ways
 from fedgossip.net.transport import Transport
 from fedgossip.plans import compose
-from fedgossip.plans.completeness import of_numbers
+from fedgossip.plans.completeness import ExchangeCounts, of_numbers
 from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.plan import PARTIAL
 from fedgossip.records import EventRow, PeerRow, Row, read_rows
@@ -239,6 +239,7 @@ class _PeerLife:
         self._seconds_before = incarnations.seconds_in(files.folder / "metrics.jsonl") if life.again else 0.0
         self.counts: dict[str, int] = {}
         """What happened and is no report of the machine."""
+        self._attendance = ExchangeCounts(plan.exchanges)
         self._turn = threading.Lock()
         self._kept = Checkpoints(files.folder, life.about, self._not_written, checkpoint_seconds)
 
@@ -303,6 +304,8 @@ class _PeerLife:
         return Traced(machine, trace)
 
     def _write(self, row: Row) -> None:
+        if event := self._attendance.take(row):
+            self._event(event)
         if isinstance(row, PeerRow):
             row.seconds += self._seconds_before
             self.files.round = max(self.files.round, row.round)

@@ -130,7 +130,7 @@ def simulate_plan(
     left, refused = sim_checkpoint.left_in(folder, about) if folder and resume else (None, [])
     tracking = Tracking(plan.experiment, folder) if folder and plan.experiment.track.to else None
     foretold = foretold_of(plan, task, forecast, folder if resume else None)
-    keeper = _hearing(task, Keeper(None, watch, None, foretold))
+    keeper = _hearing(task, Keeper(None, watch, None, foretold, plan.exchanges if engine == "sim" else None))
     record = _record(plan, engine, task, foretold)
     made = plan, script, task, initial, record, keeper, shares
     run, finish, known = _simulator(*made) if engine == "sim" else _stacked(*made)  # may refuse

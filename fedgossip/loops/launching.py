@@ -133,7 +133,7 @@ class _Launch:
         self.folders = folders_of(plan, out)
         tracking = Tracking(plan.experiment, out) if plan.experiment.track.to else None
         self.directory = RunDirectory.again(out, plan, before.rows) if before else RunDirectory(out, plan)
-        self.keeper = Keeper(self.directory, watch, tracking)
+        self.keeper = Keeper(self.directory, watch, tracking, exchanges=plan.exchanges)
         self.left = dict.fromkeys(range(plan.n), how.restarts)
         self._over_since, self._over = 0.0, False
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from fedgossip.event_kinds import HALF_MISSING
 from fedgossip.machine import NodeId
 from fedgossip.records import EventRow, NetworkRow, PeerRow, Row
+from fedgossip.roles import Roles
 from fedgossip.task import Segment, first_wrong
 from fedgossip.vectors import Vector
 
@@ -83,6 +85,67 @@ def of_federation(rows: Sequence[Row], coordinator: NodeId, node: NodeId | None,
         return Lacking((text,), in_vain=True)
     clients = sorted({client for row in _told(rows, "never_counted") for client in _ids(row.value)})
     return Lacking(tuple(_short([f"No round counted an update of client {one}." for one in clients], "clients")))
+
+
+Exchanges = Callable[[Row], tuple[int, int]]
+"""What a row says of the exchanges of a synchronous round: how many were missing, and how many it should have."""
+
+COUNTED_FROM = 8
+"""Number of exchanges of a participant from which on a run says, while it goes on, that half of them are missing."""
+
+
+class ExchangeCounts:
+    """How many exchanges of each participant were missing in their rounds; -1 stands for all of a run's workers."""
+
+    def __init__(self, exchanges: Exchanges) -> None:
+        self._exchanges = exchanges
+        self._of: dict[NodeId, tuple[int, int]] = {}
+        self._early: set[tuple[NodeId, int]] = set()  # rounds whose event was there before their row
+        self._told: set[NodeId] = set()
+
+    def take(self, row: Row) -> EventRow | None:
+        """Count a row; return the event that goes before it where half are missing now, once for a participant."""
+        node = -1 if isinstance(row, NetworkRow) else row.peer
+        missing, wanted = self._exchanges(row)
+        if isinstance(row, EventRow):
+            if row.name == HALF_MISSING:
+                self._told.add(node)
+            if wanted:
+                self._early.add((node, row.round))
+        elif (node, row.round - 1) in self._early:
+            self._early.discard((node, row.round - 1))
+            wanted = 0
+        before = self._of.get(node, (0, 0))
+        missing, of = self._of[node] = before[0] + missing, before[1] + wanted
+        if not wanted or of < COUNTED_FROM or 2 * missing < of or node in self._told:
+            return None
+        self._told.add(node)
+        return EventRow(row.round, node, "half_missing", {"missing": missing, "of": of})
+
+    @property
+    def half(self) -> list[tuple[NodeId, int, int]]:
+        """(participant, exchanges missing, of so many) of each that missed half or more."""
+        return [
+            (node, missing, of) for node, (missing, of) in sorted(self._of.items()) if missing and 2 * missing >= of
+        ]
+
+
+def of_clients(row: PeerRow, wanted: int) -> tuple[int, int]:
+    """Return what a coordinator's row says of the contributions that its round wanted."""
+    return max(0, wanted - (row.clients or 0)), wanted
+
+
+def with_exchanges(found: Lacking, rows: Iterable[Row], of: Exchanges, roles: Roles, node: NodeId | None) -> Lacking:
+    """Return what is lacking, with the participants that missed half or more of their exchanges; or with `node`."""
+    attendance = ExchangeCounts(of)
+    for row in rows:
+        attendance.take(row)
+    said = [
+        f"{'The workers' if one < 0 else roles.label(one).capitalize()} missed {missing} of {wanted} exchanges."
+        for one, missing, wanted in attendance.half
+        if node in (None, one)
+    ]
+    return Lacking(tuple(_short(said, "participants"))) if said and not found.said else found  # which says it better
 
 
 def _told(rows: Sequence[Row], name: str) -> list[EventRow]:

@@ -17,7 +17,7 @@ from fedgossip.algorithms.federated.coded import UploadCodec
 from fedgossip.errors import ConfigError
 from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.metrics import Network
-from fedgossip.plans.completeness import Lacking, of_federation
+from fedgossip.plans.completeness import Lacking, of_clients, of_federation, with_exchanges
 from fedgossip.plans.credentials import Credentials, Logged, Own
 from fedgossip.plans.federated_run import FederatedRun
 from fedgossip.plans.federated_words import banner_of, facts_of, outlook_of, terms_of
@@ -33,7 +33,7 @@ from fedgossip.protocols.coordinator import Coordinator
 from fedgossip.protocols.coordinator_records import state_in
 from fedgossip.protocols.coordinator_settings import CoordinatorSettings
 from fedgossip.protocols.secure_round import SecureSumming, SessionTerms
-from fedgossip.records import Row
+from fedgossip.records import PeerRow, Row
 from fedgossip.secure.aborts import Reason
 from fedgossip.secure.client import SecAggClient
 from fedgossip.secure.past import AskedBefore
@@ -262,7 +262,13 @@ class FederationPlan(FederatedRun):
 
     def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:
         all_in_each = self.cohort == self.learners and not self.buffered
-        return of_federation(rows, self.coordinator, node, all_in_each=all_in_each)
+        found = of_federation(rows, self.coordinator, node, all_in_each=all_in_each)
+        return with_exchanges(found, rows, self.exchanges, self.roles, node)
+
+    def exchanges(self, row: Row) -> tuple[int, int]:
+        if self.buffered or not isinstance(row, PeerRow) or row.peer != self.coordinator or not row.round:
+            return 0, 0
+        return of_clients(row, self.sampling.draw(row.round - 1, range(self.learners)).wanted)
 
     def terms(self, parameters: int, itemsize: int) -> JoiningTerms:
         return terms_of(self, parameters, itemsize)

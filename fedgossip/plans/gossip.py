@@ -22,7 +22,7 @@ from fedgossip.learning import custom
 from fedgossip.machine import Checkpoint, Machine, NodeId
 from fedgossip.metrics import Network
 from fedgossip.plans.adversary import attack_in, attackers_of, check_adversary, check_real, roles_with
-from fedgossip.plans.completeness import Lacking, of_gossip
+from fedgossip.plans.completeness import Lacking, of_gossip, with_exchanges
 from fedgossip.plans.credentials import Logged, Own
 from fedgossip.plans.gossip_checks import check_fragments, check_pair
 from fedgossip.plans.gossip_machines import (
@@ -51,7 +51,7 @@ from fedgossip.plans.plan import PARTIAL, Arrays, JoiningTerms, PlanDefaults, Re
 from fedgossip.plans.statistics_checks import check_gossip_statistics
 from fedgossip.plans.tasks import example_counts
 from fedgossip.protocols.attacker import Attacker
-from fedgossip.records import Row
+from fedgossip.records import NetworkRow, PeerRow, Row
 from fedgossip.roles import Roles
 from fedgossip.secure.pairs import SeededPairs
 from fedgossip.simulation.resident_rounds import run_arrays
@@ -231,7 +231,20 @@ class GossipPlan(PlanDefaults):
         return "finished" if set(words) == {"finished"} else PARTIAL
 
     def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:
-        return of_gossip(rows, self.n, self.partners, node, directed=self.topology.directed)
+        found = of_gossip(rows, self.n, self.partners, node, directed=self.topology.directed)
+        return with_exchanges(found, rows, self.exchanges, self.roles, node)
+
+    def exchanges(self, row: Row) -> tuple[int, int]:
+        if isinstance(row, NetworkRow) or self.experiment.algorithm.mode != "sync":
+            return 0, 0
+        if isinstance(row, PeerRow):
+            return 0, self._sources(row.peer, row.round - 1)
+        if row.name != "missed" or not isinstance(row.value, list):
+            return 0, 0
+        return len(row.value), self._sources(row.peer, row.round)
+
+    def _sources(self, node: NodeId, round: int) -> int:
+        return len(self.schedule.mixing(round).row(node).keys() - {node}) if round >= 0 else 0
 
     @cached_property
     def pairwise(self) -> PairwiseRates | None:

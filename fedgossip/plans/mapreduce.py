@@ -28,13 +28,13 @@ from fedgossip.codecs.base import VectorLayout
 from fedgossip.machine import Machine, NodeId
 from fedgossip.metrics import Network
 from fedgossip.plans.coding import codec_of, gradient_sender
-from fedgossip.plans.completeness import Lacking, of_federation
+from fedgossip.plans.completeness import Lacking, of_clients, of_federation, with_exchanges
 from fedgossip.plans.plan import PARTIAL, Arrays, JoiningTerms, Results, RunOutlook, Seat, nanoseconds
 from fedgossip.plans.shared_steps import SharedSteps
 from fedgossip.protocols.client import Client, ClientSettings
 from fedgossip.protocols.coordinator import Coordinator
 from fedgossip.protocols.coordinator_settings import CoordinatorSettings
-from fedgossip.records import Row
+from fedgossip.records import PeerRow, Row
 from fedgossip.roles import CLIENT, SERVER, Role, Roles
 from fedgossip.simulation.cohorts import Rounds, run_rounds
 from fedgossip.task import LocalTask
@@ -130,7 +130,13 @@ class MapReducePlan(SharedSteps):
         return "finished" if not any(workers) or set(workers) == {"finished"} else PARTIAL  # arrays have no workers
 
     def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:
-        return of_federation(rows, self.server, node, all_in_each=not self.experiment.parallel.backups)
+        found = of_federation(rows, self.server, node, all_in_each=not self.experiment.parallel.backups)
+        return with_exchanges(found, rows, self.exchanges, self.roles, node)
+
+    def exchanges(self, row: Row) -> tuple[int, int]:
+        if not isinstance(row, PeerRow) or row.peer != self.server or not row.round:
+            return 0, 0
+        return of_clients(row, self.learners - self.experiment.parallel.backups)
 
     def outlook(self, task: LocalTask) -> RunOutlook:
         m, size = self.learners, task.length * task.dtype.itemsize

@@ -291,6 +291,10 @@ class Plan(Protocol):
         """Return what did not happen in a run that came to its end, by its rows; or to a participant, by its own."""
         ...
 
+    def exchanges(self, row: Row) -> tuple[int, int]:
+        """Return what a row says of the exchanges of a synchronous round: how many were missing, of how many."""
+        ...
+
     def outlook(self, task: LocalTask) -> RunOutlook:
         """What is known of the run before it begins, for --dry-run."""
         ...

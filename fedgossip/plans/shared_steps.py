@@ -15,10 +15,10 @@ from fedgossip.algorithms.outer import OuterStep
 from fedgossip.experiment import ParallelExperiment
 from fedgossip.machine import NodeId
 from fedgossip.plans.coding import corrects_momentum
-from fedgossip.plans.completeness import Lacking
+from fedgossip.plans.completeness import Lacking, with_exchanges
 from fedgossip.plans.plan import PARTIAL, PlanDefaults
 from fedgossip.plans.statistics_checks import check_parallel_statistics
-from fedgossip.records import Row
+from fedgossip.records import NetworkRow, Row
 from fedgossip.task import Segment, statistics_in
 
 
@@ -89,8 +89,14 @@ class SharedSteps(PlanDefaults):
             return "finished" if said == {"finished"} else PARTIAL
         return "failed" if "failed" in said or said == {None} else "interrupted"
 
-    def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:  # noqa: ARG002
-        return Lacking()  # a round is of all workers that are there, or is none
+    def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:
+        return with_exchanges(Lacking(), rows, self.exchanges, self.roles, node)
+
+    def exchanges(self, row: Row) -> tuple[int, int]:
+        """A round is of all workers that are there: those that are not have no row of it."""
+        if not isinstance(row, NetworkRow) or not row.round:
+            return 0, 0
+        return max(0, self.learners - row.peers), self.learners
 
     def facts(self, rows: Sequence[Row]) -> dict[str, Any]:  # noqa: ARG002
         p = self.experiment.parallel

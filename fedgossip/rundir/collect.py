@@ -267,7 +267,7 @@ def collect_peers(
     tracking = Tracking(plan.experiment, out) if plan.experiment.track.to else None
     with RunDirectory(out, plan) as directory:
         approvals.gathered(folders, out)
-        keeper = Keeper(directory, None, tracking)
+        keeper = Keeper(directory, None, tracking, exchanges=plan.exchanges)
         record = record_of(plan, task.evaluate, watch_all=False)
         for row in record.started([task.initial(node) for node in range(plan.n)]):
             keeper(row)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedgossip.forecasts import REALISED, encoded
+from fedgossip.plans.completeness import ExchangeCounts, Exchanges
 from fedgossip.records import EventRow, NetworkRow, Row
 from fedgossip.rundir.foretold import Foretold
 from fedgossip.rundir.run_directory import RunDirectory, write_whole
@@ -22,7 +23,10 @@ class Keeper:
         watch: Callable[[Row], None] | None,
         tracking: Tracking | None = None,
         foretold: Foretold | None = None,
+        exchanges: Exchanges | None = None,
     ) -> None:
+        """`exchanges`: the plan's; a run half of whose exchanges are missing says so while it goes on."""
+        self._attendance = ExchangeCounts(exchanges) if exchanges else None
         self.foretold = foretold
         self.rows: list[Row] = []
         self.events: dict[str, int] = {}
@@ -44,6 +48,8 @@ class Keeper:
         """Read the rows of the part of the run that is written already."""
         for row in rows:
             self._take(row)
+            if self._attendance:
+                self._attendance.take(row)
 
     def _take(self, row: Row) -> None:
         self.rows.append(row)
@@ -52,6 +58,8 @@ class Keeper:
 
     def __call__(self, row: Row, *, news: bool = True) -> None:
         """Pass a row on; to watchers where it is `news`, and no event of a life before."""
+        if event := self._attendance and self._attendance.take(row):
+            self(event, news=news)
         told = self._directory.writer.write(row) if self._directory else None
         for one in (row, told) if told else (row,):
             self._take(one)
@@ -61,6 +69,8 @@ class Keeper:
 
     def all(self, rows: Sequence[Row]) -> None:
         """Pass rows on that came at once: all are in the file before the first is watched."""
+        if self._attendance:
+            rows = [one for row in rows for one in (self._attendance.take(row), row) if one]
         told = list(self._directory.writer.write_all(rows)) if self._directory else []
         self.rows += rows
         for row in rows:
