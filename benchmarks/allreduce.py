@@ -24,20 +24,20 @@ from crew import Measured, Seat, Watch, crew, machine, median, round_ms
 
 from fedgossip.algorithms.collectives.names import COLLECTIVES
 from fedgossip.algorithms.descent.sgd import SGD
+from fedgossip.base.vectors import frozen
+from fedgossip.core.messages import TAIL, Expected, Hello
+from fedgossip.core.task import Job, Update
+from fedgossip.core.wire import CHUNK_BYTES
 from fedgossip.learning.analytic import Averaging
-from fedgossip.messages import TAIL, Expected, Hello
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
-from fedgossip.net.mesh import Links
+from fedgossip.net.links.mesh import Links
 from fedgossip.net.sockets import keep_message_memory
-from fedgossip.plans.parallel import ADAPTED
-from fedgossip.protocols.allreduce import AllReduce
-from fedgossip.protocols.round_sums import DenseSums
-from fedgossip.protocols.view_member import AllReduceSettings
-from fedgossip.task import Job, Update
-from fedgossip.vectors import frozen
-from fedgossip.wire import CHUNK_BYTES
+from fedgossip.plans.parallel.parallel import ADAPTED
+from fedgossip.protocols.allreduce.allreduce import AllReduce
+from fedgossip.protocols.allreduce.round_sums import DenseSums
+from fedgossip.protocols.allreduce.view_member import AllReduceSettings
 
 LOOPBACK = "127.0.0.1"
 WARM = 3

@@ -22,11 +22,12 @@ import numpy as np
 import torch
 from crew import machine, median
 
-from fedgossip.learning import data, job_blocks
-from fedgossip.learning.devices import describe, device_for
+from fedgossip.core.machine import Report
+from fedgossip.core.task import Job
+from fedgossip.data import data
+from fedgossip.learning.many_nodes import job_blocks
+from fedgossip.learning.one_model.devices import describe, device_for
 from fedgossip.learning.task import TorchTask, TrainSettings
-from fedgossip.machine import Report
-from fedgossip.task import Job
 
 RESNET = "residual_networks:resnet20"
 EXAMPLES = 256

@@ -18,18 +18,18 @@ import numpy as np
 import zmq
 from crew import Measured, Seat, Watch, forget_peak, peak_bytes, resident_bytes
 
-from fedgossip.algorithms.dsgd import DSGD
+from fedgossip.algorithms.gossip.dsgd import DSGD
+from fedgossip.core.messages import Expected, Hello
+from fedgossip.core.wire import CHUNK_BYTES
 from fedgossip.learning.analytic import Averaging
-from fedgossip.messages import Expected, Hello
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
-from fedgossip.net.mesh import Links
+from fedgossip.net.links.mesh import Links
 from fedgossip.net.sockets import keep_message_memory
-from fedgossip.protocols.awaited_round import SyncSettings
-from fedgossip.protocols.sync_gossip import SyncGossip
+from fedgossip.protocols.gossip.awaited_round import SyncSettings
+from fedgossip.protocols.gossip.sync_gossip import SyncGossip
 from fedgossip.topology import build, resolve
-from fedgossip.wire import CHUNK_BYTES
 
 Contestant = Callable[[Seat, int, int, int], Measured]
 

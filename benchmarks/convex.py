@@ -16,7 +16,7 @@ import numpy as np
 import fedgossip
 from fedgossip.algorithms.federated.cocoa import CERTIFICATE
 from fedgossip.experiment import load_experiment
-from fedgossip.learning.convex import ConvexTask
+from fedgossip.learning.linear.convex import ConvexTask
 from fedgossip.plans.tasks import task_of
 
 NEAR = 1e-3

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.learning.cox_fit import cox_fit
-from fedgossip.learning.cox_steps import fitted_alone
-from fedgossip.learning.cox_sums import CoxDesign, CoxLayout, SiteHazards, TimedRecords
-from fedgossip.learning.survival_times import places_of
+from fedgossip.sites.fits.cox.cox_fit import cox_fit
+from fedgossip.sites.fits.cox.cox_steps import fitted_alone
+from fedgossip.sites.fits.cox.cox_sums import CoxDesign, CoxLayout, SiteHazards, TimedRecords
+from fedgossip.sites.fits.survival.survival_times import places_of
 
 Values = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]

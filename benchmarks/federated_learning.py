@@ -25,11 +25,11 @@ from crew import machine
 from fedgossip.algorithms.federated.base import Federated, Vectors, Work
 from fedgossip.algorithms.federated.names import make
 from fedgossip.algorithms.sampling import Sampling, Uniform
-from fedgossip.learning.data import load, split
-from fedgossip.learning.dataset import Dataset
-from fedgossip.learning.partitions import partition
+from fedgossip.core.task import Job
+from fedgossip.data.data import load, split
+from fedgossip.data.dataset import Dataset
+from fedgossip.data.partitions import partition
 from fedgossip.learning.task import TorchTask, TrainSettings
-from fedgossip.task import Job
 
 
 def accuracies(of: Federated[Any], sampling: Sampling, task: TorchTask, clients: int, every: int) -> Iterator[float]:

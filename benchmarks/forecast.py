@@ -14,7 +14,7 @@ import time
 from crew import machine
 
 import fedgossip
-from fedgossip.forecasts import kept
+from fedgossip.core.forecasts import kept
 
 GRAPHS = (
     *("ring", "torus:4x4", "hypercube", "star", "path", "tree", "two-cliques", "regular:3", "one-peer-exponential"),

@@ -20,18 +20,18 @@ from pathlib import Path
 
 import numpy as np
 
-from fedgossip.learning import data
-from fedgossip.learning.dataset import Dataset
-from fedgossip.learning.ddp.hogwild import HogwildLoop
-from fedgossip.learning.ddp.processes import StandingGroup
-from fedgossip.learning.sparse_logistic import SparseLogistic
-from fedgossip.learning.sparse_steps import HogwildSteps, SparseSteps
+from fedgossip.base.vectors import frozen
+from fedgossip.core.task import Job
+from fedgossip.data import data
+from fedgossip.data.dataset import Dataset
+from fedgossip.learning.linear.sparse_logistic import SparseLogistic
+from fedgossip.learning.linear.sparse_steps import HogwildSteps, SparseSteps
+from fedgossip.learning.linear.word_steps import WordSteps
+from fedgossip.learning.linear.word_tables import WordTable
+from fedgossip.learning.linear.words import WordsTask
+from fedgossip.learning.processes.hogwild import HogwildLoop
+from fedgossip.learning.processes.processes import StandingGroup
 from fedgossip.learning.task import TorchTask, TrainSettings
-from fedgossip.learning.word_steps import WordSteps
-from fedgossip.learning.word_tables import WordTable
-from fedgossip.learning.words import WordsTask
-from fedgossip.task import Job
-from fedgossip.vectors import frozen
 
 MODELS = ("mlp:64-32-10", "mlp:64-256-256-10")
 STEPS, CLICKS_STEPS, JOBS = 1000, 5000, 3

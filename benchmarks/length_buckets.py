@@ -16,13 +16,13 @@ from statistics import median
 
 import numpy as np
 
-from fedgossip.learning.data import load, split
-from fedgossip.learning.dataset import Dataset
-from fedgossip.learning.ragged import IGNORED, Ragged
+from fedgossip.base.vectors import add
+from fedgossip.core.task import Job
+from fedgossip.data.data import load, split
+from fedgossip.data.dataset import Dataset
+from fedgossip.data.ragged import IGNORED, Ragged
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.task import TorchTask
-from fedgossip.task import Job
-from fedgossip.vectors import add
 
 SETTINGS = ([128], [64], [16, 32, 64, 128], [16, 24, 32, 40, 48, 56, 64, 96, 128])
 LINES = 32

@@ -24,11 +24,12 @@ import torch
 from crew import machine, median
 from torch.nn import functional
 
-from fedgossip.errors import ConfigError
-from fedgossip.learning import data, models
-from fedgossip.learning.devices import describe, device_for
+from fedgossip.base.errors import ConfigError
+from fedgossip.core.task import Job
+from fedgossip.data import data
+from fedgossip.learning.models import models
+from fedgossip.learning.one_model.devices import describe, device_for
 from fedgossip.learning.task import TorchTask, TrainSettings
-from fedgossip.task import Job
 
 PLAIN: dict[str, dict[str, object]] = {
     "a plain loop": {},

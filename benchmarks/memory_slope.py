@@ -23,12 +23,12 @@ import numpy as np
 from crew import machine
 from scipy import stats
 
+from fedgossip.core.machine import NodeId
+from fedgossip.core.records import EventRow, PeerRow, Row
 from fedgossip.drivers.local import run_local_plan
 from fedgossip.drivers.peer_processes import PeerProcesses
 from fedgossip.experiment import load_experiment
-from fedgossip.machine import NodeId
 from fedgossip.plans import compose
-from fedgossip.records import EventRow, PeerRow, Row
 
 DEAD: NodeId = 0
 EVERY = 20

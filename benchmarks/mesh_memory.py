@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
-from fedgossip.learning.dataset import Dataset
-from fedgossip.learning.ddp.engine import DistributedLoop
-from fedgossip.learning.ddp.process_memory import ProcessMemory
-from fedgossip.learning.mesh_settings import MeshSettings
+from fedgossip.core.task import Job
+from fedgossip.data.dataset import Dataset
+from fedgossip.learning.one_model.mesh_settings import MeshSettings
+from fedgossip.learning.processes.engine import DistributedLoop
+from fedgossip.learning.processes.process_memory import ProcessMemory
 from fedgossip.learning.settings import LET_GO
 from fedgossip.learning.task import TorchTask, TrainSettings
-from fedgossip.task import Job
 
 FOLDER = "MESH_MEMORY"
 """The environment variable that names to the processes the folder of what was found."""

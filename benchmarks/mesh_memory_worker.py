@@ -1,4 +1,4 @@
-"""One of the processes of `mesh_memory.py`: as `fedgossip.learning.ddp.worker`, and counts what it holds."""
+"""One of the processes of `mesh_memory.py`: as `fedgossip.learning.processes.worker`, and counts what it holds."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from fedgossip.learning import weights
-from fedgossip.learning.ddp.ipc import Channel, Message, Setup, TrainOrder
-from fedgossip.learning.ddp.serving import serve
-from fedgossip.learning.ddp.shared_memory import SharedArrays
-from fedgossip.learning.ddp.worker import CollectiveWorker
+from fedgossip.learning.one_model import weights
+from fedgossip.learning.processes.ipc import Channel, Message, Setup, TrainOrder
+from fedgossip.learning.processes.serving import serve
+from fedgossip.learning.processes.shared_memory import SharedArrays
+from fedgossip.learning.processes.worker import CollectiveWorker
 
 
 class Saved:

@@ -29,7 +29,7 @@ from typing import Any
 from scipy.stats import t
 
 import fedgossip
-from fedgossip.records import NetworkRow
+from fedgossip.core.records import NetworkRow
 
 WORKERS, BATCH, STEP_SECONDS = 4, 16, 0.01
 LINKS = {"latency": 0.03, "bandwidth": 50e6 / 8, "downlink": 50e6 / 8}

@@ -22,15 +22,15 @@ import zmq
 from allreduce import LOOPBACK, WARM, Gradients, identity_for
 from crew import Measured, Seat, Watch, crew, machine, median, round_ms
 
+from fedgossip.base.vectors import frozen
+from fedgossip.core.messages import Expected, Hello
+from fedgossip.core.wire import CHUNK_BYTES
 from fedgossip.experiment import load_experiment
-from fedgossip.messages import Expected, Hello
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import Host, Ports
-from fedgossip.net.mesh import Links
+from fedgossip.net.links.mesh import Links
 from fedgossip.net.sockets import keep_message_memory
 from fedgossip.plans import compose
-from fedgossip.vectors import frozen
-from fedgossip.wire import CHUNK_BYTES
 
 Play = Callable[[Seat, int, int, int], Measured]
 """(seat, workers, elements, rounds): workers have the first seats, servers the others."""

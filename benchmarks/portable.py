@@ -25,7 +25,7 @@ if AS_IT_COMES in sys.argv:
 
     torch.ones(2, 2) @ torch.ones(2, 2)  # before fedgossip, which would ask for reproducible kernels
 
-from fedgossip import kernels  # noqa: E402
+from fedgossip.base import kernels  # noqa: E402
 
 MODES = {AS_IT_COMES: {}, "reproducible": kernels.REPRODUCIBLE, "portable": kernels.PORTABLE}
 NODES, EXAMPLES, AGAIN = 16, 64, 3
@@ -43,9 +43,9 @@ WORK: dict[str, tuple[str, tuple[int, ...], int, int, dict[str, object]]] = {
 
 def measured(name: str, *, portable: bool) -> float:
     """CPU seconds of a round of all nodes."""
-    from fedgossip.learning import data
+    from fedgossip.core.task import Job
+    from fedgossip.data import data
     from fedgossip.learning.task import TorchTask, TrainSettings
-    from fedgossip.task import Job
 
     model, shape, classes, steps, how = WORK[name]
     rng = np.random.default_rng(0)

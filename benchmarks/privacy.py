@@ -24,16 +24,16 @@ from typing import Any
 import numpy as np
 from crew import machine
 
-from fedgossip.learning import data
-from fedgossip.learning.partitions import partition
-from fedgossip.learning.record_privacy import RecordPrivacy, private_rate
+from fedgossip.base.seeds import stream
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.task import Job
+from fedgossip.data import data
+from fedgossip.data.partitions import partition
+from fedgossip.learning.dp_sgd.record_privacy import RecordPrivacy, private_rate
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.task import TorchTask
 from fedgossip.privacy.accounting import Mechanism, epsilon
 from fedgossip.secure.noise import discrete_gaussian
-from fedgossip.seeds import stream
-from fedgossip.task import Job
-from fedgossip.vectors import Vector, frozen
 
 NUMBERS = 1_000_000
 SIGMAS = (0.5, 1.0, 8.0, 1e3, 2.0**20, 2.0**24, 2.0**28)

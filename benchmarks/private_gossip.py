@@ -26,19 +26,19 @@ from typing import Any
 import numpy as np
 from crew import machine
 
-from fedgossip.algorithms.dsgd import DSGD
-from fedgossip.machine import PeerJoined, Received, Send, Started, Trained
-from fedgossip.messages import Masked, Model
-from fedgossip.protocols import private_gossip
-from fedgossip.protocols.awaited_round import SyncSettings
-from fedgossip.protocols.private_gossip import PrivateGossip
-from fedgossip.protocols.sync_gossip import SyncGossip
+from fedgossip.algorithms.gossip.dsgd import DSGD
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.machine import PeerJoined, Received, Send, Started, Trained
+from fedgossip.core.messages import Masked, Model
+from fedgossip.protocols.gossip.awaited_round import SyncSettings
+from fedgossip.protocols.gossip.sync_gossip import SyncGossip
+from fedgossip.protocols.private import private_gossip
+from fedgossip.protocols.private.private_gossip import PrivateGossip
 from fedgossip.secure import ring
 from fedgossip.secure.neighbourhood import Grid
 from fedgossip.secure.pairs import SeededPairs
 from fedgossip.secure.primitives import keystream
 from fedgossip.topology import Mixing, build, resolve
-from fedgossip.vectors import Vector, frozen
 
 SETTINGS, GRID = SyncSettings(rounds=10**9), Grid(64.0)
 

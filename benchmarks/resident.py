@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from fedgossip.learning import resident
-from fedgossip.learning.device_stack import DeviceStack
+from fedgossip.learning.many_nodes import resident
+from fedgossip.learning.many_nodes.device_stack import DeviceStack
 from fedgossip.topology import Mixing
 
 

@@ -26,10 +26,10 @@ import numpy as np
 import torch
 from crew import machine, median
 
-from fedgossip.learning.cuda_graphs import capture_on
-from fedgossip.learning.device_mixing import DeviceMixing
+from fedgossip.base.vectors import RowGroups
+from fedgossip.learning.many_nodes.device_mixing import DeviceMixing
+from fedgossip.learning.one_model.cuda_graphs import capture_on
 from fedgossip.topology import build, resolve
-from fedgossip.vectors import RowGroups
 
 try:
     import triton

@@ -18,21 +18,21 @@ from crew import Measured, Seat, Watch, forget_peak, peak_bytes, resident_bytes
 
 from fedgossip.algorithms.federated.names import make
 from fedgossip.algorithms.sampling import Uniform
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.messages import Contribution, Expected, Hello, Invite
+from fedgossip.core.task import Job, Update
+from fedgossip.core.wire import CHUNK_BYTES
 from fedgossip.learning.analytic import Averaging
-from fedgossip.messages import Contribution, Expected, Hello, Invite
-from fedgossip.net.client import Spoke
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import Host, Ports
+from fedgossip.net.hub.client import Spoke
+from fedgossip.net.hub.server import Hub
 from fedgossip.net.identity import Identity
-from fedgossip.net.server import Hub
 from fedgossip.net.sockets import keep_message_memory
 from fedgossip.net.transport import Arrived, LinkDown, LinkUp, Transport
-from fedgossip.protocols.client import Client, ClientSettings
-from fedgossip.protocols.coordinator import Coordinator
-from fedgossip.protocols.coordinator_settings import CoordinatorSettings
-from fedgossip.task import Job, Update
-from fedgossip.vectors import Vector, frozen
-from fedgossip.wire import CHUNK_BYTES
+from fedgossip.protocols.federated.client import Client, ClientSettings
+from fedgossip.protocols.federated.coordinator import Coordinator
+from fedgossip.protocols.federated.coordinator_settings import CoordinatorSettings
 
 Contestant = Callable[[Seat, int, int, int], Measured]
 

@@ -37,12 +37,12 @@ from safetensors.numpy import load_file
 from torch import nn
 
 import fedgossip
+from fedgossip.base.vectors import Vector, digest
+from fedgossip.core.records import EventRow, PeerRow, Row
 from fedgossip.experiment import load_experiment
 from fedgossip.net.endpoints import Endpoint, text
 from fedgossip.net.identity import Identity
 from fedgossip.plans import compose
-from fedgossip.records import EventRow, PeerRow, Row
-from fedgossip.vectors import Vector, digest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from slow_links import FarMachines, lacking

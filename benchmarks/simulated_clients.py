@@ -35,15 +35,15 @@ from torch.nn import functional
 from fedgossip.algorithms.federated.base import Work
 from fedgossip.algorithms.federated.names import make
 from fedgossip.algorithms.sampling import Uniform
-from fedgossip.errors import ConfigError
-from fedgossip.learning import models
-from fedgossip.learning.batches import Batches, BatchPlan
-from fedgossip.learning.data import load
-from fedgossip.learning.dataset import Dataset, from_arrays
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.seeds import stream
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.task import Job
+from fedgossip.data.data import load
+from fedgossip.data.dataset import Dataset, from_arrays
+from fedgossip.learning.models import models
+from fedgossip.learning.one_model.batches import Batches, BatchPlan
 from fedgossip.learning.task import TorchTask, TrainSettings
-from fedgossip.seeds import stream
-from fedgossip.task import Job
-from fedgossip.vectors import Vector, frozen
 
 MODELS = {8: "cnn:16-32-180", 28: "cnn:16-32-16"}  # 29 830 and 30 074 parameters
 BATCHES = (10, 32)

@@ -20,9 +20,9 @@ from sklearn.datasets import load_breast_cancer
 from sklearn.metrics import roc_auc_score
 
 from fedgossip import load_experiment
-from fedgossip.learning.tree_fit import trees_fit
-from fedgossip.learning.tree_sums import GrowingTrees, SiteMargins, grown_alone
-from fedgossip.plans.trees import table_of, trees_plan
+from fedgossip.sites.fits.trees.tree_fit import trees_fit
+from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteMargins, grown_alone
+from fedgossip.sites.plans.trees import table_of, trees_plan
 
 SITES, TRAINED = 5, 426
 EXPERIMENT = """

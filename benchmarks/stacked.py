@@ -24,10 +24,11 @@ from crew import machine, median
 from resident import Clock, plain_round, staying_on
 from torch import nn
 
-from fedgossip.algorithms.dsgd import DSGD
-from fedgossip.learning import data, models
+from fedgossip.algorithms.gossip.dsgd import DSGD
+from fedgossip.core.metrics import Network
+from fedgossip.data import data
+from fedgossip.learning.models import models
 from fedgossip.learning.task import TorchTask, TrainSettings
-from fedgossip.metrics import Network
 from fedgossip.simulation.resident_rounds import run_arrays
 from fedgossip.topology import build, resolve
 

@@ -26,25 +26,25 @@ from statistics import fmean
 from typing import ClassVar
 
 from fedgossip import load_experiment, run_local
-from fedgossip.algorithms.dsgd import DSGD
-from fedgossip.algorithms.push_sum import PushSum
+from fedgossip.algorithms.gossip.dsgd import DSGD
+from fedgossip.algorithms.gossip.push_sum import PushSum
+from fedgossip.base.vectors import Vector, mean
+from fedgossip.core.machine import Machine, NodeId, RoundDone
+from fedgossip.core.metrics import Network
+from fedgossip.core.records import PeerRow, Row
+from fedgossip.core.task import LocalTask
 from fedgossip.faults import FaultScript, Slow
-from fedgossip.machine import Machine, NodeId, RoundDone
-from fedgossip.metrics import Network
 from fedgossip.plans import compose
-from fedgossip.protocols.async_gossip import AsyncGossip, AsyncSettings
-from fedgossip.protocols.async_push_sum import AsyncPushSum
-from fedgossip.protocols.awaited_round import SyncSettings
-from fedgossip.protocols.peer_sampling import rule_of
-from fedgossip.protocols.push_peer import PushSettings
-from fedgossip.protocols.sync_gossip import SyncGossip
-from fedgossip.records import PeerRow, Row
+from fedgossip.protocols.gossip.async_gossip import AsyncGossip, AsyncSettings
+from fedgossip.protocols.gossip.awaited_round import SyncSettings
+from fedgossip.protocols.gossip.peer_sampling import rule_of
+from fedgossip.protocols.gossip.sync_gossip import SyncGossip
+from fedgossip.protocols.push_sum.async_push_sum import AsyncPushSum
+from fedgossip.protocols.push_sum.push_peer import PushSettings
 from fedgossip.simulation.network import NS, NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 from fedgossip.simulation.virtual_time import Table
-from fedgossip.task import LocalTask
 from fedgossip.topology import Topology, build, resolve
-from fedgossip.vectors import Vector, mean
 
 GRAPHS = ("ring", "regular:4", "complete")
 SLOW: NodeId = 3

@@ -27,9 +27,9 @@ from small_bins import tables
 
 from fedgossip import load_experiment
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.learning.tree_sums import GrowingTrees, SiteMargins, grown_alone
-from fedgossip.plans.trees import table_of, trees_plan, trees_task
 from fedgossip.secure import ring
+from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteMargins, grown_alone
+from fedgossip.sites.plans.trees import table_of, trees_plan, trees_task
 
 SITES = 5
 FEATURES = 30

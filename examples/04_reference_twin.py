@@ -7,9 +7,9 @@ and its neighbours' vectors in ascending order of their ids, with one rounding f
 import numpy as np
 
 import fedgossip
+from fedgossip.base.vectors import digest
+from fedgossip.core.task import Job
 from fedgossip.plans import compose
-from fedgossip.task import Job
-from fedgossip.vectors import digest
 
 EXPERIMENT = {
     "rounds": 12,

@@ -6,7 +6,7 @@ in which share of the rounds each kept to its forecast, and forecast_then_run.pn
 """
 
 import fedgossip
-from fedgossip.forecasts import kept
+from fedgossip.core.forecasts import kept
 
 GRAPHS = (
     *("ring", "star", "two-cliques", "regular:3", "torus:4x4"),

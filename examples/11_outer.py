@@ -5,7 +5,7 @@ codec.  Four learn the bundled digits, 400 steps each: every step shared, every 
 """
 
 import fedgossip
-from fedgossip.records import PeerRow
+from fedgossip.core.records import PeerRow
 
 STEPS = 400
 WAYS = {

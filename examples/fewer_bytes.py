@@ -7,7 +7,7 @@ what is left comes later.  No torch: sixteen peers on a ring have sixty numbers 
 import numpy as np
 
 import fedgossip
-from fedgossip.codecs.sparse import largest
+from fedgossip.algorithms.codecs.sparse import largest
 from fedgossip.topology import build, resolve
 
 N, NUMBERS, ROUNDS = 16, 60, 1000

@@ -7,15 +7,15 @@ is all that fedgossip asks of a model of your own that is a table.
 import numpy as np
 
 import fedgossip
-from fedgossip.keyed_rows import KeyedTable, frozen_keys, united
-from fedgossip.task import Update
-from fedgossip.vectors import frozen
+from fedgossip.base.keyed_rows import KeyedTable, frozen_keys, united
+from fedgossip.base.vectors import frozen
+from fedgossip.core.task import Update
 
 USERS, ITEMS, WIDTH, BATCH = 600_000, 400_000, 16, 100
 
 
 class Ratings:
-    """fedgossip.task.RowTask.  A rating is 1 where user and item are of one kind (their numbers modulo 2), else -1."""
+    """fedgossip.core.task.RowTask.  A rating is 1 where user and item are of one kind (their numbers modulo 2), else -1."""
 
     dtype = np.dtype(np.float32)
     schema = "ratings"
@@ -27,7 +27,7 @@ class Ratings:
 
     def pairs(self, node, round):
         """Few users and items are in most ratings, as in life."""
-        drawn = fedgossip.seeds.stream(1, "ratings", node, round + 1).random((2, BATCH)) ** 3
+        drawn = fedgossip.base.seeds.stream(1, "ratings", node, round + 1).random((2, BATCH)) ** 3
         return (drawn[0] * 200).astype(int), USERS + (drawn[1] * 200).astype(int)
 
     def keys(self, node, round, batches):

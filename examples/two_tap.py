@@ -10,8 +10,8 @@ methods.
 from dataclasses import dataclass, replace
 
 import fedgossip
-from fedgossip.algorithms.dsgd import DSGD
-from fedgossip.vectors import Vector, linear
+from fedgossip.algorithms.gossip.dsgd import DSGD
+from fedgossip.base.vectors import Vector, linear
 
 
 @dataclass(frozen=True)

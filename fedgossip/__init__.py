@@ -18,25 +18,25 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from fedgossip import kernels
-from fedgossip.version import __version__
+from fedgossip.base import kernels
+from fedgossip.base.version import __version__
 
 kernels.prepare()
 
 if TYPE_CHECKING:
+    from fedgossip.base.errors import ConfigError, FedgossipError
+    from fedgossip.core.task import Job, LocalTask, Segment, StatefulTask, Update
     from fedgossip.drivers.forecasting import forecast_run
     from fedgossip.drivers.local import run_local
+    from fedgossip.drivers.loops.joined import JoinedLoop
+    from fedgossip.drivers.loops.joining import join
+    from fedgossip.drivers.loops.simulating import simulate_loop
     from fedgossip.drivers.simulate import simulate
-    from fedgossip.errors import ConfigError, FedgossipError
     from fedgossip.experiment import Experiment, load_experiment
-    from fedgossip.learning.loaded_model import LoadedModel, load_model
-    from fedgossip.loops.joined import JoinedLoop
-    from fedgossip.loops.joining import join
-    from fedgossip.loops.simulating import simulate_loop
-    from fedgossip.rundir.run_directory import Run
-    from fedgossip.sweeping.sweep import sweep
-    from fedgossip.sweeping.table import SweepTable
-    from fedgossip.task import Job, LocalTask, Segment, StatefulTask, Update
+    from fedgossip.lab.sweeps.sweep import sweep
+    from fedgossip.lab.sweeps.table import SweepTable
+    from fedgossip.learning.models.loaded_model import LoadedModel, load_model
+    from fedgossip.runs.run_directory import Run
     from fedgossip.topology import (
         Forecast,
         Mixing,
@@ -51,24 +51,24 @@ if TYPE_CHECKING:
     )
 
 HOMES = {
-    "ConfigError": "fedgossip.errors",
-    "FedgossipError": "fedgossip.errors",
+    "ConfigError": "fedgossip.base.errors",
+    "FedgossipError": "fedgossip.base.errors",
     "Experiment": "fedgossip.experiment",
     "load_experiment": "fedgossip.experiment",
     "forecast_run": "fedgossip.drivers.forecasting",
     "run_local": "fedgossip.drivers.local",
-    "LoadedModel": "fedgossip.learning.loaded_model",
-    "load_model": "fedgossip.learning.loaded_model",
-    "JoinedLoop": "fedgossip.loops.joined",
-    "join": "fedgossip.loops.joining",
-    "simulate_loop": "fedgossip.loops.simulating",
-    "Run": "fedgossip.rundir.run_directory",
+    "LoadedModel": "fedgossip.learning.models.loaded_model",
+    "load_model": "fedgossip.learning.models.loaded_model",
+    "JoinedLoop": "fedgossip.drivers.loops.joined",
+    "join": "fedgossip.drivers.loops.joining",
+    "simulate_loop": "fedgossip.drivers.loops.simulating",
+    "Run": "fedgossip.runs.run_directory",
     "simulate": "fedgossip.drivers.simulate",
-    "sweep": "fedgossip.sweeping.sweep",
-    "SweepTable": "fedgossip.sweeping.table",
-    "TrainedTable": "fedgossip.rundir.trained_table",
-    **dict.fromkeys(("load_table", "save_table"), "fedgossip.rundir.table_files"),
-    **dict.fromkeys(("Job", "LocalTask", "Segment", "StatefulTask", "Update"), "fedgossip.task"),
+    "sweep": "fedgossip.lab.sweeps.sweep",
+    "SweepTable": "fedgossip.lab.sweeps.table",
+    "TrainedTable": "fedgossip.runs.trained_table",
+    **dict.fromkeys(("load_table", "save_table"), "fedgossip.runs.table_files"),
+    **dict.fromkeys(("Job", "LocalTask", "Segment", "StatefulTask", "Update"), "fedgossip.core.task"),
     **dict.fromkeys(("Forecast", "Mixing", "Spectrum", "Topology", "build"), "fedgossip.topology"),
     **dict.fromkeys(("forecast", "forecast_of", "resolve", "resolve_schedule", "spectrum"), "fedgossip.topology"),
 }

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import zmq
 
+from fedgossip.core.wire import FRAME_BYTES_MAX
 from fedgossip.net.identity import Identity
-from fedgossip.wire import FRAME_BYTES_MAX
 
 FRAMES = 1200
 

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from fedgossip import seeds
-from fedgossip.machine import (
+from fedgossip.base import seeds
+from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import (
     Aggregated,
     Checkpoint,
     Effect,
@@ -28,7 +29,6 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.vectors import Vector
 
 STEPS = 20_000
 PATIENT = ("drain", "start", "hung")

@@ -223,7 +223,7 @@ def says_which_device_it_means(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Fail a test that trains where "auto" takes it, in this process: with a GPU it would be another test."""
-    devices = sys.modules.get("fedgossip.learning.devices")
+    devices = sys.modules.get("fedgossip.learning.one_model.devices")
     if devices is None or {"gpu", "anywhere"} & set(request.node.keywords):
         return
     chosen = devices.device_for

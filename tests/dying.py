@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedgossip.cli import main
+from fedgossip.core.machine import Effect, Event
 from fedgossip.drivers import peer
-from fedgossip.machine import Effect, Event
 
 
 class Dying:

@@ -7,7 +7,7 @@ import signal
 import sys
 
 from fedgossip.cli import main
-from fedgossip.learning.sums_task import SumsTask
+from fedgossip.data.agreed.sums_task import SumsTask
 
 if __name__ == "__main__":
     last, train = int(sys.argv.pop(1)), SumsTask.train

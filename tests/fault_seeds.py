@@ -15,14 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from fedgossip import load_experiment, seeds
-from fedgossip.errors import FedgossipError
-from fedgossip.machine import Checkpoint, Machine
-from fedgossip.metrics import Network
+from fedgossip import load_experiment
+from fedgossip.base import seeds
+from fedgossip.base.errors import FedgossipError
+from fedgossip.core.machine import Checkpoint, Machine
+from fedgossip.core.metrics import Network
+from fedgossip.core.records import EventRow, Row
 from fedgossip.plans import compose
 from fedgossip.plans.conditions import faults_of, network_settings
-from fedgossip.protocols.push_peer import PushPeer
-from fedgossip.records import EventRow, Row
+from fedgossip.protocols.push_sum.push_peer import PushPeer
 from fedgossip.simulation.network import SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 

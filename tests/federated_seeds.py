@@ -15,15 +15,15 @@ import fault_seeds
 import numpy as np
 from federation import SECOND, Federation
 
-from fedgossip import seeds
 from fedgossip.algorithms.federated.names import make
 from fedgossip.algorithms.sampling import BySize, Poisson, Sampling, Uniform
+from fedgossip.base import seeds
+from fedgossip.base.vectors import digest
+from fedgossip.core.records import EventRow
 from fedgossip.learning.analytic import Quadratic
-from fedgossip.protocols.buffered import BufferedSettings
-from fedgossip.protocols.coordinator_settings import CoordinatorSettings
-from fedgossip.records import EventRow
+from fedgossip.protocols.federated.buffered import BufferedSettings
+from fedgossip.protocols.federated.coordinator_settings import CoordinatorSettings
 from fedgossip.simulation.network import NetworkSettings
-from fedgossip.vectors import digest
 
 ALGORITHMS = ["fedavg", "fedsgd", "scaffold", "scaffold", "fednova", "fedadam", "median", "clipped-mean"]
 LONGEST = 3_600.0

@@ -12,26 +12,26 @@ from by_hand import reported
 
 from fedgossip.algorithms.federated.base import Federated
 from fedgossip.algorithms.sampling import Sampling, Uniform
+from fedgossip.base.vectors import Vector, digest
+from fedgossip.core.machine import Checkpoint, Effect, Event, Machine, Report
+from fedgossip.core.messages import Expected, Hello
+from fedgossip.core.metrics import Network
+from fedgossip.core.records import Row
+from fedgossip.core.task import LocalTask
 from fedgossip.faults import Fault, FaultScript
-from fedgossip.machine import Checkpoint, Effect, Event, Machine, Report
-from fedgossip.messages import Expected, Hello
-from fedgossip.metrics import Network
-from fedgossip.net.client import Spoke
 from fedgossip.net.endpoints import Endpoint, Endpoints
 from fedgossip.net.host import Host, Ports
+from fedgossip.net.hub.client import Spoke
+from fedgossip.net.hub.server import Hub
 from fedgossip.net.identity import Identity
-from fedgossip.net.mesh import Links
-from fedgossip.net.server import Hub
+from fedgossip.net.links.mesh import Links
 from fedgossip.net.transport import Transport
-from fedgossip.protocols.buffered import Buffered, BufferedSettings
-from fedgossip.protocols.client import Client, ClientSettings
-from fedgossip.protocols.coordinator import Coordinator
-from fedgossip.protocols.coordinator_settings import CoordinatorSettings
-from fedgossip.records import Row
+from fedgossip.protocols.federated.buffered import Buffered, BufferedSettings
+from fedgossip.protocols.federated.client import Client, ClientSettings
+from fedgossip.protocols.federated.coordinator import Coordinator
+from fedgossip.protocols.federated.coordinator_settings import CoordinatorSettings
 from fedgossip.simulation.network import NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
-from fedgossip.task import LocalTask
-from fedgossip.vectors import Vector, digest
 
 SECOND = 1_000_000_000
 SETTINGS = CoordinatorSettings(

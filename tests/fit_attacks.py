@@ -12,17 +12,17 @@ from fit_sites import SITES
 from lying import Hall
 
 from fedgossip.algorithms.federated.base import Aggregate
-from fedgossip.errors import TrainingError
+from fedgossip.base.errors import TrainingError
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.machine import NodeId
 from fedgossip.experiment import load_experiment
-from fedgossip.learning.cox_steps import MOMENTS, RISK, FittedHazards
-from fedgossip.learning.cox_sums import CoxLayout
-from fedgossip.learning.glm_sums import GlmLayout
-from fedgossip.learning.tree_sums import GrowingTrees, TreesLayout
-from fedgossip.machine import NodeId
-from fedgossip.plans.fits import FITS
 from fedgossip.secure.exact_sums import as_vector, integers_of, words_in, words_of
 from fedgossip.secure.ring import Words
-from fedgossip.vectors import Vector, frozen
+from fedgossip.sites.fits.cox.cox_steps import MOMENTS, RISK, FittedHazards
+from fedgossip.sites.fits.cox.cox_sums import CoxLayout
+from fedgossip.sites.fits.glm.glm_sums import GlmLayout
+from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, TreesLayout
+from fedgossip.sites.plans.fits import FITS
 
 KINDS = ("glm", "cox", "kaplan-meier", "trees")
 Made = tuple[Any, Any, Any]

@@ -10,8 +10,8 @@ import msgspec
 import zmq
 from fuzz_words import Words
 
-from fedgossip.messages import Expected
-from fedgossip.wire import Assembler, FrameError, chunks, frames
+from fedgossip.core.messages import Expected
+from fedgossip.core.wire import Assembler, FrameError, chunks, frames
 
 Pair = tuple[bytes, bytes]
 """A mark and a body."""

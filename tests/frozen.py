@@ -20,9 +20,9 @@ import statistics_kit as kit
 import fedgossip
 from fedgossip.algorithms.collectives.names import COLLECTIVES
 from fedgossip.algorithms.federated.names import ALGORITHMS
+from fedgossip.core.records import NetworkRow, PeerRow, Row
+from fedgossip.core.task import LocalTask
 from fedgossip.experiment import MAPREDUCE
-from fedgossip.records import NetworkRow, PeerRow, Row
-from fedgossip.task import LocalTask
 
 FILE = Path(__file__).with_name("frozen.json")
 DISTANCES = ("consensus_distance", "consensus_before", "update_spread", "loss", "test_loss")

@@ -16,18 +16,18 @@ from fuzz_words import MESSAGES
 from members import ORGANISER, signer
 
 from fedgossip.algorithms.federated.means import MeanOf
+from fedgossip.core.machine import Machine, NodeId
+from fedgossip.core.messages import ConfirmDead, Entry, Join, MembershipUpdate, Suspicion
+from fedgossip.core.task import LocalTask
 from fedgossip.experiment import load_experiment
 from fedgossip.learning.analytic import Averaging
-from fedgossip.machine import Machine, NodeId
-from fedgossip.messages import ConfirmDead, Entry, Join, MembershipUpdate, Suspicion
 from fedgossip.plans import compose
-from fedgossip.plans.credentials import Credentials
-from fedgossip.plans.privacy_budget import purse_of
-from fedgossip.protocols import secure_round
-from fedgossip.protocols.news import admission_of, signed
+from fedgossip.plans.federated.credentials import Credentials
+from fedgossip.plans.federated.privacy_budget import purse_of
+from fedgossip.protocols.federated import secure_round
+from fedgossip.protocols.members.news import admission_of, signed
 from fedgossip.secure import client, frames
 from fedgossip.secure.server import Summed
-from fedgossip.task import LocalTask
 
 NOBODY = -1
 """What drivers call a guest."""

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from fedgossip import headers
-from fedgossip.messages import Message
+from fedgossip.base.vectors import frozen
+from fedgossip.core import headers
+from fedgossip.core.messages import Message
 from fedgossip.secure import frames
-from fedgossip.vectors import frozen
 
 
 def kinds_in(union: Any) -> tuple[type, ...]:

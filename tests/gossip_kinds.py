@@ -7,23 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from fedgossip.algorithms.dsgd import DSGD
-from fedgossip.algorithms.push_sum import PushSum
-from fedgossip.machine import Checkpoint
-from fedgossip.protocols import async_gossip, push_peer, sync_gossip
-from fedgossip.protocols.async_gossip import AsyncGossip, AsyncSettings
-from fedgossip.protocols.async_push_sum import AsyncPushSum
-from fedgossip.protocols.awaited_round import SyncSettings
-from fedgossip.protocols.lifecycle import Lifecycle
-from fedgossip.protocols.peer_sampling import UniformPartner
-from fedgossip.protocols.private_gossip import PrivateGossip
-from fedgossip.protocols.push_peer import PushSettings
-from fedgossip.protocols.push_sum import SyncPushSum
-from fedgossip.protocols.sync_gossip import SyncGossip
+from fedgossip.algorithms.gossip.dsgd import DSGD
+from fedgossip.algorithms.gossip.push_sum import PushSum
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.machine import Checkpoint
+from fedgossip.protocols.gossip import async_gossip, sync_gossip
+from fedgossip.protocols.gossip.async_gossip import AsyncGossip, AsyncSettings
+from fedgossip.protocols.gossip.awaited_round import SyncSettings
+from fedgossip.protocols.gossip.lifecycle import Lifecycle
+from fedgossip.protocols.gossip.peer_sampling import UniformPartner
+from fedgossip.protocols.gossip.sync_gossip import SyncGossip
+from fedgossip.protocols.private.private_gossip import PrivateGossip
+from fedgossip.protocols.push_sum import push_peer
+from fedgossip.protocols.push_sum.async_push_sum import AsyncPushSum
+from fedgossip.protocols.push_sum.push_peer import PushSettings
+from fedgossip.protocols.push_sum.push_sum import SyncPushSum
 from fedgossip.secure.neighbourhood import Grid
 from fedgossip.secure.pairs import SeededPairs
 from fedgossip.topology import build, resolve
-from fedgossip.vectors import Vector, frozen
 
 SCHEMA, N = "s", 4
 Kind = Lifecycle[Any]

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from fedgossip.messages import AnyMessage, Contribution, Expected, Hello, Invite
-from fedgossip.net.client import Spoke
+from fedgossip.base.vectors import frozen
+from fedgossip.core.messages import AnyMessage, Contribution, Expected, Hello, Invite
+from fedgossip.core.wire import CHUNK_BYTES
 from fedgossip.net.endpoints import Endpoint
+from fedgossip.net.hub.client import Spoke
+from fedgossip.net.hub.server import Hub
 from fedgossip.net.identity import Identity
-from fedgossip.net.server import Hub
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Transport
-from fedgossip.vectors import frozen
-from fedgossip.wire import CHUNK_BYTES
 
 SECONDS = 30.0
 CHUNKS = 8

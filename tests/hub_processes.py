@@ -23,24 +23,24 @@ from typing import Any
 
 import numpy as np
 
-from fedgossip import checkpoints
 from fedgossip.algorithms.federated.names import make
 from fedgossip.algorithms.sampling import Uniform
-from fedgossip.checkpoints import About, Stored
-from fedgossip.errors import FedgossipError
+from fedgossip.base.errors import FedgossipError
+from fedgossip.core.machine import Checkpoint, Machine
+from fedgossip.core.messages import Expected, Hello
+from fedgossip.core.records import EventRow, PeerRow, Row
 from fedgossip.learning.analytic import Quadratic
-from fedgossip.machine import Checkpoint, Machine
-from fedgossip.messages import Expected, Hello
-from fedgossip.net.client import Spoke
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import Host, Ports
+from fedgossip.net.hub.client import Spoke
+from fedgossip.net.hub.server import Hub
 from fedgossip.net.identity import Identity
-from fedgossip.net.server import Hub
 from fedgossip.net.transport import Transport
-from fedgossip.protocols.client import Client, ClientSettings
-from fedgossip.protocols.coordinator import Coordinator
-from fedgossip.protocols.coordinator_settings import CoordinatorSettings
-from fedgossip.records import EventRow, PeerRow, Row
+from fedgossip.protocols.federated.client import Client, ClientSettings
+from fedgossip.protocols.federated.coordinator import Coordinator
+from fedgossip.protocols.federated.coordinator_settings import CoordinatorSettings
+from fedgossip.runs import checkpoints
+from fedgossip.runs.checkpoints import About, Stored
 
 DIM = 150_000
 """Three chunks of float32: clients take turns."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from fedgossip import kernels
-from fedgossip.learning.portable import capability
+from fedgossip.base import kernels
+from fedgossip.learning.one_model.portable import capability
 
 FOLDER = "FEDGOSSIP_TEST_KERNELS_SEEN"
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedgossip.errors import ProtocolError
-from fedgossip.experiment import load_experiment
-from fedgossip.machine import (
+from fedgossip.base.errors import ProtocolError
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.machine import (
     Checkpoint,
     Effect,
     Event,
@@ -30,19 +30,19 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.messages import Invite, Message, Refusal
+from fedgossip.core.messages import Invite, Message, Refusal
+from fedgossip.core.task import Job
+from fedgossip.experiment import load_experiment
 from fedgossip.net.identity import Identity
 from fedgossip.plans import compose
-from fedgossip.plans.credentials import Logged
-from fedgossip.plans.federation import FederationPlan
-from fedgossip.protocols import secure_round
-from fedgossip.protocols.client import Client
-from fedgossip.protocols.coordinator import Coordinator
-from fedgossip.rundir.audit_recorder import Recorder
+from fedgossip.plans.federated.credentials import Logged
+from fedgossip.plans.federated.federation import FederationPlan
+from fedgossip.protocols.federated import secure_round
+from fedgossip.protocols.federated.client import Client
+from fedgossip.protocols.federated.coordinator import Coordinator
+from fedgossip.runs.audit_recorder import Recorder
 from fedgossip.secure.ring import Words, centred
 from fedgossip.secure.server import Summed
-from fedgossip.task import Job
-from fedgossip.vectors import Vector, frozen
 
 Twist = Callable[[Message], Message]
 

@@ -32,9 +32,10 @@ from fuzz_words import Words, carried
 from members import SECOND, World
 from secure_federation import quick
 
-from fedgossip import headers, seeds
-from fedgossip.errors import ProtocolError
-from fedgossip.machine import (
+from fedgossip.base import seeds
+from fedgossip.base.errors import ProtocolError
+from fedgossip.core import headers
+from fedgossip.core.machine import (
     ChooseRows,
     Effect,
     Event,
@@ -51,7 +52,7 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.task import Job, chosen
+from fedgossip.core.task import Job, chosen
 
 EVENTS_MAX = 60_000
 """Events of one case; more is a storm, or a run without end."""

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fedgossip import seeds
-from fedgossip.errors import ProtocolError
-from fedgossip.machine import (
+from fedgossip.base import seeds
+from fedgossip.base.errors import ProtocolError
+from fedgossip.core.machine import (
     Effect,
     Event,
     Fired,
@@ -28,11 +28,11 @@ from fedgossip.machine import (
     SetTimer,
     Started,
 )
-from fedgossip.messages import Entry
-from fedgossip.protocols.failure_detector import MemberSettings
-from fedgossip.protocols.membership import Membership
-from fedgossip.protocols.news import Sign, Trust, admission_of
-from fedgossip.protocols.roster import Roster
+from fedgossip.core.messages import Entry
+from fedgossip.protocols.members.failure_detector import MemberSettings
+from fedgossip.protocols.members.membership import Membership
+from fedgossip.protocols.members.news import Sign, Trust, admission_of
+from fedgossip.protocols.members.roster import Roster
 from fedgossip.topology import Mixing, build, resolve
 
 SECOND = 1_000_000_000

@@ -6,20 +6,20 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedgossip.machine import Machine
-from fedgossip.messages import Expected, Hello
+from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import Machine
+from fedgossip.core.messages import Expected, Hello
+from fedgossip.core.records import Row
+from fedgossip.core.task import LocalTask
 from fedgossip.net.endpoints import Endpoints, signed
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
-from fedgossip.net.mesh import Links
+from fedgossip.net.links.mesh import Links
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
-from fedgossip.plans.credentials import Own, real
-from fedgossip.plans.gossip import GossipPlan
-from fedgossip.records import Row
-from fedgossip.rundir.mask_ledger import agreed_pairs, run_hash
-from fedgossip.task import LocalTask
-from fedgossip.vectors import Vector
+from fedgossip.plans.federated.credentials import Own, real
+from fedgossip.plans.gossip.gossip import GossipPlan
+from fedgossip.runs.mask_ledger import agreed_pairs, run_hash
 
 Wrap = Callable[[int, Machine], Machine]
 Besides = Callable[[Sequence[Identity], Endpoints], None]

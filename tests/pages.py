@@ -22,7 +22,7 @@ from commands import free_ports
 
 import fedgossip
 from fedgossip.cli import cli
-from fedgossip.sweeping.grid import read_sweep
+from fedgossip.lab.sweeps.grid import read_sweep
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedgossip.report import drawing
-from fedgossip.report.figures import SCORES
-from fedgossip.report.graphs import draw_small
-from fedgossip.report.reading import RecordedRun, read_run
+from fedgossip.report.page import drawing
+from fedgossip.report.page.figures import SCORES
+from fedgossip.report.page.graphs import draw_small
+from fedgossip.report.page.reading import RecordedRun, read_run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -18,10 +18,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedgossip import seeds, simulate
-from fedgossip.learning import optimizers, portable, private
+from fedgossip import simulate
+from fedgossip.base import seeds
+from fedgossip.base.vectors import frozen, ordered_mix
+from fedgossip.learning.dp_sgd import private
+from fedgossip.learning.one_model import optimizers, portable
 from fedgossip.learning.settings import TrainSettings
-from fedgossip.vectors import frozen, ordered_mix
 
 Tensor = torch.Tensor
 

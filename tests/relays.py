@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from fedgossip.net.relay import Limits, Relay, WhoMay
+from fedgossip.net.relays.relay import Limits, Relay, WhoMay
 
 
 @dataclass

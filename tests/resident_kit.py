@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from fedgossip import simulate
-from fedgossip.learning import resident
-from fedgossip.learning.device_stack import DeviceStack
-from fedgossip.records import EventRow, Row
-from fedgossip.rundir.run_directory import Run
+from fedgossip.core.records import EventRow, Row
+from fedgossip.learning.many_nodes import resident
+from fedgossip.learning.many_nodes.device_stack import DeviceStack
+from fedgossip.runs.run_directory import Run
 
 LEARNING: dict[str, Any] = {
     "rounds": 7,

@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedgossip.messages import Expected, Hello, Model
-from fedgossip.net import sealed_stream
+from fedgossip.base.vectors import frozen
+from fedgossip.core.messages import Expected, Hello, Model
+from fedgossip.core.wire import CHUNK_BYTES
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.identity import Identity
-from fedgossip.net.mesh import Links
-from fedgossip.net.sealed_stream import HEAD_BYTES
-from fedgossip.net.sealing import TAG_BYTES
-from fedgossip.net.stream_port import STRANGER_BYTES
+from fedgossip.net.links.mesh import Links
+from fedgossip.net.streams import sealed_stream
+from fedgossip.net.streams.sealed_stream import HEAD_BYTES
+from fedgossip.net.streams.sealing import TAG_BYTES
+from fedgossip.net.streams.stream_port import STRANGER_BYTES
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected
-from fedgossip.vectors import frozen
-from fedgossip.wire import CHUNK_BYTES
 
 SECONDS = 60.0
 """A bound of a hang, and no claim of how long anything takes."""

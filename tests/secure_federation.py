@@ -19,23 +19,23 @@ import pytest
 import secure_kit
 from by_hand import reported
 
-from fedgossip import seeds
+from fedgossip.base import seeds
+from fedgossip.base.vectors import Vector, digest
+from fedgossip.core.machine import Checkpoint, Effect, Event, Machine, Report
+from fedgossip.core.records import EventRow, Row
 from fedgossip.experiment import load_experiment
 from fedgossip.faults import Fault
-from fedgossip.machine import Checkpoint, Effect, Event, Machine, Report
 from fedgossip.plans import compose
 from fedgossip.plans.conditions import faults_of, network_settings
-from fedgossip.plans.federation import FederationPlan
+from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.plans.plan import record_of
-from fedgossip.protocols import secure_round
-from fedgossip.records import EventRow, Row
+from fedgossip.protocols.federated import secure_round
 from fedgossip.secure import client, primitives
 from fedgossip.secure.fixed_point import Quantised
 from fedgossip.secure.server import Summed
 from fedgossip.secure.session import round_of
 from fedgossip.simulation.network import SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
-from fedgossip.vectors import Vector, digest
 
 LONGEST = 200_000.0
 """Virtual seconds after which a run counts as hung; above the day after which a client gives up waiting."""
@@ -154,7 +154,7 @@ def quick(patch: pytest.MonkeyPatch) -> None:
         return identity, lambda data: secure_kit.hashlib.sha512(identity + data).digest()
 
     primitives_signer = primitives.signer
-    patch.setattr("fedgossip.plans.federation.signer", stand_in)
+    patch.setattr("fedgossip.plans.federated.federation.signer", stand_in)
 
 
 # --- by seed ----------------------------------------------------------------------------------------------------------

@@ -18,17 +18,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip import load_experiment, seeds
-from fedgossip.algorithms.row_filters import KEY_CACHE
-from fedgossip.keyed_rows import KeyedTable, Keys, frozen_keys
-from fedgossip.metrics import Network
+from fedgossip import load_experiment
+from fedgossip.algorithms.descent.row_filters import KEY_CACHE
+from fedgossip.base import seeds
+from fedgossip.base.keyed_rows import KeyedTable, Keys, frozen_keys
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.metrics import Network
+from fedgossip.core.records import EventRow, Row
+from fedgossip.core.task import Job, Update
 from fedgossip.plans import compose
 from fedgossip.plans.conditions import faults_of, network_settings
-from fedgossip.records import EventRow, Row
 from fedgossip.simulation.network import SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
-from fedgossip.task import Job, Update
-from fedgossip.vectors import Vector, frozen
 
 BASE = 64
 LONGEST = 3_600.0

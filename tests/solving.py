@@ -1,6 +1,6 @@
 """An attacker's program: it reads what is published of tables, and finds every count that this allows.
 
-It shares no line with `fedgossip.learning.suppression`: unknown counts are unknown whole numbers, what is published
+It shares no line with `fedgossip.data.agreed.suppression`: unknown counts are unknown whole numbers, what is published
 are equations and bounds, and all their solutions are enumerated where they are few; else whole-number programmes ask
 for the least and the greatest of each unknown (HiGHS).  A count is found where all solutions agree on it.
 """
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from fedgossip.learning.agreed import AgreedColumn, AgreedTable
+from fedgossip.data.agreed.agreed import AgreedColumn, AgreedTable
 
 MOST = 1500
 """Maximum number of solutions that are enumerated."""

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from fedgossip.machine import NodeId
-from fedgossip.seeds import stream
-from fedgossip.task import STATISTIC, Job, Segment, Update
-from fedgossip.vectors import Vector, frozen, linear, subtract
+from fedgossip.base.seeds import stream
+from fedgossip.base.vectors import Vector, frozen, linear, subtract
+from fedgossip.core.machine import NodeId
+from fedgossip.core.task import STATISTIC, Job, Segment, Update
 
 PARAMETERS, CHANNELS = 7, 3
 MEAN, VARIANCE = "norm.running_mean", "norm.running_var"

@@ -6,10 +6,10 @@ import socket
 
 import pytest
 
-from fedgossip.errors import ConfigError, NetworkError
-from fedgossip.net import addresses
-from fedgossip.net.addresses import Whereabouts, hold_port, own_addresses, port_of
+from fedgossip.base.errors import ConfigError, NetworkError
 from fedgossip.net.endpoints import ADDRESS_LETTERS, check_address, check_reachable
+from fedgossip.net.relays import addresses
+from fedgossip.net.relays.addresses import Whereabouts, hold_port, own_addresses, port_of
 
 pytestmark = pytest.mark.sockets
 

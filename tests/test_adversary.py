@@ -9,12 +9,12 @@ import pytest
 from over_sockets import run_over_sockets
 
 from fedgossip import load_experiment, simulate
-from fedgossip.algorithms.attacks import ATTACKS, Overheard, attack_of, lies
-from fedgossip.errors import ConfigError
+from fedgossip.algorithms.robust.attacks import ATTACKS, Overheard, attack_of, lies
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import digest, frozen
+from fedgossip.core.records import NetworkRow, PeerRow
 from fedgossip.plans import compose
-from fedgossip.plans.adversary import roles_with
-from fedgossip.records import NetworkRow, PeerRow
-from fedgossip.vectors import digest, frozen
+from fedgossip.plans.gossip.adversary import roles_with
 
 N, LIARS = 10, [3, 4, 8]
 HONEST = [node for node in range(N) if node not in LIARS]
@@ -204,7 +204,7 @@ def test_a_sum_falls_to_an_attack_that_rules_hold_against() -> None:
 
 
 def test_flipped_labels_are_those_of_the_attackers_alone() -> None:
-    from fedgossip.learning import data
+    from fedgossip.data import data
     from fedgossip.plans.tasks import _flipped
 
     digits, shares = data.load("digits", seed=1), {node: np.arange(node, 400, 4) for node in range(4)}

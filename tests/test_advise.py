@@ -12,13 +12,13 @@ import pytest
 from commands import Said, in_process
 
 from fedgossip import load_experiment, simulate
-from fedgossip.advising import verifying
-from fedgossip.advising.candidates import GRAPHS, AdviceAsked, front, ways
-from fedgossip.advising.network import PRESETS, AdvisedLinks, links_of, times_of
-from fedgossip.advising.rates import alone, best_rate, everybody, neighbours_of, rounds_of_one_merge
-from fedgossip.advising.verifying import verified
-from fedgossip.cli.advise import sentence
-from fedgossip.costs.formulas import neighbours
+from fedgossip.cli.topology.advise import sentence
+from fedgossip.lab.advise import verifying
+from fedgossip.lab.advise.candidates import GRAPHS, AdviceAsked, front, ways
+from fedgossip.lab.advise.network import PRESETS, AdvisedLinks, links_of, times_of
+from fedgossip.lab.advise.rates import alone, best_rate, everybody, neighbours_of, rounds_of_one_merge
+from fedgossip.lab.advise.verifying import verified
+from fedgossip.lab.costs.formulas import neighbours
 from fedgossip.topology import forecast_of, resolve_schedule
 
 RESNET_50 = 25.6e6 * 4

@@ -24,11 +24,10 @@ from sklearn.datasets import load_breast_cancer
 
 import fedgossip
 from fedgossip import ConfigError, load_experiment, load_model, simulate
-from fedgossip.cli.data import _agreed_line
-from fedgossip.drivers.proposals import shared
-from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.learning.agreed import AgreedTable
-from fedgossip.learning.column_sums import (
+from fedgossip.cli.sites.data import _agreed_line
+from fedgossip.core.records import EventRow, Row
+from fedgossip.data.agreed.agreed import AgreedTable
+from fedgossip.data.agreed.column_sums import (
     BINS,
     SumLayout,
     first_sums,
@@ -38,18 +37,19 @@ from fedgossip.learning.column_sums import (
     second_sums,
     shift_of,
 )
-from fedgossip.learning.noisy_sums import GRAIN, divided, hidden, length_of
-from fedgossip.learning.suppression import suppressed
-from fedgossip.learning.table_schema import SchemaColumn, SiteColumns, TableSchema
-from fedgossip.learning.told_files import encoded
+from fedgossip.data.agreed.noisy_sums import GRAIN, divided, hidden, length_of
+from fedgossip.data.agreed.suppression import suppressed
+from fedgossip.data.agreed.told_files import encoded
+from fedgossip.data.columns.table_schema import SchemaColumn, SiteColumns, TableSchema
+from fedgossip.drivers.proposals import shared
+from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.plans import compose
-from fedgossip.plans.statistics import agreed_from, statistics_plan, statistics_task
-from fedgossip.plans.sums import from_seed
-from fedgossip.records import EventRow, Row
 from fedgossip.secure.aborts import Reason, RoundAbandoned
 from fedgossip.secure.exact_sums import ExactSums, as_vector, words_of
 from fedgossip.secure.ring import add
 from fedgossip.secure.session import Policy, proposal
+from fedgossip.sites.plans.statistics import agreed_from, statistics_plan, statistics_task
+from fedgossip.sites.plans.sums import from_seed
 
 SITES = 5
 TOML = """
@@ -283,8 +283,8 @@ def test_gaps_words_and_units_reach_the_model_as_agreed(tmp_path: Path) -> None:
     assert run.accuracy["averaged"] is not None and run.accuracy["averaged"] > 0.9
     model = load_model(tmp_path / "run")
     assert model.facts.columns == ("height", "marker", "dose", "ward=A", "ward=B", "ward=C", "ward=rare")
-    from fedgossip.learning.encoded_tables import read_features
-    from fedgossip.learning.tables import CsvColumns
+    from fedgossip.data.columns.encoded_tables import read_features
+    from fedgossip.data.tables import CsvColumns
 
     (tmp_path / "new.csv").write_text("ward,dose,marker,height [cm]\nB,,1e6,150\n,2,1e6,150\n")
     assert model.facts.encoding is not None

@@ -15,14 +15,14 @@ from fuzz_casts import PEERS, SCENES, Scene, workers
 import fedgossip
 from fedgossip import simulate
 from fedgossip.algorithms.collectives.names import COLLECTIVES
-from fedgossip.errors import ConfigError, FedgossipError
+from fedgossip.base.errors import ConfigError, FedgossipError
+from fedgossip.base.vectors import digest, frozen
+from fedgossip.core.messages import TAIL
+from fedgossip.core.records import EventRow, PeerRow, read_rows
 from fedgossip.experiment import load_experiment
-from fedgossip.messages import TAIL
 from fedgossip.plans import compose
-from fedgossip.protocols.chunk_exchange import ChunkExchange
-from fedgossip.protocols.reduction import Chunk
-from fedgossip.records import EventRow, PeerRow, read_rows
-from fedgossip.vectors import digest, frozen
+from fedgossip.protocols.allreduce.chunk_exchange import ChunkExchange
+from fedgossip.protocols.allreduce.reduction import Chunk
 
 NAMES = sorted(COLLECTIVES)
 
@@ -140,7 +140,7 @@ def reference(workers: int, rounds: int, until: int, gone: frozenset[int]) -> st
     plan: Any = compose.plan(experiment)
     task, _ = compose.task_of(experiment, plan.learners)
     from fedgossip.algorithms.federated.sums import ExactSum
-    from fedgossip.task import Job
+    from fedgossip.core.task import Job
 
     descent = plan.descent_of(plan.segments)
     state = descent.start(task.initial(0))

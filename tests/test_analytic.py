@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import frozen
+from fedgossip.core.task import Job, LocalTask
 from fedgossip.learning.analytic import Averaging, Quadratic
-from fedgossip.task import Job, LocalTask
-from fedgossip.vectors import frozen
 
 
 def ring(n: int) -> np.ndarray:

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from machine_fuzz import look
 
-from fedgossip import seeds
-from fedgossip.algorithms.dsgd import DSGD
-from fedgossip.errors import ProtocolError
-from fedgossip.learning.analytic import Averaging
-from fedgossip.machine import (
+from fedgossip.algorithms.gossip.dsgd import DSGD
+from fedgossip.base import seeds
+from fedgossip.base.errors import ProtocolError
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.machine import (
     Checkpoint,
     Finish,
     Fired,
@@ -32,16 +32,24 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.messages import Ack, Answer, Decline, Leaving, Model, Offer, Query
-from fedgossip.meter import Meter
-from fedgossip.metrics import Network
-from fedgossip.protocols.async_gossip import AsyncGossip, AsyncSettings
-from fedgossip.protocols.exchanges import LIFE
-from fedgossip.protocols.peer_sampling import FLOOR, RULES, Matching, Speed, UniformPartner, edge_colours, rule_of
+from fedgossip.core.messages import Ack, Answer, Decline, Leaving, Model, Offer, Query
+from fedgossip.core.meter import Meter
+from fedgossip.core.metrics import Network
+from fedgossip.learning.analytic import Averaging
+from fedgossip.protocols.gossip.async_gossip import AsyncGossip, AsyncSettings
+from fedgossip.protocols.gossip.exchanges import LIFE
+from fedgossip.protocols.gossip.peer_sampling import (
+    FLOOR,
+    RULES,
+    Matching,
+    Speed,
+    UniformPartner,
+    edge_colours,
+    rule_of,
+)
 from fedgossip.simulation.network import NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 from fedgossip.topology import Topology, build, resolve
-from fedgossip.vectors import Vector, frozen
 
 SCHEMA = "s"
 

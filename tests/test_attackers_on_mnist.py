@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import fedgossip
-from fedgossip.reproducing import attack_measures
+from fedgossip.lab.repro import attack_measures
 
 pytestmark = [pytest.mark.long, pytest.mark.data, pytest.mark.timeout(900)]
 

@@ -23,7 +23,7 @@ from fedgossip.audit import log as log_module
 from fedgossip.audit.entries import ENTRY_BYTES_MAX, NAME, AuditError, LogEntry, entries, moment, stamp, written
 from fedgossip.audit.log import AuditLog, read
 from fedgossip.audit.verify import Verification, verify_log
-from fedgossip.errors import NotWrittenError
+from fedgossip.base.errors import NotWrittenError
 
 LINES = 9
 """Of the log that is tampered with: opened, seven entries, closed."""

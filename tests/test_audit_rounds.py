@@ -35,7 +35,7 @@ from fedgossip.audit.records import KEPT, Announced, AnyRecord, Begun, Sealed, W
 from fedgossip.audit.transcript import Transcript
 from fedgossip.audit.verify import Verification, verify_log
 from fedgossip.audit.verify_round import verify_transcript, verify_transcripts
-from fedgossip.errors import NotWrittenError
+from fedgossip.base.errors import NotWrittenError
 from fedgossip.secure import frames
 from fedgossip.secure.session import Descriptor
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from commands import Said, experiment, finish, free_ports, in_process, start
 
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
 from fedgossip.experiment import load_experiment
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.endpoints import text as endpoints_text

@@ -13,13 +13,13 @@ from test_allreduce import quadratic as reduced
 from test_parameter_server import quadratic as served
 
 from fedgossip import simulate
-from fedgossip.errors import ProtocolError
+from fedgossip.base.errors import ProtocolError
+from fedgossip.base.vectors import frozen
+from fedgossip.core.machine import PeerJoined, Received, Send, Started
+from fedgossip.core.messages import PieceTaken, Pulled, PullHeld, ReduceChunk, ShardPull, ShardPush
+from fedgossip.core.records import PeerRow
 from fedgossip.experiment import load_experiment
-from fedgossip.machine import PeerJoined, Received, Send, Started
-from fedgossip.messages import PieceTaken, Pulled, PullHeld, ReduceChunk, ShardPull, ShardPush
 from fedgossip.plans import compose
-from fedgossip.records import PeerRow
-from fedgossip.vectors import frozen
 
 TASK = 'rounds = 3\n[task]\nkind = "quadratic"\ndim = 40\n'
 SERVED = '[parallel]\nworkers = 2\nmethod = "parameter-server"\n'

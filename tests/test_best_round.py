@@ -14,20 +14,20 @@ import numpy as np
 import pytest
 
 import fedgossip
-from fedgossip.cli.run import _to_know
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.scores import BestSoFar, Score
+from fedgossip.cli.run.run import _to_know
+from fedgossip.core.meter import Meter
+from fedgossip.core.records import NetworkRow, PeerRow, Row
 from fedgossip.drivers.local import run_local_plan
 from fedgossip.drivers.participant import check_selection
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.errors import ConfigError
 from fedgossip.experiment import load_experiment
-from fedgossip.learning.model_files import found
-from fedgossip.meter import Meter
+from fedgossip.learning.models.model_files import found
 from fedgossip.plans import compose
-from fedgossip.records import NetworkRow, PeerRow, Row
-from fedgossip.rundir.best_model import take_up
-from fedgossip.rundir.peer_files import PeerFiles
-from fedgossip.rundir.run_directory import Run
-from fedgossip.scores import BestSoFar, Score
+from fedgossip.runs.best_model import take_up
+from fedgossip.runs.peer_files import PeerFiles
+from fedgossip.runs.run_directory import Run
 
 FALLS = {
     "rounds": 12,

@@ -17,13 +17,13 @@ from urllib.parse import quote
 
 import pytest
 
-from fedgossip.board import catalogue as catalogues
-from fedgossip.board import heads
-from fedgossip.board.catalogue import Catalogue
-from fedgossip.board.pages import RUNS_AT_ONCE, Board
-from fedgossip.board.run_curves import COLUMNS, POINTS_MAX, RunCurves
 from fedgossip.cli.wording import words_for
-from fedgossip.watching.local_server import HttpAnswer, LocalServer
+from fedgossip.report.board import catalogue as catalogues
+from fedgossip.report.board import heads
+from fedgossip.report.board.catalogue import Catalogue
+from fedgossip.report.board.pages import RUNS_AT_ONCE, Board
+from fedgossip.report.board.run_curves import COLUMNS, POINTS_MAX, RunCurves
+from fedgossip.report.watch.local_server import HttpAnswer, LocalServer
 from tests.commands import finish, start, wait_until
 from tests.test_watch_page import ask, rendered
 from tests.written import Written, network_row, peer_row, rounds
@@ -146,7 +146,7 @@ def test_a_thousand_runs_are_there_before_they_are_read(tmp_path: Path, monkeypa
 def test_all_runs_are_told_a_piece_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(7):
         finished(tmp_path / str(number), total=1)
-    monkeypatch.setattr("fedgossip.board.pages.RUNS_AT_ONCE", 3)
+    monkeypatch.setattr("fedgossip.report.board.pages.RUNS_AT_ONCE", 3)
     board, told, since = Board(looked(tmp_path), words_for), [], "0"
     name = told_by(board, "/runs.json")["board"]
     for _ in range(3):

@@ -16,12 +16,13 @@ import torch
 from test_learning import images, on_cpu, task_of
 from torch import nn
 
-from fedgossip.learning import captured_steps, job_blocks, weights
-from fedgossip.learning.cuda_graphs import Part
-from fedgossip.learning.sharing import OutOfMemory
+from fedgossip.core.machine import Report, Terms
+from fedgossip.core.task import Job, Update
+from fedgossip.learning.many_nodes import job_blocks
+from fedgossip.learning.one_model import captured_steps, weights
+from fedgossip.learning.one_model.cuda_graphs import Part
+from fedgossip.learning.one_model.sharing import OutOfMemory
 from fedgossip.learning.task import TorchTask
-from fedgossip.machine import Report, Terms
-from fedgossip.task import Job, Update
 
 HERE = __name__
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedgossip.cells import MISSING, is_missing, no_label, number_in
-from fedgossip.errors import ConfigError
-from fedgossip.learning import data
-from fedgossip.learning.csv_columns import CsvColumns
-from fedgossip.learning.encoded_tables import read_features
-from fedgossip.learning.encodings import plain
-from fedgossip.learning.federated_tables import read_examples
-from fedgossip.learning.record_digests import table_digest
-from fedgossip.learning.table_schema import SiteColumns, schema_of
+from fedgossip.base.cells import MISSING, is_missing, no_label, number_in
+from fedgossip.base.errors import ConfigError
+from fedgossip.data import data
+from fedgossip.data.agreed.federated_tables import read_examples
+from fedgossip.data.columns.encoded_tables import read_features
+from fedgossip.data.columns.encodings import plain
+from fedgossip.data.columns.table_schema import SiteColumns, schema_of
+from fedgossip.data.csv_columns import CsvColumns
+from fedgossip.data.record_digests import table_digest
 
 PANDAS = [
     "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
@@ -194,7 +194,7 @@ def test_the_words_for_nothing_are_in_small_letters() -> None:
 
 
 def test_agreed_examples_keep_the_note(tmp_path: Path) -> None:
-    from fedgossip.learning.agreed import AgreedColumn, AgreedTable
+    from fedgossip.data.agreed.agreed import AgreedColumn, AgreedTable
 
     (tmp_path / "t.csv").write_text(",a,y\n0,1.5,0\n1,2.5,1\n")
     schema = schema_of(f"csv:{tmp_path}/t.csv?label=y", {}, "classification")

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedgossip.cli import chaos
-from fedgossip.cli.chaos import FAULTS, LINKS, PeerTable, plan_of, words
+from fedgossip.cli.run import chaos
+from fedgossip.cli.run.chaos import FAULTS, LINKS, PeerTable, plan_of, words
+from fedgossip.core.records import EventRow, NetworkRow, PeerRow
 from fedgossip.faults import FaultScript, Strike
-from fedgossip.records import EventRow, NetworkRow, PeerRow
-from fedgossip.rundir.run_directory import Run
+from fedgossip.runs.run_directory import Run
 
 
 def test_the_script_of_the_demo_kills_several_suspends_one_and_leaves_time_to_recover() -> None:

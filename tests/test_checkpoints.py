@@ -17,14 +17,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from fedgossip import checkpoints, owner_files
-from fedgossip.checkpoints import NEWEST, PREVIOUS, About, Checkpoints, RefusedError, Stored, differences, tensor_file
-from fedgossip.errors import ResumeError
+from fedgossip.base import owner_files
+from fedgossip.base.errors import ResumeError
+from fedgossip.base.vectors import digest, frozen
+from fedgossip.core.machine import Checkpoint
 from fedgossip.experiment import load_experiment
-from fedgossip.machine import Checkpoint
 from fedgossip.plans import compose
-from fedgossip.rundir import incarnations
-from fedgossip.vectors import digest, frozen
+from fedgossip.runs import checkpoints, incarnations
+from fedgossip.runs.checkpoints import (
+    NEWEST,
+    PREVIOUS,
+    About,
+    Checkpoints,
+    RefusedError,
+    Stored,
+    differences,
+    tensor_file,
+)
 
 EXPERIMENT = load_experiment({"rounds": 9, "topology": {"graph": "ring", "n": 4}}).to_dict()
 ABOUT = About(2, "layout", "1", EXPERIMENT, "data", 0, {"numpy": "2"})
@@ -220,7 +229,7 @@ def test_keeping_never_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
         assert go_on.wait(20)
         real(*arguments)
 
-    monkeypatch.setattr("fedgossip.checkpoints.stored.put", slow)
+    monkeypatch.setattr("fedgossip.runs.checkpoints.stored.put", slow)
     kept = Checkpoints(tmp_path, ABOUT, lambda *_: None, seconds=0)
     kept.keep(stored(1).machine, {})
     assert begun.wait(20)
@@ -374,7 +383,7 @@ def test_where_files_lie_may_differ_and_what_they_are_called_may_not() -> None:
 def test_more_arrays_than_a_header_holds_are_refused_and_the_last_checkpoint_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedgossip.checkpoints import tensor_file
+    from fedgossip.runs.checkpoints import tensor_file
 
     tensor_file.put(tmp_path, {"round": 1}, {"a": np.zeros(2)})
     monkeypatch.setattr(tensor_file, "HEADER_BYTES_MAX", 2000)

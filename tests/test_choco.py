@@ -12,20 +12,20 @@ import pytest
 from over_sockets import run_over_sockets
 
 from fedgossip import simulate
-from fedgossip.algorithms.choco import Choco
-from fedgossip.codecs.base import CodecTurn, VectorLayout
-from fedgossip.codecs.names import make_codec
-from fedgossip.codecs.sparse import largest
+from fedgossip.algorithms.codecs.base import CodecTurn, VectorLayout
+from fedgossip.algorithms.codecs.names import make_codec
+from fedgossip.algorithms.codecs.sparse import largest
+from fedgossip.algorithms.gossip.choco import Choco
+from fedgossip.base.errors import ConfigError, ProtocolError
+from fedgossip.base.vectors import digest, frozen
+from fedgossip.core.machine import PeerJoined, Received, Send, Started, Trained
+from fedgossip.core.messages import Account, CodedModel, Model
+from fedgossip.core.records import EventRow, PeerRow
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.errors import ConfigError, ProtocolError
 from fedgossip.experiment import load_experiment
-from fedgossip.machine import PeerJoined, Received, Send, Started, Trained
-from fedgossip.messages import Account, CodedModel, Model
 from fedgossip.plans import compose
-from fedgossip.protocols.replicas import WAITING, ReplicaGossip
-from fedgossip.records import EventRow, PeerRow
+from fedgossip.protocols.gossip.replicas import WAITING, ReplicaGossip
 from fedgossip.topology import build, resolve
-from fedgossip.vectors import digest, frozen
 
 CODECS = {"top-k:0.1": 0.1, "top-k:0.4": 0.3, "sign": 0.2, "int8:16": 0.9, "bf16": 1.0, "fp16": 1.0}
 """Each with a gamma."""
@@ -337,7 +337,7 @@ def test_a_graph_that_changes_or_that_is_not_the_same_both_ways_is_refused(graph
 
 def test_the_source_of_one_peer_is_that_of_all() -> None:
     algorithm, x = Choco("sign", 0.5), np.random.default_rng(1).standard_normal((3, 20))
-    from fedgossip.algorithms.base import Step
+    from fedgossip.algorithms.gossip.base import Step
 
     together = algorithm.trained(algorithm.start(frozen(x)), None, Step(0))[1][0]
     alone = [algorithm.trained(algorithm.start(frozen(row)), None, Step(0))[1][0] for row in x]

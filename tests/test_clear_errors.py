@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from commands import in_process
 
-from fedgossip.errors import ConfigError, NotWrittenError, TrainingError
+from fedgossip.base.errors import ConfigError, NotWrittenError, TrainingError
+from fedgossip.base.signatures import CalledWith, check_call
+from fedgossip.data import custom, data, partitions
+from fedgossip.data.tables import read_csv
 from fedgossip.experiment import load_experiment
-from fedgossip.learning import custom, data, partitions
-from fedgossip.learning.tables import read_csv
 from fedgossip.plans import compose
-from fedgossip.signatures import CalledWith, check_call
 
 
 def refused(text: str, folder: Path) -> ConfigError:
@@ -184,7 +184,7 @@ def test_an_algorithm_that_takes_other_arguments_is_told_both(
     body: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"clear_errors_algorithm_{len(body)}"
-    text = f"from fedgossip.algorithms.dsgd import DSGD\nclass Own(DSGD):\n    {body}\n"
+    text = f"from fedgossip.algorithms.gossip.dsgd import DSGD\nclass Own(DSGD):\n    {body}\n"
     (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.chdir(tmp_path)
     content = {"topology": {"graph": "ring", "n": 4}, "algorithm": {"name": f"{name}:Own"}}

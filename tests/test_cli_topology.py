@@ -7,8 +7,8 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from fedgossip.cli.topology import topology
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
+from fedgossip.cli.topology.topology import topology
 from fedgossip.topology import family_names, ready_names, schedule_names, weighted_names
 
 FIELDS = {

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from commands import in_process, start
 
-from fedgossip.clusters.meeting import JobLife
-from fedgossip.clusters.participant_process import own_host
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
+from fedgossip.drivers.clusters.meeting import JobLife
+from fedgossip.drivers.clusters.participant_process import own_host
 
 EXPERIMENT = """
 rounds = {rounds}
@@ -60,7 +60,9 @@ def test_tasks_of_submitit_end_with_the_digest_of_the_simulator_and_pickle_nothi
     (pickled,) = (tmp_path / "run" / "cluster").glob("*_submitted.pkl")
     named = [str(arg) for _, arg, _ in pickletools.genops(pickled.read_bytes()) if isinstance(arg, str)]
     assert any("CommandFunction" in one for one in named)
-    assert not [one for one in named if one.startswith("fedgossip") and not one.startswith("fedgossip.clusters.node")]
+    assert not [
+        one for one in named if one.startswith("fedgossip") and not one.startswith("fedgossip.drivers.clusters.node")
+    ]
     assert (tmp_path / "run" / "cluster").stat().st_mode & 0o077 == 0
     assert processes_of(tmp_path / "run") == []
 

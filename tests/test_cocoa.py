@@ -14,14 +14,14 @@ from test_resume import resumed, stopped
 import fedgossip
 from fedgossip.algorithms.federated.cocoa import CERTIFICATE, CLIENTS, EXAMPLES, gap_of
 from fedgossip.algorithms.federated.names import make
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import digest
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.errors import ConfigError
 from fedgossip.experiment import load_experiment
-from fedgossip.learning.convex import ConvexTask
-from fedgossip.learning.dual_losses import LOSSES
+from fedgossip.learning.linear.convex import ConvexTask
+from fedgossip.learning.linear.dual_losses import LOSSES
 from fedgossip.plans import compose
 from fedgossip.plans.tasks import task_of
-from fedgossip.vectors import digest
 
 ROUNDING = 1e-12
 

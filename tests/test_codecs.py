@@ -10,15 +10,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as some
 from hypothesis.extra import numpy as arrays
 
-from fedgossip.codecs.base import CodecTurn, VectorLayout
-from fedgossip.codecs.bits import packed, packed_bytes, unpacked
-from fedgossip.codecs.names import CODECS, make_codec
-from fedgossip.codecs.senders import Feedback, MomentumCorrection, sender_of
-from fedgossip.codecs.signs import Sign
-from fedgossip.codecs.sparse import DeepGradient, RandomK, largest
-from fedgossip.errors import ConfigError, ProtocolError
-from fedgossip.task import Segment
-from fedgossip.vectors import Vector, frozen
+from fedgossip.algorithms.codecs.base import CodecTurn, VectorLayout
+from fedgossip.algorithms.codecs.bits import packed, packed_bytes, unpacked
+from fedgossip.algorithms.codecs.names import CODECS, make_codec
+from fedgossip.algorithms.codecs.senders import Feedback, MomentumCorrection, sender_of
+from fedgossip.algorithms.codecs.signs import Sign
+from fedgossip.algorithms.codecs.sparse import DeepGradient, RandomK, largest
+from fedgossip.base.errors import ConfigError, ProtocolError
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.task import Segment
 
 NAMES = [
     "bf16",

@@ -16,18 +16,19 @@ from over_sockets import run_over_sockets
 from test_allreduce import learning, quadratic
 
 from fedgossip import simulate
-from fedgossip.codecs.base import VectorLayout
-from fedgossip.codecs.names import CODECS, make_codec
-from fedgossip.codecs.senders import Memoryless
+from fedgossip.algorithms.codecs.base import VectorLayout
+from fedgossip.algorithms.codecs.names import CODECS, make_codec
+from fedgossip.algorithms.codecs.senders import Memoryless
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import digest, frozen
+from fedgossip.core.records import EventRow, PeerRow
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.errors import ConfigError
 from fedgossip.experiment import load_experiment
-from fedgossip.plans import coding, compose
-from fedgossip.protocols.chunk_exchange import ChunkExchange
-from fedgossip.protocols.coded_gradients import LEFT_OUT
-from fedgossip.protocols.reduction import Chunk
-from fedgossip.records import EventRow, PeerRow
-from fedgossip.vectors import digest, frozen
+from fedgossip.plans import compose
+from fedgossip.plans.parallel import coding
+from fedgossip.protocols.allreduce.chunk_exchange import ChunkExchange
+from fedgossip.protocols.allreduce.coded_gradients import LEFT_OUT
+from fedgossip.protocols.allreduce.reduction import Chunk
 
 NAMES = ["bf16", "fp16", "int8:16", "top-k:0.1", "random-k:0.25", "dgc:0.1:2", "qsgd:7", "terngrad", "sign"]
 

@@ -10,11 +10,11 @@ import pytest
 from over_sockets import run_over_sockets
 
 from fedgossip import simulate
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import digest
+from fedgossip.core.records import PeerRow
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
-from fedgossip.records import PeerRow
-from fedgossip.vectors import digest
 
 MILD = {"lr": 1.0, "beta": 0.5}
 

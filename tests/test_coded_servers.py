@@ -11,19 +11,20 @@ import server_seeds
 from test_parameter_server import COPIED, quadratic
 
 from fedgossip import simulate
-from fedgossip.codecs.base import CodecTurn, VectorLayout
-from fedgossip.codecs.names import make_codec
-from fedgossip.codecs.senders import Memoryless, MomentumCorrection, sender_of
-from fedgossip.codecs.sparse import DeepGradient
+from fedgossip.algorithms.codecs.base import CodecTurn, VectorLayout
+from fedgossip.algorithms.codecs.names import make_codec
+from fedgossip.algorithms.codecs.senders import Memoryless, MomentumCorrection, sender_of
+from fedgossip.algorithms.codecs.sparse import DeepGradient
+from fedgossip.base.errors import ConfigError, ProtocolError
+from fedgossip.base.vectors import Vector, digest, frozen
+from fedgossip.core.machine import PeerJoined, Received, Started
+from fedgossip.core.messages import CodedPulled, CodedPush, Pulled, ShardPush
+from fedgossip.core.records import PeerRow
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.errors import ConfigError, ProtocolError
 from fedgossip.experiment import load_experiment
-from fedgossip.machine import PeerJoined, Received, Started
-from fedgossip.messages import CodedPulled, CodedPush, Pulled, ShardPush
-from fedgossip.plans import coding, compose
-from fedgossip.protocols.coded_gradients import LEFT_OUT
-from fedgossip.records import PeerRow
-from fedgossip.vectors import Vector, digest, frozen
+from fedgossip.plans import compose
+from fedgossip.plans.parallel import coding
+from fedgossip.protocols.allreduce.coded_gradients import LEFT_OUT
 
 NAMES = ["bf16", "int8:16", "top-k:0.1", "random-k:0.25", "dgc:0.1:2", "qsgd:7", "terngrad", "sign"]
 FLOAT = np.dtype(np.float32)

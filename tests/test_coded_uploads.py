@@ -12,25 +12,25 @@ from commands import Said, in_process
 from frozen import federated
 
 from fedgossip import simulate
+from fedgossip.algorithms.codecs.base import VectorLayout
+from fedgossip.algorithms.codecs.names import make_codec
+from fedgossip.algorithms.codecs.senders import Memoryless
 from fedgossip.algorithms.federated.base import Work
 from fedgossip.algorithms.federated.coded import CodedClient, UploadCodec
 from fedgossip.algorithms.federated.names import make
 from fedgossip.algorithms.sampling import Uniform
-from fedgossip.codecs.base import VectorLayout
-from fedgossip.codecs.names import make_codec
-from fedgossip.codecs.senders import Memoryless
+from fedgossip.base.errors import ConfigError, ProtocolError
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.machine import Checkpoint, PeerJoined, Received, Send, Started, Train, Trained
+from fedgossip.core.messages import CodedContribution, Contribution, Invite
+from fedgossip.core.records import NetworkRow, PeerRow
+from fedgossip.core.task import Segment
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.errors import ConfigError, ProtocolError
 from fedgossip.experiment import load_experiment
-from fedgossip.machine import Checkpoint, PeerJoined, Received, Send, Started, Train, Trained
-from fedgossip.messages import CodedContribution, Contribution, Invite
 from fedgossip.plans import compose
-from fedgossip.protocols.client import Client, ClientSettings
-from fedgossip.protocols.coordinator import Coordinator
-from fedgossip.protocols.coordinator_settings import CoordinatorSettings
-from fedgossip.records import NetworkRow, PeerRow
-from fedgossip.task import Segment
-from fedgossip.vectors import Vector, frozen
+from fedgossip.protocols.federated.client import Client, ClientSettings
+from fedgossip.protocols.federated.coordinator import Coordinator
+from fedgossip.protocols.federated.coordinator_settings import CoordinatorSettings
 
 OPEN = {"secure": {"on": False}}
 FINE = {"secure": {"weight_max": 1}}

@@ -12,15 +12,15 @@ import pytest
 from commands import in_process
 
 from fedgossip import ConfigError, load_experiment, run_local, simulate
-from fedgossip.cli.run import facts
-from fedgossip.errors import FedgossipError, NetworkError
-from fedgossip.metrics import Network
+from fedgossip.base.errors import FedgossipError, NetworkError
+from fedgossip.cli.run.run import facts
+from fedgossip.core.metrics import Network
+from fedgossip.core.records import EventRow, Row, RowWriter
 from fedgossip.plans import compose
-from fedgossip.records import EventRow, Row, RowWriter
-from fedgossip.rundir.collect import Collector, collect_peers
-from fedgossip.rundir.incarnations import Prepared
-from fedgossip.rundir.row_keeper import Keeper
-from fedgossip.rundir.run_directory import Run
+from fedgossip.runs.collect import Collector, collect_peers
+from fedgossip.runs.incarnations import Prepared
+from fedgossip.runs.row_keeper import Keeper
+from fedgossip.runs.run_directory import Run
 
 pytestmark = pytest.mark.sockets
 

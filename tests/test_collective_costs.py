@@ -12,13 +12,13 @@ from test_allreduce import NAMES, quadratic
 from fedgossip import simulate
 from fedgossip.algorithms.collectives.names import COLLECTIVES
 from fedgossip.algorithms.collectives.table import Way
+from fedgossip.base.vectors import frozen
+from fedgossip.core.messages import TAIL, ChunkTaken, ReduceChunk
+from fedgossip.core.records import PeerRow
+from fedgossip.core.wire import wire_bytes
 from fedgossip.drivers.local import run_local_plan
 from fedgossip.experiment import load_experiment
-from fedgossip.messages import TAIL, ChunkTaken, ReduceChunk
 from fedgossip.plans import compose
-from fedgossip.records import PeerRow
-from fedgossip.vectors import frozen
-from fedgossip.wire import wire_bytes
 
 ROUNDS = 2
 

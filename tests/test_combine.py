@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from over_sockets import run_over_sockets
 
 from fedgossip import load_experiment, simulate
-from fedgossip.algorithms.combine import COMBINATIONS, combination, combine_rows, distance
-from fedgossip.errors import ConfigError
+from fedgossip.algorithms.robust.combine import COMBINATIONS, combination, combine_rows, distance
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import BLOCK, digest, frozen, ordered_mix
 from fedgossip.plans import compose
 from fedgossip.topology import build, resolve
-from fedgossip.vectors import BLOCK, digest, frozen, ordered_mix
 
 ROBUST = [name for name in COMBINATIONS if name != "linear"]
 

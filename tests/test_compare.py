@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from fedgossip import load_experiment
-from fedgossip.cli.compare import USUAL
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
+from fedgossip.cli.lab.compare import USUAL
 from fedgossip.experiment.reading import content_of
-from fedgossip.paradigms.experiments import experiment_for, workers_of
-from fedgossip.paradigms.names import PARADIGMS, paradigm_of
-from fedgossip.report.reading import read_run
+from fedgossip.lab.compare.experiments import experiment_for, workers_of
+from fedgossip.lab.compare.names import PARADIGMS, paradigm_of
+from fedgossip.report.page.reading import read_run
 from tests.commands import Said, in_process
 
 FILE = """

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from test_costs import DIM, LINKS, PATIENT, SIZE, C, near, per_round, times
 
-from fedgossip.costs.break_even import break_even
-from fedgossip.costs.formulas import all_gather
-from fedgossip.costs.methods import gathered
-from fedgossip.errors import ConfigError
-from fedgossip.paradigms import verdict
-from fedgossip.paradigms.compression import compression_of
-from fedgossip.paradigms.names import paradigm_of
-from fedgossip.paradigms.setting import Setting
+from fedgossip.base.errors import ConfigError
+from fedgossip.lab.compare import verdict
+from fedgossip.lab.compare.compression import compression_of
+from fedgossip.lab.compare.names import paradigm_of
+from fedgossip.lab.compare.setting import Setting
+from fedgossip.lab.costs.break_even import break_even
+from fedgossip.lab.costs.formulas import all_gather
+from fedgossip.lab.costs.methods import gathered
 from tests.commands import in_process
 
 FILE = """

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from fedgossip.cli.topology import topology
+from fedgossip.cli.topology.topology import topology
 from fedgossip.topology import resolve_schedule
 
 N = 16

@@ -12,12 +12,12 @@ from test_data import write_pair
 
 import fedgossip
 from fedgossip import load_experiment
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
+from fedgossip.core.task import Job, LocalTask, Update
 from fedgossip.experiment import checked
 from fedgossip.plans import compose
 from fedgossip.plans.compose import DataShares
-from fedgossip.rundir.collect import collect_peers
-from fedgossip.task import Job, LocalTask, Update
+from fedgossip.runs.collect import collect_peers
 
 
 def experiment(**data: Any) -> fedgossip.Experiment:

@@ -12,12 +12,12 @@ from test_distributed import ended, task_of
 from test_learning import images
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
-from fedgossip import seeds
-from fedgossip.errors import ConfigError
-from fedgossip.learning.ddp.compressed import WHOLE_STEPS
+from fedgossip.base import seeds
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import Vector
+from fedgossip.core.task import Job
+from fedgossip.learning.processes.compressed import WHOLE_STEPS
 from fedgossip.learning.task import TorchTask, TrainSettings
-from fedgossip.task import Job
-from fedgossip.vectors import Vector
 
 pytestmark = pytest.mark.sockets
 
@@ -96,7 +96,7 @@ def test_a_job_has_the_same_bits_whatever_the_processes_did_before(compressed: T
     ],
 )
 def test_what_it_does_not_go_with_is_refused_with_advice(how: dict[str, Any], words: str) -> None:
-    from fedgossip.learning.mesh_settings import MeshSettings
+    from fedgossip.learning.one_model.mesh_settings import MeshSettings
 
     made: dict[str, Any] = {name: MeshSettings(**value) if name == "mesh" else value for name, value in how.items()}
     with pytest.raises(ConfigError, match=words) as error:

@@ -19,26 +19,27 @@ from commands import in_process
 from spying import Seen, spying
 
 from fedgossip import ConfigError, load_model, simulate
-from fedgossip.board.catalogue import Catalogue
-from fedgossip.cli import join as joining_command
-from fedgossip.cli.join import _Own
+from fedgossip.base.errors import NetworkError
+from fedgossip.cli.people import join as joining_command
+from fedgossip.cli.people.join import _Own
+from fedgossip.core.messages import Proposal
+from fedgossip.data import custom
+from fedgossip.data.named_code import NamesCode, code_by_key, code_in, keys_of_code
+from fedgossip.data.sources import code_of
 from fedgossip.drivers import joining, proposals
 from fedgossip.drivers.proposals import proposal_of, shared
 from fedgossip.drivers.replay import machine_of
-from fedgossip.edge.onnx_model import exported_facts
-from fedgossip.errors import NetworkError
 from fedgossip.experiment import load_experiment
 from fedgossip.experiment.kinds import RUN_KINDS
 from fedgossip.experiment.meanings import keys
-from fedgossip.learning import custom, model_files
-from fedgossip.learning.named_code import NamesCode, code_by_key, code_in, keys_of_code
-from fedgossip.learning.sources import code_of
-from fedgossip.messages import Proposal
+from fedgossip.lab.edge.onnx_model import exported_facts
+from fedgossip.learning.models import model_files
 from fedgossip.net import descriptors
 from fedgossip.net.identity import Identity
-from fedgossip.net.invitation import Invitation, new_secret, written
+from fedgossip.net.invites.invitation import Invitation, new_secret, written
 from fedgossip.plans import compose
-from fedgossip.trace.files import Opening
+from fedgossip.report.board.catalogue import Catalogue
+from fedgossip.runs.trace.files import Opening
 
 EVIL = "from pathlib import Path\nPath(__file__).with_name('RAN').write_text('ran')\n"
 EVERY = {kind.experiment: tuple(keys_of_code(kind.experiment)) for kind in RUN_KINDS.values()}

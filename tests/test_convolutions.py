@@ -15,21 +15,22 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from fedgossip.errors import TrainingError
-from fedgossip.learning import models, stacked_engine
+from fedgossip.base.errors import TrainingError
+from fedgossip.base.seeds import stream
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.machine import Terms
+from fedgossip.core.task import Job, Update
+from fedgossip.data.dataset import Dataset
 from fedgossip.learning import task as module
-from fedgossip.learning.batches import Batches
-from fedgossip.learning.dataset import Dataset
-from fedgossip.learning.flat import Layout
-from fedgossip.learning.module_engine import ModuleLoop
+from fedgossip.learning.many_nodes import stacked_engine
+from fedgossip.learning.many_nodes.shapes import shape_of
+from fedgossip.learning.many_nodes.stacked_engine import LayerStack
+from fedgossip.learning.models import models
+from fedgossip.learning.one_model.batches import Batches
+from fedgossip.learning.one_model.flat import Layout
+from fedgossip.learning.one_model.module_engine import ModuleLoop
 from fedgossip.learning.settings import TrainSettings
-from fedgossip.learning.shapes import shape_of
-from fedgossip.learning.stacked_engine import LayerStack
 from fedgossip.learning.task import TorchTask
-from fedgossip.machine import Terms
-from fedgossip.seeds import stream
-from fedgossip.task import Job, Update
-from fedgossip.vectors import Vector, frozen
 
 NODES, CLASSES = 5, 4
 

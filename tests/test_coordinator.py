@@ -19,12 +19,9 @@ from test_federated import Run, digits
 
 from fedgossip.algorithms.federated.names import make
 from fedgossip.algorithms.sampling import BySize, Poisson, Uniform
-from fedgossip.drivers import snapshot
-from fedgossip.errors import ProtocolError
-from fedgossip.learning.analytic import Quadratic
-from fedgossip.learning.data import load
-from fedgossip.learning.task import TorchTask, TrainSettings
-from fedgossip.machine import (
+from fedgossip.base.errors import ProtocolError
+from fedgossip.base.vectors import Vector, digest, frozen
+from fedgossip.core.machine import (
     Checkpoint,
     Effect,
     Finish,
@@ -40,16 +37,19 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.messages import Contribution, Final, Invite, Leaving, Model, Refusal
-from fedgossip.protocols.buffered import Buffered, BufferedSettings
-from fedgossip.protocols.client import Client, ClientSettings
-from fedgossip.protocols.coordinator import Coordinator
-from fedgossip.protocols.coordinator_settings import CoordinatorSettings
-from fedgossip.protocols.gathering import Gathered
-from fedgossip.protocols.spending import EXHAUSTED
-from fedgossip.records import NetworkRow
+from fedgossip.core.messages import Contribution, Final, Invite, Leaving, Model, Refusal
+from fedgossip.core.records import NetworkRow
+from fedgossip.data.data import load
+from fedgossip.drivers import snapshot
+from fedgossip.learning.analytic import Quadratic
+from fedgossip.learning.task import TorchTask, TrainSettings
+from fedgossip.protocols.federated.buffered import Buffered, BufferedSettings
+from fedgossip.protocols.federated.client import Client, ClientSettings
+from fedgossip.protocols.federated.coordinator import Coordinator
+from fedgossip.protocols.federated.coordinator_settings import CoordinatorSettings
+from fedgossip.protocols.federated.gathering import Gathered
+from fedgossip.protocols.federated.spending import EXHAUSTED
 from fedgossip.simulation.network import NetworkSettings
-from fedgossip.vectors import Vector, digest, frozen
 
 SCHEMA, COORDINATOR = "s", 9
 WILD = NetworkSettings(jitter=0.3, training_jitter=2.0, speed_spread=1.0)

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from commands import Said, free_ports, typed, wait_until
 
+from fedgossip.base.vectors import frozen
 from fedgossip.cli import cli
+from fedgossip.core.records import EventRow, PeerRow, read_rows
 from fedgossip.net.endpoints import block, signed
 from fedgossip.net.identity import Identity
-from fedgossip.records import EventRow, PeerRow, read_rows
-from fedgossip.vectors import frozen
 
 pytestmark = pytest.mark.sockets
 
@@ -240,7 +240,7 @@ def ending(folder: Path, monkeypatch: pytest.MonkeyPatch, moved: float, rounds: 
     """Type `client`, whose run ends early after so many rounds of its own with the first vector, moved."""
     from fedgossip.drivers import peer
     from fedgossip.plans import compose
-    from fedgossip.rundir.peer_files import PeerEnded, PeerFiles
+    from fedgossip.runs.peer_files import PeerEnded, PeerFiles
 
     Site.made(folder)
 
@@ -283,7 +283,7 @@ def test_a_client_that_only_got_the_model_of_the_others_is_offered_it(
 def test_a_simulation_whose_rounds_all_came_to_nothing_leaves_no_model(tmp_path: Path) -> None:
     """Of four clients three crash before the first round is over."""
     from fedgossip import simulate
-    from fedgossip.errors import TooFewPeersError
+    from fedgossip.base.errors import TooFewPeersError
 
     faults = [{"kind": "crash", "peers": [0, 1, 2], "start": 0.02}]
     coordinator = {"clients": 4, "deadline": 2.0, "start_timeout": 3.0}

@@ -10,17 +10,17 @@ import pytest
 
 from fedgossip import simulate
 from fedgossip.algorithms.collectives.names import COLLECTIVES
-from fedgossip.costs.base import Cost, EqualLinks
-from fedgossip.costs.crossover import crossover
-from fedgossip.costs.formulas import all_reduce, neighbours, through_servers
-from fedgossip.costs.methods import ROUNDS, RUNS, collective, gossip, gossip_steps, pairs, served
-from fedgossip.costs.scaling import strong_scaling
-from fedgossip.costs.timeline import seconds_of_rounds
-from fedgossip.costs.times import TrainingTimes, mean_of
-from fedgossip.messages import TAIL
-from fedgossip.records import NetworkRow
-from fedgossip.topology.names import resolve_schedule
-from fedgossip.topology.schedules import Schedule
+from fedgossip.core.messages import TAIL
+from fedgossip.core.records import NetworkRow
+from fedgossip.lab.costs.base import Cost, EqualLinks
+from fedgossip.lab.costs.crossover import crossover
+from fedgossip.lab.costs.formulas import all_reduce, neighbours, through_servers
+from fedgossip.lab.costs.methods import ROUNDS, RUNS, collective, gossip, gossip_steps, pairs, served
+from fedgossip.lab.costs.scaling import strong_scaling
+from fedgossip.lab.costs.timeline import seconds_of_rounds
+from fedgossip.lab.costs.times import TrainingTimes, mean_of
+from fedgossip.topology.graphs.names import resolve_schedule
+from fedgossip.topology.schedules.schedules import Schedule
 
 DIM = 25_000
 SIZE = 4 * DIM

@@ -21,11 +21,13 @@ from fit_sites import SITES, fit_on, machines
 from pages import blocks, page
 
 from fedgossip import ConfigError, load_experiment
+from fedgossip.base.errors import TrainingError
+from fedgossip.base.vectors import Vector
+from fedgossip.data.agreed.told_files import encoded
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.errors import TrainingError
-from fedgossip.learning.cox import concordance, exact_totals, real
-from fedgossip.learning.cox_fit import CoxFit, cox_fit
-from fedgossip.learning.cox_steps import (
+from fedgossip.sites.fits.cox.cox import concordance, exact_totals, real
+from fedgossip.sites.fits.cox.cox_fit import CoxFit, cox_fit
+from fedgossip.sites.fits.cox.cox_steps import (
     LAST,
     MOMENTS,
     OVER,
@@ -37,12 +39,10 @@ from fedgossip.learning.cox_steps import (
     stepped,
     told_by,
 )
-from fedgossip.learning.cox_sums import TOLD, CoxDesign, CoxLayout, SiteHazards, TimedRecords
-from fedgossip.learning.survival_times import places_of
-from fedgossip.learning.told_files import encoded
-from fedgossip.plans.cox import cox_plan, cox_task, hazards_from
-from fedgossip.releasing.checking import check
-from fedgossip.vectors import Vector
+from fedgossip.sites.fits.cox.cox_sums import TOLD, CoxDesign, CoxLayout, SiteHazards, TimedRecords
+from fedgossip.sites.fits.survival.survival_times import places_of
+from fedgossip.sites.plans.cox import cox_plan, cox_task, hazards_from
+from fedgossip.sites.releases.checking import check
 
 GRID = tuple(float(time) for time in range(20, 401, 20))
 

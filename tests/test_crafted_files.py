@@ -16,17 +16,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from fedgossip import checkpoints
-from fedgossip.checkpoints import NEWEST, About, RefusedError, Stored, tensor_file
+from fedgossip.base.errors import FedgossipError
+from fedgossip.base.vectors import frozen
+from fedgossip.core.machine import Checkpoint, Event, Fired, PeerJoined, Received, Started, Trained
+from fedgossip.core.messages import Leaving, Model
 from fedgossip.drivers.replay import replay_trace
-from fedgossip.errors import FedgossipError
 from fedgossip.experiment import load_experiment
-from fedgossip.machine import Checkpoint, Event, Fired, PeerJoined, Received, Started, Trained
-from fedgossip.messages import Leaving, Model
 from fedgossip.plans import compose
-from fedgossip.trace.events import TraceError
-from fedgossip.trace.files import _FRAME, MAGIC, Opening, Reading, Trace, Traced
-from fedgossip.vectors import frozen
+from fedgossip.runs import checkpoints
+from fedgossip.runs.checkpoints import NEWEST, About, RefusedError, Stored, tensor_file
+from fedgossip.runs.trace.events import TraceError
+from fedgossip.runs.trace.files import _FRAME, MAGIC, Opening, Reading, Trace, Traced
 
 MUTANTS = 200
 EVIL: list[Any] = [

@@ -17,20 +17,21 @@ import torch
 from torch import nn
 
 from fedgossip import run_local, simulate
-from fedgossip.learning import device_stack, job_blocks, weights
-from fedgossip.learning.cuda_graphs import capture_on
-from fedgossip.learning.dataset import Dataset
-from fedgossip.learning.device_mixing import DeviceMixing
-from fedgossip.learning.device_stack import DeviceStack
-from fedgossip.learning.module_engine import ModuleLoop
+from fedgossip.base.seeds import stream
+from fedgossip.base.vectors import Vector, ordered_mix_rows
+from fedgossip.core.machine import Report
+from fedgossip.core.records import EventRow
+from fedgossip.core.task import Job
+from fedgossip.data.dataset import Dataset
+from fedgossip.learning.many_nodes import device_stack, job_blocks
+from fedgossip.learning.many_nodes.device_mixing import DeviceMixing
+from fedgossip.learning.many_nodes.device_stack import DeviceStack
+from fedgossip.learning.one_model import weights
+from fedgossip.learning.one_model.cuda_graphs import capture_on
+from fedgossip.learning.one_model.module_engine import ModuleLoop
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.task import TorchTask
-from fedgossip.machine import Report
-from fedgossip.records import EventRow
-from fedgossip.seeds import stream
-from fedgossip.task import Job
 from fedgossip.topology import build, resolve
-from fedgossip.vectors import Vector, ordered_mix_rows
 
 NODES = 4
 
@@ -361,7 +362,7 @@ def test_recurrent_weights_that_are_copies_train_to_the_same_bits(how, monkeypat
 
 
 def test_copies_of_recurrent_weights_are_apart_from_the_flat_tensor_and_follow_it(monkeypatch):
-    from fedgossip.learning.flat import Layout
+    from fedgossip.learning.one_model.flat import Layout
 
     monkeypatch.setattr(weights, "_by_cudnn", lambda device: True)
     module = torch.nn.Sequential(torch.nn.Embedding(5, 3), torch.nn.GRU(3, 4, batch_first=True))

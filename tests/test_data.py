@@ -8,9 +8,9 @@ import struct
 import numpy as np
 import pytest
 
-from fedgossip.errors import ConfigError, TrainingError
-from fedgossip.learning.data import load, split, split_indices
-from fedgossip.learning.dataset import Dataset
+from fedgossip.base.errors import ConfigError, TrainingError
+from fedgossip.data.data import load, split, split_indices
+from fedgossip.data.dataset import Dataset
 
 PLAY = "ANNA:\nTo be or not to be, that is it.\n\nBEN:\nNo.\nNever: ever!\n\nANNA:\nWell then, good night.\n"
 

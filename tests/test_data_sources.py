@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 import fedgossip
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
+from fedgossip.data import extras, images
+from fedgossip.data.cifar import CLASSES, PIXELS
+from fedgossip.data.data import load
 from fedgossip.experiment import load_experiment
-from fedgossip.learning import extras, images
-from fedgossip.learning.cifar import CLASSES, PIXELS
-from fedgossip.learning.data import load
 
 PACKAGE = Path(fedgossip.__file__).parent
 
@@ -330,7 +330,7 @@ def test_parquet_files_that_cannot_be_taken_are_refused(tmp_path: Path, monkeypa
         path.write_bytes(damaged)
         assert "t.parquet" in refused(f"{source}?label=y&drop=a,b") if damaged != whole else True
     path.write_bytes(whole)
-    monkeypatch.setattr("fedgossip.learning.arrow.CELLS_MOST", 5)
+    monkeypatch.setattr("fedgossip.data.arrow.CELLS_MOST", 5)
     assert "at most 5 cells" in refused(f"{source}?label=y")
 
 

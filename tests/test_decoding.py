@@ -18,17 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from secure_kit import public, signer
 
-from fedgossip import checkpoints
 from fedgossip.audit import entries, records
-from fedgossip.checkpoints import RefusedError
-from fedgossip.decoding import DEPTH_MAX, UnreadableError, from_json, from_msgpack, from_toml, json_value
-from fedgossip.errors import ConfigError, ProtocolError
-from fedgossip.headers import VOCABULARY
+from fedgossip.base.decoding import DEPTH_MAX, UnreadableError, from_json, from_msgpack, from_toml, json_value
+from fedgossip.base.errors import ConfigError, ProtocolError
+from fedgossip.core.headers import VOCABULARY
 from fedgossip.net.identity import Identity
+from fedgossip.report.watch.follow import _json
+from fedgossip.runs import checkpoints
+from fedgossip.runs.checkpoints import RefusedError
+from fedgossip.runs.trace.events import TraceError
+from fedgossip.runs.trace.files import MAGIC, Reading
 from fedgossip.secure import frames
-from fedgossip.trace.events import TraceError
-from fedgossip.trace.files import MAGIC, Reading
-from fedgossip.watching.follow import _json
 
 PACKAGE = Path(__file__).parents[1] / "fedgossip"
 DEEP = 50_000
@@ -136,10 +136,10 @@ def test_toml_of_the_usual_kind_is_read() -> None:
 ELSEWHERE = {
     "drivers/fork_server.py": "orders of the process that started it, by its own pipe",
     "drivers/peer_processes.py": "what the fork server says, by its own pipe",
-    "learning/ddp/ipc.py": "between the processes of one client",
+    "learning/processes/ipc.py": "between the processes of one client",
     "drivers/snapshot.py": "images, which have a reader of their own",
-    "checkpoints/sameness.py": "what has been written here a moment before",
-    "topology/files.py": "msgspec.toml, which is tomllib",
+    "runs/checkpoints/sameness.py": "what has been written here a moment before",
+    "topology/graphs/files.py": "msgspec.toml, which is tomllib",
 }
 
 

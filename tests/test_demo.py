@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from commands import typed
 
-from fedgossip.cli.demo import GRAPHS
+from fedgossip.cli.run.demo import GRAPHS
 
 pytestmark = [pytest.mark.sockets, pytest.mark.anywhere]
 

@@ -14,11 +14,11 @@ from fedgossip.algorithms.descent.base import norm
 from fedgossip.algorithms.descent.lamb import LAMB
 from fedgossip.algorithms.descent.lars import LARS
 from fedgossip.algorithms.descent.sgd import SGD
-from fedgossip.learning import optimizers
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.task import Segment
+from fedgossip.learning.one_model import optimizers
 from fedgossip.learning.settings import TrainSettings
-from fedgossip.protocols.shard_clocks import StepPerPush
-from fedgossip.task import Segment
-from fedgossip.vectors import Vector, frozen
+from fedgossip.protocols.servers.shard_clocks import StepPerPush
 
 D, STEPS, RATE = 1003, 12, 0.03
 LAYERS = (Segment("weight", 0, (20, 50)), Segment("bias", 1000, (3,)))

@@ -15,11 +15,11 @@ import torch
 from test_learning import images, on_cpu, task_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedgossip.learning import optimizers
-from fedgossip.learning.dataset import Dataset
-from fedgossip.machine import Terms
-from fedgossip.seeds import stream
-from fedgossip.task import Job
+from fedgossip.base.seeds import stream
+from fedgossip.core.machine import Terms
+from fedgossip.core.task import Job
+from fedgossip.data.dataset import Dataset
+from fedgossip.learning.one_model import optimizers
 
 CAST = "aten._to_copy.default"
 WAITING = {"aten._local_scalar_dense.default", CAST, "aten.lift_fresh.default"}

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from lying import TRAININGS, Hall, from_round_to_round, learning, nudged
 
+from fedgossip.base.seeds import stream
+from fedgossip.core.messages import Invite, Message
 from fedgossip.experiment import load_experiment
-from fedgossip.messages import Invite, Message
 from fedgossip.plans import compose
-from fedgossip.protocols.coordinator import Coordinator
+from fedgossip.protocols.federated.coordinator import Coordinator
 from fedgossip.secure.aborts import Reason
 from fedgossip.secure.ring import Words
-from fedgossip.seeds import stream
 
 VICTIM = 3
 CLOSE = 0.1

@@ -16,24 +16,24 @@ import solving
 from commands import typed
 from fit_sites import SITES, own_tables
 
-from fedgossip.learning.agreed import AgreedColumn, AgreedTable, agreed_of
-from fedgossip.learning.agreed import read as agreed_file
-from fedgossip.learning.column_sums import Numbers, first_sums, second_sums
-from fedgossip.learning.encodings import EncodedColumn, TableEncoding
-from fedgossip.learning.evaluated import Evaluation, evaluation_of
-from fedgossip.learning.evaluated import read as evaluation_file
-from fedgossip.learning.evaluation_sums import EvaluationLayout, SiteAnswers, judged_sums, presence
-from fedgossip.learning.glm_fit import fit_of
-from fedgossip.learning.glm_sums import GlmDesign, GlmLayout, SiteRecords
-from fedgossip.learning.suppression import suppressed
-from fedgossip.learning.table_schema import MEAN, SchemaColumn, SiteColumns, TableSchema
-from fedgossip.learning.told_files import encoded
-from fedgossip.learning.tree_file import encoded_trees, trees_file
-from fedgossip.learning.tree_fit import trees_fit
-from fedgossip.learning.tree_sums import GrowingTrees, SiteTable, TreesLayout, grown_alone
-from fedgossip.learning.trees import LOGISTIC, TreesDesign
+from fedgossip.base.vectors import Vector
+from fedgossip.data.agreed.agreed import AgreedColumn, AgreedTable, agreed_of
+from fedgossip.data.agreed.agreed import read as agreed_file
+from fedgossip.data.agreed.column_sums import Numbers, first_sums, second_sums
+from fedgossip.data.agreed.suppression import suppressed
+from fedgossip.data.agreed.told_files import encoded
+from fedgossip.data.columns.encodings import EncodedColumn, TableEncoding
+from fedgossip.data.columns.table_schema import MEAN, SchemaColumn, SiteColumns, TableSchema
+from fedgossip.learning.models.tree_file import encoded_trees, trees_file
+from fedgossip.learning.models.trees import LOGISTIC, TreesDesign
 from fedgossip.secure.exact_sums import as_vector, integers_of, words_in, words_of
-from fedgossip.vectors import Vector
+from fedgossip.sites.evaluation.evaluated import Evaluation, evaluation_of
+from fedgossip.sites.evaluation.evaluated import read as evaluation_file
+from fedgossip.sites.evaluation.evaluation_sums import EvaluationLayout, SiteAnswers, judged_sums, presence
+from fedgossip.sites.fits.glm.glm_fit import fit_of
+from fedgossip.sites.fits.glm.glm_sums import GlmDesign, GlmLayout, SiteRecords
+from fedgossip.sites.fits.trees.tree_fit import trees_fit
+from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteTable, TreesLayout, grown_alone
 
 SITE = 20
 """Records of a site, at most."""

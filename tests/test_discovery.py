@@ -13,11 +13,11 @@ from commands import in_process, wait_until
 from test_invites import PROPOSAL, House
 
 from fedgossip.drivers import joining
-from fedgossip.net import discovery
-from fedgossip.net.discovery import Announcer, Search
 from fedgossip.net.identity import Identity
-from fedgossip.net.invite_client import InviteClient
-from fedgossip.net.invite_server import InviteServer
+from fedgossip.net.invites import discovery
+from fedgossip.net.invites.discovery import Announcer, Search
+from fedgossip.net.invites.invite_client import InviteClient
+from fedgossip.net.invites.invite_server import InviteServer
 
 HERE = ("127.0.0.1",)
 

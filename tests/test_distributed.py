@@ -24,20 +24,20 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 from torch.distributed.tensor import DTensor
 
-from fedgossip.errors import ConfigError, TrainingError
-from fedgossip.learning import devices
-from fedgossip.learning.batches import BatchPlan
-from fedgossip.learning.ddp import divided, fsdp, processes
-from fedgossip.learning.ddp.engine import DistributedLoop
-from fedgossip.learning.ddp.group import Team
-from fedgossip.learning.ddp.ipc import Alive, Channel
-from fedgossip.learning.ddp.processes import Group
-from fedgossip.learning.ddp.shared_memory import SharedArrays
-from fedgossip.learning.sharing import OutOfMemory
+from fedgossip.base.errors import ConfigError, TrainingError
+from fedgossip.base.vectors import frozen
+from fedgossip.core.machine import Terms
+from fedgossip.core.task import Job
+from fedgossip.learning.one_model import devices
+from fedgossip.learning.one_model.batches import BatchPlan
+from fedgossip.learning.one_model.sharing import OutOfMemory
+from fedgossip.learning.processes import divided, fsdp, processes
+from fedgossip.learning.processes.engine import DistributedLoop
+from fedgossip.learning.processes.group import Team
+from fedgossip.learning.processes.ipc import Alive, Channel
+from fedgossip.learning.processes.processes import Group
+from fedgossip.learning.processes.shared_memory import SharedArrays
 from fedgossip.learning.task import TorchTask, TrainSettings
-from fedgossip.machine import Terms
-from fedgossip.task import Job
-from fedgossip.vectors import frozen
 
 pytestmark = pytest.mark.sockets
 
@@ -332,7 +332,7 @@ def test_an_error_in_one_process_is_a_training_error_here_and_the_next_job_has_a
 
 def test_a_process_without_a_task_to_listen_to_ends_by_itself() -> None:
     ours, theirs = socket.socketpair()
-    words = [sys.executable, "-m", "fedgossip.learning.ddp.worker", str(theirs.fileno())]
+    words = [sys.executable, "-m", "fedgossip.learning.processes.worker", str(theirs.fileno())]
     with subprocess.Popen(words, pass_fds=[theirs.fileno()], env=processes._environment(1)) as process:
         theirs.close()
         ours.close()

@@ -16,12 +16,12 @@ from pages import Reader, page
 from test_used_models import OWN_MODEL, TEXT, experiment, held_out, table, trained
 
 from fedgossip import ConfigError, load_model
-from fedgossip.edge import bench, distillation, export, pruning, quantization, retraining, run_examples
-from fedgossip.edge.onnx_model import OnnxModel, open_onnx
-from fedgossip.errors import TrainingError
-from fedgossip.learning.dataset import Dataset
-from fedgossip.learning.losses import Criterion
-from fedgossip.learning.objectives import Objective
+from fedgossip.base.errors import TrainingError
+from fedgossip.data.dataset import Dataset
+from fedgossip.data.objectives import Objective
+from fedgossip.lab.edge import bench, distillation, export, pruning, quantization, retraining, run_examples
+from fedgossip.lab.edge.onnx_model import OnnxModel, open_onnx
+from fedgossip.learning.one_model.losses import Criterion
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

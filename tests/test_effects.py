@@ -11,9 +11,9 @@ from test_coordinator import client
 from test_join import member
 
 import fedgossip
-from fedgossip.errors import FedgossipError, TooFewPeersError
-from fedgossip.machine import Failure, Finish, Fired, Started
-from fedgossip.records import EventRow
+from fedgossip.base.errors import FedgossipError, TooFewPeersError
+from fedgossip.core.machine import Failure, Finish, Fired, Started
+from fedgossip.core.records import EventRow
 
 PACKAGE = Path(fedgossip.__file__).parent
 ACTING = ("net", "simulation", "drivers", "protocols", "trace", "rundir")

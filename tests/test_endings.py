@@ -17,9 +17,9 @@ import pytest
 from commands import alive, experiment, finish, in_process, start, wait_until
 
 import fedgossip
-from fedgossip import signals
+from fedgossip.base import signals
 from fedgossip.cli import COMMANDS, cli
-from fedgossip.cli.invited import ended_script
+from fedgossip.cli.people.invited import ended_script
 
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
@@ -58,7 +58,7 @@ def test_each_command_is_interrupted_by_each_signal_and_says_by_which(
     assert {words[0] for words in typed} == set(COMMANDS) and len(typed) > 60
     monkeypatch.setattr(click.Command, "parse_args", lambda _command, _context, words: words)
     monkeypatch.setattr(click.Command, "invoke", asked)
-    monkeypatch.setattr("fedgossip.cli.launch._is_experiment", lambda *_: False)
+    monkeypatch.setattr("fedgossip.cli.run.launch._is_experiment", lambda *_: False)
     monkeypatch.setattr(signal, "getsignal", _as_started)
     for words in typed:
         said = in_process(words, tmp_path, monkeypatch, capsys)
@@ -76,11 +76,11 @@ def _as_started(number: int) -> object:
 
 def test_one_place_says_what_the_ending_signals_of_a_command_do() -> None:
     """Others would have exit codes, and last words, of their own.  A child's own process may have a handler."""
-    child = {"drivers/peer.py", "clusters/node.py", "clusters/ray_cluster.py", "signals.py"}
+    child = {"drivers/peer.py", "drivers/clusters/node.py", "drivers/clusters/ray_cluster.py", "signals.py"}
     root = Path(fedgossip.__file__).parent
     sets = re.compile(r"(signal\.signal|add_signal_handler)\(.*(SIGTERM|SIGHUP|number)")
     found = {str(path.relative_to(root)) for path in root.rglob("*.py") if sets.search(path.read_text())}
-    assert found <= child | {"clusters/slurm.py"}, found  # which has what it starts ignore its terminal
+    assert found <= child | {"drivers/clusters/slurm.py"}, found  # which has what it starts ignore its terminal
 
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:

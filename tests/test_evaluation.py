@@ -26,24 +26,24 @@ from sklearn.metrics import brier_score_loss, confusion_matrix, log_loss, roc_au
 
 import fedgossip
 from fedgossip import ConfigError, load_experiment, load_model
+from fedgossip.base.errors import PeerError
+from fedgossip.base.version import __version__
+from fedgossip.core.messages import Hello
+from fedgossip.data.agreed.agreed import AgreedTable
+from fedgossip.data.columns.table_schema import SchemaColumn, TableSchema
+from fedgossip.data.record_groups import NOT_SAID
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.errors import PeerError
 from fedgossip.experiment import PrivacySection
-from fedgossip.learning.agreed import AgreedTable
-from fedgossip.learning.evaluated import Evaluation, area_of, evaluation_of, noisy_evaluation_of, read
-from fedgossip.learning.evaluation_sums import BINS, EDGES, EvaluationLayout, SiteAnswers, judged_sums, presence
-from fedgossip.learning.record_groups import NOT_SAID
-from fedgossip.learning.table_schema import SchemaColumn, TableSchema
-from fedgossip.messages import Hello
 from fedgossip.net import endpoints
 from fedgossip.net.greeting import refused
 from fedgossip.net.identity import Identity
-from fedgossip.plans.evaluation import asked, evaluated_from, evaluation_plan, evaluation_task, parted
 from fedgossip.plans.tasks import examples_of
-from fedgossip.releasing.privacy_words import of_figures, of_statistics
-from fedgossip.report import model_card
-from fedgossip.report.released import Release, ReleasedModel, ReleasedPrivacy
-from fedgossip.version import __version__
+from fedgossip.sites.evaluation.evaluated import Evaluation, area_of, evaluation_of, noisy_evaluation_of, read
+from fedgossip.sites.evaluation.evaluation_sums import BINS, EDGES, EvaluationLayout, SiteAnswers, judged_sums, presence
+from fedgossip.sites.plans.evaluation import asked, evaluated_from, evaluation_plan, evaluation_task, parted
+from fedgossip.sites.releases import model_card
+from fedgossip.sites.releases.privacy_words import of_figures, of_statistics
+from fedgossip.sites.releases.released import Release, ReleasedModel, ReleasedPrivacy
 
 SUPPRESS = 5
 BUDGET = "--set coordinator.privacy.unit=record --set coordinator.privacy.noise=2"
@@ -528,7 +528,7 @@ def test_a_site_that_left_early_is_told_whose_model_to_copy_and_what_to_type(
         assert rejected
         raise PeerError(f"nobody to learn with: {rejected.text}", rejected.advice, peer=5)
 
-    monkeypatch.setattr("fedgossip.cli.participant.Participant.take_part", turned_away)
+    monkeypatch.setattr("fedgossip.cli.run.participant.Participant.take_part", turned_away)
     command = ["own.toml", "--id", "1", "--endpoints", "endpoints.toml"]
     for mine in ("older", "nothing"):
         said = typed(["evaluate", mine, *command], tmp_path)

@@ -11,8 +11,8 @@ import pytest
 
 import fedgossip
 from fedgossip.cli.wording import event_text
-from fedgossip.event_kinds import event_kinds, kind_of
-from fedgossip.records import EventRow
+from fedgossip.core.event_kinds import event_kinds, kind_of
+from fedgossip.core.records import EventRow
 
 
 def sources() -> Iterator[tuple[Path, ast.Module]]:

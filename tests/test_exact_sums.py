@@ -8,7 +8,7 @@ import secure_kit as kit
 from hypothesis import given
 from hypothesis import strategies as some
 
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
 from fedgossip.secure import ring
 from fedgossip.secure.aborts import Reason, RoundAbandoned
 from fedgossip.secure.exact_sums import WIDE, ExactSums, as_vector, integers_of, words_in, words_of

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 import fedgossip
+from fedgossip.base.vectors import digest
 from fedgossip.cli import cli
-from fedgossip.vectors import digest
 
 pytestmark = pytest.mark.sockets
 

@@ -11,11 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgossip import simulate
-from fedgossip.errors import ConfigError
-from fedgossip.experiment import load_experiment
-from fedgossip.faults import KINDS, MOST_IN_VAIN, NS, FaultScript, RunProgress, Strike, Turn
-from fedgossip.learning.analytic import Averaging
-from fedgossip.machine import (
+from fedgossip.base.errors import ConfigError
+from fedgossip.core.machine import (
     Checkpoint,
     Effect,
     Event,
@@ -30,11 +27,14 @@ from fedgossip.machine import (
     SetTimer,
     Started,
 )
-from fedgossip.messages import Leaving
-from fedgossip.metrics import Network
+from fedgossip.core.messages import Leaving
+from fedgossip.core.metrics import Network
+from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row
+from fedgossip.experiment import load_experiment
+from fedgossip.faults import KINDS, MOST_IN_VAIN, NS, FaultScript, RunProgress, Strike, Turn
+from fedgossip.learning.analytic import Averaging
 from fedgossip.plans import compose
 from fedgossip.plans.completeness import ExchangeCounts, of_clients
-from fedgossip.records import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.simulation.network import NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 

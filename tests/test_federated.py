@@ -21,16 +21,16 @@ from fedgossip.algorithms.federated.fedbuff import staleness_weight
 from fedgossip.algorithms.federated.names import ALGORITHMS, make
 from fedgossip.algorithms.federated.sums import BLOCK, REACH, ExactSum, NotSummableError
 from fedgossip.algorithms.sampling import Uniform
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.seeds import stream
+from fedgossip.base.vectors import Vector, add, digest, frozen
+from fedgossip.core.machine import Terms
+from fedgossip.core.task import Job, LocalTask, done
+from fedgossip.data.data import load, split
+from fedgossip.data.dataset import Dataset
+from fedgossip.data.partitions import partition
 from fedgossip.learning.analytic import Quadratic
-from fedgossip.learning.data import load, split
-from fedgossip.learning.dataset import Dataset
-from fedgossip.learning.partitions import partition
 from fedgossip.learning.task import TorchTask, TrainSettings
-from fedgossip.machine import Terms
-from fedgossip.seeds import stream
-from fedgossip.task import Job, LocalTask, done
-from fedgossip.vectors import Vector, add, digest, frozen
 
 Rows = npt.NDArray[Any]
 
@@ -314,7 +314,7 @@ def test_a_pull_keeps_the_clients_nearer() -> None:
 
 def by_hand(task: TorchTask, data: Dataset, job: Job, how: TrainSettings) -> Rows:
     """y <- y - lr (g(y) + mu (y - x) + correction) for softmax, in float64, by the formula of its gradient."""
-    from fedgossip.learning.batches import Batches
+    from fedgossip.learning.one_model.batches import Batches
 
     assert job.terms is not None
     plan = Batches(partition("iid", data.y, 4, seed=0), how, 1, how.batch_size).plan(job.node, job.round)

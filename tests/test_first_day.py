@@ -20,27 +20,27 @@ from members import membership, signer
 from torch.optim import SGD
 
 import fedgossip
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.scores import Score
 from fedgossip.cli import cli
 from fedgossip.cli.init import TEMPLATES
-from fedgossip.cli.invited import NewRows, ended_script
-from fedgossip.cli.run import _best, facts
-from fedgossip.errors import ConfigError
+from fedgossip.cli.people.invited import NewRows, ended_script
+from fedgossip.cli.run.run import _best, facts
+from fedgossip.core.machine import PeerJoined, Received, Report, Started
+from fedgossip.core.messages import MembershipUpdate
+from fedgossip.core.records import EventRow, NetworkRow, Row
+from fedgossip.core.roles import peer_roles
+from fedgossip.drivers.loops.experiments import Wished, experiment_of
+from fedgossip.drivers.loops.scripts import LOG, Command, Scripts
 from fedgossip.experiment import load_experiment
-from fedgossip.loops.experiments import Wished, experiment_of
-from fedgossip.loops.scripts import LOG, Command, Scripts
-from fedgossip.machine import PeerJoined, Received, Report, Started
-from fedgossip.messages import MembershipUpdate
 from fedgossip.plans import compose
-from fedgossip.protocols.news import signed
-from fedgossip.records import EventRow, NetworkRow, Row
-from fedgossip.report.numbers import percent
-from fedgossip.report.page import write_report
-from fedgossip.report.rows import ReportedEvent
-from fedgossip.report.sections import spells
-from fedgossip.roles import peer_roles
-from fedgossip.rundir.summary import best_of
-from fedgossip.scores import Score
-from fedgossip.watching.state import State
+from fedgossip.protocols.members.news import signed
+from fedgossip.report.page.numbers import percent
+from fedgossip.report.page.page import write_report
+from fedgossip.report.page.rows import ReportedEvent
+from fedgossip.report.page.sections import spells
+from fedgossip.report.watch.state import State
+from fedgossip.runs.summary import best_of
 
 
 def commands_of(command: click.Command, *name: str) -> list[tuple[str, click.Command]]:
@@ -140,7 +140,7 @@ def test_watch_calls_loops_of_a_finished_endless_run_done(row: Any, status: str,
 
 @pytest.fixture
 def row() -> Any:
-    from fedgossip.meter import Meter
+    from fedgossip.core.meter import Meter
 
     def made(node: int, round: int) -> Row:
         meter = Meter(node)

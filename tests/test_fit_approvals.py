@@ -9,9 +9,9 @@ from commands import Said, typed
 from fit_sites import SITES, SOURCE, every_kind, files, machines
 from test_release import USE
 
-from fedgossip.cli.participant import Participant
-from fedgossip.plans.approvals import APPROVAL, read_signed
-from fedgossip.releasing.checking import check
+from fedgossip.cli.run.participant import Participant
+from fedgossip.plans.approvals.approvals import APPROVAL, read_signed
+from fedgossip.sites.releases.checking import check
 
 pytestmark = pytest.mark.sockets  # a free port is asked for; nobody calls anybody
 
@@ -38,7 +38,7 @@ def began(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(self.title)
         return 0
 
-    monkeypatch.setattr("fedgossip.cli.participant.Participant.take_part", taken)
+    monkeypatch.setattr("fedgossip.cli.run.participant.Participant.take_part", taken)
     return found
 
 

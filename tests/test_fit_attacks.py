@@ -15,20 +15,20 @@ from commands import typed
 from fit_attacks import KINDS, FitHall, Made, attacked, far_out, made
 from fit_sites import SITES, every_kind
 
+from fedgossip.base.vectors import frozen
+from fedgossip.core.machine import Log, Report, Started
+from fedgossip.core.messages import Hello
 from fedgossip.drivers import participant
 from fedgossip.drivers.participant import Given
-from fedgossip.learning.cox_steps import NEAR, RISK, FittedHazards
-from fedgossip.learning.effective_records import effective
-from fedgossip.machine import Log, Report, Started
-from fedgossip.messages import Hello
 from fedgossip.net.endpoints import signed
 from fedgossip.net.identity import Identity
-from fedgossip.plans.credentials import real
-from fedgossip.plans.ledger import SpentLedger, data_of
-from fedgossip.rundir.audit_recorder import Recorder
+from fedgossip.plans.federated.credentials import real
+from fedgossip.plans.federated.ledger import SpentLedger, data_of
+from fedgossip.runs.audit_recorder import Recorder
 from fedgossip.secure.aborts import Reason, RoundAbandoned
 from fedgossip.secure.past import AskedBefore
-from fedgossip.vectors import frozen
+from fedgossip.sites.fits.cox.cox_steps import NEAR, RISK, FittedHazards
+from fedgossip.sites.fits.effective_records import effective
 
 ALL = frozenset(range(SITES))
 
@@ -248,7 +248,7 @@ def test_a_point_of_proportional_hazards_is_that_of_the_step(kinds: dict[str, Ma
 
 
 def test_a_split_of_trees_keeps_the_records_that_there_were(kinds: dict[str, Made]) -> None:
-    from fedgossip.learning.tree_sums import GrowingTrees
+    from fedgossip.sites.fits.trees.tree_sums import GrowingTrees
 
     hall = FitHall({}, made=kinds["trees"])
     for _ in range(2):

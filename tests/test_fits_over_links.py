@@ -13,14 +13,14 @@ from fit_sites import SITES, every_kind, files, fit_on, machines
 
 from fedgossip import load_experiment
 from fedgossip.algorithms.federated.base import Aggregate, is_over
-from fedgossip.learning.told_files import encoded
-from fedgossip.plans.cox import cox_plan, cox_task, hazards_from
-from fedgossip.plans.glm import fitted_from, glm_plan, glm_task
-from fedgossip.plans.survival import curves_from, survival_plan, survival_task
-from fedgossip.plans.trees import grown_from, trees_plan, trees_task
+from fedgossip.base.vectors import Vector
+from fedgossip.core.task import Job
+from fedgossip.data.agreed.told_files import encoded
 from fedgossip.secure.exact_sums import as_vector, integers_of, words_in, words_of
-from fedgossip.task import Job
-from fedgossip.vectors import Vector
+from fedgossip.sites.plans.cox import cox_plan, cox_task, hazards_from
+from fedgossip.sites.plans.glm import fitted_from, glm_plan, glm_task
+from fedgossip.sites.plans.survival import curves_from, survival_plan, survival_task
+from fedgossip.sites.plans.trees import grown_from, trees_plan, trees_task
 
 pytestmark = pytest.mark.sockets
 

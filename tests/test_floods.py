@@ -22,18 +22,18 @@ from hub_kit import HELLO, contribution, invite, values, wheel
 from test_hub_hosts import Run, run
 from test_net_security import EXPECTED, arrived, greeting, reasons
 
-from fedgossip.messages import Contribution, Invite, Model
+from fedgossip.base.patience import patiently
+from fedgossip.base.vectors import frozen
+from fedgossip.core.messages import Contribution, Invite, Model
+from fedgossip.core.wire import CHUNK_BYTES
 from fedgossip.net import connections, descriptors
-from fedgossip.net.client import Spoke
 from fedgossip.net.connections import UNHEARD_BYTES
 from fedgossip.net.endpoints import Endpoint
+from fedgossip.net.hub.client import Spoke
+from fedgossip.net.hub.server import Hub
 from fedgossip.net.identity import Identity
-from fedgossip.net.mesh import Links
-from fedgossip.net.server import Hub
+from fedgossip.net.links.mesh import Links
 from fedgossip.net.transport import LinkEvent, Rejected, Transport
-from fedgossip.patience import patiently
-from fedgossip.vectors import frozen
-from fedgossip.wire import CHUNK_BYTES
 
 pytestmark = pytest.mark.sockets
 
@@ -257,7 +257,7 @@ def test_a_storm_of_callers_without_keys_does_not_end_a_coordinator_with_few_fil
 
 AT_WORK = """
 import os, resource, select, sys
-from fedgossip.net.server import Hub
+from fedgossip.net.hub.server import Hub
 from fedgossip.net.identity import Identity
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
 hub = Hub(1, "tcp://127.0.0.1:*", Identity.new())

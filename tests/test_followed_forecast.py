@@ -12,15 +12,15 @@ from commands import in_process
 from test_forecast import GRAPHS, SETTINGS, digits, distances, quadratic
 
 import fedgossip
-from fedgossip.algorithms.dsgd import DSGD
+from fedgossip.algorithms.gossip.dsgd import DSGD
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import frozen
+from fedgossip.core.forecasts import RunForecast, kept, read_forecast
 from fedgossip.drivers.forecasting import forecast_run
-from fedgossip.errors import ConfigError
-from fedgossip.forecasts import RunForecast, kept, read_forecast
 from fedgossip.simulation.followed import KEPT, FollowedPeers, MeasuredAnswer, SecantRecursion
 from fedgossip.simulation.recursion import GossipCourse, steps_of
 from fedgossip.simulation.stacked import PLAIN
 from fedgossip.topology import resolve_schedule
-from fedgossip.vectors import frozen
 
 MLP = SETTINGS["mlp"]
 

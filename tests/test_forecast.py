@@ -14,22 +14,22 @@ import pytest
 from commands import Said, in_process
 
 import fedgossip
-from fedgossip.algorithms.dsgd import DSGD, Iterate
+from fedgossip.algorithms.gossip.dsgd import DSGD, Iterate
+from fedgossip.base.errors import ConfigError
+from fedgossip.core.forecasts import NarrowedForecast, RunForecast, digest_of, inside, kept, read_forecast
+from fedgossip.core.records import NetworkRow
 from fedgossip.drivers.forecasting import AUTO_ROUNDS, forecast_run, foretold_of, plans_of
-from fedgossip.errors import ConfigError
-from fedgossip.forecasts import NarrowedForecast, RunForecast, digest_of, inside, kept, read_forecast
 from fedgossip.plans import compose
-from fedgossip.records import NetworkRow
-from fedgossip.report.forecast import band
-from fedgossip.report.numbers import percent
-from fedgossip.report.page import write_comparison, write_report
-from fedgossip.report.reading import read_run
+from fedgossip.report.page.forecast import band
+from fedgossip.report.page.numbers import percent
+from fedgossip.report.page.page import write_comparison, write_report
+from fedgossip.report.page.reading import read_run
+from fedgossip.report.watch.follow import Follower
+from fedgossip.report.watch.places import find
+from fedgossip.report.watch.table import learned
 from fedgossip.topology import resolve, resolve_schedule
-from fedgossip.topology.forecasting import disagreement_edges, outlook
-from fedgossip.topology.pairwise import pairwise_rates
-from fedgossip.watching.follow import Follower
-from fedgossip.watching.places import find
-from fedgossip.watching.table import learned
+from fedgossip.topology.spectra.forecasting import disagreement_edges, outlook
+from fedgossip.topology.spectra.pairwise import pairwise_rates
 
 GRAPHS = (
     *("ring", "torus:4x4", "hypercube", "star", "path", "tree", "two-cliques", "regular:3", "one-peer-exponential"),

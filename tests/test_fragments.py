@@ -11,15 +11,15 @@ from over_sockets import run_over_sockets
 from test_outer import Dyadic, workers
 
 from fedgossip import simulate
-from fedgossip.algorithms.fragments import fragments_of, segments_within
+from fedgossip.algorithms.gossip.fragments import fragments_of, segments_within
+from fedgossip.base.errors import ConfigError, ResumeError
+from fedgossip.base.vectors import digest, frozen
+from fedgossip.core.records import NetworkRow, PeerRow
+from fedgossip.core.task import Segment
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.errors import ConfigError, ResumeError
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
-from fedgossip.protocols.unsent_updates import UNSENT
-from fedgossip.records import NetworkRow, PeerRow
-from fedgossip.task import Segment
-from fedgossip.vectors import digest, frozen
+from fedgossip.protocols.allreduce.unsent_updates import UNSENT
 
 TENSORS = (Segment("a", 0, (10, 6)), Segment("b", 60, (10,)), Segment("none", 70, (0, 3)), Segment("c", 70, (4, 2, 5)))
 

@@ -21,25 +21,25 @@ from fuzz_words import FRAMES, Words
 from fedgossip import simulate
 from fedgossip.algorithms.federated.names import make
 from fedgossip.algorithms.sampling import Uniform
-from fedgossip.errors import ProtocolError
+from fedgossip.base.errors import ProtocolError
+from fedgossip.base.vectors import digest, frozen
+from fedgossip.core.messages import Expected, Hello, Join, Leaving, Model, Ping
+from fedgossip.core.wire import Assembler, FrameError
 from fedgossip.experiment import load_experiment
 from fedgossip.learning.analytic import Quadratic
-from fedgossip.messages import Expected, Hello, Join, Leaving, Model, Ping
 from fedgossip.net import host
 from fedgossip.net.auth import GUEST, GUESTS
-from fedgossip.net.client import Spoke
 from fedgossip.net.endpoints import Endpoint
+from fedgossip.net.hub.client import Spoke
+from fedgossip.net.hub.server import Hub
 from fedgossip.net.identity import Identity
-from fedgossip.net.mesh import Links
-from fedgossip.net.sealed_way import SEAL
-from fedgossip.net.server import Hub
+from fedgossip.net.links.mesh import Links
+from fedgossip.net.streams.sealed_way import SEAL
 from fedgossip.net.transport import Arrived, Rejected
 from fedgossip.plans import compose
-from fedgossip.protocols.coordinator_settings import CoordinatorSettings
+from fedgossip.protocols.federated.coordinator_settings import CoordinatorSettings
 from fedgossip.secure import frames
 from fedgossip.secure.primitives import signer
-from fedgossip.vectors import digest, frozen
-from fedgossip.wire import Assembler, FrameError
 
 LENGTH, SCHEMA = 3, "7546412e2d81921c"
 EXPECTED = {

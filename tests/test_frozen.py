@@ -11,9 +11,9 @@ from over_sockets import run_over_sockets
 
 import fedgossip
 from fedgossip import load_experiment
+from fedgossip.base.vectors import digest
+from fedgossip.core.records import PeerRow
 from fedgossip.plans import compose
-from fedgossip.records import PeerRow
-from fedgossip.vectors import digest
 
 KEPT = frozen.kept()
 PARTS = ("bytes_sent", "payload_sent", "rounds")

@@ -16,18 +16,17 @@ import pytest
 from commands import experiment as experiment_file
 from commands import finish, in_process, start, wait_until
 
-from fedgossip import checkpoints
-from fedgossip.checkpoints import NEWEST, About, Checkpoints
+from fedgossip.base.errors import NotWrittenError
+from fedgossip.core.machine import Checkpoint
+from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row, RowWriter, read_rows
 from fedgossip.drivers import sim_checkpoint
 from fedgossip.drivers.local import run_local
 from fedgossip.drivers.peer_processes import not_started
 from fedgossip.drivers.simulate import simulate
-from fedgossip.errors import NotWrittenError
-from fedgossip.machine import Checkpoint
 from fedgossip.net.identity import Identity
-from fedgossip.net.invitation import Invitation, new_secret, written
-from fedgossip.records import EventRow, NetworkRow, PeerRow, Row, RowWriter, read_rows
-from fedgossip.rundir import run_directory
+from fedgossip.net.invites.invitation import Invitation, new_secret, written
+from fedgossip.runs import checkpoints, run_directory
+from fedgossip.runs.checkpoints import NEWEST, About, Checkpoints
 
 
 class Disk:

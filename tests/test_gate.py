@@ -18,21 +18,21 @@ from fit_sites import SITES, SOURCE, every_kind, files, machines, own_tables
 from test_plan_approvals import EXPERIMENT, Desk
 
 import fedgossip
+from fedgossip.base.errors import ConfigError, NotWrittenError
 from fedgossip.cli import cli
-from fedgossip.errors import ConfigError, NotWrittenError
-from fedgossip.learning.agreed import AgreedTable
+from fedgossip.core.machine import Train, Trained
+from fedgossip.core.meter import Meter
+from fedgossip.data.agreed.agreed import AgreedTable
+from fedgossip.data.agreed.told_files import encoded
+from fedgossip.data.objectives import SUMS
+from fedgossip.data.record_digests import source_digest
 from fedgossip.learning.analytic import Averaging
-from fedgossip.learning.objectives import SUMS
-from fedgossip.learning.record_digests import source_digest
-from fedgossip.learning.told_files import encoded
-from fedgossip.machine import Train, Trained
-from fedgossip.meter import Meter
 from fedgossip.net.endpoints import block, signed
 from fedgossip.net.identity import Identity
 from fedgossip.net.training_thread import TrainingThread, WorkerPorts
-from fedgossip.plans.approvals import AGREE, ApprovalRequest
-from fedgossip.plans.site_approvals import SiteApprovals
-from fedgossip.rundir.peer_files import PeerEnded
+from fedgossip.plans.approvals.approvals import AGREE, ApprovalRequest
+from fedgossip.plans.approvals.site_approvals import SiteApprovals
+from fedgossip.runs.peer_files import PeerEnded
 
 pytestmark = pytest.mark.sockets  # a free port is asked for; nobody calls anybody
 
@@ -122,9 +122,9 @@ def test_whatever_starts_a_participant_does_it_behind_the_gate() -> None:
         if re.search(r"(?<!def )\brun_peer\(", path.read_text())
     }
     assert calls == {
-        "cli/participant.py",  # Participant._gate
-        "loops/joining.py",  # refuses a key that has approved plans
-        "loops/coordinating.py",  # a coordinator, which has no records
+        "cli/run/participant.py",  # Participant._gate
+        "drivers/loops/joining.py",  # refuses a key that has approved plans
+        "drivers/loops/coordinating.py",  # a coordinator, which has no records
         "drivers/fork_server.py",  # processes of one machine, whose keys are made for the run
     }
 

@@ -18,16 +18,16 @@ from fit_sites import SITES, own_tables
 from pages import blocks, page
 
 from fedgossip import ConfigError, load_experiment, load_model
+from fedgossip.base.errors import TrainingError
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.task import Job
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.errors import TrainingError
-from fedgossip.learning.glm import FAMILIES, moved, site_sums, start
-from fedgossip.learning.glm_fit import GlmFit, fit_of
-from fedgossip.learning.glm_sums import GlmDesign, GlmLayout, SiteRecords
-from fedgossip.learning.glm_task import GlmTask
-from fedgossip.plans.glm import fitted_from, glm_plan, glm_task
 from fedgossip.secure.exact_sums import as_vector, integers_of, words_in, words_of
-from fedgossip.task import Job
-from fedgossip.vectors import Vector, frozen
+from fedgossip.sites.fits.glm.glm import FAMILIES, moved, site_sums, start
+from fedgossip.sites.fits.glm.glm_fit import GlmFit, fit_of
+from fedgossip.sites.fits.glm.glm_sums import GlmDesign, GlmLayout, SiteRecords
+from fedgossip.sites.fits.glm.glm_task import GlmTask
+from fedgossip.sites.plans.glm import fitted_from, glm_plan, glm_task
 
 LABELS = {"logistic": "ill", "linear": "cost", "poisson": "days"}
 

@@ -7,10 +7,10 @@ import re
 import pytest
 
 from fedgossip.algorithms.federated.names import ALGORITHMS
-from fedgossip.algorithms.names import METHODS, Told, make
+from fedgossip.algorithms.gossip.names import METHODS, Told, make
 from fedgossip.experiment.meanings import keys
-from fedgossip.plans.federated_run import FEDBUFF
-from fedgossip.plans.gossip_machines import MODES, told
+from fedgossip.plans.federated.federated_run import FEDBUFF
+from fedgossip.plans.gossip.gossip_machines import MODES, told
 
 ASKS = {"diloco": [{"fragments": 2}]}
 """Options by which a method's peers tell each other something else."""

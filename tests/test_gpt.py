@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedgossip.errors import ConfigError
-from fedgossip.learning import models
-from fedgossip.learning.dataset import Dataset
-from fedgossip.learning.flat import Layout
-from fedgossip.learning.gpt import turned
+from fedgossip.base.errors import ConfigError
+from fedgossip.core.task import Job
+from fedgossip.data.dataset import Dataset
+from fedgossip.learning.models import models
+from fedgossip.learning.models.gpt import turned
+from fedgossip.learning.one_model.flat import Layout
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.task import TorchTask
-from fedgossip.task import Job
 
 
 def built(source: str = "gpt:2-16-2", vocabulary: int = 10) -> torch.nn.Module:

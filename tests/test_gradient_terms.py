@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 import fedgossip
-from fedgossip.errors import ConfigError, FedgossipError, TrainingError
+from fedgossip.base.errors import ConfigError, FedgossipError, TrainingError
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.machine import Terms
 from fedgossip.learning.exchangeable import averaged_buffers, trained_parameters
-from fedgossip.learning.flat import Layout
-from fedgossip.learning.parameters import Exchanged
-from fedgossip.learning.terms import GradientTerms
-from fedgossip.machine import Terms
+from fedgossip.learning.one_model.flat import Layout
+from fedgossip.learning.own_loop.parameters import Exchanged
+from fedgossip.learning.own_loop.terms import GradientTerms
 from fedgossip.plans import compose
-from fedgossip.vectors import Vector, frozen
 
 PULL, RATE = 50.0, 0.01
 X = torch.linspace(-1, 1, 32).reshape(8, 4)

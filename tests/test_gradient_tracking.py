@@ -19,16 +19,16 @@ from over_sockets import run_over_sockets
 
 import fedgossip
 from fedgossip import load_experiment, simulate
-from fedgossip.algorithms.base import Step
-from fedgossip.algorithms.gradient_tracking import GradientTracking
-from fedgossip.errors import ConfigError
+from fedgossip.algorithms.gossip.base import Step
+from fedgossip.algorithms.gossip.gradient_tracking import GradientTracking
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import Vector, digest, frozen
+from fedgossip.core.machine import Checkpoint, Effect, Event, Finish, Machine, NodeId, Train, Trained
+from fedgossip.core.task import Job
 from fedgossip.experiment import checked
-from fedgossip.machine import Checkpoint, Effect, Event, Finish, Machine, NodeId, Train, Trained
 from fedgossip.plans import compose
-from fedgossip.protocols.member import Member
-from fedgossip.task import Job
+from fedgossip.protocols.members.member import Member
 from fedgossip.topology import build, resolve
-from fedgossip.vectors import Vector, digest, frozen
 
 N, ETA = 16, 0.1
 

@@ -12,16 +12,16 @@ from torch.nn import functional
 
 import fedgossip
 from fedgossip import Job, Update
-from fedgossip.errors import ConfigError, TrainingError
-from fedgossip.learning import models
+from fedgossip.base.errors import ConfigError, TrainingError
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.machine import Terms
+from fedgossip.data.data import load, split
+from fedgossip.data.partitions import partition
 from fedgossip.learning.analytic import Quadratic
-from fedgossip.learning.data import load, split
-from fedgossip.learning.partitions import partition
-from fedgossip.learning.record_privacy import RecordPrivacy
+from fedgossip.learning.dp_sgd.record_privacy import RecordPrivacy
+from fedgossip.learning.models import models
 from fedgossip.learning.task import TorchTask, TrainSettings
-from fedgossip.machine import Terms
-from fedgossip.protocols.allreduce import contribution_of
-from fedgossip.vectors import Vector, frozen
+from fedgossip.protocols.allreduce.allreduce import contribution_of
 
 LOCAL = {"buffers": "local"}
 MODELS = ("softmax", "mlp:64-16-10", "cnn:small")

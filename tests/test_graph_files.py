@@ -17,10 +17,10 @@ import pytest
 from scipy.io import mmwrite
 from scipy.sparse import coo_array
 
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
 from fedgossip.topology import resolve, resolve_schedule
-from fedgossip.topology.files import load, load_mixing
-from fedgossip.topology.sequences import forecast_of
+from fedgossip.topology.graphs.files import load, load_mixing
+from fedgossip.topology.spectra.sequences import forecast_of
 
 MARKED = ["g.graphml", "g.gexf", "g.gml", "links.json", "adjacency.json"]
 """Files of WRITERS that say what is a name and what is not."""

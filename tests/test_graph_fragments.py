@@ -12,18 +12,18 @@ from over_sockets import run_over_sockets
 from test_outer import Dyadic, workers
 
 from fedgossip import simulate
-from fedgossip.algorithms.base import Step
-from fedgossip.algorithms.fragmented_diloco import FragmentedDiLoCo
-from fedgossip.algorithms.outer import OuterStep
+from fedgossip.algorithms.gossip.base import Step
+from fedgossip.algorithms.gossip.fragmented_diloco import FragmentedDiLoCo
+from fedgossip.algorithms.gossip.outer import OuterStep
+from fedgossip.base.errors import ConfigError, ProtocolError
+from fedgossip.base.vectors import digest, frozen
+from fedgossip.core.machine import PeerJoined, Received, Send, Started, Trained
+from fedgossip.core.messages import Account, Model, ModelFragment
+from fedgossip.core.records import NetworkRow, PeerRow
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.errors import ConfigError, ProtocolError
 from fedgossip.experiment import load_experiment
-from fedgossip.machine import PeerJoined, Received, Send, Started, Trained
-from fedgossip.messages import Account, Model, ModelFragment
 from fedgossip.plans import compose
-from fedgossip.records import NetworkRow, PeerRow
 from fedgossip.topology import build, resolve
-from fedgossip.vectors import digest, frozen
 
 MILD = {"lr": 1.0, "beta": 0.5}
 

@@ -9,10 +9,10 @@ import pytest
 from commands import in_process
 
 import fedgossip
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
-from fedgossip.plans.gossip import GossipPlan
+from fedgossip.plans.gossip.gossip import GossipPlan
 from fedgossip.topology import family_names, is_drawn, resolve, resolve_schedule, schedule_names, weighted_names
 
 ARGUMENTS = {

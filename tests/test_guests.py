@@ -11,18 +11,18 @@ import msgspec
 import pytest
 from test_net_security import DIM, EXPECTED, HELLO, arrived, calling, greeting, header, heard_until, mark, reasons
 
+from fedgossip.base.errors import ConfigError
 from fedgossip.cli import cli
-from fedgossip.errors import ConfigError
-from fedgossip.headers import VOCABULARY, Header
-from fedgossip.messages import DECLARED, AnyMessage, Carrier, Entry, Join
+from fedgossip.core.headers import VOCABULARY, Header
+from fedgossip.core.messages import DECLARED, AnyMessage, Carrier, Entry, Join
+from fedgossip.core.wire import frames
 from fedgossip.net.auth import GUESTS
 from fedgossip.net.endpoints import Endpoint, block, load_members
-from fedgossip.net.guests import GUEST_WORDS
 from fedgossip.net.identity import Identity, verify
-from fedgossip.net.mesh import Links
+from fedgossip.net.links.guests import GUEST_WORDS
+from fedgossip.net.links.mesh import Links
 from fedgossip.net.transport import NOBODY
-from fedgossip.protocols.news import admission_of
-from fedgossip.wire import frames
+from fedgossip.protocols.members.news import admission_of
 
 pytestmark = pytest.mark.sockets
 
@@ -150,7 +150,7 @@ def test_a_guest_that_talked_too_much_is_heard_again_after_a_while(
         for _ in range(GUEST_WORDS + 1):
             caller.send(*greeting(HELLO))
         heard_until(links, lambda heard: len(reasons(heard)) == 1)
-        monkeypatch.setattr("fedgossip.net.guests.GUEST_SECONDS", 0.0)
+        monkeypatch.setattr("fedgossip.net.links.guests.GUEST_SECONDS", 0.0)
         caller.send(*said(asking(stranger, f"ipc://{tmp_path}/7")))
         assert arrived(heard_until(links, arrived))[0].sender == NOBODY
 

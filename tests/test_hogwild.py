@@ -16,21 +16,21 @@ from test_learning import images
 from torch import nn
 
 import fedgossip
-from fedgossip.errors import ConfigError, TrainingError
-from fedgossip.learning.batches import BatchPlan
-from fedgossip.learning.ddp.hogwild import HogwildLoop
-from fedgossip.learning.ddp.hogwild_worker import HogwildWorker
-from fedgossip.learning.ddp.ipc import COUNTER, Channel, Message, Setup, TrainReply
-from fedgossip.learning.ddp.lost_updates import LOST, race_of
-from fedgossip.learning.ddp.processes import Group
-from fedgossip.learning.ddp.shared_memory import SharedArrays
-from fedgossip.learning.module_engine import ModuleLoop
+from fedgossip.base.errors import ConfigError, TrainingError
+from fedgossip.base.vectors import frozen
+from fedgossip.core.machine import Terms
+from fedgossip.core.task import Job
+from fedgossip.learning.one_model.batches import BatchPlan
+from fedgossip.learning.one_model.module_engine import ModuleLoop
+from fedgossip.learning.processes.hogwild import HogwildLoop
+from fedgossip.learning.processes.hogwild_worker import HogwildWorker
+from fedgossip.learning.processes.ipc import COUNTER, Channel, Message, Setup, TrainReply
+from fedgossip.learning.processes.lost_updates import LOST, race_of
+from fedgossip.learning.processes.processes import Group
+from fedgossip.learning.processes.shared_memory import SharedArrays
 from fedgossip.learning.task import TorchTask, TrainSettings
-from fedgossip.machine import Terms
-from fedgossip.report.reading import read_run
-from fedgossip.report.repeating import repeating
-from fedgossip.task import Job
-from fedgossip.vectors import frozen
+from fedgossip.report.page.reading import read_run
+from fedgossip.report.page.repeating import repeating
 
 SHARES = [np.arange(17), np.arange(17, 65)]
 

@@ -13,15 +13,15 @@ import pytest
 from test_hogwild import OneByOne
 
 import fedgossip
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
 from fedgossip.experiment import load_experiment
-from fedgossip.learning.ddp import processes
-from fedgossip.paradigms.cells import _together
-from fedgossip.paradigms.experiments import experiment_for
-from fedgossip.paradigms.names import paradigm_of
+from fedgossip.lab.compare.cells import _together
+from fedgossip.lab.compare.experiments import experiment_for
+from fedgossip.lab.compare.names import paradigm_of
+from fedgossip.learning.processes import processes
 from fedgossip.plans import compose
-from fedgossip.report.reading import read_run
-from fedgossip.report.repeating import repeating
+from fedgossip.report.page.reading import read_run
+from fedgossip.report.page.repeating import repeating
 
 COMMON: dict[str, Any] = {
     "rounds": 3,

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedgossip
-from fedgossip.learning.data import load, split
-from fedgossip.learning.partitions import kept_apart
+from fedgossip.core.machine import Terms
+from fedgossip.core.records import NetworkRow, PeerRow
+from fedgossip.core.task import Job
+from fedgossip.data.data import load, split
+from fedgossip.data.partitions import kept_apart
 from fedgossip.learning.task import TorchTask, TrainSettings
-from fedgossip.machine import Terms
-from fedgossip.records import NetworkRow, PeerRow
-from fedgossip.task import Job
 
 
 @given(st.integers(1, 200), st.floats(0.01, 0.99), st.integers(0, 9))

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedgossip.errors import ConfigError, PeerError, TrainingError
-from fedgossip.faults import FaultScript
-from fedgossip.learning.analytic import Averaging
-from fedgossip.machine import (
+from fedgossip.base.errors import ConfigError, PeerError, TrainingError
+from fedgossip.base.vectors import frozen
+from fedgossip.core.machine import (
     Effect,
     Event,
     Finish,
@@ -28,17 +27,18 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.messages import Expected, Hello, Leaving, Masked, Model
+from fedgossip.core.messages import Expected, Hello, Leaving, Masked, Model
+from fedgossip.core.records import EventRow
+from fedgossip.core.task import Job, Update
+from fedgossip.faults import FaultScript
+from fedgossip.learning.analytic import Averaging
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.faulty import Faults, SlowTask
 from fedgossip.net.host import HURRY_SECONDS, REPLACED_MAX, TURN_AWAY_SECONDS, Host, Ports
 from fedgossip.net.identity import Identity
-from fedgossip.net.mesh import Links
+from fedgossip.net.links.mesh import Links
 from fedgossip.net.refusals import CAUSES_WRITTEN, Refusals
 from fedgossip.net.transport import Arrived, LinkDown, LinkUp, Rejected
-from fedgossip.records import EventRow
-from fedgossip.task import Job, Update
-from fedgossip.vectors import frozen
 
 pytestmark = pytest.mark.sockets
 
@@ -261,7 +261,7 @@ class Exits(Averaging):
 def test_training_that_exits_ends_the_peer_with_an_error(links: Links) -> None:
     class Trains(Told):
         def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
-            from fedgossip.machine import Finish
+            from fedgossip.core.machine import Finish
 
             done = [Finish(frozen(np.zeros(4, np.float32)))]
             return done if isinstance(event, Stopping) else super().handle(event, now_ns)

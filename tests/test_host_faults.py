@@ -15,18 +15,18 @@ import pytest
 from commands import HANG_SECONDS, alive, experiment, finish, free_ports, start, wait_until
 
 import fedgossip
+from fedgossip.base.errors import FedgossipError
+from fedgossip.core.records import PeerRow, Row, read_rows
 from fedgossip.drivers import local
 from fedgossip.drivers.local import run_local_plan
 from fedgossip.drivers.peer_processes import PeerProcesses
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.errors import FedgossipError
 from fedgossip.experiment import load_experiment
 from fedgossip.net.endpoints import text as endpoints_text
 from fedgossip.net.identity import Identity
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
-from fedgossip.records import PeerRow, Row, read_rows
-from fedgossip.rundir.run_directory import Run
+from fedgossip.runs.run_directory import Run
 
 pytestmark = pytest.mark.sockets
 

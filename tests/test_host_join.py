@@ -12,7 +12,7 @@ from commands import COMMAND, Said, experiment, free_ports, in_process, wait_unt
 
 from fedgossip.drivers import joining
 from fedgossip.net.identity import Identity
-from fedgossip.net.invitation import Invitation, new_secret, written
+from fedgossip.net.invites.invitation import Invitation, new_secret, written
 
 pytestmark = pytest.mark.sockets
 

@@ -13,16 +13,16 @@ import torch
 from resident_kit import LEARNING, coming_back, events
 
 from fedgossip import simulate
+from fedgossip.base.errors import TrainingError
+from fedgossip.base.vectors import RowGroups, ordered_mix_rows
+from fedgossip.core.records import NetworkRow, Row
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.errors import TrainingError
 from fedgossip.experiment import load_experiment
-from fedgossip.learning import host_mixing, stacked_engine
-from fedgossip.learning.host_mixing import HostMixing, room_of
-from fedgossip.learning.host_stack import HostStack
+from fedgossip.learning.many_nodes import host_mixing, stacked_engine
+from fedgossip.learning.many_nodes.host_mixing import HostMixing, room_of
+from fedgossip.learning.many_nodes.host_stack import HostStack
 from fedgossip.plans import compose
-from fedgossip.records import NetworkRow, Row
 from fedgossip.topology import build, resolve
-from fedgossip.vectors import RowGroups, ordered_mix_rows
 
 
 @pytest.fixture

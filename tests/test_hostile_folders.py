@@ -22,10 +22,10 @@ import pytest
 from commands import Said, typed
 
 import fedgossip
-from fedgossip import outside_files
-from fedgossip.board.catalogue import Catalogue
-from fedgossip.board.pages import Board
+from fedgossip.base import outside_files
 from fedgossip.cli.wording import words_for
+from fedgossip.report.board.catalogue import Catalogue
+from fedgossip.report.board.pages import Board
 
 pytestmark = pytest.mark.sockets  # the run of the honest folder is one of processes
 

@@ -19,23 +19,24 @@ from commands import typed
 from hub_kit import CHUNKS, DIM, HELLO, SECONDS, contribution, heard_until, invite, values, wheel
 from test_net_security import arrived, calling, greeting, header, mark
 
+from fedgossip.base.errors import ConfigError, NetworkError
+from fedgossip.base.vectors import Vector
+from fedgossip.core.messages import Contribution, Expected, Invite, Leaving
+from fedgossip.core.wire import CHUNK_BYTES, wire_bytes
 from fedgossip.drivers.local import run_local
-from fedgossip.errors import ConfigError, NetworkError
-from fedgossip.messages import Contribution, Expected, Invite, Leaving
-from fedgossip.net import callers, router_sender, upload_slots
-from fedgossip.net import server as hubs
-from fedgossip.net.client import Spoke
+from fedgossip.net import callers
 from fedgossip.net.endpoints import Endpoint
+from fedgossip.net.hub import router_sender, upload_slots
+from fedgossip.net.hub import server as hubs
+from fedgossip.net.hub.client import Spoke
+from fedgossip.net.hub.router_sender import CHUNKS_IN_A_ROW, MODELS, SPEAKING_CHUNKS, ClientLine, Speaker
+from fedgossip.net.hub.server import Hub
 from fedgossip.net.identity import Identity
-from fedgossip.net.outbox import OUTBOX_MESSAGES, Cuts, Outbox, Pair
-from fedgossip.net.router_sender import CHUNKS_IN_A_ROW, MODELS, SPEAKING_CHUNKS, ClientLine, Speaker
-from fedgossip.net.sealed_way import SealedWay
-from fedgossip.net.server import Hub
+from fedgossip.net.links.outbox import OUTBOX_MESSAGES, Cuts, Outbox, Pair
 from fedgossip.net.sockets import SILENCE_MS
-from fedgossip.net.streams import Streams
+from fedgossip.net.streams.sealed_way import SealedWay
+from fedgossip.net.streams.streams import Streams
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected
-from fedgossip.vectors import Vector
-from fedgossip.wire import CHUNK_BYTES, wire_bytes
 
 pytestmark = pytest.mark.sockets
 

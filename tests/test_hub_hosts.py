@@ -20,10 +20,10 @@ from namespaces import Machines, machines
 
 from fedgossip.algorithms.federated.names import make
 from fedgossip.algorithms.sampling import Uniform
+from fedgossip.base.vectors import Vector, digest
 from fedgossip.learning.analytic import Quadratic
-from fedgossip.net.server import PROBE_SECONDS
+from fedgossip.net.hub.server import PROBE_SECONDS
 from fedgossip.net.sockets import SILENCE_MS
-from fedgossip.vectors import Vector, digest
 
 pytestmark = pytest.mark.sockets
 
@@ -135,7 +135,7 @@ DEAF = """
 import multiprocessing, time
 from hub_kit import DIM, CHUNKS, HELLO, contribution
 from fedgossip.net.endpoints import Endpoint
-from fedgossip.net.client import Spoke
+from fedgossip.net.hub.client import Spoke
 from fedgossip.net.transport import Arrived, LinkDown
 
 def talk(keys, expected, address):
@@ -146,12 +146,12 @@ def talk(keys, expected, address):
         spoke.poll(1)
 
 from fedgossip.net.identity import Identity
-from fedgossip.messages import Expected
+from fedgossip.core.messages import Expected
 keys, expected = [Identity.new(), Identity.new()], Expected("layout", "float32", DIM // CHUNKS)
 address = multiprocessing.SimpleQueue()
 talker = multiprocessing.Process(target=talk, args=(keys, expected, address))
 talker.start()
-from fedgossip.net.server import Hub
+from fedgossip.net.hub.server import Hub
 hub = Hub(1, "tcp://127.0.0.1:*", keys[1])
 hub.connect((0,), {0: Endpoint("", keys[0].public)}, expected, HELLO)
 address.put(hub.address)

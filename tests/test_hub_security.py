@@ -19,13 +19,13 @@ from hub_kit import DIM, HELLO, contribution, heard_until, invite, values, wheel
 from test_net_security import LIES, OPEN, Caller, arrived, calling, greeting, header, mark, reasons
 from zmq.utils.monitor import recv_monitor_message
 
-from fedgossip.messages import AnyMessage, Contribution, Expected, Hello, Invite
+from fedgossip.core.messages import AnyMessage, Contribution, Expected, Hello, Invite
+from fedgossip.core.wire import CHUNK_BYTES, Assembler
 from fedgossip.net import callers
 from fedgossip.net.endpoints import Endpoint
+from fedgossip.net.hub.server import Hub
 from fedgossip.net.identity import Identity
-from fedgossip.net.server import Hub
 from fedgossip.net.transport import LinkDown, LinkEvent, LinkUp
-from fedgossip.wire import CHUNK_BYTES, Assembler
 
 pytestmark = pytest.mark.sockets
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fedgossip.net.control_frames import ASK, GO, parse, word
-from fedgossip.net.upload_slots import (
+from fedgossip.net.hub.control_frames import ASK, GO, parse, word
+from fedgossip.net.hub.upload_slots import (
     FAST_CHUNKS,
     QUIET_SECONDS,
     STALLED_SECONDS,

@@ -15,21 +15,21 @@ from test_secure_rounds import client_of, invited, plan_of
 
 from fedgossip.algorithms.federated.base import Aggregate, Federated
 from fedgossip.algorithms.federated.names import make
-from fedgossip.errors import ProtocolError
+from fedgossip.base.errors import ProtocolError
+from fedgossip.base.vectors import Vector, frozen, summable
+from fedgossip.core.machine import Effect, Event, Machine, PeerJoined, Received, Report, Send, Started
+from fedgossip.core.messages import Carrier, Contribution, Final, Invite, Masked, Secured
+from fedgossip.core.records import EventRow, Row
 from fedgossip.experiment import load_experiment
-from fedgossip.machine import Effect, Event, Machine, PeerJoined, Received, Report, Send, Started
-from fedgossip.messages import Carrier, Contribution, Final, Invite, Masked, Secured
 from fedgossip.plans import compose
 from fedgossip.plans.conditions import faults_of, network_settings
 from fedgossip.plans.plan import record_of
-from fedgossip.protocols.buffered import Buffered, BufferedSettings
-from fedgossip.protocols.gathering import LOSS_MOST
-from fedgossip.records import EventRow, Row
+from fedgossip.protocols.federated.buffered import Buffered, BufferedSettings
+from fedgossip.protocols.federated.gathering import LOSS_MOST
 from fedgossip.secure.aborts import Stage
 from fedgossip.secure.neighbourhood import LIMIT, Grid
 from fedgossip.simulation.network import SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
-from fedgossip.vectors import Vector, frozen, summable
 
 HUGE = 3e38
 """Finite in float32, and no sum of two of them is."""

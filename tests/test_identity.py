@@ -10,9 +10,9 @@ import pytest
 from over_sockets import run_over_sockets
 
 from fedgossip import load_experiment, simulate
+from fedgossip.base.vectors import Vector, digest
+from fedgossip.core.task import Job
 from fedgossip.plans import compose
-from fedgossip.task import Job
-from fedgossip.vectors import Vector, digest
 
 
 def learning(graph: str, n: int | None, **more: Any) -> dict[str, Any]:

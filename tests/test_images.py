@@ -16,16 +16,16 @@ import pytest
 from commands import finish, start
 from test_resume import ctrl_c_after
 
-from fedgossip import checkpoints
+from fedgossip.base.errors import ResumeError
+from fedgossip.base.vectors import Vector
 from fedgossip.drivers import sim_checkpoint, simulate, snapshot
 from fedgossip.drivers.declared import declared
 from fedgossip.drivers.sim_checkpoint import CheckpointedSimulation, Pauses
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.errors import ResumeError
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
+from fedgossip.runs import checkpoints
 from fedgossip.simulation.simulator import Simulator
-from fedgossip.vectors import Vector
 
 CRASH = {"kind": "crash", "peers": [1], "start": 0.12, "after": 0.1}
 LOSSES = [CRASH, {"kind": "drop", "probability": 0.2}, {"kind": "delay", "seconds": 0.02}]
@@ -177,7 +177,7 @@ def as_a_command(table: Table, command: str) -> None:
     node, nobody = "os:system", table.many("list")
     restart = table.add("object", "fedgossip.simulation.coming:Restart", [])
     zero = table.many("tuple", 0, 0)
-    table.put("rebirth", table.add("function", "fedgossip.learning.custom:call"))
+    table.put("rebirth", table.add("function", "fedgossip.data.custom:call"))
     coming = table.many("list", table.many("tuple", 1, node, restart, zero, zero))
     table.put_within("_instants", "_there", table.add("dict", [[0, coming]]))
     table.put_within("_instants", "times", table.many("list", 0))
@@ -208,7 +208,7 @@ def test_what_can_be_called_is_never_of_an_image(name: str, monkeypatch: pytest.
     arrays = fresh.taken()
     (run, _), _ = taken_up(fresh, arrays)
     assert run[name] is vars(fresh.run)[name]
-    for ref in (["function", "fedgossip.learning.custom:call"], ["known", "task"], ["object", "x:y", []]):
+    for ref in (["function", "fedgossip.data.custom:call"], ["known", "task"], ["object", "x:y", []]):
         table = Table(arrays)
         table.put(name, table.add(*ref))
         if ref[0] == "object" or name == "on_crash":
@@ -260,7 +260,7 @@ def may_stand(kind: str, attribute: str) -> str:
 def test_nothing_is_looked_up_by_a_name_of_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
     """Importing a module runs it: `fedgossip.__main__` is the whole command line."""
     fresh = made_anew("synchronous", monkeypatch)
-    for name in ("fedgossip.__main__:main", "fedgossip.net.host:Host", "os:system", "fedgossip.machine:Started.x"):
+    for name in ("fedgossip.__main__:main", "fedgossip.net.host:Host", "os:system", "fedgossip.core.machine:Started.x"):
         table = Table(fresh.taken())
         table.put("network", table.add("object", name, []))
         with pytest.raises(ResumeError, match="where SimulatedNetwork belongs"):
@@ -279,7 +279,12 @@ def test_no_attribute_is_set_that_there_is_not(attribute: str, monkeypatch: pyte
 
 # --- images changed at random -----------------------------------------------------------------------------------------
 
-CALLED = ("fedgossip.drivers.snapshot", "fedgossip.drivers.fitting", "fedgossip.drivers.declared", "fedgossip.errors")
+CALLED = (
+    "fedgossip.drivers.snapshot",
+    "fedgossip.drivers.fitting",
+    "fedgossip.drivers.declared",
+    "fedgossip.base.errors",
+)
 """Modules whose functions reading an image calls; nothing of the rest."""
 
 
@@ -295,7 +300,7 @@ def changed(table: Table, draw: random.Random) -> None:
                 ["object", "dict", "list", "tuple", "set", "deque", "function", "method", "known", "int"]
             )
         case 2 if node[0] == "object":
-            node[1] = draw.choice(["fedgossip.learning.custom:call", "os:system", *kinds_in(table)])
+            node[1] = draw.choice(["fedgossip.data.custom:call", "os:system", *kinds_in(table)])
         case _:
             places = list(places_in(node))
             if places:

@@ -7,7 +7,7 @@ import heapq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedgossip.machine import Started
+from fedgossip.core.machine import Started
 from fedgossip.simulation.coming import NO_COST
 from fedgossip.simulation.instants import Instants
 

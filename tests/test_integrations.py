@@ -35,7 +35,7 @@ class Lines(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 def test_a_trainer_of_hugging_face_takes_part_by_one_line(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    from fedgossip.loops.transformers import joining
+    from fedgossip.drivers.loops.transformers import joining
 
     def run() -> None:
         model = gpt2()
@@ -69,7 +69,7 @@ def test_of_a_model_with_lora_adapters_they_travel_alone() -> None:
 
 def test_a_trainer_of_lightning_takes_part_by_one_line(tmp_path: Path) -> None:
     lightning = pytest.importorskip("lightning.pytorch")
-    from fedgossip.loops.lightning import joining
+    from fedgossip.drivers.loops.lightning import joining
 
     class Small(lightning.LightningModule):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:

@@ -10,23 +10,23 @@ from gossip_kinds import SCHEMA, vector
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgossip.algorithms.base import Step, Vectors
-from fedgossip.algorithms.dsgd import DSGD
-from fedgossip.messages import Model, RunKey, RunKeys
-from fedgossip.protocols.edge_ledger import KEPT_ROUNDS, EdgeLedger
-from fedgossip.protocols.learner import Learner
-from fedgossip.protocols.mailbox import Mailbox
-from fedgossip.protocols.masked_sums import MaskedSums
-from fedgossip.protocols.open_round import ExchangedRound, OwnWeights
-from fedgossip.protocols.pairing import ATTEMPTS, Pairing
-from fedgossip.protocols.parcel_mail import ParcelMail
-from fedgossip.protocols.partner_set import Company
-from fedgossip.protocols.peer_sampling import UniformPartner
-from fedgossip.protocols.round_clock import RoundClock
-from fedgossip.protocols.run_keys import KeyBook
+from fedgossip.algorithms.gossip.base import Step, Vectors
+from fedgossip.algorithms.gossip.dsgd import DSGD
+from fedgossip.base.vectors import frozen
+from fedgossip.core.messages import Model, RunKey, RunKeys
+from fedgossip.protocols.gossip.edge_ledger import KEPT_ROUNDS, EdgeLedger
+from fedgossip.protocols.gossip.learner import Learner
+from fedgossip.protocols.gossip.mailbox import Mailbox
+from fedgossip.protocols.gossip.open_round import ExchangedRound, OwnWeights
+from fedgossip.protocols.gossip.pairing import ATTEMPTS, Pairing
+from fedgossip.protocols.gossip.partner_set import Company
+from fedgossip.protocols.gossip.peer_sampling import UniformPartner
+from fedgossip.protocols.gossip.round_clock import RoundClock
+from fedgossip.protocols.private.masked_sums import MaskedSums
+from fedgossip.protocols.private.run_keys import KeyBook
+from fedgossip.protocols.push_sum.parcel_mail import ParcelMail
 from fedgossip.secure.pairs import SeededPairs
 from fedgossip.topology import Topology, build
-from fedgossip.vectors import frozen
 
 NODES, ROUNDS = st.integers(1, 4), st.integers(0, 40)
 some = settings(max_examples=60, deadline=None)

@@ -12,12 +12,12 @@ import pytest
 from commands import experiment, in_process, wait_until
 from test_host_join import People
 
-from fedgossip.cli.invited import InvitedSeat
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
+from fedgossip.cli.people.invited import InvitedSeat
 from fedgossip.experiment import checked, load_experiment
 from fedgossip.net.endpoints import signed
 from fedgossip.net.identity import Identity
-from fedgossip.net.routing import DIRECT
+from fedgossip.net.relays.routing import DIRECT
 from fedgossip.plans import compose
 
 pytestmark = pytest.mark.sockets
@@ -181,7 +181,7 @@ def test_a_client_holds_its_coordinator_to_what_it_agreed_to_when_the_run_began(
 
 
 def test_an_address_of_a_client_that_nobody_calls_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    from fedgossip.cli.join import _Own, _whereabouts
+    from fedgossip.cli.people.join import _Own, _whereabouts
 
     own = _Own("", "", "192.0.2.7", None, Path("policy"), None, None)
     content = {"coordinator": {"clients": 3}, "task": {"kind": "averaging"}, "rounds": 2}

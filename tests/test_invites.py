@@ -27,24 +27,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_net_security import Caller
 
-from fedgossip.cli.host import _wait
+from fedgossip.base.errors import ConfigError, NetworkError, NotWrittenError, PeerError, TooFewPeersError
+from fedgossip.base.version import __version__
+from fedgossip.cli.people.host import _wait
+from fedgossip.core.messages import Beginning, Enrol, Gathering, Invited, InviteProof, Proposal, TurnedAway
+from fedgossip.core.wire import frames
 from fedgossip.drivers import hosting, joining, proposals
-from fedgossip.errors import ConfigError, NetworkError, NotWrittenError, PeerError, TooFewPeersError
 from fedgossip.experiment import load_experiment
-from fedgossip.messages import Beginning, Enrol, Gathering, Invited, InviteProof, Proposal, TurnedAway
-from fedgossip.net import endpoints, invite_server
+from fedgossip.net import endpoints
 from fedgossip.net.auth import GUESTS
 from fedgossip.net.endpoints import signed
 from fedgossip.net.identity import Identity, verify
-from fedgossip.net.invitation import Invitation, new_secret, read, written
-from fedgossip.net.invite_admission import HOLD_SECONDS, Guest, InviteAdmission, Party, Seats
-from fedgossip.net.invite_client import InviteClient, turned_away
-from fedgossip.net.invite_server import InviteServer
+from fedgossip.net.invites import invite_server
+from fedgossip.net.invites.invitation import Invitation, new_secret, read, written
+from fedgossip.net.invites.invite_admission import HOLD_SECONDS, Guest, InviteAdmission, Party, Seats
+from fedgossip.net.invites.invite_client import InviteClient, turned_away
+from fedgossip.net.invites.invite_server import InviteServer
 from fedgossip.plans import compose
-from fedgossip.protocols.news import admission_of
+from fedgossip.protocols.members.news import admission_of
 from fedgossip.secure.session import RosterMember
-from fedgossip.version import __version__
-from fedgossip.wire import frames
 
 PROPOSAL = Proposal("rounds = 3\n", "", "", 5, "float32")
 NOW, LATER = 1_000.0, 10_000

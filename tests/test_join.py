@@ -12,10 +12,9 @@ import pytest
 from by_hand import reports
 from members import World, graphs, membership
 
-from fedgossip.drivers.members import check_open
-from fedgossip.errors import ConfigError, ProtocolError
-from fedgossip.experiment import checked
-from fedgossip.machine import (
+from fedgossip.base.errors import ConfigError, ProtocolError
+from fedgossip.base.vectors import Vector, digest, frozen
+from fedgossip.core.machine import (
     Checkpoint,
     Effect,
     Event,
@@ -32,7 +31,7 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.messages import (
+from fedgossip.core.messages import (
     MODEL_CHUNK,
     ChunkRequest,
     Compare,
@@ -44,11 +43,12 @@ from fedgossip.messages import (
     Ping,
     Pong,
 )
+from fedgossip.drivers.members import check_open
+from fedgossip.experiment import checked
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
-from fedgossip.protocols.member import Member
-from fedgossip.protocols.state_transfer import KEPT_NS, Giver, Taker
-from fedgossip.vectors import Vector, digest, frozen
+from fedgossip.protocols.members.member import Member
+from fedgossip.protocols.transfer.state_transfer import KEPT_NS, Giver, Taker
 
 SCHEMA = "s"
 SECOND = 1_000_000_000

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 from commands import wait_until
 
-from fedgossip.machine import NodeId
+from fedgossip.core.machine import NodeId
 from fedgossip.net.endpoints import Endpoint, block
 from fedgossip.net.identity import Identity
-from fedgossip.protocols.news import admission_of
+from fedgossip.protocols.members.news import admission_of
 
 pytestmark = pytest.mark.sockets
 

@@ -17,18 +17,26 @@ from test_invited_runs import federated
 from test_plan_approvals import DAY_NS, EXPERIMENT, Desk, counted, plan_of
 
 from fedgossip.audit.entries import entries
-from fedgossip.cli.approval import approved
+from fedgossip.base.errors import ConfigError, PeerError
+from fedgossip.cli.sites.approval import approved
+from fedgossip.core.messages import Gathering
 from fedgossip.drivers import hosting, proposals
-from fedgossip.errors import ConfigError, PeerError
 from fedgossip.experiment import Experiment, load_experiment
-from fedgossip.messages import Gathering
 from fedgossip.net.endpoints import load_blocks
 from fedgossip.net.identity import Identity
-from fedgossip.net.invitation import written
-from fedgossip.net.invite_server import InviteServer
+from fedgossip.net.invites.invitation import written
+from fedgossip.net.invites.invite_server import InviteServer
 from fedgossip.plans import compose
-from fedgossip.plans.approvals import APPROVAL, JOINING, ApprovalRequest, HowLong, read_signed, request_to_join, site_of
-from fedgossip.plans.plan_statement import statement_of
+from fedgossip.plans.approvals.approvals import (
+    APPROVAL,
+    JOINING,
+    ApprovalRequest,
+    HowLong,
+    read_signed,
+    request_to_join,
+    site_of,
+)
+from fedgossip.plans.approvals.plan_statement import statement_of
 
 pytestmark = pytest.mark.sockets
 
@@ -90,7 +98,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> None:
     def told(_: object, known: Gathering) -> None:
         raise Asked(f"client {known.node} waits", peer=known.node)
 
-    monkeypatch.setattr("fedgossip.cli.join._Waiting.__call__", told)
+    monkeypatch.setattr("fedgossip.cli.people.join._Waiting.__call__", told)
 
 
 def organised(stack: list[Organiser], folder: Path, text: str = EXPERIMENT) -> Organiser:

@@ -13,15 +13,16 @@ import pytest
 import threaded  # noqa: F401 this process has a thread more than its first, too
 from kernels_seen import FOLDER
 
-from fedgossip import kernels, load_experiment, simulate
+from fedgossip import load_experiment, simulate
+from fedgossip.base import kernels
+from fedgossip.base.errors import ConfigError
 from fedgossip.cli.wording import event_text, federated_text
+from fedgossip.core.records import EventRow
 from fedgossip.drivers import peer_processes
 from fedgossip.drivers.local import run_local_plan
 from fedgossip.drivers.peer_processes import PeerProcesses
-from fedgossip.errors import ConfigError
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.plans import compose
-from fedgossip.records import EventRow
 
 x86 = pytest.mark.skipif(platform.machine() not in kernels.X86, reason="torch has MKL on x86-64 alone")
 AUTO, COMPATIBLE = 2, 3
@@ -191,7 +192,7 @@ def test_what_rounds_otherwise_on_another_machine_is_refused_for_portable_runs(h
 def test_a_portable_run_takes_the_cpu_where_auto_would_take_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from fedgossip.learning import portable, sharing
+    from fedgossip.learning.one_model import portable, sharing
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(portable, "settle", lambda: None)  # of this process
@@ -211,7 +212,7 @@ def test_peers_agree_on_whether_a_run_is_portable_and_runs_of_before_keep_their_
 
 
 def test_a_checkpoint_of_before_the_option_goes_on() -> None:
-    from fedgossip.checkpoints import differences
+    from fedgossip.runs.checkpoints import differences
 
     now = load_experiment({"topology": {"graph": "ring", "n": 3}}).to_dict()
     was = {**now, "train": {key: value for key, value in now["train"].items() if key != "portable"}}

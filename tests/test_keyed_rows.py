@@ -15,15 +15,14 @@ from over_sockets import run_over_sockets
 from fedgossip import simulate
 from fedgossip.algorithms.descent.ftrl import FTRL
 from fedgossip.algorithms.descent.names import make_descent
+from fedgossip.algorithms.descent.row_filters import KEY_CACHE, Pushing, make_filter
 from fedgossip.algorithms.descent.rows import RowDescent, RowSum
 from fedgossip.algorithms.federated.sums import ExactSum
-from fedgossip.algorithms.row_filters import KEY_CACHE, Pushing, make_filter
-from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.errors import ConfigError, FedgossipError, ProtocolError, TrainingError
-from fedgossip.experiment import load_experiment
-from fedgossip.keyed_rows import KeyedTable, Keys, Rows, digest_of, frozen_keys
-from fedgossip.machine import Received, RowsChosen, Send, Started
-from fedgossip.messages import (
+from fedgossip.base.errors import ConfigError, FedgossipError, ProtocolError, TrainingError
+from fedgossip.base.keyed_rows import KeyedTable, Keys, Rows, digest_of, frozen_keys
+from fedgossip.base.vectors import Vector, digest, frozen
+from fedgossip.core.machine import Received, RowsChosen, Send, Started
+from fedgossip.core.messages import (
     EmptyCopy,
     KeysWanted,
     NoRows,
@@ -37,15 +36,16 @@ from fedgossip.messages import (
     ShardStep,
     SomeKeys,
 )
+from fedgossip.core.records import EventRow, PeerRow
+from fedgossip.core.task import Job, Update
+from fedgossip.drivers.simulate import simulate_plan
+from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
-from fedgossip.plans.parameter_server import ServerPlan
-from fedgossip.protocols.copy_messages import change_messages
-from fedgossip.protocols.key_lists import LISTS_MAX, NewestLists
-from fedgossip.protocols.shard_clocks import ShardChange
-from fedgossip.records import EventRow, PeerRow
-from fedgossip.report.numbers import data_size
-from fedgossip.task import Job, Update
-from fedgossip.vectors import Vector, digest, frozen
+from fedgossip.plans.parallel.parameter_server import ServerPlan
+from fedgossip.protocols.servers.copy_messages import change_messages
+from fedgossip.protocols.servers.key_lists import LISTS_MAX, NewestLists
+from fedgossip.protocols.servers.shard_clocks import ShardChange
+from fedgossip.report.page.numbers import data_size
 
 
 def clicks(workers: int = 3, servers: int = 2, rounds: int = 8, **more: Any) -> dict[str, Any]:

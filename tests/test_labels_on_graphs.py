@@ -14,14 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgossip import simulate
-from fedgossip.cli.topology import topology
+from fedgossip.base.errors import ConfigError
+from fedgossip.cli.topology.topology import topology
 from fedgossip.drivers.members import check_open
-from fedgossip.errors import ConfigError
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.plans.tasks import example_counts
-from fedgossip.topology import Mixing, build, learned, modes, resolve, resolve_schedule
-from fedgossip.topology import heterogeneity as h
+from fedgossip.topology import Mixing, build, resolve, resolve_schedule
+from fedgossip.topology.graphs import learned
+from fedgossip.topology.spectra import heterogeneity as h
+from fedgossip.topology.spectra import modes
 
 FILE = """
 rounds = 2

@@ -12,21 +12,21 @@ import pytest
 from commands import finish, free_ports, in_process, start
 
 from fedgossip import load_experiment, run_local, simulate
-from fedgossip.cli.run import exit_code
-from fedgossip.errors import TooFewPeersError
-from fedgossip.machine import Checkpoint
+from fedgossip.base.errors import TooFewPeersError
+from fedgossip.cli.run.run import exit_code
+from fedgossip.core.machine import Checkpoint
+from fedgossip.core.records import EventRow, PeerRow, Row
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.endpoints import text as endpoints_text
 from fedgossip.net.identity import Identity
 from fedgossip.plans import compose
-from fedgossip.protocols.carried import FRESH, Carried
-from fedgossip.records import EventRow, PeerRow, Row
-from fedgossip.report.graphs import never_exchanged
-from fedgossip.report.page import write_report
-from fedgossip.report.reading import read_run
-from fedgossip.rundir.collect import collect_peers
-from fedgossip.rundir.run_directory import Run
-from fedgossip.rundir.summary import refusals
+from fedgossip.protocols.gossip.carried import FRESH, Carried
+from fedgossip.report.page.graphs import never_exchanged
+from fedgossip.report.page.page import write_report
+from fedgossip.report.page.reading import read_run
+from fedgossip.runs.collect import collect_peers
+from fedgossip.runs.run_directory import Run
+from fedgossip.runs.summary import refusals
 
 # --- gossip of every kind, with the network parted from the first to the last second ---------------------------------
 

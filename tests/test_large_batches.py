@@ -10,14 +10,14 @@ from test_learning import images, made_up, task_of
 
 from fedgossip.algorithms.descent.lamb import LAMB
 from fedgossip.algorithms.descent.lars import LARS
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import Vector, add, frozen
+from fedgossip.core.task import Job
 from fedgossip.experiment import load_experiment
-from fedgossip.learning.rate_schedule import schedule_of
+from fedgossip.learning.one_model.rate_schedule import schedule_of
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.task import TorchTask
 from fedgossip.plans import compose
-from fedgossip.task import Job
-from fedgossip.vectors import Vector, add, frozen
 
 ENGINES = {
     "layers at once": ("mlp:64-16-3", {}),

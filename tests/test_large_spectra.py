@@ -9,7 +9,8 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from fedgossip.topology import Mixing, Topology, build, eigen, inertia, laplacians, resolve, spectrum
+from fedgossip.topology import Mixing, Topology, build, resolve, spectrum
+from fedgossip.topology.spectra import eigen, inertia, laplacians
 
 FORMULAS = {
     "path": (laplacians.path, nx.path_graph),

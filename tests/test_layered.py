@@ -13,13 +13,14 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedgossip.errors import ConfigError
-from fedgossip.learning import layer_gradients, models, private
-from fedgossip.learning.layer_gradients import Apart, Factors
-from fedgossip.learning.layered import Layered, known_layers
-from fedgossip.learning.per_example import Alone, Hooked, check_apart, per_example
-from fedgossip.learning.private import UNITS, PrivateGradients, cut_sums
-from fedgossip.learning.record_privacy import RecordPrivacy
+from fedgossip.base.errors import ConfigError
+from fedgossip.learning.dp_sgd import layer_gradients, private
+from fedgossip.learning.dp_sgd.layer_gradients import Apart, Factors
+from fedgossip.learning.dp_sgd.layered import Layered, known_layers
+from fedgossip.learning.dp_sgd.per_example import Alone, Hooked, check_apart, per_example
+from fedgossip.learning.dp_sgd.private import UNITS, PrivateGradients, cut_sums
+from fedgossip.learning.dp_sgd.record_privacy import RecordPrivacy
+from fedgossip.learning.models import models
 from fedgossip.learning.settings import TrainSettings
 
 CLIP = 0.7

@@ -18,18 +18,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from fedgossip.errors import ConfigError, TrainingError
-from fedgossip.learning import models, optimizers
+from fedgossip.base.errors import ConfigError, TrainingError
+from fedgossip.base.seeds import stream
+from fedgossip.base.vectors import add, frozen
+from fedgossip.core.task import Job, LocalTask, Update, tensors_of
+from fedgossip.data.data import load, split
+from fedgossip.data.dataset import Dataset
+from fedgossip.data.partitions import partition
 from fedgossip.learning.baseline import train_centralised
-from fedgossip.learning.batches import Batches
-from fedgossip.learning.data import load, split
-from fedgossip.learning.dataset import Dataset
-from fedgossip.learning.partitions import partition
-from fedgossip.learning.stacked_engine import LayerStack
+from fedgossip.learning.many_nodes.stacked_engine import LayerStack
+from fedgossip.learning.models import models
+from fedgossip.learning.one_model import optimizers
+from fedgossip.learning.one_model.batches import Batches
 from fedgossip.learning.task import TorchTask, TrainSettings
-from fedgossip.seeds import stream
-from fedgossip.task import Job, LocalTask, Update, tensors_of
-from fedgossip.vectors import add, frozen
 
 
 def on_cpu(**how: Any) -> TrainSettings:
@@ -134,7 +135,7 @@ def test_bits_do_not_depend_on_the_size_of_the_block(monkeypatch):
     data = made_up()
     jobs, found = None, []
     for largest in (64, 4, 3):
-        monkeypatch.setattr("fedgossip.learning.stacked_engine.LARGEST_BLOCK", largest)
+        monkeypatch.setattr("fedgossip.learning.many_nodes.stacked_engine.LARGEST_BLOCK", largest)
         task = task_of("mlp:12-16-4", data, on_cpu(local_epochs=1))
         jobs = jobs or jobs_of(task)
         found.append([update.difference.tobytes() for update in task.train(jobs)])
@@ -450,8 +451,8 @@ def test_characters_of_plays_are_learnt(real_data):
 @pytest.mark.sockets
 def test_data_partitions_settings_and_analytic_do_not_import_torch():
     code = (
-        "import sys, fedgossip.learning, fedgossip.learning.data, fedgossip.learning.partitions, "
-        "fedgossip.learning.analytic, fedgossip.learning.settings, fedgossip.learning.idx, fedgossip.learning.tables\n"
+        "import sys, fedgossip.learning, fedgossip.data.data, fedgossip.data.partitions, "
+        "fedgossip.learning.analytic, fedgossip.learning.settings, fedgossip.data.idx, fedgossip.data.tables\n"
         "assert not {'torch', 'sklearn'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

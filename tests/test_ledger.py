@@ -19,23 +19,23 @@ from test_private_federation import hiding, learning
 
 import fedgossip
 from fedgossip.audit.entries import entries
+from fedgossip.base.errors import BudgetError, ConfigError, NotWrittenError
+from fedgossip.base.vectors import frozen
 from fedgossip.cli import cli
+from fedgossip.core.machine import Log, PeerJoined, Received, Report, Send, Started, Trained
+from fedgossip.core.messages import Hello, Invite, Refusal
+from fedgossip.core.records import EventRow
 from fedgossip.drivers import participant
 from fedgossip.drivers.participant import Given
-from fedgossip.errors import BudgetError, ConfigError, NotWrittenError
 from fedgossip.experiment import load_experiment
-from fedgossip.machine import Log, PeerJoined, Received, Report, Send, Started, Trained
-from fedgossip.messages import Hello, Invite, Refusal
 from fedgossip.net.endpoints import Endpoint, signed
 from fedgossip.net.identity import Identity
 from fedgossip.plans import compose
-from fedgossip.plans.federation import FederationPlan
-from fedgossip.plans.ledger import SpentLedger, data_of
-from fedgossip.plans.privacy_budget import purse_of
+from fedgossip.plans.federated.federation import FederationPlan
+from fedgossip.plans.federated.ledger import SpentLedger, data_of
+from fedgossip.plans.federated.privacy_budget import purse_of
 from fedgossip.privacy.accounting import Mechanism, epsilon
 from fedgossip.privacy.budget import Budget, Spend
-from fedgossip.records import EventRow
-from fedgossip.vectors import frozen
 
 SPEND = Spend("record", noise=1.0, delta=1e-5, clip=1.0, rate=0.1, steps=3).to_mapping()
 
@@ -99,7 +99,7 @@ def test_a_ledger_that_cannot_be_read_allows_nothing(tmp_path: Path, line: bytes
 def test_one_process_at_a_time_spends_with_a_key(tmp_path: Path) -> None:
     path = tmp_path / "k.spent"
     with opened(path):
-        code = "import sys, pathlib, fedgossip.plans.ledger as it; it._locked(pathlib.Path(sys.argv[1]))"
+        code = "import sys, pathlib, fedgossip.plans.federated.ledger as it; it._locked(pathlib.Path(sys.argv[1]))"
         words = [sys.executable, "-c", code, str(path)]
         done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode and "another process spends of the budget of this key" in done.stderr

@@ -14,23 +14,24 @@ from commands import typed
 from torch.nn import functional
 
 import fedgossip
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.task import Job
+from fedgossip.data import lines
+from fedgossip.data.data import load, split
+from fedgossip.data.dataset import Dataset
+from fedgossip.data.ragged import IGNORED, Ragged, of_rows
 from fedgossip.drivers.local import run_local
-from fedgossip.errors import ConfigError
 from fedgossip.experiment import load_experiment
-from fedgossip.learning import lines, models
-from fedgossip.learning.bucket_batches import BucketBatches
-from fedgossip.learning.data import load, split
-from fedgossip.learning.dataset import Dataset
-from fedgossip.learning.flat import Layout
-from fedgossip.learning.loaded_model import load_model
-from fedgossip.learning.module_engine import ModuleLoop
-from fedgossip.learning.ragged import IGNORED, Ragged, of_rows
-from fedgossip.learning.record_privacy import RecordPrivacy
+from fedgossip.learning.dp_sgd.record_privacy import RecordPrivacy
+from fedgossip.learning.models import models
+from fedgossip.learning.models.loaded_model import load_model
+from fedgossip.learning.one_model.bucket_batches import BucketBatches
+from fedgossip.learning.one_model.flat import Layout
+from fedgossip.learning.one_model.module_engine import ModuleLoop
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.learning.task import TorchTask
 from fedgossip.plans import compose
-from fedgossip.task import Job
-from fedgossip.vectors import Vector, frozen
 
 PLAYS = "shakespeare/tinyshakespeare.txt"
 BUCKETS = [4, 8, 16]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from gossip_kinds import KINDS, Kind, N, resume_point, start
 
-from fedgossip.algorithms.base import Step
-from fedgossip.machine import (
+from fedgossip.algorithms.gossip.base import Step
+from fedgossip.core.machine import (
     Effect,
     Finish,
     Fired,
@@ -24,10 +24,10 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.messages import Leaving
-from fedgossip.protocols.edges import Open
-from fedgossip.protocols.partner_set import ROLL_NS
-from fedgossip.protocols.run_limits import AGAIN_NS, RunLimits
+from fedgossip.core.messages import Leaving
+from fedgossip.protocols.gossip.edges import Open
+from fedgossip.protocols.gossip.partner_set import ROLL_NS
+from fedgossip.protocols.gossip.run_limits import AGAIN_NS, RunLimits
 
 OTHERS, _STEP = range(1, N), Step(0)
 LIMITS = RunLimits(0)

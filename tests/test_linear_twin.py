@@ -16,12 +16,12 @@ import pytest
 from over_sockets import run_over_sockets
 
 from fedgossip import load_experiment, simulate
-from fedgossip.algorithms.base import Step
-from fedgossip.algorithms.names import METHODS
-from fedgossip.errors import ConfigError
+from fedgossip.algorithms.gossip.base import Step
+from fedgossip.algorithms.gossip.names import METHODS
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import digest, frozen
 from fedgossip.plans import compose
-from fedgossip.plans.gossip import GossipPlan
-from fedgossip.vectors import digest, frozen
+from fedgossip.plans.gossip.gossip import GossipPlan
 
 N, ETA, ROUNDS = 8, 0.02, 200
 

@@ -19,22 +19,23 @@ from test_learning import images, jobs_of, made_up, task_of
 from torch import nn
 from torch.nn import functional
 
-from fedgossip import checkpoints
-from fedgossip.errors import ConfigError, TrainingError
-from fedgossip.learning import devices, loading, models
-from fedgossip.learning.batches import Batches, BatchPlan
-from fedgossip.learning.data import load, split
-from fedgossip.learning.dataset import Dataset
-from fedgossip.learning.module_engine import ModuleLoop
-from fedgossip.learning.partitions import partition
-from fedgossip.learning.precision import FIRST_SCALE, GROWTH_STEPS, LOSS_SCALE, LossScale
+from fedgossip.base.errors import ConfigError, TrainingError
+from fedgossip.base.vectors import add
+from fedgossip.core.machine import Terms
+from fedgossip.core.task import Job
+from fedgossip.data.data import load, split
+from fedgossip.data.dataset import Dataset
+from fedgossip.data.partitions import partition
+from fedgossip.learning.many_nodes.stacked_engine import LayerStack
+from fedgossip.learning.models import models
+from fedgossip.learning.one_model import devices, loading
+from fedgossip.learning.one_model.batches import Batches, BatchPlan
+from fedgossip.learning.one_model.module_engine import ModuleLoop
+from fedgossip.learning.one_model.precision import FIRST_SCALE, GROWTH_STEPS, LOSS_SCALE, LossScale
+from fedgossip.learning.one_model.sharing import GpuSharing, OutOfMemory, settle
 from fedgossip.learning.settings import OF_THE_MACHINE, TrainSettings
-from fedgossip.learning.sharing import GpuSharing, OutOfMemory, settle
-from fedgossip.learning.stacked_engine import LayerStack
 from fedgossip.learning.task import TorchTask
-from fedgossip.machine import Terms
-from fedgossip.task import Job
-from fedgossip.vectors import add
+from fedgossip.runs import checkpoints
 
 CPU = torch.device("cpu")
 

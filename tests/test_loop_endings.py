@@ -21,18 +21,18 @@ from loops_kit import batches, net
 from torch import nn
 
 import fedgossip
-from fedgossip import file_locks
-from fedgossip.errors import TrainingError
-from fedgossip.learning.parameters import Exchanged
-from fedgossip.likeness import Likeness
-from fedgossip.loops import description
-from fedgossip.loops.asked import OVER, AnsweringLoop
-from fedgossip.loops.hosting import HostThread
-from fedgossip.loops.meeting import Meeting
-from fedgossip.loops.seats import hold, is_there
-from fedgossip.records import PeerRow
-from fedgossip.rundir.run_lock import RunLock
-from fedgossip.vectors import frozen
+from fedgossip.base import file_locks
+from fedgossip.base.errors import TrainingError
+from fedgossip.base.vectors import frozen
+from fedgossip.core.likeness import Likeness
+from fedgossip.core.records import PeerRow
+from fedgossip.drivers.loops import description
+from fedgossip.drivers.loops.asked import OVER, AnsweringLoop
+from fedgossip.drivers.loops.hosting import HostThread
+from fedgossip.drivers.loops.meeting import Meeting
+from fedgossip.drivers.loops.seats import hold, is_there
+from fedgossip.learning.own_loop.parameters import Exchanged
+from fedgossip.runs.run_lock import RunLock
 
 STEPS = 8
 

@@ -17,10 +17,10 @@ from loops_kit import Machines, batches, loop, net, ring, train
 from torch import nn
 
 import fedgossip
-from fedgossip.errors import ConfigError, NetworkError, TrainingError
+from fedgossip.base.errors import ConfigError, NetworkError, TrainingError
+from fedgossip.core.records import PeerRow
 from fedgossip.experiment import load_experiment
-from fedgossip.records import PeerRow
-from fedgossip.rundir.run_directory import Run
+from fedgossip.runs.run_directory import Run
 
 
 def bits(model: nn.Module) -> bytes:
@@ -603,8 +603,8 @@ def test_an_asynchronous_loop_never_waits_for_its_neighbour(tmp_path: Path) -> N
 
 
 def test_a_launcher_that_is_gone_ends_the_loop_with_an_error() -> None:
-    from fedgossip.loops.hosting import HostThread
-    from fedgossip.rundir.peer_files import PeerEnded
+    from fedgossip.drivers.loops.hosting import HostThread
+    from fedgossip.runs.peer_files import PeerEnded
 
     ended = PeerEnded("interrupted", 3, {}, exit_code=130)
     assert isinstance(HostThread.stopped(ended, asked=False), NetworkError)

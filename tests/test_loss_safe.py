@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgossip import seeds, simulate
-from fedgossip.algorithms.dsgd import DSGD
-from fedgossip.learning.analytic import Averaging
-from fedgossip.machine import (
+from fedgossip import simulate
+from fedgossip.algorithms.gossip.dsgd import DSGD
+from fedgossip.base import seeds
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.machine import (
     Effect,
     Event,
     Finish,
@@ -27,13 +28,13 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.messages import Account, Leaving, Model
-from fedgossip.protocols.awaited_round import SyncSettings
-from fedgossip.protocols.edge_ledger import EdgeLedger
-from fedgossip.protocols.edges import Edge
-from fedgossip.protocols.sync_gossip import SyncGossip
+from fedgossip.core.messages import Account, Leaving, Model
+from fedgossip.learning.analytic import Averaging
+from fedgossip.protocols.gossip.awaited_round import SyncSettings
+from fedgossip.protocols.gossip.edge_ledger import EdgeLedger
+from fedgossip.protocols.gossip.edges import Edge
+from fedgossip.protocols.gossip.sync_gossip import SyncGossip
 from fedgossip.topology import build, resolve
-from fedgossip.vectors import Vector, frozen
 
 SCHEMA = "s"
 STEPS = 20_000

@@ -13,17 +13,17 @@ from test_allreduce import learning
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from fedgossip import simulate
-from fedgossip.codecs.base import VectorLayout
-from fedgossip.codecs.low_rank import LowRank, low_rank_of
+from fedgossip.algorithms.codecs.base import VectorLayout
+from fedgossip.algorithms.codecs.low_rank import LowRank, low_rank_of
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import Vector, digest, frozen
+from fedgossip.core.records import PeerRow
+from fedgossip.core.task import Segment, segments_of
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.errors import ConfigError
 from fedgossip.experiment import load_experiment
-from fedgossip.paradigms.names import paradigm_of
+from fedgossip.lab.compare.names import paradigm_of
 from fedgossip.plans import compose
-from fedgossip.protocols.low_rank_sums import LowRankGradients, LowRankSums
-from fedgossip.records import PeerRow
-from fedgossip.task import Segment, segments_of
-from fedgossip.vectors import Vector, digest, frozen
+from fedgossip.protocols.allreduce.low_rank_sums import LowRankGradients, LowRankSums
 
 SHAPES = ((30, 20), (30,), (6, 5, 2, 2), (3, 2))
 FLOAT = np.dtype(np.float32)

@@ -21,9 +21,9 @@ import pytest
 from fuzz_casts import SCENES, STRANGER
 from fuzz_words import FRAMES, MESSAGES, Words, carried, opened
 
-from fedgossip import messages
-from fedgossip.protocols.partner_set import Company
-from fedgossip.protocols.sync_gossip import SyncGossip
+from fedgossip.core import messages
+from fedgossip.protocols.gossip.partner_set import Company
+from fedgossip.protocols.gossip.sync_gossip import SyncGossip
 from fedgossip.secure import frames
 
 PAIRS = [(name, kind) for name, scene in SCENES.items() for kind in scene.senders]

@@ -9,13 +9,13 @@ import pytest
 from test_allreduce import learning, quadratic
 
 from fedgossip import simulate
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import digest
+from fedgossip.core.records import PeerRow
 from fedgossip.drivers.local import run_local_plan
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.errors import ConfigError
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
-from fedgossip.records import PeerRow
-from fedgossip.vectors import digest
 
 
 def mapreduce(experiment: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from members import World, membership, signer
 
-from fedgossip.machine import Moved, PeerGone, PeerJoined, Received, Refused, Rostered, Started
-from fedgossip.messages import ConfirmDead, MembershipUpdate, Ping, Pong, Suspicion
-from fedgossip.protocols.news import signed
+from fedgossip.core.machine import Moved, PeerGone, PeerJoined, Received, Refused, Rostered, Started
+from fedgossip.core.messages import ConfirmDead, MembershipUpdate, Ping, Pong, Suspicion
+from fedgossip.protocols.members.news import signed
 
 SEEDS = range(12)
 NOTICED = 15.0

@@ -16,7 +16,7 @@ from hypothesis import strategies as some
 from scipy.stats import binom
 
 from fedgossip import ConfigError, simulate
-from fedgossip.learning.record_losses import losses_of, right_of
+from fedgossip.learning.one_model.record_losses import losses_of, right_of
 from fedgossip.privacy.membership import CONFIDENCE, LEAST, Guess, measured, membership_test
 
 RECORDS, COLUMNS = 240, 30

@@ -9,13 +9,13 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgossip import seeds
-from fedgossip.machine import NodeId, Send, SetTimer
-from fedgossip.messages import Entry, MembershipUpdate, Suspicion
-from fedgossip.protocols.dissemination import REFUSALS_TOLD, Dissemination
-from fedgossip.protocols.failure_detector import BLAMES_KEPT, Blames, FailureDetector, MemberSettings
-from fedgossip.protocols.news import NewsRefusal
-from fedgossip.protocols.partition_watch import PartitionWatch
+from fedgossip.base import seeds
+from fedgossip.core.machine import NodeId, Send, SetTimer
+from fedgossip.core.messages import Entry, MembershipUpdate, Suspicion
+from fedgossip.protocols.members.dissemination import REFUSALS_TOLD, Dissemination
+from fedgossip.protocols.members.failure_detector import BLAMES_KEPT, Blames, FailureDetector, MemberSettings
+from fedgossip.protocols.members.news import NewsRefusal
+from fedgossip.protocols.members.partition_watch import PartitionWatch
 
 SETTINGS = MemberSettings()
 

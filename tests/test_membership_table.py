@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from members import ORGANISER, SECOND, membership, signer
 
-from fedgossip.machine import Fired, PeerGone, PeerJoined, Received, SetTimer, Started
-from fedgossip.messages import ConfirmDead, Entry, MembershipUpdate, News, Pong, Revocation, Suspicion
-from fedgossip.protocols import membership as module
-from fedgossip.protocols.membership import Membership
-from fedgossip.protocols.news import signed
-from fedgossip.protocols.roster import boundary_after
+from fedgossip.core.machine import Fired, PeerGone, PeerJoined, Received, SetTimer, Started
+from fedgossip.core.messages import ConfirmDead, Entry, MembershipUpdate, News, Pong, Revocation, Suspicion
+from fedgossip.protocols.members import membership as module
+from fedgossip.protocols.members.membership import Membership
+from fedgossip.protocols.members.news import signed
+from fedgossip.protocols.members.roster import boundary_after
 
 N, OTHER = 7, 1
 

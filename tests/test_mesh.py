@@ -16,15 +16,15 @@ import pytest
 from safetensors.numpy import load_file
 from torch import nn
 
-from fedgossip.errors import ConfigError, TrainingError
+from fedgossip.base.errors import ConfigError, TrainingError
+from fedgossip.base.vectors import frozen
+from fedgossip.core.machine import Terms
+from fedgossip.core.task import Job
+from fedgossip.data.dataset import Dataset
 from fedgossip.experiment import load_experiment
-from fedgossip.learning.dataset import Dataset
-from fedgossip.learning.ddp.engine import DistributedLoop
-from fedgossip.learning.mesh_settings import MeshSettings
+from fedgossip.learning.one_model.mesh_settings import MeshSettings
+from fedgossip.learning.processes.engine import DistributedLoop
 from fedgossip.learning.task import TorchTask, TrainSettings
-from fedgossip.machine import Terms
-from fedgossip.task import Job
-from fedgossip.vectors import frozen
 
 STEP = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01, "clip_norm": 0.5}
 ADAM = {"optimizer": "adam", "lr": 0.01}

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from fedgossip import simulate
-from fedgossip.meter import Meter
-from fedgossip.metrics import ROUNDS_OPEN, Network
-from fedgossip.records import NetworkRow, PeerRow, Row
-from fedgossip.resident_models import _size
-from fedgossip.rundir.run_directory import Run
-from fedgossip.vectors import Vector, frozen
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.meter import Meter
+from fedgossip.core.metrics import ROUNDS_OPEN, Network
+from fedgossip.core.records import NetworkRow, PeerRow, Row
+from fedgossip.core.resident_models import _size
+from fedgossip.runs.run_directory import Run
 
 
 def nothing(vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:

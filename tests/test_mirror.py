@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgossip.clusters.mirror import FolderNews, apply, content_of
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
+from fedgossip.drivers.clusters.mirror import FolderNews, apply, content_of
 
 NAMES = st.sampled_from(
     ["metrics.jsonl", "log.txt", "ended.json", "model/weights.safetensors", "checkpoint.safetensors"]
@@ -65,7 +65,7 @@ def test_the_copy_is_the_folder_whatever_was_done_and_however_small_an_answer_is
 def test_a_large_file_appears_whole_or_not_and_begins_again_where_it_was_replaced_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedgossip.clusters.mirror.PIECES_BYTES", 10)
+    monkeypatch.setattr("fedgossip.drivers.clusters.mirror.PIECES_BYTES", 10)
     folder, copy = tmp_path / "there", tmp_path / "here"
     do(folder, "replace", "model", b"a" * 35)
     news = FolderNews(folder)
@@ -83,7 +83,7 @@ def test_what_a_line_of_a_journal_speaks_of_is_there_before_the_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The participant writes a snapshot and then its line, between the two looks of one answer too."""
-    from fedgossip.clusters import mirror
+    from fedgossip.drivers.clusters import mirror
 
     folder = tmp_path / "there"
     do(folder, "append", "metrics.jsonl", b"1\n")

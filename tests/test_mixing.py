@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
 from fedgossip.topology import Mixing, Topology, build, forecast, push_weights, resolve, rule_names, spectrum
-from fedgossip.topology import families as f
+from fedgossip.topology.graphs import families as f
 
 PAW = Topology.from_edges(4, [(0, 1), (0, 2), (1, 2), (2, 3)], "paw")
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedgossip.errors import ConfigError
-from fedgossip.learning import models
-from fedgossip.learning.architectures import architecture
-from fedgossip.learning.flat import Layout
+from fedgossip.base.errors import ConfigError
+from fedgossip.learning.models import models
+from fedgossip.learning.models.architectures import architecture
+from fedgossip.learning.one_model.flat import Layout
 
 SOURCES = [
     ("softmax", (64,), None, (3, 10)),

@@ -14,23 +14,12 @@ from hypothesis import strategies as st
 from over_sockets import run_over_sockets
 
 from fedgossip import load_experiment, simulate
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import digest
 from fedgossip.plans import compose
-from fedgossip.topology import (
-    Cycle,
-    Mixing,
-    Topology,
-    build,
-    equitopo,
-    forecast_of,
-    leja,
-    matcha,
-    ready,
-    resolve,
-    resolve_schedule,
-    spectrum,
-)
-from fedgossip.vectors import digest
+from fedgossip.topology import Cycle, Mixing, Topology, build, forecast_of, ready, resolve, resolve_schedule, spectrum
+from fedgossip.topology.graphs import equitopo
+from fedgossip.topology.schedules import leja, matcha
 
 EIGHT = 5.1e-9
 
@@ -66,7 +55,7 @@ def test_words_are_doubly_stochastic_for_every_n(word, n, data):
 
 
 def resolve_words(word: str, n: int, k: int) -> Mixing:
-    from fedgossip.topology import words
+    from fedgossip.topology.graphs import words
 
     return {"debruijn": words.debruijn, "kautz": words.kautz}[word](n, k)
 
@@ -98,7 +87,7 @@ def test_debruijn_elsewhere_and_kautz():
 def test_a_static_one_is_the_mean_of_its_shifts(spec, n):
     """Song et al. (NeurIPS 2022): (n-1)/n to the node a further on and 1/n to oneself, for each of M shifts."""
     mixing = resolve_schedule(spec, n, seed=3)
-    from fedgossip import seeds
+    from fedgossip.base import seeds
 
     shifts = seeds.stream(3, "equi-static", n, 5).integers(1, n, 5)
     W = sum(((n - 1) * np.roll(np.eye(n), a, axis=0) + np.eye(n)) / n / 5 for a in shifts)

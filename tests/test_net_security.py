@@ -18,21 +18,21 @@ import zmq
 from commands import wait_until
 from zmq.utils.monitor import recv_monitor_message
 
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import Vector, frozen, ordered_mix
+from fedgossip.core.messages import Expected, Hello, Leaving, Model
+from fedgossip.core.records import EventRow, Row
+from fedgossip.core.wire import CHUNK_BYTES, Assembler, FrameError
 from fedgossip.experiment import load_experiment
-from fedgossip.messages import Expected, Hello, Leaving, Model
-from fedgossip.net.calling import HANG_UPS, Greeting
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
-from fedgossip.net.mesh import Links
+from fedgossip.net.links.calling import HANG_UPS, Greeting
+from fedgossip.net.links.mesh import Links
 from fedgossip.net.refusals import CAUSES_WRITTEN
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, Rejected
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
-from fedgossip.records import EventRow, Row
-from fedgossip.vectors import Vector, frozen, ordered_mix
-from fedgossip.wire import CHUNK_BYTES, Assembler, FrameError
 
 pytestmark = pytest.mark.sockets
 

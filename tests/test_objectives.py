@@ -21,25 +21,25 @@ from sklearn.linear_model import Ridge
 from torch.nn import functional
 
 import fedgossip
-from fedgossip import kernels
-from fedgossip.errors import ConfigError, TrainingError
+from fedgossip.base import kernels
+from fedgossip.base.errors import ConfigError, TrainingError
+from fedgossip.base.seeds import stream
+from fedgossip.base.vectors import frozen
+from fedgossip.core.records import PeerRow
+from fedgossip.core.task import Job
+from fedgossip.data.data import load, split
+from fedgossip.data.dataset import Dataset, from_arrays
+from fedgossip.data.objectives import MULTI_LABEL, REGRESSION, Objective, objective_of
+from fedgossip.data.partitions import partition
 from fedgossip.experiment import load_experiment
-from fedgossip.learning import models
-from fedgossip.learning.batches import Batches
-from fedgossip.learning.data import load, split
-from fedgossip.learning.dataset import Dataset, from_arrays
-from fedgossip.learning.objectives import MULTI_LABEL, REGRESSION, Objective, objective_of
-from fedgossip.learning.partitions import partition
-from fedgossip.learning.record_privacy import RecordPrivacy
+from fedgossip.learning.dp_sgd.record_privacy import RecordPrivacy
+from fedgossip.learning.many_nodes.stacked_engine import LayerStack
+from fedgossip.learning.models import models
+from fedgossip.learning.one_model.batches import Batches
 from fedgossip.learning.settings import TrainSettings
-from fedgossip.learning.stacked_engine import LayerStack
 from fedgossip.learning.task import TorchTask
 from fedgossip.plans import compose
-from fedgossip.records import PeerRow
-from fedgossip.report.page import write_report
-from fedgossip.seeds import stream
-from fedgossip.task import Job
-from fedgossip.vectors import frozen
+from fedgossip.report.page.page import write_report
 from tests.test_learning import grouped, jobs_of, on_cpu, random_groups
 
 ON_DIABETES: dict[str, Any] = {

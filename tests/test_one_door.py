@@ -16,15 +16,15 @@ import pytest
 from commands import experiment, typed
 from rooms import FILES, PACKAGE
 
-from fedgossip import outside_files, owner_files
+from fedgossip.base import outside_files, owner_files
+from fedgossip.base.errors import ConfigError, ResumeError
+from fedgossip.base.plain import quoted
 from fedgossip.drivers.resume import resume
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.errors import ConfigError, ResumeError
 from fedgossip.experiment import load_experiment
-from fedgossip.learning import model_files
-from fedgossip.plain import quoted
+from fedgossip.learning.models import model_files
 from fedgossip.plans import compose
-from fedgossip.report.reading import read_run
+from fedgossip.report.page.reading import read_run
 
 OPENING = {
     "read_text",
@@ -53,21 +53,21 @@ BY_WHOSE = {
 
 NOT_FROM_OUTSIDE = {
     # files of this package, of torch or of the kernel
-    "board/pages.py": 1, "cli/init.py": 2, "cli/output.py": 2, "cli/vocabulary.py": 1, "event_kinds.py": 1,
-    "kernels.py": 2, "learning/bundled.py": 1, "learning/portable.py": 1, "net/sealing.py": 1, "report/markup.py": 3,
-    "reproducing/published.py": 1, "watching/local_server.py": 2,
+    "report/board/pages.py": 1, "cli/init.py": 2, "cli/output.py": 2, "cli/vocabulary.py": 1, "event_kinds.py": 1,
+    "kernels.py": 2, "data/bundled.py": 1, "learning/one_model/portable.py": 1, "net/streams/sealing.py": 1, "report/page/markup.py": 3,
+    "lab/repro/published.py": 1, "report/watch/local_server.py": 2,
     # the sources of modules that this process has imported already
-    "learning/exporting.py": 1,
+    "learning/models/exporting.py": 1,
     # locks, folders, and files that are written: what is opened is not read
-    "drivers/fork_server.py": 1, "file_locks.py": 1, "learning/gpu_semaphore.py": 4,
-    "loops/seats.py": 2, "net/identity.py": 2, "owner_files.py": 3, "plans/policy.py": 2, "rundir/run_lock.py": 1,
-    "rundir/incarnations.py": 1, "audit/transcript.py": 1,
+    "drivers/fork_server.py": 1, "file_locks.py": 1, "learning/one_model/gpu_semaphore.py": 4,
+    "drivers/loops/seats.py": 2, "net/identity.py": 2, "owner_files.py": 3, "plans/federated/policy.py": 2, "runs/run_lock.py": 1,
+    "runs/incarnations.py": 1, "audit/transcript.py": 1,
     # names that `outside_files.check_file` has looked at, for libraries that open by name
-    "learning/arrow.py": 1, "edge/onnx_model.py": 1, "edge/quantization.py": 1, "rundir/table_files.py": 1,
+    "data/arrow.py": 1, "lab/edge/onnx_model.py": 1, "lab/edge/quantization.py": 1, "runs/table_files.py": 1,
     # streams that are open already, or not of files
-    "learning/suppression.py": 1,
-    "learning/cifar.py": 1, "learning/idx.py": 1, "learning/images.py": 1, "patience.py": 1,
-    "net/client.py": 1, "net/frame_reader.py": 2, "net/sealed_way.py": 2, "net/server.py": 1,
+    "data/agreed/suppression.py": 1,
+    "data/cifar.py": 1, "data/idx.py": 1, "data/images.py": 1, "patience.py": 1,
+    "net/hub/client.py": 1, "net/links/frame_reader.py": 2, "net/streams/sealed_way.py": 2, "net/hub/server.py": 1,
     "simulation/simulator.py": 1,
 }  # fmt: skip
 """How many calls that could open a file are in a module beside the door; and why they may be."""
@@ -87,7 +87,7 @@ def _opens(path: Path) -> Iterator[str]:
 
 
 def test_no_module_opens_a_file_beside_the_door() -> None:
-    """Read it by fedgossip.outside_files; where nobody else can have written it, say so above."""
+    """Read it by fedgossip.base.outside_files; where nobody else can have written it, say so above."""
     found = {path.relative_to(PACKAGE).as_posix(): list(_opens(path)) for path in FILES if path.stem != DOOR}
     beside = {name: calls for name, calls in found.items() if len(calls) != NOT_FROM_OUTSIDE.get(name, 0)}
     assert beside == {}

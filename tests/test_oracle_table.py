@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from fedgossip import simulate
-from fedgossip.algorithms.base import Step
-from fedgossip.algorithms.names import METHODS, Told, make
-from fedgossip.errors import ConfigError
+from fedgossip.algorithms.gossip.base import Step
+from fedgossip.algorithms.gossip.names import METHODS, Told, make
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import frozen
 from fedgossip.topology import build, resolve
-from fedgossip.vectors import frozen
 
 N, ETA = 16, 0.1
 PLACED = {

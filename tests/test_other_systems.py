@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from fedgossip import file_locks, signals
+from fedgossip.base import file_locks, signals
+from fedgossip.base.errors import ConfigError
 from fedgossip.drivers import peer_processes
-from fedgossip.errors import ConfigError
 from tests.commands import experiment
 
 WITHOUT_POSIX = '''

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from fedgossip import simulate
-from fedgossip.algorithms.base import Step, restored, saved
-from fedgossip.algorithms.diloco import DiLoCo
 from fedgossip.algorithms.federated.base import Aggregate
 from fedgossip.algorithms.federated.names import make
-from fedgossip.algorithms.outer import OuterStep
-from fedgossip.errors import ConfigError
-from fedgossip.records import NetworkRow
-from fedgossip.task import Job, Update
-from fedgossip.vectors import Vector, digest, frozen, ordered_mix, subtract
+from fedgossip.algorithms.gossip.base import Step, restored, saved
+from fedgossip.algorithms.gossip.diloco import DiLoCo
+from fedgossip.algorithms.gossip.outer import OuterStep
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import Vector, digest, frozen, ordered_mix, subtract
+from fedgossip.core.records import NetworkRow
+from fedgossip.core.task import Job, Update
 
 OPTIONS = {"lr": 0.5, "beta": 0.5}
 

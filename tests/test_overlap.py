@@ -11,24 +11,24 @@ import pytest
 
 from fedgossip import Job, Update, simulate
 from fedgossip.algorithms.collectives.names import COLLECTIVES
-from fedgossip.costs.base import EqualLinks
-from fedgossip.costs.methods import Buckets, collective
-from fedgossip.costs.times import TrainingTimes
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import frozen
+from fedgossip.core.machine import Produced
+from fedgossip.core.messages import TAIL
+from fedgossip.core.records import NetworkRow
+from fedgossip.data.data import load, split
+from fedgossip.data.partitions import partition
 from fedgossip.drivers.local import run_local_plan
 from fedgossip.drivers.replay import replay_trace
-from fedgossip.errors import ConfigError
 from fedgossip.experiment import load_experiment
-from fedgossip.learning.data import load, split
-from fedgossip.learning.partitions import partition
+from fedgossip.lab.costs.base import EqualLinks
+from fedgossip.lab.costs.methods import Buckets, collective
+from fedgossip.lab.costs.times import TrainingTimes
 from fedgossip.learning.task import TorchTask, TrainSettings
-from fedgossip.machine import Produced
-from fedgossip.messages import TAIL
 from fedgossip.plans import compose
-from fedgossip.protocols.reduction import Reduction
-from fedgossip.records import NetworkRow
+from fedgossip.protocols.allreduce.reduction import Reduction
+from fedgossip.runs.trace.files import Reading
 from fedgossip.simulation.stretches import share_until
-from fedgossip.trace.files import Reading
-from fedgossip.vectors import frozen
 
 NAMES = sorted(COLLECTIVES)
 TRAINING = 0.05

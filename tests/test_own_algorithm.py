@@ -11,10 +11,10 @@ import pytest
 from over_sockets import run_over_sockets
 
 from fedgossip import load_experiment, simulate
-from fedgossip.algorithms.names import METHODS, Told, make
-from fedgossip.errors import ConfigError, TrainingError
+from fedgossip.algorithms.gossip.names import METHODS, Told, make
+from fedgossip.base.errors import ConfigError, TrainingError
+from fedgossip.base.vectors import digest
 from fedgossip.plans import compose
-from fedgossip.vectors import digest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SLEM = float(1 / 3 + 2 / 3 * np.cos(2 * np.pi / 8))
@@ -71,7 +71,7 @@ def test_what_it_gets_wrong_names_it_and_its_round(
 ) -> None:
     method, said = WRONG[name]
     module = f"wrong_{name.lower()}_{engine}"
-    source = "from fedgossip.algorithms.dsgd import DSGD\n\n\nclass Own(DSGD):\n    n = 1\n\n"
+    source = "from fedgossip.algorithms.gossip.dsgd import DSGD\n\n\nclass Own(DSGD):\n    n = 1\n\n"
     (tmp_path / f"{module}.py").write_text(source + textwrap.indent(method, "    ") + "\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(TrainingError, match=rf"{module}:Own, round 0: .*{said}"):
@@ -82,7 +82,7 @@ def test_what_it_gets_wrong_names_it_and_its_round(
 def test_over_sockets_too_it_ends_the_run_and_hangs_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message of a neighbour that completes the round is not what is at fault."""
     method = "def mixed(self, state, mixed):\n        return 1 / 0"
-    source = f"from fedgossip.algorithms.dsgd import DSGD\n\n\nclass Own(DSGD):\n    {method}\n"
+    source = f"from fedgossip.algorithms.gossip.dsgd import DSGD\n\n\nclass Own(DSGD):\n    {method}\n"
     (tmp_path / "fails_in_mixing.py").write_text(source)
     monkeypatch.chdir(tmp_path)
     plan = compose.plan(load_experiment(experiment("fails_in_mixing:Own")))
@@ -95,7 +95,7 @@ def test_over_sockets_too_it_ends_the_run_and_hangs_nobody(tmp_path: Path, monke
     ("source", "said"),
     [
         ("class Own:\n    pass", "has no method 'start'"),
-        ("from fedgossip.algorithms.dsgd import DSGD\nclass Own(DSGD):\n    slots = ()", "slots = ()"),
+        ("from fedgossip.algorithms.gossip.dsgd import DSGD\nclass Own(DSGD):\n    slots = ()", "slots = ()"),
         ("class Own:\n    def __init__(self):\n        raise ValueError('no')", "ValueError"),
     ],
 )

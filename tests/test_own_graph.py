@@ -16,19 +16,20 @@ import pytest
 from over_sockets import run_over_sockets
 
 import fedgossip
-from fedgossip import load_experiment, registry, simulate
-from fedgossip.algorithms.base import Needs
-from fedgossip.algorithms.dsgd import DSGD
-from fedgossip.algorithms.push_sum import PushSum
+from fedgossip import load_experiment, simulate
+from fedgossip.algorithms.gossip.base import Needs
+from fedgossip.algorithms.gossip.dsgd import DSGD
+from fedgossip.algorithms.gossip.push_sum import PushSum
+from fedgossip.base import registry
+from fedgossip.base.errors import ConfigError, TrainingError
+from fedgossip.base.vectors import digest
+from fedgossip.core.likeness import CODE
+from fedgossip.core.messages import Hello
+from fedgossip.data.sources import codes_of
 from fedgossip.drivers.members import check_open, graphs_of
-from fedgossip.errors import ConfigError, TrainingError
-from fedgossip.learning.sources import codes_of
-from fedgossip.likeness import CODE
-from fedgossip.messages import Hello
 from fedgossip.net.greeting import refused
 from fedgossip.plans import compose
 from fedgossip.topology import Cycle, Mixing, Schedule, Topology, build, resolve, resolve_schedule
-from fedgossip.vectors import digest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 QUADRATIC = {"kind": "quadratic", "dim": 3, "placement": "random"}

@@ -11,11 +11,11 @@ import pytest
 from commands import in_process, typed
 from test_coordinator_commands import Site
 
-from fedgossip import owner_files
+from fedgossip.base import owner_files
+from fedgossip.core.messages import Hello
 from fedgossip.experiment import load_experiment
-from fedgossip.messages import Hello
 from fedgossip.plans import compose
-from fedgossip.plans.federation import FederationPlan
+from fedgossip.plans.federated.federation import FederationPlan
 
 EXPERIMENT = """
 rounds = 4
@@ -72,7 +72,7 @@ def test_an_image_of_a_simulation_is_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("fedgossip.drivers.sim_checkpoint.SECONDS", 0.0)
-    monkeypatch.setattr("fedgossip.rundir.run_directory.WHOLE", frozenset())  # so that images stay where they are
+    monkeypatch.setattr("fedgossip.runs.run_directory.WHOLE", frozenset())  # so that images stay where they are
     (tmp_path / "e.toml").write_text(EXPERIMENT)
     in_process(["run", "e.toml", "--out", "run", "--no-report"], tmp_path, monkeypatch, capsys)
     assert "checkpoint.safetensors" in check(tmp_path / "run")

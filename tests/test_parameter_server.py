@@ -15,21 +15,21 @@ from over_sockets import run_over_sockets
 from server_seeds import BASE, Counters
 
 from fedgossip import simulate
+from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError, ProtocolError
+from fedgossip.base.vectors import digest, frozen
+from fedgossip.core.machine import Finish, Fired, PeerGone, PeerJoined, Received, Report, Send, SetTimer, Started
+from fedgossip.core.messages import Expected, Leaving, ServerReady, ShardLost, ShardPull, ShardPush, Tenure, TenureTaken
+from fedgossip.core.records import EventRow, PeerRow
+from fedgossip.core.task import Job, Update
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.errors import ConfigError, FedgossipError, NetworkError, ProtocolError
 from fedgossip.experiment import load_experiment
-from fedgossip.machine import Finish, Fired, PeerGone, PeerJoined, Received, Report, Send, SetTimer, Started
-from fedgossip.messages import Expected, Leaving, ServerReady, ShardLost, ShardPull, ShardPush, Tenure, TenureTaken
 from fedgossip.net.endpoints import Endpoints
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
-from fedgossip.net.mesh import Links
+from fedgossip.net.links.mesh import Links
 from fedgossip.plans import compose
-from fedgossip.plans.parameter_server import ServerPlan
-from fedgossip.protocols.pieces import PIECE_BYTES
-from fedgossip.records import EventRow, PeerRow
-from fedgossip.task import Job, Update
-from fedgossip.vectors import digest, frozen
+from fedgossip.plans.parallel.parameter_server import ServerPlan
+from fedgossip.protocols.servers.pieces import PIECE_BYTES
 
 
 def quadratic(workers: int = 4, servers: int = 2, rounds: int = 8, **more: Any) -> dict[str, Any]:

@@ -17,12 +17,12 @@ from commands import wait_until
 from namespaces import Machines, machines
 from safetensors.numpy import load_file
 
+from fedgossip.base.vectors import consensus_distance
+from fedgossip.core.machine import NodeId
 from fedgossip.learning.analytic import Quadratic
-from fedgossip.machine import NodeId
 from fedgossip.net.endpoints import Endpoint, text
 from fedgossip.net.identity import Identity
 from fedgossip.net.sockets import SILENCE_MS
-from fedgossip.vectors import consensus_distance
 
 pytestmark = [pytest.mark.sockets, pytest.mark.root]
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgossip.errors import ConfigError
-from fedgossip.learning.partitions import partition
-from fedgossip.seeds import stream
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.seeds import stream
+from fedgossip.data.partitions import partition
 
 
 def labels_of(m: int, classes: int, seed: int = 0) -> np.ndarray:

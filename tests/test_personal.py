@@ -10,13 +10,13 @@ from test_federated import Run, digits
 from test_learning import by_autograd, made_up
 
 from fedgossip.algorithms.federated.names import make
-from fedgossip.errors import ConfigError
-from fedgossip.learning.data import load, split
-from fedgossip.learning.dataset import Dataset
-from fedgossip.learning.partitions import partition
+from fedgossip.base.errors import ConfigError
+from fedgossip.core.machine import Terms
+from fedgossip.core.task import Job
+from fedgossip.data.data import load, split
+from fedgossip.data.dataset import Dataset
+from fedgossip.data.partitions import partition
 from fedgossip.learning.task import TorchTask, TrainSettings
-from fedgossip.machine import Terms
-from fedgossip.task import Job
 
 BN = {"personal": "norm*", "buffers": "local"}
 

@@ -30,16 +30,17 @@ from sklearn.datasets import load_breast_cancer
 
 import fedgossip
 from fedgossip.audit.verify import verify_log
-from fedgossip.learning.record_digests import source_digest
+from fedgossip.core.records import PeerRow, read_rows
+from fedgossip.data.record_digests import source_digest
 from fedgossip.net.endpoints import load_blocks
-from fedgossip.plans import compose, plan_statement
-from fedgossip.plans.approvals import APPROVAL, read_signed
-from fedgossip.plans.ledger import data_of, spent_on
-from fedgossip.plans.privacy_outlook import outlook
+from fedgossip.plans import compose
+from fedgossip.plans.approvals import plan_statement
+from fedgossip.plans.approvals.approvals import APPROVAL, read_signed
+from fedgossip.plans.federated.ledger import data_of, spent_on
+from fedgossip.plans.federated.privacy_outlook import outlook
 from fedgossip.privacy.guarantee import guarantee, meaning
 from fedgossip.privacy.wording import lines
-from fedgossip.records import PeerRow, read_rows
-from fedgossip.releasing.checking import check
+from fedgossip.sites.releases.checking import check
 
 pytestmark = pytest.mark.sockets
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgossip.placement.ring import owners, placed
-from fedgossip.task import Segment
+from fedgossip.algorithms.ring import owners, placed
+from fedgossip.core.task import Segment
 
 LENGTH = 20_000
 

@@ -19,16 +19,17 @@ from commands import finish, in_process, start
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedgossip.cli import progress, text, wording
-from fedgossip.decoding import UnreadableError
-from fedgossip.headers import VOCABULARY
-from fedgossip.messages import Refusal
-from fedgossip.messages.federated import REFUSALS
-from fedgossip.plain import json_text, line, masked, no_formula, printable
-from fedgossip.protocols.spending import EXHAUSTED
-from fedgossip.records import EventRow
-from fedgossip.report.markup import text as marked
-from fedgossip.roles import peer_roles
+from fedgossip.base.decoding import UnreadableError
+from fedgossip.base.plain import json_text, line, masked, no_formula, printable
+from fedgossip.cli import text, wording
+from fedgossip.cli.run import progress
+from fedgossip.core.headers import VOCABULARY
+from fedgossip.core.messages import Refusal
+from fedgossip.core.messages.federated import REFUSALS
+from fedgossip.core.records import EventRow
+from fedgossip.core.roles import peer_roles
+from fedgossip.protocols.federated.spending import EXHAUSTED
+from fedgossip.report.page.markup import text as marked
 from fedgossip.secure.aborts import Reason
 
 PACKAGE = Path(__file__).parents[1] / "fedgossip"
@@ -109,9 +110,9 @@ def test_a_console_takes_brackets_as_brackets(monkeypatch: pytest.MonkeyPatch) -
 
 
 PRINTS = {"cli/text.py": "the one place", "drivers/fork_server.py": "one line, by plain.line"} | {
-    "loops/coordinating.py": "one line, by plain.line",
-    "loops/joined.py": "one line, by plain.line",
-    "loops/scripts.py": "what the user's own script printed, by plain.printable",
+    "drivers/loops/coordinating.py": "one line, by plain.line",
+    "drivers/loops/joined.py": "one line, by plain.line",
+    "drivers/loops/scripts.py": "what the user's own script printed, by plain.printable",
 }
 
 

@@ -15,15 +15,16 @@ from test_agreed_statistics import breast_cancer
 import fedgossip
 from fedgossip.audit.entries import AuditError, entries
 from fedgossip.audit.verify import verify_log
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
 from fedgossip.experiment import load_experiment
 from fedgossip.net.endpoints import block, signed
 from fedgossip.net.identity import Identity
-from fedgossip.plans import compose, plan_statement
-from fedgossip.plans.approvals import APPROVAL, Approval, ApprovalRequest, HowLong, read_signed, request_of
-from fedgossip.plans.federation import FederationPlan
-from fedgossip.plans.plan_statement import PLAN, PlanStatement, statement_of
-from fedgossip.plans.site_approvals import SiteApprovals
+from fedgossip.plans import compose
+from fedgossip.plans.approvals import plan_statement
+from fedgossip.plans.approvals.approvals import APPROVAL, Approval, ApprovalRequest, HowLong, read_signed, request_of
+from fedgossip.plans.approvals.plan_statement import PLAN, PlanStatement, statement_of
+from fedgossip.plans.approvals.site_approvals import SiteApprovals
+from fedgossip.plans.federated.federation import FederationPlan
 
 DAY_NS = 86_400 * 10**9
 EXPERIMENT = """

@@ -20,9 +20,9 @@ import pytest
 import torch
 from portable_runs import ON_MNIST, OPERATIONS, RUNS
 
-from fedgossip import kernels
-from fedgossip.learning import optimizers
-from fedgossip.learning.portable import _flags
+from fedgossip.base import kernels
+from fedgossip.learning.one_model import optimizers
+from fedgossip.learning.one_model.portable import _flags
 
 pytestmark = pytest.mark.sockets
 

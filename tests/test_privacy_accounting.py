@@ -16,7 +16,7 @@ from opacus.accountants.analysis.rdp import compute_rdp
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
 from fedgossip.privacy import accounting
 from fedgossip.privacy.accounting import Mechanism, RenyiAccount, epsilon, noise_for, steps_within, tight
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from accounts import next_rate
 
-from fedgossip.errors import BudgetError, ConfigError
+from fedgossip.base.errors import BudgetError, ConfigError
 from fedgossip.experiment import load_experiment
-from fedgossip.plans.privacy_budget import cost_of_training, purse_of
+from fedgossip.plans.federated.privacy_budget import cost_of_training, purse_of
 from fedgossip.privacy import accounting
 from fedgossip.privacy.accounting import Mechanism, epsilon, steps_within
 from fedgossip.privacy.budget import Budget, Spend, resumed

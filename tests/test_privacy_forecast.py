@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from secure_kit import entropy_of
 
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
 from fedgossip.privacy.accounting import Mechanism, epsilon, noise_for, tight
 from fedgossip.privacy.adaptive import Clip, bit, bits_noise, share_shorter, split
 from fedgossip.privacy.forecast import PrivacyForecast, PrivacyPlan, forecast
 from fedgossip.privacy.guarantee import guarantee, meaning
 from fedgossip.privacy.wording import lines, verdict
-from fedgossip.protocols.telling import Telling
+from fedgossip.protocols.federated.telling import Telling
 from fedgossip.secure.noise import discrete_gaussian
 from fedgossip.secure.noise_rule import client_sigma
 

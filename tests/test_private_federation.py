@@ -21,17 +21,17 @@ from test_secure_rounds import client_of, invited
 
 import fedgossip
 from fedgossip.audit.entries import entries
+from fedgossip.base.errors import ConfigError, ResumeError
 from fedgossip.cli import cli
+from fedgossip.core.machine import Effect, Event, Log, Machine, Received, Send
+from fedgossip.core.messages import Refusal
+from fedgossip.core.records import PeerRow
 from fedgossip.drivers.resume import resume
-from fedgossip.errors import ConfigError, ResumeError
 from fedgossip.experiment import load_experiment
-from fedgossip.machine import Effect, Event, Log, Machine, Received, Send
-from fedgossip.messages import Refusal
 from fedgossip.plans import compose
-from fedgossip.plans.federation import FederationPlan
-from fedgossip.plans.privacy_outlook import outlook
+from fedgossip.plans.federated.federation import FederationPlan
+from fedgossip.plans.federated.privacy_outlook import outlook
 from fedgossip.privacy.accounting import Mechanism, epsilon
-from fedgossip.records import PeerRow
 from fedgossip.secure import client
 from fedgossip.secure.fixed_point import Quantised
 

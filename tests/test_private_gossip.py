@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from over_sockets import run_over_sockets
 
-from fedgossip import load_experiment, seeds, simulate
-from fedgossip.drivers.members import check_open
-from fedgossip.errors import ConfigError, ProtocolError, TrainingError
-from fedgossip.machine import (
+from fedgossip import load_experiment, simulate
+from fedgossip.base import seeds
+from fedgossip.base.errors import ConfigError, ProtocolError, TrainingError
+from fedgossip.base.vectors import Vector, digest, frozen
+from fedgossip.core.machine import (
     Checkpoint,
     Effect,
     Event,
@@ -38,21 +39,21 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.messages import CHECK_WORDS, Expected, Leaving, Masked, Model, RunKey, RunKeys
+from fedgossip.core.messages import CHECK_WORDS, Expected, Leaving, Masked, Model, RunKey, RunKeys
+from fedgossip.core.wire import Assembler, FrameError, frames
+from fedgossip.core.wire import chunks as chunks_of
+from fedgossip.drivers.members import check_open
 from fedgossip.net.identity import Identity, raw
 from fedgossip.plans import compose
-from fedgossip.protocols import private_gossip
-from fedgossip.protocols.awaited_round import SyncSettings
-from fedgossip.protocols.private_gossip import MODEL, PrivateGossip
+from fedgossip.protocols.gossip.awaited_round import SyncSettings
+from fedgossip.protocols.private import private_gossip
+from fedgossip.protocols.private.private_gossip import MODEL, PrivateGossip
 from fedgossip.secure.neighbourhood import LIMIT, Grid, masked, opened
 from fedgossip.secure.pairs import AgreedPairs, Other, Own, Pairs, SeededPairs, run_of
 from fedgossip.secure.primitives import public_of
 from fedgossip.secure.ring import Words
 from fedgossip.topology import Mixing, build, resolve
-from fedgossip.topology.privacy import check_private
-from fedgossip.vectors import Vector, digest, frozen
-from fedgossip.wire import Assembler, FrameError, frames
-from fedgossip.wire import chunks as chunks_of
+from fedgossip.topology.exposure.privacy import check_private
 
 SCHEMA = "s"
 GRID = Grid(8.0)

@@ -16,22 +16,22 @@ from commands import experiment as experiment_file
 from commands import finish, free_ports, start
 
 from fedgossip import simulate
+from fedgossip.base.errors import ConfigError, NotWrittenError, ResumeError
+from fedgossip.base.vectors import Vector, frozen
 from fedgossip.cli import cli
+from fedgossip.core.machine import Checkpoint, Effect, Event, Machine, Outgoing, RoundDone, Send, Started
+from fedgossip.core.messages import Masked
+from fedgossip.core.records import EventRow
 from fedgossip.drivers import peer
 from fedgossip.drivers.local import run_local_plan
-from fedgossip.errors import ConfigError, NotWrittenError, ResumeError
 from fedgossip.experiment import load_experiment
-from fedgossip.machine import Checkpoint, Effect, Event, Machine, Outgoing, RoundDone, Send, Started
-from fedgossip.messages import Masked
 from fedgossip.net.endpoints import block, signed
 from fedgossip.net.identity import Identity
 from fedgossip.plans import compose
-from fedgossip.protocols.private_gossip import MODEL, PrivateGossip
-from fedgossip.records import EventRow
-from fedgossip.rundir.mask_ledger import LEDGER, MaskLedger, Noted, private_maker, run_hash
-from fedgossip.rundir.peer_files import PeerEnded
+from fedgossip.protocols.private.private_gossip import MODEL, PrivateGossip
+from fedgossip.runs.mask_ledger import LEDGER, MaskLedger, Noted, private_maker, run_hash
+from fedgossip.runs.peer_files import PeerEnded
 from fedgossip.secure.pairs import run_of
-from fedgossip.vectors import Vector, frozen
 
 RUN, OTHER = run_of("a run"), run_of("another")
 

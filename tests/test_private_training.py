@@ -16,22 +16,24 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from fedgossip.errors import ConfigError
-from fedgossip.learning import models, optimizers, private
-from fedgossip.learning.dataset import Dataset
-from fedgossip.learning.layered import Layered
-from fedgossip.learning.losses import Criterion
-from fedgossip.learning.objectives import Objective
-from fedgossip.learning.per_example import Alone, check_apart, per_example, trained
-from fedgossip.learning.private import UNITS, PrivateGradients, add_clipped
-from fedgossip.learning.record_privacy import PoissonBatches, RecordPrivacy
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.seeds import stream
+from fedgossip.base.vectors import frozen
+from fedgossip.core.machine import Terms
+from fedgossip.core.task import Job, Update
+from fedgossip.data.dataset import Dataset
+from fedgossip.data.objectives import Objective
+from fedgossip.learning.dp_sgd import private
+from fedgossip.learning.dp_sgd.layered import Layered
+from fedgossip.learning.dp_sgd.per_example import Alone, check_apart, per_example, trained
+from fedgossip.learning.dp_sgd.private import UNITS, PrivateGradients, add_clipped
+from fedgossip.learning.dp_sgd.record_privacy import PoissonBatches, RecordPrivacy
+from fedgossip.learning.many_nodes.stacked_engine import LayerStack
+from fedgossip.learning.models import models
+from fedgossip.learning.one_model import optimizers
+from fedgossip.learning.one_model.losses import Criterion
 from fedgossip.learning.settings import TrainSettings
-from fedgossip.learning.stacked_engine import LayerStack
 from fedgossip.learning.task import TorchTask
-from fedgossip.machine import Terms
-from fedgossip.seeds import stream
-from fedgossip.task import Job, Update
-from fedgossip.vectors import frozen
 
 CLIPS = RecordPrivacy(clip=0.7, noise=0.0)
 NOISY = RecordPrivacy(clip=0.7, noise=1.3)

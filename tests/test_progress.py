@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import pytest
 from rich.text import Text
 
-from fedgossip.cli import progress
-from fedgossip.cli.progress import Progress, _bar
+from fedgossip.cli.run import progress
+from fedgossip.cli.run.progress import Progress, _bar
 from fedgossip.cli.text import console
 from fedgossip.cli.wording import event_text, words_for
-from fedgossip.event_kinds import event_kinds
-from fedgossip.meter import Meter
-from fedgossip.records import EventRow, NetworkRow, PeerRow, Row
-from fedgossip.roles import federated_roles, peer_roles
+from fedgossip.core.event_kinds import event_kinds
+from fedgossip.core.meter import Meter
+from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row
+from fedgossip.core.roles import federated_roles, peer_roles
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from fedgossip.learning.cox_fit import cox_fit
-from fedgossip.learning.cox_steps import OVER, FittedHazards, initial, stepped, told_by
-from fedgossip.learning.cox_sums import CoxDesign, CoxLayout, SiteHazards, TimedRecords
-from fedgossip.learning.kaplan_meier import curve_of, limits_of
-from fedgossip.learning.survival_times import (
+from fedgossip.sites.fits.cox.cox_fit import cox_fit
+from fedgossip.sites.fits.cox.cox_steps import OVER, FittedHazards, initial, stepped, told_by
+from fedgossip.sites.fits.cox.cox_sums import CoxDesign, CoxLayout, SiteHazards, TimedRecords
+from fedgossip.sites.fits.survival.kaplan_meier import curve_of, limits_of
+from fedgossip.sites.fits.survival.survival_times import (
     TimeCounts,
     censored_runs,
     ends_of_risk_sets,

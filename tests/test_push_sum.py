@@ -13,14 +13,12 @@ from hypothesis import strategies as st
 from machine_fuzz import look
 
 import fedgossip
-from fedgossip import seeds
-from fedgossip.algorithms.dsgd import DSGD
-from fedgossip.algorithms.push_sum import PushSum
-from fedgossip.errors import ProtocolError
-from fedgossip.faults import Fault, FaultScript
-from fedgossip.faults.words import Crash, Drop, Duplicate, Reorder
-from fedgossip.learning.analytic import Averaging, Quadratic
-from fedgossip.machine import (
+from fedgossip.algorithms.gossip.dsgd import DSGD
+from fedgossip.algorithms.gossip.push_sum import PushSum
+from fedgossip.base import seeds
+from fedgossip.base.errors import ProtocolError
+from fedgossip.base.vectors import Vector, digest, frozen
+from fedgossip.core.machine import (
     Checkpoint,
     Finish,
     Fired,
@@ -33,18 +31,20 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.messages import Accepted, Account, Leaving, Model, Parcel
-from fedgossip.metrics import Network
-from fedgossip.protocols.async_push_sum import AsyncPushSum
-from fedgossip.protocols.mass_ledger import LIFE
-from fedgossip.protocols.push_peer import PushSettings
-from fedgossip.protocols.push_sum import SyncPushSum
+from fedgossip.core.messages import Accepted, Account, Leaving, Model, Parcel
+from fedgossip.core.metrics import Network
+from fedgossip.core.task import LocalTask
+from fedgossip.faults import Fault, FaultScript
+from fedgossip.faults.words import Crash, Drop, Duplicate, Reorder
+from fedgossip.learning.analytic import Averaging, Quadratic
+from fedgossip.protocols.push_sum.async_push_sum import AsyncPushSum
+from fedgossip.protocols.push_sum.mass_ledger import LIFE
+from fedgossip.protocols.push_sum.push_peer import PushSettings
+from fedgossip.protocols.push_sum.push_sum import SyncPushSum
 from fedgossip.simulation.network import NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 from fedgossip.simulation.stacked import run_stacked
-from fedgossip.task import LocalTask
 from fedgossip.topology import Topology, build, resolve
-from fedgossip.vectors import Vector, digest, frozen
 
 SCHEMA = "s"
 PATIENT = {"deadline_ns": 10**15, "least_deadline_ns": 10**15, "first_answer_ns": 10**8, "least_answer_ns": 5 * 10**7}
@@ -530,7 +530,7 @@ def test_the_graph_may_change_in_every_round() -> None:
 
 
 def resolve_schedule(n: int) -> Any:
-    from fedgossip.topology.schedules import Cycle
+    from fedgossip.topology.schedules.schedules import Cycle
 
     def make(phase: int) -> Any:
         arcs = [(i, (i + 2**phase) % n) for i in range(n)]

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from fedgossip import load_experiment, simulate
-from fedgossip.algorithms.base import MODEL, Slot, Step
-from fedgossip.algorithms.push_diging import PushDIGing
-from fedgossip.algorithms.push_momentum import PushMomentum
-from fedgossip.errors import ConfigError
+from fedgossip.algorithms.gossip.base import MODEL, Slot, Step
+from fedgossip.algorithms.gossip.push_diging import PushDIGing
+from fedgossip.algorithms.gossip.push_momentum import PushMomentum
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import frozen
 from fedgossip.plans import compose
 from fedgossip.topology import Mixing, Topology, build
-from fedgossip.vectors import frozen
 
 MIXED = {"name": "push-sum", "options": {"momentum": "mixed"}, "deadline": 1e5}
 

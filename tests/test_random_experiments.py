@@ -16,14 +16,14 @@ from random_experiments import Content, experiment
 from test_resumed_machines import copied_in_the_middle
 
 from fedgossip import Run, run_local, simulate
-from fedgossip.checkpoints import NEWEST
-from fedgossip.cli.dry import show_plan
+from fedgossip.base.errors import ConfigError, FedgossipError
+from fedgossip.cli.run.dry import show_plan
+from fedgossip.core.records import NetworkRow, PeerRow
 from fedgossip.drivers import simulate as driver
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.errors import ConfigError, FedgossipError
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
-from fedgossip.records import NetworkRow, PeerRow
+from fedgossip.runs.checkpoints import NEWEST
 
 BATCH, LONG = 10, 5_000
 RESUMED = 4

@@ -10,8 +10,8 @@ import torch
 from commands import typed
 from torch import nn
 
-from fedgossip.errors import ConfigError
-from fedgossip.learning import ranks
+from fedgossip.base.errors import ConfigError
+from fedgossip.learning.own_loop import ranks
 
 SCRIPT = """
 import hashlib, json, os, sys

@@ -26,17 +26,17 @@ import pytest
 from commands import in_process, start
 from test_clusters import await_until, processes_of, written
 
-from fedgossip.clusters import ray as ray_engine
-from fedgossip.clusters import ray_cluster, ray_node
-from fedgossip.clusters.placing import run_placed
-from fedgossip.clusters.ray_cluster import connected
-from fedgossip.clusters.resources import RAY, SLURM, Resources
+from fedgossip.base.errors import ConfigError, NetworkError
+from fedgossip.drivers.clusters import ray as ray_engine
+from fedgossip.drivers.clusters import ray_cluster, ray_node
+from fedgossip.drivers.clusters.placing import run_placed
+from fedgossip.drivers.clusters.ray_cluster import connected
+from fedgossip.drivers.clusters.resources import RAY, SLURM, Resources
 from fedgossip.drivers.simulate import simulate
-from fedgossip.errors import ConfigError, NetworkError
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
-from fedgossip.report import comparison, sections
-from fedgossip.watching import follow
+from fedgossip.report.page import comparison, sections
+from fedgossip.report.watch import follow
 
 NOT_HERE = "Ray is not installed (240 MB): pip install 'fedgossip[cluster]'"
 
@@ -211,8 +211,8 @@ def test_more_participants_than_processors_are_refused_before_anything_starts(
 @pytest.mark.sockets
 def test_a_cluster_that_does_not_answer_is_told_within_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray itself waits for minutes.  Nobody there, one who says nothing, one who speaks another language."""
-    monkeypatch.setattr("fedgossip.clusters.ray_cluster.ANSWER_SECONDS", 0.3)
-    monkeypatch.setattr("fedgossip.clusters.ray_cluster.imported", lambda *_: None)
+    monkeypatch.setattr("fedgossip.drivers.clusters.ray_cluster.ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr("fedgossip.drivers.clusters.ray_cluster.imported", lambda *_: None)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(NetworkError, match="nobody answers") as told:
@@ -305,7 +305,7 @@ def test_a_cluster_of_ray_ends_with_the_digest_of_run_and_pickles_the_name_of_th
 
     pickled = cloudpickle.dumps(ray_engine.RayParticipant)
     named = [arg for _, arg, _ in pickletools.genops(pickled) if isinstance(arg, str)]
-    assert named == ["fedgossip.clusters.ray_node", "RayParticipant"] and len(pickled) < 100
+    assert named == ["fedgossip.drivers.clusters.ray_node", "RayParticipant"] and len(pickled) < 100
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ import pytest
 from pages import README, ROOT, Reader, blocks
 from picture import PICTURE
 
-from fedgossip.cli.demo import GRAPHS
+from fedgossip.cli.run.demo import GRAPHS
 
 TEXT = README.read_text()
 

@@ -13,20 +13,20 @@ import pytest
 from commands import alive, no_secrets_in
 
 from fedgossip import simulate
+from fedgossip.base.vectors import digest
+from fedgossip.core.messages import Ack, AnyMessage, Leaving
+from fedgossip.core.records import EventRow, PeerRow, Row
+from fedgossip.core.task import Job, Update
 from fedgossip.drivers.fault_injector import Striker
 from fedgossip.drivers.local import run_local_plan
 from fedgossip.drivers.peer_processes import PeerProcesses
 from fedgossip.experiment import load_experiment
 from fedgossip.faults import NS, FaultScript
-from fedgossip.messages import Ack, AnyMessage, Leaving
 from fedgossip.net.faulty import Faults, SlowTask
 from fedgossip.net.host import Host
 from fedgossip.net.transport import LinkDown, LinkEvent, LinkUp
 from fedgossip.plans import compose
-from fedgossip.records import EventRow, PeerRow, Row
-from fedgossip.rundir.run_directory import Run
-from fedgossip.task import Job, Update
-from fedgossip.vectors import digest
+from fedgossip.runs.run_directory import Run
 
 
 def averaging(rounds: int, *faults: dict[str, Any], n: int = 4, **algorithm: float) -> dict[str, Any]:

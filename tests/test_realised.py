@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import fedgossip
+from fedgossip.core.forecasts import REALISED, RunForecast, kept, read_forecast
 from fedgossip.drivers.local import run_local
-from fedgossip.forecasts import REALISED, RunForecast, kept, read_forecast
-from fedgossip.rundir.run_directory import Run
+from fedgossip.runs.run_directory import Run
 
 DROPS = {"kind": "drop", "probability": 0.1}
 DEATH = {"kind": "crash", "peers": [3], "start": 1.0}

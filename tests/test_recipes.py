@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 
 import fedgossip
-from fedgossip.algorithms import names
-from fedgossip.algorithms.dsgd import DSGD
 from fedgossip.algorithms.federated import names as federated
 from fedgossip.algorithms.federated.base import Federated
 from fedgossip.algorithms.federated.fedavg import ServerSgd, Training
 from fedgossip.algorithms.federated.means import Mean
-from fedgossip.task import Job, Update
-from fedgossip.topology import grammar
-from fedgossip.topology.families import ring
-from fedgossip.topology.graph import Topology
-from fedgossip.vectors import Vector, frozen
+from fedgossip.algorithms.gossip import names
+from fedgossip.algorithms.gossip.dsgd import DSGD
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.task import Job, Update
+from fedgossip.topology.graphs import grammar
+from fedgossip.topology.graphs.families import ring
+from fedgossip.topology.graphs.graph import Topology
 
 DESIGN = (Path(__file__).parents[1] / "docs" / "design.md").read_text()
 PROBLEM = {"kind": "quadratic", "dim": 3}
@@ -38,7 +38,7 @@ def test_every_recipe_has_at_most_ten_lines() -> None:
 
 def test_a_gossip_algorithm_is_a_class_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(names, "METHODS", {**names.METHODS, "another": names.Method(DSGD)})
-    for module in ("fedgossip.experiment.checks", "fedgossip.plans.gossip"):
+    for module in ("fedgossip.experiment.checks", "fedgossip.plans.gossip.gossip"):
         monkeypatch.setattr(f"{module}.METHODS", names.METHODS)
     content = {"rounds": 5, "task": PROBLEM, "topology": {"graph": "ring", "n": 4}}
     run = fedgossip.simulate({**content, "algorithm": {"name": "another"}})

@@ -10,12 +10,12 @@ import pytest
 
 from fedgossip.audit.entries import NAME
 from fedgossip.audit.log import read
-from fedgossip.machine import Log, Send
-from fedgossip.messages import Contribution, Invite
+from fedgossip.base.vectors import frozen
+from fedgossip.core.machine import Log, Send
+from fedgossip.core.messages import Contribution, Invite
 from fedgossip.net.identity import Identity
-from fedgossip.protocols.client_round import PlainPart, PreparedContribution
-from fedgossip.rundir.audit_recorder import Recorder
-from fedgossip.vectors import frozen
+from fedgossip.protocols.federated.client_round import PlainPart, PreparedContribution
+from fedgossip.runs.audit_recorder import Recorder
 
 
 @pytest.mark.parametrize("vectors", [1, 2])

@@ -14,16 +14,16 @@ from commands import typed
 from test_agreed_statistics import breast_cancer, budgeted
 from test_ledger import SPEND, Desk
 
+from fedgossip.base.errors import BudgetError
+from fedgossip.core.messages import Hello
+from fedgossip.data.record_digests import source_digest
 from fedgossip.drivers import participant
 from fedgossip.drivers.participant import Given
-from fedgossip.errors import BudgetError
 from fedgossip.experiment import load_experiment
-from fedgossip.learning.record_digests import source_digest
-from fedgossip.messages import Hello
-from fedgossip.plans.ledger import SpentLedger, TotalLimit, data_of, data_sets
-from fedgossip.plans.statistics import statistics_plan
+from fedgossip.plans.federated.ledger import SpentLedger, TotalLimit, data_of, data_sets
 from fedgossip.privacy.accounting import Mechanism, account_of, epsilon
 from fedgossip.privacy.budget import Spend, TotalBudget, of_records
+from fedgossip.sites.plans.statistics import statistics_plan
 
 ROWS = [["age", "kind"], ["31", "a"], ["4.50", "b"], ["77", "a"]]
 

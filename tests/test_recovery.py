@@ -14,9 +14,8 @@ import pytest
 from by_hand import reports
 from commands import experiment, finish, free_ports, start, wait_until
 
-from fedgossip.experiment import checked
-from fedgossip.faults import FaultScript
-from fedgossip.machine import (
+from fedgossip.base.vectors import Vector, digest, frozen
+from fedgossip.core.machine import (
     Checkpoint,
     Finish,
     Fired,
@@ -28,17 +27,18 @@ from fedgossip.machine import (
     Started,
     Stopping,
 )
-from fedgossip.messages import Model, ModelChunk, ModelInfo, ModelQuery
+from fedgossip.core.messages import Model, ModelChunk, ModelInfo, ModelQuery
+from fedgossip.core.task import Job, LocalTask, Update
+from fedgossip.experiment import checked
+from fedgossip.faults import FaultScript
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
 from fedgossip.plans.conditions import network_settings
+from fedgossip.plans.gossip.recovering import peer_of, recovers
 from fedgossip.plans.plan import record_of
-from fedgossip.plans.recovering import peer_of, recovers
-from fedgossip.protocols.recovery import Recovering
+from fedgossip.protocols.transfer.recovery import Recovering
 from fedgossip.simulation.network import SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
-from fedgossip.task import Job, LocalTask, Update
-from fedgossip.vectors import Vector, digest, frozen
 
 KINDS: list[dict[str, Any]] = [{}, {"mode": "async"}, {"name": "push-sum"}, {"name": "push-sum", "mode": "async"}]
 SECOND = 10**9

@@ -8,8 +8,8 @@ import pytest
 from fedgossip.algorithms.collectives.names import COLLECTIVES
 from fedgossip.algorithms.collectives.table import summed
 from fedgossip.algorithms.federated.sums import ExactSum
-from fedgossip.protocols.reduction import Chunk, Reduction
-from fedgossip.vectors import Vector, frozen
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.protocols.allreduce.reduction import Chunk, Reduction
 
 NAMES = sorted(COLLECTIVES)
 

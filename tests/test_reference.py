@@ -10,15 +10,15 @@ import pytest
 import reference
 from commands import in_process
 
+from fedgossip.base.errors import EXIT_CODES, FedgossipError
 from fedgossip.cli import COMMANDS, main
-from fedgossip.cli.topology import COMPARED
+from fedgossip.cli.topology.topology import COMPARED
 from fedgossip.cli.vocabulary import CODE, COMMAND, EVENT, KEY, Term, entries, terms
-from fedgossip.errors import EXIT_CODES, FedgossipError
-from fedgossip.event_kinds import event_kinds
+from fedgossip.core.event_kinds import event_kinds
 from fedgossip.experiment import load_experiment
 from fedgossip.experiment.compared import COMPARE
 from fedgossip.experiment.meanings import REQUIRED, keys, written
-from fedgossip.paradigms.experiments import compare_section
+from fedgossip.lab.compare.experiments import compare_section
 
 ALL = list(entries())
 KINDS = ({"topology": {"graph": "none", "n": 3}}, {"coordinator": {"clients": 3}}, {"parallel": {"workers": 3}})

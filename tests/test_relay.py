@@ -19,23 +19,33 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from relays import Running, relay_running, run_relay
 from test_net_security import EXPECTED, HELLO
 
+from fedgossip.base.errors import ConfigError, NetworkError, PeerError
+from fedgossip.base.vectors import frozen
+from fedgossip.core.messages import Model
 from fedgossip.drivers import hosting
-from fedgossip.errors import ConfigError, NetworkError, PeerError
-from fedgossip.messages import Model
-from fedgossip.net import relay as relays
-from fedgossip.net import relay_client, splice, streams
 from fedgossip.net.endpoints import Endpoint, block
 from fedgossip.net.identity import Identity, raw
-from fedgossip.net.invite_admission import Guest, Seats
-from fedgossip.net.mesh import Links
-from fedgossip.net.relay import Limits
-from fedgossip.net.relay_client import RelayClient
-from fedgossip.net.relay_protocol import ANSWER, CALL, GREETING_BYTES, LISTEN, NO_TARGET, greeting, request, understood
-from fedgossip.net.roster_file import Allowed, Roll
-from fedgossip.net.routing import Ways
-from fedgossip.net.stream_port import PORT_ABOVE
+from fedgossip.net.invites.invite_admission import Guest, Seats
+from fedgossip.net.links.mesh import Links
+from fedgossip.net.relays import relay as relays
+from fedgossip.net.relays import relay_client, splice
+from fedgossip.net.relays.relay import Limits
+from fedgossip.net.relays.relay_client import RelayClient
+from fedgossip.net.relays.relay_protocol import (
+    ANSWER,
+    CALL,
+    GREETING_BYTES,
+    LISTEN,
+    NO_TARGET,
+    greeting,
+    request,
+    understood,
+)
+from fedgossip.net.relays.roster_file import Allowed, Roll
+from fedgossip.net.relays.routing import Ways
+from fedgossip.net.streams import streams
+from fedgossip.net.streams.stream_port import PORT_ABOVE
 from fedgossip.net.transport import Arrived, LinkEvent, LinkUp, Routed
-from fedgossip.vectors import frozen
 
 pytestmark = pytest.mark.sockets
 
@@ -369,8 +379,8 @@ def test_a_relay_that_vanishes_in_mid_run_and_comes_back_is_used_again(relay: Ru
 
 
 def test_the_direct_way_is_taken_as_soon_as_there_is_one(relay: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedgossip.net.reachability.AGAIN_SECONDS", 0.2)
-    monkeypatch.setattr("fedgossip.net.reachability.TRY_SECONDS", 1.5)
+    monkeypatch.setattr("fedgossip.net.relays.reachability.AGAIN_SECONDS", 0.2)
+    monkeypatch.setattr("fedgossip.net.relays.reachability.TRY_SECONDS", 1.5)
     with ExitStack() as stack:
         pair = Pair(relay, stack)
         door = socket.create_server(("127.0.0.1", 0))

@@ -10,19 +10,19 @@ import pytest
 from over_sockets import run_over_sockets
 
 from fedgossip import simulate
-from fedgossip.algorithms.base import Step, restored, saved
-from fedgossip.algorithms.relaysgd import RelaySGD, RelayState, said
+from fedgossip.algorithms.gossip.base import Step, restored, saved
+from fedgossip.algorithms.gossip.relaysgd import RelaySGD, RelayState, said
+from fedgossip.base.errors import ConfigError, ProtocolError
+from fedgossip.base.vectors import digest, frozen
+from fedgossip.core.machine import Checkpoint, PeerJoined, Received, Started, Trained
+from fedgossip.core.messages import RelaySum
+from fedgossip.core.records import EventRow, PeerRow
 from fedgossip.drivers.forecasting import forecast_run
-from fedgossip.errors import ConfigError, ProtocolError
 from fedgossip.experiment import load_experiment
-from fedgossip.machine import Checkpoint, PeerJoined, Received, Started, Trained
-from fedgossip.messages import RelaySum
 from fedgossip.plans import compose
-from fedgossip.plans.gossip_words import longest_way
-from fedgossip.records import EventRow, PeerRow
+from fedgossip.plans.gossip.gossip_words import longest_way
 from fedgossip.simulation.relayed import RelayExchange
 from fedgossip.topology import Topology, build, resolve
-from fedgossip.vectors import digest, frozen
 
 TREES = ("path", "tree", "star", "spanning-tree:torus:3x3")
 
@@ -230,7 +230,7 @@ def test_two_thousand_seeds(block: int) -> None:
 @pytest.mark.parametrize("node", [0, 1, *(pytest.param(node, marks=pytest.mark.long) for node in range(2, 7))])
 def test_no_fault_makes_a_model_count_twice(node: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Peer `node` dies and comes back while a fifth of all is lost: no more models than there are, ever."""
-    from fedgossip.protocols.relay_gossip import RelayGossip
+    from fedgossip.protocols.gossip.relay_gossip import RelayGossip
 
     seen: list[float] = []
     heard = RelayGossip._heard

@@ -22,12 +22,12 @@ from fedgossip.audit.entries import NAME, Owner
 from fedgossip.audit.log import AuditLog
 from fedgossip.net.endpoints import load_blocks, roster_of
 from fedgossip.net.identity import Identity
-from fedgossip.plans import plan_statement
-from fedgossip.plans.approvals import APPROVAL, JOINING, ApprovalRequest, versions
-from fedgossip.plans.site_approvals import SiteApprovals
-from fedgossip.releasing.checking import CheckedRelease, check
-from fedgossip.releasing.signed_zip import END, ReleaseError, open_signed, write_signed
-from fedgossip.report.released import Release, ranges
+from fedgossip.plans.approvals import plan_statement
+from fedgossip.plans.approvals.approvals import APPROVAL, JOINING, ApprovalRequest, versions
+from fedgossip.plans.approvals.site_approvals import SiteApprovals
+from fedgossip.sites.releases.checking import CheckedRelease, check
+from fedgossip.sites.releases.released import Release, ranges
+from fedgossip.sites.releases.signed_zip import END, ReleaseError, open_signed, write_signed
 
 USE = "To help a pathologist to decide what to look at first.\n\nNot to tell a patient anything <b>by itself</b>.\n"
 NOW = 1_790_000_000_000_000_000
@@ -155,7 +155,7 @@ def test_names_that_lead_elsewhere_are_refused_whoever_signs_them(tmp_path: Path
     for name in ("../up.txt", "/etc/x", "a//b", ".hidden", "a/../b"):
         plain = tmp_path / "plain.zip"
         write_signed(plain, {"x": b"0"}, identity)
-        from fedgossip.releasing import signed_zip
+        from fedgossip.sites.releases import signed_zip
 
         original, signed_zip._NAME = signed_zip._NAME, re.compile(".*")
         try:

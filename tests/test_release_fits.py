@@ -17,12 +17,12 @@ from commands import typed
 from fit_sites import SITES, own_tables, patients
 from test_release import USE, flip, refused
 
-from fedgossip.learning.cox_fit import CoxFit
-from fedgossip.learning.glm_fit import GlmFit
 from fedgossip.net.identity import Identity
-from fedgossip.releasing.checking import check, contains
-from fedgossip.releasing.signed_zip import write_signed
-from fedgossip.report.numbers import number
+from fedgossip.report.page.numbers import number
+from fedgossip.sites.fits.cox.cox_fit import CoxFit
+from fedgossip.sites.fits.glm.glm_fit import GlmFit
+from fedgossip.sites.releases.checking import check, contains
+from fedgossip.sites.releases.signed_zip import write_signed
 
 KINDS = {
     "glm": ("yesno", "glm:logistic", "model/weights.safetensors", "fit.json"),

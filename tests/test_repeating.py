@@ -14,9 +14,9 @@ import test_report_federated
 import fedgossip
 from fedgossip.cli import cli
 from fedgossip.learning.analytic import Quadratic
-from fedgossip.report import sections
-from fedgossip.report.reading import read_run
-from fedgossip.report.repeating import repeating
+from fedgossip.report.page import sections
+from fedgossip.report.page.reading import read_run
+from fedgossip.report.page.repeating import repeating
 
 QUADRATIC = {"kind": "quadratic", "dim": 3, "sigma": 0.1, "placement": "random"}
 GOSSIP: dict[str, Any] = {"rounds": 6, "topology": {"graph": "complete", "n": 4}, "task": QUADRATIC}

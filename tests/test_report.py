@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedgossip.errors import ConfigError
-from fedgossip.records import LOGGED_NAMES, LoggedNumbers
-from fedgossip.report import numbers, write_comparison, write_report
-from fedgossip.report.drawing import series_style
-from fedgossip.report.figures import curve, unbroken
-from fedgossip.report.forecast import Band, band, inside, sentence
-from fedgossip.report.reading import EVENTS_KEPT, read_run
+from fedgossip.base.errors import ConfigError
+from fedgossip.core.records import LOGGED_NAMES, LoggedNumbers
+from fedgossip.report.page import numbers, write_comparison, write_report
+from fedgossip.report.page.drawing import series_style
+from fedgossip.report.page.figures import curve, unbroken
+from fedgossip.report.page.forecast import Band, band, inside, sentence
+from fedgossip.report.page.reading import EVENTS_KEPT, read_run
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 FIVE_MEGABYTES = 5_000_000
@@ -364,7 +364,7 @@ def test_a_failed_report_leaves_the_old_page_and_no_other_file(tmp_path: Path) -
 def test_importing_the_report_does_not_import_matplotlib_or_networkx() -> None:
     import subprocess
 
-    code = "import sys, fedgossip.report; print(sorted({'matplotlib', 'networkx', 'torch'} & set(sys.modules)))"
+    code = "import sys, fedgossip.report.page; print(sorted({'matplotlib', 'networkx', 'torch'} & set(sys.modules)))"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "[]"
 
@@ -438,7 +438,7 @@ def test_a_spread_of_some_rounds_is_held(tmp_path: Path, monkeypatch: pytest.Mon
         seen.append(spread.tolist())
         return np.zeros(len(spread)), np.ones(len(spread))
 
-    monkeypatch.setattr("fedgossip.topology.spectral.disagreement_band", spy)
+    monkeypatch.setattr("fedgossip.topology.spectra.spectral.disagreement_band", spy)
     spreads = {1: None, 2: 3.0, 3: None, 4: 5.0, 5: None}
     records = [
         {"kind": "network", "round": r, "consensus_distance": 0.5, "update_spread": spread}

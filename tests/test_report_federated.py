@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 import fedgossip
-from fedgossip.cli.run import facts
-from fedgossip.machine import Aggregated
-from fedgossip.meter import Meter
-from fedgossip.records import FOLLOWED_MOST
-from fedgossip.report import attendance, bars, spending, write_comparison, write_report
-from fedgossip.report.federated import attended, head, lines
-from fedgossip.report.naming import shown_round
-from fedgossip.report.participation import Participation, Took
-from fedgossip.report.reading import RecordedRun, read_run
-from fedgossip.report.reasons import REASONS, given_up
-from fedgossip.report.rows import ReportedEvent, ReportedPeerRound
-from fedgossip.roles import federated_roles, peer_roles
+from fedgossip.cli.run.run import facts
+from fedgossip.core.machine import Aggregated
+from fedgossip.core.meter import Meter
+from fedgossip.core.records import FOLLOWED_MOST
+from fedgossip.core.roles import federated_roles, peer_roles
+from fedgossip.report.page import attendance, bars, spending, write_comparison, write_report
+from fedgossip.report.page.federated import attended, head, lines
+from fedgossip.report.page.naming import shown_round
+from fedgossip.report.page.participation import Participation, Took
+from fedgossip.report.page.reading import RecordedRun, read_run
+from fedgossip.report.page.reasons import REASONS, given_up
+from fedgossip.report.page.rows import ReportedEvent, ReportedPeerRound
 from fedgossip.secure.aborts import Reason, Stage, too_few
 from tests.commands import in_process
 from tests.test_report import FIVE_MEGABYTES, Page, learning_run, write_run

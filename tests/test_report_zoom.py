@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedgossip.report.page import write_comparison, write_report
+from fedgossip.report.page.page import write_comparison, write_report
 from tests.test_board import DRAG
 from tests.test_report import learning_run
 from tests.test_watch_page import rendered

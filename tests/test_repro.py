@@ -10,16 +10,8 @@ import pytest
 from commands import in_process
 from pages import ROOT, Reader, page
 
-from fedgossip.reproducing import published, sweep_measures
-from fedgossip.reproducing.published import (
-    MEASURES,
-    CheckedValue,
-    PublishedCheck,
-    checked,
-    chosen,
-    known,
-    result_of,
-)
+from fedgossip.lab.repro import published, sweep_measures
+from fedgossip.lab.repro.published import MEASURES, CheckedValue, PublishedCheck, checked, chosen, known, result_of
 
 AS_TOLD_ON_THE_PAGE = "fedgossip repro "
 

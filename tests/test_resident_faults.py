@@ -17,16 +17,16 @@ import torch
 from resident_kit import LEARNING, check_same_record, coming_back, events, stay_here
 
 from fedgossip import simulate
+from fedgossip.base.errors import TrainingError
+from fedgossip.core.records import NetworkRow, Row
 from fedgossip.drivers.sim_checkpoint import Pauses
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.errors import TrainingError
 from fedgossip.experiment import load_experiment
-from fedgossip.learning import device_stack
-from fedgossip.learning.cuda_graphs import CapturedWork, Part
-from fedgossip.learning.device_mixing import DeviceMixing
-from fedgossip.learning.stacked_engine import LayerStack
+from fedgossip.learning.many_nodes import device_stack
+from fedgossip.learning.many_nodes.device_mixing import DeviceMixing
+from fedgossip.learning.many_nodes.stacked_engine import LayerStack
+from fedgossip.learning.one_model.cuda_graphs import CapturedWork, Part
 from fedgossip.plans import compose
-from fedgossip.records import NetworkRow, Row
 
 CPU = torch.device("cpu")
 

@@ -16,18 +16,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fedgossip import simulate
-from fedgossip.algorithms.base import Vectors
-from fedgossip.algorithms.dsgd import DSGD, Iterate
-from fedgossip.learning import data
-from fedgossip.learning.device_mixing import DeviceMixing, squared_distance, squared_size
-from fedgossip.learning.device_stack import DeviceStack
-from fedgossip.learning.objectives import objective_of
-from fedgossip.learning.scoring import Scoring
+from fedgossip.algorithms.gossip.base import Vectors
+from fedgossip.algorithms.gossip.dsgd import DSGD, Iterate
+from fedgossip.base.vectors import RowGroups, consensus_distance, ordered_mix_rows
+from fedgossip.data import data
+from fedgossip.data.objectives import objective_of
+from fedgossip.learning.many_nodes.device_mixing import DeviceMixing, squared_distance, squared_size
+from fedgossip.learning.many_nodes.device_stack import DeviceStack
+from fedgossip.learning.many_nodes.shapes import Shape
+from fedgossip.learning.many_nodes.stacked_engine import LayerStack
+from fedgossip.learning.one_model.scoring import Scoring
 from fedgossip.learning.settings import TrainSettings
-from fedgossip.learning.shapes import Shape
-from fedgossip.learning.stacked_engine import LayerStack
 from fedgossip.topology import build, resolve
-from fedgossip.vectors import RowGroups, consensus_distance, ordered_mix_rows
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

@@ -18,21 +18,20 @@ import pytest
 from commands import Said, finish, free_ports, in_process, no_secrets_in, start, wait_until
 from commands import experiment as experiment_file
 
-from fedgossip import checkpoints
 from fedgossip.audit.log import read as read_log
-from fedgossip.cli.run import show
+from fedgossip.base.errors import ConfigError, FedgossipError, ResumeError
+from fedgossip.cli.run.run import show
+from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row, read_rows
 from fedgossip.drivers import sim_checkpoint, snapshot
 from fedgossip.drivers.local import run_local_plan
 from fedgossip.drivers.resume import resume
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.errors import ConfigError, FedgossipError, ResumeError
 from fedgossip.experiment import Experiment, load_experiment
 from fedgossip.plans import compose
-from fedgossip.records import EventRow, NetworkRow, PeerRow, Row, read_rows
-from fedgossip.rundir import run_lock
-from fedgossip.rundir.incarnations import prepare
-from fedgossip.rundir.run_directory import Run
-from fedgossip.rundir.run_lock import RunLock
+from fedgossip.runs import checkpoints, run_lock
+from fedgossip.runs.incarnations import prepare
+from fedgossip.runs.run_directory import Run
+from fedgossip.runs.run_lock import RunLock
 
 ROUNDS = 7
 

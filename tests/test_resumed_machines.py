@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
+from fedgossip.algorithms.codecs.names import CODECS
 from fedgossip.algorithms.federated.names import ALGORITHMS as FEDERATED
-from fedgossip.algorithms.names import METHODS as GOSSIP
-from fedgossip.checkpoints import NEWEST
-from fedgossip.codecs.names import CODECS
+from fedgossip.algorithms.gossip.names import METHODS as GOSSIP
 from fedgossip.drivers import simulate
 from fedgossip.drivers.sim_checkpoint import Pauses
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
+from fedgossip.runs.checkpoints import NEWEST
 
 Content = dict[str, Any]
 

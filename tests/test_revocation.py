@@ -13,15 +13,15 @@ from members import ORGANISER, World, signer
 from test_join import member
 from test_net_security import EXPECTED, HELLO, arrived, calling, greeting, heard_until, reasons
 
+from fedgossip.base.errors import ConfigError
 from fedgossip.cli import cli
+from fedgossip.core.messages import Revocation
 from fedgossip.drivers.members import REVOKED, Informed
-from fedgossip.errors import ConfigError
-from fedgossip.messages import Revocation
 from fedgossip.net import endpoints
 from fedgossip.net.endpoints import Endpoint, Members, load_endpoints, load_revoked, revoked_block
 from fedgossip.net.identity import Identity, verify
-from fedgossip.net.mesh import Links
-from fedgossip.protocols.news import content, signed
+from fedgossip.net.links.mesh import Links
+from fedgossip.protocols.members.news import content, signed
 
 
 def revocation(node: int) -> Revocation:
@@ -89,7 +89,7 @@ def test_what_another_has_signed_revokes_nobody(world: World, tmp_path: Path) ->
 def test_a_disk_that_is_full_is_told_once_and_tried_again(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedgossip.errors import NotWrittenError
+    from fedgossip.base.errors import NotWrittenError
 
     def full(path: Path, content: bytes) -> None:
         raise NotWrittenError(path, OSError(28, "No space left on device"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedgossip.roles import CLIENT, SERVER, Role, Roles, federated_roles, peer_roles, roles_from, roles_in
+from fedgossip.core.roles import CLIENT, SERVER, Role, Roles, federated_roles, peer_roles, roles_from, roles_in
 
 WORKERS = Role("worker", 0, 8, counted=False, transport=CLIENT)
 SERVERS = Role("server", 8, 2, learns=False, transport=SERVER)

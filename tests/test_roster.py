@@ -11,10 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from members import ORGANISER, entry_of, founders, graphs, signer, trust
 
-from fedgossip.messages import ConfirmDead, Entry, News, Revocation, Suspicion
-from fedgossip.protocols.news import check_suspicion, merge, signed
-from fedgossip.protocols.roster import BLOCK_ROUNDS, LAST_INCARNATION, LAST_ROUND, LEAD_ROUNDS, Roster, boundary_after
-from fedgossip.protocols.roster_schedule import RosterSchedule
+from fedgossip.core.messages import ConfirmDead, Entry, News, Revocation, Suspicion
+from fedgossip.protocols.members.news import check_suspicion, merge, signed
+from fedgossip.protocols.members.roster import (
+    BLOCK_ROUNDS,
+    LAST_INCARNATION,
+    LAST_ROUND,
+    LEAD_ROUNDS,
+    Roster,
+    boundary_after,
+)
+from fedgossip.protocols.members.roster_schedule import RosterSchedule
 
 N = 4
 ROSTER, TRUST = Roster.founding(founders(N)), trust(N)

@@ -8,12 +8,12 @@ from test_allreduce import quadratic
 from test_parameter_server import quadratic as served
 
 from fedgossip import simulate
-from fedgossip.machine import Send, SetTimer
-from fedgossip.messages import ChunksAsked, ChunksHere, ChunkTaken, ReduceChunk
-from fedgossip.protocols.chunk_links import ChunkLink
-from fedgossip.protocols.round_trips import FIRST_NS, LEAST_NS, RoundTrips
-from fedgossip.records import PeerRow
-from fedgossip.vectors import frozen
+from fedgossip.base.vectors import frozen
+from fedgossip.core.machine import Send, SetTimer
+from fedgossip.core.messages import ChunksAsked, ChunksHere, ChunkTaken, ReduceChunk
+from fedgossip.core.records import PeerRow
+from fedgossip.protocols.allreduce.chunk_links import ChunkLink
+from fedgossip.protocols.allreduce.round_trips import FIRST_NS, LEAST_NS, RoundTrips
 
 SECOND = 1_000_000_000
 LONGEST = 30 * SECOND

@@ -21,20 +21,20 @@ from sklearn.datasets import load_breast_cancer
 from statistics_kit import CHANNELS, PARAMETERS, CountingTask, federated, gossip, parallel
 
 from fedgossip import ConfigError, load_experiment, simulate
+from fedgossip.algorithms.codecs.names import CODECS
 from fedgossip.algorithms.federated.names import ALGORITHMS
-from fedgossip.algorithms.names import METHODS
-from fedgossip.cli.run import exit_code
-from fedgossip.codecs.names import CODECS
-from fedgossip.errors import TrainingError
-from fedgossip.learning.flat import Layout
+from fedgossip.algorithms.gossip.names import METHODS
+from fedgossip.base.errors import TrainingError
+from fedgossip.base.vectors import digest
+from fedgossip.cli.run.run import exit_code
+from fedgossip.core.task import PARAMETER, STATISTIC, Job, Segment, Update, covering, statistics_in
+from fedgossip.learning.one_model.flat import Layout
 from fedgossip.plans import compose
 from fedgossip.plans.completeness import of_numbers
-from fedgossip.rundir.run_directory import Run
+from fedgossip.runs.run_directory import Run
 from fedgossip.secure.aborts import RoundAbandoned
 from fedgossip.secure.averaged_statistics import FINE, LIMBS, mean_statistics, words_of_statistics
 from fedgossip.secure.ring import add
-from fedgossip.task import PARAMETER, STATISTIC, Job, Segment, Update, covering, statistics_in
-from fedgossip.vectors import digest
 
 DIRECTED = "directed-exponential"
 MEANS: dict[str, dict[str, Any]] = {

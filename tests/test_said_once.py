@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from sealed_kit import Two, model, two
 
-from fedgossip.messages import Account, Model
-from fedgossip.net.sealed_way import SealedWay
+from fedgossip.core.messages import Account, Model
+from fedgossip.net.streams.sealed_way import SealedWay
 from fedgossip.net.transport import Arrived, ModelBegun
 
 pytestmark = pytest.mark.sockets

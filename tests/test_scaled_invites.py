@@ -15,10 +15,10 @@ import pytest
 from test_host_join import People
 
 import fedgossip
+from fedgossip.base.errors import ConfigError
+from fedgossip.core.messages import Proposal
 from fedgossip.drivers import proposals
-from fedgossip.errors import ConfigError
 from fedgossip.experiment import Experiment, checked, load_experiment
-from fedgossip.messages import Proposal
 from fedgossip.plans import compose
 from fedgossip.plans.tasks import examples_of
 

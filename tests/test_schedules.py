@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
 from fedgossip.topology import (
     Mixing,
     Schedule,
@@ -19,10 +19,10 @@ from fedgossip.topology import (
     resolve,
     resolve_schedule,
     schedule_names,
-    sequences,
     union,
 )
-from fedgossip.topology.schedules import KEPT
+from fedgossip.topology.schedules.schedules import KEPT
+from fedgossip.topology.spectra import sequences
 
 DETERMINISTIC = ["one-peer-exponential", "base:1", "base:2", "simple-base:2", "window-doubling"]
 DRAWN = ["random-matching", "el-oracle:2", "el-local:2"]

@@ -10,16 +10,16 @@ import pytest
 from hub_kit import Wheel, contribution, invite, values, wheel
 from sealed_kit import DIM, Change, Two, Wire, model, two
 
-from fedgossip import wire as wire_format
-from fedgossip.messages import Account, Contribution, Invite, Model
-from fedgossip.net import sealed_way, sealing, stream_port, streams
-from fedgossip.net.sealed_stream import HEAD_BYTES
-from fedgossip.net.sealing import TAG_BYTES, TICKET_BYTES, Suite
+from fedgossip.core import wire as wire_format
+from fedgossip.core.messages import Account, Contribution, Invite, Model
+from fedgossip.core.wire import CHUNK_BYTES
 from fedgossip.net.sockets import DRAIN_FRAMES
-from fedgossip.net.stream_port import HAIL, STRANGER_BYTES, STRANGERS
-from fedgossip.net.streams import STREAMS_OF_ONE
+from fedgossip.net.streams import sealed_way, sealing, stream_port, streams
+from fedgossip.net.streams.sealed_stream import HEAD_BYTES
+from fedgossip.net.streams.sealing import TAG_BYTES, TICKET_BYTES, Suite
+from fedgossip.net.streams.stream_port import HAIL, STRANGER_BYTES, STRANGERS
+from fedgossip.net.streams.streams import STREAMS_OF_ONE
 from fedgossip.net.transport import ModelBegun
-from fedgossip.wire import CHUNK_BYTES
 
 pytestmark = pytest.mark.sockets
 

@@ -13,12 +13,20 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from zmq.utils import z85
 
-from fedgossip.errors import ConfigError
-from fedgossip.net import sealing
+from fedgossip.base.errors import ConfigError
+from fedgossip.core.wire import FrameError
 from fedgossip.net.descriptors import LINUX
 from fedgossip.net.identity import Identity
-from fedgossip.net.sealed_stream import HEAD_BYTES, KEPT_BUFFERS, RECORD_BYTES_MAX, SMALL_BYTES, Buffers, SealedStream
-from fedgossip.net.sealing import (
+from fedgossip.net.streams import sealing
+from fedgossip.net.streams.sealed_stream import (
+    HEAD_BYTES,
+    KEPT_BUFFERS,
+    RECORD_BYTES_MAX,
+    SMALL_BYTES,
+    Buffers,
+    SealedStream,
+)
+from fedgossip.net.streams.sealing import (
     TAG_BYTES,
     Opener,
     SealBrokenError,
@@ -30,7 +38,6 @@ from fedgossip.net.sealing import (
     suites_here,
     suites_wanted,
 )
-from fedgossip.wire import FrameError
 
 AES, CHACHA = Suite.AES_256_GCM, Suite.CHACHA20_POLY1305
 BOTH = frozenset(Suite)

@@ -19,7 +19,7 @@ import pytest
 from msgspec import structs
 from secure_kit import MODEL, Course, Room, drawn, entropy_of, numbers, public, roster_of, run, signer
 
-from fedgossip.errors import ConfigError, ProtocolError
+from fedgossip.base.errors import ConfigError, ProtocolError
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import Reason, RoundAbandoned
 from fedgossip.secure.client import Revealed, SecAggClient

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from secure_kit import entropy_of, numbers
 
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
 from fedgossip.secure.aborts import Reason, RoundAbandoned
 from fedgossip.secure.fixed_point import FixedPoint
 from fedgossip.secure.noise import discrete_gaussian

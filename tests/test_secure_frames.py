@@ -19,7 +19,7 @@ import pytest
 import secure_kit
 from secure_kit import MODEL, Course, Room, plain_sum, public, run, signer
 
-from fedgossip.errors import FedgossipError, ProtocolError
+from fedgossip.base.errors import FedgossipError, ProtocolError
 from fedgossip.secure import frames, primitives, secrets
 from fedgossip.secure.aborts import RoundAbandoned
 from fedgossip.secure.remembering import remembering

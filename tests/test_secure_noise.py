@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 from secure_kit import entropy_of, numbers
 
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
 from fedgossip.secure import noise
 from fedgossip.secure.noise import discrete_gaussian
 from fedgossip.secure.noise_rule import client_sigma, rounded_norm, sum_gap

@@ -14,22 +14,22 @@ from over_sockets import run_over_sockets
 from secure_federation import Followed, experiment, follow
 
 import fedgossip
-from fedgossip.errors import ConfigError, ProtocolError
+from fedgossip.base.errors import ConfigError, ProtocolError
+from fedgossip.base.vectors import digest, frozen
+from fedgossip.core.machine import Effect, Event, Log, Machine, PeerJoined, Received, Report, Send, Started, Trained
+from fedgossip.core.messages import Contribution, Invite, MaskedInput, Refusal, Secured
+from fedgossip.core.records import EventRow
 from fedgossip.experiment import load_experiment
-from fedgossip.machine import Effect, Event, Log, Machine, PeerJoined, Received, Report, Send, Started, Trained
-from fedgossip.messages import Contribution, Invite, MaskedInput, Refusal, Secured
 from fedgossip.plans import compose
-from fedgossip.plans.federation import FederationPlan
-from fedgossip.protocols import client_round
-from fedgossip.protocols.client import Client
-from fedgossip.protocols.client_round import past_of
-from fedgossip.protocols.coordinator import Coordinator
-from fedgossip.records import EventRow
+from fedgossip.plans.federated.federation import FederationPlan
+from fedgossip.protocols.federated import client_round
+from fedgossip.protocols.federated.client import Client
+from fedgossip.protocols.federated.client_round import past_of
+from fedgossip.protocols.federated.coordinator import Coordinator
 from fedgossip.secure import session as sessions
 from fedgossip.secure.aborts import Stage
 from fedgossip.secure.primitives import verify
 from fedgossip.secure.session import ids_in, ranges, session_of
-from fedgossip.vectors import digest, frozen
 
 PHASES = [stage.name.lower() for stage in Stage if stage is not Stage.RESULT]
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from secure_kit import NEVER, Course, Room, drawn, numbers, plain_sum, run, upload
 
-from fedgossip.errors import ProtocolError
+from fedgossip.base.errors import ProtocolError
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import Reason, RoundAbandoned
 from fedgossip.secure.server import LANES, invite

@@ -16,21 +16,21 @@ from test_keyed_rows import clicks
 from test_parameter_server import quadratic
 
 from fedgossip import load_table, simulate
-from fedgossip.algorithms.row_filters import KEY_CACHE
+from fedgossip.algorithms.descent.row_filters import KEY_CACHE
+from fedgossip.base.errors import FedgossipError
+from fedgossip.base.vectors import digest, frozen
+from fedgossip.core.machine import Machine
+from fedgossip.core.records import PeerRow, Row
+from fedgossip.core.task import Job, Update
 from fedgossip.drivers.local import run_local_plan
 from fedgossip.drivers.peer_processes import PeerProcesses
 from fedgossip.drivers.replay import replay_trace
 from fedgossip.drivers.resume import resume
-from fedgossip.errors import FedgossipError
 from fedgossip.experiment import load_experiment
 from fedgossip.learning.analytic import Quadratic
-from fedgossip.machine import Machine
 from fedgossip.plans import compose
-from fedgossip.plans.parameter_server import ServerPlan
-from fedgossip.records import PeerRow, Row
-from fedgossip.task import Job, Update
-from fedgossip.trace.files import Opening, Trace, Traced
-from fedgossip.vectors import digest, frozen
+from fedgossip.plans.parallel.parameter_server import ServerPlan
+from fedgossip.runs.trace.files import Opening, Trace, Traced
 
 pytestmark = pytest.mark.sockets
 

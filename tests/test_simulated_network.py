@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fedgossip import simulate
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
 from fedgossip.experiment import load_experiment
 from fedgossip.plans.conditions import network_settings
 from fedgossip.simulation.network import NS, DeviceClass, NetworkSettings, SimulatedNetwork

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedgossip import simulate
-from fedgossip.records import EventRow, PeerRow
+from fedgossip.base.vectors import Vector, mean
+from fedgossip.core.records import EventRow, PeerRow
 from fedgossip.simulation.network import SimulatedNetwork
-from fedgossip.vectors import Vector, mean
 
 GRAPHS = ["ring", "star", "path", "complete", "exponential", "regular:3", "two-cliques", "tree", "erdos-renyi:0.4"]
 

@@ -14,10 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedgossip.learning import float32_products, models, private
-from fedgossip.learning.layer_gradients import Apart, Factors, LayerGradients
-from fedgossip.learning.private import LAYERED_MARGIN, MARGIN, SINGLE_ROWS, UNITS, PrivateGradients, cut, cut_sums
-from fedgossip.learning.record_privacy import RecordPrivacy
+from fedgossip.learning.dp_sgd import float32_products, private
+from fedgossip.learning.dp_sgd.layer_gradients import Apart, Factors, LayerGradients
+from fedgossip.learning.dp_sgd.private import (
+    LAYERED_MARGIN,
+    MARGIN,
+    SINGLE_ROWS,
+    UNITS,
+    PrivateGradients,
+    cut,
+    cut_sums,
+)
+from fedgossip.learning.dp_sgd.record_privacy import RecordPrivacy
+from fedgossip.learning.models import models
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.secure import noise
 
@@ -193,7 +202,7 @@ def test_a_newer_setting_of_torch_is_no_error_and_is_heard(place: str) -> None:
         pytest.skip("this torch has no such setting")
     code = f"""
 import torch
-from fedgossip.learning.float32_products import are_float32
+from fedgossip.learning.dp_sgd.float32_products import are_float32
 assert are_float32(torch.device("cpu"))
 {backend}.fp32_precision = "bf16" if "mkldnn" in "{place}" else "tf32"
 assert not are_float32(torch.device("cpu"))

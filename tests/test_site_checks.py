@@ -12,7 +12,7 @@ from test_agreed_statistics import breast_cancer
 from test_plan_approvals import NAMED, Desk, stated
 from test_private_federation import learning
 
-from fedgossip.plans.ledger import SpentLedger, TotalLimit
+from fedgossip.plans.federated.ledger import SpentLedger, TotalLimit
 
 CHECKS = ["key", "participants", "records", "one round", "policy", "approval", "budget", "folder"]
 

@@ -11,7 +11,7 @@ import pytest
 from slow_links import FarMachines, far_machines
 
 from fedgossip import simulate
-from fedgossip.vectors import digest
+from fedgossip.base.vectors import digest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import shaped_links

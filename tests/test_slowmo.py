@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from fedgossip import simulate
-from fedgossip.algorithms.base import Step, restored, saved
-from fedgossip.algorithms.names import METHODS, SLOWED, Told, make
-from fedgossip.errors import ConfigError
-from fedgossip.vectors import frozen
+from fedgossip.algorithms.gossip.base import Step, restored, saved
+from fedgossip.algorithms.gossip.names import METHODS, SLOWED, Told, make
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import frozen
 
 ETA = 0.05
 

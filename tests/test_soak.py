@@ -16,12 +16,12 @@ import pytest
 from commands import alive
 
 from fedgossip import simulate
+from fedgossip.core.records import EventRow
 from fedgossip.drivers.local import run_local_plan
 from fedgossip.drivers.peer_processes import PeerProcesses
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
-from fedgossip.records import EventRow
-from fedgossip.rundir.run_directory import Run
+from fedgossip.runs.run_directory import Run
 
 pytestmark = pytest.mark.sockets
 

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 import fedgossip
-from fedgossip.errors import ConfigError, TrainingError
-from fedgossip.learning.ddp.ipc import TrainOrder
-from fedgossip.learning.ddp.lost_updates import LOST
-from fedgossip.learning.ddp.shared_memory import SharedArrays
-from fedgossip.learning.ddp.sparse_worker import SparseWorker
+from fedgossip.base.errors import ConfigError, TrainingError
+from fedgossip.base.vectors import frozen
+from fedgossip.core.task import Job
+from fedgossip.learning.linear.sparse_logistic import SparseLogistic
+from fedgossip.learning.linear.sparse_steps import HogwildSteps, SparseSteps, problem_of, source_of
+from fedgossip.learning.processes.ipc import TrainOrder
+from fedgossip.learning.processes.lost_updates import LOST
+from fedgossip.learning.processes.shared_memory import SharedArrays
+from fedgossip.learning.processes.sparse_worker import SparseWorker
 from fedgossip.learning.settings import TrainSettings
-from fedgossip.learning.sparse_logistic import SparseLogistic
-from fedgossip.learning.sparse_steps import HogwildSteps, SparseSteps, problem_of, source_of
-from fedgossip.task import Job
-from fedgossip.vectors import frozen
 
 ROWS, EXAMPLES, NONZEROS, BATCH = 5000, 120, 8, 10
 

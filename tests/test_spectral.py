@@ -13,22 +13,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgossip import seeds
-from fedgossip.errors import ConfigError
+from fedgossip.base import seeds
+from fedgossip.base.errors import ConfigError
 from fedgossip.topology import (
     Mixing,
     Topology,
     build,
     disagreement_band,
     effective_neighbours,
-    eigen,
     forecast,
-    inertia,
     resolve,
     rounds_to,
     spectrum,
 )
-from fedgossip.topology import families as f
+from fedgossip.topology.graphs import families as f
+from fedgossip.topology.spectra import eigen, inertia
 
 DIGITS = 5.1e-11  # half a unit of the tenth printed digit, and rounding
 EIGHT = 5.1e-9

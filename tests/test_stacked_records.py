@@ -10,16 +10,16 @@ import pytest
 from frozen import ROUNDS, gossip
 
 import fedgossip
-from fedgossip import metrics
-from fedgossip.algorithms.base import Step
-from fedgossip.errors import ConfigError
-from fedgossip.messages import Accepted
-from fedgossip.records import NetworkRow, PeerRow, Row
+from fedgossip.algorithms.gossip.base import Step
+from fedgossip.base.errors import ConfigError
+from fedgossip.core import metrics
+from fedgossip.core.messages import Accepted
+from fedgossip.core.records import NetworkRow, PeerRow, Row
+from fedgossip.core.task import Update
+from fedgossip.core.wire import wire_bytes
 from fedgossip.simulation.stacked import stacked_step
-from fedgossip.task import Update
 from fedgossip.topology import build, resolve
-from fedgossip.topology.schedules import Random
-from fedgossip.wire import wire_bytes
+from fedgossip.topology.schedules.schedules import Random
 
 GOSSIP = [name for name, content in ROUNDS.items() if "topology" in content]
 CARRIED = ("bytes_sent", "bytes_received", "payload_sent", "payload_received")

@@ -7,15 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedgossip import simulate, vectors
-from fedgossip.algorithms.base import Step, Vectors
-from fedgossip.algorithms.dsgd import DSGD, Iterate
-from fedgossip.errors import TrainingError
-from fedgossip.learning import data, stacked_engine
+from fedgossip import simulate
+from fedgossip.algorithms.gossip.base import Step, Vectors
+from fedgossip.algorithms.gossip.dsgd import DSGD, Iterate
+from fedgossip.base import vectors
+from fedgossip.base.errors import TrainingError
+from fedgossip.base.vectors import Vector, digest, frozen, linear, ordered_mix, ordered_mix_rows
+from fedgossip.core.task import Job, StackedTask
+from fedgossip.data import data
+from fedgossip.learning.many_nodes import stacked_engine
 from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.simulation import stacked
-from fedgossip.task import Job, StackedTask
-from fedgossip.vectors import Vector, digest, frozen, linear, ordered_mix, ordered_mix_rows
 
 SIZES = {"alike": [40] * 7, "unlike": [3, 700, 40, 40, 5, 64, 9], "more than a stretch": [600] * 7}
 

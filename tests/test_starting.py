@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from sklearn import datasets
 
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.imports import uncollected
 from fedgossip.cli import cli
-from fedgossip.errors import ConfigError
-from fedgossip.imports import uncollected
-from fedgossip.learning import bundled, untrained
+from fedgossip.data import bundled
+from fedgossip.learning import untrained
 
 SMALL = """
 rounds = 2
@@ -243,7 +244,7 @@ def test_ctrl_c_while_the_results_are_shown_says_that_the_run_is_over(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedgossip.cli.run.show", interrupted)
+    monkeypatch.setattr("fedgossip.cli.run.run.show", interrupted)
     words = ["run", "averaging.toml", "--no-report", "--on", engine, "--out", "new"]
     assert cli(words, standalone_mode=False) == 130
     assert "error: stopped when the run was over: all of it is in new" in capsys.readouterr().err

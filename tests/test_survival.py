@@ -13,9 +13,9 @@ from commands import typed
 from pages import blocks, page
 
 from fedgossip import load_experiment
+from fedgossip.data.agreed.told_files import encoded
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.learning.told_files import encoded
-from fedgossip.plans.survival import curves_from, survival_plan, survival_task
+from fedgossip.sites.plans.survival import curves_from, survival_plan, survival_task
 
 SITES = 5
 TIMES = (90, 180, 270, 360)

@@ -21,17 +21,17 @@ from commands import Said, in_process
 from commands import start as start_command
 
 import fedgossip
-from fedgossip.clusters import shared_folder
-from fedgossip.errors import ConfigError
-from fedgossip.records import NetworkRow, read_rows
-from fedgossip.sweeping import claims, worker
-from fedgossip.sweeping.cells import CellOutcome
-from fedgossip.sweeping.folder import SweepFolder
-from fedgossip.sweeping.grid import SweepCell, read_sweep
-from fedgossip.sweeping.page import write_page
-from fedgossip.sweeping.paired import paired_difference, rank_correlation
-from fedgossip.sweeping.table import table_of
-from fedgossip.sweeping.tuning import TRIAL_SEEDS, TunedKey, Tuning, tuning_of
+from fedgossip.base.errors import ConfigError
+from fedgossip.core.records import NetworkRow, read_rows
+from fedgossip.drivers.clusters import shared_folder
+from fedgossip.lab.sweeps import claims, worker
+from fedgossip.lab.sweeps.cells import CellOutcome
+from fedgossip.lab.sweeps.folder import SweepFolder
+from fedgossip.lab.sweeps.grid import SweepCell, read_sweep
+from fedgossip.lab.sweeps.page import write_page
+from fedgossip.lab.sweeps.paired import paired_difference, rank_correlation
+from fedgossip.lab.sweeps.table import table_of
+from fedgossip.lab.sweeps.tuning import TRIAL_SEEDS, TunedKey, Tuning, tuning_of
 
 QUADRATIC = {"rounds": 5, "task": {"kind": "quadratic"}, "topology": {"graph": "ring", "n": 4}}
 DIGITS = {
@@ -303,7 +303,7 @@ def test_a_claim_of_another_machine_counts_until_its_heartbeat_is_old(
 
 @pytest.mark.sockets
 def test_a_cell_of_a_process_that_was_killed_is_free_at_once(tmp_path: Path) -> None:
-    code = "import sys, time; from pathlib import Path; from fedgossip.sweeping.claims import claim\n"
+    code = "import sys, time; from pathlib import Path; from fedgossip.lab.sweeps.claims import claim\n"
     code += "claim(Path(sys.argv[1]), 'cell'); print('has it', flush=True); time.sleep(600)"
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout and process.stdout.readline() == "has it\n"
@@ -420,7 +420,7 @@ def test_jobs_of_submitit_come_to_the_same_table_and_pickle_nothing_of_ours(tmp_
     assert digests(tmp_path / "s") == digests(tmp_path / "other")
     for pickled in (tmp_path / "s" / "slurm").glob("*_submitted.pkl"):
         named = [str(arg) for _, arg, _ in pickletools.genops(pickled.read_bytes()) if isinstance(arg, str)]
-        assert [one for one in named if one.startswith("fedgossip")] == ["fedgossip.sweeping.worker"]  # a word
+        assert [one for one in named if one.startswith("fedgossip")] == ["fedgossip.lab.sweeps.worker"]  # a word
 
 
 def test_a_worker_that_sees_another_folder_of_that_name_says_so(
@@ -434,7 +434,7 @@ def test_a_worker_that_sees_another_folder_of_that_name_says_so(
     (tmp_path / "s" / probe).unlink()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "check_shared", partial(shared_folder.check_shared, seconds=0.0))
-        words = worker.words_of("fedgossip.sweeping.worker", tmp_path / "s", probe=probe)
+        words = worker.words_of("fedgossip.lab.sweeps.worker", tmp_path / "s", probe=probe)
         code = worker.main(words[1:], lambda *_: pytest.fail("it ran cells"))
     assert code == 2 and "does not see the folder" in capsys.readouterr().err
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from by_hand import reports
 
-from fedgossip.algorithms.dsgd import DSGD
-from fedgossip.errors import ProtocolError
-from fedgossip.machine import (
+from fedgossip.algorithms.gossip.dsgd import DSGD
+from fedgossip.base.errors import ProtocolError
+from fedgossip.base.vectors import Vector, frozen, ordered_mix
+from fedgossip.core.machine import (
     Finish,
     Fired,
     PeerGone,
@@ -24,11 +25,10 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.messages import Account, Leaving, Model
-from fedgossip.protocols.awaited_round import SyncSettings
-from fedgossip.protocols.sync_gossip import SyncGossip
+from fedgossip.core.messages import Account, Leaving, Model
+from fedgossip.protocols.gossip.awaited_round import SyncSettings
+from fedgossip.protocols.gossip.sync_gossip import SyncGossip
 from fedgossip.topology import Topology, build, resolve
-from fedgossip.vectors import Vector, frozen, ordered_mix
 
 SCHEMA = "s"
 

@@ -12,14 +12,14 @@ import pytest
 
 import fedgossip
 from fedgossip import Job, LocalTask, Segment, Update
+from fedgossip.base.errors import ConfigError, ResumeError
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.task import checked_task, give_memory, memory_of, segments_of, tensors_of
 from fedgossip.drivers.peer import Stopper
-from fedgossip.errors import ConfigError, ResumeError
 from fedgossip.experiment import checked
 from fedgossip.faults import FaultScript, Slow
 from fedgossip.net.faulty import Faults
 from fedgossip.plans import compose
-from fedgossip.task import checked_task, give_memory, memory_of, segments_of, tensors_of
-from fedgossip.vectors import Vector, frozen
 
 RING = {"rounds": 6, "topology": {"graph": "ring", "n": 4}}
 

@@ -14,25 +14,25 @@ import secure_federation
 from accounts import next_rate
 
 import fedgossip
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
+from fedgossip.core.machine import Effect, Event, Send, Trained
+from fedgossip.core.messages import Contribution, Leaving, MaskedInput, Refusal, Secured
+from fedgossip.core.records import PeerRow
+from fedgossip.data import data
+from fedgossip.data.data import split
 from fedgossip.experiment import load_experiment
-from fedgossip.learning import data
-from fedgossip.learning.data import split
-from fedgossip.learning.record_privacy import RecordPrivacy
+from fedgossip.learning.dp_sgd.record_privacy import RecordPrivacy
 from fedgossip.learning.task import TorchTask, TrainSettings
-from fedgossip.machine import Effect, Event, Send, Trained
-from fedgossip.messages import Contribution, Leaving, MaskedInput, Refusal, Secured
 from fedgossip.plans import compose
-from fedgossip.plans.federation import FederationPlan
-from fedgossip.plans.privacy_outlook import outlook
+from fedgossip.plans.federated.federation import FederationPlan
+from fedgossip.plans.federated.privacy_outlook import outlook
 from fedgossip.privacy.accounting import Mechanism, epsilon
 from fedgossip.privacy.forecast import PrivacyPlan, forecast
 from fedgossip.privacy.wording import lines
-from fedgossip.protocols import client_round
-from fedgossip.protocols.client import Client
-from fedgossip.protocols.client_round import PlainPart, SecurePart, integers
-from fedgossip.protocols.telling import FACTS
-from fedgossip.records import PeerRow
+from fedgossip.protocols.federated import client_round
+from fedgossip.protocols.federated.client import Client
+from fedgossip.protocols.federated.client_round import PlainPart, SecurePart, integers
+from fedgossip.protocols.federated.telling import FACTS
 from fedgossip.secure.noise_rule import NO_NOISE
 
 KEPT = [0.0, 0.25]

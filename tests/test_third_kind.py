@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import fedgossip
+from fedgossip.base.errors import ConfigError
+from fedgossip.core.records import PeerRow, Row
 from fedgossip.drivers import peer_processes
-from fedgossip.errors import ConfigError
 from fedgossip.experiment.kinds import RUN_KINDS
-from fedgossip.records import PeerRow, Row
-from fedgossip.report import write_report
+from fedgossip.report.page import write_report
 from tests.commands import in_process
 
 MODULE = "tests.third_kind"

@@ -13,18 +13,18 @@ from over_sockets import run_over_sockets
 
 from fedgossip import load_experiment, simulate
 from fedgossip.algorithms.collectives.names import COLLECTIVES
+from fedgossip.base.spans import covered_ns
+from fedgossip.base.vectors import frozen
+from fedgossip.core.machine import Train
+from fedgossip.core.messages import TAIL, Model
+from fedgossip.core.meter import Meter
+from fedgossip.core.records import PeerRow, Row
+from fedgossip.core.task import Job, Update
 from fedgossip.learning.analytic import Averaging
-from fedgossip.machine import Train
-from fedgossip.messages import TAIL, Model
-from fedgossip.meter import Meter
-from fedgossip.net.outbox import OUTBOX_MESSAGES, Cuts, Outbox
+from fedgossip.net.links.outbox import OUTBOX_MESSAGES, Cuts, Outbox
 from fedgossip.net.training_thread import TrainingThread, WorkerPorts
 from fedgossip.plans import compose
-from fedgossip.records import PeerRow, Row
-from fedgossip.rundir.busiest import busiest
-from fedgossip.spans import covered_ns
-from fedgossip.task import Job, Update
-from fedgossip.vectors import frozen
+from fedgossip.runs.busiest import busiest
 
 S = 1_000_000_000
 

@@ -17,17 +17,18 @@ from test_learning import images, jobs_of, made_up, on_cpu, task_of
 from torch import nn
 
 from fedgossip import simulate
+from fedgossip.base.errors import TrainingError
 from fedgossip.cli.wording import event_text
-from fedgossip.errors import TrainingError
-from fedgossip.learning import devices, job_blocks
-from fedgossip.learning.dataset import Dataset
-from fedgossip.learning.module_engine import Assignment
-from fedgossip.learning.module_stack import ModuleStack
-from fedgossip.learning.sharing import OutOfMemory
+from fedgossip.core.machine import Report, Terms
+from fedgossip.core.records import EventRow
+from fedgossip.core.task import Job, Update
+from fedgossip.data.dataset import Dataset
+from fedgossip.learning.many_nodes import job_blocks
+from fedgossip.learning.many_nodes.module_stack import ModuleStack
+from fedgossip.learning.one_model import devices
+from fedgossip.learning.one_model.module_engine import Assignment
+from fedgossip.learning.one_model.sharing import OutOfMemory
 from fedgossip.learning.task import TorchTask
-from fedgossip.machine import Report, Terms
-from fedgossip.records import EventRow
-from fedgossip.task import Job, Update
 
 HERE = __name__
 NODES = 5

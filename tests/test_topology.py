@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
 from fedgossip.topology import Topology, family_names, require_connected, resolve
-from fedgossip.topology import families as f
+from fedgossip.topology.graphs import families as f
 
 SEEDS = st.integers(0, 2**31)
 
@@ -271,7 +271,7 @@ def test_what_cannot_be_named_is_refused_with_advice(graph, n, words):
 
 
 @pytest.mark.sockets
-@pytest.mark.parametrize("module", ["fedgossip.topology", "fedgossip.cli.topology"])
+@pytest.mark.parametrize("module", ["fedgossip.topology", "fedgossip.cli.topology.topology"])
 def test_importing_stays_cheap(module):
     code = f"import sys, {module}; print([m for m in ('torch', 'scipy', 'networkx', 'matplotlib') if m in sys.modules])"
     run = subprocess.run(

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fedgossip.errors import ConfigError
-from fedgossip.topology import (
-    build,
-    files,
-    load,
-    load_weighted,
-    ready,
-    ready_names,
-    resolve,
-    resolve_schedule,
-    spectrum,
-)
+from fedgossip.base.errors import ConfigError
+from fedgossip.topology import build, load, load_weighted, ready, ready_names, resolve, resolve_schedule, spectrum
+from fedgossip.topology.graphs import files
 
 PAW = """
 name = "paw"

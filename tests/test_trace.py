@@ -15,9 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from over_sockets import run_over_sockets
 
-from fedgossip.drivers.replay import replay_trace
-from fedgossip.experiment import load_experiment
-from fedgossip.machine import (
+from fedgossip.base.vectors import digest, frozen
+from fedgossip.core.machine import (
     Checkpoint,
     Effect,
     Event,
@@ -34,7 +33,7 @@ from fedgossip.machine import (
     Stopping,
     Trained,
 )
-from fedgossip.messages import (
+from fedgossip.core.messages import (
     Answer,
     Compare,
     ConfirmDead,
@@ -46,12 +45,13 @@ from fedgossip.messages import (
     Offer,
     Parcel,
 )
+from fedgossip.core.task import Segment
+from fedgossip.drivers.replay import replay_trace
+from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
-from fedgossip.task import Segment
+from fedgossip.runs.trace.events import _MESSAGES, TraceError, described, put_together
+from fedgossip.runs.trace.files import Opening, Reading, Trace, Traced
 from fedgossip.topology import Mixing, Topology, build
-from fedgossip.trace.events import _MESSAGES, TraceError, described, put_together
-from fedgossip.trace.files import Opening, Reading, Trace, Traced
-from fedgossip.vectors import digest, frozen
 
 VECTOR = frozen(np.arange(5, dtype=np.float32))
 

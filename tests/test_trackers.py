@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 import fedgossip
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
+from fedgossip.core.records import EventRow, NetworkRow
 from fedgossip.experiment import load_experiment
 from fedgossip.experiment.sections import TRACKERS
 from fedgossip.plans import compose
-from fedgossip.records import EventRow, NetworkRow
-from fedgossip.rundir import trackers, tracking
+from fedgossip.runs import trackers, tracking
 
 CONTENT: dict[str, Any] = {
     "name": "tracked",

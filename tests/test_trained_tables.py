@@ -11,12 +11,12 @@ from commands import in_process
 from test_keyed_rows import COPIED, Wide, clicks, keys_of, served
 
 from fedgossip import TrainedTable, load_table, save_table, simulate
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.keyed_rows import KeyedTable, Rows
+from fedgossip.base.vectors import frozen
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.errors import ConfigError
 from fedgossip.experiment import load_experiment
-from fedgossip.keyed_rows import KeyedTable, Rows
 from fedgossip.plans import compose
-from fedgossip.vectors import frozen
 
 DRAWN = TrainedTable(
     KeyedTable(1000, 2, seed=3, scale=0.5), Rows(keys_of(4, 90, 800), frozen(np.arange(6, dtype=np.float32)))

@@ -20,12 +20,14 @@ import pytest
 from by_hand import Hand
 from gossip_kinds import KINDS, SCHEMA, N, resume_point, start
 
-from fedgossip.machine import Event, Fired, PeerGone, PeerJoined, Received, Rostered, Started, Stopping, Trained
-from fedgossip.messages import Accepted, Account, Ack, Leaving, Model, Offer, RunKeys
-from fedgossip.protocols import async_gossip, async_push_sum, lifecycle, private_gossip, push_sum, sync_gossip
-from fedgossip.protocols.lifecycle import Lifecycle
+from fedgossip.base.vectors import frozen
+from fedgossip.core.machine import Event, Fired, PeerGone, PeerJoined, Received, Rostered, Started, Stopping, Trained
+from fedgossip.core.messages import Accepted, Account, Ack, Leaving, Model, Offer, RunKeys
+from fedgossip.protocols.gossip import async_gossip, lifecycle, sync_gossip
+from fedgossip.protocols.gossip.lifecycle import Lifecycle
+from fedgossip.protocols.private import private_gossip
+from fedgossip.protocols.push_sum import async_push_sum, push_sum
 from fedgossip.topology import build, resolve
-from fedgossip.vectors import frozen
 
 Step = tuple[str, str, str]
 """(phase, event, next phase)."""

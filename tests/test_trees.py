@@ -18,12 +18,16 @@ from hypothesis import strategies as some
 from pages import blocks, page
 
 from fedgossip import ConfigError, load_experiment, load_model
+from fedgossip.base.errors import TooFewPeersError
+from fedgossip.base.vectors import Vector
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.errors import TooFewPeersError
-from fedgossip.learning.packed_counts import packed_counts
-from fedgossip.learning.tree_file import TreeMargins, decoded_trees, encoded_trees, trees_file
-from fedgossip.learning.tree_options import tree_options
-from fedgossip.learning.tree_sums import (
+from fedgossip.learning.models.tree_file import TreeMargins, decoded_trees, encoded_trees, trees_file
+from fedgossip.learning.models.trees import LOGISTIC, SOFTMAX, SQUARES, TreesDesign
+from fedgossip.secure.aborts import RoundAbandoned
+from fedgossip.secure.exact_sums import ExactSums, as_vector, long_numbers, long_words, words_in
+from fedgossip.sites.fits.trees.packed_counts import packed_counts
+from fedgossip.sites.fits.trees.tree_options import tree_options
+from fedgossip.sites.fits.trees.tree_sums import (
     GrowingTrees,
     SiteMargins,
     SiteTable,
@@ -32,11 +36,7 @@ from fedgossip.learning.tree_sums import (
     grown_alone,
     stepped,
 )
-from fedgossip.learning.trees import LOGISTIC, SOFTMAX, SQUARES, TreesDesign
-from fedgossip.plans.trees import grown_from, table_of, trees_plan, trees_task
-from fedgossip.secure.aborts import RoundAbandoned
-from fedgossip.secure.exact_sums import ExactSums, as_vector, long_numbers, long_words, words_in
-from fedgossip.vectors import Vector
+from fedgossip.sites.plans.trees import grown_from, table_of, trees_plan, trees_task
 
 CLASSES = {LOGISTIC: ("no", "yes"), SOFTMAX: ("a", "b", "c"), SQUARES: ()}
 
@@ -367,7 +367,7 @@ def test_what_cannot_be_grown_is_refused(
 
 
 def test_sums_that_would_be_too_large_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedgossip.plans.trees.NUMBERS", 100)
+    monkeypatch.setattr("fedgossip.sites.plans.trees.NUMBERS", 100)
     with pytest.raises(ConfigError, match="there are at most 100"):
         trees_plan(load_experiment(folder / "ill.toml"))
 

@@ -11,13 +11,13 @@ import pytest
 from members import ORGANISER, SECOND, entry_of, founders, signer, trust
 from test_join import Learning, member
 
-from fedgossip import seeds
-from fedgossip.machine import Effect, Event, Fired, NodeId, PeerJoined, Received, Send, Started, Train, Trained
-from fedgossip.messages import Compare, ConfirmDead, Entry, MembershipUpdate, News, Revocation, Suspicion
-from fedgossip.protocols.news import merge, signed
-from fedgossip.protocols.roster import Roster, boundary_after
-from fedgossip.protocols.verdicts import SILENT_ROUNDS, quorum
-from fedgossip.vectors import consensus_distance, frozen
+from fedgossip.base import seeds
+from fedgossip.base.vectors import consensus_distance, frozen
+from fedgossip.core.machine import Effect, Event, Fired, NodeId, PeerJoined, Received, Send, Started, Train, Trained
+from fedgossip.core.messages import Compare, ConfirmDead, Entry, MembershipUpdate, News, Revocation, Suspicion
+from fedgossip.protocols.members.news import merge, signed
+from fedgossip.protocols.members.roster import Roster, boundary_after
+from fedgossip.protocols.members.verdicts import SILENT_ROUNDS, quorum
 
 LIAR = 1
 Lie = Callable[[NodeId, int, int], News]

@@ -15,13 +15,13 @@ from pages import Reader, page
 
 import fedgossip
 from fedgossip import ConfigError, load_model, simulate
-from fedgossip.learning import model_files
-from fedgossip.learning.data import load, split_indices
-from fedgossip.learning.model_files import tensors_of
-from fedgossip.learning.scored_tables import examples_of
+from fedgossip.core.task import memory_of, segments_of
+from fedgossip.data.data import load, split_indices
+from fedgossip.learning.models import model_files
+from fedgossip.learning.models.model_files import tensors_of
+from fedgossip.learning.models.scored_tables import examples_of
 from fedgossip.plans import compose
-from fedgossip.rundir.run_directory import Run, save_model
-from fedgossip.task import memory_of, segments_of
+from fedgossip.runs.run_directory import Run, save_model
 
 OWN_MODEL = """
 import torch

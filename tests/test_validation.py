@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import fedgossip
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
+from fedgossip.data.dataset import Dataset
 from fedgossip.experiment import load_experiment
 from fedgossip.learning import task as learning_task
-from fedgossip.learning.dataset import Dataset
 from fedgossip.plans import tasks
 
 CONTENT = {

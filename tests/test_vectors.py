@@ -14,11 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgossip import vectors
-from fedgossip.algorithms.base import Step
-from fedgossip.algorithms.dsgd import DSGD
-from fedgossip.algorithms.gradient_tracking import GradientTracking
-from fedgossip.vectors import (
+from fedgossip.algorithms.gossip.base import Step
+from fedgossip.algorithms.gossip.dsgd import DSGD
+from fedgossip.algorithms.gossip.gradient_tracking import GradientTracking
+from fedgossip.base import vectors
+from fedgossip.base.vectors import (
     Vector,
     add,
     consensus_distance,

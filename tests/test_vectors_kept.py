@@ -14,19 +14,19 @@ from by_hand import Hand
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from fedgossip import seeds
-from fedgossip.algorithms.base import Step
-from fedgossip.algorithms.gradient_tracking import GradientTracking
-from fedgossip.algorithms.momentum import MixedMomentum
-from fedgossip.algorithms.push_diging import PushDIGing
-from fedgossip.algorithms.push_momentum import PushMomentum
-from fedgossip.protocols.async_push_sum import AsyncPushSum
-from fedgossip.protocols.awaited_round import SyncSettings
-from fedgossip.protocols.push_peer import PushSettings
-from fedgossip.protocols.push_sum import SyncPushSum
-from fedgossip.protocols.sync_gossip import SyncGossip
+from fedgossip.algorithms.gossip.base import Step
+from fedgossip.algorithms.gossip.gradient_tracking import GradientTracking
+from fedgossip.algorithms.gossip.momentum import MixedMomentum
+from fedgossip.algorithms.gossip.push_diging import PushDIGing
+from fedgossip.algorithms.gossip.push_momentum import PushMomentum
+from fedgossip.base import seeds
+from fedgossip.base.vectors import frozen
+from fedgossip.protocols.gossip.awaited_round import SyncSettings
+from fedgossip.protocols.gossip.sync_gossip import SyncGossip
+from fedgossip.protocols.push_sum.async_push_sum import AsyncPushSum
+from fedgossip.protocols.push_sum.push_peer import PushSettings
+from fedgossip.protocols.push_sum.push_sum import SyncPushSum
 from fedgossip.topology import Topology, build, resolve
-from fedgossip.vectors import frozen
 
 PAIRS = [
     (SyncGossip, GradientTracking()),

@@ -14,18 +14,18 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from fedgossip.base.errors import ConfigError
 from fedgossip.cli.wording import event_text
-from fedgossip.errors import ConfigError
-from fedgossip.records import EventRow, Row, RowWriter
-from fedgossip.watching import snapshot
-from fedgossip.watching.curves import POINTS_KEPT, Curve
-from fedgossip.watching.follow import Follower
-from fedgossip.watching.lines import StatusLines
-from fedgossip.watching.places import find
-from fedgossip.watching.snapshot import links_up
-from fedgossip.watching.state import State
-from fedgossip.watching.table import Screen, learned
-from fedgossip.watching.tail import PIECE_BYTES, Tail
+from fedgossip.core.records import EventRow, Row, RowWriter
+from fedgossip.report.watch import snapshot
+from fedgossip.report.watch.curves import POINTS_KEPT, Curve
+from fedgossip.report.watch.follow import Follower
+from fedgossip.report.watch.lines import StatusLines
+from fedgossip.report.watch.places import find
+from fedgossip.report.watch.snapshot import links_up
+from fedgossip.report.watch.state import State
+from fedgossip.report.watch.table import Screen, learned
+from fedgossip.report.watch.tail import PIECE_BYTES, Tail
 from tests.commands import finish, in_process, start
 from tests.written import Written, conditions, gone, missed, network_row, peer_row, read, rounds, told
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from fedgossip.cli.wording import words_for
-from fedgossip.records import EventRow, NetworkRow, PeerRow, Row, RowWriter
-from fedgossip.roles import federated_roles
-from fedgossip.watching import snapshot
-from fedgossip.watching.federation import Federation, federation_of, star
-from fedgossip.watching.layout import places
-from fedgossip.watching.places import find
-from fedgossip.watching.state import State
-from fedgossip.watching.table import learned
+from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row, RowWriter
+from fedgossip.core.roles import federated_roles
+from fedgossip.report.watch import snapshot
+from fedgossip.report.watch.federation import Federation, federation_of, star
+from fedgossip.report.watch.layout import places
+from fedgossip.report.watch.places import find
+from fedgossip.report.watch.state import State
+from fedgossip.report.watch.table import learned
 from tests.commands import in_process
 from tests.test_watch_page import drawn, rendered, site
 from tests.written import conditions, peer_row, read
@@ -215,8 +215,8 @@ def test_a_pipe_gets_a_line_per_round_of_the_coordinator(
     (N, "round 7 of 20, coordinator  loss 0.5, 3 contributions"), (2, "round 7 of 20, client 2  loss 0.5"),
 ])  # fmt: skip
 def test_the_folder_of_one_participant_can_be_watched_alone(node: int, line: str, tmp_path: Path) -> None:
-    from fedgossip.watching.follow import Follower
-    from fedgossip.watching.lines import StatusLines
+    from fedgossip.report.watch.follow import Follower
+    from fedgossip.report.watch.lines import StatusLines
 
     folder = written(tmp_path / "run") / "peers" / f"{node:02d}"
     folder.mkdir(parents=True)

@@ -22,15 +22,15 @@ from typing import Any
 
 import pytest
 
+from fedgossip.base.errors import NetworkError
 from fedgossip.cli.wording import event_text, words_for
-from fedgossip.errors import NetworkError
-from fedgossip.records import EventRow
+from fedgossip.core.records import EventRow
+from fedgossip.report.watch import local_server, snapshot
+from fedgossip.report.watch.follow import Follower
+from fedgossip.report.watch.layout import places
+from fedgossip.report.watch.local_server import HttpAnswer, LocalServer
+from fedgossip.report.watch.serving import Site
 from fedgossip.topology import Topology, resolve
-from fedgossip.watching import local_server, snapshot
-from fedgossip.watching.follow import Follower
-from fedgossip.watching.layout import places
-from fedgossip.watching.local_server import HttpAnswer, LocalServer
-from fedgossip.watching.serving import Site
 from tests.commands import finish, start, wait_until
 from tests.written import Written, gone, peer_row, read, rounds
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgossip.algorithms.base import Step, restored, saved
-from fedgossip.algorithms.window_doubling import WindowDoubling
+from fedgossip.algorithms.gossip.base import Step, restored, saved
+from fedgossip.algorithms.gossip.window_doubling import WindowDoubling
+from fedgossip.base.vectors import add, frozen, ordered_mix, ordered_mix_rows
 from fedgossip.topology import Mixing, resolve_schedule
-from fedgossip.vectors import add, frozen, ordered_mix, ordered_mix_rows
 
 
 def vectors(n: int, d: int = 3, kind=np.float64) -> np.ndarray:

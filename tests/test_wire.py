@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgossip import wire
-from fedgossip.headers import Vocabulary
-from fedgossip.messages import (
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core import wire
+from fedgossip.core.headers import Vocabulary
+from fedgossip.core.messages import (
     DECLARED,
     MEMBERS_MAX,
     MODEL_CHUNK,
@@ -45,8 +46,7 @@ from fedgossip.messages import (
     Pong,
     Suspicion,
 )
-from fedgossip.vectors import Vector, frozen
-from fedgossip.wire import CHUNK_BYTES, HEADER_BYTES_MAX, MARK_BYTES, Assembler, FrameError
+from fedgossip.core.wire import CHUNK_BYTES, HEADER_BYTES_MAX, MARK_BYTES, Assembler, FrameError
 
 SCHEMA = "0123456789abcdef"
 PER_CHUNK = CHUNK_BYTES // 4

@@ -10,13 +10,13 @@ import pytest
 from hub_kit import invite, wheel
 
 import fedgossip
-from fedgossip import headers
-from fedgossip.headers import VOCABULARY
-from fedgossip.messages import Hello, Invite, Model
-from fedgossip.net.outbox import Cuts, Outbox
+from fedgossip.base.vectors import frozen
+from fedgossip.core import headers
+from fedgossip.core.headers import VOCABULARY
+from fedgossip.core.messages import Hello, Invite, Model
+from fedgossip.core.wire import CHUNK_BYTES, wire_bytes
+from fedgossip.net.links.outbox import Cuts, Outbox
 from fedgossip.simulation.simulator import Simulator
-from fedgossip.vectors import frozen
-from fedgossip.wire import CHUNK_BYTES, wire_bytes
 
 
 @pytest.fixture

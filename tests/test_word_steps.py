@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 import fedgossip
-from fedgossip.errors import ConfigError
-from fedgossip.learning.dataset import Dataset
-from fedgossip.learning.ddp.ipc import TrainOrder
-from fedgossip.learning.ddp.lost_updates import LOST
-from fedgossip.learning.ddp.shared_memory import SharedArrays
-from fedgossip.learning.ddp.words_worker import WordsWorker
+from fedgossip.base.errors import ConfigError
+from fedgossip.core.task import Job
+from fedgossip.data.dataset import Dataset
+from fedgossip.learning.linear.sparse_steps import HogwildSteps
+from fedgossip.learning.linear.word_steps import WordSteps
+from fedgossip.learning.linear.word_tables import WordTable
+from fedgossip.learning.linear.words import WordsTask
+from fedgossip.learning.processes.ipc import TrainOrder
+from fedgossip.learning.processes.lost_updates import LOST
+from fedgossip.learning.processes.shared_memory import SharedArrays
+from fedgossip.learning.processes.words_worker import WordsWorker
 from fedgossip.learning.settings import TrainSettings
-from fedgossip.learning.sparse_steps import HogwildSteps
-from fedgossip.learning.word_steps import WordSteps
-from fedgossip.learning.word_tables import WordTable
-from fedgossip.learning.words import WordsTask
-from fedgossip.task import Job
 
 SIZES = WordTable(300, 4, 3)
 BATCH = 5

@@ -12,9 +12,9 @@ from namespaces import Machines, machines
 from safetensors.numpy import load_file
 
 from fedgossip import simulate
+from fedgossip.base.vectors import digest
 from fedgossip.net.endpoints import Endpoint, text
 from fedgossip.net.identity import Identity
-from fedgossip.vectors import digest
 
 pytestmark = [pytest.mark.sockets, pytest.mark.root]
 

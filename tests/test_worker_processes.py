@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from test_allreduce import quadratic
 
+from fedgossip.base.errors import FedgossipError
+from fedgossip.base.vectors import digest
+from fedgossip.core.records import EventRow, PeerRow, Row
 from fedgossip.drivers.local import run_local_plan
 from fedgossip.drivers.peer_processes import PeerProcesses
-from fedgossip.errors import FedgossipError
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
-from fedgossip.records import EventRow, PeerRow, Row
-from fedgossip.rundir.run_directory import Run
-from fedgossip.vectors import digest
+from fedgossip.runs.run_directory import Run
 
 pytestmark = pytest.mark.sockets
 

@@ -10,16 +10,16 @@ import pytest
 from test_allreduce import NAMES, any_faults, quadratic
 
 from fedgossip import simulate
+from fedgossip.base.errors import FedgossipError
+from fedgossip.base.vectors import digest
+from fedgossip.core.machine import Failure
+from fedgossip.core.messages import GroupReport, GroupView
+from fedgossip.core.records import EventRow, PeerRow
+from fedgossip.core.task import Update
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.errors import FedgossipError
 from fedgossip.experiment import load_experiment
-from fedgossip.machine import Failure
-from fedgossip.messages import GroupReport, GroupView
 from fedgossip.plans import compose
-from fedgossip.protocols.worker_group import GroupWaits, WorkerGroup
-from fedgossip.records import EventRow, PeerRow
-from fedgossip.task import Update
-from fedgossip.vectors import digest
+from fedgossip.protocols.allreduce.worker_group import GroupWaits, WorkerGroup
 
 
 def back(peer: int, start: float, after: float) -> dict[str, Any]:

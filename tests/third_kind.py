@@ -14,20 +14,20 @@ import msgspec
 
 from fedgossip.algorithms.federated.names import make
 from fedgossip.algorithms.sampling import Uniform
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import Effect, Event, Finish, Machine, NodeId, Started
+from fedgossip.core.metrics import Network
+from fedgossip.core.records import Row
+from fedgossip.core.roles import CLIENT, SERVER, Role, Roles
+from fedgossip.core.task import LocalTask, Segment
 from fedgossip.experiment import Experiment
 from fedgossip.experiment.kinds import RUN_KINDS, RunKind
-from fedgossip.machine import Effect, Event, Finish, Machine, NodeId, Started
-from fedgossip.metrics import Network
 from fedgossip.plans.completeness import Lacking
 from fedgossip.plans.plan import PARTIAL, Arrays, PlanDefaults, RunOutlook, Seat, nanoseconds
-from fedgossip.protocols.client import Client, ClientSettings
-from fedgossip.protocols.coordinator import Coordinator
-from fedgossip.protocols.coordinator_settings import CoordinatorSettings
-from fedgossip.records import Row
-from fedgossip.roles import CLIENT, SERVER, Role, Roles
-from fedgossip.task import LocalTask, Segment
-from fedgossip.vectors import Vector
+from fedgossip.protocols.federated.client import Client, ClientSettings
+from fedgossip.protocols.federated.coordinator import Coordinator
+from fedgossip.protocols.federated.coordinator_settings import CoordinatorSettings
 
 
 class ShardsSection(msgspec.Struct, forbid_unknown_fields=True):

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedgossip.records import EventRow, NetworkRow, PeerRow, Row, RowWriter
-from fedgossip.roles import peer_roles
+from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row, RowWriter
+from fedgossip.core.roles import peer_roles
+from fedgossip.report.watch.follow import Follower
+from fedgossip.report.watch.places import find
+from fedgossip.report.watch.state import State
 from fedgossip.topology import resolve
-from fedgossip.watching.follow import Follower
-from fedgossip.watching.places import find
-from fedgossip.watching.state import State
 
 MEAN = """seed = 1
 rounds = {rounds}

@@ -7,7 +7,7 @@ from tempfile import mkdtemp
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-from fedgossip.loops.transformers import joining
+from fedgossip.drivers.loops.transformers import joining
 
 torch.manual_seed(0)
 model = GPT2LMHeadModel(GPT2Config(vocab_size=128, n_positions=64, n_embd=32, n_layer=2, n_head=2))

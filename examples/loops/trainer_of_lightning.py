@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedgossip.loops.lightning import joining
+from fedgossip.drivers.loops.lightning import joining
 
 
 class Line(lightning.pytorch.LightningModule):

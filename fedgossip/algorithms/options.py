@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-from fedgossip.errors import ConfigError, nearest
+from fedgossip.base.errors import ConfigError, nearest
 
 Chosen = TypeVar("Chosen")
 

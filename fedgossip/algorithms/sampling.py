@@ -22,8 +22,8 @@ from typing import Protocol
 
 import numpy as np
 
-from fedgossip.machine import NodeId
-from fedgossip.seeds import stream
+from fedgossip.base.seeds import stream
+from fedgossip.core.machine import NodeId
 
 
 @dataclass(frozen=True, slots=True)

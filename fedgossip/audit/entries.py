@@ -21,10 +21,10 @@ from typing import Annotated
 
 import msgspec
 
-from fedgossip import outside_files
-from fedgossip.decoding import from_json
-from fedgossip.errors import ConfigError
-from fedgossip.plain import quoted
+from fedgossip.base import outside_files
+from fedgossip.base.decoding import from_json
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.plain import quoted
 from fedgossip.secure.primitives import Sign, digest, transcript, verify
 
 NAME = "audit.jsonl"

@@ -11,11 +11,11 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from fedgossip import owner_files
 from fedgossip.audit.entries import LogEntry, bytes_of, entries
 from fedgossip.audit.verify import Verification
-from fedgossip.errors import NotWrittenError
-from fedgossip.plain import printable
+from fedgossip.base import owner_files
+from fedgossip.base.errors import NotWrittenError
+from fedgossip.base.plain import printable
 
 COLUMNS = ("number", "time", "kind", "bytes", "with", "round", "session", "sha256", "more", "hash")
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from fedgossip import file_locks, owner_files
 from fedgossip.audit.entries import (
     BEGIN,
     CLOSED,
@@ -35,9 +34,10 @@ from fedgossip.audit.entries import (
     parsed,
     written,
 )
-from fedgossip.errors import NotWrittenError
-from fedgossip.patience import patiently
-from fedgossip.plain import quoted
+from fedgossip.base import file_locks, owner_files
+from fedgossip.base.errors import NotWrittenError
+from fedgossip.base.patience import patiently
+from fedgossip.base.plain import quoted
 from fedgossip.secure.primitives import Sign
 
 OWN = (OPENED, REOPENED, MENDED, CLOSED)

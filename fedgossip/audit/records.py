@@ -24,9 +24,9 @@ from typing import Annotated
 
 import msgspec
 
-from fedgossip import outside_files
 from fedgossip.audit.entries import AuditError
-from fedgossip.decoding import UnreadableError, from_msgpack
+from fedgossip.base import outside_files
+from fedgossip.base.decoding import UnreadableError, from_msgpack
 from fedgossip.secure import frames
 from fedgossip.secure.graph import COHORT_MAX
 from fedgossip.secure.primitives import transcript

@@ -13,7 +13,7 @@ import msgspec
 
 from fedgossip.audit.compare import Crossing, TrafficRecord, fates_of
 from fedgossip.audit.transcript_frames import STAGES, Round, Said, wrong
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import SUMMED, RoundAbandoned
 from fedgossip.secure.checks import keys_are_signed

@@ -33,14 +33,14 @@ from fedgossip.audit.records import (
     sealed_content,
     transcripts,
 )
-from fedgossip.decoding import from_msgpack
-from fedgossip.errors import NotWrittenError
-from fedgossip.patience import patiently
+from fedgossip.base.decoding import from_msgpack
+from fedgossip.base.errors import NotWrittenError
+from fedgossip.base.patience import patiently
+from fedgossip.base.version import __version__
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import SUMMED
 from fedgossip.secure.primitives import Sign
 from fedgossip.secure.session import NONE, ParticipantRoster
-from fedgossip.version import __version__
 
 _down: msgspec.msgpack.Decoder[frames.Downward] = msgspec.msgpack.Decoder(frames.Downward)
 _up: msgspec.msgpack.Decoder[frames.Upward] = msgspec.msgpack.Decoder(frames.Upward)

@@ -25,7 +25,7 @@ from fedgossip.audit.records import (
     records,
     sealed_content,
 )
-from fedgossip.errors import ProtocolError
+from fedgossip.base.errors import ProtocolError
 from fedgossip.secure import frames
 from fedgossip.secure.primitives import verify
 from fedgossip.secure.session import ParticipantRoster

@@ -14,52 +14,67 @@ from typing import NoReturn
 
 import click
 
-from fedgossip import signals
+from fedgossip.base import signals
+from fedgossip.base.errors import EXIT_CODES, FedgossipError, nearest
+from fedgossip.base.plain import masked
+from fedgossip.base.version import __version__
 from fedgossip.cli import output
 from fedgossip.cli.text import echo
-from fedgossip.errors import EXIT_CODES, FedgossipError, nearest
-from fedgossip.plain import masked
-from fedgossip.version import __version__
 
 STOPPED = 130
 """What a command returns that was asked to end; which signal asked decides the exit code."""
 
 COMMANDS = {
-    "demo": ("fedgossip.cli.demo", "Eight graphs and real peers on real data, in under a minute."),
+    "demo": ("fedgossip.cli.run.demo", "Eight graphs and real peers on real data, in under a minute."),
     "init": ("fedgossip.cli.init", "Make a folder with a commented experiment to begin from."),
-    "run": ("fedgossip.cli.run", "Run an experiment file: simulated, or as processes of this machine."),
-    "forecast": ("fedgossip.cli.forecast", "Forecast a run before it begins: disagreement and scores, graph by graph."),
-    "launch": ("fedgossip.cli.launch", "Run a script with a training loop of your own, once per peer."),
-    "host": ("fedgossip.cli.host", "Invite others to a run, and be one of its peers."),
-    "join": ("fedgossip.cli.join", "Take part in a run that you are invited to."),
-    "relay": ("fedgossip.cli.relay", "Put peers through to each other that cannot be called."),
-    "peer": ("fedgossip.cli.peer", "Be one peer of a run over several machines."),
-    "coordinator": ("fedgossip.cli.federation", "Be the coordinator of a federated run over several machines."),
-    "client": ("fedgossip.cli.federation", "Be one client of a federated run over several machines."),
-    "worker": ("fedgossip.cli.worker", "Be one worker of a parallel run over several machines."),
-    "server": ("fedgossip.cli.worker", "Be one server of a parallel run over several machines."),
-    "manager": ("fedgossip.cli.worker", "Be the manager of a parameter server with copies, over several machines."),
-    "privacy": ("fedgossip.cli.privacy", "What a federated run promises: plan a budget, pin a policy."),
-    "plan": ("fedgossip.cli.plan", "Read, compare and sign the plan of a federated run; take an approval back."),
-    "keys": ("fedgossip.cli.keys", "Make and show the keys by which peers know each other."),
-    "topology": ("fedgossip.cli.topology", "Look at graphs: list, show, compare, draw."),
-    "watch": ("fedgossip.cli.watch", "Watch a run while it goes on: on the terminal, or as a page."),
-    "board": ("fedgossip.cli.board", "All runs of a folder on one page: a table, and their curves beside each other."),
-    "runs": ("fedgossip.cli.runs", "List runs."),
-    "collect": ("fedgossip.cli.runs", "Put the folders of a run's peers together into one run."),
-    "data": ("fedgossip.cli.data", "Agree on columns and statistics with other sites, as secure sums."),
-    "predict": ("fedgossip.cli.predict", "Score the rows of a table with a model that a run has left."),
-    "model": ("fedgossip.cli.model", "A trained model for small machines: as an ONNX file, and measured."),
-    "evaluate": ("fedgossip.cli.evaluate", "Measure a model on labelled examples: one's own, or those of all sites."),
-    "release": ("fedgossip.cli.release", "A model with its card, privacy, lineage and logs in one signed file."),
-    "fit": ("fedgossip.cli.fit", "Fit a linear, logistic or Poisson model to all sites' tables, by secure sums."),
-    "table": ("fedgossip.cli.table", "Show or write the trained rows of a run whose model is a table."),
-    "replay": ("fedgossip.cli.replay", "Tell fresh machines what those of a run were told: the same bits?"),
-    "compare": ("fedgossip.cli.compare", "Compare ways to train in parallel, from one file, on one page."),
-    "sweep": ("fedgossip.cli.sweep", "Run a grid of keys and seeds of one experiment, and compare them on one page."),
-    "repro": ("fedgossip.cli.repro", "Compute published numbers and claims again: do they come out?"),
-    "report": ("fedgossip.cli.runs", "Write the report page of a run again, or of several side by side."),
-    "audit": ("fedgossip.cli.audit", "Show, verify and export what left a participant; verify a coordinator's rounds."),
+    "run": ("fedgossip.cli.run.run", "Run an experiment file: simulated, or as processes of this machine."),
+    "forecast": (
+        "fedgossip.cli.lab.forecast",
+        "Forecast a run before it begins: disagreement and scores, graph by graph.",
+    ),
+    "launch": ("fedgossip.cli.run.launch", "Run a script with a training loop of your own, once per peer."),
+    "host": ("fedgossip.cli.people.host", "Invite others to a run, and be one of its peers."),
+    "join": ("fedgossip.cli.people.join", "Take part in a run that you are invited to."),
+    "relay": ("fedgossip.cli.people.relay", "Put peers through to each other that cannot be called."),
+    "peer": ("fedgossip.cli.run.peer", "Be one peer of a run over several machines."),
+    "coordinator": ("fedgossip.cli.run.federation", "Be the coordinator of a federated run over several machines."),
+    "client": ("fedgossip.cli.run.federation", "Be one client of a federated run over several machines."),
+    "worker": ("fedgossip.cli.run.worker", "Be one worker of a parallel run over several machines."),
+    "server": ("fedgossip.cli.run.worker", "Be one server of a parallel run over several machines."),
+    "manager": ("fedgossip.cli.run.worker", "Be the manager of a parameter server with copies, over several machines."),
+    "privacy": ("fedgossip.cli.sites.privacy", "What a federated run promises: plan a budget, pin a policy."),
+    "plan": ("fedgossip.cli.sites.plan", "Read, compare and sign the plan of a federated run; take an approval back."),
+    "keys": ("fedgossip.cli.people.keys", "Make and show the keys by which peers know each other."),
+    "topology": ("fedgossip.cli.topology.topology", "Look at graphs: list, show, compare, draw."),
+    "watch": ("fedgossip.cli.run.watch", "Watch a run while it goes on: on the terminal, or as a page."),
+    "board": (
+        "fedgossip.cli.run.board",
+        "All runs of a folder on one page: a table, and their curves beside each other.",
+    ),
+    "runs": ("fedgossip.cli.run.runs", "List runs."),
+    "collect": ("fedgossip.cli.run.runs", "Put the folders of a run's peers together into one run."),
+    "data": ("fedgossip.cli.sites.data", "Agree on columns and statistics with other sites, as secure sums."),
+    "predict": ("fedgossip.cli.sites.predict", "Score the rows of a table with a model that a run has left."),
+    "model": ("fedgossip.cli.lab.model", "A trained model for small machines: as an ONNX file, and measured."),
+    "evaluate": (
+        "fedgossip.cli.sites.evaluate",
+        "Measure a model on labelled examples: one's own, or those of all sites.",
+    ),
+    "release": ("fedgossip.cli.sites.release", "A model with its card, privacy, lineage and logs in one signed file."),
+    "fit": ("fedgossip.cli.sites.fit", "Fit a linear, logistic or Poisson model to all sites' tables, by secure sums."),
+    "table": ("fedgossip.cli.run.table", "Show or write the trained rows of a run whose model is a table."),
+    "replay": ("fedgossip.cli.run.replay", "Tell fresh machines what those of a run were told: the same bits?"),
+    "compare": ("fedgossip.cli.lab.compare", "Compare ways to train in parallel, from one file, on one page."),
+    "sweep": (
+        "fedgossip.cli.lab.sweep",
+        "Run a grid of keys and seeds of one experiment, and compare them on one page.",
+    ),
+    "repro": ("fedgossip.cli.lab.repro", "Compute published numbers and claims again: do they come out?"),
+    "report": ("fedgossip.cli.run.runs", "Write the report page of a run again, or of several side by side."),
+    "audit": (
+        "fedgossip.cli.sites.audit",
+        "Show, verify and export what left a participant; verify a coordinator's rounds.",
+    ),
     "explain": ("fedgossip.cli.explain", "Say what a key, an exit code, an event or a command means."),
     "doctor": ("fedgossip.cli.doctor", "Say what this machine can do, and what is missing."),
 }

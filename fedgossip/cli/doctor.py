@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from fedgossip import kernels
+from fedgossip.base import kernels
 from fedgossip.cli.text import echo
 
 NEEDED = ("torch", "numpy", "scipy", "networkx", "pyzmq", "msgspec", "scikit-learn", "safetensors", "matplotlib")
@@ -76,8 +76,8 @@ def _findings() -> Iterator[tuple[bool, str]]:
 def _links() -> None:
     """Print what messages of several sizes took, and the line through them: what [simulation] would be like here."""
     from fedgossip.cli.text import columns
-    from fedgossip.costs.fitted import fitted
-    from fedgossip.net.link_times import SIZES, link_times
+    from fedgossip.lab.costs.fitted import fitted
+    from fedgossip.net.measuring.link_times import SIZES, link_times
 
     times = link_times()
     line = fitted(SIZES, times)
@@ -94,11 +94,11 @@ def _links() -> None:
 def _links_between(endpoints: Path, key: Path, bind: str | None, wait: float) -> int:
     """Print what the links to other machines take, and [simulation] as the slowest; 3 where one was not measured."""
     from fedgossip.cli.text import columns
-    from fedgossip.costs.fitted import fitted
+    from fedgossip.lab.costs.fitted import fitted
     from fedgossip.net.endpoints import load_addresses
     from fedgossip.net.identity import Identity
-    from fedgossip.net.link_survey import LinkSurvey
-    from fedgossip.net.mesh import Links
+    from fedgossip.net.links.mesh import Links
+    from fedgossip.net.measuring.link_survey import LinkSurvey
 
     identity = Identity.load(key)
     known, node = load_addresses(endpoints, identity.public)
@@ -128,7 +128,7 @@ def _links_between(endpoints: Path, key: Path, bind: str | None, wait: float) ->
 def _kernels() -> tuple[bool, str]:
     """Return what holds for torch: MKL's own word where it is loaded, else what it will be asked for."""
     if "torch" in sys.modules:
-        from fedgossip.learning.portable import capability
+        from fedgossip.learning.one_model.portable import capability
 
         asked = {1: "as it likes", 2: "AUTO", 3: "COMPATIBLE"}.get(kernels.mkl_mode() or 0, "not known")
         said = f"kernels {kernels.mode()}: MKL {asked}, ATen {capability()}"
@@ -142,8 +142,8 @@ def _encryption() -> tuple[bool, str]:
     import zmq
 
     from fedgossip.net.identity import Identity
-    from fedgossip.net.mesh import Links
-    from fedgossip.net.sealing import suites_wanted
+    from fedgossip.net.links.mesh import Links
+    from fedgossip.net.streams.sealing import suites_wanted
 
     if not zmq.has("curve"):
         return False, "ZeroMQ without CURVE: install a pyzmq wheel, or libzmq built with libsodium"
@@ -157,6 +157,6 @@ def _encryption() -> tuple[bool, str]:
 def _device() -> tuple[bool, str]:
     if kernels.built_for_cpu():
         return True, "trains on the CPU: this torch is built for no GPU"
-    from fedgossip.learning.devices import describe, device_for
+    from fedgossip.learning.one_model.devices import describe, device_for
 
     return True, f"trains on {describe(device_for('auto'))}"

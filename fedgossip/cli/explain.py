@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 
 import click
 
+from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.cli.text import echo, print_json
 from fedgossip.cli.vocabulary import KEY, SECTION, TERM, Term, entries
-from fedgossip.errors import ConfigError, nearest
-from fedgossip.learning.mesh_settings import NOT_BUILT
+from fedgossip.learning.one_model.mesh_settings import NOT_BUILT
 
 ALL = "all"
 WIDTH = 100  # columns

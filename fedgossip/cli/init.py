@@ -9,9 +9,9 @@ from pathlib import Path
 
 import click
 
-from fedgossip import owner_files
+from fedgossip.base import owner_files
+from fedgossip.base.errors import ConfigError, NotWrittenError, nearest
 from fedgossip.cli.text import echo
-from fedgossip.errors import ConfigError, NotWrittenError, nearest
 
 TEMPLATES = {
     "own-loop": "a training loop of your own, with four lines added",

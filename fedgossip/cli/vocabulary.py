@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 import msgspec
 
-from fedgossip.decoding import from_toml
-from fedgossip.errors import EXIT_CODES
-from fedgossip.event_kinds import event_kinds
+from fedgossip.base.decoding import from_toml
+from fedgossip.base.errors import EXIT_CODES
+from fedgossip.core.event_kinds import event_kinds
 from fedgossip.experiment.meanings import Key, fault_kinds, sections
 
 SECTION, KEY, FAULT, CODE, EVENT, COMMAND = "section", "key", "kind of fault", "exit code", "event", "command"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from string import Formatter
 
-from fedgossip.event_kinds import kind_of
-from fedgossip.records import EventRow
-from fedgossip.report.reasons import REASONS, given_up
-from fedgossip.roles import Roles
-from fedgossip.signals import KILL
+from fedgossip.base.signals import KILL
+from fedgossip.core.event_kinds import kind_of
+from fedgossip.core.records import EventRow
+from fedgossip.core.roles import Roles
+from fedgossip.report.page.reasons import REASONS, given_up
 
 
 class _Unknown:

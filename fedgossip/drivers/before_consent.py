@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from fedgossip.algorithms.names import METHODS, Told, make
+from fedgossip.algorithms.gossip.names import METHODS, Told, make
+from fedgossip.base.errors import ConfigError
+from fedgossip.core.messages import INVITED_MAX
+from fedgossip.data.custom import importing_nothing
+from fedgossip.data.named_code import code_in
 from fedgossip.drivers.members import is_open_to
-from fedgossip.errors import ConfigError
 from fedgossip.experiment import Experiment, GossipExperiment, ParallelExperiment
 from fedgossip.experiment.gossip_sections import GRAPH_CODE
-from fedgossip.learning.custom import importing_nothing
-from fedgossip.learning.named_code import code_in
-from fedgossip.messages import INVITED_MAX
 from fedgossip.plans import compose
-from fedgossip.plans.gossip_words import terms_of
+from fedgossip.plans.gossip.gossip_words import terms_of
 from fedgossip.plans.plan import JoiningTerms
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
-from fedgossip import signals
+from fedgossip.base import signals
+from fedgossip.core.machine import NodeId
 from fedgossip.faults import MOST_IN_VAIN, FaultScript, Happening, RunProgress, Strike, Turn
-from fedgossip.machine import NodeId
 
 
 class Processes(Protocol):

@@ -20,10 +20,10 @@ import numpy.typing as npt
 from fedgossip.algorithms.federated.base import Accumulator
 from fedgossip.algorithms.federated.means import MeanOf
 from fedgossip.algorithms.federated.robust import Kept
-from fedgossip.checkpoints import DTYPES
 from fedgossip.drivers.declared import UNDECLARED, Hint, alternatives, attributes, declared, is_ours, name_of, origin_of
-from fedgossip.protocols.aggregation_round import Exchange, PlainRound
-from fedgossip.protocols.client_round import ClientPart, PlainPart
+from fedgossip.protocols.federated.aggregation_round import Exchange, PlainRound
+from fedgossip.protocols.federated.client_round import ClientPart, PlainPart
+from fedgossip.runs.checkpoints import DTYPES
 
 Array = npt.NDArray[Any]
 

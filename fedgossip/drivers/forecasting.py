@@ -10,21 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from fedgossip.errors import ConfigError, TrainingError, nearest
+from fedgossip.base.errors import ConfigError, TrainingError, nearest
+from fedgossip.core.forecasts import RunForecast, ScoreForecast
+from fedgossip.core.records import NetworkRow, Row
+from fedgossip.core.task import LocalTask
 from fedgossip.experiment import GIVEN, Experiment, load_experiment
 from fedgossip.experiment.gossip_sections import FORECAST_AUTO, FORECAST_FOLLOWED, FORECAST_LEVELS, FORECAST_NONE
-from fedgossip.forecasts import RunForecast, ScoreForecast
 from fedgossip.plans import compose
-from fedgossip.plans.gossip import GossipPlan
-from fedgossip.records import NetworkRow, Row
-from fedgossip.rundir.foretold import Foretold
+from fedgossip.plans.gossip.gossip import GossipPlan
+from fedgossip.runs.foretold import Foretold
 from fedgossip.simulation.followed import KEPT
 from fedgossip.simulation.probe import expected_distances, probe
 from fedgossip.simulation.realised import realised_rounds
 from fedgossip.simulation.recursion import GossipCourse, is_linear
 from fedgossip.simulation.shadow import Shadow, Shadowed, run_shadow
 from fedgossip.simulation.stacked import PLAIN
-from fedgossip.task import LocalTask
 
 AUTO_LIMIT, AUTO_ELEMENTS = 256, 1 << 22  # peers, and numbers in all their vectors together
 AUTO_ROUNDS, AUTO_SUMS = 2_000, 1 << 28  # a forecast goes through all rounds before the first: a second at most

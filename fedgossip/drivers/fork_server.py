@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fedgossip import plain, signals
-from fedgossip.imports import uncollected
+from fedgossip.base import plain, signals
+from fedgossip.base.imports import uncollected
 
 if TYPE_CHECKING:
     from fedgossip.net.identity import Identity
@@ -123,7 +123,7 @@ def _threads() -> int | None:
 
 def _child(spec: dict[str, Any]) -> int:
     """Be one peer; return the exit code.  What it prints goes to log.txt in its folder."""
-    from fedgossip import owner_files
+    from fedgossip.base import owner_files
 
     folder = Path(spec["folder"])
     try:
@@ -139,8 +139,8 @@ def _child(spec: dict[str, Any]) -> int:
 
 
 def _peer(spec: dict[str, Any], folder: Path) -> int:
+    from fedgossip.base.errors import FedgossipError
     from fedgossip.drivers.peer import run_peer
-    from fedgossip.errors import FedgossipError
     from fedgossip.experiment import load_experiment
     from fedgossip.net.faulty import Faults, RunClock
     from fedgossip.plans import compose

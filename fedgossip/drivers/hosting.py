@@ -16,20 +16,20 @@ from pathlib import Path
 
 import msgspec
 
-from fedgossip import outside_files, owner_files
-from fedgossip.decoding import UnreadableError, from_json
+from fedgossip.base import outside_files, owner_files
+from fedgossip.base.decoding import UnreadableError, from_json
+from fedgossip.base.errors import ConfigError
+from fedgossip.core.machine import NodeId
+from fedgossip.core.messages import INVITED_MAX, Entry, Proposal
 from fedgossip.drivers.members import is_open
-from fedgossip.errors import ConfigError
-from fedgossip.machine import NodeId
-from fedgossip.messages import INVITED_MAX, Entry, Proposal
 from fedgossip.net.endpoints import Endpoint, block, organiser_line, signed
 from fedgossip.net.identity import Identity
-from fedgossip.net.invitation import Invitation, new_secret
-from fedgossip.net.invite_admission import ENDED, Guest, InviteAdmission, Party, Seats
-from fedgossip.net.reachability import Through
-from fedgossip.net.routing import Ways
+from fedgossip.net.invites.invitation import Invitation, new_secret
+from fedgossip.net.invites.invite_admission import ENDED, Guest, InviteAdmission, Party, Seats
+from fedgossip.net.relays.reachability import Through
+from fedgossip.net.relays.routing import Ways
 from fedgossip.plans.plan import Plan
-from fedgossip.rundir.run_directory import write_whole
+from fedgossip.runs.run_directory import write_whole
 
 INVITE, ENDPOINTS, RUN = "invite.json", "endpoints.toml", "run"
 ORGANISER_KEY, PEER_KEY = "organiser.key", "peer.key"

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from fedgossip import owner_files
-from fedgossip.drivers.hosting import PEER_KEY, write_endpoints
-from fedgossip.errors import ConfigError, PeerError
-from fedgossip.messages import (
+from fedgossip.base import owner_files
+from fedgossip.base.errors import ConfigError, PeerError
+from fedgossip.base.version import __version__
+from fedgossip.core.messages import (
     FILE_PART,
     Beginning,
     Enrol,
@@ -31,13 +31,13 @@ from fedgossip.messages import (
     InviteProof,
     Proposal,
 )
+from fedgossip.drivers.hosting import PEER_KEY, write_endpoints
 from fedgossip.net.endpoints import Endpoint, check_reachable, is_signed, signed
 from fedgossip.net.identity import Identity, check_public, verify
-from fedgossip.net.invitation import Invitation
-from fedgossip.net.invite_admission import Seats
-from fedgossip.net.invite_client import AGAIN_SECONDS, ANSWER_SECONDS, ORGANISER, InviteClient
-from fedgossip.protocols.news import admission_of
-from fedgossip.version import __version__
+from fedgossip.net.invites.invitation import Invitation
+from fedgossip.net.invites.invite_admission import Seats
+from fedgossip.net.invites.invite_client import AGAIN_SECONDS, ANSWER_SECONDS, ORGANISER, InviteClient
+from fedgossip.protocols.members.news import admission_of
 
 LOST_SECONDS = 120.0
 """Time after which an organiser that was there, and is not any more, is given up; it may be started again meanwhile."""

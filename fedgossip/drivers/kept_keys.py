@@ -16,8 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from fedgossip import outside_files, owner_files
-from fedgossip.errors import NotWrittenError, ResumeError
+from fedgossip.base import outside_files, owner_files
+from fedgossip.base.errors import NotWrittenError, ResumeError
 from fedgossip.net.identity import Identity
 
 PUBLIC, BEFORE = "key.txt", "key.toml"

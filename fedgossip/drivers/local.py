@@ -12,26 +12,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedgossip import owner_files, signals
+from fedgossip.base import owner_files, signals
+from fedgossip.base.errors import FedgossipError, NetworkError, NotWrittenError
+from fedgossip.core.records import EventRow, Row
 from fedgossip.drivers.fault_injector import Striker
 from fedgossip.drivers.forecasting import foretold_of
 from fedgossip.drivers.participant import check_open_files, check_recordable, check_selection
 from fedgossip.drivers.peer_processes import POLL_SECONDS, PeerProcesses, processes_for
 from fedgossip.drivers.run_processes import RunProcesses
-from fedgossip.errors import FedgossipError, NetworkError, NotWrittenError
 from fedgossip.experiment import BEST, Experiment, load_experiment
 from fedgossip.plans import compose
-from fedgossip.plans.adversary import check_real
 from fedgossip.plans.compose import Plan
 from fedgossip.plans.conditions import faults_of
+from fedgossip.plans.gossip.adversary import check_real
 from fedgossip.plans.plan import record_of
-from fedgossip.records import EventRow, Row
-from fedgossip.rundir import incarnations
-from fedgossip.rundir.best_model import kept_in, take_up
-from fedgossip.rundir.collect import Collector, Watched, conclude, first_failure, last_word
-from fedgossip.rundir.row_keeper import Keeper
-from fedgossip.rundir.run_directory import Run, RunDirectory, state_plan, write_whole
-from fedgossip.rundir.tracking import Tracking
+from fedgossip.runs import incarnations
+from fedgossip.runs.best_model import kept_in, take_up
+from fedgossip.runs.collect import Collector, Watched, conclude, first_failure, last_word
+from fedgossip.runs.row_keeper import Keeper
+from fedgossip.runs.run_directory import Run, RunDirectory, state_plan, write_whole
+from fedgossip.runs.tracking import Tracking
 
 PATIENCE_SECONDS = 5.0
 """When a peer has ended, the others may be silent for two trainings, two deadlines and so much longer;

@@ -12,26 +12,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from fedgossip.algorithms.base import Needs
-from fedgossip.errors import ConfigError, NotWrittenError
+from fedgossip.algorithms.gossip.base import Needs
+from fedgossip.base.errors import ConfigError, NotWrittenError
+from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import Checkpoint, Effect, Event, Fired, Machine, NodeId, Received, Report, Started
+from fedgossip.core.messages import NEWS_MAX, Entry, Join, MembershipUpdate
 from fedgossip.experiment import GossipExperiment
-from fedgossip.machine import Checkpoint, Effect, Event, Fired, Machine, NodeId, Received, Report, Started
-from fedgossip.messages import NEWS_MAX, Entry, Join, MembershipUpdate
 from fedgossip.net.endpoints import Members, load_revoked, revoked_block
 from fedgossip.net.identity import Identity, verify
-from fedgossip.plans.gossip import GossipPlan, graph_seed, method_of, schedule_of, weights_of
-from fedgossip.plans.gossip_checks import check_members
+from fedgossip.plans.gossip.gossip import GossipPlan, graph_seed, method_of, schedule_of, weights_of
+from fedgossip.plans.gossip.gossip_checks import check_members
 from fedgossip.plans.plan import Plan
-from fedgossip.protocols.failure_detector import MemberSettings
-from fedgossip.protocols.member import Member
-from fedgossip.protocols.membership import Membership
-from fedgossip.protocols.news import Trust
-from fedgossip.protocols.roster import Roster
-from fedgossip.protocols.roster_schedule import Make, Places, RosterSchedule
-from fedgossip.rundir.run_directory import write_whole
+from fedgossip.protocols.members.failure_detector import MemberSettings
+from fedgossip.protocols.members.member import Member
+from fedgossip.protocols.members.membership import Membership
+from fedgossip.protocols.members.news import Trust
+from fedgossip.protocols.members.roster import Roster
+from fedgossip.protocols.members.roster_schedule import Make, Places, RosterSchedule
+from fedgossip.runs.run_directory import write_whole
 from fedgossip.topology import Schedule, resolve_schedule
-from fedgossip.topology.stationary import SIZES
-from fedgossip.vectors import Vector
+from fedgossip.topology.weights.stationary import SIZES
 
 
 def graphs_of(plan: GossipPlan) -> Make:

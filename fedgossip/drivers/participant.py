@@ -8,36 +8,36 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import Checkpoint, Machine, NodeId
+from fedgossip.core.messages import Hello
+from fedgossip.core.records import EventRow
+from fedgossip.core.roles import CLIENT, SERVER
+from fedgossip.data.objectives import SUMS
+from fedgossip.data.per_peer import PLACE
+from fedgossip.data.record_digests import source_digest
 from fedgossip.drivers.members import Informed, member_of
-from fedgossip.errors import ConfigError
 from fedgossip.experiment import BEST
-from fedgossip.learning.objectives import SUMS
-from fedgossip.learning.per_peer import PLACE
-from fedgossip.learning.record_digests import source_digest
-from fedgossip.machine import Checkpoint, Machine, NodeId
-from fedgossip.messages import Hello
 from fedgossip.net.callers import check_clients
-from fedgossip.net.client import Spoke
 from fedgossip.net.descriptors import check_links
 from fedgossip.net.endpoints import Endpoints, Members
+from fedgossip.net.hub.client import Spoke
+from fedgossip.net.hub.server import Hub
 from fedgossip.net.identity import Identity
-from fedgossip.net.mesh import Links
-from fedgossip.net.routing import DIRECT, Ways
-from fedgossip.net.server import Hub
+from fedgossip.net.links.mesh import Links
+from fedgossip.net.relays.routing import DIRECT, Ways
 from fedgossip.net.transport import Transport
-from fedgossip.plans.credentials import real
-from fedgossip.plans.federation import FederationPlan
-from fedgossip.plans.ledger import SUFFIX, TRAINING, SpentLedger, counted, data_of
+from fedgossip.plans.federated.credentials import real
+from fedgossip.plans.federated.federation import FederationPlan
+from fedgossip.plans.federated.ledger import SUFFIX, TRAINING, SpentLedger, counted, data_of
+from fedgossip.plans.federated.privacy_budget import account_before
+from fedgossip.plans.gossip.recovering import peer_of
 from fedgossip.plans.plan import Plan
-from fedgossip.plans.privacy_budget import account_before
-from fedgossip.plans.recovering import peer_of
-from fedgossip.records import EventRow
-from fedgossip.roles import CLIENT, SERVER
-from fedgossip.rundir.audit_recorder import Recorder
-from fedgossip.rundir.incarnations import MakeMachine
-from fedgossip.rundir.mask_ledger import LEDGER, private_maker
+from fedgossip.runs.audit_recorder import Recorder
+from fedgossip.runs.incarnations import MakeMachine
+from fedgossip.runs.mask_ledger import LEDGER, private_maker
 from fedgossip.secure.session import Policy
-from fedgossip.vectors import Vector
 
 
 @dataclass(frozen=True)

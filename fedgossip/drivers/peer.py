@@ -26,9 +26,22 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from fedgossip import kernels, outside_files
-from fedgossip.checkpoints import SECONDS, Checkpoints
-from fedgossip.decoding import from_toml
+from fedgossip.base import kernels, outside_files
+from fedgossip.base.decoding import from_toml
+from fedgossip.base.errors import (
+    PARTIAL_EXIT,
+    BudgetError,
+    FedgossipError,
+    NetworkError,
+    NotWrittenError,
+    ResumeError,
+    TooFewPeersError,
+)
+from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import Checkpoint, Machine, NodeId
+from fedgossip.core.messages import Expected, Hello
+from fedgossip.core.records import EventRow, PeerRow, Row, read_rows
+from fedgossip.core.task import LocalTask, give_memory, memory_of, segments_of, table_of
 from fedgossip.drivers.participant import (
     Given,
     Made,
@@ -38,36 +51,23 @@ from fedgossip.drivers.participant import (
     made_by,
     transport_of,
 )
-from fedgossip.errors import (
-    PARTIAL_EXIT,
-    BudgetError,
-    FedgossipError,
-    NetworkError,
-    NotWrittenError,
-    ResumeError,
-    TooFewPeersError,
-)
-from fedgossip.machine import Checkpoint, Machine, NodeId
-from fedgossip.messages import Expected, Hello
 from fedgossip.net.endpoints import Endpoint, Endpoints, Members, block, load_endpoints, signed
 from fedgossip.net.faulty import Faults
 from fedgossip.net.host import Host, Ports
 from fedgossip.net.identity import Identity
-from fedgossip.net.routing import DIRECT, Ways
+from fedgossip.net.relays.routing import DIRECT, Ways
 from fedgossip.net.transport import Transport
 from fedgossip.plans import compose
 from fedgossip.plans.completeness import ExchangeCounts, of_numbers
 from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.plan import PARTIAL
-from fedgossip.records import EventRow, PeerRow, Row, read_rows
-from fedgossip.rundir import incarnations
-from fedgossip.rundir.incarnations import Life
-from fedgossip.rundir.peer_files import PeerEnded, PeerFiles, failed, try_to_tell, write_ended
-from fedgossip.rundir.run_directory import describe, state_plan, write_whole
+from fedgossip.runs import incarnations
+from fedgossip.runs.checkpoints import SECONDS, Checkpoints
+from fedgossip.runs.incarnations import Life
+from fedgossip.runs.peer_files import PeerEnded, PeerFiles, failed, try_to_tell, write_ended
+from fedgossip.runs.run_directory import describe, state_plan, write_whole
+from fedgossip.runs.trace.files import Opening, Trace, Traced
 from fedgossip.secure.session import Policy
-from fedgossip.task import LocalTask, give_memory, memory_of, segments_of, table_of
-from fedgossip.trace.files import Opening, Trace, Traced
-from fedgossip.vectors import Vector
 
 WAIT_FOR_ENDPOINTS_SECONDS = 150.0
 """Usual time for a collector to hear from all peers; longer than it waits itself, so that it is the one to say who is

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fedgossip import kernels, outside_files
-from fedgossip.errors import ConfigError, FedgossipError, NetworkError, NotWrittenError
+from fedgossip.base import kernels, outside_files
+from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError, NotWrittenError
 
 if TYPE_CHECKING:
     from fedgossip.experiment import Experiment
@@ -37,7 +37,7 @@ STOP_SECONDS = 10.0
 POLL_SECONDS = 0.05
 
 NUMERIC = ("fedgossip.drivers.peer", "safetensors.numpy", "fedgossip.learning.analytic")
-LEARNING = (*NUMERIC, "torch", "fedgossip.learning.task", "fedgossip.learning.data")
+LEARNING = (*NUMERIC, "torch", "fedgossip.learning.task", "fedgossip.data.data")
 
 
 def check_processes() -> None:
@@ -102,8 +102,8 @@ class PeerProcesses:
 
     def await_addresses(self, out: Path, folders: Sequence[Path]) -> None:
         """Put the addresses that the peers chose together into the file that they wait for."""
-        from fedgossip.rundir.collect import ENDPOINT
-        from fedgossip.rundir.run_directory import write_whole
+        from fedgossip.runs.collect import ENDPOINT
+        from fedgossip.runs.run_directory import write_whole
 
         paths = [folder / ENDPOINT for folder in folders]
         until = time.monotonic() + START_SECONDS
@@ -150,7 +150,7 @@ def processes_for(experiment: Experiment) -> PeerProcesses:
 
 def not_started(out: Path, folders: Sequence[Path]) -> FedgossipError:
     """Return why a run does not begin: what the first of those said who left no address, or that they left none."""
-    from fedgossip.rundir.collect import ENDPOINT, first_failure, last_word
+    from fedgossip.runs.collect import ENDPOINT, first_failure, last_word
 
     missing = [node for node, folder in enumerate(folders) if not (folder / ENDPOINT).exists()]
     failure = first_failure([last_word(folder) for folder in folders])

@@ -26,23 +26,23 @@ from typing import Any
 import msgspec
 import tomli_w
 
-from fedgossip import outside_files, owner_files
-from fedgossip.decoding import from_toml
-from fedgossip.errors import ConfigError, NotWrittenError
+from fedgossip.base import outside_files, owner_files
+from fedgossip.base.decoding import from_toml
+from fedgossip.base.errors import ConfigError, NotWrittenError
+from fedgossip.base.plain import line
+from fedgossip.core.machine import NodeId
+from fedgossip.core.messages import GRAPH_LETTERS, PROPOSAL_LETTERS, Proposal
+from fedgossip.core.task import LocalTask
+from fedgossip.data.columns.table_schema import FEDERATED, TEST
+from fedgossip.data.data import CODE, KINDS
+from fedgossip.data.per_peer import PLACE
+from fedgossip.data.sources import code_of, modules_of
 from fedgossip.experiment import Experiment, GossipExperiment, checked
 from fedgossip.experiment.data_section import is_standard
-from fedgossip.learning.data import CODE, KINDS
-from fedgossip.learning.per_peer import PLACE
-from fedgossip.learning.sources import code_of, modules_of
-from fedgossip.learning.table_schema import FEDERATED, TEST
-from fedgossip.machine import NodeId
-from fedgossip.messages import GRAPH_LETTERS, PROPOSAL_LETTERS, Proposal
-from fedgossip.plain import line
 from fedgossip.plans import compose
 from fedgossip.plans.compose import DataShares
 from fedgossip.plans.plan import Plan
-from fedgossip.task import LocalTask
-from fedgossip.topology.names import SUFFIXES
+from fedgossip.topology.graphs.names import SUFFIXES
 
 OWN = f"own:{PLACE}"
 """What a proposal has as data.source where each brings its own data."""

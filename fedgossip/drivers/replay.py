@@ -17,23 +17,23 @@ from pathlib import Path
 
 import msgspec
 
-from fedgossip import outside_files
-from fedgossip.checkpoints import incarnation_of
-from fedgossip.decoding import json_value
-from fedgossip.errors import ConfigError, ProtocolError, ResumeError
+from fedgossip.base import outside_files
+from fedgossip.base.decoding import json_value
+from fedgossip.base.errors import ConfigError, ProtocolError, ResumeError
+from fedgossip.base.vectors import Vector, digest
+from fedgossip.base.version import __version__
+from fedgossip.core.machine import Finish, Machine, NodeId, told
+from fedgossip.core.task import covering, one_segment
+from fedgossip.data.named_code import check_allowed
 from fedgossip.experiment import checked
-from fedgossip.learning.named_code import check_allowed
-from fedgossip.machine import Finish, Machine, NodeId, told
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
-from fedgossip.plans.recovering import peer_of
-from fedgossip.rundir.collect import last_word
-from fedgossip.rundir.incarnations import trace_path
-from fedgossip.task import covering, one_segment
-from fedgossip.trace.events import TraceError, described
-from fedgossip.trace.files import Opening, Reading, TraceEntry, refusal
-from fedgossip.vectors import Vector, digest
-from fedgossip.version import __version__
+from fedgossip.plans.gossip.recovering import peer_of
+from fedgossip.runs.checkpoints import incarnation_of
+from fedgossip.runs.collect import last_word
+from fedgossip.runs.incarnations import trace_path
+from fedgossip.runs.trace.events import TraceError, described
+from fedgossip.runs.trace.files import Opening, Reading, TraceEntry, refusal
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedgossip import checkpoints, outside_files
-from fedgossip.decoding import UnreadableError, json_value
+from fedgossip.base import outside_files
+from fedgossip.base.decoding import UnreadableError, json_value
+from fedgossip.base.errors import ResumeError
+from fedgossip.core.records import Row
+from fedgossip.data.named_code import REACHING, check_allowed
 from fedgossip.drivers import sim_checkpoint
 from fedgossip.drivers.run_processes import RunProcesses
-from fedgossip.errors import ResumeError
 from fedgossip.experiment import Experiment, file_kept_in, load_experiment
-from fedgossip.learning.named_code import REACHING, check_allowed
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
 from fedgossip.plans.plan import EXHAUSTED
-from fedgossip.records import Row
-from fedgossip.rundir.run_directory import INCOMPLETE, WHOLE, Run, is_launched, resume_line
+from fedgossip.runs import checkpoints
+from fedgossip.runs.run_directory import INCOMPLETE, WHOLE, Run, is_launched, resume_line
 
 
 def resume(

@@ -19,14 +19,15 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from fedgossip import checkpoints, outside_files, signals
-from fedgossip.checkpoints import About, RefusedError
-from fedgossip.decoding import UnreadableError, from_json
+from fedgossip.base import outside_files, signals
+from fedgossip.base.decoding import UnreadableError, from_json
+from fedgossip.base.errors import ResumeError
+from fedgossip.core.metrics import Network
+from fedgossip.core.records import EventRow
+from fedgossip.core.task import LocalTask, give_memory, memory_of
 from fedgossip.drivers import snapshot
-from fedgossip.errors import ResumeError
-from fedgossip.metrics import Network
-from fedgossip.records import EventRow
-from fedgossip.task import LocalTask, give_memory, memory_of
+from fedgossip.runs import checkpoints
+from fedgossip.runs.checkpoints import About, RefusedError
 
 SECONDS = 30.0
 """Between two images; longer where writing one takes more than a twentieth of that."""

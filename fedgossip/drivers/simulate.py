@@ -13,36 +13,36 @@ from typing import Any
 import msgspec
 import numpy.typing as npt
 
-from fedgossip.algorithms.base import GossipAlgorithm
+from fedgossip.algorithms.gossip.base import GossipAlgorithm
+from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError, nearest
+from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import Checkpoint, Machine, NodeId, Report
+from fedgossip.core.metrics import Network
+from fedgossip.core.records import Row, event_row
+from fedgossip.core.task import Job, LocalTask, ReportingTask, segments_of, table_of
 from fedgossip.drivers import sim_checkpoint
 from fedgossip.drivers.forecasting import foretold_of
 from fedgossip.drivers.sim_checkpoint import CheckpointedSimulation, Engine, Left, Pauses
-from fedgossip.errors import ConfigError, FedgossipError, NetworkError, nearest
 from fedgossip.experiment import BEST, GIVEN, Experiment, load_experiment
 from fedgossip.faults import FaultScript
-from fedgossip.machine import Checkpoint, Machine, NodeId, Report
-from fedgossip.metrics import Network
 from fedgossip.plans import compose
 from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.conditions import faults_of, network_settings
-from fedgossip.plans.own_graphs import given_schedule
+from fedgossip.plans.gossip.own_graphs import given_schedule
+from fedgossip.plans.gossip.recovering import peer_of, recovers
 from fedgossip.plans.plan import EXHAUSTED, Results, record_of
-from fedgossip.plans.recovering import peer_of, recovers
-from fedgossip.records import Row, event_row
-from fedgossip.rundir import incarnations, run_directory
-from fedgossip.rundir.foretold import Foretold
-from fedgossip.rundir.row_keeper import Keeper
-from fedgossip.rundir.run_directory import Run, RunDirectory
-from fedgossip.rundir.summary import RunOutcome, averaged, status_of, summarize
-from fedgossip.rundir.table_files import TABLE, save_table, table_of_checkpoints
-from fedgossip.rundir.tracking import Tracking
-from fedgossip.rundir.trained_table import TrainedTable
+from fedgossip.runs import incarnations, run_directory
+from fedgossip.runs.foretold import Foretold
+from fedgossip.runs.row_keeper import Keeper
+from fedgossip.runs.run_directory import Run, RunDirectory
+from fedgossip.runs.summary import RunOutcome, averaged, status_of, summarize
+from fedgossip.runs.table_files import TABLE, save_table, table_of_checkpoints
+from fedgossip.runs.tracking import Tracking
+from fedgossip.runs.trained_table import TrainedTable
 from fedgossip.secure.remembering import remembering
 from fedgossip.simulation.network import SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
-from fedgossip.task import Job, LocalTask, ReportingTask, segments_of, table_of
 from fedgossip.topology import Mixing, Schedule
-from fedgossip.vectors import Vector
 
 UNCOLLECTED_FROM = 256
 """Number of nodes from which on the garbage collector passes over what a simulation begins with."""
@@ -72,14 +72,14 @@ def simulate(
 
     `experiment`: a path, a mapping of the file's shape, or an Experiment.  `engine`: "sim" (machines, virtual network)
     or "stacked" (arrays only; the same bits, no time).  `overrides`: "section.key=value" texts.  `task`: anything with
-    the methods of `fedgossip.task.LocalTask`, in place of the experiment's own.  `out`: a new folder for the run
+    the methods of `fedgossip.core.task.LocalTask`, in place of the experiment's own.  `out`: a new folder for the run
     directory; None writes nothing.  `watch` is called with every row of the record as it comes.  `forecast`: "probe",
     "shadow" or "followed" forecasts the run before it begins (see `forecast_run`); the summary says how far it was
     kept.  None: what [forecast] names.
 
     `schedule`, or `mixing` (a Mixing, or an array [n, n] whose row i is what i gives the models that it hears):
     the graph of each round, in place of [topology]'s.  `algorithm`: an object with the methods of
-    `fedgossip.algorithms.base.GossipAlgorithm`, in place of [algorithm]'s.
+    `fedgossip.algorithms.gossip.base.GossipAlgorithm`, in place of [algorithm]'s.
 
     The result depends on the experiment, its seed and these objects only.  Raises ConfigError for what cannot be run,
     before anything is; TrainingError where a loss is not finite, or an object of yours fails later.

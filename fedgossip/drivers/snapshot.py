@@ -21,10 +21,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.checkpoints import DTYPES
+from fedgossip.base.errors import ResumeError
 from fedgossip.drivers.declared import UNDECLARED, attributes, is_ours, name_of, state
 from fedgossip.drivers.fitting import NOTHING, Reader, UnfitError, number_in
-from fedgossip.errors import ResumeError
+from fedgossip.runs.checkpoints import DTYPES
 
 Array = npt.NDArray[Any]
 

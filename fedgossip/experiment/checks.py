@@ -7,16 +7,22 @@ from collections.abc import Iterator
 
 import msgspec
 
+from fedgossip.algorithms.codecs.base import LinearCodec
+from fedgossip.algorithms.codecs.blocks import Int8
+from fedgossip.algorithms.codecs.casts import BFloat16, Half
+from fedgossip.algorithms.codecs.low_rank import low_rank_of
+from fedgossip.algorithms.codecs.names import make_codec
+from fedgossip.algorithms.codecs.sparse import DeepGradient
 from fedgossip.algorithms.collectives.names import COLLECTIVES, GATHERS
-from fedgossip.algorithms.names import METHODS
-from fedgossip.algorithms.outer import OuterStep
-from fedgossip.codecs.base import LinearCodec
-from fedgossip.codecs.blocks import Int8
-from fedgossip.codecs.casts import BFloat16, Half
-from fedgossip.codecs.low_rank import low_rank_of
-from fedgossip.codecs.names import make_codec
-from fedgossip.codecs.sparse import DeepGradient
-from fedgossip.errors import ConfigError, nearest
+from fedgossip.algorithms.gossip.names import METHODS
+from fedgossip.algorithms.gossip.outer import OuterStep
+from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.base.limits import MOST, Limit, Within, limits_of
+from fedgossip.core.messages import WORKERS_MAX
+from fedgossip.data.columns.table_schema import FEDERATED, TEST, options_of
+from fedgossip.data.objectives import CONVEX, KINDS, SPARSE, objective_of
+from fedgossip.data.per_peer import PLACE
+from fedgossip.data.ragged import check_buckets
 from fedgossip.experiment.data_section import OF_STATISTICS, DataSection
 from fedgossip.experiment.gossip_sections import ALGORITHM_CODE
 from fedgossip.experiment.parallel_sections import ASYNC, MAPREDUCE, SERVED, ParallelSection, ServerSection
@@ -30,13 +36,7 @@ from fedgossip.experiment.sections import (
     GossipExperiment,
     ParallelExperiment,
 )
-from fedgossip.learning.objectives import CONVEX, KINDS, SPARSE, objective_of
-from fedgossip.learning.per_peer import PLACE
-from fedgossip.learning.ragged import check_buckets
 from fedgossip.learning.settings import HOGWILD
-from fedgossip.learning.table_schema import FEDERATED, TEST, options_of
-from fedgossip.limits import MOST, Limit, Within, limits_of
-from fedgossip.messages import WORKERS_MAX
 
 
 def check(experiment: Experiment, where: str) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from fedgossip.limits import OneOf, Within
+from fedgossip.base.limits import OneOf, Within
 
 COMPARE = "compare"
 EQUALS = ("examples", "seconds", "bytes")

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from fedgossip.limits import ABOVE_0, LONGEST_SECONDS, MOST, OneOf, Seconds, Within
+from fedgossip.base.limits import ABOVE_0, LONGEST_SECONDS, MOST, OneOf, Seconds, Within
 
 Count = Annotated[int | None, Within(1, MOST)]
 

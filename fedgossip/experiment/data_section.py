@@ -8,9 +8,9 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from fedgossip.learning import data
-from fedgossip.learning.table_schema import AGREED, FEDERATED, LEVELS, MEAN, REFUSE, TEST
-from fedgossip.limits import MOST, OneOf, Within
+from fedgossip.base.limits import MOST, OneOf, Within
+from fedgossip.data import data
+from fedgossip.data.columns.table_schema import AGREED, FEDERATED, LEVELS, MEAN, REFUSE, TEST
 
 SHARE = 0.9
 """The largest share of examples that can be kept apart."""

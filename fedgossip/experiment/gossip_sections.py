@@ -6,12 +6,12 @@ from typing import Annotated, Any
 
 import msgspec
 
-from fedgossip.algorithms.attacks import ATTACKS
-from fedgossip.algorithms.combine import COMBINATIONS
-from fedgossip.algorithms.names import METHODS
-from fedgossip.learning.named_code import NamesCode
-from fedgossip.limits import ABOVE_0, MOST, OneOf, Seconds, SecondsOr0, Within
-from fedgossip.protocols.peer_sampling import RULES
+from fedgossip.algorithms.gossip.names import METHODS
+from fedgossip.algorithms.robust.attacks import ATTACKS
+from fedgossip.algorithms.robust.combine import COMBINATIONS
+from fedgossip.base.limits import ABOVE_0, MOST, OneOf, Seconds, SecondsOr0, Within
+from fedgossip.data.named_code import NamesCode
+from fedgossip.protocols.gossip.peer_sampling import RULES
 from fedgossip.topology import family_names, rule_names, schedule_names, weighted_names
 
 GRAPH_CODE = NamesCode(lambda word: word.lower() in (*family_names(), *weighted_names(), *schedule_names()))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
 from fedgossip.experiment.checks import check_federated, check_gossip, check_parallel
 from fedgossip.experiment.compared import COMPARE
 from fedgossip.experiment.sections import Experiment, FederatedExperiment, GossipExperiment, ParallelExperiment
@@ -39,7 +39,7 @@ class RunKind:
 RUN_KINDS: dict[str, RunKind] = {
     "topology": RunKind(
         GossipExperiment,
-        "fedgossip.plans.gossip:gossip_plan",
+        "fedgossip.plans.gossip.gossip:gossip_plan",
         'graph = "ring"  n = 8',
         "peers that talk to neighbours",
         "topology.n",
@@ -47,7 +47,7 @@ RUN_KINDS: dict[str, RunKind] = {
     ),
     "coordinator": RunKind(
         FederatedExperiment,
-        "fedgossip.plans.federation_checks:federation_plan",
+        "fedgossip.plans.federated.federation_checks:federation_plan",
         "clients = 8",
         "clients of a coordinator",
         "coordinator.clients",
@@ -56,7 +56,7 @@ RUN_KINDS: dict[str, RunKind] = {
     ),
     "parallel": RunKind(
         ParallelExperiment,
-        "fedgossip.plans.parallel:parallel_plan",
+        "fedgossip.plans.parallel.parallel:parallel_plan",
         "workers = 4",
         "workers that share every step",
         "parallel.workers",

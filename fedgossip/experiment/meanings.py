@@ -21,11 +21,11 @@ from typing import Any
 
 import msgspec
 
+from fedgossip.base.limits import ABOVE_0, OneOf, Within, between
 from fedgossip.experiment.compared import COMPARE, CompareSection
 from fedgossip.experiment.kinds import RUN_KINDS
 from fedgossip.experiment.reading import keys_of, section_in
 from fedgossip.faults import KINDS
-from fedgossip.limits import ABOVE_0, OneOf, Within, between
 
 Struct = type[msgspec.Struct]
 

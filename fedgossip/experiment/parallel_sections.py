@@ -8,12 +8,12 @@ import msgspec
 
 from fedgossip.algorithms.collectives.names import COLLECTIVES
 from fedgossip.algorithms.descent.names import DESCENTS
-from fedgossip.algorithms.fragments import FRAGMENTS_MAX
-from fedgossip.algorithms.row_filters import FILTERS
-from fedgossip.learning.named_code import NamesCode
+from fedgossip.algorithms.descent.row_filters import FILTERS
+from fedgossip.algorithms.gossip.fragments import FRAGMENTS_MAX
+from fedgossip.base.limits import MOST, OneOf, Seconds, SecondsOr0, Within
+from fedgossip.core.messages import SERVERS_MAX, SHARDS_MAX, WORKERS_MAX
+from fedgossip.data.named_code import NamesCode
 from fedgossip.learning.settings import HOGWILD
-from fedgossip.limits import MOST, OneOf, Seconds, SecondsOr0, Within
-from fedgossip.messages import SERVERS_MAX, SHARDS_MAX, WORKERS_MAX
 
 SERVED, MAPREDUCE, ASYNC = "parameter-server", "mapreduce", "async"
 """What parallel.method and parallel.server.staleness may be beside the collectives, and a number of rounds."""

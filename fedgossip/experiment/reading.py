@@ -16,19 +16,19 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from fedgossip import outside_files
-from fedgossip.decoding import from_toml
-from fedgossip.errors import ConfigError, nearest
+from fedgossip.base import outside_files
+from fedgossip.base.decoding import from_toml
+from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.data.columns.table_schema import FEDERATED
+from fedgossip.data.data import OF_FILES
 from fedgossip.experiment.checks import check
 from fedgossip.experiment.compared import COMPARE, CompareSection
 from fedgossip.experiment.data_section import DataSection
 from fedgossip.experiment.kinds import RUN_KINDS, kind_in
 from fedgossip.experiment.sections import ENDLESS, ENDLESS_WORD, Experiment
 from fedgossip.faults import KINDS
-from fedgossip.learning.data import OF_FILES
-from fedgossip.learning.mesh_settings import NOT_BUILT
+from fedgossip.learning.one_model.mesh_settings import NOT_BUILT
 from fedgossip.learning.settings import HOGWILD
-from fedgossip.learning.table_schema import FEDERATED
 
 
 def load_experiment(

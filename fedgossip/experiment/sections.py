@@ -14,7 +14,12 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 
-from fedgossip import seeds
+from fedgossip.base import seeds
+from fedgossip.base.limits import MOST, OneOf, Within
+from fedgossip.base.plain import masked
+from fedgossip.base.scores import ACCURACY, NO_SCORE, Score
+from fedgossip.data.named_code import code_in
+from fedgossip.data.objectives import LOOP, SPARSE, SUMS, Objective, objective_of, score_of_loops
 from fedgossip.experiment.coordinator_sections import CoordinatorSection, PrivacySection
 from fedgossip.experiment.data_section import DataSection
 from fedgossip.experiment.gossip_sections import AdversarySection, AlgorithmSection, ForecastSection, TopologySection
@@ -22,21 +27,9 @@ from fedgossip.experiment.parallel_sections import OuterSection, ParallelSection
 from fedgossip.experiment.simulation_section import SimulationSection
 from fedgossip.experiment.task_section import TaskSection
 from fedgossip.faults import Fault
-from fedgossip.learning import architectures
-from fedgossip.learning.mesh_settings import MeshSettings
-from fedgossip.learning.named_code import code_in
-from fedgossip.learning.objectives import (
-    LOOP,
-    SPARSE,
-    SUMS,
-    Objective,
-    objective_of,
-    score_of_loops,
-)
+from fedgossip.learning.models import architectures
+from fedgossip.learning.one_model.mesh_settings import MeshSettings
 from fedgossip.learning.settings import TrainSettings
-from fedgossip.limits import MOST, OneOf, Within
-from fedgossip.plain import masked
-from fedgossip.scores import ACCURACY, NO_SCORE, Score
 
 GIVEN = "given"
 """Stands for a graph or an algorithm that is an object, given in Python."""

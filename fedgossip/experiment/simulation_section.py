@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from fedgossip.limits import ABOVE_0, LONGEST_SECONDS, SecondsOr0, Within
+from fedgossip.base.limits import ABOVE_0, LONGEST_SECONDS, SecondsOr0, Within
 
 SecondsOr0Given = Annotated[float | None, Within(0, LONGEST_SECONDS)]
 Rate = Annotated[float | None, Within(ABOVE_0)]

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import msgspec
 
-from fedgossip.learning.objectives import AS_THE_DATA, CODE, CONVEX, KINDS, LOOP, SPARSE, SUMS
-from fedgossip.limits import ABOVE_0, MOST, OneOf, Within
+from fedgossip.base.limits import ABOVE_0, MOST, OneOf, Within
+from fedgossip.data.objectives import AS_THE_DATA, CODE, CONVEX, KINDS, LOOP, SPARSE, SUMS
 
 TASKS = (AS_THE_DATA, *KINDS, CONVEX, "averaging", "quadratic", SPARSE, LOOP, *SUMS)
 

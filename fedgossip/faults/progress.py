@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedgossip.machine import NodeId
+from fedgossip.core.machine import NodeId
 
 MOST_IN_VAIN = 20
 """Maximum number of strikes of series, for each participant, while nobody gets a round further than ever before."""

@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
 
-from fedgossip import seeds
+from fedgossip.base import seeds
+from fedgossip.core.machine import NodeId
 from fedgossip.faults.words import (
     Crash,
     Delay,
@@ -25,7 +26,6 @@ from fedgossip.faults.words import (
     check,
     ns,
 )
-from fedgossip.machine import NodeId
 
 
 @dataclass(frozen=True, slots=True)

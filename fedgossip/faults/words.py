@@ -9,8 +9,8 @@ from typing import Annotated, NoReturn
 
 import msgspec
 
-from fedgossip.errors import ConfigError
-from fedgossip.machine import NodeId
+from fedgossip.base.errors import ConfigError
+from fedgossip.core.machine import NodeId
 
 NS = 1_000_000_000
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.errors import ConfigError, TrainingError, nearest
-from fedgossip.machine import NodeId
-from fedgossip.seeds import stream
-from fedgossip.task import Job, Update
-from fedgossip.vectors import BLOCK, Vector, frozen
+from fedgossip.base.errors import ConfigError, TrainingError, nearest
+from fedgossip.base.seeds import stream
+from fedgossip.base.vectors import BLOCK, Vector, frozen
+from fedgossip.core.machine import NodeId
+from fedgossip.core.task import Job, Update
 
 PLACEMENTS = ("smooth", "alternating", "random")
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedgossip.learning.dataset import Dataset
-from fedgossip.learning.objectives import Objective
+from fedgossip.base.vectors import add
+from fedgossip.core.task import Job
+from fedgossip.data.dataset import Dataset
+from fedgossip.data.objectives import Objective
 from fedgossip.learning.task import TorchTask, TrainSettings
-from fedgossip.task import Job
-from fedgossip.vectors import add
 
 
 def train_centralised(

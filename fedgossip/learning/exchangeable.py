@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch

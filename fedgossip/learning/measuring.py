@@ -10,13 +10,13 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from fedgossip.errors import ConfigError
-from fedgossip.learning import data
-from fedgossip.learning.dataset import OF_COLUMNS, Dataset
-from fedgossip.learning.losses import Criterion, predicted
-from fedgossip.learning.model_files import ModelFacts
-from fedgossip.learning.objectives import LANGUAGE, Objective
-from fedgossip.learning.scoring import Scoring
+from fedgossip.base.errors import ConfigError
+from fedgossip.data import data
+from fedgossip.data.dataset import OF_COLUMNS, Dataset
+from fedgossip.data.objectives import LANGUAGE, Objective
+from fedgossip.learning.models.model_files import ModelFacts
+from fedgossip.learning.one_model.losses import Criterion, predicted
+from fedgossip.learning.one_model.scoring import Scoring
 
 ROWS = 512
 """Examples at a time."""

@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from fedgossip.errors import ConfigError, nearest
-from fedgossip.learning.gradient_compression import NONE, rank_of
-from fedgossip.learning.mesh_settings import MOST_PROCESSES, MeshSettings
-from fedgossip.learning.rate_schedule import schedule_of
-from fedgossip.limits import ABOVE_0, MOST, OneOf, Within, limits_of
+from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.base.limits import ABOVE_0, MOST, OneOf, Within, limits_of
+from fedgossip.learning.one_model.gradient_compression import NONE, rank_of
+from fedgossip.learning.one_model.mesh_settings import MOST_PROCESSES, MeshSettings
+from fedgossip.learning.one_model.rate_schedule import schedule_of
 
 # what each optimiser remembers of a node between steps, one number per trained element
 SLOTS: Mapping[str, tuple[str, ...]] = {

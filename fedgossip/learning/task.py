@@ -14,40 +14,42 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fedgossip.errors import ConfigError, FedgossipError, TrainingError
-from fedgossip.learning import exporting, loading, models, probing, resident, sharing
-from fedgossip.learning.batches import Batches, BatchPlan, Indices
-from fedgossip.learning.bucket_batches import BucketBatches, check_lines
-from fedgossip.learning.custom import place_of
-from fedgossip.learning.dataset import OF_COLUMNS, Dataset, check_kind, check_shares
-from fedgossip.learning.ddp.engine import DistributedLoop, ProcessesLoop, Source
-from fedgossip.learning.ddp.hogwild import HogwildLoop
-from fedgossip.learning.devices import with_float64
-from fedgossip.learning.flat import Layout
-from fedgossip.learning.holdout import LocalTests
-from fedgossip.learning.job_blocks import blocks_of
-from fedgossip.learning.losses import Criterion, not_finite
-from fedgossip.learning.module_engine import Assignment, ModuleLoop, predictions_of
-from fedgossip.learning.objectives import Objective, objective_of
-from fedgossip.learning.private import PrivateGradients
-from fedgossip.learning.ragged import Ragged
-from fedgossip.learning.record_privacy import PoissonBatches, RecordPrivacy, check_private
-from fedgossip.learning.scoring import Scoring, check_together
+from fedgossip.base.errors import ConfigError, FedgossipError, TrainingError
+from fedgossip.base.vectors import Vector
+from fedgossip.core.likeness import Likeness
+from fedgossip.core.machine import NodeId, Produced, Report
+from fedgossip.core.resident_models import ResidentModels
+from fedgossip.core.task import Job, Segment, StackTraining, Update
+from fedgossip.core.whole_model import WholeModel
+from fedgossip.data.custom import place_of
+from fedgossip.data.dataset import OF_COLUMNS, Dataset, check_kind, check_shares
+from fedgossip.data.objectives import Objective, objective_of
+from fedgossip.data.ragged import Ragged
+from fedgossip.learning.dp_sgd.private import PrivateGradients
+from fedgossip.learning.dp_sgd.record_privacy import PoissonBatches, RecordPrivacy, check_private
+from fedgossip.learning.many_nodes import resident
+from fedgossip.learning.many_nodes.job_blocks import blocks_of
+from fedgossip.learning.many_nodes.shapes import Shape, shape_of
+from fedgossip.learning.many_nodes.stacked_engine import LayerStack, Outcome, State
+from fedgossip.learning.many_nodes.tops import BY_HAND
+from fedgossip.learning.models import exporting, models
+from fedgossip.learning.one_model import loading, probing, sharing
+from fedgossip.learning.one_model.batches import Batches, BatchPlan, Indices
+from fedgossip.learning.one_model.bucket_batches import BucketBatches, check_lines
+from fedgossip.learning.one_model.devices import with_float64
+from fedgossip.learning.one_model.flat import Layout
+from fedgossip.learning.one_model.holdout import LocalTests
+from fedgossip.learning.one_model.losses import Criterion, not_finite
+from fedgossip.learning.one_model.module_engine import Assignment, ModuleLoop, predictions_of
+from fedgossip.learning.one_model.scoring import Scoring, check_together
+from fedgossip.learning.one_model.stretches import GradientStretches
+from fedgossip.learning.processes.engine import DistributedLoop, ProcessesLoop, Source
+from fedgossip.learning.processes.hogwild import HogwildLoop
 from fedgossip.learning.settings import HOGWILD, TrainSettings
-from fedgossip.learning.shapes import Shape, shape_of
-from fedgossip.learning.stacked_engine import LayerStack, Outcome, State
-from fedgossip.learning.stretches import GradientStretches
-from fedgossip.learning.tops import BY_HAND
 from fedgossip.learning.untrained import check_gradients
-from fedgossip.likeness import Likeness
-from fedgossip.machine import NodeId, Produced, Report
-from fedgossip.resident_models import ResidentModels
-from fedgossip.task import Job, Segment, StackTraining, Update
-from fedgossip.vectors import Vector
-from fedgossip.whole_model import WholeModel
 
 if TYPE_CHECKING:
-    from fedgossip.learning.ddp.process_memory import ProcessMemory
+    from fedgossip.learning.processes.process_memory import ProcessMemory
 
 __all__ = ["TorchTask", "TrainSettings"]
 

@@ -11,17 +11,17 @@ from typing import NoReturn
 
 import numpy as np
 
-from fedgossip.errors import ConfigError
-from fedgossip.learning.architectures import DenseSizes, architecture
-from fedgossip.learning.bucket_batches import check_lines
-from fedgossip.learning.dataset import Dataset, Indices, check_kind, check_shares
-from fedgossip.learning.flat import Layout
-from fedgossip.learning.objectives import Objective
-from fedgossip.learning.record_privacy import check_private
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.machine import NodeId
+from fedgossip.core.task import Job, Segment, Update
+from fedgossip.data.dataset import Dataset, Indices, check_kind, check_shares
+from fedgossip.data.objectives import Objective
+from fedgossip.learning.dp_sgd.record_privacy import check_private
+from fedgossip.learning.models.architectures import DenseSizes, architecture
+from fedgossip.learning.one_model.bucket_batches import check_lines
+from fedgossip.learning.one_model.flat import Layout
 from fedgossip.learning.settings import TrainSettings
-from fedgossip.machine import NodeId
-from fedgossip.task import Job, Segment, Update
-from fedgossip.vectors import Vector, frozen
 
 
 class Untrained:

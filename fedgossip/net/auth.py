@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import zmq
 from zmq.utils import z85
 
-from fedgossip.machine import NodeId
+from fedgossip.core.machine import NodeId
 
 DOMAIN = b"fedgossip"
 

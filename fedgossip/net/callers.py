@@ -10,10 +10,10 @@ import socket
 
 import zmq
 
-from fedgossip.machine import NodeId
-from fedgossip.net import stream_port
+from fedgossip.core.machine import NodeId
 from fedgossip.net.connections import FLOOD, Connections, Seen
 from fedgossip.net.descriptors import FILES, check_files, shut_down
+from fedgossip.net.streams import stream_port
 
 STRANGERS = 256
 """Maximum number of connections of unknown callers, beside one of each client: all clients call at once when the

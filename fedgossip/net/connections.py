@@ -22,13 +22,13 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from fedgossip.guarded_threads import guarded_thread
-from fedgossip.machine import NodeId
+from fedgossip.base.guarded_threads import guarded_thread
+from fedgossip.base.patience import patiently
+from fedgossip.core.machine import NodeId
+from fedgossip.core.wire import CHUNK_BYTES
 from fedgossip.net.descriptors import FILES, LINUX, break_off, brought, pause, raise_open_files, shut_down
 from fedgossip.net.sockets import NOW, Waker, ZmqSocket
 from fedgossip.net.transport import Rejected
-from fedgossip.patience import patiently
-from fedgossip.wire import CHUNK_BYTES
 
 UNHEARD_BYTES = 6 * CHUNK_BYTES
 """Maximum bytes that a connection may bring while nothing of it is heard; two messages and a part of a third wait in

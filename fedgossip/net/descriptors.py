@@ -13,7 +13,7 @@ import struct
 import sys
 from collections.abc import Callable
 
-from fedgossip.errors import NetworkError
+from fedgossip.base.errors import NetworkError
 
 FILES = 128
 """Number of files that a process opens beside its connections."""

@@ -27,11 +27,11 @@ from typing import Annotated
 import msgspec
 import tomli_w
 
-from fedgossip import outside_files
-from fedgossip.decoding import from_toml
-from fedgossip.errors import ConfigError
-from fedgossip.machine import NodeId
-from fedgossip.messages import Revocation
+from fedgossip.base import outside_files
+from fedgossip.base.decoding import from_toml
+from fedgossip.base.errors import ConfigError
+from fedgossip.core.machine import NodeId
+from fedgossip.core.messages import Revocation
 from fedgossip.net.identity import Identity, check_public, verify
 from fedgossip.secure.session import ParticipantRoster, RosterMember
 

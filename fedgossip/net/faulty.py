@@ -17,13 +17,12 @@ from typing import Any, TypeVar, cast
 
 import numpy.typing as npt
 
-from fedgossip import outside_files
-from fedgossip.faults import FaultScript, Flap, Partition, Slow
-from fedgossip.likeness import Likeness
-from fedgossip.machine import NodeId, Report
-from fedgossip.messages import AnyMessage, Leaving, OfARound
-from fedgossip.net.transport import LinkDown, LinkEvent, LinkUp, Transport
-from fedgossip.task import (
+from fedgossip.base import outside_files
+from fedgossip.base.vectors import Vector
+from fedgossip.core.likeness import Likeness
+from fedgossip.core.machine import NodeId, Report
+from fedgossip.core.messages import AnyMessage, Leaving, OfARound
+from fedgossip.core.task import (
     HeldTask,
     Job,
     LocalTask,
@@ -36,7 +35,8 @@ from fedgossip.task import (
     model_likeness,
     segments_of,
 )
-from fedgossip.vectors import Vector
+from fedgossip.faults import FaultScript, Flap, Partition, Slow
+from fedgossip.net.transport import LinkDown, LinkEvent, LinkUp, Transport
 
 PATIENCE_NS = 1_000_000_000
 """Nanoseconds that a cut link keeps what is sent; at most the host's patience with a broken link."""

@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
-from fedgossip.errors import FedgossipError, PeerError
-from fedgossip.machine import (
+from fedgossip.base.errors import FedgossipError, PeerError
+from fedgossip.base.plain import line
+from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import (
     Aggregated,
     Checkpoint,
     ChooseRows,
@@ -44,8 +46,10 @@ from fedgossip.machine import (
     Witness,
     told,
 )
-from fedgossip.messages import Hello, Invite, Join, Leaving
-from fedgossip.meter import Meter
+from fedgossip.core.messages import Hello, Invite, Join, Leaving
+from fedgossip.core.meter import Meter
+from fedgossip.core.records import EventRow, PeerRow, Row, event_row
+from fedgossip.core.task import HeldTask, LocalTask
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.greeting import refused
 from fedgossip.net.refusals import Refusals
@@ -62,10 +66,6 @@ from fedgossip.net.transport import (
     Routed,
     Transport,
 )
-from fedgossip.plain import line
-from fedgossip.records import EventRow, PeerRow, Row, event_row
-from fedgossip.task import HeldTask, LocalTask
-from fedgossip.vectors import Vector
 
 GRACE_NS = 1_000_000_000
 """How long a broken link may take to come back before its peer is told as gone."""

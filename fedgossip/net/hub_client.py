@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedgossip.machine import NodeId
-from fedgossip.messages import AnyMessage, Hello
-from fedgossip.net.control_frames import CHUNK
-from fedgossip.net.router_sender import ClientLine
-from fedgossip.net.upload_slots import Turns
-from fedgossip.wire import Assembler, FrameError
+from fedgossip.core.machine import NodeId
+from fedgossip.core.messages import AnyMessage, Hello
+from fedgossip.core.wire import Assembler, FrameError
+from fedgossip.net.hub.control_frames import CHUNK
+from fedgossip.net.hub.router_sender import ClientLine
+from fedgossip.net.hub.upload_slots import Turns
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from zmq.utils import z85
 
-from fedgossip import outside_files
-from fedgossip.decoding import from_toml
-from fedgossip.errors import ConfigError, NotWrittenError
+from fedgossip.base import outside_files
+from fedgossip.base.decoding import from_toml
+from fedgossip.base.errors import ConfigError, NotWrittenError
 
 _KEY, _SIGNATURE = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{128}")
 

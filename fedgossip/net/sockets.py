@@ -7,12 +7,12 @@ from socket import socketpair
 
 import zmq
 
-from fedgossip import freed_memory
-from fedgossip.errors import NetworkError
+from fedgossip.base import freed_memory
+from fedgossip.base.errors import NetworkError
+from fedgossip.base.patience import patiently
+from fedgossip.core.wire import CHUNK_BYTES, FRAME_BYTES_MAX
 from fedgossip.net.auth import DOMAIN
 from fedgossip.net.identity import Identity
-from fedgossip.patience import patiently
-from fedgossip.wire import CHUNK_BYTES, FRAME_BYTES_MAX
 
 ZmqSocket = zmq.Socket[bytes]
 

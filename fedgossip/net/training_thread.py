@@ -6,9 +6,10 @@ import queue
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from fedgossip.errors import FedgossipError, TrainingError
-from fedgossip.guarded_threads import guarded_thread
-from fedgossip.machine import (
+from fedgossip.base.errors import FedgossipError, TrainingError
+from fedgossip.base.guarded_threads import guarded_thread
+from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import (
     Checkpoint,
     ChooseRows,
     MeasureModel,
@@ -21,10 +22,9 @@ from fedgossip.machine import (
     Train,
     Trained,
 )
-from fedgossip.meter import Meter
-from fedgossip.records import PeerRow
-from fedgossip.task import Job, LocalTask, ReportingTask, chosen, told_in_stretches
-from fedgossip.vectors import Vector
+from fedgossip.core.meter import Meter
+from fedgossip.core.records import PeerRow
+from fedgossip.core.task import Job, LocalTask, ReportingTask, chosen, told_in_stretches
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fedgossip.machine import NodeId
-from fedgossip.messages import Account, AnyMessage, Expected, Hello
+from fedgossip.core.machine import NodeId
+from fedgossip.core.messages import Account, AnyMessage, Expected, Hello
 from fedgossip.net.endpoints import Endpoint, Endpoints
-from fedgossip.net.traffic import Traffic
+from fedgossip.net.measuring.traffic import Traffic
 
 NOBODY: NodeId = -1
 """The number that stands for the sender of a guest's message."""

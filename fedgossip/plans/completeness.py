@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from fedgossip.event_kinds import HALF_MISSING
-from fedgossip.machine import NodeId
-from fedgossip.records import EventRow, NetworkRow, PeerRow, Row
-from fedgossip.roles import Roles
-from fedgossip.task import Segment, first_wrong
-from fedgossip.vectors import Vector
+from fedgossip.base.vectors import Vector
+from fedgossip.core.event_kinds import HALF_MISSING
+from fedgossip.core.machine import NodeId
+from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row
+from fedgossip.core.roles import Roles
+from fedgossip.core.task import Segment, first_wrong
 
 TOLERATED = 0.1
 """Share of the measured rounds whose model may answer with what is no number, where the final one does not."""

@@ -9,16 +9,16 @@ import importlib
 from dataclasses import replace
 from typing import Any
 
-from fedgossip import kernels
+from fedgossip.base import kernels
+from fedgossip.base.version import __version__
+from fedgossip.core.likeness import NOT_SAID, Likeness
+from fedgossip.core.messages import Hello
+from fedgossip.core.task import LocalTask, checked_task, model_likeness, require_gradients, segments_of, table_of
 from fedgossip.experiment import Experiment
 from fedgossip.experiment.kinds import RUN_KINDS
 from fedgossip.learning.settings import OF_THE_MACHINE
-from fedgossip.likeness import NOT_SAID, Likeness
-from fedgossip.messages import Hello
 from fedgossip.plans.plan import Plan, hash_of, without_folders
 from fedgossip.plans.tasks import DataShares, centralised, task_of, task_of_dry_run
-from fedgossip.task import LocalTask, checked_task, model_likeness, require_gradients, segments_of, table_of
-from fedgossip.version import __version__
 
 __all__ = [
     "DataShares",
@@ -62,7 +62,7 @@ def check_task(plan: Plan, task: LocalTask) -> None:
 
 def likeness_of(plan: Plan, task: LocalTask) -> Likeness:
     """The common part of the models of all participants, beside their layout: code, frozen tensors, a probe."""
-    from fedgossip.learning.sources import codes_of
+    from fedgossip.data.sources import codes_of
 
     return replace(model_likeness(task), code=codes_of(plan.experiment.named_code))
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
 from fedgossip.experiment import Experiment
 from fedgossip.faults import FaultScript
 from fedgossip.plans.plan import Plan

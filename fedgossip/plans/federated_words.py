@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from fedgossip import kernels
 from fedgossip.algorithms.federated.base import EndingRule
-from fedgossip.plans.federated_run import FederatedRun
+from fedgossip.base import kernels
+from fedgossip.core.records import EventRow, PeerRow, Row
+from fedgossip.core.task import LocalTask, segments_of
+from fedgossip.plans.federated.federated_run import FederatedRun
+from fedgossip.plans.federated.privacy_outlook import outlook
 from fedgossip.plans.plan import NO_BUDGET, JoiningTerms, RunOutlook
-from fedgossip.plans.privacy_outlook import outlook
 from fedgossip.privacy.guarantee import guarantee
 from fedgossip.privacy.wording import rounds
-from fedgossip.records import EventRow, PeerRow, Row
 from fedgossip.secure.exact_sums import ExactSums
-from fedgossip.task import LocalTask, segments_of
 
 
 def banner_of(run: FederatedRun) -> Sequence[str]:

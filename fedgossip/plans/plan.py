@@ -11,20 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
-from fedgossip import kernels
-from fedgossip.errors import ConfigError
+from fedgossip.base import kernels
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.keyed_rows import KeyedTable, Rows
+from fedgossip.base.scores import BestSoFar
+from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import Checkpoint, Failure, Machine, NodeId
+from fedgossip.core.metrics import Evaluate, Network
+from fedgossip.core.records import Row
+from fedgossip.core.roles import Roles
+from fedgossip.core.task import STATISTIC, LocalTask, Segment
 from fedgossip.experiment import Experiment
-from fedgossip.keyed_rows import KeyedTable, Rows
-from fedgossip.machine import Checkpoint, Failure, Machine, NodeId
-from fedgossip.metrics import Evaluate, Network
 from fedgossip.plans.completeness import Lacking
-from fedgossip.plans.credentials import Logged, Own
+from fedgossip.plans.federated.credentials import Logged, Own
 from fedgossip.plans.tasks import DataShares
-from fedgossip.records import Row
-from fedgossip.roles import Roles
-from fedgossip.scores import BestSoFar
-from fedgossip.task import STATISTIC, LocalTask, Segment
-from fedgossip.vectors import Vector
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedgossip.algorithms.base import GossipAlgorithm
-from fedgossip.algorithms.choco import Choco
-from fedgossip.algorithms.fragmented_diloco import FragmentedDiLoCo
-from fedgossip.algorithms.window_doubling import WindowDoubling
-from fedgossip.errors import ConfigError
+from fedgossip.algorithms.gossip.base import GossipAlgorithm
+from fedgossip.algorithms.gossip.choco import Choco
+from fedgossip.algorithms.gossip.fragmented_diloco import FragmentedDiLoCo
+from fedgossip.algorithms.gossip.window_doubling import WindowDoubling
+from fedgossip.base.errors import ConfigError
 from fedgossip.experiment import CoordinatorSection, GossipExperiment, ParallelExperiment
 from fedgossip.topology import Mixing, Schedule
 

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedgossip.errors import ConfigError
-from fedgossip.experiment import Experiment, GossipExperiment, ParallelExperiment
-from fedgossip.experiment.parallel_sections import SERVED
-from fedgossip.experiment.sections import VALIDATION
-from fedgossip.imports import uncollected
-from fedgossip.learning.analytic import Averaging, Quadratic
-from fedgossip.learning.dataset import Dataset, Indices
-from fedgossip.learning.objectives import (
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.imports import uncollected
+from fedgossip.core.machine import NodeId
+from fedgossip.core.task import LocalTask
+from fedgossip.data.columns.table_schema import FEDERATED, TableSchema, options_of, schema_of
+from fedgossip.data.dataset import Dataset, Indices
+from fedgossip.data.objectives import (
     CLASSIFICATION,
     CONVEX,
     COX,
@@ -30,17 +29,18 @@ from fedgossip.learning.objectives import (
     SURVIVAL,
     TREES,
 )
-from fedgossip.learning.per_peer import PLACE
-from fedgossip.learning.sparse_logistic import SparseLogistic
-from fedgossip.learning.sparse_steps import SparseSteps
-from fedgossip.learning.table_schema import FEDERATED, TableSchema, options_of, schema_of
-from fedgossip.learning.word_tables import word_table
-from fedgossip.machine import NodeId
+from fedgossip.data.per_peer import PLACE
+from fedgossip.experiment import Experiment, GossipExperiment, ParallelExperiment
+from fedgossip.experiment.parallel_sections import SERVED
+from fedgossip.experiment.sections import VALIDATION
+from fedgossip.learning.analytic import Averaging, Quadratic
+from fedgossip.learning.linear.sparse_logistic import SparseLogistic
+from fedgossip.learning.linear.sparse_steps import SparseSteps
+from fedgossip.learning.linear.word_tables import word_table
 from fedgossip.secure.primitives import Entropy
-from fedgossip.task import LocalTask
 
 if TYPE_CHECKING:
-    from fedgossip.learning.record_privacy import RecordPrivacy
+    from fedgossip.learning.dp_sgd.record_privacy import RecordPrivacy
 
 MADE_BY = {
     STATISTICS: "fedgossip data agree EXPERIMENT",
@@ -180,7 +180,7 @@ def examples_of(experiment: Experiment, held: Sequence[NodeId], n: int, *, blank
     The digest is taken of examples as they were read: scaling them may round differently on unlike machines, which may
     well train together.  What is a peer's own does not enter it.  `blank`: without the statistics of the sites.
     """
-    from fedgossip.learning import data, per_peer
+    from fedgossip.data import data, per_peer
 
     e, source, tested_on = experiment, experiment.data.source, experiment.data.test
     kind = e.objective.data_kind
@@ -215,7 +215,8 @@ def examples_of(experiment: Experiment, held: Sequence[NodeId], n: int, *, blank
 
 def _agreed_examples(e: Experiment, held: Sequence[NodeId], *, blank: bool) -> SharedExamples:
     """Read the files of those that are held, and the common one, as all sites have agreed on them."""
-    from fedgossip.learning import agreed, federated_tables, per_peer
+    from fedgossip.data import per_peer
+    from fedgossip.data.agreed import agreed, federated_tables
 
     path, kind = Path(e.data.agreed), e.objective.data_kind
     schema = schema_of_experiment(e)
@@ -241,7 +242,7 @@ def site_file(e: Experiment, node: NodeId) -> Path:
 
 
 def _divided(experiment: Experiment, train: Dataset, n: int) -> Sequence[Indices]:
-    from fedgossip.learning import partitions
+    from fedgossip.data import partitions
 
     keys = dict(experiment.data.partition)
     kind = keys.pop("kind", None)
@@ -269,7 +270,7 @@ def _learning(
     found, described = _read(e, held, n, blank=blank)
     train, shares = found.train, found.shares
     if e.task.kind == CONVEX:
-        from fedgossip.learning.convex import ConvexTask
+        from fedgossip.learning.linear.convex import ConvexTask
 
         what = e.objective.loss, e.task.lam, e.train
         about: Any = {
@@ -281,8 +282,8 @@ def _learning(
         }
         return ConvexTask(train, found.test, shares, *what, **about), described
     if sizes := word_table(e.model.source):
-        from fedgossip.learning.word_steps import WordSteps
-        from fedgossip.learning.words import WordsTask
+        from fedgossip.learning.linear.word_steps import WordSteps
+        from fedgossip.learning.linear.words import WordsTask
 
         words = WordsTask(train, found.test, shares, sizes, e.train, e.seed)
         return words if _served(e) else WordSteps(words, e.train, e.rounds), described
@@ -335,7 +336,7 @@ def _trained_on(
     e: Experiment, found: SharedExamples
 ) -> tuple[Mapping[NodeId, Indices], Mapping[NodeId, Indices] | None]:
     """Return what each node trains on, and what it keeps from that to test on; None where none does."""
-    from fedgossip.learning import partitions
+    from fedgossip.data import partitions
 
     share = e.data.local_test
     return partitions.kept_apart(found.shares, share, e.seed) if share else (found.shares, None)
@@ -359,7 +360,7 @@ def _record_privacy(experiment: Experiment, entropy: Entropy | None) -> RecordPr
     p = experiment.budget
     if p is None or p.unit != "record":
         return None
-    from fedgossip.learning.record_privacy import RecordPrivacy
+    from fedgossip.learning.dp_sgd.record_privacy import RecordPrivacy
 
     return RecordPrivacy(p.clip, p.noise, entropy, p.test_noise)
 

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
 
 Floats = npt.NDArray[np.float64]
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
 
 CLIENTS_PER_SIGMA = 20
 """Divisor of the number of clients of a round that gives the paper's sigma_b."""

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 
 import msgspec
 
-from fedgossip.errors import BudgetError, ConfigError, nearest
+from fedgossip.base.errors import BudgetError, ConfigError, nearest
 from fedgossip.privacy.accounting import Mechanism, RenyiAccount
 
 UNITS = ("record", "client")

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from fedgossip.errors import ConfigError, nearest
+from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.privacy.accounting import (
     Mechanism,
     RenyiAccount,
@@ -30,7 +30,7 @@ from fedgossip.privacy.accounting import (
     told_rate,
 )
 from fedgossip.privacy.budget import UNITS, Spend
-from fedgossip.protocols.telling import Telling
+from fedgossip.protocols.federated.telling import Telling
 
 WEIGHTINGS = ("clients", "examples")
 

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.errors import ConfigError
-from fedgossip.seeds import USUAL, stream
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.seeds import USUAL, stream
 
 Losses = npt.NDArray[np.float64]
 Right = npt.NDArray[np.bool_]

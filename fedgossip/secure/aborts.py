@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum, StrEnum
 
-from fedgossip.errors import FedgossipError
+from fedgossip.base.errors import FedgossipError
 
 
 class Stage(IntEnum):

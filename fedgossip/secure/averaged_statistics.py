@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from fedgossip.base.vectors import Vector
 from fedgossip.secure.aborts import Reason, RoundAbandoned
 from fedgossip.secure.primitives import Entropy, keystream
 from fedgossip.secure.ring import Words
-from fedgossip.vectors import Vector
 
 LIMBS, LIMB_BITS = 15, 10
 """Words of a statistic; 15 * 10 bits hold 104 of it, 30 of a weight and the sum of a cohort."""

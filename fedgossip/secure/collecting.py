@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, NoReturn, TypeVar
 
-from fedgossip.errors import ProtocolError
+from fedgossip.base.errors import ProtocolError
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import Stage, too_few
 from fedgossip.secure.primitives import Sign

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from fedgossip.base.vectors import Vector
 from fedgossip.secure.fixed_point import DecodedSum, Quantised
 from fedgossip.secure.primitives import Entropy
 from fedgossip.secure.ring import Words
-from fedgossip.vectors import Vector
 
 
 class Encoding(Protocol):

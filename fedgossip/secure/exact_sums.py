@@ -16,12 +16,12 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import Vector, frozen
 from fedgossip.secure.aborts import Reason, RoundAbandoned
 from fedgossip.secure.fixed_point import NOTHING, DecodedSum, Quantised
 from fedgossip.secure.primitives import Entropy, digest
 from fedgossip.secure.ring import BLOCK, RING_BITS, Words
-from fedgossip.vectors import Vector, frozen
 
 WIDE = 256
 """Bits of a number: a sum of squares of doubles within 2^40, to 2^-128, of 2^31 records of each of 1000 clients."""

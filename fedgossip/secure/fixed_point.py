@@ -20,12 +20,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import Vector, all_finite, frozen
 from fedgossip.secure.aborts import Reason, RoundAbandoned
 from fedgossip.secure.averaged_statistics import LIMBS, mean_statistics, words_of_statistics
 from fedgossip.secure.primitives import Entropy, digest, keystream
 from fedgossip.secure.ring import BLOCK, RING_BITS, Words, centred
-from fedgossip.vectors import Vector, all_finite, frozen
 
 CLIPPED, NOTHING, SHORTER = "clipped", "nothing", "shorter"
 

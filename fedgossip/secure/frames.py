@@ -15,8 +15,8 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
-from fedgossip.decoding import UnreadableError, from_msgpack
-from fedgossip.errors import ProtocolError
+from fedgossip.base.decoding import UnreadableError, from_msgpack
+from fedgossip.base.errors import ProtocolError
 from fedgossip.secure.aborts import Stage
 from fedgossip.secure.graph import COHORT_MAX
 from fedgossip.secure.primitives import Sign, digest, transcript, verify

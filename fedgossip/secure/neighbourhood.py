@@ -23,11 +23,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.errors import ConfigError
-from fedgossip.messages import CHECK_WORDS
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import BLOCK, RowGroups, Vector, empty, frozen
+from fedgossip.core.messages import CHECK_WORDS
 from fedgossip.secure.primitives import keystream
 from fedgossip.secure.ring import Words
-from fedgossip.vectors import BLOCK, RowGroups, Vector, empty, frozen
 
 BITS = 30
 """Of a number with its sign.  A row's weights sum to one, so that a sum of any number of neighbours is as small as one,

@@ -37,7 +37,7 @@ import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import CipherContext
 
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
 from fedgossip.secure.primitives import Entropy, keystream
 
 Integers = npt.NDArray[np.int64]

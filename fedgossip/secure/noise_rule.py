@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
 from fedgossip.secure.encoding import Encoding
 from fedgossip.secure.fixed_point import BIT
 from fedgossip.secure.noise import LARGEST

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fedgossip.errors import ConfigError, ProtocolError
-from fedgossip.messages import RunKey
+from fedgossip.base.errors import ConfigError, ProtocolError
+from fedgossip.core.messages import RunKey
 from fedgossip.secure.primitives import (
     Agreement,
     Entropy,

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
+from fedgossip.base.vectors import Vector
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage
 from fedgossip.secure.session import Descriptor, round_of
-from fedgossip.vectors import Vector
 
 UNFINISHED = 64
 """Maximum number of inputs of sessions without a result that are remembered, so that none is masked again."""

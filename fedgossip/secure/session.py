@@ -16,7 +16,7 @@ from typing import Annotated
 
 import msgspec
 
-from fedgossip.errors import ConfigError
+from fedgossip.base.errors import ConfigError
 from fedgossip.secure import graph
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage, too_few
 from fedgossip.secure.encoding import Encoding

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedgossip.algorithms.attacks import Attack, Overheard, lies
-from fedgossip.algorithms.combine import Combination
-from fedgossip.machine import NodeId
+from fedgossip.algorithms.robust.attacks import Attack, Overheard, lies
+from fedgossip.algorithms.robust.combine import Combination
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.machine import NodeId
 from fedgossip.topology import Mixing
-from fedgossip.vectors import Vector, frozen
 
 
 @dataclass(frozen=True)

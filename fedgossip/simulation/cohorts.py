@@ -16,22 +16,22 @@ from fedgossip.algorithms.federated.base import Aggregate, Federated, Vectors, W
 from fedgossip.algorithms.federated.coded import UploadCodec
 from fedgossip.algorithms.federated.sums import mean_of
 from fedgossip.algorithms.sampling import Sampling
-from fedgossip.errors import ConfigError
-from fedgossip.machine import Aggregated, LocalWork, NodeId
-from fedgossip.messages import Invite
-from fedgossip.meter import Meter
-from fedgossip.metrics import Network
-from fedgossip.protocols.client_round import Chances, PreparedContribution, integers
-from fedgossip.protocols.secure_round import apart
-from fedgossip.protocols.telling import EVERYTHING, Telling
-from fedgossip.records import FOLLOWED_MOST, PeerRow, Row
-from fedgossip.scores import ACCURACY, Score
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.scores import ACCURACY, Score
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.machine import Aggregated, LocalWork, NodeId
+from fedgossip.core.messages import Invite
+from fedgossip.core.meter import Meter
+from fedgossip.core.metrics import Network
+from fedgossip.core.records import FOLLOWED_MOST, PeerRow, Row
+from fedgossip.core.task import Job, LocalTask, Update, done
+from fedgossip.core.wire import wire_bytes
+from fedgossip.protocols.federated.client_round import Chances, PreparedContribution, integers
+from fedgossip.protocols.federated.secure_round import apart
+from fedgossip.protocols.federated.telling import EVERYTHING, Telling
 from fedgossip.secure.encoding import Encoding
 from fedgossip.secure.noise_rule import NO_NOISE
 from fedgossip.secure.ring import RING_BITS, add
-from fedgossip.task import Job, LocalTask, Update, done
-from fedgossip.vectors import Vector, frozen
-from fedgossip.wire import wire_bytes
 
 
 @dataclass(frozen=True)

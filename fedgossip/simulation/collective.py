@@ -8,21 +8,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedgossip.algorithms.descent.base import Descent, DescentState, stepped, stepped_by_momentum
-from fedgossip.algorithms.fragments import Fragments, fragments_of
-from fedgossip.errors import TrainingError
-from fedgossip.messages import ChunkTaken
-from fedgossip.meter import Meter
-from fedgossip.metrics import Network
-from fedgossip.protocols.chunk_exchange import chunk_message, contribution_of
-from fedgossip.protocols.coded_fragments import RoundCoding
-from fedgossip.protocols.reduction import Chunk
-from fedgossip.protocols.round_sums import Contribution, RoundSums
-from fedgossip.protocols.shard_coding import CodedPushes
-from fedgossip.protocols.unsent_updates import UnsentUpdates
-from fedgossip.records import Row
-from fedgossip.task import Job, LocalTask, Update, done
-from fedgossip.vectors import Vector
-from fedgossip.wire import wire_bytes
+from fedgossip.algorithms.gossip.fragments import Fragments, fragments_of
+from fedgossip.base.errors import TrainingError
+from fedgossip.base.vectors import Vector
+from fedgossip.core.messages import ChunkTaken
+from fedgossip.core.meter import Meter
+from fedgossip.core.metrics import Network
+from fedgossip.core.records import Row
+from fedgossip.core.task import Job, LocalTask, Update, done
+from fedgossip.core.wire import wire_bytes
+from fedgossip.protocols.allreduce.chunk_exchange import chunk_message, contribution_of
+from fedgossip.protocols.allreduce.coded_fragments import RoundCoding
+from fedgossip.protocols.allreduce.reduction import Chunk
+from fedgossip.protocols.allreduce.round_sums import Contribution, RoundSums
+from fedgossip.protocols.allreduce.unsent_updates import UnsentUpdates
+from fedgossip.protocols.servers.shard_coding import CodedPushes
 
 MeanOf = Callable[[Sequence[Contribution], int, str, Sequence[Meter]], Vector]
 """(every worker's contribution, round, schema, meters) -> the mean gradient [d] of those.
@@ -88,7 +88,7 @@ def run_collective(
     """Run all rounds that are left; return every worker's model.  `between` is called between two rounds.
 
     `asked` (node, round, model) is what a worker is to compute.  `delay`: it trains on before the mean of a round is
-    there, see `protocols.allreduce`.  `seen`: what workers have of a model after so many rounds.
+    there, see `protocols.allreduce.allreduce`.  `seen`: what workers have of a model after so many rounds.
     """
     workers = range(stack.workers)
     for number in range(stack.round, rounds):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedgossip.machine import Effect, Event, NodeId
+from fedgossip.core.machine import Effect, Event, NodeId
 from fedgossip.simulation.connections import Look
 
 

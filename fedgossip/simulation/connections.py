@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fedgossip.machine import NodeId, Received
+from fedgossip.core.machine import NodeId, Received
 
 Link = tuple[NodeId, NodeId]
 """One direction of a link, or one end: (the peer that sends or is told, the other)."""

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.algorithms.base import Step
+from fedgossip.algorithms.gossip.base import Step
+from fedgossip.base.vectors import Vector, consensus_distance, frozen, linear, subtract
 from fedgossip.simulation.recursion import GossipCourse, Recursion
-from fedgossip.vectors import Vector, consensus_distance, frozen, linear, subtract
 
 FIRST, EVERY = 2, 3
 """The first rounds in which answers are measured, and one of how many after these."""

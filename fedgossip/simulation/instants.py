@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from bisect import insort
 
-from fedgossip.machine import NodeId
+from fedgossip.core.machine import NodeId
 from fedgossip.simulation.coming import Coming, Cost, Lives, Queued
 
 

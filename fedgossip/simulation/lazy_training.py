@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fedgossip.machine import NodeId, Produced
+from fedgossip.core.machine import NodeId, Produced
+from fedgossip.core.task import Job, LocalTask, Update, done
 from fedgossip.simulation.stretches import stretch_of
-from fedgossip.task import Job, LocalTask, Update, done
 
 
 class LazyTraining:

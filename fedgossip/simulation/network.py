@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedgossip import seeds
-from fedgossip.machine import NodeId
+from fedgossip.base import seeds
+from fedgossip.core.machine import NodeId
 
 NS = 1_000_000_000
 

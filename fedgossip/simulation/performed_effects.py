@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from fedgossip.faults import UNHARMED, Fate, FaultScript, RunProgress
-from fedgossip.machine import (
+from fedgossip.core.machine import (
     Aggregated,
     Checkpoint,
     ChooseRows,
@@ -46,18 +45,19 @@ from fedgossip.machine import (
     Trained,
     Witness,
 )
-from fedgossip.messages import Message
-from fedgossip.meter import Meter
-from fedgossip.metrics import Network
-from fedgossip.records import EventRow, Row, event_row, give_all
+from fedgossip.core.messages import Message
+from fedgossip.core.meter import Meter
+from fedgossip.core.metrics import Network
+from fedgossip.core.records import EventRow, Row, event_row, give_all
+from fedgossip.core.task import Job, LocalTask, chosen, memory_of
+from fedgossip.core.wire import wire_bytes
+from fedgossip.faults import UNHARMED, Fate, FaultScript, RunProgress
 from fedgossip.simulation.coming import AddedUp, Cost, Lives
 from fedgossip.simulation.connections import Link
 from fedgossip.simulation.lazy_training import LazyTraining
 from fedgossip.simulation.network import SimulatedNetwork
 from fedgossip.simulation.stretches import awaited_stretches
 from fedgossip.simulation.virtual_time import Table, VirtualTime
-from fedgossip.task import Job, LocalTask, chosen, memory_of
-from fedgossip.wire import wire_bytes
 
 
 class PerformedEffects(VirtualTime):

@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.algorithms.base import Step
-from fedgossip.seeds import stream
+from fedgossip.algorithms.gossip.base import Step
+from fedgossip.base.seeds import stream
+from fedgossip.base.vectors import Vector, frozen, mean
+from fedgossip.core.task import Job, LocalTask, give_memory, memory_of
 from fedgossip.simulation.recursion import GossipCourse, Recursion
 from fedgossip.simulation.shadow import Response, response_of
 from fedgossip.simulation.stacked import stacked_step, stacked_updates
-from fedgossip.task import Job, LocalTask, give_memory, memory_of
-from fedgossip.vectors import Vector, frozen, mean
 
 FloatArray = npt.NDArray[np.float64]
 

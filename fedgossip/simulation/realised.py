@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedgossip.algorithms.base import GossipAlgorithm, State, Vectors, restored, saved
-from fedgossip.event_kinds import kind_of
-from fedgossip.machine import NodeId
-from fedgossip.records import EventRow, PeerRow, Row
+from fedgossip.algorithms.gossip.base import GossipAlgorithm, State, Vectors, restored, saved
+from fedgossip.base.vectors import Vector, frozen, scaled_difference
+from fedgossip.core.event_kinds import kind_of
+from fedgossip.core.machine import NodeId
+from fedgossip.core.records import EventRow, PeerRow, Row
 from fedgossip.topology import Mixing, Schedule
-from fedgossip.topology.mixing import Stochastic
-from fedgossip.vectors import Vector, frozen, scaled_difference
+from fedgossip.topology.weights.mixing import Stochastic
 
 LOST = ("missed", "held")
 COME_AND_GO = ("again", "there", "left")

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.algorithms.base import GossipAlgorithm, Step
-from fedgossip.seeds import stream
+from fedgossip.algorithms.gossip.base import GossipAlgorithm, Step
+from fedgossip.base.seeds import stream
+from fedgossip.base.vectors import Vector, frozen
 from fedgossip.simulation.realised import RealisedLosses, RealisedRounds
 from fedgossip.simulation.stacked import StackedExchange, combined
 from fedgossip.topology import Schedule
-from fedgossip.vectors import Vector, frozen
 
 ASKED_ROUNDS = 8
 """Number of rounds that an algorithm is asked for, to see whether it is linear,"""

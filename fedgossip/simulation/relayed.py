@@ -11,12 +11,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.algorithms.base import Vectors
-from fedgossip.algorithms.relaysgd import RelaySGD, said
-from fedgossip.messages import RelaySum
+from fedgossip.algorithms.gossip.base import Vectors
+from fedgossip.algorithms.gossip.relaysgd import RelaySGD, said
+from fedgossip.base.vectors import RowGroups, frozen
+from fedgossip.core.messages import RelaySum
 from fedgossip.simulation.round_bytes import Edges, Numbered, RoundBytes, priced_both
 from fedgossip.simulation.stacked import ModelExchange
-from fedgossip.vectors import RowGroups, frozen
 
 Places = npt.NDArray[np.int64]
 

@@ -14,17 +14,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from fedgossip.algorithms.base import GossipAlgorithm
-from fedgossip.algorithms.dsgd import DSGD
-from fedgossip.metrics import Network
-from fedgossip.records import EventRow, Row
-from fedgossip.resident_models import Disagreement, ResidentModels, ResidentTask
+from fedgossip.algorithms.gossip.base import GossipAlgorithm
+from fedgossip.algorithms.gossip.dsgd import DSGD
+from fedgossip.base.vectors import Vector
+from fedgossip.core.metrics import Network
+from fedgossip.core.records import EventRow, Row
+from fedgossip.core.resident_models import Disagreement, ResidentModels, ResidentTask
+from fedgossip.core.task import LocalTask
 from fedgossip.simulation.attackers import StackedAttackers
 from fedgossip.simulation.round_bytes import Edges, RoundBytes
 from fedgossip.simulation.stacked import PLAIN, Stack, StackedExchange, first_stack, run_stacked
-from fedgossip.task import LocalTask
 from fedgossip.topology import Schedule
-from fedgossip.vectors import Vector
 
 
 def run_arrays(

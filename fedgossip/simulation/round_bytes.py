@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.machine import NodeId
-from fedgossip.messages import Message
-from fedgossip.wire import wire_bytes
+from fedgossip.core.machine import NodeId
+from fedgossip.core.messages import Message
+from fedgossip.core.wire import wire_bytes
 
 if TYPE_CHECKING:
     from fedgossip.topology import Schedule

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedgossip.algorithms.federated.sums import ExactSum
-from fedgossip.messages import CodedPulled, CodedPush, Message, PieceTaken, Pulled, ShardPull, ShardPush, ShardStep
-from fedgossip.meter import Meter
-from fedgossip.placement.ring import Placement, Shard
-from fedgossip.protocols.pieces import pieces
-from fedgossip.protocols.round_sums import Contribution
-from fedgossip.protocols.shard_coding import ShardCoding
+from fedgossip.algorithms.ring import Placement, Shard
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.messages import CodedPulled, CodedPush, Message, PieceTaken, Pulled, ShardPull, ShardPush, ShardStep
+from fedgossip.core.meter import Meter
+from fedgossip.core.wire import wire_bytes
+from fedgossip.protocols.allreduce.round_sums import Contribution
+from fedgossip.protocols.servers.pieces import pieces
+from fedgossip.protocols.servers.shard_coding import ShardCoding
 from fedgossip.simulation.collective import MeanOf
-from fedgossip.vectors import Vector, frozen
-from fedgossip.wire import wire_bytes
 
 
 def served_by(placement: Placement, coding: ShardCoding | None = None) -> MeanOf:

@@ -34,13 +34,13 @@ from typing import Any
 
 import numpy as np
 
-from fedgossip.algorithms.base import Step
-from fedgossip.scores import ACCURACY, Score
+from fedgossip.algorithms.gossip.base import Step
+from fedgossip.base.scores import ACCURACY, Score
+from fedgossip.base.vectors import Vector, consensus_distance, frozen, mean, subtract
+from fedgossip.core.task import Job, LocalTask, give_memory, memory_of
 from fedgossip.simulation.followed import FollowedPeers
 from fedgossip.simulation.recursion import GossipCourse, Recursion
 from fedgossip.simulation.stacked import stacked_step, stacked_updates
-from fedgossip.task import Job, LocalTask, give_memory, memory_of
-from fedgossip.vectors import Vector, consensus_distance, frozen, mean, subtract
 
 PROBES = 10
 """The response is measured in rounds 0, 1, 2, 4, 8, ..., and at least so often in a run."""

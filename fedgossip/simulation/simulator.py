@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
+from fedgossip.core.machine import Checkpoint, Machine, Meet, NodeId, PeerGone, PeerJoined, Started
+from fedgossip.core.metrics import Network
+from fedgossip.core.records import Row
+from fedgossip.core.task import Job, LocalTask, give_memory
 from fedgossip.faults import MOST_IN_VAIN, NOTHING, FaultScript, Happening, Strike, Turn
-from fedgossip.machine import Checkpoint, Machine, Meet, NodeId, PeerGone, PeerJoined, Started
-from fedgossip.metrics import Network
-from fedgossip.records import Row
 from fedgossip.simulation.coming import Begin, Coming, Lives, Restart, Wake
 from fedgossip.simulation.connections import Link, Look
 from fedgossip.simulation.network import NS, SimulatedNetwork
 from fedgossip.simulation.performed_effects import PerformedEffects
 from fedgossip.simulation.virtual_time import Table
-from fedgossip.task import Job, LocalTask, give_memory
 
 Rebirth = Callable[[NodeId, int, Checkpoint | None], Machine]
 """(node, incarnation, its newest checkpoint): the machine that takes the place of the dead one."""

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Generic, Protocol, cast
 import msgspec
 import numpy as np
 
-from fedgossip.algorithms.base import GossipAlgorithm, SendsModels, State, Step, Vectors
-from fedgossip.algorithms.combine import Combination, combine_rows
-from fedgossip.algorithms.fragmented_diloco import FragmentedDiLoCo
-from fedgossip.codecs.base import Codec, VectorLayout
-from fedgossip.errors import TrainingError
-from fedgossip.messages import CHECK_WORDS, Accepted, CodedModel, Masked, Model, ModelFragment, Parcel
-from fedgossip.metrics import Network
-from fedgossip.records import PeerRow, Row, give_all
+from fedgossip.algorithms.codecs.base import Codec, VectorLayout
+from fedgossip.algorithms.gossip.base import GossipAlgorithm, SendsModels, State, Step, Vectors
+from fedgossip.algorithms.gossip.fragmented_diloco import FragmentedDiLoCo
+from fedgossip.algorithms.robust.combine import Combination, combine_rows
+from fedgossip.base.errors import TrainingError
+from fedgossip.base.vectors import RowGroups, Vector, empty, frozen, ordered_mix_rows
+from fedgossip.core.messages import CHECK_WORDS, Accepted, CodedModel, Masked, Model, ModelFragment, Parcel
+from fedgossip.core.metrics import Network
+from fedgossip.core.records import PeerRow, Row, give_all
+from fedgossip.core.task import IdleTask, Job, LocalTask, StackedTask, Update
 from fedgossip.secure.neighbourhood import Grid
 from fedgossip.simulation.round_bytes import Edges, RoundBytes, Sizes, priced_both
-from fedgossip.task import IdleTask, Job, LocalTask, StackedTask, Update
-from fedgossip.vectors import RowGroups, Vector, empty, frozen, ordered_mix_rows
 
 if TYPE_CHECKING:
     from fedgossip.simulation.attackers import StackedAttackers

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fedgossip.machine import Produced, Train
-from fedgossip.task import Update
-from fedgossip.vectors import Vector, empty, frozen
+from fedgossip.base.vectors import Vector, empty, frozen
+from fedgossip.core.machine import Produced, Train
+from fedgossip.core.task import Update
 
 BACKWARD = 2 / 3
 """Share of a batch's training that its backward pass takes."""

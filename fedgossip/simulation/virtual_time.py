@@ -13,16 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import ClassVar
 
-from fedgossip.errors import ProtocolError
+from fedgossip.base.errors import ProtocolError
+from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import AddingMachine, Effect, Event, Machine, NodeId, PeerJoined, Started
+from fedgossip.core.metrics import Network
+from fedgossip.core.records import EventRow, Row
 from fedgossip.faults import FaultScript, Happening
-from fedgossip.machine import AddingMachine, Effect, Event, Machine, NodeId, PeerJoined, Started
-from fedgossip.metrics import Network
-from fedgossip.records import EventRow, Row
 from fedgossip.simulation.coming import NO_COST, OF_PEERS, AddedUp, Begin, Coming, Cost, Lives, Queued
 from fedgossip.simulation.connections import SimulatedLinks
 from fedgossip.simulation.instants import Instants
 from fedgossip.simulation.network import NS, SimulatedNetwork
-from fedgossip.vectors import Vector
 
 Table = Mapping[type[object], Callable[..., None]]
 """By the type of an event or effect the method that takes it."""

@@ -10,21 +10,22 @@ forecast_of(schedule).exact_after   # 9
 
 from __future__ import annotations
 
-from fedgossip.topology.files import load, load_weighted, ready, ready_names
-from fedgossip.topology.graph import Topology, require_connected
-from fedgossip.topology.mixing import Mixing
-from fedgossip.topology.names import family_names, is_drawn, resolve, resolve_schedule, schedule_names, weighted_names
-from fedgossip.topology.schedules import Cycle, Endless, Random, Schedule, for_rounds, union
-from fedgossip.topology.sequences import forecast_of, product_norm
-from fedgossip.topology.spectra import Spectrum, spectrum
-from fedgossip.topology.spectral import (
-    Forecast,
-    disagreement_band,
-    effective_neighbours,
-    forecast,
-    rounds_to,
+from fedgossip.topology.graphs.files import load, load_weighted, ready, ready_names
+from fedgossip.topology.graphs.graph import Topology, require_connected
+from fedgossip.topology.graphs.names import (
+    family_names,
+    is_drawn,
+    resolve,
+    resolve_schedule,
+    schedule_names,
+    weighted_names,
 )
-from fedgossip.topology.weights import build, push_weights, rule_names
+from fedgossip.topology.schedules.schedules import Cycle, Endless, Random, Schedule, for_rounds, union
+from fedgossip.topology.spectra.sequences import forecast_of, product_norm
+from fedgossip.topology.spectra.spectra import Spectrum, spectrum
+from fedgossip.topology.spectra.spectral import Forecast, disagreement_band, effective_neighbours, forecast, rounds_to
+from fedgossip.topology.weights.mixing import Mixing
+from fedgossip.topology.weights.weights import build, push_weights, rule_names
 
 __all__ = [
     "Cycle",

@@ -14,7 +14,7 @@ from enum import Enum
 
 import numpy as np
 
-from fedgossip.vectors import Vector
+from fedgossip.base.vectors import Vector
 
 
 class Way(Enum):

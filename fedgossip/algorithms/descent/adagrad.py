@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedgossip.algorithms.descent.base import DescentState, decayed, zeros
-from fedgossip.vectors import Vector, frozen
+from fedgossip.base.vectors import Vector, frozen
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedgossip.algorithms.descent.base import DescentState, decayed, zeros
-from fedgossip.vectors import Vector, empty, frozen
+from fedgossip.base.vectors import Vector, empty, frozen
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,9 +15,9 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from fedgossip.algorithms.base import saved
-from fedgossip.task import Segment
-from fedgossip.vectors import BLOCK, Vector, empty, frozen
+from fedgossip.algorithms.gossip.base import saved
+from fedgossip.base.vectors import BLOCK, Vector, empty, frozen
+from fedgossip.core.task import Segment
 
 
 @dataclass(frozen=True, slots=True, eq=False)

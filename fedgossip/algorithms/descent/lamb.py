@@ -18,8 +18,8 @@ import numpy as np
 
 from fedgossip.algorithms.descent.adam import AdamMoments, moments
 from fedgossip.algorithms.descent.base import decayed, layers, norm, zeros
-from fedgossip.task import Segment
-from fedgossip.vectors import Vector, frozen
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.task import Segment
 
 
 @dataclass(frozen=True)

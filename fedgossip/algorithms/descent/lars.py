@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedgossip.algorithms.descent.base import DescentState, decayed, layers, norm, zeros
-from fedgossip.task import Segment
-from fedgossip.vectors import Vector, frozen
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.task import Segment
 
 
 @dataclass(frozen=True, slots=True, eq=False)

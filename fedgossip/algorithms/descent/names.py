@@ -12,7 +12,7 @@ from fedgossip.algorithms.descent.ftrl import FTRL
 from fedgossip.algorithms.descent.lamb import LAMB
 from fedgossip.algorithms.descent.lars import LARS
 from fedgossip.algorithms.descent.sgd import SGD
-from fedgossip.task import Segment
+from fedgossip.core.task import Segment
 
 DESCENTS = ("sgd", "adam", "adamw", "adagrad", "ftrl", "lars", "lamb")
 

@@ -1,7 +1,7 @@
 """The outer step as a descent: workers train alone for a round, and what is averaged is what that came to.
 
 With a collective between workers it is DiLoCo by all-reduce (Douillard and others, 2023); the step is that of
-`algorithms.outer`, so the bits are those of FedAvgM's server where the means have the same.
+`algorithms.gossip.outer`, so the bits are those of FedAvgM's server where the means have the same.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedgossip.algorithms.descent.base import DescentState, zeros
-from fedgossip.algorithms.outer import OuterStep
-from fedgossip.vectors import Vector
+from fedgossip.algorithms.gossip.outer import OuterStep
+from fedgossip.base.vectors import Vector
 
 
 @dataclass(frozen=True, slots=True, eq=False)

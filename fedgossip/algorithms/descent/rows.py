@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.algorithms.base import restored, saved
 from fedgossip.algorithms.descent.base import Descent
 from fedgossip.algorithms.federated.sums import ExactSum
-from fedgossip.keyed_rows import KeyedTable, Keys, Rows, united
-from fedgossip.vectors import Vector, empty, frozen
+from fedgossip.algorithms.gossip.base import restored, saved
+from fedgossip.base.keyed_rows import KeyedTable, Keys, Rows, united
+from fedgossip.base.vectors import Vector, empty, frozen
 
 BLOCK_ELEMENTS = 2048
 """Elements of a block, or a row's where that is more: a step copies the blocks that it touches."""

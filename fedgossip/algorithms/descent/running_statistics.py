@@ -1,7 +1,7 @@
 """A descent of models with running statistics: it steps with the parameters; the others are the mean of the workers.
 
-Workers bring updates of parameters and statistics as they are (`protocols/unsent_updates`); see
-`algorithms/running_statistics`.
+Workers bring updates of parameters and statistics as they are (`protocols/allreduce/unsent_updates`); see
+`algorithms/gossip/running_statistics`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedgossip.algorithms.descent.base import Descent
-from fedgossip.algorithms.running_statistics import cleared, joined
-from fedgossip.vectors import Vector
+from fedgossip.algorithms.gossip.running_statistics import cleared, joined
+from fedgossip.base.vectors import Vector
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from fedgossip.machine import NodeId, Terms
-from fedgossip.vectors import Vector
+from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import NodeId, Terms
 
 State = TypeVar("State")
 

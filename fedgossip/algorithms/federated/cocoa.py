@@ -31,9 +31,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedgossip.algorithms.federated.base import Aggregate, Vectors, Work
-from fedgossip.errors import ConfigError, nearest
-from fedgossip.machine import Terms
-from fedgossip.vectors import Vector, frozen
+from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.machine import Terms
 
 AGGREGATIONS = ("add", "average")
 CERTIFICATE = 4

@@ -17,11 +17,11 @@ from functools import cached_property
 
 import numpy as np
 
+from fedgossip.algorithms.codecs.base import Codec, CodecTurn, LinearCodec, Payload, VectorLayout, as_bytes, of_bytes
+from fedgossip.algorithms.codecs.senders import Sender, sender_of
 from fedgossip.algorithms.federated.base import ClientRule, Vectors, Work
-from fedgossip.codecs.base import Codec, CodecTurn, LinearCodec, Payload, VectorLayout, as_bytes, of_bytes
-from fedgossip.codecs.senders import Sender, sender_of
-from fedgossip.machine import NodeId, Terms
-from fedgossip.vectors import Vector, frozen, summable
+from fedgossip.base.vectors import Vector, frozen, summable
+from fedgossip.core.machine import NodeId, Terms
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Generic
 
 from fedgossip.algorithms.descent.base import Descent, State
 from fedgossip.algorithms.federated.base import Aggregate, Vectors
-from fedgossip.vectors import Vector
+from fedgossip.base.vectors import Vector
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedgossip.algorithms.federated.base import Aggregate, Vectors, Work
-from fedgossip.machine import Terms
-from fedgossip.vectors import Vector, linear
+from fedgossip.base.vectors import Vector, linear
+from fedgossip.core.machine import Terms
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedgossip.algorithms.federated.base import Aggregate, Vectors
-from fedgossip.algorithms.outer import OuterStep
-from fedgossip.vectors import Vector, frozen
+from fedgossip.algorithms.gossip.outer import OuterStep
+from fedgossip.base.vectors import Vector, frozen
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@
         x <- x + eta * sum_k s(t_k) u_k / K             t_k: server steps since client k was sent its model
 
 s(t) = 1 / sqrt(1 + t) (their section 5).  Here with the mean by weights, sum s u / sum s, which keeps the step's length
-when all are stale.  The server may be any other, FedAdam say; `protocols.buffered` is the machine.
+when all are stale.  The server may be any other, FedAdam say; `protocols.federated.buffered` is the machine.
 """
 
 from __future__ import annotations

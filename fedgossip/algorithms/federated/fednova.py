@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from fedgossip.algorithms.federated.base import Aggregate, Vectors, Work
 from fedgossip.algorithms.federated.fedavg import ServerModel
-from fedgossip.machine import Terms
-from fedgossip.vectors import Vector, linear
+from fedgossip.base.vectors import Vector, linear
+from fedgossip.core.machine import Terms
 
 
 def accumulated(steps: float, momentum: float = 0.0) -> float:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedgossip.algorithms.federated.base import Aggregate, Vectors
-from fedgossip.vectors import Vector, frozen
+from fedgossip.base.vectors import Vector, frozen
 
 Second = Callable[[Vector, Vector, float], Vector]
 """(v, D^2, beta2): the next v."""

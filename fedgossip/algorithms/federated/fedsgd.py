@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from fedgossip.algorithms.federated.base import Aggregate, Vectors, Work
 from fedgossip.algorithms.federated.fedavg import ServerModel
-from fedgossip.machine import Terms
-from fedgossip.vectors import Vector, linear
+from fedgossip.base.vectors import Vector, linear
+from fedgossip.core.machine import Terms
 
 
 @dataclass(frozen=True)

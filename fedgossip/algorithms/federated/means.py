@@ -8,7 +8,7 @@ import numpy as np
 
 from fedgossip.algorithms.federated.base import Aggregate, Vectors
 from fedgossip.algorithms.federated.sums import ExactSum, NotSummableError, mean_of
-from fedgossip.machine import NodeId
+from fedgossip.core.machine import NodeId
 
 
 class MeanOf:

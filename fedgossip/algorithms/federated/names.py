@@ -21,10 +21,10 @@ from fedgossip.algorithms.federated.fedprox import proximal
 from fedgossip.algorithms.federated.fedsgd import Gradient, GradientServer
 from fedgossip.algorithms.federated.means import Mean
 from fedgossip.algorithms.federated.scaffold import Controlled, Scaffold
+from fedgossip.algorithms.gossip.outer import OuterStep
 from fedgossip.algorithms.options import check_options
-from fedgossip.algorithms.outer import OuterStep
-from fedgossip.errors import ConfigError, nearest
-from fedgossip.registry import table
+from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.base.registry import table
 
 Made = Federated[Any]
 
@@ -141,7 +141,7 @@ ALGORITHMS: dict[str, Callable[..., Made]] = table(
         )
     )
 )
-"""By the names of an experiment file.  "fedbuff" is fedavg, or any other, on `protocols.buffered`."""
+"""By the names of an experiment file.  "fedbuff" is fedavg, or any other, on `protocols.federated.buffered`."""
 
 
 OURS = ("clients", "threshold")

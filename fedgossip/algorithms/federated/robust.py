@@ -25,8 +25,8 @@ import numpy.typing as npt
 
 from fedgossip.algorithms.federated.base import Aggregate, Vectors
 from fedgossip.algorithms.federated.sums import NotSummableError
-from fedgossip.machine import NodeId
-from fedgossip.vectors import frozen, summable
+from fedgossip.base.vectors import frozen, summable
+from fedgossip.core.machine import NodeId
 
 Rows = npt.NDArray[np.float64]
 """[m, d], one contribution a row."""

@@ -5,7 +5,7 @@
     server    parameters: its step                               statistics: the mean
 
 What is the algorithm's own (terms, controls, momentum, moments) is of the parameters: it is 0 for statistics.  See
-`algorithms/running_statistics`.
+`algorithms/gossip/running_statistics`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from fedgossip.algorithms.federated.base import (
 from fedgossip.algorithms.federated.means import Mean
 from fedgossip.algorithms.federated.robust import ByRule, median
 from fedgossip.algorithms.federated.sums import NotSummableError
-from fedgossip.algorithms.running_statistics import cleared, counted, joined
-from fedgossip.machine import NodeId, Terms
-from fedgossip.vectors import Vector, frozen, summable
+from fedgossip.algorithms.gossip.running_statistics import cleared, counted, joined
+from fedgossip.base.vectors import Vector, frozen, summable
+from fedgossip.core.machine import NodeId, Terms
 
 
 @dataclass(frozen=True)

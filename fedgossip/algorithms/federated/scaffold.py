@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fedgossip.algorithms.federated.base import Aggregate, Vectors, Work
-from fedgossip.machine import Terms
-from fedgossip.vectors import Vector, add, frozen, linear, subtract
+from fedgossip.base.vectors import Vector, add, frozen, linear, subtract
+from fedgossip.core.machine import Terms
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from fedgossip.vectors import Vector, empty, frozen
+from fedgossip.base.vectors import Vector, empty, frozen
 
 COARSE, GRID = 2.0**-16, 2.0**-45
 WHOLE, CARRY = 2.0**5, 2.0**17

@@ -1,0 +1,162 @@
+"""Gradients of low rank: of each matrix the two factors travel, and both are summed (PowerSGD).
+
+    P = mean M_i Q          first all-reduce; M_i: a worker's gradient and what it had left out of the ones before
+    P <- P, orthonormal     at every worker alike
+    Q = mean M_i' P         second all-reduce
+    mean M is said by P Q'; the next round begins with this Q, orthonormal ("warm start")
+
+Source: Vogels, Karimireddy and Jaggi, PowerSGD: practical low-rank gradient compression, NeurIPS 2019.  As there,
+tensors of one dimension go whole; so does a matrix whose factors have no fewer elements.  A tensor of more dimensions
+is a matrix of its first by all others.  What must be the same at every worker is computed in a fixed order, no BLAS.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.algorithms.codecs.base import VectorLayout
+from fedgossip.base import seeds
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import Vector, frozen
+
+LOW_RANK = "powersgd"
+RANK_MAX = 64
+
+
+def low_rank_of(name: str) -> int | None:
+    """Return the rank of "powersgd:RANK"; None of another name.  Raises ConfigError for no rank, or a wrong one."""
+    kind, _, given = name.partition(":")
+    if kind != LOW_RANK:
+        return None
+    if not (given.isascii() and given.isdigit() and 1 <= int(given) <= RANK_MAX):
+        text = f"{name}: {LOW_RANK} takes the rank of what is sent of each matrix, from 1 to {RANK_MAX}"
+        raise ConfigError(text, f'Write "{LOW_RANK}:2".')
+    return int(given)
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Where a tensor stands in the gradient, and where its factors stand in what is sent first and second."""
+
+    place: slice
+    rows: int
+    columns: int
+    first: slice
+    second: slice
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """What is sent of vectors of a layout."""
+
+    rank: int
+    layout: VectorLayout
+    seed: int
+
+    @cached_property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """The tensors of which factors are sent."""
+        found, first, second = list[Matrix](), 0, 0
+        for one in self.layout.segments:
+            size, rows = one.stop - one.start, int(one.shape[0]) if one.shape else 1
+            columns = size // max(1, rows)
+            if len(one.shape) > 1 and self.rank * (rows + columns) < size:
+                left, right = self.rank * rows, self.rank * columns
+                places = slice(first, first + left), slice(second, second + right)
+                found.append(Matrix(slice(one.start, one.stop), rows, columns, *places))
+                first, second = first + left, second + right
+        return tuple(found)
+
+    @cached_property
+    def whole(self) -> npt.NDArray[np.bool_]:
+        """Which elements go as they are, [d]."""
+        mask = np.ones(self.layout.length, np.bool_)
+        for one in self.matrices:
+            mask[one.place] = False
+        return mask
+
+    @cached_property
+    def left_length(self) -> int:
+        """Elements of all P."""
+        return self.rank * sum(one.rows for one in self.matrices)
+
+    @cached_property
+    def first_length(self) -> int:
+        """Elements that are summed first: all P, and what goes as it is."""
+        return self.left_length + int(self.whole.sum())
+
+    @cached_property
+    def second_length(self) -> int:
+        """Elements that are summed second: all Q."""
+        return self.rank * sum(one.columns for one in self.matrices)
+
+    def start(self) -> Vector:
+        """Return the Q of before the first round, [second_length]; the same at all workers."""
+        drawn = seeds.stream(self.seed, "low rank").standard_normal(self.second_length)
+        return self.upright(drawn.astype(self.layout.dtype))
+
+    def first(self, vector: Vector, right: Vector) -> Vector:
+        """Return what a worker brings to the first sum, [first_length], of a vector [d] and the last Q."""
+        out = np.empty(self.first_length, self.layout.dtype)
+        for one in self.matrices:
+            matrix, factor = vector[one.place].reshape(one.rows, one.columns), self._factor(right[one.second])
+            out[one.first].reshape(self.rank, one.rows)[:] = [(matrix * column).sum(axis=1) for column in factor]
+        out[self.left_length :] = vector[self.whole]
+        return frozen(out)
+
+    def left(self, first: Vector) -> Vector:
+        """Return all P of what the first sum came to, orthonormal, [left_length]."""
+        parts = [_orthonormal(self._factor(first[one.first])).reshape(-1) for one in self.matrices]
+        return frozen(np.concatenate(parts))
+
+    def second(self, vector: Vector, left: Vector) -> Vector:
+        """Return what a worker brings to the second sum, [second_length]."""
+        out = np.empty(self.second_length, self.layout.dtype)
+        for one in self.matrices:
+            matrix, factor = vector[one.place].reshape(one.rows, one.columns), self._factor(left[one.first])
+            out[one.second].reshape(self.rank, one.columns)[:] = [
+                (matrix * column[:, None]).sum(axis=0) for column in factor
+            ]
+        return frozen(out)
+
+    def restored(self, left: Vector, whole: Vector, second: Vector) -> Vector:
+        """Return the vector [d] that all P and Q, and the elements that went as they are, stand for; frozen."""
+        out = np.empty(self.layout.length, self.layout.dtype)
+        out[self.whole] = whole
+        for one in self.matrices:
+            total = np.zeros((one.rows, one.columns), self.layout.dtype)
+            for p, q in zip(self._factor(left[one.first]), self._factor(second[one.second]), strict=True):
+                total += np.multiply.outer(p, q)
+            out[one.place] = total.reshape(-1)
+        return frozen(out)
+
+    def upright(self, second: Vector) -> Vector:
+        """Return all Q with columns of length 1 that stand upright on each other: only what they span counts."""
+        parts = [_orthonormal(self._factor(second[one.second])).reshape(-1) for one in self.matrices]
+        return frozen(np.concatenate(parts))
+
+    def _factor(self, part: Vector) -> Vector:
+        return part.reshape(self.rank, -1)
+
+
+def _orthonormal(columns: Vector) -> Vector:
+    """Return vectors [rank, n] by modified Gram-Schmidt, in their order; one that is nothing stays 0."""
+    out = columns.copy()
+    for k in range(len(out)):
+        length = np.sqrt(_dot(out[k], out[k]))
+        if length > 0:
+            out[k] /= length
+        for later in range(k + 1, len(out)):
+            out[later] -= out[k] * _dot(out[k], out[later])
+    return out
+
+
+def _dot(one: Vector, other: Vector) -> np.floating:
+    """Return the inner product, added up from the first element to the last: the same bits on every processor."""
+    product: Vector = np.multiply(one, other, dtype=np.float64)
+    found: np.floating = one.dtype.type(np.add.accumulate(product)[-1])
+    return found

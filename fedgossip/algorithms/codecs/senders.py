@@ -1,0 +1,109 @@
+"""What one that sends remembers of what its codec left out, so that it is sent later.
+
+Memoryless           nothing: the codec's mean is right by itself
+Feedback             p = v + e;  C(p) is sent;  e' = p - C(p)
+                     (Karimireddy et al., ICML 2019; Stich et al., NeurIPS 2018)
+MomentumCorrection   u = m u + clip(v);  a = a + u;  top-k of a is sent;  u and a are 0 where they were sent    (dgc)
+
+A memory is a tuple of vectors [d]: it belongs to who sends, goes with its checkpoints, and takes its next value when
+what was sent has been counted.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from fedgossip.algorithms.codecs.base import Codec, CodecTurn, Payload, VectorLayout
+from fedgossip.algorithms.codecs.sparse import DeepGradient
+from fedgossip.base.vectors import Vector, add, frozen, linear, subtract
+
+Memory = tuple[Vector, ...]
+
+
+class Sender(Protocol):
+    """How vectors of one layout are sent, one a round."""
+
+    @property
+    def codec(self) -> Codec: ...
+
+    def start(self, layout: VectorLayout) -> Memory:
+        """Return what is remembered before the first vector: zeros."""
+        ...
+
+    def send(self, memory: Memory, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> tuple[Payload, Memory]:
+        """Return what goes out for a vector [d], and what is remembered once that has been counted."""
+        ...
+
+
+@dataclass(frozen=True)
+class Memoryless:
+    codec: Codec
+
+    def start(self, layout: VectorLayout) -> Memory:  # noqa: ARG002
+        return ()
+
+    def send(self, memory: Memory, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> tuple[Payload, Memory]:
+        return self.codec.encode(vector, layout, turn), memory
+
+
+@dataclass(frozen=True)
+class Feedback:
+    codec: Codec
+
+    def start(self, layout: VectorLayout) -> Memory:
+        return (frozen(np.zeros(layout.length, layout.dtype)),)
+
+    def send(self, memory: Memory, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> tuple[Payload, Memory]:
+        wanted = add(vector, memory[0])
+        payload = self.codec.encode(wanted, layout, turn)
+        return payload, (subtract(wanted, self.codec.decode(payload, layout, turn)),)
+
+
+@dataclass(frozen=True)
+class MomentumCorrection:
+    """`momentum`, 0 <= m < 1, is applied here, before anything is left out: what takes the step has none of its own.
+
+    Factors of elements that are sent stop with them ("momentum factor masking").  `longest`: a gradient that is longer
+    is scaled down to that before it is gathered; 1/sqrt(m) of what the mean of m workers is held to ("local gradient
+    clipping").
+    """
+
+    codec: DeepGradient
+    momentum: float
+    longest: float = math.inf
+
+    def start(self, layout: VectorLayout) -> Memory:
+        zeros = frozen(np.zeros(layout.length, layout.dtype))
+        return zeros, zeros
+
+    def send(self, memory: Memory, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> tuple[Payload, Memory]:
+        velocity = linear((self.momentum, memory[0]), (_share(vector, self.longest), vector))
+        gathered = add(memory[1], velocity)
+        payload = self.codec.encode(gathered, layout, turn)
+        places = self.codec.places(payload, layout, turn)
+        return payload, (_without(velocity, places), _without(gathered, places))
+
+
+def _without(vector: Vector, places: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Vector:
+    left = vector.copy()
+    left[places] = 0
+    return frozen(left)
+
+
+def _share(vector: Vector, longest: float) -> float:
+    """Return what a vector is multiplied by so that it is no longer than `longest`."""
+    if longest == math.inf:
+        return 1
+    length = math.sqrt(float(np.square(vector, dtype=np.float64).sum()))
+    return longest / length if length > longest else 1
+
+
+def sender_of(codec: Codec, momentum: float = 0.0, longest: float = math.inf) -> Sender:
+    """Return how a codec's vectors are sent; `momentum` and `longest` are dgc's alone."""
+    if isinstance(codec, DeepGradient):
+        return MomentumCorrection(codec, momentum, longest)
+    return Feedback(codec) if codec.remembers else Memoryless(codec)

@@ -1,0 +1,153 @@
+"""What of a gradient's rows is not worth sending: filters, one after the other, at the worker that pushes.
+
+    threshold:T     a row is sent where |g| of an element is at least T / sqrt(clock + 1); the rest waits, and is
+                    added to that row's next gradient
+    random-skip:P   a row is left out with probability P, from the seed, and the others are scaled by 1 / (1 - P)
+    kkt[:T]         a row that is 0, and whose gradient is nowhere above T (the L1 of the run), is left out: the
+                    conditions of Karush, Kuhn and Tucker hold there already
+    module:function called with (Pushing, memory of its last call or None), gives (Rows, memory)
+
+`key-cache` stands beside them: it changes what is said of the rows' keys, and no row.
+
+Source: Li, Andersen, Park, Smola, Ahmed, Josifovski, Long, Shekita and Su, Scaling distributed machine learning with
+the parameter server, OSDI 2014, sections 3.4 and 5.1; significant updates, under a threshold that falls as 1 / sqrt(t):
+Hsieh, Harlap, Vijaykumar, Konomis, Ganger, Gibbons and Mutlu, Gaia, NSDI 2017.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedgossip.base import seeds
+from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.base.keyed_rows import Rows, frozen_keys, no_rows
+from fedgossip.base.vectors import frozen
+from fedgossip.core.machine import NodeId
+
+KEY_CACHE = "key-cache"
+FILTERS = (KEY_CACHE, "threshold", "random-skip", "kkt")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pushing:
+    """What a filter may look at: the gradient of some rows, those rows as they were pulled, and of what."""
+
+    gradient: Rows
+    rows: Rows
+    clock: int
+    node: NodeId
+    seed: int
+
+
+Memory = object
+RowFilter = Callable[[Pushing, Memory], tuple[Rows, Memory]]
+"""(what is to be pushed, what the last call gave beside it; None at first) -> what is left of it, and a memory.
+
+The rows that are left are some of those of the gradient, by ascending key.
+"""
+
+
+def make_filter(text: str, l1: float, own: Callable[[str], RowFilter]) -> RowFilter:
+    """Return the filter that a text of FILTERS, or "module:function", names; `own` finds the latter.
+
+    Raises ConfigError for another text, or a number that cannot be.
+    """
+    name, colon, value = text.partition(":")
+    if name == "threshold":
+        return Threshold(_number(text, value, 0.0, float("inf")))
+    if name == "random-skip":
+        return RandomSkip(_number(text, value, 0.0, 1.0))
+    if name == "kkt":
+        return Kkt(_number(text, value, 0.0, float("inf")) if colon else l1)
+    if colon and name not in FILTERS:
+        return own(text)
+    raise ConfigError(f"filter {text!r} is not known", nearest(name, FILTERS))
+
+
+def _number(text: str, value: str, low: float, high: float) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = float("nan")
+    if not low <= number < high:
+        name = text.partition(":")[0]
+        raise ConfigError(f"filter {text!r} has no number", f"Write {name}:NUMBER, at least {low:g}, below {high:g}.")
+    return number
+
+
+def _largest(rows: Rows) -> np.ndarray:
+    """Return the largest absolute value of each row, [k]."""
+    return np.abs(rows.matrix).max(axis=1, initial=0.0)  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Significantly modified rows go, what is small waits until it has added up."""
+
+    least: float
+
+    def __call__(self, pushing: Pushing, memory: Memory) -> tuple[Rows, Memory]:
+        gradient = pushing.gradient
+        waiting = memory if isinstance(memory, Rows) else no_rows(gradient.values.dtype)
+        ours = np.isin(waiting.keys, gradient.keys, assume_unique=True)
+        total = _with_added(gradient, waiting.only(ours))
+        goes = _largest(total) >= self.least / np.sqrt(pushing.clock + 1)
+        return total.only(goes), _both(waiting.only(~ours), total.only(~goes))
+
+
+def _with_added(rows: Rows, some: Rows) -> Rows:
+    """Return rows with some of them added to."""
+    total = np.array(rows.matrix)
+    total[np.searchsorted(rows.keys, some.keys)] += some.matrix
+    return Rows(rows.keys, frozen(total.reshape(-1)))
+
+
+def _both(one: Rows, other: Rows) -> Rows:
+    """Return the rows of both, which have none in common."""
+    if not one.keys.size or not other.keys.size:
+        return one if one.keys.size else other
+    order = np.argsort(np.concatenate([one.keys, other.keys]))
+    keys, values = np.concatenate([one.keys, other.keys])[order], np.concatenate([one.matrix, other.matrix])[order]
+    return Rows(frozen_keys(keys), frozen(values.reshape(-1)))
+
+
+@dataclass(frozen=True)
+class RandomSkip:
+    """Some rows go, scaled so that the mean of what goes is the gradient."""
+
+    probability: float
+
+    def __call__(self, pushing: Pushing, memory: Memory) -> tuple[Rows, Memory]:
+        drawn = seeds.stream(pushing.seed, "random-skip", pushing.node, pushing.clock)
+        rows = pushing.gradient.only(drawn.random(pushing.gradient.keys.size) >= self.probability)
+        factor = rows.values.dtype.type(1 / (1 - self.probability))
+        return Rows(rows.keys, frozen(rows.values * factor)), memory
+
+
+@dataclass(frozen=True)
+class Kkt:
+    """Rows at rest under L1 do not go."""
+
+    most: float
+
+    def __call__(self, pushing: Pushing, memory: Memory) -> tuple[Rows, Memory]:
+        gradient = pushing.gradient
+        at = np.searchsorted(pushing.rows.keys, gradient.keys)
+        known = np.minimum(at, max(pushing.rows.keys.size - 1, 0))
+        here = pushing.rows.keys[known] == gradient.keys if pushing.rows.keys.size else np.zeros(at.shape, bool)
+        zero = ~pushing.rows.matrix[known].any(axis=1) if pushing.rows.keys.size else np.zeros(at.shape, bool)
+        return gradient.only(~(here & zero & (_largest(gradient) <= self.most))), memory
+
+
+def applied(filters: Sequence[RowFilter], memories: list[Memory], pushing: Pushing) -> tuple[Rows, list[int]]:
+    """Return what is left after all filters, and the rows that each has kept back; memories are replaced."""
+    rows, kept_back = pushing.gradient, []
+    for place, one in enumerate(filters):
+        before = rows.keys.size
+        at = Pushing(rows, pushing.rows, pushing.clock, pushing.node, pushing.seed)
+        rows, memories[place] = one(at, memories[place])
+        kept_back.append(before - rows.keys.size)
+    return rows, kept_back

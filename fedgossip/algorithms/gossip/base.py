@@ -1,0 +1,187 @@
+"""What a gossip algorithm is: the box of a paper, with the network taken out.
+
+    x = start(first vector)
+    in every round:   train from model(x)          -> update
+                      trained(x, update, step)     -> x', what goes out
+                      mixing: every outgoing vector becomes the weighted sum over the neighbours' and one's own
+                      mixed(x', the sums)          -> x
+
+A state is a frozen dataclass of arrays and plain numbers, so that what a checkpoint holds follows from it (`saved`,
+`restored`).  The same source runs for one peer, on arrays [d], and for all peers at once, on arrays [n, d].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cache
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+
+from fedgossip.base.vectors import Vector
+
+State = TypeVar("State")
+Vectors = tuple[Vector, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One of the vectors that a round mixes."""
+
+    name: str
+    length: int | None = None
+    """Elements; None: as many as the model has."""
+    dtype: str = ""
+    """Empty: the model's type."""
+
+
+MODEL = Slot("x")
+"""The only slot of an algorithm that mixes models and nothing beside them."""
+
+WEIGHT = Slot("weight", length=1, dtype="float64")
+"""The last slot of an algorithm whose peers give away what they have: by what of it comes, they divide the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a peer's local training was in one round.
+
+    `rate`: learning rate; `steps`: optimiser steps; 0 where the task does not say.  Numbers for one peer, arrays [n, 1]
+    of the model's type for all peers at once.
+    """
+
+    round: int
+    rate: Any = 0.0
+    steps: Any = 0.0
+    given: Vector | None = None
+    """The model that the training began with, [d], where others have changed it since; else None."""
+
+    @classmethod
+    def of(cls, round: int, metrics: Mapping[str, float]) -> Step:
+        """The step of one peer, from the metrics of its update."""
+        return cls(round, float(metrics.get("rate", 0.0)), float(metrics.get("steps", 0.0)))
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What the graph of an algorithm must give; a run without it is refused before anything is trained."""
+
+    sums: str = "rows"
+    """Which weights of a mixing must sum to one: "rows" (a mean of what arrives), "columns" (each gives away what it
+    has; the last slot is then WEIGHT) or "both" (a mean of what arrives, and the mean of all stays where it was)."""
+    own_graph: bool = False
+    """Only the graph that bears the algorithm's name will do."""
+    constant_members: bool = False
+    """The peers are counted: nobody can join or leave."""
+    constant: bool = False
+    """One graph for the whole run."""
+    symmetric: bool = False
+    """i weighs j as j weighs i, in every round."""
+    lambda_n: float | None = None
+    """The smallest eigenvalue of the weights is above this: one graph, with symmetric weights."""
+    tree: bool = False
+    """One graph without a cycle."""
+    plain_sgd: bool = False
+    """Local steps are the learning rate times a gradient: no momentum, decay, clipping or Adam."""
+    linear: bool = False
+    """What is mixed is the weighted sum: what goes out is more than a model, or is a model only in the sum."""
+    weighs_alike: bool = False
+    """All models count alike, whatever the weights of the graph: an experiment must not name any."""
+    lossless: bool = False
+    """Every message of every round comes: no faults that lose one."""
+
+
+class GossipAlgorithm(Protocol[State]):
+    """Every array is [d] (one peer) or [n, d] (all peers at once); nothing is changed in place."""
+
+    @property
+    def slots(self) -> tuple[Slot, ...]:
+        """What a round mixes, one slot per outgoing vector."""
+        ...
+
+    @property
+    def needs(self) -> Needs:
+        """What a run must have; one that has not is refused before anything runs."""
+        ...
+
+    def start(self, x: Vector) -> State:
+        """The state of a peer whose first vector is `x`, [d]; of all peers where it is [n, d]."""
+        ...
+
+    def trained(self, state: State, update: Vector | None, step: Step) -> tuple[State, Vectors]:
+        """(the state until the round is mixed, what goes out), after local training gave `update` (None: no change)."""
+        ...
+
+    def mixed(self, state: State, mixed: Vectors) -> State:
+        """The state after the mixing of what went out, own and neighbours'; `state` is the one `trained` gave."""
+        ...
+
+    def model(self, state: State) -> Vector:
+        """The vector to train from, and to evaluate."""
+        ...
+
+    def seen(self, state: State, outgoing: Vectors) -> Vector:
+        """What records compare with the model: the model as it is before the mixing of `outgoing`."""
+        ...
+
+    def corrected(self, state: State, differences: Vectors) -> State:
+        """The state after `differences`, one per outgoing vector, have been added to what was mixed."""
+        ...
+
+    def rejoined(self, state: State, model: Vector) -> State:
+        """The state of a peer that goes on from `model` among others than before: what tracks them begins anew."""
+        ...
+
+
+@runtime_checkable
+class SendsModels(Protocol[State]):
+    """An algorithm whose `trained` sends the model plus the update and keeps nothing else of the update."""
+
+    def moved(self, state: State, models: Vector) -> tuple[State, Vectors]:
+        """What `trained` gives, where that sum, `models`, is there already."""
+        ...
+
+
+def saved(state: Any) -> tuple[dict[str, Vector], dict[str, int | float | str]]:
+    """Return (arrays, plain numbers) of a state by field, all that it is, for a checkpoint; None is left out.
+
+    Those of a state within it, that of another algorithm, are named "field/name".
+    """
+    arrays: dict[str, Vector] = {}
+    numbers: dict[str, int | float | str] = {}
+    for field in _field_names(type(state)):  # type: ignore[arg-type]
+        value = getattr(state, field)
+        if isinstance(value, np.ndarray):
+            arrays[field] = value
+        elif is_dataclass(value):
+            held, counted = saved(value)
+            arrays.update({f"{field}/{name}": one for name, one in held.items()})
+            numbers.update({f"{field}/{name}": one for name, one in counted.items()})
+        elif value is not None:
+            numbers[field] = value
+    return arrays, numbers
+
+
+@cache
+def _field_names(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
+def restored(fresh: State, arrays: Mapping[str, Vector], numbers: Mapping[str, Any]) -> State:
+    """Return the state that `saved` was taken of; `fresh`: one of the same kind.
+
+    Raises ValueError where there are other fields.
+    """
+    within = {field.name for field in fields(fresh) if is_dataclass(getattr(fresh, field.name))}  # type: ignore[arg-type]
+    names = {field.name for field in fields(fresh)} - within  # type: ignore[arg-type]
+    given = {**arrays, **numbers}
+    if unknown := sorted(name for name in given if name not in names and name.partition("/")[0] not in within):
+        raise ValueError(f"{type(fresh).__name__} has no {', '.join(unknown)}")
+    inner = {name: restored(getattr(fresh, name), _below(name, arrays), _below(name, numbers)) for name in within}
+    there = {name: one for name, one in given.items() if name in names}
+    return replace(fresh, **dict.fromkeys(names - there.keys()), **there, **inner)  # type: ignore[type-var]
+
+
+def _below(name: str, held: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.removeprefix(f"{name}/"): one for key, one in held.items() if key.startswith(f"{name}/")}

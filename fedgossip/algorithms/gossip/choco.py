@@ -1,0 +1,181 @@
+"""CHOCO-SGD: gossip of what has changed, in as few bytes as a codec says it (Koloskova, Stich and Jaggi, Decentralized
+stochastic optimization and gossip algorithms with compressed communication, ICML 2019):
+
+    q_i     =  Q(x_i + u_i - xhat_i)                      is all that i sends
+    xhat_i  <- xhat_i + q_i                               at i and at each of its neighbours
+    x_i     <- x_i + u_i + gamma sum_j W_ij (xhat_j - xhat_i)
+
+xhat_i is what others know of i: it begins at 0 everywhere, so that no model is ever sent whole.  What Q leaves out
+stays in x_i + u_i - xhat_i and is sent later; the mean of all x is kept whatever Q is.  What goes out here is the new
+xhat_i, and a round mixes those; on a link its change travels (`protocols/gossip/replicas`).
+
+gamma, 0 < gamma <= 1: more agrees sooner, until it diverges; the less Q says, the smaller it must be.  For a spectral
+gap g, a contraction c of Q and b = ||I - W||
+
+    theorem      g^2 c / (16 g + g^2 + 4 b^2 + 2 g b^2 - 8 g c)      always converges; thousands of times below what
+                                                                     most runs bear
+    practical    2 c / ((1 + 2 c) b)                                 ours, the default: below where averaging by top-k
+                                                                     diverges on every graph that was tried (tests)
+
+The practical rule has no g: where peers drift apart depends on c and on the largest eigenvalue of I - W alone.
+
+With an outer step (`diloco` with a codec) u_i is that of x_i and the peer's own v_i along what local training made.  On
+the complete graph, where nothing is left out, that is DiLoCo.  Elsewhere v has no part of the disagreement, as in
+`diloco` without a codec, so peers stay up to lr / (1 - beta) times further apart; in return gamma, and that the mean is
+kept whatever is lost, are those of CHOCO-SGD.  With that part in v averaging by signs diverges, and a change that is
+counted late moves the mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedgossip.algorithms.codecs.base import Codec, CodecTurn, VectorLayout
+from fedgossip.algorithms.codecs.names import make_codec
+from fedgossip.algorithms.codecs.signs import Sign
+from fedgossip.algorithms.codecs.sparse import DeepGradient, RandomK
+from fedgossip.algorithms.gossip.base import MODEL, Needs, Step, Vectors
+from fedgossip.algorithms.gossip.outer import OuterStep
+from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.base.vectors import Vector, add, frozen, linear, subtract
+
+KNOWN_TO_ALL = -1
+"""The round of an xhat that nobody has changed: 0."""
+
+
+@dataclass(frozen=True, eq=False)
+class Replicated:
+    """Arrays [d] or [n, d]: the model, what others know of it, and what was new in that in its last round."""
+
+    x: Vector
+    known: Vector
+    new: Vector | None = None
+    version: int = KNOWN_TO_ALL
+    """The round in which `known` has changed last, by `new`."""
+    base: int = KNOWN_TO_ALL
+    """The round in which it had changed before."""
+    v: Vector | None = None
+    """The outer momentum, of this peer's own updates."""
+
+
+def theorem(gap: float, norm: float, contraction: float) -> float:
+    """Return the gamma with which averaging is proven to converge; 0 on a graph without a gap.
+
+    Source: Koloskova, Stich and Jaggi (ICML 2019), theorem 2.
+    """
+    squared = norm**2
+    return gap**2 * contraction / (16 * gap + gap**2 + 4 * squared + 2 * gap * squared - 8 * gap * contraction)
+
+
+def practical(_gap: float, norm: float, contraction: float) -> float:
+    """Return the gamma that is taken where none is named, above the theorem's; `norm` is above 0."""
+    return 2 * contraction / ((1 + 2 * contraction) * norm)
+
+
+RULES: Mapping[str, Callable[[float, float, float], float]] = {"practical": practical, "theorem": theorem}
+"""(spectral gap, ||I - W||, contraction) -> gamma"""
+
+SIGNS = 2 / math.pi
+"""The contraction of signs of a vector of normal elements; the least, 1 / d, is that of one element beside zeros."""
+
+
+class Choco:
+    """Give the codec's name, and gamma: a number, or a rule of RULES, which needs the gap and ||I - W|| of the graph.
+
+    With `outer` each peer takes that step along its update before it says anything.  Raises ConfigError for a codec
+    that does not contract, or draws at random, and for what is no gamma.
+    """
+
+    slots = (MODEL,)
+    needs = Needs(sums="both", constant=True, constant_members=True, symmetric=True, linear=True)
+
+    def __init__(
+        self,
+        codec: str = "top-k:0.1",
+        gamma: float | str = "practical",
+        gap: float | None = None,
+        norm: float | None = None,
+        outer: OuterStep | None = None,
+    ) -> None:
+        self.outer, name = outer, "diloco" if outer else "choco"
+        if isinstance(gamma, str) and gamma not in RULES:
+            raise ConfigError(f"{name}: there is no rule {gamma!r} for gamma", nearest(gamma, RULES))
+        if not isinstance(gamma, str) and (
+            isinstance(gamma, bool) or not isinstance(gamma, int | float) or not 0 < gamma <= 1
+        ):
+            text = f"{name}: gamma is {gamma!r}; expected a number above 0 and at most 1"
+            raise ConfigError(text, "Halve it where the peers drift apart, or leave it out: it is computed then.")
+        self.codec, self._gamma, self._gap, self._norm = _contracting(codec, name), gamma, gap, norm
+
+    def gamma(self, length: int) -> float:
+        """Return gamma of models of so many elements; a rule's has two digits, the same on all machines.
+
+        Raises ConfigError where the rule's gap is not known, or 0.
+        """
+        if not isinstance(self._gamma, str):
+            return float(self._gamma)
+        if not self._norm:  # one peer, or none that hears another
+            return 1.0
+        found = RULES[self._gamma](self._gap or 0.0, self._norm, self.contraction(length))
+        if not found:
+            text = f"choco: gamma = {self._gamma!r} on a graph whose gap is {'not known' if self._gap is None else 0}"
+            raise ConfigError(text, 'Name a number, or gamma = "practical".')
+        return float(f"{min(1.0, found):.2g}")
+
+    def contraction(self, length: int) -> float:
+        """Return what the rules take for the codec's contraction."""
+        if isinstance(self.codec, Sign):
+            return max(SIGNS, 1 / length)
+        return self.codec.contraction(VectorLayout.of_length(length, np.dtype("float32")))
+
+    def start(self, x: Vector) -> Replicated:
+        zeros = frozen(np.zeros_like(x))
+        return Replicated(x, zeros, v=zeros if self.outer else None)
+
+    def trained(self, state: Replicated, update: Vector | None, step: Step) -> tuple[Replicated, Vectors]:
+        x, v = self._learned(state, update)
+        new = self._said(subtract(x, state.known), step.round)
+        known = add(state.known, new)
+        return Replicated(x, known, new, step.round, state.version, v), (known,)
+
+    def _learned(self, state: Replicated, update: Vector | None) -> tuple[Vector, Vector | None]:
+        if self.outer and state.v is not None:
+            return self.outer.taken(state.x, state.v, frozen(np.zeros_like(state.x)) if update is None else update)
+        return state.x if update is None else add(state.x, update), None
+
+    def mixed(self, state: Replicated, mixed: Vectors) -> Replicated:
+        gamma = self.gamma(state.x.shape[-1])
+        return replace(state, x=linear((1, state.x), (gamma, mixed[0]), (-gamma, state.known)))
+
+    def model(self, state: Replicated) -> Vector:
+        return state.x
+
+    def seen(self, state: Replicated, outgoing: Vectors) -> Vector:  # noqa: ARG002
+        return state.x
+
+    def corrected(self, state: Replicated, differences: Vectors) -> Replicated:
+        return replace(state, x=linear((1, state.x), (self.gamma(state.x.shape[-1]), differences[0])))
+
+    def rejoined(self, state: Replicated, model: Vector) -> Replicated:
+        return replace(self.start(model), v=state.v)
+
+    def _said(self, changes: Vector, round: int) -> Vector:
+        """Return what the codec says of each row."""
+        layout, turn = VectorLayout.of_length(changes.shape[-1], changes.dtype), CodecTurn(0, 0, round)
+        if changes.ndim == 1:
+            return self.codec.decode(self.codec.encode(changes, layout, turn), layout, turn)
+        rows = [self.codec.decode(self.codec.encode(row, layout, turn), layout, turn) for row in changes]
+        return frozen(np.stack(rows))
+
+
+def _contracting(name: str, method: str) -> Codec:
+    codec = make_codec(name)
+    least = codec.contraction(VectorLayout.of_length(2, np.dtype("float32")))
+    if not least or isinstance(codec, DeepGradient | RandomK):
+        text = f"{method}: {name} is no codec for it: what it says of a vector is random, or no contraction"
+        raise ConfigError(text, "Take top-k:SHARE, int8:BLOCK, sign, bf16 or fp16.")
+    return codec

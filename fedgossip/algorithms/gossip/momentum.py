@@ -1,0 +1,109 @@
+"""D-PSGD whose momentum is mixed with the model (Yu, Jin and Yang, ICML 2019):
+
+    M_i  <-  beta M_i + u_i                 u_i: the change that node i's local steps made, from x_i; M begins with 0
+    x_i  <-  sum_j W_ij (x_j + M_j)
+    M_i  <-  sum_j W_ij M_j
+
+nesterov: x_i  <-  sum_j W_ij (x_j + u_j + beta M_j), with the new M: the step looks ahead, as torch's SGD does.
+
+Two vectors go out.  Momentum of each peer's own is `train.momentum`: it turns the peers' disagreement into that of a
+step eta / (1 - beta); mixed, the momentum is nearly that of the mean.  M is a displacement, -rate times the paper's
+momentum, so it is multiplied by the new rate over the old one where the rate changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from fedgossip.algorithms.gossip.base import MODEL, Needs, Slot, Step, Vectors
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import Vector, add, linear
+
+
+@dataclass(frozen=True, eq=False)
+class InMotion:
+    """Arrays [d] or [n, d]; `motion` is None where it is zero; `rate` is the learning rate that it is of."""
+
+    x: Vector
+    motion: Vector | None = None
+    rate: Vector | float = 0.0
+
+
+class HasMotion(Protocol):
+    """A state with a motion, and the learning rate that it is of."""
+
+    @property
+    def motion(self) -> Vector | None: ...
+
+    @property
+    def rate(self) -> Vector | float: ...
+
+
+State = TypeVar("State", bound=HasMotion)
+
+
+def at_rate(state: State, step: Step) -> State:
+    """Return the state with its motion as it is worth at the step's learning rate; 0, not known, changes nothing."""
+    if state.motion is None:
+        return replace(state, rate=step.rate)  # type: ignore[type-var]
+    known = np.logical_and(step.rate, state.rate)
+    now, before = np.where(known, step.rate, 1.0), np.where(known, state.rate, 1.0)
+    ratio = np.divide(now, before, dtype=state.motion.dtype, casting="same_kind")
+    return replace(state, motion=linear((ratio, state.motion)), rate=step.rate)  # type: ignore[type-var]
+
+
+def share(option: str, value: Any) -> float:
+    """Return an option that is a share of what was.  Raises ConfigError unless it is a number in [0, 1)."""
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1:
+        return float(value)
+    raise ConfigError(f"algorithm.options: {option} is {value!r}; expected a number from 0 to below 1", "Take 0.9.")
+
+
+def yes_or_no(option: str, value: Any) -> bool:
+    """Return an option that is on or off.  Raises ConfigError for anything else."""
+    if isinstance(value, bool):
+        return value
+    raise ConfigError(f"algorithm.options: {option} is {value!r}; expected true or false", "Leave it out for false.")
+
+
+class MixedMomentum:
+    """`beta` in [0, 1).  A peer that goes on from another model begins without momentum."""
+
+    slots = (MODEL, Slot("momentum"))
+    needs = Needs(plain_sgd=True, linear=True)
+
+    def __init__(self, beta: float = 0.9, *, nesterov: bool = False) -> None:
+        self.beta, self.nesterov = share("beta", beta), yes_or_no("nesterov", nesterov)
+
+    def start(self, x: Vector) -> InMotion:
+        return InMotion(x)
+
+    def trained(self, state: InMotion, update: Vector | None, step: Step) -> tuple[InMotion, Vectors]:
+        now = at_rate(state, step)
+        terms = [] if now.motion is None else [(self.beta, now.motion)]
+        terms += [] if update is None else [(1.0, update)]
+        motion = linear(*(terms or [(0.0, state.x)]))
+        if not self.nesterov:
+            return now, (add(state.x, motion), motion)
+        ahead = [(1.0, state.x)] + ([] if update is None else [(1.0, update)])
+        return now, (linear(*ahead, (self.beta, motion)), motion)
+
+    def mixed(self, state: InMotion, mixed: Vectors) -> InMotion:
+        x, motion = mixed
+        return InMotion(x, motion, state.rate)
+
+    def model(self, state: InMotion) -> Vector:
+        return state.x
+
+    def seen(self, state: InMotion, outgoing: Vectors) -> Vector:  # noqa: ARG002
+        return outgoing[0]
+
+    def corrected(self, state: InMotion, differences: Vectors) -> InMotion:
+        x, motion = differences
+        return replace(state, x=add(state.x, x), motion=motion if state.motion is None else add(state.motion, motion))
+
+    def rejoined(self, state: InMotion, model: Vector) -> InMotion:  # noqa: ARG002
+        return InMotion(model)

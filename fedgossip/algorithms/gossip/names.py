@@ -1,0 +1,195 @@
+"""The gossip algorithms by name: one line per method, from which checks, plans, the dry run and the docs follow.
+
+    make("window-doubling", METHODS["window-doubling"], Told(13), {})
+
+A user's own algorithm, "module:Class" in an experiment file, stands beside them: any class with the methods of
+`base.GossipAlgorithm`, made with those of `n` and its own options that it takes.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedgossip.algorithms.gossip.base import GossipAlgorithm, Needs
+from fedgossip.algorithms.gossip.checked import Checked
+from fedgossip.algorithms.gossip.choco import Choco
+from fedgossip.algorithms.gossip.combine_then_adapt import CombineThenAdapt
+from fedgossip.algorithms.gossip.d2 import D2
+from fedgossip.algorithms.gossip.decentlam import DecentLaM
+from fedgossip.algorithms.gossip.diloco import DiLoCo
+from fedgossip.algorithms.gossip.dsgd import DSGD
+from fedgossip.algorithms.gossip.fragmented_diloco import FragmentedDiLoCo
+from fedgossip.algorithms.gossip.gradient_tracking import GradientTracking
+from fedgossip.algorithms.gossip.momentum import MixedMomentum
+from fedgossip.algorithms.gossip.outer import BETA, LR, OuterStep
+from fedgossip.algorithms.gossip.push_diging import PushDIGing
+from fedgossip.algorithms.gossip.push_momentum import PushMomentum
+from fedgossip.algorithms.gossip.push_sum import PushSum
+from fedgossip.algorithms.gossip.quasi_global import QuasiGlobal
+from fedgossip.algorithms.gossip.relaysgd import RelaySGD
+from fedgossip.algorithms.gossip.slowmo import SlowMo
+from fedgossip.algorithms.gossip.two_tap import TwoTap
+from fedgossip.algorithms.gossip.window_doubling import WindowDoubling
+from fedgossip.algorithms.options import check_options
+from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.base.registry import table
+
+Made = GossipAlgorithm[Any]
+
+
+@dataclass(frozen=True)
+class Method:
+    """What an experiment may name as `algorithm.name`."""
+
+    make: Callable[..., Made]
+    modes: tuple[str, ...] = ("sync",)
+    weights: str | None = None
+    """The weights that the algorithm brings where the experiment names none."""
+    private: bool = False
+    """Whether peers may learn the sums of models alone (`algorithm.private`)."""
+    told: tuple[str, ...] = ("n",)
+    """What of `Told` it is given where `make` has a parameter of that name; no experiment may give it."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What is known of a run's graph when its algorithm is made: peers, spectral gap and ||I - W||, None: not known."""
+
+    n: int
+    gap: float | None = None
+    norm: float | None = None
+
+
+def dsgd(order: str = "atc") -> Made:
+    """Return D-PSGD that adapts, then combines ("atc"), or the other way round ("cta").
+
+    Raises ConfigError for another order.
+    """
+    if order not in ORDERS:
+        raise ConfigError(f"dsgd has no order {order!r}", f"Take one of {', '.join(ORDERS)}.")
+    return ORDERS[order]()
+
+
+ORDERS: Mapping[str, Callable[[], Made]] = {"atc": DSGD, "cta": CombineThenAdapt}
+
+
+def push_sum(momentum: str = "local", beta: float = 0.9) -> Made:
+    """Return push-sum; with "mixed" momentum, of which `beta` is kept, given away too; "local" is `train.momentum`.
+
+    Raises ConfigError for another word, and for a beta outside [0, 1).
+    """
+    if momentum not in ("local", "mixed"):
+        raise ConfigError(f"push-sum has no momentum {momentum!r}", 'Take "mixed"; or "local", with train.momentum.')
+    return PushMomentum(beta) if momentum == "mixed" else PushSum()
+
+
+def slowmo(
+    n: int,
+    base: str = "dsgd",
+    base_options: Mapping[str, Any] | None = None,
+    every: int = 12,
+    alpha: float = 1.0,
+    beta: float = 0.7,
+    nesterov: bool = False,
+) -> Made:
+    """Return SlowMo round the algorithm `base` with its own options.
+
+    Raises ConfigError for a base that it cannot be round, and for options that one of them does not have.
+    """
+    if base not in SLOWED:
+        raise ConfigError(f"slowmo has no base {base!r}", nearest(base, SLOWED))
+    return SlowMo(make(base, METHODS[base], Told(n), base_options or {}), every, alpha, beta, nesterov=nesterov)
+
+
+def choco(
+    codec: str = "top-k:0.1", gamma: float | str = "practical", gap: float | None = None, norm: float | None = None
+) -> Made:
+    """Return CHOCO-SGD.  Raises ConfigError as `Choco`."""
+    return Choco(codec, gamma, gap, norm)
+
+
+def diloco(
+    lr: float = LR,
+    beta: float = BETA,
+    nesterov: bool = True,
+    codec: str = "",
+    gamma: float | str | None = None,
+    fragments: int = 1,
+    gap: float | None = None,
+    norm: float | None = None,
+) -> Made:
+    """Return DiLoCo; with a codec, by what has changed in models, as CHOCO-SGD says it; or a fragment at a time.
+
+    Raises ConfigError as each of them, for fragments by a codec, and for a gamma without one.
+    """
+    if codec and fragments != 1:
+        text = f"diloco: fragments = {fragments!r} with codec = {codec!r}, which says a whole model"
+        raise ConfigError(text, "Leave one of them out; [parallel] takes both.")
+    if codec:
+        rule = "practical" if gamma is None else gamma
+        return Choco(codec, rule, gap, norm, OuterStep(lr, beta, nesterov))
+    if gamma is not None:
+        raise ConfigError(f"diloco: gamma is {gamma!r} without a codec", 'Name one: codec = "int8:256", say.')
+    if fragments != 1:
+        return FragmentedDiLoCo(OuterStep(lr, beta, nesterov), fragments)
+    return DiLoCo(lr, beta, nesterov=nesterov)
+
+
+SLOWED = ("dsgd", "gradient-tracking", "d2", "dsgdm", "qg-dsgdm", "decentlam")
+"""Algorithms that slowmo can be round: what they keep beside x is none of a model's own past."""
+
+METHODS: Mapping[str, Method] = table(
+    ("dsgd", Method(dsgd, ("sync", "async"), private=True)),
+    ("push-sum", Method(push_sum, ("sync", "async"), weights="push")),
+    ("push-diging", Method(PushDIGing, weights="push")),
+    ("window-doubling", Method(WindowDoubling)),
+    ("gradient-tracking", Method(GradientTracking)),
+    ("d2", Method(D2)),
+    ("dsgdm", Method(MixedMomentum)),
+    ("qg-dsgdm", Method(QuasiGlobal)),
+    ("decentlam", Method(DecentLaM)),
+    ("two-tap", Method(TwoTap)),
+    ("slowmo", Method(slowmo)),
+    ("choco", Method(choco, told=("gap", "norm"))),
+    ("diloco", Method(diloco, told=("gap", "norm"))),
+    ("relaysgd", Method(RelaySGD)),
+)
+
+
+def make(name: str, method: Method, told: Told, options: Mapping[str, Any]) -> Made:
+    """Return the algorithm of a run.  Raises ConfigError for an option that it does not have."""
+    check_options(name, method.make, options, ours=method.told)
+    takes = inspect.signature(method.make).parameters
+    return method.make(**options, **{key: getattr(told, key) for key in method.told if key in takes})
+
+
+def own(name: str, kind: Callable[..., Made]) -> Method:
+    """Return the method of a user's own class; what it returns is checked in every round.
+
+    Raises ConfigError, once it is made, where the class cannot be.
+    """
+
+    def made(**given: Any) -> Made:
+        try:
+            algorithm = kind(**given)
+        except Exception as error:
+            advice = "The class is yours; its options are algorithm.options."
+            raise ConfigError(f"{name} cannot be made: {error!r}", advice) from error
+        return Checked(name, algorithm)
+
+    made.__signature__ = inspect.signature(kind)  # type: ignore[attr-defined]
+    return Method(made, weights=_brought(kind))
+
+
+def given(algorithm: Made) -> Method:
+    """Return the method of an object given in Python; what it returns is checked in every round."""
+    return Method(lambda: Checked(type(algorithm).__name__, algorithm), weights=_brought(algorithm))
+
+
+def _brought(source: object) -> str | None:
+    """Return the weights that a user's own class or object brings."""
+    needs = getattr(source, "needs", None)
+    return "push" if isinstance(needs, Needs) and needs.sums == "columns" else None

@@ -1,0 +1,106 @@
+"""RelaySGD: on a tree, every model reaches every peer once, relayed from neighbour to neighbour (Vogels, He, Koloskova,
+Lin, Karimireddy, Stich and Jaggi, RelaySum for decentralized deep learning on heterogeneous data, NeurIPS 2021; the
+variant that averages models):
+
+    s_i     =   x_i + u_i                                         u_i: the change that node i's local steps made
+    m_ij    =   s_i + sum over neighbours k but j of m_ki         goes to j; m_ki: what k said in the round before
+    c_ij    =   1   + the same sum of c_ki                        how many models m_ij is the sum of
+    x_i     <-  (sum_j m_ji + (n - sum_j c_ji) s_i) / n           of what neighbours say in this round
+
+So x_i is the mean of all n models, each as old as its way is long, where gossip weighs those at hand.  A model is never
+counted twice, for a tree has one way from each node to each.  In the first rounds, while models are still on their way,
+and where messages are lost, c says how many are lacking, and the own model stands for each of those.
+
+Beside the whole sums that `said` and `averaged` make there is nothing to mix: what goes out differs from neighbour to
+neighbour (`protocols/gossip/relay_gossip`; all at once: `simulation/relayed`).
+
+Where we differ: u_i is the sum of a round's local steps, as everywhere here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedgossip.algorithms.gossip.base import MODEL, Needs, Step, Vectors
+from fedgossip.base.vectors import Vector, add, frozen
+
+
+@dataclass(frozen=True, eq=False)
+class RelayState:
+    """`x` [d], or [n, d] of all nodes.
+
+    `heard` [k, d], `counts` [k], float64: what each neighbour said in the last round, ascending by id, zeros of one
+    that said nothing; of all nodes, node after node, [arcs, d].  None before the first round.
+    """
+
+    x: Vector
+    heard: Vector | None = None
+    counts: Vector | None = None
+
+
+class RelaySGD:
+    """`n`: the number of peers, whose models count alike whatever the weights of the graph."""
+
+    slots = (MODEL,)
+    needs = Needs(tree=True, constant=True, constant_members=True, linear=True, weighs_alike=True)
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def start(self, x: Vector) -> RelayState:
+        return RelayState(x)
+
+    def trained(self, state: RelayState, update: Vector | None, step: Step) -> tuple[RelayState, Vectors]:  # noqa: ARG002
+        """What goes out is made of s and of what was heard (`said`); of s alone in the first round."""
+        s = state.x if update is None else add(state.x, update)
+        if state.heard is None or state.counts is None:
+            return state, (s,)
+        return state, (s, state.heard, state.counts)
+
+    def mixed(self, state: RelayState, mixed: Vectors) -> RelayState:  # noqa: ARG002
+        """`mixed`: the mean (`averaged`), and what it was made of beside s; the mean alone where nobody is heard."""
+        return RelayState(*mixed)
+
+    def model(self, state: RelayState) -> Vector:
+        return state.x
+
+    def seen(self, state: RelayState, outgoing: Vectors) -> Vector:  # noqa: ARG002
+        return outgoing[0]
+
+    def corrected(self, state: RelayState, differences: Vectors) -> RelayState:  # noqa: ARG002
+        """What comes late counts for nothing: the counts have said so."""
+        return state
+
+    def rejoined(self, state: RelayState, model: Vector) -> RelayState:  # noqa: ARG002
+        return self.start(model)
+
+    def averaged(self, s: Vector, heard: Vector, counts: Vector) -> Vector:
+        """Return one node's mean of all models, [d], of its own and of what its neighbours said in this round.
+
+        Counts of more models than there are, which no honest peers give, still make a mean.
+        """
+        total, known = s.copy(), 1.0 + float(counts.sum())
+        for said in heard:
+            np.add(total, said, out=total)
+        if known < self.n:
+            np.add(total, s * s.dtype.type(self.n - known), out=total)
+        return frozen(np.divide(total, s.dtype.type(max(known, self.n)), out=total))
+
+
+def said(s: Vector, heard: Vector, counts: Vector) -> tuple[Vector, Vector]:
+    """Return what one node says to each of its neighbours, [k, d] and [k], of what they said in the round before.
+
+    A sum without one term, for each of them: from the left up to it, from the right down to it, 3 k additions in all;
+    the total less that term would lose its low bits.
+    """
+    messages, left = np.empty_like(heard), s.copy()
+    for place, one in enumerate(heard):
+        messages[place] = left
+        np.add(left, one, out=left)
+    right = np.zeros_like(s)
+    for place in reversed(range(len(heard))):
+        np.add(messages[place], right, out=messages[place])
+        np.add(right, heard[place], out=right)
+    return frozen(messages), frozen(1.0 + counts.sum() - counts)

@@ -1,0 +1,114 @@
+"""Window doubling: the exact mean after ceil(log2 n) rounds for every n, with one vector sent per round.
+
+    T_m(i) = sum_{j=1..m} x_{i-j}   and   S_m(i) = x_i + T_m(i)           begin with m = 0, T = 0, S = x
+    read the bits of n - 1 from the top:
+        bit 0   receive T_m(i-m),    m <- 2m
+        bit 1   receive S_m(i-m-1),  m <- 2m + 1                          add it to T and to S
+    m = n - 1:  S / n is the mean
+
+Node i hears the node named by `topology.schedules.cycles.window_doubling`, whose rows are {i: 0, source: 1}: what is "mixed" is
+the one vector that arrived.
+
+With training in between: S/(m+1), the mean over the window so far, is what a peer trains from, with its own updates
+of this window added.  They join the sums when the next window begins:
+
+    model = S/(m+1) + p          p: own updates since the window began
+    at a window's first round    x = model + u, S = x, T = 0, p = 0
+    at its other rounds          p = p + u
+
+The sums of all peers together hold every x m + 1 times, so the mean over the peers of `model` is, in every round, that
+of the first vectors plus all updates so far: none is lost, none counts twice.  Without updates: the exact mean from
+the end of the first window on.
+
+Where we differ from DSGD-CECA (Ding, Jin, Ying, Yuan and Yin, ICML 2023): gradients do not enter sums that are under
+way, so that a window ends with the exact mean of what went into it; an update reaches the others up to a window later.
+
+All peers count the same phase: for synchronous runs in which nobody skips a round.  A source that is missing from one
+leaves its part of the window out (its weight goes to oneself), which moves the mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedgossip.algorithms.gossip.base import MODEL, Needs, Step, Vectors
+from fedgossip.base.vectors import Vector, add, empty, frozen
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """The sums of one peer, [d], or of all, [n, d]; T and pending are None where they are zero."""
+
+    S: Vector
+    T: Vector | None = None
+    pending: Vector | None = None
+    phase: int = 0
+    """Rounds since the window began; at 0 S is the model itself."""
+
+
+class WindowDoubling:
+    """Of n >= 2 nodes."""
+
+    slots = (MODEL,)
+    needs = Needs(own_graph=True, constant_members=True, linear=True)
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.rounds = (n - 1).bit_length()
+
+    def start(self, x: Vector) -> Window:
+        return Window(x)
+
+    def trained(self, state: Window, update: Vector | None, step: Step) -> tuple[Window, Vectors]:  # noqa: ARG002
+        begun = _trained(state, update)
+        bit = self._counts(state.phase + 1) % 2
+        return begun, (begun.S if bit or begun.T is None else begun.T,)
+
+    def mixed(self, state: Window, mixed: Vectors) -> Window:
+        (arrived,) = mixed
+        summed = _plus(state, arrived)
+        phase = state.phase + 1
+        if phase < self.rounds:
+            return replace(summed, phase=phase)
+        mean = _divided(summed.S, self.n)
+        return Window(mean if summed.pending is None else add(mean, summed.pending))
+
+    def model(self, state: Window) -> Vector:
+        mean = state.S if state.phase == 0 else _divided(state.S, self._counts(state.phase) + 1)
+        return mean if state.pending is None else add(mean, state.pending)
+
+    def seen(self, state: Window, outgoing: Vectors) -> Vector:  # noqa: ARG002
+        return self.model(state)
+
+    def corrected(self, state: Window, differences: Vectors) -> Window:
+        """Count what should have arrived in the last round; of an earlier one a part of it is lost."""
+        (difference,) = differences
+        if state.phase == 0:
+            return Window(add(state.S, _divided(difference, self.n)))
+        return _plus(state, difference)
+
+    def rejoined(self, state: Window, model: Vector) -> Window:  # noqa: ARG002
+        return Window(model)
+
+    def _counts(self, phase: int) -> int:
+        """Return m, how many others the sums count after `phase` rounds: the first bits of n - 1."""
+        return (self.n - 1) >> (self.rounds - phase)
+
+
+def _trained(state: Window, update: Vector | None) -> Window:
+    if update is None:
+        return state
+    if state.phase == 0:
+        return Window(add(state.S, update))
+    return replace(state, pending=update if state.pending is None else add(state.pending, update))
+
+
+def _plus(state: Window, arrived: Vector) -> Window:
+    return replace(state, S=add(state.S, arrived), T=arrived if state.T is None else add(state.T, arrived))
+
+
+def _divided(vector: Vector, count: int) -> Vector:
+    out = empty(vector.size, vector.dtype).reshape(vector.shape)
+    return frozen(np.divide(vector, vector.dtype.type(count), out=out))

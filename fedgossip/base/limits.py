@@ -1,0 +1,96 @@
+"""What the value of a key may be, said where the key is declared: checks refuse by it, and the reference prints it.
+
+lr: Annotated[float, Within(ABOVE_0)] = 0.1
+optimizer: Annotated[str, OneOf(("sgd", "adam"))] = "sgd"
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import typing
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any
+
+from fedgossip.base.errors import nearest
+
+ABOVE_0 = sys.float_info.min
+"""The lowest limit of a number that may not be 0."""
+MOST = 2**31 - 1
+"""The largest count."""
+LONGEST_SECONDS = 1e9
+"""Thirty years; times are kept in 64-bit nanoseconds."""
+
+
+@dataclass(frozen=True)
+class Within:
+    """A number from `low` to `high`, or nothing at all."""
+
+    low: float = 0.0
+    high: float = sys.float_info.max
+
+    refusal = "is out of range"
+
+    def allows(self, value: object) -> bool:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return value is None or (number and self.low <= value <= self.high)  # type: ignore[operator]
+
+    def advice(self, value: object) -> str:
+        if isinstance(value, int | float) and value > self.high >= LONGEST_SECONDS:  # which `said` leaves out
+            return f"Set it at most {int(self.high):,}." if math.isfinite(value) else "Set it to a finite number."
+        return f"Set it {self.said}."
+
+    @property
+    def said(self) -> str:
+        """What is allowed, in a few words; a limit that nobody comes near is left out."""
+        return between(self.low, self.high)
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """A word of a table, or of a list."""
+
+    words: Collection[str]
+
+    refusal = "is not known"
+
+    def allows(self, value: object) -> bool:
+        return value in self.words
+
+    def advice(self, value: object) -> str:
+        return nearest(str(value), [word for word in self.words if word])
+
+    @property
+    def said(self) -> str:
+        return ", ".join(f"`{word}`" for word in self.words if word)
+
+
+Limit = Within | OneOf
+
+Seconds = Annotated[float, Within(ABOVE_0, LONGEST_SECONDS)]
+SecondsOr0 = Annotated[float, Within(0, LONGEST_SECONDS)]
+
+
+def between(low: float, high: float) -> str:
+    """Return two limits in words."""
+    least = "above 0" if low == ABOVE_0 else f"at least {low:,g}"
+    most = f"{int(high):,}" if high >= 1 else f"{high:g}"
+    return least if high >= LONGEST_SECONDS else f"{least}, at most {most}"
+
+
+def limits_of(section: type) -> Sequence[tuple[str, Limit]]:
+    """Return the fields of a class that have a limit, with it, in their order."""
+    one: Any = section
+    return _limits_of(one)
+
+
+@cache
+def _limits_of(section: Hashable) -> Sequence[tuple[str, Limit]]:
+    hints = typing.get_type_hints(section, include_extras=True)
+    return tuple((name, limit) for name, hint in hints.items() for limit in _in(hint))
+
+
+def _in(hint: object) -> Iterator[Limit]:
+    yield from (one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Within | OneOf))

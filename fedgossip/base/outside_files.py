@@ -1,0 +1,225 @@
+"""The one door for files that others may have written: each is opened here; a test finds readers that pass it by.
+
+A reader gets a regular file or an OSError at once: a pipe is never waited for, a device never read, a file is refused
+by its size before a byte of it is in memory (a sparse file counts by its size), and a link that leads out of its
+folder is not followed: a run directory that somebody hands on must not show the reader's own files.  `named` follows
+the links of a path that the reader's own user has chosen.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import math
+import os
+import stat
+import zipfile
+import zlib
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from fedgossip.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_GIB = 1 << 30
+
+
+def _memory() -> int:
+    """Return the bytes of memory of this machine; 64 GiB where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 64 * _GIB
+
+
+SMALL = 64 << 20
+"""Maximum number of bytes of a text that is read whole; a summary of 10 000 peers has 3 MiB."""
+ROWS = 8 * _GIB
+"""Maximum number of bytes of a record or a trace, which grow by the round."""
+LINE_MAX = 1 << 20
+"""Maximum number of bytes of a line of a record."""
+LARGE = min(32 * _GIB, _memory())
+"""Maximum number of bytes of a model or of data: what this machine can hold."""
+
+INFLATED_LEAST, INFLATED_RATIO = _GIB, 100
+"""Compressed arrays may have so many bytes; more, where they have at most so many times the bytes of their file."""
+
+_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
+
+
+def named(path: Path | str) -> Path:
+    """Return the path behind all links, of a file that this machine's user has named."""
+    return Path(os.path.realpath(path))
+
+
+def open_file(path: Path, limit: int = SMALL, *, within: Path | None = None) -> io.BufferedReader:
+    """Open a regular file of at most `limit` bytes, to read its bytes.
+
+    `within`: the folder that a link may not leave; its own where none is given.  Raises OSError, whose text says what
+    was expected.
+    """
+    if within is not None or path.is_symlink():
+        _check_link(path, within or path.parent)
+    _check_kind(path, path.stat())  # before: opening a device may do something
+    wanted = ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")
+    descriptor = os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in wanted))
+    try:
+        facts = os.fstat(descriptor)
+        _check_kind(path, facts)
+        if facts.st_size > limit:
+            text = f"{facts.st_size:,} bytes, and at most {limit:,} are read"
+            raise OSError(errno.EFBIG, text, str(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_bytes(path: Path, limit: int = SMALL, *, within: Path | None = None) -> bytes:
+    """Return the content of a file as `open_file` opens it.  Raises OSError."""
+    with open_file(path, limit, within=within) as file:
+        return file.read(os.fstat(file.fileno()).st_size)
+
+
+def read_text(path: Path, limit: int = SMALL, *, errors: str = "strict", within: Path | None = None) -> str:
+    """Return the text of a file, in UTF-8, its lines ended by a line feed.  Raises OSError and UnicodeDecodeError."""
+    text = read_bytes(path, limit, within=within).decode("utf-8", errors)
+    return io.StringIO(text, newline=None).read()
+
+
+def lines_of(path: Path, at: int = 0) -> Iterator[bytes]:
+    """Yield the lines of a record from byte `at` on, with their ends; a last line that was cut off has none.
+
+    LINE_MAX bytes are in memory at a time, and the file is closed between them: records of many peers are read beside
+    each other.  Raises OSError, also where a line is longer.
+    """
+    while True:
+        with open_file(path, ROWS) as file:
+            file.seek(at)
+            piece = file.read(LINE_MAX)
+        end = piece.rfind(b"\n") + 1
+        if not end:
+            if len(piece) == LINE_MAX:
+                raise OSError(errno.EFBIG, f"a line of more than {LINE_MAX:,} bytes", str(path))
+            if piece:
+                yield piece
+            return
+        yield from io.BytesIO(piece[:end])
+        at += end
+
+
+def check_file(path: Path, limit: int = LARGE, *, within: Path | None = None) -> Path:
+    """Return the path of a file that a library opens by its name, once it was opened here.  Raises OSError."""
+    open_file(path, limit, within=within).close()
+    return path
+
+
+def check_folder(folder: Path, *, within: Path | None = None) -> Path:
+    """Return a folder that somebody else may have written, in which no link, of a file or a folder, leads out of it.
+
+    Who goes on in such a folder, or reads what lies in folders of it, looks first: a link to a folder would have files
+    elsewhere read, written, and deleted.  `within`: the folder that no link may leave, and that holds `folder`; by
+    default `folder` itself.  Raises OSError.
+    """
+    home = within or folder
+    _check_link(folder, home)
+    waiting = [str(folder)]
+    while waiting:
+        inner = waiting.pop()
+        try:
+            with os.scandir(inner) as entries:
+                found = list(entries)
+        except FileNotFoundError:  # a run that goes on removes folders
+            if inner == str(folder):
+                raise
+            continue
+        for entry in found:
+            if entry.is_symlink():
+                _check_link(Path(entry.path), home)
+            elif entry.is_dir(follow_symlinks=False):
+                waiting.append(entry.path)
+    return folder
+
+
+def checked_folder(folder: Path) -> Path:
+    """Return a folder as `check_folder` does, for a command that names it.  Raises ConfigError."""
+    try:
+        return check_folder(folder)
+    except OSError as error:
+        advice = "Whose folder is it?  Put the folder or file itself in place of the link."
+        raise ConfigError(f"{error.filename or folder}: {error.strerror}", advice) from None
+
+
+def _check_link(path: Path, folder: Path) -> None:
+    real, home = os.path.realpath(path), os.path.realpath(folder)
+    if real != home and not real.startswith(home.rstrip(os.sep) + os.sep):
+        raise OSError(errno.ELOOP, "a link that leads out of its folder", str(path))
+
+
+def _check_kind(path: Path, facts: os.stat_result) -> None:
+    if stat.S_ISDIR(facts.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "a directory, and a file was expected", str(path))
+    if not stat.S_ISREG(facts.st_mode):
+        what = _KINDS.get(stat.S_IFMT(facts.st_mode), "none")
+        raise OSError(errno.EINVAL, f"{what}, and a file was expected", str(path))
+
+
+# --- archives of arrays -----------------------------------------------------------------------------------------------
+
+
+def inflated_limit(size: int) -> int:
+    """Return how many bytes may be in a compressed file of `size` bytes."""
+    return min(LARGE, max(INFLATED_LEAST, INFLATED_RATIO * size))
+
+
+class Arrays(dict[str, "npt.NDArray[Any]"]):
+    """The arrays of an archive that were wanted.  `names`: of all that it has."""
+
+    names: tuple[str, ...] = ()
+
+
+def read_arrays(path: Path, wanted: Collection[str]) -> Arrays:
+    """Return those arrays of an npz archive that are `wanted` and there; nothing is unpickled.
+
+    Raises OSError, and ValueError for what is no such archive, or claims more bytes than its file can honestly hold:
+    the sizes are compared before anything is inflated, with each other and with the shapes.
+    """
+    with open_file(path, LARGE) as file:
+        most = inflated_limit(os.fstat(file.fileno()).st_size)
+        try:
+            with zipfile.ZipFile(file) as archive:
+                return _arrays(archive, wanted, most)
+        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, zlib.error, MemoryError) as error:
+            raise ValueError(str(error) or type(error).__name__) from None
+
+
+def _arrays(archive: zipfile.ZipFile, wanted: Collection[str], most: int) -> Arrays:
+    from numpy.lib.format import read_array
+
+    entries = {one.filename.removesuffix(".npy"): one for one in archive.infolist()}
+    chosen = {name: one for name, one in entries.items() if name in wanted}
+    if (total := sum(one.file_size for one in chosen.values())) > most:
+        raise ValueError(f"{total:,} bytes when inflated, and at most {most:,} are read")
+    found = Arrays()
+    found.names = tuple(entries)
+    for name, one in chosen.items():
+        with archive.open(one) as member:
+            _check_shape(name, member, one.file_size)
+        with archive.open(one) as member:
+            found[name] = read_array(member, allow_pickle=False)
+    return found
+
+
+def _check_shape(name: str, member: IO[bytes], size: int) -> None:
+    """Raise ValueError where the header of an array claims other bytes than its entry has."""
+    from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
+
+    shape, _, kind = (read_array_header_1_0 if read_magic(member) == (1, 0) else read_array_header_2_0)(member)
+    if kind.hasobject:
+        raise ValueError(f"{name}: Object arrays cannot be loaded when allow_pickle=False")
+    claimed = math.prod(shape) * kind.itemsize
+    if member.tell() + claimed != size:
+        raise ValueError(f"{name}: {claimed:,} bytes by its shape, {size - member.tell():,} in the archive")

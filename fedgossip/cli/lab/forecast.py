@@ -1,0 +1,192 @@
+"""`fedgossip forecast`: what is to be expected of a run before it begins, on one graph or on several."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedgossip.cli.run.portable import portable_option
+from fedgossip.cli.text import columns, echo, print_json, short, talk_to_stderr
+
+if TYPE_CHECKING:
+    from fedgossip.core.forecasts import RunForecast
+    from fedgossip.plans.gossip.gossip import GossipPlan
+
+
+@click.command()
+@click.argument("experiment", type=click.Path(path_type=Path))
+@click.argument("more", metavar="[GRAPH]...", nargs=-1)
+@click.option(
+    "--level",
+    type=click.Choice(["graph", "probe", "shadow", "followed"]),
+    help="graph: nothing is trained.  probe: three jobs a peer.  shadow: one training at the peers' mean.  "
+    "followed: a third of a training more for each graph, with edges much nearer to each other.  "
+    "[default: forecast.level, else shadow]",
+)
+@click.option("--graphs", metavar="GRAPH...", multiple=True, help="Other graphs than the file's, of as many peers.")
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
+@portable_option
+@click.option("--seed", type=int, help="Replace the file's seed.")
+@click.option(
+    "--memory", metavar="GB", type=click.FloatRange(min=0, min_open=True),
+    help="Most memory for the models of a shadow run.  [default: forecast.memory]",
+)  # fmt: skip
+@click.option("--out", type=click.Path(path_type=Path), help="Write the forecasts into this file, as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON list on stdout; all else on stderr.")
+def forecast(
+    experiment: Path,
+    more: tuple[str, ...],
+    level: str | None,
+    graphs: tuple[str, ...],
+    overrides: tuple[str, ...],
+    seed: int | None,
+    memory: float | None,
+    out: Path | None,
+    as_json: bool,
+) -> int:
+    """Forecast the run of the file EXPERIMENT: how far its peers will disagree, and how good they will be.
+
+    Two edges for each round, between which the consensus distance will lie, and for the three scores where they are
+    evaluated.  `fedgossip run --forecast` writes the same into the run's folder, and holds it against the run.
+    """
+    from fedgossip.drivers.forecasting import asked_level, forecasts_of, plans_of
+    from fedgossip.plans import compose
+
+    plans = plans_of(experiment, [*graphs, *more], overrides, seed, rounds=level != "graph")
+    level = level or asked_level(plans[0])
+    with talk_to_stderr() if as_json else contextlib.nullcontext():
+        if level == "graph":
+            paired = all(plan.pairwise is not None for plan in plans)
+            found: list[Any] = [_promised_of_pairs(plan) if paired else _promised(plan) for plan in plans]
+            text, table = found, _promises_of_pairs(found) if paired else _promises(found)
+        else:
+            task, _ = compose.task_of(plans[0].experiment, plans[0].learners)
+            told = forecasts_of(plans, task, level, memory_gb=memory)
+            text, table = list(told), _expected(told, plans[0])
+    if out:
+        _write(out, text)
+    if as_json:
+        print_json(text)
+        return 0
+    echo(columns(table))
+    echo(f"\n{_legend(level, text)}")
+    return 0
+
+
+def _write(out: Path, found: Sequence[Any]) -> None:
+    from fedgossip.core.forecasts import encoded
+    from fedgossip.runs.run_directory import write_whole
+
+    write_whole(out, encoded(found))
+    echo(f"written: {out}", err=True)
+
+
+# --- the graph alone --------------------------------------------------------------------------------------------
+
+
+def _promised(plan: GossipPlan) -> dict[str, Any]:
+    """What the graph says of itself, and of each round."""
+    from fedgossip.drivers.forecasting import called
+    from fedgossip.topology.spectra.forecasting import outlook
+
+    shares = outlook(plan.schedule, plan.experiment.rounds)
+    worst = None if shares.worst is None else shares.worst.tolist()
+    about = {"level": "graph", "graph": called(plan), "typical": shares.typical.tolist(), "worst": worst}
+    return about | plan.forecast.to_dict()
+
+
+def _promises(found: Sequence[dict[str, Any]]) -> list[list[str]]:
+    rows = [["graph", "a peer sends", "n_W", "a round leaves", "to halve", "to 1 %", "exact", "left at the end"]]
+    for one in found:
+        rate = one["slem"] if one["slem"] is not None else one["rate"]
+        halve, percent = (_both(one[f"typical_to_{word}"], one[f"rounds_to_{word}"]) for word in ("halve", "1_percent"))
+        worst = "-" if one["worst"] is None else short(one["worst"][-1])
+        left = f"{short(one['typical'][-1])} / {worst}"
+        exact = "-" if one["exact_after"] is None else str(one["exact_after"])
+        first = [one["graph"], f"{one['messages']:.3g}", short(one["n_w"]), short(rate)]
+        rows.append([*first, halve, percent, exact, left])
+    return rows
+
+
+def _promised_of_pairs(plan: GossipPlan) -> dict[str, Any]:
+    """What the graph says of exchanges between pairs."""
+    from fedgossip.drivers.forecasting import called
+    from fedgossip.plans.gossip.gossip_words import pairwise_facts
+
+    rates, exchanges = plan.pairwise, plan.experiment.algorithm.exchanges
+    assert rates is not None
+    halve, percent = (rates.rounds_to(share, exchanges) for share in (0.5, 0.01))
+    needed = {"rounds_to_halve": halve, "rounds_to_1_percent": percent}
+    return {"level": "graph", "graph": called(plan), **pairwise_facts(rates, exchanges), **needed}
+
+
+def _promises_of_pairs(found: Sequence[dict[str, Any]]) -> list[list[str]]:
+    rows = [["graph", "an exchange leaves of the square", "a round leaves", "to halve", "to 1 %"]]
+    for one in found:
+        each = one["bound"] if one["rate"] is None else one["rate"]
+        needed = ["-" if one[key] is None else str(one[key]) for key in ("rounds_to_halve", "rounds_to_1_percent")]
+        rows.append([one["graph"], "-" if each is None else f"{each:.8f}", short(one["round"]), *needed])
+    return rows
+
+
+# --- of the run -------------------------------------------------------------------------------------------------
+
+
+def _expected(found: Sequence[RunForecast], plan: GossipPlan) -> list[list[str]]:
+    scored = found[0].scores is not None
+    word = plan.experiment.score.word
+    heads = ["graph", "disagreement at the end", "point"]
+    rows = [[*heads, *((f"{word}: averaged", "mean peer", "worst peer") if scored else ())]]
+    for one in found:
+        rows.append([one.graph, _between(one.lower[-1], one.upper[-1]), _point(one), *_scores(one)])
+    return rows
+
+
+def _point(one: RunForecast) -> str:
+    if one.points is None:
+        return "weakly tied: wide"
+    return "exact" if one.exact else short(one.points[-1])
+
+
+def _scores(one: RunForecast) -> list[str]:
+    if one.scores is None:
+        return []
+    told = one.scores
+    return [f"{told.averaged[-1]:.3f}", _span(told.mean_peer[-1]), _span(told.worst_peer[-1])]
+
+
+def _span(ends: tuple[float, float]) -> str:
+    low, high = (f"{end:.3f}" for end in ends)
+    return low if low == high else f"{low} to {high}"
+
+
+def _between(low: float, high: float) -> str:
+    said = short(low), short(high)
+    return said[0] if said[0] == said[1] else f"{said[0]} to {said[1]}"
+
+
+def _both(typical: int | None, worst: int | None) -> str:
+    return " / ".join("-" if value is None else str(value) for value in (typical, worst))
+
+
+def _legend(level: str, found: Sequence[Any]) -> str:
+    if level == "graph":
+        if found and "round" in found[0]:
+            return "In the long run, by exchanges of uniformly drawn pairs alone: the root mean square over all draws."
+        return "To halve, to 1 %, left at the end: of a disagreement by mixing alone, typical / worst direction."
+    jobs = sum({one.jobs for one in found})
+    how = "three jobs a peer" if level == "probe" else "one training at the peers' mean"
+    followed = [one for one in found if one.level == "followed"]
+    how += ", and in one round of three of each graph's peers" if followed else ""
+    last = found[0].rounds
+    lines = [f"After round {last}, by {how}: {jobs:,} local trainings in all."]
+    if level == "probe" and not all(one.exact for one in found):
+        lines.append("A probe takes the first round's updates for all rounds': --level shadow follows them.")
+    if any(one.wide for one in found):
+        nearer = "" if followed else "  --level followed brings them nearer."
+        lines.append(f"Weakly tied: the edges are more than 2.5 times apart, so no point is given.{nearer}")
+    return "\n".join(lines)

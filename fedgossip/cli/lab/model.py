@@ -1,0 +1,314 @@
+"""`fedgossip model`: a trained model as a file for machines without torch, made smaller, and measured."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedgossip.cli.sites.predict import MODEL, model_options
+from fedgossip.cli.text import columns, echo, print_json, some
+
+if TYPE_CHECKING:
+    from fedgossip.data.dataset import Dataset
+    from fedgossip.lab.edge.bench import Benchable
+    from fedgossip.lab.edge.run_examples import NamedExamples
+    from fedgossip.learning.models.loaded_model import LoadedModel
+
+DATA = click.option(
+    "--data", metavar="SOURCE", help="A CSV file, what data.source can name, or FILE.toml: its test set."
+)
+
+
+@click.group()
+def model() -> None:
+    """A trained model for small machines: one ONNX file, made smaller, and measured beside torch."""
+
+
+@model.command()
+@MODEL
+@click.option(
+    "--to",
+    type=click.Path(path_type=Path),
+    default=Path("model.onnx"),
+    show_default=True,
+    help="File to write; one that is there is not written over.",
+)
+@click.option(
+    "--quantize",
+    type=click.Choice(["dynamic", "static"]),
+    help="Eight bits: dynamic, of linear layers' weights; static, of inner values too.",
+)
+@click.option(
+    "--prune",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    metavar="SHARE",
+    help="Take this share of the weights out: single ones become zero, which makes nothing smaller or faster.",
+)
+@click.option("--structured", is_flag=True, help="--prune of whole units of hidden layers: smaller, and faster.")
+@click.option(
+    "--epochs",
+    type=click.IntRange(1, 10_000),
+    help="After --prune --structured train so long on the run's training examples, or on --data.",
+)
+@DATA
+@model_options
+def export(
+    model: Path,
+    to: Path,
+    quantize: str | None,
+    prune: float | None,
+    structured: bool,
+    epochs: int | None,
+    data: str | None,
+    node: int | None,
+    run_code: bool,
+) -> None:
+    """Write MODEL, a run directory or its folder model/, as one ONNX file.
+
+    It takes examples as they are read, not scaled, and gives what `fedgossip predict` says: probabilities, or numbers
+    in the labels' units.  Its answers are held to torch's before it is there.  --quantize static finds the
+    ranges of inner values on examples that the run's first participant trained on, or on --data.
+    """
+    from fedgossip.base.errors import ConfigError
+    from fedgossip.lab.edge.export import WITHIN, check_free, graph_of, write
+    from fedgossip.learning.models.loaded_model import load_model
+
+    check_free(to)
+    if structured and prune is None:
+        raise ConfigError("--structured without --prune", "Name the share that is to go, --prune 0.5 say.")
+    if epochs is not None and not structured:
+        text = "--epochs is for --prune SHARE --structured: training would fill zeros again"
+        raise ConfigError(text, "Leave it out, or add --structured.")
+    if data is not None and quantize != "static" and epochs is None:
+        raise ConfigError("--data is for --quantize static and --epochs, which read examples", "Leave it out.")
+    loaded = load_model(model, node=node, run_code=run_code)
+    examples = _examples_for_static(model, loaded, data, run_code=run_code) if quantize == "static" else None
+    pruned = None
+    if prune is not None:
+        loaded, pruned = _pruned(model, loaded, prune, epochs, data, structured=structured, run_code=run_code)
+    graph = graph_of(loaded)
+    if quantize is not None:
+        from fedgossip.lab.edge import quantization
+
+        graph = quantization.dynamic(graph) if examples is None else quantization.static(graph, examples)
+    if prune is not None:
+        from fedgossip.lab.edge.export import also
+
+        also(graph, f"{100 * prune:g} % pruned")
+    written = write(graph, loaded, to, within=WITHIN if quantize is None else None)
+    differs = f"from {'torch' if pruned is None else 'the pruned model in torch'} by at most {written.difference:.1g}"
+    if quantize is not None:  # numbers drawn at random may lie outside of the ranges that were found
+        differs = "by rounding to eight bits: bench says what that costs"
+    rows = _file(loaded.facts, to) + ([["pruned", pruned]] if pruned is not None else [])
+    echo(columns([*rows, ["differs", differs]]))
+    echo(f"Measure it, and torch beside it:  fedgossip model bench {shlex.join(map(str, (to, model)))}", err=True)
+
+
+def _pruned(
+    path: Path,
+    loaded: LoadedModel,
+    share: float,
+    epochs: int | None,
+    data: str | None,
+    *,
+    structured: bool,
+    run_code: bool,
+) -> tuple[LoadedModel, str]:
+    """Return the pruned model, trained again where that is asked for, and what was done to it in words."""
+    from fedgossip.lab.edge import pruning
+
+    if not structured:
+        words = f"{100 * share:g} % of the weights are zero; neither size nor latency change: --structured changes both"
+        return pruning.zeroed(loaded, share), words
+    found = pruning.structured(loaded, share)
+    words = f"{loaded.facts.source} to {found.facts.source}, {100 * share:g} % of the units of each hidden layer"
+    if epochs is None:
+        return found, f"{words}; --epochs 2 trains what is left"
+    from fedgossip.lab.edge.retraining import retrained
+    from fedgossip.lab.edge.run_examples import settings_of
+
+    examples = _learned_from(path, loaded, data, everybody=True, run_code=run_code)
+    words += f"; then {some(epochs, 'epoch')} on {examples.words}"
+    return retrained(found, examples.examples, settings_of(path), epochs), words
+
+
+def _examples_for_static(path: Path, loaded: LoadedModel, data: str | None, *, run_code: bool) -> Dataset:
+    """Return the examples by which ranges are found; say whose they are.  Raises ConfigError for texts."""
+    from fedgossip.base.errors import ConfigError
+
+    if loaded.facts.vocabulary is not None:
+        raise ConfigError("--quantize static is not for models of text", "Take --quantize dynamic.")
+    found = _learned_from(path, loaded, data, everybody=False, run_code=run_code)
+    echo(f"Ranges found on {found.words}", err=True)
+    return found.examples
+
+
+def _learned_from(
+    path: Path, loaded: LoadedModel, data: str | None, *, everybody: bool, run_code: bool
+) -> NamedExamples:
+    """Return what a person has named, else training examples of the run: of its first participant, or everybody's."""
+    from fedgossip.lab.edge.run_examples import named, needed_experiment, trained_on
+
+    if data is not None:
+        return named(loaded, data, run_code=run_code)
+    return trained_on(needed_experiment(path), loaded.facts.node, everybody=everybody, run_code=run_code)
+
+
+def _file(facts: Any, to: Path) -> list[list[str]]:
+    """Say what was written, what it takes and what it gives."""
+    from fedgossip.lab.edge.export import OPSET, output_of
+    from fedgossip.report.page.numbers import data_size
+
+    text = facts.vocabulary is not None
+    shape = ", ".join(["batch", *(["time"] if text else map(str, facts.shape))])
+    given = f"int64 [{shape}], places in the vocabulary" if text else f"float32 [{shape}], as they are read"
+    given += f": {_some(facts.columns)}" if facts.columns else ""
+    answers = ", ".join(["batch", *(["time"] if facts.kind == "language" else []), str(facts.outputs)])
+    of = _some(facts.labels if facts.kind in ("regression", "multi-label") else () if text else facts.classes)
+    return [
+        ["file", f"{to}, {data_size(to.stat().st_size)}, ONNX of opset {OPSET}"],
+        ["model", f"{facts.source}, {facts.kind}"],
+        ["takes", f"examples {given}"],
+        ["gives", f"{output_of(facts)} float32 [{answers}]" + (f": {of}" if of else "")],
+    ]
+
+
+def _some(names: Any) -> str:
+    return ", ".join(names[:6]) + (f", ... {len(names)} in all" if len(names) > 6 else "")
+
+
+@model.command()
+@MODEL
+@click.option("--student", required=True, metavar="SOURCE", help="The small model: softmax, mlp:64-16-10, cnn:8-16.")
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0.05, 100),
+    default=2.0,
+    show_default=True,
+    help="What logits are divided by: more shows more of what the teacher takes for possible.",
+)
+@click.option("--epochs", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Passes over examples.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Of first weights and batches; the run's own.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the student; it is made.")
+@DATA
+@model_options
+def distill(
+    model: Path,
+    student: str,
+    temperature: float,
+    epochs: int,
+    seed: int | None,
+    out: Path,
+    data: str | None,
+    node: int | None,
+    run_code: bool,
+) -> None:
+    """Train a small model on what MODEL answers, a run directory or its folder model/; of classification.
+
+    The examples are those that the run trained on, or --data; their labels are not read.  The settings are the run's
+    [train].  What is written is a model's folder: `model export`, `model bench` and `predict` take it.
+    """
+    from fedgossip.base.errors import ConfigError
+    from fedgossip.lab.edge import distillation
+    from fedgossip.lab.edge.run_examples import experiment_of, settings_of, tested_on
+    from fedgossip.learning.models.loaded_model import load_model
+
+    if out.exists():
+        raise ConfigError(f"{out}: there already", "Name another folder with --out.")
+    teacher = load_model(model, node=node, run_code=run_code)
+    distillation.check(teacher.facts, student)
+    examples, settings = _learned_from(model, teacher, data, everybody=True, run_code=run_code), settings_of(model)
+    seed = teacher.facts.seed if seed is None else seed
+    how: Any = {"temperature": temperature, "epochs": epochs, "seed": seed}
+    found = distillation.distilled(teacher, examples.examples, student, settings, **how)
+    experiment = experiment_of(model)
+    test = tested_on(experiment, teacher.facts.node, run_code=run_code) if experiment is not None else examples
+    ours, theirs = (distillation.accuracy(one, test.examples) for one in (found, teacher))
+    on = test.words if experiment is not None else f"{test.words}, which it learned from"
+    distillation.write(found, out, {"name": "accuracy", "value": ours, "on": on})
+    agreed = distillation.agreement(found, teacher, test.examples)
+    echo(columns([
+        ["student", f"{student}, {out}"],
+        ["teacher", f"{teacher.facts.source}, {model}"],
+        ["learned", f"from its logits at temperature {temperature:g}, {some(epochs, 'epoch')} on {examples.words}"],
+        ["accuracy", f"{ours:.4f}, of the teacher {theirs:.4f}, on {on}"],
+        ["agrees", f"with the teacher on {100 * agreed:.1f} % of these"],
+    ]))  # fmt: skip
+    echo(f"Put them side by side:  fedgossip model bench {shlex.join(map(str, (model, out)))}", err=True)
+
+
+@model.command()
+@click.argument("models", nargs=-1, required=True, type=click.Path(path_type=Path))
+@DATA
+@click.option("--calls", type=click.IntRange(10, 100_000), default=300, show_default=True, help="Calls of each.")
+@click.option("--threads", type=click.IntRange(1, 256), default=1, show_default=True, help="Threads of each.")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+@model_options
+def bench(
+    models: tuple[Path, ...],
+    data: str | None,
+    calls: int,
+    threads: int,
+    as_json: bool,
+    node: int | None,
+    run_code: bool,
+) -> None:
+    """Measure MODELS side by side: ONNX files, and runs in torch.
+
+    The run that a file was made from is measured beside it, where its directory is in the same folder; without --data
+    its test set is what all are judged on.
+    """
+    from dataclasses import asdict
+
+    from fedgossip.lab.edge.bench import measured
+
+    opened = _opened(models, node, run_code=run_code)
+    examples = _examples(opened, data, run_code=run_code)
+    found = measured(opened, examples.examples, calls=calls, threads=threads)
+    score = opened[0][2].facts.metrics[0].partition("?")[0]
+    if as_json:
+        print_json({"examples": len(examples.examples), "score": score, "calls": calls, "threads": threads,
+                    "models": [asdict(one) for one in found]})  # fmt: skip
+        return
+    echo(f"On {examples.words}; one example at a time, {calls} calls in turn, {some(threads, 'thread')}")
+    echo()
+    echo(columns([["model", "runtime", "numbers", "size", "p50", "p99", score], *map(_row, found)]))
+
+
+def _row(one: Any) -> list[str]:
+    from fedgossip.report.page.numbers import data_size, duration
+
+    times = [duration(one.p50), duration(one.p99)]
+    return [one.name, one.runtime, one.how, data_size(one.size), *times, f"{one.score:.4g}"]
+
+
+def _opened(paths: tuple[Path, ...], node: int | None, *, run_code: bool) -> list[tuple[str, Path, Benchable]]:
+    """Open all models; where no run is named and that of the first file lies beside it, it comes first."""
+    from fedgossip.lab.edge.onnx_model import open_onnx
+    from fedgossip.lab.edge.run_examples import origin_of
+    from fedgossip.learning.models.loaded_model import load_model
+
+    found: list[tuple[str, Path, Benchable]] = []
+    for path in paths:
+        one = load_model(path, node=node, run_code=run_code) if path.is_dir() else open_onnx(path)
+        found.append((str(path), path, one))
+    if not any(path.is_dir() for path in paths):
+        origin = origin_of(paths[0], found[0][2].facts)
+        if origin is None:
+            echo("Its run is in no folder beside it: name it too to see torch beside.", err=True)
+        else:
+            found.insert(0, (str(origin), origin, load_model(origin, node=node, run_code=run_code)))
+    return found
+
+
+def _examples(opened: list[tuple[str, Path, Benchable]], data: str | None, *, run_code: bool) -> NamedExamples:
+    from fedgossip.lab.edge.run_examples import named, needed_experiment, tested_on
+
+    first = opened[0][2]
+    if data is not None:
+        return named(first, data, run_code=run_code)
+    run = next((path for _, path, _ in opened if path.is_dir()), opened[0][1])
+    return tested_on(needed_experiment(run), first.facts.node, run_code=run_code)

@@ -1,0 +1,345 @@
+"""`fedgossip host`: invite others to a run by a line of text, and be one of its peers, or its coordinator."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fedgossip.cli.people.invited import InvitedSeat, script_of
+from fedgossip.cli.run.portable import portable_option
+from fedgossip.cli.text import echo
+
+if TYPE_CHECKING:
+    from fedgossip.base.errors import TooFewPeersError
+    from fedgossip.drivers.hosting import Hosted
+    from fedgossip.drivers.loops.description import Described
+    from fedgossip.drivers.proposals import Learning, SharedExperiment
+    from fedgossip.net.invites.invite_admission import InviteAdmission
+    from fedgossip.net.invites.invite_server import InviteServer
+    from fedgossip.net.relays.relay_client import RelayClient
+    from fedgossip.plans.plan import Plan
+
+INVITE_PORT, PEER_PORT = 5699, 5700
+LOOK_SECONDS = 1.0
+"""Time between two looks at who is here."""
+TELL_SECONDS = 1.0
+"""Time for which those who wait are told that it begins, before this peer begins itself."""
+
+
+@click.command()
+@click.argument("experiment", type=click.Path(path_type=Path))
+@click.option(
+    "-n",
+    "--n",
+    "--peers",
+    "peers",
+    type=click.IntRange(1, 128),
+    help="How many learn: peers or workers, this one too; or clients.  [default: as the file says]",
+)
+@click.option("--data", default="", help="This machine's own data, where each brings its own: csv:FILE?label=COLUMN.")
+@click.option(
+    "--script",
+    default="",
+    metavar="'FILE ...'",
+    help="One's own training loop, with its arguments, where the run is of loops; to lead them, one of them.",
+)
+@click.option(
+    "--expires",
+    "minutes",
+    type=click.FloatRange(0.01, 60 * 24 * 30),
+    default=60.0,
+    show_default=True,
+    metavar="MINUTES",
+    help="So long people may come; then it begins with those who are here, if it can.",
+)
+@click.option(
+    "--address",
+    "addresses",
+    multiple=True,
+    metavar="HOST",
+    help="Where others reach this machine.  [default: found out]  May be given several times.",
+)
+@click.option(
+    "--relay",
+    "relays",
+    multiple=True,
+    metavar="HOST:PORT",
+    help="A relay through which this machine is reached: see `fedgossip relay`.",
+)
+@click.option(
+    "--invite-port", type=click.IntRange(1, 65535), help=f"TCP port for those who come.  [default: {INVITE_PORT}]"
+)
+@click.option("--port", type=click.IntRange(1, 65535), help=f"TCP port of the run.  [default: {PEER_PORT}]")
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path),
+    default=Path("hosting"),
+    show_default=True,
+    help="For keys, the invite and the run.",
+)
+@click.option("--qr", is_flag=True, help="Show the invite as a QR code too.")
+@click.option(
+    "--announce/--no-announce",
+    default=True,
+    show_default=True,
+    help="Let others on this network see that there is a run (needs the extra lan).",
+)
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
+@portable_option
+@click.option("--seed", type=int, help="Replace the file's seed.")
+def host(
+    experiment: Path,
+    peers: int | None,
+    data: str,
+    script: str,
+    minutes: float,
+    addresses: tuple[str, ...],
+    relays: tuple[str, ...],
+    invite_port: int | None,
+    port: int | None,
+    folder: Path,
+    qr: bool,
+    announce: bool,
+    overrides: tuple[str, ...],
+    seed: int | None,
+) -> int:
+    """Print an invite to the run that the file EXPERIMENT describes, wait for those who come, and take part: as a peer
+    of a graph, a worker of a parallel run, or the coordinator of clients.
+
+    Nobody needs the file but this machine.  The same command goes on after an interruption, with the same invite.
+    """
+    from fedgossip.drivers import hosting
+    from fedgossip.drivers.participant import check_open_files
+    from fedgossip.drivers.proposals import learning_of, proposal_of
+    from fedgossip.net.endpoints import TCP
+    from fedgossip.net.invites.invitation import written
+    from fedgossip.net.invites.invite_server import InviteServer
+    from fedgossip.net.relays.addresses import Whereabouts, own_addresses
+    from fedgossip.plans.plan import hash_of
+
+    whole, plan = _plan(experiment, peers, data, overrides, seed)
+    seats = hosting.seats_of(plan)
+    check_open_files(plan, [seats.own])  # before anybody is invited
+    loop = script_of(plan.experiment, script)
+    led = _first_model(plan, loop)
+    own = led.learning if led else learning_of(plan, seats.own, whole.data)
+    proposal = proposal_of(whole, None if loop and not led else (own or _task(plan, seats.own))[0])
+    expires = int(time.time() + 60 * minutes)
+    what = hash_of({"text": proposal.experiment, "graph": proposal.graph, "test": proposal.test_digest})
+    with contextlib.ExitStack() as stack:
+        ports = _hold(stack, invite_port, INVITE_PORT), _hold(stack, port, PEER_PORT)
+        hosted = hosting.hosted(folder, experiment.stem, what, seats, expires, ports)
+        hosted = hosting.renewed(hosted, time.time(), expires)
+        through = [_relay(one) for one in relays]
+        agent = _at_relays(stack, hosted, through)
+        here = Whereabouts(hosted.ports[1], through, given=_given(addresses, hosted.ports[1]))
+        way = hosting.invite_admission(hosted, here.text, proposal, whole.test)
+        server = stack.enter_context(contextlib.closing(InviteServer(f"{TCP}*:{hosted.ports[0]}", way)))
+        called = _given(addresses, hosted.ports[0]) or own_addresses(hosted.ports[0])
+        _show(written(hosted.invitation([*called, *through])), qr=qr)
+        if announce:
+            _announce(stack, experiment.stem, hosted, called)
+        if not way.party.founders:
+            _wait(server, way, plan)
+        ways = hosting.ways_of(plan, agent.way if agent else None, None if addresses else here)
+        seat = InvitedSeat(plan, seats.own, hosted.folder, hosted.folder / hosting.PEER_KEY, ways, hosted.ports[1],
+                           learning=own, data=whole.data, script=() if led else loop,
+                           prepare=led.keep if led else None, whole=lambda run: _put_together(plan, run))  # fmt: skip
+        return _take_part(seat, hosted, server, way)
+
+
+def _first_model(plan: Plan, script: tuple[str, ...]) -> Described | None:
+    """What loops begin with that are led: their scripts' first model; None where nobody leads loops."""
+    if not script or plan.roles.leader is None:
+        return None
+    from fedgossip.drivers.loops.first_model import first_model_of
+
+    return first_model_of(plan, script)
+
+
+def _task(plan: Plan, node: int) -> Learning:
+    """The task as the organiser has it, who may learn nothing itself."""
+    from fedgossip.plans import compose
+
+    return compose.task_of(plan.experiment, plan.learners, [node] if node < plan.learners else [])
+
+
+def _relay(text: str) -> str:
+    """The address of a relay, relay://HOST:PORT.  Raises ConfigError."""
+    from fedgossip.net.endpoints import RELAY, check_reachable
+
+    address = f"{RELAY}{text.removeprefix(RELAY)}"
+    check_reachable(address, "--relay")
+    return address
+
+
+def _at_relays(stack: contextlib.ExitStack, hosted: Hosted, relays: Sequence[str]) -> RelayClient | None:
+    """Let the invite's server and the peer be called through relays."""
+    from fedgossip.net.relays.relay_client import RelayClient
+
+    if not relays:
+        return None
+    agents = [RelayClient(hosted.organiser), RelayClient(hosted.peer)]
+    for agent, port in zip(agents, hosted.ports, strict=True):
+        stack.callback(agent.close)
+        for one in relays:
+            agent.listen(one, port)
+    return agents[1]
+
+
+def _hold(stack: contextlib.ExitStack, wanted: int | None, usual: int) -> int:
+    """Hold a port until the end; return its number.  Raises NetworkError where one was asked for that is taken."""
+    from fedgossip.net.relays.addresses import hold_port, port_of
+
+    return port_of(stack.enter_context(hold_port(wanted or usual, exactly=bool(wanted))))
+
+
+def _announce(stack: contextlib.ExitStack, name: str, hosted: Hosted, addresses: Sequence[str]) -> None:
+    """Announce the invite's server on this network, where that can be done: nobody needs it who has an invite."""
+    import ipaddress
+
+    from fedgossip.base.errors import FedgossipError
+    from fedgossip.net.invites.discovery import Announcer, is_installed
+
+    hosts = []
+    for address in addresses:
+        with contextlib.suppress(ValueError):
+            hosts.append(str(ipaddress.ip_address(address.partition("://")[2].rpartition(":")[0].strip("[]"))))
+    if not hosts or not is_installed():
+        return
+    try:
+        announcer = Announcer(name, hosted.organiser.public, hosted.ports[0], hosts)
+    except FedgossipError as error:
+        echo(f"Not announced on this network: {error}", err=True)
+        return
+    stack.callback(announcer.close)
+
+
+def _show(invite: str, *, qr: bool) -> None:
+    echo(f"fedgossip join {invite}")
+    echo("`fedgossip join -` asks for the invite: there it stands in no list of processes.", err=True)
+    if qr:
+        _show_code(invite)
+
+
+def _plan(
+    experiment: Path, peers: int | None, data: str, overrides: tuple[str, ...], seed: int | None
+) -> tuple[SharedExperiment, Plan]:
+    from fedgossip.drivers.proposals import shared
+    from fedgossip.experiment import load_experiment
+    from fedgossip.plans import compose
+
+    found = load_experiment(experiment, overrides, size=peers, seed=seed)
+    whole = shared(found, data, compose.plan(found).roles.leader)
+    return whole, compose.plan(whole.experiment)
+
+
+def _given(given: tuple[str, ...], port: int) -> list[str]:
+    """The addresses that a person has named.  Raises ConfigError."""
+    from fedgossip.net.endpoints import check_reachable
+
+    found = [f"tcp://[{host}]:{port}" if host.count(":") > 1 else f"tcp://{host}:{port}" for host in given]
+    for one in found:
+        check_reachable(one, "--address")
+    return found
+
+
+def _wait(server: InviteServer, admission: InviteAdmission, plan: Plan) -> None:
+    """Let people in until all are here, or the time is over.  Raises TooFewPeersError."""
+    said, told = "", 0
+    while not admission.is_ready(now := time.time()):
+        if now >= admission.party.expires:
+            raise _too_few(admission, now)
+        line = _who(admission, now, plan)
+        if line != said:
+            echo(line, err=True)
+        said = line
+        server.serve(LOOK_SECONDS)
+        for key, why in [*admission.unfit.items()][told:]:
+            echo(f"Not let in: the holder of the key {key}: {why}", err=True)
+        told = len(admission.unfit)
+    here = ", ".join(_named(admission, node, plan) for node in sorted(admission.here(time.time())))
+    echo(f"Here: {here}.  It begins.", err=True)
+
+
+def _too_few(admission: InviteAdmission, now: float) -> TooFewPeersError:
+    from fedgossip.base.errors import TooFewPeersError
+
+    here, seats = len(admission.here(now)), admission.party.seats
+    advice = "Start it again with a later --expires; the invite stays the same."
+    if here == 1:
+        return TooFewPeersError("nobody came before the invite expired", advice)
+    text = f"{here} of {seats.count} were here when the invite expired, and this run begins with all of them"
+    return TooFewPeersError(text, f"{advice}  Or give fewer --peers, and another --folder.")
+
+
+def _who(admission: InviteAdmission, now: float, plan: Plan) -> str:
+    here, party = admission.here(now), admission.party
+    names = [_name(admission, node, plan) for node in here]
+    away = [_name(admission, node, plan) for node in party.guests if node not in here]
+    until = time.strftime("%H:%M", time.localtime(party.expires))
+    missing = party.seats.count - len(here)
+    gone = f"; {', '.join(away)} was here and is away" if away else ""
+    return f"Here: {', '.join(names)}{gone}.  Waiting for {missing} more of {party.seats.count}, until {until}."
+
+
+def _name(admission: InviteAdmission, node: int, plan: Plan) -> str:
+    if node == admission.party.seats.own:
+        return f"{plan.roles.label(node)} (this one)"
+    return _named(admission, node, plan)
+
+
+def _named(admission: InviteAdmission, node: int, plan: Plan) -> str:
+    """What it is called, and the address of one that came."""
+    label = plan.roles.label(node)
+    if node == admission.party.seats.own:
+        return label
+    host = admission.party.guests[node].address.partition("://")[2].partition(",")[0].rpartition(":")[0]
+    return f"{label} ({host})" if host else label
+
+
+def _take_part(seat: InvitedSeat, hosted: Hosted, server: InviteServer, admission: InviteAdmission) -> int:
+    from fedgossip.drivers.hosting import write_endpoints
+
+    if not seat.again:
+        admission.begin(time.time())
+        write_endpoints(hosted.folder, hosted.organiser.verify, admission.members())
+    until = time.monotonic() + TELL_SECONDS
+    while not seat.again and (left := until - time.monotonic()) > 0:
+        server.serve(left)
+    server.serve_beside()
+    code = seat.take_part()
+    if seat.is_over(code):
+        admission.end()
+    return code
+
+
+def _put_together(plan: Plan, folder: Path) -> None:
+    """Make the report of a run with a coordinator, whose folder is enough for it; say how where that fails."""
+    from fedgossip.base.errors import FedgossipError
+    from fedgossip.runs.collect import collect_peers
+    from fedgossip.runs.run_directory import new_path
+
+    whole = new_path(plan, "peers", Path("runs"))
+    try:
+        collect_peers(plan, [folder], whole)
+    except FedgossipError as error:
+        echo(f"No report of the whole run: {error}  {error.advice}".rstrip(), err=True)
+        return
+    echo(f"The report of the whole run: open {whole / 'report.html'}", err=True)
+
+
+def _show_code(text: str) -> None:
+    from fedgossip.base.errors import ConfigError
+
+    try:
+        import segno
+    except ImportError:
+        advice = "pip install 'fedgossip[lan]', or send the text."
+        raise ConfigError("a QR code needs the package segno, which is not installed", advice) from None
+    segno.make(text.upper()).terminal(compact=True)

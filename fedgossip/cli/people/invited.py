@@ -1,0 +1,264 @@
+"""The common end of `host` and `join`: from the files of a seat that an invite gives to its participant."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fedgossip.base import signals
+from fedgossip.cli.run.participant import Participant
+from fedgossip.cli.text import echo
+
+if TYPE_CHECKING:
+    from fedgossip.cli.run.progress import Progress
+    from fedgossip.cli.sites.approval import Gate
+    from fedgossip.core.records import Row
+    from fedgossip.drivers.proposals import Learning
+    from fedgossip.experiment import Experiment
+    from fedgossip.net.endpoints import Endpoint, Members
+    from fedgossip.net.relays.routing import Ways
+    from fedgossip.plans.approvals.approvals import HowLong
+    from fedgossip.plans.plan import Plan
+    from fedgossip.secure.session import Policy
+
+STOP_SECONDS = 30.0
+"""How long a script that is interrupted may take for its last words, before it is killed."""
+
+LOOK_SECONDS = 0.5
+"""Between two looks at what the participant beside a script has recorded."""
+
+POLICY, EXPERIMENT = "policy.toml", "experiment.toml"
+
+
+@dataclass(frozen=True)
+class InvitedSeat:
+    """`folder` holds the endpoints, the experiment, and the run; `key` may lie elsewhere."""
+
+    plan: Plan
+    node: int
+    folder: Path
+    key: Path
+    ways: Ways
+    port: int | None = None
+    """Where it listens; None where nobody calls it."""
+    late: bool = False
+    """The run has begun without it."""
+    learning: Learning | None = None
+    data: str = ""
+    policy: Path | None = None
+    """What it insists on as a client; without a name in the folder."""
+    spent: Path | None = None
+    script: tuple[str, ...] = ()
+    """A training loop of one's own, and its arguments, where the run is of these."""
+    approvals: HowLong | None = None
+    """How long approvals hold, where a client asks for one: written into the policy that is made."""
+    prepare: Callable[[Path], None] | None = None
+    """What is written into the run's folder before it begins."""
+    gate: Gate | None = None
+    """Its site's approval of the plan, where it was asked for."""
+    whole: Callable[[Path], None] | None = None
+    """What the one that leads does with the run's folder at the end."""
+
+    @property
+    def out(self) -> Path:
+        from fedgossip.drivers.hosting import RUN
+
+        return self.folder / RUN
+
+    @property
+    def again(self) -> bool:
+        """Whether it has begun in a life before."""
+        from fedgossip.runs.checkpoints import incarnation_of
+
+        return self.out.is_dir() and incarnation_of(self.out) >= 0
+
+    def take_part(self) -> int:
+        """Run to the end; return the exit code.  Raises FedgossipError."""
+        from fedgossip.drivers.hosting import ENDPOINTS
+        from fedgossip.drivers.members import is_open
+        from fedgossip.net.endpoints import load_endpoints, load_members
+
+        keep_experiment(self.plan, self.folder)
+        if self.script:
+            return self._run_script()
+        endpoints, roles = self.folder / ENDPOINTS, self.plan.roles
+        members = load_members(endpoints, self.node) if is_open(self.plan) else None
+        known = dict(members.endpoints if members else load_endpoints(endpoints, self.plan.n, roles.listens))
+        learning, policy = self._agreed(known)
+        seat = self._participant(known, members)
+        return replace(seat, policy=policy, learning=learning).take_part(self._waiting())
+
+    def _participant(self, known: dict[int, Endpoint], members: Members | None = None) -> Participant:
+        from fedgossip.drivers.hosting import ENDPOINTS
+
+        return Participant(
+            self.folder / EXPERIMENT, self.plan, self.node, self.plan.roles.label(self.node), self.key,
+            self.folder / ENDPOINTS, known, self.out, self.again, f"tcp://*:{self.port}" if self.port else None,
+            members, self.late, data=self.data, spent=self.spent, ways=self.ways, again=command_line(),
+            prepare=self.prepare, gate=self.gate, whole=self.whole,
+        )  # fmt: skip
+
+    def _waiting(self) -> str:
+        """What it does at first."""
+        roles = self.plan.roles
+        if self.node == roles.leader:
+            return f"waiting for its {roles.one}s"
+        return "waiting for the others" if roles.leader is None else f"calling the {roles.label(roles.leader)}"
+
+    def is_over(self, code: int) -> bool:
+        """Whether the run has come to its end here, by what `take_part` returned; a script may be mended and go on."""
+        return code == 0 if self.script else code != 130
+
+    def _run_script(self) -> int:
+        """Let the script take part, which calls fedgossip.join; return its exit code."""
+        from fedgossip.drivers.hosting import ENDPOINTS
+        from fedgossip.drivers.loops.invited import InvitedFile, keep_seat
+        from fedgossip.report.watch.places import ROWS
+
+        paths = (str((self.folder / name).resolve()) for name in (EXPERIMENT, "run", ENDPOINTS))
+        experiment, out, endpoints = paths
+        bind = f"tcp://*:{self.port}" if self.port else ""
+        relayed = self.ways.through is not None
+        told = InvitedFile(experiment, self.node, out, endpoints, str(self.key.resolve()), bind, relayed)
+        environment = keep_seat(self.folder, told, portable=self.plan.experiment.train.portable)
+        with self._progress() as progress:
+            rows = NewRows(self.out / ROWS, progress)
+            code = ended_script([sys.executable, "-u", *self.script], environment, rows.pass_on)
+            rows.pass_on()
+        if code == 0:
+            echo(f"The script is over; everything is in {self.out}", err=True)
+            self._participant({}).what_next(self.out)
+        return 130 if code in (-2, 130) else abs(code)
+
+    def _progress(self) -> Progress:
+        """Plain lines: the script writes on the same terminal."""
+        from fedgossip.cli.run.progress import Progress
+
+        e, roles = self.plan.experiment, self.plan.roles
+        return Progress(roles.label(self.node), e.rounds, roles, own=self.node, score=e.score, moving=False)
+
+    def _agreed(self, known: dict[int, Endpoint]) -> tuple[Learning | None, Policy | None]:
+        """Hold a client to what it agreed to when it came first: the file says so from then on."""
+        from fedgossip.plans import compose
+        from fedgossip.plans.federated import policy
+        from fedgossip.plans.federated.federation import FederationPlan
+
+        if not isinstance(self.plan, FederationPlan) or self.node == self.plan.coordinator:
+            return self.learning, None
+        path = self.policy or self.folder / POLICY
+        if not self.plan.secure:
+            return self.learning, policy.demands(path, self.plan, known, None)
+        held = self.plan.experiment, self.plan.learners, [self.node]
+        learning = self.learning or compose.task_of(*held, os.urandom)
+        if not path.exists():
+            policy.write(path, policy.policy_of(self.plan, known, learning[0], self.approvals))
+        return learning, policy.demands(path, self.plan, known, learning[0])
+
+
+class NewRows:
+    """Passes on what a participant in another process adds to its record, from now on."""
+
+    def __init__(self, record: Path, watch: Callable[[Row], None]) -> None:
+        import msgspec
+
+        from fedgossip.core.records import Row
+        from fedgossip.report.watch.tail import Tail
+
+        self._tail, self._watch, self._decoder = Tail(record), watch, msgspec.json.Decoder(Row)
+        self._tail.offset = record.stat().st_size if record.exists() else 0
+
+    def pass_on(self) -> None:
+        """Pass on the rows that are new; a line that is no row is passed over."""
+        import msgspec
+
+        from fedgossip.base.decoding import UnreadableError, from_json
+
+        while lines := self._tail.lines():
+            for line in lines:
+                with contextlib.suppress(UnreadableError, msgspec.ValidationError):
+                    self._watch(from_json(self._decoder, line))
+
+
+def ended_script(
+    words: Sequence[str], environment: Mapping[str, str], beside: Callable[[], None] = lambda: None
+) -> int:
+    """Start a script, wait for its end and return its exit code; call `beside` every LOOK_SECONDS until then.
+
+    Whatever asks us to end interrupts it: it is in a group of its own, so that Ctrl-C reaches it once.  One that has
+    not ended STOP_SECONDS later, or at a second Ctrl-C, is killed.
+    """
+    process = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, process_group=0)
+    try:
+        while process.poll() is None:
+            beside()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(LOOK_SECONDS)
+        return int(process.returncode)
+    except KeyboardInterrupt:
+        with contextlib.suppress(ProcessLookupError):
+            signals.to_group(process.pid, signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+            return process.wait(STOP_SECONDS)
+        return -signal.SIGINT
+    finally:
+        if process.poll() is None:
+            signals.to_group(process.pid, signals.KILL)
+            process.wait()
+
+
+def keep_experiment(plan: Plan, folder: Path) -> Path:
+    """Write the experiment, as the run is to have it, where commands find it; return the file."""
+    import tomli_w
+
+    from fedgossip.runs.run_directory import write_whole
+
+    write_whole(folder / EXPERIMENT, tomli_w.dumps(plan.experiment.to_dict()).encode())
+    return folder / EXPERIMENT
+
+
+def invite_text(invite: tuple[str, ...]) -> str:
+    """Return the text of an invite, of a file or of standard input where these are named.  Raises ConfigError."""
+    from fedgossip.base import outside_files
+    from fedgossip.base.errors import ConfigError
+    from fedgossip.net.invites.invitation import LETTERS_MAX, PREFIX
+
+    text = "".join(invite)
+    if text == "-":
+        return str(click.prompt("Invite", err=True)) if sys.stdin.isatty() else sys.stdin.read(LETTERS_MAX)
+    path = Path(invite[0])
+    if len(invite) > 1 or text[:2].lower() == PREFIX[:2] or not path.is_file():
+        return text
+    try:
+        return outside_files.read_text(outside_files.named(path), LETTERS_MAX)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: no invite can be read from it: {error}", "Write its text into a file.") from None
+
+
+def script_of(experiment: Experiment, words: str) -> tuple[str, ...]:
+    """Return the script that a person has named, and its arguments.  Raises ConfigError where it does not fit."""
+    from fedgossip.base.errors import ConfigError
+
+    script = tuple(shlex.split(words))
+    if bool(script) != experiment.loops:
+        if script:
+            raise ConfigError("this run is of no loops: it trains by itself", "Leave --script out.")
+        advice = "Say which yours is: --script train.py; it takes part by fedgossip.join(model, optimizer)."
+        raise ConfigError("everybody takes part with a training loop of its own in this run", advice)
+    if script and not Path(script[0]).is_file():
+        raise ConfigError(f"{script[0]}: no such file", "Name a script that calls fedgossip.join with --script.")
+    return script
+
+
+def command_line() -> str:
+    """The command as it was given, which goes on after an interruption."""
+    return shlex.join(["fedgossip", *sys.argv[1:]])

@@ -1,0 +1,357 @@
+"""`fedgossip join`: take part in a run by an invite."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fedgossip.base import outside_files
+from fedgossip.base.plain import line
+from fedgossip.cli.people.invited import POLICY, InvitedSeat, invite_text, keep_experiment, script_of
+from fedgossip.cli.sites.approval import approved_to_join
+from fedgossip.cli.text import columns, echo
+
+if TYPE_CHECKING:
+    from fedgossip.core.messages import Beginning, Gathering, Proposal
+    from fedgossip.drivers.before_consent import DeclaredRun
+    from fedgossip.drivers.joining import Joined
+    from fedgossip.experiment import Experiment
+    from fedgossip.net.invites.invitation import Invitation
+    from fedgossip.net.invites.invite_client import InviteClient
+    from fedgossip.net.relays.reachability import Through
+    from fedgossip.net.relays.relay_client import RelayClient
+    from fedgossip.net.relays.routing import Ways
+    from fedgossip.plans.approvals.approvals import HowLong
+    from fedgossip.plans.plan import Plan
+
+PEER_PORT = 5700
+SEARCH_SECONDS = 3.0
+"""Time for announcements to come in."""
+
+
+@click.command()
+@click.argument("invite", nargs=-1)
+@click.option("--data", default="", help="One's own data, where each brings its own: csv:FILE?label=COLUMN.")
+@click.option(
+    "--script",
+    default="",
+    metavar="'FILE ...'",
+    help="One's own training loop, with its arguments, where the run is of loops: it never travels.",
+)
+@click.option("--yes", is_flag=True, help="Take part without asking: for scripts.")
+@click.option("--address", metavar="HOST", help="Where the others reach this machine.  [default: found out]")
+@click.option("--port", type=click.IntRange(1, 65535), help=f"TCP port, where others call.  [default: {PEER_PORT}]")
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path),
+    default=Path("joined"),
+    show_default=True,
+    help="For keys, the experiment and the run.",
+)
+@click.option(
+    "--key",
+    type=click.Path(path_type=Path),
+    help="One's own key pair, from `fedgossip keys new`.  [default: one for this invite]",
+)
+@click.option(
+    "--policy",
+    type=click.Path(path_type=Path),
+    help="As a client: what one insists on; made at first.  [default: policy.toml in the invite's folder]",
+)
+@click.option(
+    "--approval-days",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="As a client: ask for `fedgossip plan approve`, which holds so many days at most; the policy says so then.",
+)
+def join(
+    invite: tuple[str, ...],
+    data: str,
+    script: str,
+    yes: bool,
+    address: str | None,
+    port: int | None,
+    folder: Path,
+    key: Path | None,
+    policy: Path | None,
+    approval_days: float,
+) -> int:
+    """Take part in the run that INVITE is for; without it, list what is announced here.
+
+    INVITE is a text that begins with fg1-, a file that holds it, or "-": then it is asked for, or read from standard
+    input.  As a text it stands in the list of processes, where every user of this machine can read it.
+
+    What would be run is shown first; nothing of it runs, or is written, before you agree.  The same command goes on
+    after an interruption.
+    """
+    from fedgossip.drivers import joining
+    from fedgossip.net.invites.invitation import read
+    from fedgossip.net.invites.invite_client import InviteClient
+    from fedgossip.plans.approvals.approvals import HowLong
+
+    if not invite:
+        return _list()
+    invitation = read(invite_text(invite))
+    place = joining.folder_of(folder, invitation, key)
+    with contextlib.ExitStack() as stack:
+        more, agent = _searched(stack, invitation.key), _agent(stack, invitation, place)
+        through = agent.way if agent else None
+        client = InviteClient(invitation, place.identity, _way_to(invitation, through), more)
+        stack.callback(client.close)
+        echo(f"Calling the organiser at {', '.join(invitation.addresses)}", err=True)
+        proposal = joining.proposal(client)
+        spent, held = folder / "keys.spent" if key is None else None, HowLong(approval_days) if approval_days else None
+        own = _Own(data, script, address, port, policy or place.path / POLICY, held, spent)
+        plan = _agreed(proposal, invitation, place, own, yes=yes)
+        return _take_part(client, proposal, plan, place, own, agent)
+
+
+@dataclass(frozen=True)
+class _Own:
+    """What this person has said of this machine."""
+
+    data: str
+    script: str
+    address: str | None
+    port: int | None
+    policy: Path
+    approvals: HowLong | None
+    spent: Path | None
+
+
+def _agent(stack: contextlib.ExitStack, invitation: Invitation, place: Joined) -> RelayClient | None:
+    """What reaches others through the relays of the invite, where it names some."""
+    from fedgossip.net.relays.relay_client import RelayClient
+
+    if not _relays(invitation):
+        return None
+    agent = RelayClient(place.identity)
+    stack.callback(agent.close)
+    return agent
+
+
+def _relays(invitation: Invitation) -> list[str]:
+    from fedgossip.net.endpoints import RELAY
+
+    return [one for one in invitation.addresses if one.startswith(RELAY)]
+
+
+def _way_to(invitation: Invitation, through: Through | None) -> Callable[[str], str]:
+    """Where to call for an address of the invite."""
+
+    def way(address: str) -> str:
+        return through(address, invitation.key) if through and address in _relays(invitation) else address
+
+    return way
+
+
+def _list() -> int:
+    """Print what is announced on this network."""
+    from fedgossip.base.errors import NetworkError
+    from fedgossip.net.invites.discovery import Search
+
+    with contextlib.closing(Search()) as search:
+        until = time.monotonic() + SEARCH_SECONDS
+        while time.monotonic() < until:
+            time.sleep(0.1)
+        found = sorted(search.found(), key=lambda one: one.name)
+    if not found:
+        raise NetworkError("no run is announced on this network", "Ask for an invite: `fedgossip host` prints it.")
+    echo(columns([("run", "at", "key"), *((one.name, one.addresses[0], one.key) for one in found)]))
+    echo("To take part: ask who runs it for the invite, then fedgossip join INVITE", err=True)
+    return 0
+
+
+def _searched(stack: contextlib.ExitStack, key: str) -> Callable[[], Sequence[str]]:
+    """What finds addresses of this key on this network, where that can be done."""
+    from fedgossip.base.errors import FedgossipError
+    from fedgossip.net.invites.discovery import Search
+
+    try:
+        search = Search(key)
+    except FedgossipError:
+        return tuple
+    stack.callback(search.close)
+    return search.addresses
+
+
+def _agreed(proposal: Proposal, invitation: Invitation, place: Joined, own: _Own, *, yes: bool) -> Plan:
+    """Show what would be run, and return its plan if this person wants it.  Raises FedgossipError."""
+    from fedgossip.base.errors import ConfigError
+    from fedgossip.drivers import proposals
+    from fedgossip.drivers.before_consent import declared_run
+    from fedgossip.plans import compose
+
+    files = place.path / proposals.FILES
+    experiment = proposals.experiment_of(proposal, files)
+    code = proposals.check_code(proposal, experiment, place.path.parent)
+    proposals.check_data(experiment, own.data)
+    script_of(experiment, own.script)
+    echo(columns(_shown(declared_run(experiment), proposal, invitation, own, code)), err=True)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise ConfigError("nobody is there to say yes", "Read the above, and add --yes if you agree.")
+        if not click.confirm("Take part?", default=False, err=True):
+            raise click.Abort
+    proposals.keep_graph(proposal, files)
+    return compose.plan(experiment)
+
+
+def _shown(
+    run: DeclaredRun | Plan, proposal: Proposal, invitation: Invitation, own: _Own, code: list[str]
+) -> list[tuple[str, str]]:
+    """What a person must know before anything runs."""
+    from fedgossip.drivers import proposals
+    from fedgossip.experiment.sections import ENDLESS
+
+    e, terms = run.experiment, run.terms(proposal.parameters, proposals.ITEM_BYTES.get(proposal.dtype, 4))
+    steps = f"{e.train.local_steps} steps" if e.train.local_steps else f"{e.train.local_epochs} epochs"
+    each = "one gradient" if run.gradients else f"{steps}, {e.train.optimizer}"
+    trained = f", each of {each} with lr {e.train.lr:g}" if e.learns else ""
+    rounds = "as many as the loops make" if e.rounds == ENDLESS else str(e.rounds)
+    rows = [
+        ("Experiment", line(e.name or run.name)),
+        ("Organiser", f"key {invitation.key}"),
+        *_learned(e, proposal, own),
+        ("Rounds", f"{rounds}{trained}"),
+        ("Method", terms.how),
+        ("Sent", terms.sent),
+        ("Seen", terms.seen),
+        ("Budget", terms.budget),
+        ("Code", _whose_code(code, own.script)),
+        *_of_the_machine(e),
+    ]
+    if proposal.test:
+        rows.insert(4, ("Test set", f"{proposal.test}, {proposal.test_bytes:,} bytes, comes from the organiser"))
+    return rows
+
+
+def _of_the_machine(e: Experiment) -> list[tuple[str, str]]:
+    """What the organiser has chosen for the machines of others, where that is not as usual."""
+    from fedgossip.learning.settings import OF_THE_MACHINE, TrainSettings
+
+    usual = TrainSettings()
+    chosen = [(key, getattr(e.train, key)) for key in OF_THE_MACHINE if getattr(e.train, key) != getattr(usual, key)]
+    return [("Machine", ", ".join(f"{key} = {value}" for key, value in chosen))] if chosen else []
+
+
+def _learned(e: Experiment, proposal: Proposal, own: _Own) -> list[tuple[str, str]]:
+    """What is learned, and from what."""
+    if e.loops:
+        yours = f"that of {own.script}: its parameters must have the names and shapes of the others'"
+        return [("Model", yours), ("Data", f"what {own.script} reads; it stays on this machine")]
+    source = own.data or e.data.source
+    stays = "yours; it stays on this machine" if own.data else "shared out by the experiment's seed"
+    model = f"{e.model.source if e.learns else e.task.kind}, {proposal.parameters:,} numbers of {proposal.dtype}"
+    rows = [("Model", model), ("Data", f"{source}: {stays}" if e.learns else "none")]
+    if own.data and e.data.by_test:
+        rows.append(("Scale", "columns by their mean and deviation in the common test set"))
+    return rows
+
+
+def _whose_code(code: list[str], script: str) -> str:
+    if script:
+        return f"{script}: your own, which nobody else sees"
+    if not code:
+        return "none but fedgossip's own"
+    files = dict.fromkeys(f"{name.partition(':')[0].replace('.', '/')}.py" for name in code)
+    return f"{', '.join(code)}, from your {', '.join(files)}: the same as the organiser's"
+
+
+def _take_part(
+    client: InviteClient, proposal: Proposal, plan: Plan, place: Joined, own: _Own, agent: RelayClient | None
+) -> int:
+    from fedgossip.drivers import hosting, joining, proposals
+    from fedgossip.drivers.participant import check_open_files
+    from fedgossip.plans.federated.policy import how_long
+
+    test = joining.test_set(client, proposal)
+    proposals.keep_test(proposal, test, place.path / proposals.FILES)
+    experiment, seats = keep_experiment(plan, place.path), hosting.seats_of(plan)
+    check_open_files(plan, (node for node in range(plan.n) if node != seats.own))  # before a seat is taken: any of them
+    with contextlib.ExitStack() as stack:
+        port = _held(stack, place, own.port) if seats.called else None
+        address, ways = _whereabouts(client, plan, own, port, agent)
+        first = next(node for node in range(plan.n) if node != seats.own)
+        learning = proposals.learning_of(plan, first, own.data)  # what cannot be read is said before anybody waits
+        held, task = how_long(own.policy) or own.approvals, learning[0] if learning else None
+        gate = approved_to_join(plan, task, client.invitation, place, experiment, held, own.data)
+        waiting = _Waiting(plan)
+        beginning = joining.enrolled(client, seats, address if seats.called else "", waiting, time.sleep)
+        joining.keep_members(place.path, beginning)
+        node = beginning.node
+        if learning and node != first:
+            learning = proposals.learning_of(plan, node, own.data)
+        return InvitedSeat(
+            plan, node, place.path, place.key, ways, port, _is_late(beginning), learning, own.data, own.policy,
+            own.spent, script_of(plan.experiment, own.script), held, gate=gate,
+        ).take_part()  # fmt: skip
+
+
+def _held(stack: contextlib.ExitStack, place: Joined, wanted: int | None) -> int:
+    """Hold the port at which others call, the same in every life; return its number.  Raises NetworkError."""
+    from fedgossip.net.relays.addresses import hold_port, port_of
+    from fedgossip.runs.run_directory import write_whole
+
+    before = _port_of(place)
+    port = port_of(stack.enter_context(hold_port(before or wanted or PEER_PORT, exactly=bool(before or wanted))))
+    write_whole(place.path / "port", str(port).encode())
+    return port
+
+
+def _whereabouts(
+    client: InviteClient, plan: Plan, own: _Own, port: int | None, agent: RelayClient | None
+) -> tuple[str, Ways]:
+    """Where the others call, and how we reach them.  Raises ConfigError."""
+    from fedgossip.drivers.hosting import ways_of
+    from fedgossip.net.endpoints import check_reachable
+    from fedgossip.net.relays.addresses import Whereabouts
+
+    relays = _relays(client.invitation) if agent else []
+    for relay in relays:
+        if agent and port:
+            agent.listen(relay, port)
+    given = [f"tcp://{own.address}:{port}"] if own.address and port else []
+    if own.address and not port:
+        echo("--address is not needed: nobody calls a client of a coordinator; it calls.", err=True)
+    here = Whereabouts(port or PEER_PORT, relays, client.reached, given)
+    check_reachable(here.text, "--address")
+    return here.text, ways_of(plan, agent.way if agent else None, None if given else here)
+
+
+def _is_late(beginning: Beginning) -> bool:
+    """Whether the run has begun without us."""
+    return any(one.node == beginning.node and one.since < 0 for one in beginning.members)
+
+
+def _port_of(place: Joined) -> int | None:
+    """The port that this member had before."""
+    path = place.path / "port"
+    text = outside_files.read_text(path) if path.exists() else ""
+    return int(text) if text.isdigit() and 0 < int(text) < 65536 else None
+
+
+class _Waiting:
+    """Says who is here, whenever that changes."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._said = ""
+
+    def __call__(self, known: Gathering) -> None:
+        until = time.strftime("%H:%M", time.localtime(time.time() + known.seconds))
+        label = self._plan.roles.label
+        here = ", ".join(label(node) + (" (this one)" if node == known.node else "") for node in known.here)
+        missing = known.wanted - len(known.here)
+        waits = f"Waiting for {missing} more of {known.wanted}" if missing else "All are here"
+        said = f"Here: {here}.  {waits}"
+        if said != self._said:
+            echo(f"{said}, until {until}." if missing else f"{said}.", err=True)
+        self._said = said

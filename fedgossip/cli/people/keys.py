@@ -1,0 +1,146 @@
+"""`fedgossip keys`: the keys by which peers of several machines know each other."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from fedgossip.cli.text import echo
+
+DEFAULT = Path("peer.key")
+
+PORT = 5700
+"""Where a peer listens, if its address is not said."""
+
+_CALLS = click.option("--client", "calls", is_flag=True, help="A client of a coordinator: it listens nowhere.")
+_ORGANISER = click.option(
+    "--organiser", "organiser_key", type=click.Path(path_type=Path), default=Path("organiser.key"),
+    show_default=True, help="The organiser's key.",
+)  # fmt: skip
+
+
+@click.group()
+def keys() -> None:
+    """Make and show keys.  The secret half never leaves its file; the public half goes into endpoints.toml."""
+
+
+@keys.command()
+@click.option("--out", type=click.Path(path_type=Path), default=DEFAULT, show_default=True, help="File to make.")
+@click.option("--id", "node", type=click.IntRange(min=0), default=0, help="Peer id, for the block that is printed.")
+@click.option("--address", help="Where others reach this peer: tcp://HOST:PORT.  [default: asked for, or found out]")
+@_CALLS
+def new(out: Path, node: int, address: str | None, calls: bool) -> None:
+    """Make a key pair, and print the block for endpoints.toml; the key file keeps the block too."""
+    from fedgossip.net.endpoints import block, check_reachable, signed
+    from fedgossip.net.identity import Identity
+
+    where = "" if calls else address if address is not None else _asked()
+    if not calls:
+        check_reachable(where, "--address")
+    identity = Identity.new()
+    text = block(node, signed(identity, where))
+    identity.save(out, text)
+    echo(f"The secret key is in {out}, readable by you alone.  For endpoints.toml on every machine:", err=True)
+    echo(text, nl=False)
+
+
+def _asked() -> str:
+    """Return the address that a person gives, or that this machine has.  Raises ConfigError."""
+    from fedgossip.base.errors import ConfigError
+    from fedgossip.net.endpoints import own_address
+
+    found = own_address(PORT)
+    if sys.stdin.isatty():
+        return str(click.prompt("Where do the others reach this peer (tcp://HOST:PORT)?", default=found, err=True))
+    if found is None:
+        advice = "Add --address tcp://HOST:PORT, or --client for a client of a coordinator."
+        raise ConfigError("this machine has no address that others could call", advice)
+    echo(f"The address of this machine: {found}; say another one with --address.", err=True)
+    return found
+
+
+@keys.command()
+@click.argument("file", type=click.Path(path_type=Path), default=DEFAULT)
+@click.option("--block", "whole", is_flag=True, help="Print the whole block that was printed when FILE was made.")
+@click.option("--id", "node", type=click.IntRange(min=0), help="Print the block with this id, and a new signature.")
+@click.option("--address", help="Where this peer listens, for the block.")
+@_CALLS
+def show(file: Path, whole: bool, node: int | None, address: str | None, calls: bool) -> None:
+    """Print the public key of FILE, or its block for endpoints.toml."""
+    from fedgossip.base.errors import ConfigError
+    from fedgossip.net.endpoints import block, check_reachable, kept_block, signed
+    from fedgossip.net.identity import Identity
+
+    identity = Identity.load(file)
+    if not whole and node is None:
+        echo(identity.public)
+        return
+    kept = kept_block(file)
+    if node is None and kept is None:
+        raise ConfigError(f"{file} does not say which peer this is", "Add --id K and --address tcp://HOST:PORT.")
+    number = node if node is not None else kept[0] if kept else 0
+    where = "" if calls else address if address is not None else kept[1].address if kept else None
+    if where is None:
+        advice = "Add --address tcp://HOST:PORT, or --client for a client of a coordinator."
+        raise ConfigError("the block of a peer says where it listens, and its key does not know", advice)
+    if where:
+        check_reachable(where, "--address")
+    echo(block(number, signed(identity, where)), nl=False)
+
+
+@keys.command()
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("organiser.key"), show_default=True, help="File to make."
+)
+def organiser(out: Path) -> None:
+    """Make the key that may let others in and send them away, and print the line for the top of endpoints.toml."""
+    from fedgossip.net.endpoints import organiser_line
+    from fedgossip.net.identity import Identity
+
+    identity = Identity.new()
+    identity.save(out)
+    echo(f"The secret key is in {out}, readable by you alone.  For the top of endpoints.toml:", err=True)
+    echo(organiser_line(identity.verify), nl=False)
+
+
+@keys.command()
+@click.argument("peer_block", type=click.Path(path_type=Path))
+@_ORGANISER
+def admit(peer_block: Path, organiser_key: Path) -> None:
+    """Print the [[peer]] block in the file PEER_BLOCK with the organiser's admission."""
+    from dataclasses import replace
+
+    from fedgossip.net.endpoints import block, load_blocks
+    from fedgossip.net.identity import Identity
+    from fedgossip.protocols.members.news import admission_of
+
+    key = Identity.load(organiser_key)
+    for node, endpoint in load_blocks(peer_block).items():
+        admission = key.sign(admission_of(node, endpoint.key, endpoint.verify))
+        echo(block(node, replace(endpoint, admission=admission)), nl=False)
+
+
+@keys.command()
+@click.argument("endpoints", type=click.Path(path_type=Path))
+@click.option("--id", "node", type=click.IntRange(min=0), required=True, help="The member that is to go.")
+@_ORGANISER
+def revoke(endpoints: Path, node: int, organiser_key: Path) -> None:
+    """Print the [[revoked]] block that sends the member K of ENDPOINTS away, for ever.
+
+    Put it at the end of endpoints.toml of any member; it may run meanwhile, and tells the others.  ENDPOINTS is a file
+    with that member's [[peer]] block.
+    """
+    from fedgossip.base.errors import ConfigError
+    from fedgossip.core.messages import Revocation
+    from fedgossip.net.endpoints import load_blocks, revoked_block
+    from fedgossip.net.identity import Identity
+    from fedgossip.protocols.members.news import signed
+
+    key, blocks = Identity.load(organiser_key), load_blocks(endpoints)
+    if node not in blocks:
+        raise ConfigError(f"{endpoints}: there is no entry for peer {node}", "Name a file with its [[peer]] block.")
+    said = signed(Revocation(node, blocks[node].key, blocks[node].verify), key.sign)
+    assert isinstance(said, Revocation)
+    echo(revoked_block(said), nl=False)

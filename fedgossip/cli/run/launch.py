@@ -1,0 +1,233 @@
+"""`fedgossip launch`: a script with a training loop of its own, once per peer; experiments are `place`d."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedgossip.cli.run.portable import portable_option, run_code_option
+from fedgossip.cli.run.run import concluded
+from fedgossip.cli.text import echo
+
+if TYPE_CHECKING:
+    from fedgossip.cli.run.progress import Progress
+    from fedgossip.drivers.loops.scripts import Command
+    from fedgossip.plans.compose import Plan
+    from fedgossip.runs.run_directory import Run
+
+
+class _LaunchCommand(click.Command):
+    """`launch SCRIPT`, or, where what is launched is an experiment's file, `launch EXPERIMENT` of cli/place."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        from fedgossip.cli.run.place import place
+
+        if _is_experiment(args, [*self.params, *place.params]):
+            return place.make_context(info_name, args, parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+def _is_experiment(words: Sequence[str], parameters: Sequence[click.Parameter]) -> bool:
+    """Whether the first word that is no option, and no value of one, is the file of an experiment, or the run that is
+    to go on was placed on a cluster."""
+    from fedgossip.runs.run_directory import is_placed
+
+    valued = {name for one in parameters if isinstance(one, click.Option) and not one.is_flag for name in one.opts}
+    rest = iter(words)
+    for word in rest:
+        name, _, value = word.partition("=")
+        if name == "--resume" and is_placed(Path(value or next(rest, ""))):
+            return True
+        if not word.startswith("-"):
+            return word.endswith(".toml")
+        if word in valued and word != "--resume":
+            next(rest, None)
+    return False
+
+
+@click.command(cls=_LaunchCommand, context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("-n", "--n", "n", type=click.IntRange(min=1), help="How many loops.")
+@click.option("--graph", help="Whom each exchanges with: ring, torus:4x4, ... [default: ring; none for one loop]")
+@click.option("--coordinator", is_flag=True, help="A coordinator and n clients, in place of a graph.")
+@click.option("--experiment", type=click.Path(path_type=Path), help="A file with [topology] or [coordinator], instead.")
+@click.option("--algorithm", help="The method: dsgd, push-sum, ...; of a coordinator: fedavg, scaffold, ...")
+@click.option("--mode", type=click.Choice(["sync", "async"]), help="async: nobody waits for anybody.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    help="Exchanges of the run.  [default: as many as the loops make]",
+)
+@click.option("--local-steps", type=click.IntRange(min=1), help="Calls of step() between two exchanges.  [default: 5]")
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Any other key of an experiment.")
+@portable_option
+@click.option("--seed", type=int, help="Of the run; the scripts seed themselves.")
+@click.option("--out", type=click.Path(path_type=Path), help="Run directory to make.  [default: runs/NAME-TIME]")
+@click.option(
+    "--restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="How often a script that dies is started again.",
+)
+@click.option(
+    "--ranks",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Processes that train the model of each loop together, by DDP or FSDP; torchrun starts them.",
+)
+@click.option(
+    "--show",
+    "shown",
+    metavar="WHO",
+    default="0",
+    show_default=True,
+    help="Whose output is shown here: numbers with commas, all, none.  All of it is in the run directory.",
+)
+@click.option(
+    "--resume",
+    "stopped",
+    metavar="RUN",
+    type=click.Path(path_type=Path),
+    help="Go on with a launched run that was stopped, in its folder; SCRIPT may be left out.",
+)
+@click.option(
+    "--simulate",
+    is_flag=True,
+    help="All loops in this process, one at a time, in virtual time: the same digest as without it.",
+)
+@run_code_option
+@click.option("--report/--no-report", default=True, help="Write report.html.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; all else on stderr.")
+@click.argument("script", type=click.Path(path_type=Path), required=False)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def launch(
+    n: int | None,
+    graph: str | None,
+    coordinator: bool,
+    experiment: Path | None,
+    algorithm: str | None,
+    mode: str | None,
+    rounds: int | None,
+    local_steps: int | None,
+    overrides: tuple[str, ...],
+    seed: int | None,
+    out: Path | None,
+    restarts: int,
+    ranks: int,
+    shown: str,
+    stopped: Path | None,
+    simulate: bool,
+    run_code: bool,
+    report: bool,
+    as_json: bool,
+    script: Path | None,
+    arguments: tuple[str, ...],
+) -> int:
+    """Run SCRIPT with its ARGUMENTS once per loop; it takes part by `fedgossip.join(model, optimizer)`.
+
+    `fedgossip launch EXPERIMENT.toml` runs the participants of an experiment, on Slurm too: its options are in
+    `fedgossip launch EXPERIMENT.toml --help`.
+    """
+    from fedgossip.cli.run.progress import Progress
+    from fedgossip.drivers import resume
+    from fedgossip.drivers.loops.experiments import Wished, experiment_of
+    from fedgossip.drivers.loops.launching import all_joined, check_kept, check_launchable, plan_to_resume
+    from fedgossip.drivers.loops.scripts import Command
+    from fedgossip.experiment import load_experiment
+    from fedgossip.plans import compose
+    from fedgossip.runs.run_directory import new_path
+
+    _check_given(script, stopped, out, experiment, ranks, simulate=simulate)
+    wished = Wished(n, graph, coordinator, algorithm, mode, rounds, local_steps, script.stem if script else "")
+    file = resume.experiment_in(stopped) if stopped else experiment
+    if stopped:
+        check_kept(stopped, script, run_code=run_code)
+    more = [*(["task.kind=loop"] if experiment else []), *wished.overrides(file), *overrides]
+    asked = (
+        resume.experiment_of(stopped, None, more, seed, run_code=run_code)
+        if stopped
+        else load_experiment(file or experiment_of(wished), more, seed=seed)
+    )
+    plan = plan_to_resume(stopped, asked) if stopped else compose.plan(asked)
+    check_launchable(plan)
+    command = Command(script, arguments, plan.experiment.train.portable, ranks=ranks).checked() if script else None
+    drive = _LaunchDrive(command, _shown(shown, plan.learners), restarts, report, simulate)
+    for line in plan.banner:
+        echo(line, err=True)
+    folder = stopped or out or new_path(plan, "sim" if simulate else "local", Path("runs"))
+    title = f"{plan.experiment.name or plan.name} {'simulated' if simulate else 'launched'}"
+
+    def driven() -> Run:
+        rounds, score = plan.experiment.rounds, plan.experiment.score
+        with Progress(title, rounds, plan.roles, score=score) as progress:
+            return drive(plan, folder, progress, resumed=stopped is not None)
+
+    again = "Simulated loops are simulated from their beginning: give the command again." if simulate else ""
+    return concluded(
+        driven, folder, report=report, as_json=as_json, again=again, resumable=lambda run: all_joined(plan, run)
+    )
+
+
+LEFT = "Loops that end before their run leave it: lower --rounds, or go on while peer.step() returns True."
+
+
+@dataclass(frozen=True)
+class _LaunchDrive:
+    """The options of a launch."""
+
+    command: Command | None
+    shown: Sequence[int]
+    restarts: int
+    report: bool
+    simulate: bool
+
+    def __call__(self, plan: Plan, folder: Path, progress: Progress, *, resumed: bool) -> Run:
+        from fedgossip.base.errors import FedgossipError, TooFewPeersError
+
+        try:
+            return self._driven(plan, folder, progress, resumed=resumed)
+        except FedgossipError as error:
+            if error.exit_code == TooFewPeersError.exit_code:
+                error.advice = f"{LEFT}  {error.advice}"
+            raise
+
+    def _driven(self, plan: Plan, folder: Path, progress: Progress, *, resumed: bool) -> Run:
+        from fedgossip.drivers.loops.launching import Launching, launch_scripts, resume_scripts
+
+        how = Launching(self.restarts, self.report, self.shown)
+        if resumed:
+            return resume_scripts(plan, folder, self.command, how, progress)
+        assert self.command
+        if not self.simulate:
+            return launch_scripts(plan, folder, self.command, how, progress)
+        from fedgossip.drivers.loops.simulating import simulate_script
+
+        return simulate_script(plan, self.command, folder, report=self.report, watch=progress, shown=self.shown)
+
+
+def _check_given(
+    script: Path | None, stopped: Path | None, out: Path | None, experiment: Path | None, ranks: int, *, simulate: bool
+) -> None:
+    if script is None and stopped is None:
+        raise click.UsageError("which script?  Give it, or --resume RUN.")
+    if simulate and ranks > 1:
+        raise click.UsageError("--simulate and --ranks: simulated loops are threads of one process")
+    if stopped and (simulate or out or experiment):
+        given = "--simulate" if simulate else "--out" if out else "--experiment"
+        raise click.UsageError(f"--resume and {given}: a launched run goes on in its folder, by its own experiment")
+
+
+def _shown(words: str, n: int) -> Sequence[int]:
+    if words in ("all", "none"):
+        return range(n) if words == "all" else ()
+    parts: list[Any] = words.split(",")
+    if not all(part.strip().isdigit() and int(part) < n for part in parts):
+        raise click.UsageError(f"--show {words}: give numbers from 0 to {n - 1}, with commas; all; none")
+    return [int(part) for part in parts]

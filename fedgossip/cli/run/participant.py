@@ -1,0 +1,261 @@
+"""One participant of a run over several machines: what `peer`, `worker`, `server`, `client`, ... have in common."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedgossip.base.plain import quoted
+from fedgossip.cli.run.portable import portable_option
+from fedgossip.cli.text import echo, some
+
+if TYPE_CHECKING:
+    from fedgossip.cli.sites.approval import Gate
+    from fedgossip.core.task import LocalTask
+    from fedgossip.net.endpoints import Endpoint, Members
+    from fedgossip.net.relays.routing import Ways
+    from fedgossip.plans.approvals.approvals import ApprovalRequest, HowLong
+    from fedgossip.plans.plan import Plan
+    from fedgossip.plans.tasks import DataShares
+    from fedgossip.runs.peer_files import PeerEnded
+    from fedgossip.secure.session import Policy
+
+Command = Callable[..., Any]
+
+
+def options(command: Command) -> Command:
+    """The options of every participant."""
+    given: list[Callable[[Command], Command]] = [
+        click.option("--endpoints", type=click.Path(path_type=Path), required=True,
+                     help="File with everybody's id, address and public key."),
+        click.option("--key", type=click.Path(path_type=Path), default=Path("peer.key"), show_default=True,
+                     help="One's own key pair, from `fedgossip keys new`."),
+        click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True,
+                     help="Replace a key of the file; at all participants."),
+        portable_option,
+        click.option("--seed", type=int, help="Replace the file's seed; at all participants."),
+        click.option("--out", type=click.Path(path_type=Path), help="Folder to make.  [default: runs/NAME-WHO-TIME]"),
+        click.option("--resume", is_flag=True, help="Go on from the last checkpoint in the folder --out."),
+    ]  # fmt: skip
+    for option in reversed(given):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True)
+class Participant:
+    """One participant, as the command line names it."""
+
+    experiment: Path
+    plan: Plan
+    node: int
+    title: str
+    """What it is called in messages, such as "peer 3"."""
+    key: Path
+    endpoints: Path
+    known: dict[int, Endpoint]
+    out: Path | None
+    resume: bool
+    bind: str | None = None
+    members: Members | None = None
+    join: bool = False
+    policy: Policy | None = None
+    learning: tuple[LocalTask, DataShares] | None = None
+    """The task, where it has been made already."""
+    prepare: Callable[[Path], None] | None = None
+    """What is done with its folder before it begins."""
+    gate: Gate | None = None
+    """Its site's approval of the plan, where it was asked for already; every other learner asks in `take_part`."""
+    limits: HowLong | None = None
+    """How long approvals hold by the site's policy; None where no policy asks for one."""
+    request: Callable[[], ApprovalRequest] | None = None
+    """What its site has to have approved; None: the plan of this run."""
+    data: str = ""
+    """The source of its own data, where the experiment names none."""
+    spent: Path | None = None
+    """Where it notes what it spends of privacy; None: beside the key."""
+    ways: Ways | None = None
+    trace_bytes: int = 0
+    again: str = ""
+    """The command that goes on after an interruption; "" for this one with --out and --resume."""
+    overrides: tuple[str, ...] = ()
+    seed: int | None = None
+    whole: Callable[[Path], None] | None = None
+    """What the one that leads does with its folder at the end; None: it says what puts the run together."""
+    concluded: Callable[[Path, PeerEnded], None] | None = None
+    """What is made of the folder at the end, where that is no model; None: what is to be known of one is printed."""
+
+    def take_part(self, waiting: str) -> int:
+        """Run to the end; return the exit code.  Raises FedgossipError."""
+        from fedgossip.base.errors import TooFewPeersError
+        from fedgossip.cli.run.progress import Progress
+        from fedgossip.drivers.peer import run_peer
+        from fedgossip.net.relays.routing import DIRECT
+        from fedgossip.plans.federated.ledger import SUFFIX
+        from fedgossip.runs.mask_ledger import LEDGER
+        from fedgossip.runs.peer_files import empty_folder
+        from fedgossip.runs.run_directory import new_path
+
+        identity, gate = self._identity(), self.gate or self._gate()
+        who = self.title.replace(" ", "")
+        folder = self._left() if self.resume else empty_folder(self.out or new_path(self.plan, who, Path("runs")))
+        if self.prepare:
+            self.prepare(folder)
+        if gate:
+            gate.keep(folder)
+        for line in self.plan.banner:
+            echo(line, err=True)
+        bind = self.bind or self.known[self.node].address
+        where = f"{self.title} at {bind}" if self.plan.roles.listens(self.node) else self.title
+        echo(f"{where}: {waiting}", err=True)
+        rounds, roles = self.plan.experiment.rounds, self.plan.roles
+        score = self.plan.experiment.score
+        with Progress(self.title, rounds, roles, own=self.node, score=score) as progress:
+            ended = run_peer(
+                self.plan,
+                self.node,
+                folder,
+                identity=identity,
+                bind=bind,
+                endpoints=self.known,
+                watch=progress,
+                resume=self.resume,
+                members=self.members,
+                join=self.join,
+                policy=self.policy,
+                learning=self.learning,
+                trace_bytes=self.trace_bytes,
+                masked=self.key.with_name(f"{self.key.name}.{LEDGER}"),
+                spent=self.spent or self.key.with_name(f"{self.key.name}.{SUFFIX}"),
+                data=self.data,
+                ways=self.ways or DIRECT,
+                first_work=gate.open if gate else None,
+            )
+        early = ended.counts.get("ended_early")
+        word = f"ended by the {self._leader}" if early else ended.status
+        echo(f"{word} after {some(ended.rounds, 'round')}; everything is in {folder}", err=True)
+        if self.concluded:
+            self.concluded(folder, ended)
+        elif ended.status == "interrupted":
+            echo(f"To go on: {self.again or _line(folder)}", err=True)
+        else:
+            self.what_next(folder)
+            self._to_know(folder, ended)
+        if early:
+            echo(f"When the {self._leader} goes on: {_line(folder)}", err=True)
+            return TooFewPeersError.exit_code
+        return ended.exit_code
+
+    def _gate(self) -> Gate | None:
+        """Ask this site, where a record of its own could be in what it sends: a learner's, of whatever run."""
+        from fedgossip.cli.sites.approval import approved
+
+        if self.node >= self.plan.learners:
+            return None
+        return approved(self.request or self._request, self.key, self.limits, self.out if self.resume else None)
+
+    def _request(self) -> ApprovalRequest:
+        from fedgossip.base.errors import ConfigError
+        from fedgossip.cli.sites.approval import OTHER_KEY, approvable
+        from fedgossip.plans import compose
+        from fedgossip.plans.approvals.approvals import request_of
+        from fedgossip.plans.approvals.plan_statement import statement_of
+        from fedgossip.plans.federated.federation import FederationPlan
+
+        plan = approvable(self.plan)
+        if not isinstance(plan, FederationPlan):
+            text = "an approval is asked for, and peers of a graph are approved by an invite"
+            raise ConfigError(text, f"Join by one: fedgossip join.  {OTHER_KEY}")
+        task = self.learning[0] if self.learning else compose.task_of_dry_run(plan.experiment, plan.learners, [])[0]
+        return request_of(plan, statement_of(plan, task), self.node, self.known, self.data)
+
+    @property
+    def _leader(self) -> str:
+        leader = self.plan.roles.leader
+        return "others" if leader is None else self.plan.roles.label(leader)
+
+    def _identity(self) -> Any:
+        from fedgossip.base.errors import ConfigError
+        from fedgossip.net.identity import Identity
+
+        identity = Identity.load(self.key)
+        if self.known[self.node].key != identity.public:
+            advice = f"Put `fedgossip keys show {quoted(self.key)}` there, or name the right file with --key."
+            raise ConfigError(f"{self.key} is not the key that {self.endpoints} gives {self.title}", advice)
+        return identity
+
+    def what_next(self, folder: Path) -> None:
+        """Print the command that puts the run together: the experiment with what was set here."""
+        from fedgossip.data.named_code import ALLOW
+
+        words = ["fedgossip", "collect", str(self.experiment)]
+        words += [ALLOW] if self.plan.experiment.reaches else []
+        roles = self.plan.roles
+        if roles.leader is None:
+            everybody = f"all-{roles.one}s"
+            own = f"this one as {everybody}/{self.title.replace(' ', '')}"
+            echo(f"For a report of all, copy all {roles.one}s' folders to one machine, {own}; there:", err=True)
+            words.append(everybody)
+        elif self.node == roles.leader and self.whole:
+            self.whole(folder)
+            return
+        elif self.node == roles.leader:
+            echo("For the report of the whole run:", err=True)
+            words.append(str(folder))
+        else:
+            return
+        words += [word for override in self.overrides for word in ("--set", override)]
+        words += [] if self.seed is None else ["--seed", str(self.seed)]
+        echo(shlex.join(words), err=True)
+
+    def _to_know(self, folder: Path, ended: PeerEnded) -> None:
+        """Print last what a person must know: what did not happen and why, how good the model is, and where it lies."""
+        from fedgossip.core.records import PeerRow, read_rows
+        from fedgossip.learning.models.model_files import MODEL, MODEL_BEST
+        from fedgossip.runs.summary import refusals
+
+        record = folder / "metrics.jsonl"
+        rows = read_rows(record) if record.exists() else []
+        if ended.message:
+            for cause in refusals(rows):
+                times = "once" if cause["times"] == 1 else f"{cause['times']} times"
+                echo(f"Refused {times}: {cause['text']}  {cause['advice']}".rstrip(), err=True)
+            echo(f"{ended.status.upper()}: {ended.message}", err=True)
+        roles = self.plan.roles
+        measured = [(row.round, row.score) for row in rows if isinstance(row, PeerRow) and row.score is not None]
+        own = f" on this {roles.one}'s own examples" if roles.leader not in (None, self.node) else ""
+        for round, value in measured[-1:]:
+            score = self.plan.experiment.score
+            echo(f"Test {score.word} {value:.4f}{own}, in round {round}{score.note}", err=True)
+        known = (folder / MODEL).exists()
+        if (folder / MODEL_BEST).exists():
+            echo(f"The model of the best round: {folder / MODEL_BEST}", err=True)
+        echo(f"The model: {folder / MODEL}" if known else "There is no model: nothing was trained.", err=True)
+
+    def _left(self) -> Path:
+        """Return the folder of an earlier life.  Raises ConfigError, ResumeError."""
+        from fedgossip.base.errors import ConfigError, ResumeError
+        from fedgossip.runs.checkpoints import incarnation_of
+
+        if self.out is None:
+            raise ConfigError("--resume needs the folder to go on in", "Name it with --out.")
+        if not self.out.is_dir():
+            raise ResumeError(f"{self.out}: no such folder", "Leave --resume out to start there.")
+        if incarnation_of(self.out) < 0:
+            raise ResumeError(f"{self.out}: nobody has run here", "Leave --resume out to start.")
+        return self.out
+
+
+def _line(folder: Path) -> str:
+    """Return the command as it was given, so that it goes on in `folder`."""
+    words = [word for word in sys.argv[1:] if word != "--resume" and not word.startswith("--out=")]
+    if "--out" in words:
+        place = words.index("--out")
+        del words[place : place + 2]
+    return shlex.join(["fedgossip", *words, "--out", str(folder), "--resume"])

@@ -1,0 +1,421 @@
+"""`fedgossip run`: read an experiment file and run it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedgossip.cli import STOPPED
+from fedgossip.cli.run.portable import portable_option, run_code_option
+from fedgossip.cli.text import columns, echo, print_json, some, talk_to_stderr, times
+from fedgossip.core.event_kinds import kind_of
+from fedgossip.core.roles import roles_in
+from fedgossip.data.objectives import score_told
+from fedgossip.learning.models.model_files import MODEL, MODEL_BEST
+
+if TYPE_CHECKING:
+    from fedgossip.core.records import Row
+    from fedgossip.drivers.peer_processes import PeerProcesses
+    from fedgossip.experiment import Experiment
+    from fedgossip.plans.compose import Plan
+    from fedgossip.runs.run_directory import Run
+
+
+@click.command()
+@click.argument("experiment", type=click.Path(path_type=Path), required=False)
+@click.option(
+    "--on",
+    type=click.Choice(["sim", "stacked", "local"]),
+    default="sim",
+    show_default=True,
+    help="sim: machines in virtual time.  stacked: arrays only, fastest.  local: a process per peer, ZeroMQ.",
+)
+@click.option(
+    "--set",
+    "overrides",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Replace a key of the file, e.g. --set train.lr=0.05; may be repeated.",
+)
+@click.option("-n", "--n", "n", type=click.IntRange(min=1), help="Replace how many learn: topology.n, or of its kind.")
+@portable_option
+@click.option("--seed", type=int, help="Replace the file's seed.")
+@click.option("--out", type=click.Path(path_type=Path), help="Run directory to make.  [default: runs/NAME-TIME]")
+@click.option(
+    "--resume",
+    "stopped",
+    metavar="RUN",
+    type=click.Path(path_type=Path),
+    help="Go on with a run that was stopped, in its folder; EXPERIMENT may be left out.",
+)
+@run_code_option
+@click.option("--trace", is_flag=True, help="With --on local: write down all that peers are told, for replay.")
+@click.option(
+    "--trace-limit",
+    metavar="GB",
+    type=click.FloatRange(min=0, min_open=True),
+    default=2.0,
+    show_default=True,
+    help="The longest trace of a peer; the run goes on without.",
+)
+@click.option("--dry-run", is_flag=True, help="Check everything, print the forecast, train nothing.")
+@click.option("--report/--no-report", default=True, help="Write report.html.")
+@click.option(
+    "--centralised", is_flag=True, help="Then train one model on all data with as many steps and examples, to compare."
+)
+@click.option(
+    "--forecast",
+    type=click.Choice(["auto", "none", "probe", "shadow", "followed"]),
+    default="auto",
+    help="Forecast the run before it begins; replaces forecast.level.  auto: where the whole answer is known, as of "
+    "quadratics.  [default: forecast.level]",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; all else on stderr.")
+def run(
+    experiment: Path | None,
+    on: str,
+    overrides: tuple[str, ...],
+    n: int | None,
+    seed: int | None,
+    out: Path | None,
+    stopped: Path | None,
+    run_code: bool,
+    trace: bool,
+    trace_limit: float,
+    dry_run: bool,
+    report: bool,
+    centralised: bool,
+    forecast: str,
+    as_json: bool,
+) -> int:
+    """Run the experiment in the file EXPERIMENT."""
+    from fedgossip.experiment import load_experiment
+
+    if stopped:
+        from fedgossip.drivers import resume
+
+        on = resume.engine_of(stopped)
+    elif experiment is None:
+        raise click.UsageError("which experiment?  Give its file, or --resume RUN.")
+    if trace and on != "local":
+        raise click.UsageError("--trace goes with --on local: a simulation can be run again as it is")
+    if stopped and n is not None:
+        raise click.UsageError("--resume and -n: a run goes on with those that take part in it")
+    if stopped:
+        wanted = resume.experiment_of(stopped, experiment, overrides, seed, run_code=run_code)
+    else:
+        assert experiment is not None, "one of both is given"
+        wanted = load_experiment(experiment, overrides, size=n, seed=seed)
+    if dry_run:
+        from fedgossip.cli.run.dry import show_plan
+        from fedgossip.plans import compose
+
+        show_plan(compose.plan(wanted), as_json=as_json)
+        return 0
+    with _processes(wanted, on) as family:
+        from fedgossip.plans import compose
+
+        plan = compose.plan(wanted)
+        for line in plan.banner:
+            echo(line, err=True)
+        from fedgossip.runs.run_directory import new_path
+
+        drive = _Drive(on, report, int(trace_limit * 1e9) if trace else 0, forecast, family)
+        path = stopped or out or new_path(plan, on, Path("runs"))
+
+        def driven() -> Run:
+            finished = drive(plan, path, resumed=stopped is not None)
+            if centralised:
+                from fedgossip.runs.run_directory import amend
+
+                amend(finished, centralised=compose.centralised(plan.experiment, plan.learners))
+            return finished
+
+        return concluded(driven, path, report=report, as_json=as_json)
+
+
+def concluded(
+    drive: Callable[[], Run],
+    path: Path,
+    *,
+    report: bool,
+    as_json: bool,
+    again: str = "",
+    resumable: Callable[[Path], bool] | None = None,
+) -> int:
+    """Bring a run to its end by `drive`, show what came out, and return the exit code: what `run`, `launch` and `place`
+    end with.
+
+    Where it was stopped the line that goes on is the last one: `again`, by default that of the folder `path`.
+    `resumable`: whether the run in a folder can go on, which a stop in its first seconds prevents.
+    """
+    from fedgossip.drivers import resume
+
+    try:
+        with talk_to_stderr() if as_json else contextlib.nullcontext():
+            finished = drive()
+        if as_json:
+            print_json(finished.summary)
+        else:
+            show(finished, report=report)
+    except KeyboardInterrupt:
+        return _stopped_at_once(path, again, resumable or resume.may_go_on)
+    if (code := exit_code(finished)) == STOPPED and finished.directory:
+        echo(again or f"To go on: {resume.line(path)}", err=True)
+    return code
+
+
+def _processes(experiment: Experiment, on: str) -> contextlib.AbstractContextManager[PeerProcesses | None]:
+    """Return the processes of a local run: their parent imports what they need while we import what we need."""
+    if on != "local":
+        return contextlib.nullcontext()
+    from fedgossip.drivers.peer_processes import processes_for
+
+    return processes_for(experiment)
+
+
+def _stopped_at_once(path: Path, again: str, resumable: Callable[[Path], bool]) -> int:
+    """Say what there is of a run that was stopped before it began, when it was over, or again while it took leave."""
+    from fedgossip.drivers import resume
+
+    if resume.is_over(path):
+        echo(f"error: stopped when the run was over: all of it is in {path}", err=True)
+    elif resumable(path):
+        echo(f"error: stopped at once\n{again or f'To go on: {resume.line(path)}'}", err=True)
+    else:
+        echo("error: stopped before the run began: nothing was trained yet", err=True)
+    return STOPPED
+
+
+def exit_code(finished: Run) -> int:
+    """Return 0 for a run that finished; one that failed raised its error."""
+    from fedgossip.base.errors import PARTIAL_EXIT, BudgetError, TooFewPeersError
+
+    partial = TooFewPeersError.exit_code if finished.summary["in_vain"] else PARTIAL_EXIT
+    codes = {"finished": 0, "partial": partial, "exhausted": BudgetError.exit_code, "interrupted": STOPPED}
+    return codes[finished.summary["status"]]
+
+
+@dataclass(frozen=True)
+class _Drive:
+    """The options of a run."""
+
+    on: str
+    report: bool
+    trace_bytes: int
+    forecast: str | None = None
+    family: PeerProcesses | None = None
+
+    def __call__(self, plan: Plan, out: Path, *, resumed: bool) -> Run:
+        from fedgossip.cli.run.progress import Progress
+
+        title = f"{plan.experiment.name or plan.name} on {self.on}"
+        rounds, score = plan.experiment.rounds, plan.experiment.score
+        with Progress(title, rounds, plan.roles, score=score) as progress:
+            if resumed:
+                from fedgossip.drivers.resume import resume
+
+                how: dict[str, Any] = {"trace_bytes": self.trace_bytes, "family": self.family}
+                return resume(out, plan.experiment, report=self.report, watch=progress, **how)
+            if self.on == "local":
+                from fedgossip.drivers.local import run_local_plan
+
+                how = {"trace_bytes": self.trace_bytes, "forecast": self.forecast, "family": self.family}
+                return run_local_plan(plan, out, report=self.report, watch=progress, **how)
+            from fedgossip.drivers.simulate import simulate_plan
+
+            return simulate_plan(
+                plan, engine=self.on, out=out, report=self.report, watch=progress, forecast=self.forecast
+            )
+
+
+REFUSALS_SHOWN = 4
+BEFORE_THE_FIRST_ROUND = "stopped before the first round was over: nothing was trained yet"
+
+ENDINGS = {
+    "partial": "some participants did not reach the end; the others did",
+    "interrupted": "stopped before its end; all results until then are stored",
+    "exhausted": "its budget of privacy ended it: the next round would have crossed it; the model so far is kept",
+}
+
+
+def show(finished: Run, *, report: bool = True) -> None:
+    """Print the results of a run, for people."""
+    echo(columns([*facts(finished.summary, finished.rows), *_to_know(finished, report=report)]))
+
+
+def facts(summary: dict[str, Any], record: Sequence[Row] = ()) -> list[tuple[str, str]]:
+    """Return the lines of a run's summary, each a name and the value in words.  Some values are in its record alone."""
+    from fedgossip.core.records import PeerRow
+    from fedgossip.report.page.numbers import data_size
+
+    rows, roles = _described(summary, record), roles_in(summary)
+    told = {row.peer for row in record if isinstance(row, PeerRow)}
+    who = f"the {roles.label(*told)} alone" if told == {roles.leader} else "all"
+    rows.append(("sent", f"{data_size(summary['bytes_sent'])} by {who}"))
+    if summary["driver"] != "stacked":
+        rows.append(("time", _time(summary)))
+    rows += [("data", note) for note in summary.get("data", {}).get("notes", [])]
+    rows += _events(summary)
+    if "lost_updates" in summary:
+        rows.append(("lost updates", f"{100 * summary['lost_updates']:.2g} % of the elements that the processes wrote"))
+    alone = "" if summary.get("identical", True) else "  (of this run alone: processes raced)"
+    rows.append(
+        ("digest", f"{summary['digest']}{alone}" if summary["digest"] else "none: the run did not reach its end")
+    )
+    return rows
+
+
+def _time(summary: dict[str, Any]) -> str:
+    """How long its rounds took, by the clock that counted them; how long the command took by the clock on the wall."""
+    simulated, wall = summary["driver"] == "sim", summary["wall_seconds"]
+    rounds = f"{summary['seconds']:.2f} s {'virtual' if simulated else 'wall-clock'}, of the rounds"
+    beside = "to simulate" if simulated else "with start and end"
+    return rounds + ("" if wall is None else f"; {wall:.1f} s wall-clock {beside}")
+
+
+def _described(summary: dict[str, Any], record: Sequence[Row]) -> list[tuple[str, str]]:
+    """What was run and how it went, by the kind of run."""
+    if summary["mode"] == "federated":
+        return _federated(summary, record)
+    if "forecast" in summary:
+        return _gossiped(summary)
+    from fedgossip.report.watch.follow import DRIVERS
+
+    what = f"{roles_in(summary).said}, {summary.get('algorithm', summary['name'])}, {some(summary['rounds'], 'round')}"
+    return [("run", f"{what}, {DRIVERS[summary['driver']]}"), *_compared(summary)]
+
+
+def _events(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what happened, the gravest first, and why something was refused, each cause once."""
+    from fedgossip.report.page.reasons import gravest_first
+
+    roles = roles_in(summary)
+    told = [f"{count} {name.replace('_', ' ')}" for name, count in gravest_first(summary["events"])]
+    rows = [("events", ", ".join(told))] if told else []
+    for cause in summary.get("refusals", [])[:REFUSALS_SHOWN]:
+        text = f"by {roles.label(cause['peer'])}, {times(cause['times'])}: {cause['text']}  {cause['advice']}"
+        rows.append(("refused", text.strip()))
+    return rows
+
+
+def _to_know(finished: Run, *, report: bool) -> list[tuple[str, str]]:
+    """Return what a person reads last of a run: whether it is whole, what it reached, where the model is."""
+    summary, folder = finished.summary, finished.directory
+    rows: list[tuple[str, str]] = []
+    if folder:
+        rows.append(("everything", f"in {folder}" + (f"; open {folder / 'report.html'}" if report else "")))
+    status = summary["status"]
+    if words := BEFORE_THE_FIRST_ROUND if status == "interrupted" and not summary["rounds"] else ENDINGS.get(status):
+        rows += [("" if place else status.upper(), one) for place, one in enumerate(summary["lacking"] or [words])]
+    rows += [*_reached(summary), *_best(summary)]
+    return [*rows, *_model(finished)]
+
+
+def _reached(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """The score, or the loss where there is none."""
+    scores = summary["score"]
+    score = score_told(scores)
+    if scores["averaged"] is None:
+        return [] if summary["test_loss"] is None else [("loss", f"{summary['test_loss']:.6g}")]
+    if roles_in(summary).leader is not None:
+        return [(f"test {score.word}", f"{score.figure(scores['averaged'])}{score.note}")]
+    one = roles_in(summary).measured
+    named = {"averaged": "averaged", "mean_peer": f"mean {one}", "worst_peer": f"worst {one}"}
+    each = ", ".join(f"{score.figure(scores[key])} {name}" for key, name in named.items() if scores[key] is not None)
+    return [(f"test {score.word}", f"{each}{score.note}")]
+
+
+def _best(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """The round that was best, where the model is another's."""
+    best, at = summary.get("best"), summary["score"].get("round", summary["rounds"])
+    if best is None or best["round"] == at or best["score"] == summary["score"]["averaged"]:
+        return []
+    score = score_told(summary["score"])
+    where = " on the clients' own examples" if best.get("at") else ""
+    value = f"{score.figure(best['score'])}{where}"
+    return [("best round", f"{best['round']}, with {value}; the figures above are of round {at}")]
+
+
+def _model(finished: Run) -> list[tuple[str, str]]:
+    if finished.directory is None:
+        return []
+    path = finished.directory / MODEL
+    if not path.exists():
+        summary = finished.summary
+        cut = summary["status"] == "interrupted" and summary["rounds"] > 0
+        return [("model", "none: the run did not reach its end" if cut else "none: nothing was trained")]
+    best = finished.directory / MODEL_BEST
+    kept = [("best model", f"{best}, of round {finished.summary['best']['round']}")] if best.exists() else []
+    roles = roles_in(finished.summary)
+    average = "" if roles.leader is not None else f", the average of the {roles.measured}s’ models"
+    return [*kept, ("model", f"{path}{average}")]
+
+
+def _compared(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    if "centralised" not in summary:
+        return []
+    return [("centralised", f"{summary['centralised'][summary['score']['name']]:.4f}, as many steps and examples")]
+
+
+def _federated(summary: dict[str, Any], record: Sequence[Row]) -> list[tuple[str, str]]:
+    from fedgossip.report.watch.follow import DRIVERS
+
+    sees = "sums alone" if summary["secure"] else "EVERY UPDATE: no secure sum"
+    what = f"{some(summary['clients'], 'client')}, {summary['algorithm']}, {some(summary['rounds'], 'round')}"
+    rows = [("run", f"{what}, {DRIVERS[summary['driver']]}"), ("coordinator sees", sees)]
+    if summary["score"]["averaged"] is not None:
+        rows += [*_at_clients(record), *_compared(summary)]
+    if "epsilon" in summary:
+        p = summary["privacy"]
+        spent = "at" if summary["epsilon"] is None else f"{summary['epsilon']:.3f}, at"  # or known to clients alone
+        worth = p["guarantee"]
+        rows.append(("epsilon", f"{spent} most {p['max_epsilon']:g}, delta {p['delta']:g}, per {p['unit']}: {worth}"))
+    if summary["rounds_abandoned"]:
+        rows.append(("abandoned", f"{summary['rounds_abandoned']} of {summary['rounds']} rounds changed nothing"))
+    return rows
+
+
+def _at_clients(record: Sequence[Row]) -> list[tuple[str, str]]:
+    """Return what the clients measured last: the coordinator's row has it for the model of the round before."""
+    tested = [(row.round - 1, at) for row in record if (at := getattr(row, "score_clients", None)) is not None]
+    return [("at the clients", f"{at:.4f} on their own examples, in round {round}") for round, at in tested[-1:]]
+
+
+def _gossiped(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    from fedgossip.report.watch.follow import DRIVERS
+
+    forecast, driver = summary["forecast"], DRIVERS[summary["driver"]]
+    peers, rounds = some(summary["n"], "peer"), some(summary["rounds"], "round")
+    rows = [("run", f"{peers}, {summary['graph']}, {rounds}, {driver}")]
+    rows += _compared(summary)
+    apart = summary["consensus_distance"]  # None: stopped before there were models
+    rows += [] if apart is None else [("consensus distance", f"{apart:.6g}")]
+    promised = forecast["slem"] if forecast["slem"] is not None else forecast.get("rate")
+    if promised is not None and summary["measured_contraction"] is not None:
+        words = f"{promised:.4f} in the long run" if forecast["slem"] is None else f"at most {promised:.4f} forecast"
+        if forecast.get("exact_after") and forecast["slem"] is None:
+            words = f"without training exactly 0 after {forecast['exact_after']} rounds"
+        words = words if summary.get("summed", True) else "not forecast: no sum of honest models by weights"
+        measured = f"{summary['measured_contraction']:.4f} measured, {words}"
+        told = {name for name in summary["events"] if kind_of(name).tells in ("missed", "gone", "ended")}
+        if told or "skipped_mix" in summary["events"]:
+            measured += " for rounds in which nobody is missing"
+        rows.append(("contraction per round", measured))
+    return [*rows, *_forecast(summary)]
+
+
+def _forecast(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return how the forecast that the run began with was kept."""
+    if summary.get("forecast_kept") is None:
+        return []
+    told = summary["forecast_file"]
+    exact = "exact" if told["exact"] else f"edges {told['width']:.2f} times apart"
+    wide = ", weakly tied: wide" if told["wide"] else ""
+    said = f"kept in {100 * summary['forecast_kept']:.0f} % of the rounds"
+    return [("forecast", f"{said}; {told['level']} before the run, {exact}{wide}")]

@@ -1,0 +1,195 @@
+"""`fedgossip runs`, `collect` and `report` read what past runs left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedgossip.base import outside_files
+from fedgossip.base.decoding import json_value
+from fedgossip.base.plain import quoted
+from fedgossip.cli.run.portable import portable_option, run_code_option
+from fedgossip.cli.text import columns, echo
+from fedgossip.core.records import renamed
+from fedgossip.core.roles import PEERS, Roles, roles_in
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path), default=Path("runs"))
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+def runs(folder: Path, as_json: bool) -> None:
+    """List the runs in FOLDER."""
+    found = _found(folder)
+    if as_json:
+        echo(json.dumps(found))
+        return
+    if not found:
+        echo(f"No runs in {folder}.")
+        return
+    echo(columns(_table(found)))
+
+
+def _table(found: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Return the lines of the table, with the columns of peers where there are peers."""
+    roles = [_roles(run) for run in found]
+    led = [who.leader is not None for who in roles]
+    own = [] if all(led) else ["mean peer", "worst peer"]
+    only_peers = all(who.alike and who.one == PEERS.one for who in roles)
+    words = ["peers", "rounds", "averaged"] if only_peers else ["members", "rounds", "model"]
+    rows = [["run", "status", *words, *own, "digest"]]
+    for run, who, alone in zip(found, roles, led, strict=True):
+        score = run.get("score") or {}
+        known = [score.get("averaged"), *([None] * 2 if alone else [score.get(k) for k in _OF_PEERS])]
+        other = score.get("name") if score.get("name", "accuracy") != "accuracy" else ""
+        shown = [f"{value:.4f} {other}".rstrip() if value is not None else "-" for value in known[: 1 + len(own)]]
+        members = str(run.get("n", "-")) if only_peers else _members(run, who)
+        rows.append([run["run_dir"], run["status"], members, _rounds(run), *shown, (run.get("digest") or "-")[:12]])
+    return rows
+
+
+def _roles(run: dict[str, Any]) -> Roles:
+    """Who took part; peers where a summary tells none, or none that can be."""
+    try:
+        return roles_in(run)
+    except ValueError:
+        return PEERS
+
+
+def _members(run: dict[str, Any], who: Roles) -> str:
+    """Who took part; where one leads, also what it saw."""
+    if not run.get("n"):
+        return "-"
+    if who.leader is None:
+        return who.said
+    seen = {True: ", secure", False: ", IN THE CLEAR"}.get(run.get("secure"), "")  # type: ignore[arg-type]
+    return f"{who.said}, {run.get('algorithm')}{seen}"
+
+
+def _rounds(run: dict[str, Any]) -> str:
+    lost = run.get("rounds_abandoned")
+    return f"{run.get('rounds', '-')}" + (f", {lost} abandoned" if lost else "")
+
+
+_OF_PEERS = ("mean_peer", "worst_peer")
+_KEPT = ("status", "n", "graph", "rounds", "score", "digest", "seconds", "driver", "seed")
+_WHERE_TOLD = ("mode", "roles", "algorithm", "clients", "cohort", "secure", "rounds_abandoned", "privacy")
+"""Keys that are kept where a file has them."""
+
+
+def _found(folder: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for run in _folders(folder):
+        if (summary := run / "summary.json").exists():
+            found.append({"run_dir": str(run), **_read(summary, _KEPT, _WHERE_TOLD)})
+        elif (run / "INCOMPLETE").exists():
+            found.append({"run_dir": str(run), "status": "incomplete"})
+        else:
+            status = _read(run / "ended.json", ("status",))["status"]
+            found.append({"run_dir": str(run), "status": f"participant, {status}"})
+    return found
+
+
+def _read(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Any]:
+    """Return some keys of a JSON file; one broken file must not hide the other runs."""
+    try:
+        content = renamed(json_value(outside_files.read_text(path)))
+    except (OSError, ValueError):
+        content = None
+    if not isinstance(content, dict):
+        return {"status": "unreadable"}
+    there = (key for key in optional if key in content)
+    return {**{key: content.get(key) for key in keys}, **{key: content[key] for key in there}}
+
+
+def _folders(folder: Path, depth: int = 3) -> Iterator[Path]:
+    """Yield every run below `folder`: the demo keeps its nine runs in folders of its own."""
+    for place in sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []:
+        if any((place / name).exists() for name in ("summary.json", "INCOMPLETE", "ended.json")):
+            yield place
+        elif depth > 1:
+            yield from _folders(place, depth - 1)
+
+
+@click.command()
+@click.argument("run_dirs", metavar="RUN...", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.option("--out", type=click.Path(path_type=Path), help="Page to write, for several runs.")
+@click.option("--title", default="Runs compared", show_default=True, help="Its title.")
+@click.option("--paper", type=click.Path(path_type=Path), help="Of a sweep: a folder for PDF, CSV and LaTeX.")
+def report(run_dirs: tuple[Path, ...], out: Path | None, title: str, paper: Path | None) -> None:
+    """Write report.html of one RUN, or one page with several side by side; or the page of a sweep's folder."""
+    from fedgossip.report.page.page import write_comparison, write_report
+
+    if len(run_dirs) == 1 and (run_dirs[0] / "sweep.toml").is_file():
+        _report_sweep(run_dirs[0], paper)
+        return
+    if paper is not None:
+        raise click.UsageError("--paper is for the folder of a sweep")
+    if len(run_dirs) == 1 and out is None:
+        echo(f"Wrote {write_report(run_dirs[0])}")
+        return
+    echo(f"Wrote {write_comparison(out or Path('comparison.html'), list(run_dirs), title)}")
+
+
+def _report_sweep(folder: Path, paper: Path | None) -> None:
+    """Write the table and the page of what a sweep has come to by now, and the parts of a paper."""
+    from fedgossip.lab.sweeps.folder import SweepFolder
+    from fedgossip.lab.sweeps.page import write_page, write_paper
+    from fedgossip.lab.sweeps.table import table_of
+
+    table = table_of(SweepFolder.opened(folder))
+    table.write()
+    echo(f"Wrote {write_page(table)}")
+    for file in write_paper(table, paper) if paper else ():
+        echo(f"Wrote {file}")
+
+
+@click.command()
+@click.argument("experiment", type=click.Path(path_type=Path))
+@click.argument("folders", metavar="FOLDER...", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="As given to the peers.")
+@portable_option
+@click.option("--seed", type=int, help="As given to the peers.")
+@run_code_option
+@click.option("--out", type=click.Path(path_type=Path), help="Run directory to make.  [default: runs/NAME-TIME]")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; all else on stderr.")
+def collect(
+    experiment: Path,
+    folders: tuple[Path, ...],
+    overrides: tuple[str, ...],
+    seed: int | None,
+    run_code: bool,
+    out: Path | None,
+    as_json: bool,
+) -> int:
+    """Put the FOLDERs of a run's peers together: digest, three accuracies, report."""
+    from fedgossip.base.errors import ConfigError
+    from fedgossip.cli.run.run import exit_code, show
+    from fedgossip.cli.text import print_json, talk_to_stderr
+    from fedgossip.data.named_code import REACHING, check_allowed
+    from fedgossip.drivers.loops.description import told_in
+    from fedgossip.experiment import load_experiment
+    from fedgossip.plans import compose
+    from fedgossip.runs.collect import collect_peers
+    from fedgossip.runs.run_directory import new_path
+
+    if experiment.is_dir():
+        advice = f"fedgossip collect EXPERIMENT {quoted(experiment)} ..., with the file that the peers were given."
+        raise ConfigError(f"{experiment}: a folder; the EXPERIMENT comes first", advice)
+    loops = told_in(folders)
+    more = ["task.kind=loop"] if loops else []
+    read = load_experiment(experiment, [*more, *overrides], seed=seed)
+    check_allowed(read.reaches, experiment, run_code=run_code, whose=REACHING)
+    plan = compose.plan(read)
+    learning = loops.learning if loops else None
+    with talk_to_stderr() if as_json else contextlib.nullcontext():
+        finished = collect_peers(plan, folders, out or new_path(plan, "peers", Path("runs")), learning)
+    if as_json:
+        print_json(finished.summary)
+    else:
+        show(finished)
+    return exit_code(finished)

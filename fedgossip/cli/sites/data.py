@@ -1,0 +1,227 @@
+"""`fedgossip data`: what a site's own table holds, and what all sites' tables have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedgossip.cli.sites.sums import (
+    EXPERIMENT,
+    SET,
+    OtherMachines,
+    Record,
+    at_one_desk,
+    check_enough,
+    check_site,
+    held_by,
+    over_machines,
+    said_dry,
+    with_others,
+)
+from fedgossip.cli.text import NOISY, columns, echo, with_margin
+
+if TYPE_CHECKING:
+    from fedgossip.base.errors import ConfigError
+    from fedgossip.cli.sites.approval import Gate
+    from fedgossip.data.agreed.agreed import AgreedColumn, AgreedTable
+    from fedgossip.data.agreed.statistics_task import StatisticsTask
+    from fedgossip.data.columns.table_schema import SchemaColumn, SiteColumns, TableSchema
+    from fedgossip.experiment import Experiment
+    from fedgossip.plans.approvals.approvals import ApprovalRequest
+    from fedgossip.plans.federated.federation import FederationPlan
+
+
+@click.group()
+def data() -> None:
+    """Tables of several sites: look at one's own, agree on columns and statistics with the others."""
+
+
+@data.command()
+@EXPERIMENT
+@click.option("--id", "node", type=click.IntRange(min=0), required=True, help="Which site this is.")
+@SET
+def describe(experiment: Path, node: int, overrides: tuple[str, ...]) -> None:
+    """Show what the table of site K holds, and whether it fits the others' columns.  Nothing leaves this machine."""
+    from fedgossip.data.agreed.statistics_task import StatisticsTask
+    from fedgossip.data.columns.table_schema import SiteColumns
+    from fedgossip.experiment import load_experiment
+    from fedgossip.plans.tasks import site_file
+    from fedgossip.sites.plans.statistics import statistics_plan
+
+    plan, schema = statistics_plan(load_experiment(experiment, [*overrides, "coordinator.privacy.unit=none"]))
+    check_site(plan, node)
+    path = site_file(plan.experiment, node)
+    site = SiteColumns(path, schema, plan.experiment.data.suppress)
+    StatisticsTask(schema, {node: site})  # numbers that no sum can hold are refused here as `agree` would
+    echo(f"{path}: {site.records} records; it fits the columns of {plan.experiment.data.test}")
+    for note in site.table.notes:
+        echo(note)
+    head = ["column", "unit", "there", "missing", "mean", "deviation", "least", "most"]
+    echo(columns([head, *(_described(site, one) for one in schema.columns)]))
+
+
+def _described(site: SiteColumns, column: SchemaColumn) -> list[str]:
+    cells = site.cells[column.name]
+    there = [cell for cell in cells if cell is not None]
+    counts = str(len(there)), str(len(cells) - len(there))
+    row = [column.name + (" (label)" if column.label else ""), column.unit, *counts]
+    if column.categories:
+        counted = (f"{one}: {there.count(one)}" for one in column.categories)
+        return [*row, ", ".join(counted), "", "", ""]
+    values = site.numbers(column.name)
+    measured = [values.mean(), values.std(), values.min(), values.max()] if len(values) else []
+    return [*row, *(f"{value:.6g}" for value in measured)]
+
+
+@data.command()
+@EXPERIMENT
+@over_machines
+@SET
+def agree(
+    experiment: Path,
+    site: int | None,
+    endpoints: Path | None,
+    key: Path,
+    ledger: Path | None,
+    policy: Path,
+    dry_run: bool,
+    bind: str | None,
+    out: Path | None,
+    overrides: tuple[str, ...],
+) -> int:
+    """Agree on the columns of all sites' tables and on their statistics, as secure sums: nobody sees a site's numbers.
+
+    Writes the file that data.agreed names.  Without --endpoints all sites' files are on this machine, as for
+    `fedgossip run`; with it this is one of them, or the coordinator.
+    """
+    from fedgossip.base.errors import ConfigError
+    from fedgossip.experiment import load_experiment
+    from fedgossip.sites.plans.statistics import opened_by, statistics_plan, statistics_task
+    from fedgossip.sites.plans.sums import from_seed
+
+    whole = load_experiment(experiment, overrides)
+    plan, schema = statistics_plan(whole)
+    if Path(plan.experiment.data.agreed).exists() and not dry_run:
+        advice = "Remove it to agree again; two agreements of almost the same sites tell of those that differ."
+        raise ConfigError(f"{plan.experiment.data.agreed}: agreed on already", advice)
+    known = OtherMachines(experiment, endpoints, key, ledger, bind, out, overrides, policy, dry_run)
+    held = held_by(plan, known, site)
+    if dry_run:
+        plan, task, refused = statistics_task(plan, schema, held)
+        return said_dry(plan, task, refused, opened_by(task), site, known)
+    if endpoints is None:
+        plan, task, refused = statistics_task(plan, schema, held, from_seed(plan))
+        return _at_one_desk(plan, task, schema, refused, ledger)
+    plan, task, refused = statistics_task(plan, schema, held)
+    who = plan.coordinator if site is None else site
+    gate = None if site is None else _gate(whole, known, site)
+
+    def write(vector: Any, _record: Record) -> None:
+        _write(plan, task, schema, vector, gate)
+
+    return with_others(plan, task, schema.digest, refused, who, known, write, opened_by(task), gate)
+
+
+def _gate(whole: Experiment, known: OtherMachines, site: int) -> Gate | None:
+    """Ask a site for its approval of the plan of which statistics are a step; of a fit, of that of the statistics."""
+    from dataclasses import replace
+
+    from fedgossip.cli.sites.approval import approved
+    from fedgossip.cli.sites.plan import stated_of
+    from fedgossip.net.endpoints import load_endpoints
+    from fedgossip.plans.approvals.approvals import AGREE, request_of
+    from fedgossip.plans.federated.federation import FederationPlan
+    from fedgossip.plans.federated.policy import how_long
+    from fedgossip.sites.plans.fits import is_fit
+    from fedgossip.sites.plans.statistics import stated_statistics
+
+    def wanted() -> ApprovalRequest:
+        fits = is_fit(whole)
+        run, statement = stated_statistics(whole) if fits else stated_of(whole, str(known.experiment))
+        assert isinstance(run, FederationPlan) and known.endpoints, "it has a [coordinator], and others"
+        everybody = load_endpoints(known.endpoints, run.n, run.roles.listens)
+        return replace(request_of(run, statement, site, everybody), step="" if fits else AGREE)
+
+    return approved(wanted, known.key, how_long(known.policy), None)
+
+
+def _at_one_desk(
+    plan: FederationPlan,
+    task: StatisticsTask,
+    schema: TableSchema,
+    refused: Mapping[int, ConfigError],
+    ledger: Path | None,
+) -> int:
+    from fedgossip.base.errors import BudgetError
+    from fedgossip.plans.federated.ledger import SUFFIX
+    from fedgossip.plans.plan import EXHAUSTED
+    from fedgossip.sites.plans.sums import spend_at_one_desk
+
+    check_enough(plan, refused)
+    for note in task.notes:
+        echo(note, err=True)
+    agreed = Path(plan.experiment.data.agreed)
+    for line in spend_at_one_desk(plan, ledger or agreed.with_name(f"{agreed.name}.{SUFFIX}")):
+        echo(line, err=True)
+    run = at_one_desk(plan, task)
+    if run.summary["status"] == EXHAUSTED:
+        text = f"the budget, epsilon at most {plan.section.privacy.max_epsilon:g}, does not allow two rounds of sums"
+        raise BudgetError(text, "Raise coordinator.privacy.noise, or max_epsilon if the sites allow it.")
+    _write(plan, task, schema, run.vectors[plan.coordinator])
+    return 4 if refused else 0
+
+
+def _write(
+    plan: FederationPlan, task: StatisticsTask, schema: TableSchema, vector: Any, gate: Gate | None = None
+) -> None:
+    from fedgossip.data.agreed.told_files import encoded
+    from fedgossip.runs.run_directory import write_whole
+    from fedgossip.sites.plans.statistics import agreed_from
+
+    table = agreed_from(task, vector, schema, plan.experiment.data.suppress)
+    path = Path(plan.experiment.data.agreed)
+    if gate:
+        gate.agreed(encoded(table))
+    write_whole(path, encoded(table))
+    _show(table, plan.learners)
+    echo(f"Wrote {path}: sha256 {table.digest[:16]}; it is the same at all, compare it", err=True)
+
+
+def _show(table: AgreedTable, sites: int) -> None:
+    margin = table.records_margin
+    records = with_margin(table.records, margin if isinstance(margin, float) else None)
+    echo(f"{table.sites} of {sites} sites, {records} records; counts below {table.suppress} are not told")
+    if table.noise:
+        echo(NOISY.format(noise=table.noise), err=True)
+    for name in table.drowned:
+        text = f"column {name!r}: the noise is as large as its deviation"
+        echo(f"{text}; declare narrower bounds, or set a smaller coordinator.privacy.noise", err=True)
+    head = ["column", "unit", "there", "missing", "mean", "deviation", "5 %", "median", "95 %"]
+    echo(columns([head, *map(_agreed_line, table.columns)]))
+    for name in table.constant:
+        echo(f"column {name!r} has one value at every site: nothing is learned from it", err=True)
+    if common := [one.name for one in table.columns if one.common]:
+        echo(f"scaled by the common test file, lest counts be found: {', '.join(common)}", err=True)
+    if rounded := [one.name for one in table.columns if one.precision]:
+        echo(f"mean and deviation are rounded, lest counts be found: {', '.join(rounded)}", err=True)
+    for one in table.columns:
+        if one.uncounted:
+            echo(f"column {one.name!r}: {', '.join(one.uncounted)}: at too few sites to be counted", err=True)
+
+
+def _agreed_line(one: AgreedColumn) -> list[str]:
+    at = one.margins.get
+    count = one.count if one.missing is not None else None
+    there = [with_margin(count, at("count")), with_margin(one.missing, at("missing"))]
+    row = [one.name + (" (label)" if one.label else ""), one.unit, *there]
+    if one.categories:
+        counts = [with_margin(count, at("category")) for count in one.counts]
+        counted = zip(one.categories, counts, strict=True)
+        return [*row, ", ".join(f"{name}: {count}" for name, count in counted), *[""] * 4]
+    mean, deviation = (None, None) if one.common else (one.mean, one.deviation)
+    moved = [with_margin(mean, at("mean")), with_margin(deviation, at("deviation"))]
+    quantiles = [one.quantiles.get(share) for share in ("0.05", "0.5", "0.95")]
+    return [*row, *moved, *("-" if value is None else f"{value:.{3 if one.margins else 6}g}" for value in quantiles)]

@@ -1,0 +1,309 @@
+"""`fedgossip evaluate`: how well a model answers, on a file, or at all sites of a federation together."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedgossip.cli.sites.predict import MODEL, model_options
+from fedgossip.cli.sites.sums import SET, OtherMachines, Record, held_by, over_machines, summed
+from fedgossip.cli.text import NOISY, columns, echo, short
+
+if TYPE_CHECKING:
+    from fedgossip.learning.models.loaded_model import LoadedModel
+    from fedgossip.learning.models.model_files import ModelFacts
+    from fedgossip.plans.federated.federation import FederationPlan
+    from fedgossip.sites.evaluation.evaluated import Evaluation
+    from fedgossip.sites.evaluation.evaluation_task import EvaluationTask
+    from fedgossip.sites.fits.fit_files import Fit
+
+
+@click.command()
+@MODEL
+@click.argument("source", metavar="FILE")
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+@model_options
+@over_machines
+@SET
+def evaluate(
+    model: Path,
+    source: str,
+    as_json: bool,
+    node: int | None,
+    run_code: bool,
+    endpoints: Path | None,
+    key: Path,
+    ledger: Path | None,
+    policy: Path,
+    dry_run: bool,
+    bind: str | None,
+    out: Path | None,
+    site: int | None,
+    overrides: tuple[str, ...],
+) -> int:
+    """Measure MODEL on the labelled examples of FILE: a CSV table, or what data.source can name.
+
+    FILE.toml, an experiment with a coordinator: all its sites judge MODEL on their own records, by secure sums.  Then
+    evaluation.json is written into MODEL's folder.  Without --endpoints all sites' files are on this machine; with it
+    this is one of them, or the coordinator.
+    """
+    from fedgossip.base.errors import ConfigError
+    from fedgossip.learning.models.model_files import whole_facts
+    from fedgossip.sites.fits.cox.cox_fit import CoxFit
+    from fedgossip.sites.fits.fit_files import fit_in
+
+    together = source.endswith(".toml")
+    own = {"--endpoints": endpoints, "--id": site, "--ledger": ledger, "--bind": bind, "--out": out}
+    given = {**own, "--set": overrides or None, "--dry-run": dry_run or None}
+    if not together and (wrong := next((name for name, value in given.items() if value is not None), "")):
+        advice = "Name the experiment, FILE.toml, whose sites judge the model."
+        raise ConfigError(f"{wrong} is for sites that judge a model together, and {source} is no experiment", advice)
+    if not together and (fit := fit_in(model)) is not None:
+        _of_a_fit(fit, Path(source), as_json=as_json)
+        return 0
+    if together and isinstance(fit_in(model), CoxFit):
+        text = f"{model}: proportional hazards, which are judged on a table"
+        raise ConfigError(text, "Each site by itself:  fedgossip evaluate FIT FILE.csv.")
+    known = OtherMachines(Path(source), endpoints, key, ledger, bind, out, overrides, policy, dry_run)
+    if together and endpoints is not None and site is None:
+        return _together(model, whole_facts(model), None, known, None, as_json=as_json)  # it asks the model nothing
+    from fedgossip.learning.models.loaded_model import load_model
+
+    try:
+        loaded = load_model(model, node=node, run_code=run_code)
+    except ConfigError as error:
+        if together and site is not None and not _is_model(model):
+            error.advice = _final_model(known, site)
+        raise
+    if together:
+        return _together(model, loaded.facts, loaded, known, site, as_json=as_json)
+    _on_a_file(loaded, source, as_json=as_json)
+    return 0
+
+
+def _on_a_file(loaded: LoadedModel, source: str, *, as_json: bool) -> None:
+    from fedgossip.learning.models.scored_tables import examples_of
+
+    examples = examples_of(loaded, source)
+    measured = loaded.evaluate(examples)
+    if wrong := next((name for name, value in measured.items() if not math.isfinite(value)), ""):
+        raise _unusable(loaded, f"{wrong} is {measured[wrong]} on {source}")
+    if as_json:
+        echo(json.dumps({"examples": len(examples), **measured}))
+        return
+    rows = [["examples", str(len(examples))], *([name, f"{value:.6g}"] for name, value in measured.items())]
+    echo(columns([*rows, *_in_the_run(loaded.facts)]))
+
+
+def _unusable(loaded: LoadedModel, what: str) -> Exception:
+    from fedgossip.base.errors import TrainingError
+    from fedgossip.core.task import STATISTIC, Segment, first_wrong
+
+    tensors = {name: one.numpy() for name, one in loaded.module.state_dict().items() if one.is_floating_point()}
+    each = (first_wrong(one.reshape(-1), [Segment(name, 0, one.shape, STATISTIC)]) for name, one in tensors.items())
+    tensor = next(filter(None, each), "")
+    which = f"tensor {tensor!r} is the first that is not right" if tensor else "its weights are all finite"
+    return TrainingError(f"the model cannot be used: its {what}; {which}", "Train it again, with a smaller train.lr.")
+
+
+def _of_a_fit(fit: Fit, path: Path, *, as_json: bool) -> None:
+    from fedgossip.sites.fits import fitted_tables
+    from fedgossip.sites.fits.cox import cox_tables
+    from fedgossip.sites.fits.cox.cox_fit import CoxFit
+
+    records, measured = cox_tables.judged(fit, path) if isinstance(fit, CoxFit) else fitted_tables.judged(fit, path)
+    if as_json:
+        echo(json.dumps({"examples": records, **measured}))
+        return
+    echo(columns([["examples", str(records)], *([name, f"{value:.6g}"] for name, value in measured.items())]))
+
+
+def _in_the_run(facts: ModelFacts) -> list[list[str]]:
+    score = facts.score
+    if score.get("value") is None:
+        return []
+    on = f", on {score['on']}" if score.get("on") else ""
+    return [["in its run", f"{score['value']:.6g} {score['name']}{on}"]]
+
+
+# --- all sites together -----------------------------------------------------------------------------------------------
+
+
+COPY = "final-model"
+
+
+def _is_model(path: Path) -> bool:
+    from fedgossip.base.errors import ConfigError
+    from fedgossip.learning.models.model_files import found
+
+    try:
+        return found(path).is_dir()
+    except ConfigError:
+        return False
+
+
+def _final_model(known: OtherMachines, site: int) -> str:
+    """Say how a site comes by the model that the others judge."""
+    command = ["fedgossip", "evaluate", COPY, str(known.experiment), "--id", str(site)]
+    command += ["--endpoints", str(known.endpoints)] if known.endpoints else []
+    folder = "the folder model/ of the coordinator's run"
+    return f"A site that left early copies {folder} from its machine, as {COPY}, then:  {shlex.join(command)}"
+
+
+def _together(
+    model: Path,
+    facts: ModelFacts,
+    loaded: LoadedModel | None,
+    known: OtherMachines,
+    site: int | None,
+    *,
+    as_json: bool,
+) -> int:
+    from fedgossip.base.errors import ConfigError, PeerError
+    from fedgossip.data.agreed.sums_task import from_system
+    from fedgossip.experiment import load_experiment
+    from fedgossip.learning.models.model_files import found
+    from fedgossip.net.greeting import OTHER_MODEL
+    from fedgossip.sites.evaluation.evaluated import EVALUATION
+    from fedgossip.sites.plans.evaluation import evaluation_plan, evaluation_task, opened_by
+    from fedgossip.sites.plans.sums import from_seed
+
+    experiment = load_experiment(known.experiment, known.overrides)
+    plan, layout = evaluation_plan(experiment, facts)
+    path = found(model) / EVALUATION
+    if path.exists() and not known.dry_run:
+        advice = "Remove it to judge again; two evaluations by almost the same sites tell of those that differ."
+        raise ConfigError(f"{path}: judged already", advice)
+    held, draw = held_by(plan, known, site), from_system if known.endpoints else from_seed(plan)
+    plan, task, refused = evaluation_task(plan, layout, experiment, loaded, held, draw)
+
+    def write(vector: Any, _record: Record) -> None:
+        _write(path, plan, task, vector, experiment.data.suppress, as_json=as_json)
+
+    if known.endpoints:
+        echo(f"to be judged: the model with weights {facts.weights[:16]}, at all sites the same", err=True)
+    try:
+        return summed(plan, task, layout.digest, refused, site, known, write, opened_by(layout))
+    except PeerError as error:
+        if site is not None and OTHER_MODEL in str(error):
+            error.advice = _final_model(known, site)
+        raise
+
+
+def _write(
+    path: Path, plan: FederationPlan, task: EvaluationTask, vector: Any, suppress: int, *, as_json: bool
+) -> None:
+    from fedgossip.data.agreed.told_files import encoded
+    from fedgossip.runs.run_directory import write_whole
+    from fedgossip.sites.plans.evaluation import evaluated_from
+
+    found = evaluated_from(task, vector, suppress, plan.least)
+    text = encoded(found)
+    write_whole(path, text)
+    echo(text.decode() if as_json else "\n".join(_lines(found, plan.learners)))
+    echo(f"Wrote {path}", err=True)
+
+
+def _lines(found: Evaluation, sites: int) -> list[str]:
+    """Return an evaluation for a person."""
+    kept = "that no site has trained on" if found.layout.kept else "that the sites may have trained on"
+    lines = [f"{found.sites} of {sites} sites, {found.records} records {kept}; sums over at least {found.least} sites"]
+    if found.layout.noise:
+        lines.append(NOISY.format(noise=found.layout.noise))
+    score = _noisy(found, "score")
+    lines.append(columns([[found.layout.score, score], *_loss(found), *_numbers(found)]))
+    if found.outcomes:
+        lines += ["", columns([OUTCOME_HEAD, *(_outcome(one.name, one) for one in found.outcomes)])]
+    if len(found.layout.classes) <= 10 and found.confusion:
+        head = ["true \\ answered", *found.layout.classes]
+        rows = zip(found.layout.classes, found.confusion, strict=True)
+        shown = ([name, *("-" if count is None else str(count) for count in row)] for name, row in rows)
+        lines += ["", columns([head, *shown])]
+    for one in (one for one in found.outcomes[:1] if one.parts):
+        lines += ["", f"where the model says of {one.name}:", columns([PARTS_HEAD, *_parts(one.parts)])]
+    if found.groups:
+        lines += ["", *_groups(found)]
+    if found.layout.noise:
+        return [*lines, "", NOT_TOLD]
+    lines += ["", *([_places(found)] if found.places else []), *(_named(found))]
+    return [*lines, *_membership(found)]
+
+
+NOT_TOLD = "under a budget no loss and no site's own score is told; each site alone: fedgossip privacy membership"
+
+
+def _noisy(one: Any, name: str, shown: str = ".4g") -> str:
+    """Show a figure, and how far noise moves it where there is some."""
+    value = getattr(one, name)
+    if value is None:
+        return "-"
+    within = one.noise_within.get(name) or getattr(one, f"{name}_within", 0.0)
+    return f"{value:{shown}} ± {within:.2g}" if within else f"{value:{shown}}"
+
+
+def _loss(found: Evaluation) -> list[list[str]]:
+    return [] if found.loss is None else [["loss", short(found.loss)]]
+
+
+OUTCOME_HEAD = ["outcome", "records with it", "AUROC", "Brier score", "said, on average", "were", "calibration error"]
+PARTS_HEAD = ["between", "records", "said, on average", "were"]
+
+
+def _numbers(found: Evaluation) -> list[list[str]]:
+    return [[f"RMSE, MAE of {one.name}", f"{one.rmse:.6g}, {one.mae:.6g}"] for one in found.numbers]
+
+
+def _outcome(name: str, one: Any) -> list[str]:
+    area = "-" if one.auroc is None else f"{one.auroc:.4f}"
+    width = (one.auroc_within or 0.0) + one.noise_within.get("auroc", 0.0)
+    within = f" ± {width:.4f}" if width else ""
+    positives = _noisy(one, "positives", "d")
+    figures = [*(_noisy(one, name) for name in ("brier", "said", "were")), short(one.calibration_error)]
+    return [name, positives, area + within, *figures]
+
+
+def _parts(parts: Any) -> list[list[str]]:
+    return [
+        [f"{100 * one.low:.0f} and {100 * one.high:.0f} %", "-" if one.records is None else str(one.records),
+         short(one.said), short(one.were)]
+        for one in parts
+    ]  # fmt: skip
+
+
+def _groups(found: Evaluation) -> list[str]:
+    head = [found.layout.group_column, "records", found.layout.score, "loss"]
+    single = len(found.layout.outcomes) == 1
+    head += ["AUROC", "Brier score", "said, on average", "were"] if single else []
+    rows = []
+    for group in found.groups:
+        row = [group.name, _noisy(group, "records", "d"), _noisy(group, "score"), short(group.loss)]
+        if single:
+            row += _outcome("", group.outcomes[0])[2:6] if group.outcomes else ["-"] * 4
+        rows.append(row)
+    return [columns([head, *rows]), f"groups of fewer than {found.suppress} records, or at fewer than 3 sites: -"]
+
+
+def _places(found: Evaluation) -> str:
+    told = ", ".join(f"{100 * low:.0f} to {100 * high:.0f} %" for low, high in found.places)
+    return f"{found.layout.score} of each site, the worst first: {told}"
+
+
+def _named(found: Evaluation) -> list[str]:
+    within = {one.site: f" ± {one.score_within:.2g}" if one.score_within else "" for one in found.named}
+    return [f"site {one.site}: {short(one.score)}{within[one.site]} on {one.records} records" for one in found.named]
+
+
+def _membership(found: Evaluation) -> list[str]:
+    told = found.membership
+    if told is None:
+        return []
+    score = "" if told.score is None else f"{found.layout.score} {short(told.score)}, "
+    on = f"on the {told.records} records that it was trained on: {score}loss {short(told.loss)}"
+    said = f"FLAGGED by {told.flagged}" if told.flagged else "flagged by none"
+    tested = f"membership tests at {told.tested} sites: {said}"
+    return [on, tested if told.tested else "no site has enough records for a membership test"]

@@ -1,0 +1,340 @@
+"""`fedgossip plan`: what a federated run will do, in words that a site's board reads, compares and signs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedgossip.base.plain import quoted
+from fedgossip.cli.run.portable import portable_option, run_code_option
+from fedgossip.cli.text import columns, echo, echo_json, print_json
+
+if TYPE_CHECKING:
+    from fedgossip.experiment import Experiment
+    from fedgossip.plans.approvals.approvals import Approval, ApprovalRequest
+    from fedgossip.plans.approvals.plan_statement import PlanStatement
+    from fedgossip.plans.approvals.site_approvals import SiteApprovals
+    from fedgossip.plans.plan import Plan
+
+HASH_LEAST = 8
+"""Minimum number of digits by which a plan is named."""
+WIDTH = 100
+"""Characters of a line of words."""
+
+
+@click.group()
+def plan() -> None:
+    """Read the plan of a run, compare it with the last one approved, sign it or take that back."""
+
+
+def _experiment(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        run_code_option,
+        click.option("--model", type=click.Path(path_type=Path),
+                     help="The plan by which the sites judge this model: `fedgossip evaluate`."),
+        click.option("--seed", type=int, help="Replace the file's seed; at all participants."),
+        portable_option,
+        click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True,
+                     help="Replace a key of the file; at all participants."),
+        click.argument("experiment", type=click.Path(path_type=Path)),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+KEY = click.option("--key", type=click.Path(path_type=Path), default=Path("peer.key"), show_default=True,
+                   help="The site's own key pair, from `fedgossip keys new`.")  # fmt: skip
+JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+
+
+@plan.command()
+@_experiment
+@click.option("--out", type=click.Path(path_type=Path), help="Write the plan to this file too: what the hash is of.")
+@JSON
+def show(
+    experiment: Path,
+    overrides: tuple[str, ...],
+    seed: int | None,
+    model: Path | None,
+    run_code: bool,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Say in words what EXPERIMENT will do, and its one hash: the same at all sites, compare it by telephone."""
+    from fedgossip.plans.approvals import plan_statement
+
+    _, found = stated(experiment, overrides, seed, model, run_code=run_code)
+    if out is not None:
+        plan_statement.write(out, found)
+        echo(f"Wrote {out}: sha256 {found.hash}", err=True)
+    if as_json:
+        echo_json(plan_statement.encoded(found).decode())
+        return
+    _say(found)
+
+
+@plan.command()
+@_experiment
+@KEY
+@JSON
+def diff(
+    experiment: Path,
+    overrides: tuple[str, ...],
+    seed: int | None,
+    model: Path | None,
+    run_code: bool,
+    key: Path,
+    as_json: bool,
+) -> int:
+    """Say what of EXPERIMENT is not as in the plan that this key approved last.  Exit code 1 where something is."""
+    from fedgossip.base.errors import ConfigError
+    from fedgossip.plans.approvals import statement_words
+
+    _, now = stated(experiment, overrides, seed, model, run_code=run_code)
+    before = _approvals(key).last()
+    if before is None:
+        advice = "Read the whole: fedgossip plan show; then sign it: fedgossip plan approve."
+        raise ConfigError(f"{key} has approved no plan that stands", advice)
+    found = statement_words.changes(before, now)
+    if as_json:
+        print_json({"approved": before.hash, "now": now.hash, "changes": found})
+        return int(bool(found))
+    echo(f"approved {before.hash[:16]}, now {now.hash[:16]}: {_counted(len(found))}")
+    for name, was, has, meaning in found:
+        echo(f"\n{name}: approved {was}; now {has}" + (f"\n    {meaning}" if meaning else ""))
+    return int(bool(found))
+
+
+def _counted(changes: int) -> str:
+    if not changes:
+        return "the same plan"
+    return "one key differs" if changes == 1 else f"{changes} keys differ"
+
+
+@plan.command()
+@_experiment
+@KEY
+@click.option("--id", "node", type=click.IntRange(min=0), help="Which client this site is.")
+@click.option(
+    "--endpoints",
+    type=click.Path(path_type=Path),
+    help="File with everybody's id, address and public key: with these participants, and no others.",
+)
+@click.option(
+    "--invite",
+    default="",
+    help="To join by it (its text, its file, or -), with whomever its organiser lets in; instead of the two before.",
+)
+@click.option(
+    "--data", default="", help="With --invite: this site's own data, as `fedgossip join --data` is to have them."
+)
+@click.option(
+    "--plan",
+    "named",
+    metavar="HASH",
+    default="",
+    help="The first digits, 8 or more, of the hash that you have read; asked for on a terminal.",
+)
+@click.option(
+    "--days",
+    type=click.FloatRange(min=0, min_open=True, max=3650),
+    default=90.0,
+    show_default=True,
+    help="How long the approval holds.",
+)
+@click.option("--rounds", type=click.IntRange(min=1), help="Rounds in all, over all runs.  [default: one run]")
+@click.option("--by", default="", metavar="NAME", help="Who approves; it stands in the release of the model.")
+def approve(
+    experiment: Path,
+    overrides: tuple[str, ...],
+    seed: int | None,
+    model: Path | None,
+    run_code: bool,
+    key: Path,
+    node: int | None,
+    endpoints: Path | None,
+    invite: str,
+    data: str,
+    named: str,
+    days: float,
+    rounds: int | None,
+    by: str,
+) -> None:
+    """Sign the plan of EXPERIMENT with the site's key.  From then on `fedgossip client`, and `fedgossip join` as a
+    client, with this key take part in approved plans alone."""
+    from fedgossip.base.errors import ConfigError
+    from fedgossip.cli.people.invited import invite_text
+    from fedgossip.net.invites.invitation import read
+    from fedgossip.plans.approvals.approvals import request_to_join
+
+    run, statement = stated(experiment, overrides, seed, model, run_code=run_code)
+    approvals = _approvals(key)
+    if invite and node is None and endpoints is None:
+        request = request_to_join(statement, run.experiment, read(invite_text((invite,))).key, data)
+    elif node is not None and endpoints is not None and not invite and not data:
+        request = _request(run, statement, approvals, key, node, endpoints)
+    else:
+        advice = "Name --id and --endpoints; or, to join, the invite, and --data where it brings its own."
+        raise ConfigError("with whom?  An approval is of participants, or of who invites", advice)
+    _confirm(statement, named)
+    made = approvals.approve(request, days, rounds or statement.rounds, by)
+    until = made.until.partition("T")[0]
+    echo(f"Approved: plan {made.plan}, for {made.rounds} rounds, until {until}.  It is in {approvals.path}.")
+    if request.records:
+        echo(f"It is with the records that this site has now ({request.records[:16]}), and with no others.")
+    echo("Other sites have approved the same where they name this hash.", err=True)
+
+
+def _request(
+    run: Plan, statement: PlanStatement, approvals: SiteApprovals, key: Path, node: int, endpoints: Path
+) -> ApprovalRequest:
+    """Return what client `node` of these participants approves.  Raises ConfigError where the key is not its own."""
+    from fedgossip.base.errors import ConfigError
+    from fedgossip.net.endpoints import load_endpoints
+    from fedgossip.plans.approvals.approvals import request_of
+    from fedgossip.plans.federated.federation import FederationPlan
+
+    if not isinstance(run, FederationPlan):
+        text = "peers of a graph are approved by an invite: nobody of them keeps the list of the others"
+        raise ConfigError(text, "Name the invite alone: --invite fg1-...")
+    if node >= run.learners:
+        raise ConfigError(f"there is no client {node}", f"Clients are 0 to {run.learners - 1}.")
+    known = load_endpoints(endpoints, run.n, run.roles.listens)
+    if approvals.verify != known[node].verify:
+        advice = f"Put `fedgossip keys show {quoted(key)}` there, or name the right file with --key, or the right --id."
+        raise ConfigError(f"{key} is not the key that {endpoints} gives this client", advice)
+    return request_of(run, statement, node, known)
+
+
+def _confirm(statement: PlanStatement, named: str) -> None:
+    """Have a person name the plan that was read.  Raises ConfigError where another is named, or nobody is there."""
+    from fedgossip.base.errors import ConfigError
+
+    if not named:
+        _say(statement)
+        if not sys.stdin.isatty():
+            advice = f"Read it, then name it: --plan {statement.hash[:HASH_LEAST]}..., at least {HASH_LEAST} digits."
+            raise ConfigError("which plan do you approve?", advice)
+        named = click.prompt(f"To approve it type the first {HASH_LEAST} digits of its hash", err=True)
+    if len(named) < HASH_LEAST or not statement.hash.startswith(named.lower()):
+        text = f"you named plan {named!r}; this is {statement.hash[:16]}"
+        raise ConfigError(text, f"Read it again: fedgossip plan show; name {HASH_LEAST} digits of its hash or more.")
+
+
+@plan.command()
+@KEY
+@click.option("--plan", "named", metavar="HASH", required=True, help="The first digits of its hash, 8 or more.")
+@click.option("--why", default="no reason given", help="For the log.")
+def revoke(key: Path, named: str, why: str) -> None:
+    """Take an approval back: no run begins under it any more.  One that goes on is stopped by stopping the client."""
+    from fedgossip.base.errors import ConfigError
+
+    approvals = _approvals(key)
+    matching = [one for one in approvals.all() if len(named) >= HASH_LEAST and one.plan.startswith(named.lower())]
+    if not matching:
+        raise ConfigError(f"{key} has approved no plan {named!r}", "See them: fedgossip plan approved")
+    if done := approvals.revoked(matching[-1]):
+        raise ConfigError(f"the approval of plan {matching[-1].plan[:16]} was revoked {done}", "Nothing is to be done.")
+    approvals.revoke(matching[-1], why)
+    echo(f"Revoked: plan {matching[-1].plan}.")
+
+
+@plan.command()
+@KEY
+@JSON
+def approved(key: Path, as_json: bool) -> None:
+    """List what this key has approved, what is used of it, and what it refused."""
+    approvals = _approvals(key)
+    found = [_standing(approvals, one) for one in approvals.all()]
+    if as_json:
+        print_json(found)
+    elif found:
+        head = ["plan", "name", "client", "approved", "until", "rounds", "by", ""]
+        echo(columns([head, *([str(cell) for cell in one.values()] for one in found)]))
+    if not as_json and (refused := approvals.refusals()):
+        times = "once" if len(refused) == 1 else f"{len(refused)} times"
+        echo(f"Refused {times}; the last, on {refused[-1][0]}: {refused[-1][1]}", err=True)
+    if not as_json and not found:
+        echo(f"Nothing: there is no approval in {approvals.path}.", err=True)
+
+
+def _standing(approvals: SiteApprovals, one: Approval) -> dict[str, object]:
+    from fedgossip.plans.approvals.approvals import JOINING
+
+    over, client = approvals.revoked(one), "by invite" if one.participant == JOINING else one.participant
+    state = f"revoked {over}" if over else ("ended" if approvals.ended(one) else "")
+    return {
+        "plan": one.plan[:16], "name": one.name, "client": client, "approved": one.time.partition("T")[0],
+        "until": one.until.partition("T")[0], "rounds": f"{approvals.used(one)} of {one.rounds}", "by": one.by,
+        "state": state,
+    }  # fmt: skip
+
+
+# --- what all of them need --------------------------------------------------------------------------------------------
+
+
+def stated(
+    experiment: Path, overrides: Sequence[str], seed: int | None, model: Path | None = None, *, run_code: bool
+) -> tuple[Plan, PlanStatement]:
+    """Return the run of an experiment file, of a coordinator or of gossip, and its plan as one file.
+
+    `model`: the folder of one that the sites are to judge; `run_code`: let code run that the file names, which one who
+    reads a plan has not agreed to.  Raises ConfigError for other runs.
+    """
+    from fedgossip.data.named_code import check_allowed
+    from fedgossip.experiment import load_experiment
+
+    whole = load_experiment(experiment, overrides, seed=seed)
+    whose = "the plan is of code that would run to be shown"
+    check_allowed(whole.named_code, experiment, run_code=run_code, whose=whose)
+    if model is None:
+        return stated_of(whole, str(experiment))
+    from fedgossip.learning.models.model_files import whole_facts
+    from fedgossip.sites.plans.evaluation import stated_evaluation
+
+    return stated_evaluation(whole, whole_facts(model))
+
+
+def stated_of(whole: Experiment, named: str) -> tuple[Plan, PlanStatement]:
+    """Return it for an experiment; it need not have been agreed on statistics.  `named`: for errors."""
+    from fedgossip.base.errors import ConfigError
+    from fedgossip.plans import compose
+    from fedgossip.plans.approvals.plan_statement import statement_of
+    from fedgossip.plans.federated.federation import FederationPlan
+    from fedgossip.plans.gossip.gossip import GossipPlan
+    from fedgossip.sites.plans.fits import stated_fit
+
+    if (fit := stated_fit(whole)) is not None:
+        return fit
+    made = compose.plan(whole)
+    if not isinstance(made, FederationPlan | GossipPlan):
+        text = f"{named} has neither [coordinator] nor [topology]"
+        raise ConfigError(text, "Plans are approved by the clients of a coordinator, and by peers that join a graph.")
+    task, _ = compose.task_of_dry_run(made.experiment, made.learners, [], unagreed=True)
+    return made, statement_of(made, task)
+
+
+def _approvals(key: Path) -> SiteApprovals:
+    import time
+
+    from fedgossip.net.identity import Identity
+    from fedgossip.plans.approvals.site_approvals import SiteApprovals
+
+    return SiteApprovals(key, Identity.load(key), time.time_ns)
+
+
+def _say(statement: PlanStatement) -> None:
+    import textwrap
+
+    from fedgossip.plans.approvals import statement_words
+
+    found = statement_words.lines(statement)
+    width = max(len(what) for what, _ in found)
+    for what, text in found:
+        first, *rest = textwrap.wrap(text, WIDTH - width - 2) or [""]
+        echo("\n".join([f"{what.ljust(width)}  {first}", *(f"{' ' * width}  {line}" for line in rest)]))
+    echo(f"\nhash {statement.hash}")

@@ -1,0 +1,267 @@
+"""`fedgossip privacy`: what a run promises, before anything is sent; and what a key has spent in all its runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fedgossip.cli.run.portable import portable_option
+from fedgossip.cli.sites.membership import membership
+from fedgossip.cli.text import echo, echo_json, times
+
+if TYPE_CHECKING:
+    from fedgossip.plans.federated.federation import FederationPlan
+    from fedgossip.plans.federated.ledger import RecordsSpent, SpentBudget
+    from fedgossip.privacy.accounting import Mechanism
+
+
+@click.group()
+def privacy() -> None:
+    """What a federated run promises about privacy: plan a budget, pin a policy, see what was spent, test a model."""
+
+
+privacy.add_command(membership)
+
+
+@privacy.command()
+@click.argument("experiment", type=click.Path(path_type=Path))
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
+@portable_option
+@click.option(
+    "--id",
+    "node",
+    type=click.IntRange(min=0),
+    help="As client K can know it, that has its own file alone: the others are taken to be as large.",
+)
+@click.option(
+    "--key",
+    type=click.Path(path_type=Path),
+    help="Count what this key has spent before on the same data; of a client's, with its --id.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def plan(experiment: Path, overrides: tuple[str, ...], node: int | None, key: Path | None, as_json: bool) -> int:
+    """Say what the budget of EXPERIMENT will be worth, before anything is sent: epsilon, against whom, and the noise
+    beside what is to be learned.  Exit code 6 where the budget ends before the rounds do."""
+    import dataclasses
+
+    from fedgossip.cli.text import columns
+    from fedgossip.plans.federated.privacy_outlook import outlook
+    from fedgossip.plans.tasks import is_unagreed
+    from fedgossip.privacy.wording import lines
+
+    made = _federated(experiment, overrides, "a run without a budget of privacy", BUDGET)
+    agreed = key is not None and not is_unagreed(made.experiment)  # its ledger holds that then
+    found = outlook(made, node, _before(made, node, key) if key else (), agreed=agreed)
+    if as_json:
+        import msgspec
+
+        computed = {name: getattr(found, name) for name in ("tight", "noise_wanted", "fits", "ratio")}
+        facts = {**dataclasses.asdict(found), **computed}
+        echo_json(msgspec.json.encode(facts).decode())
+    else:
+        echo(columns(lines(found)))
+    return 0 if found.fits else 6
+
+
+BUDGET = 'Write [coordinator.privacy] with unit = "record" or "client".'
+
+
+def _federated(experiment: Path, overrides: tuple[str, ...], otherwise: str, advice: str) -> FederationPlan:
+    """Return the plan of a federated run.  Raises ConfigError with `otherwise` for other runs."""
+    from fedgossip.base.errors import ConfigError
+    from fedgossip.experiment import load_experiment
+    from fedgossip.plans import compose
+    from fedgossip.plans.federated.federation import FederationPlan
+
+    plan = compose.plan(load_experiment(experiment, overrides))
+    if not isinstance(plan, FederationPlan):
+        raise ConfigError(otherwise, advice)
+    return plan
+
+
+def _before(plan: FederationPlan, node: int | None, key: Path) -> list[Mechanism]:
+    """What the ledger beside a key holds of what this run's budget is of."""
+    from fedgossip.base.errors import ConfigError
+    from fedgossip.plans.federated.ledger import SUFFIX, data_of, spent_on
+
+    who = plan.coordinator if node is None else node
+    if not plan.spends(who):
+        raise ConfigError("records are accounted for by each client", "Say whose key it is with --id.")
+    return spent_on(key.with_name(f"{key.name}.{SUFFIX}"), plan.unit, data_of(plan.experiment.data.source, who))
+
+
+@privacy.command()
+@click.argument("experiment", type=click.Path(path_type=Path))
+@click.option(
+    "--endpoints",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="File with everybody's id, address and public key.",
+)
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
+@portable_option
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("policy.toml"), show_default=True, help="File to make."
+)
+@click.option(
+    "--approval-days",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="Ask for `fedgossip plan approve`, which holds so many days at most.",
+)
+@click.option("--approval-rounds", type=click.IntRange(min=0), default=0, help="And for so many rounds at most.")
+def policy(
+    experiment: Path,
+    endpoints: Path,
+    overrides: tuple[str, ...],
+    out: Path,
+    approval_days: float,
+    approval_rounds: int,
+) -> None:
+    """Write down what a client of EXPERIMENT insists on from now on, and print it: read it before you agree."""
+    from fedgossip.base.errors import ConfigError
+    from fedgossip.net.endpoints import load_endpoints
+    from fedgossip.plans import compose
+    from fedgossip.plans.approvals.approvals import HowLong
+    from fedgossip.plans.federated import policy
+
+    otherwise, advice = f"{experiment} is no run with a secure sum", "A policy is for [coordinator.secure]."
+    plan = _federated(experiment, overrides, otherwise, advice)
+    if not plan.secure:
+        raise ConfigError(otherwise, advice)
+    known = load_endpoints(endpoints, plan.n, plan.roles.listens)
+    # by torch: the policy pins what the model gives
+    task, _ = compose.task_of(plan.experiment, plan.learners, [], unagreed=True)
+    made = policy.policy_of(plan, known, task, HowLong(approval_days, approval_rounds))
+    policy.write(out, made)
+    echo(policy.text(made), nl=False)
+    echo(f"It is in {out}, readable by you alone.", err=True)
+
+
+@privacy.command()
+@click.option(
+    "--key",
+    type=click.Path(path_type=Path),
+    default=Path("peer.key"),
+    show_default=True,
+    help="The key that has taken part.",
+)
+@click.option("--delta", type=float, default=1e-5, show_default=True, help="Of the epsilon that is shown.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def spent(key: Path, delta: float, as_json: bool) -> None:
+    """Say what this key has spent of privacy in all its runs over a network, by what it is of."""
+    from fedgossip.cli.text import columns
+    from fedgossip.plans.federated.ledger import SUFFIX, accounts
+
+    found = accounts(key.with_name(f"{key.name}.{SUFFIX}"), delta)
+    if as_json:
+        import msgspec
+
+        echo_json(msgspec.json.encode(found).decode())
+    elif found:
+        echo(columns([(f"{a.unit}, {a.data}", _account(a, delta)) for a in found]))
+    else:
+        echo(f"Nothing: there is no {key.name}.{SUFFIX} beside {key}.", err=True)
+
+
+def _account(account: SpentBudget, delta: float) -> str:
+    runs = "1 run" if account.runs == 1 else f"{account.runs} runs"
+    return f"epsilon {account.epsilon:.4g} at delta {delta:g}, by {account.releases} releases in {runs}"
+
+
+@privacy.command()
+@click.option(
+    "--key",
+    type=click.Path(path_type=Path),
+    default=Path("peer.key"),
+    show_default=True,
+    help="The key that has taken part: the ledger is beside it.",
+)
+@click.option("--ledger", "path", type=click.Path(path_type=Path), help="The ledger, where it is not beside the key.")
+@click.option("--delta", type=float, default=1e-5, show_default=True, help="Of the epsilon that is shown, and limited.")
+@click.option(
+    "--max-epsilon-total",
+    "limit",
+    type=click.FloatRange(min=0, min_open=True),
+    help="From now on refuse whatever would bring a data set above it, over all runs.",
+)
+@click.option(
+    "--allow-exact",
+    "exact",
+    type=click.IntRange(min=0),
+    help="Beside that limit allow so many releases without noise: statistics, evaluations, fits.",
+)
+@click.option(
+    "--other-sites",
+    is_flag=True,
+    help="Exact sums that were made may be made again with other sites: whoever has both results can subtract them.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def ledger(
+    key: Path,
+    path: Path | None,
+    delta: float,
+    limit: float | None,
+    exact: int | None,
+    other_sites: bool,
+    as_json: bool,
+) -> None:
+    """Say what all runs together have spent of each of this site's data sets, known by their records; or limit it."""
+    from fedgossip.plans.federated.ledger import SUFFIX, counted, data_sets
+
+    place = path or key.with_name(f"{key.name}.{SUFFIX}")
+    if limit is not None or exact is not None:
+        _limit(place, limit, delta, exact)
+    if other_sites:
+        _allow_other_sites(place)
+    found, held = data_sets(place, delta)
+    if as_json:
+        import msgspec
+
+        echo_json(msgspec.json.encode({"limit": held, "data_sets": found}).decode())
+        return
+    allowed = f" of {held.max_epsilon_total:g}" if held and held.delta == delta else ""
+    for one in found:
+        echo(f"{one.data[-1]}{f', records {one.records[:16]}' if one.records else ''}")
+        if len(one.data) > 1:
+            echo(f"    also known as {', '.join(one.data[:-1])}")
+        echo(f"    epsilon {one.epsilon:.4g}{allowed} for each record at delta {delta:g}, {_in_runs(one)}")
+        if one.exact:
+            echo(f"    and {counted(one.exact)} without noise, which no epsilon covers")
+    if held:
+        noiseless = f"; {times(held.exact)} without noise" if held.exact else "; nothing without noise"
+        echo(f"This site allows epsilon {held.max_epsilon_total:g} at delta {held.delta:g} in all{noiseless}.")
+    if not found:
+        echo(f"Nothing was spent yet: there is no release in {place}.", err=True)
+
+
+def _limit(path: Path, limit: float | None, delta: float, exact: int | None) -> None:
+    import contextlib
+
+    from fedgossip.base.errors import ConfigError
+    from fedgossip.plans.federated.ledger import SpentLedger, TotalLimit
+
+    with contextlib.closing(SpentLedger(path, "none", "")) as book:
+        most = limit if limit is not None else book.limit.max_epsilon_total if book.limit else None
+        if most is None:
+            raise ConfigError("--allow-exact without a limit", "Give --max-epsilon-total too.")
+        allowed = exact if exact is not None else book.limit.exact if book.limit else 0
+        book.set_limit(TotalLimit(most, delta, allowed))
+
+
+def _allow_other_sites(path: Path) -> None:
+    import contextlib
+
+    from fedgossip.plans.federated.ledger import SpentLedger
+
+    with contextlib.closing(SpentLedger(path, "none", "")) as book:
+        book.allow_other_sites()
+    echo("Sums that were made of these records may now be made with other sites.", err=True)
+
+
+def _in_runs(one: RecordsSpent) -> str:
+    runs = "1 run" if one.runs == 1 else f"{one.runs} runs"
+    releases = "1 release" if one.releases == 1 else f"{one.releases} releases"
+    return f"by {releases} with noise; {runs}"

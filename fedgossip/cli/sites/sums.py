@@ -1,0 +1,287 @@
+"""Commands that make sums over all sites: of files on one machine, or with others on theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedgossip.cli.text import echo
+
+if TYPE_CHECKING:
+    from fedgossip.base.errors import ConfigError
+    from fedgossip.cli.sites.approval import Gate
+    from fedgossip.core.task import LocalTask
+    from fedgossip.plans.approvals.approvals import ApprovalRequest
+    from fedgossip.plans.federated.federation import FederationPlan
+    from fedgossip.runs.peer_files import PeerEnded
+    from fedgossip.runs.run_directory import Run
+
+EXPERIMENT = click.argument("experiment", type=click.Path(path_type=Path))
+Record = Callable[[Path], None]
+"""Makes a folder, and writes there what the run of the sums was; at a site, which knows its own part, nothing."""
+Write = Callable[[Any, Record], None]
+"""What is done with sums."""
+BEGIN_AGAIN = "Begin again, all together and in new folders (--out), when coordinator.min_clients are there."
+"""What to do where a run of sums has stopped: its rounds are few, and `--resume` is of runs that train."""
+SET = click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
+
+
+def check_site(plan: FederationPlan, node: int) -> None:
+    """Raise ConfigError for a site that there is not."""
+    from fedgossip.base.errors import ConfigError
+
+    if node >= plan.learners:
+        raise ConfigError(f"there is no site {node}", f"Sites are the clients 0 to {plan.learners - 1}.")
+
+
+def over_machines(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of one that makes sums with others on their own machines."""
+    for option in (
+        click.option("--out", type=click.Path(path_type=Path), help="Folder to make for the log.  [default: runs/...]"),
+        click.option("--bind", help="Where the coordinator listens, e.g. tcp://*:5700."),
+        click.option("--dry-run", is_flag=True,
+                     help="Say what would be opened, to whom, and its epsilon; send nothing."),
+        click.option("--policy", type=click.Path(path_type=Path), default=Path("policy.toml"), show_default=True,
+                     help="What this site insists on, from `fedgossip privacy policy`: an approval, and for how long."),
+        click.option("--ledger", type=click.Path(path_type=Path),
+                     help="Where the site notes what its records have spent.  [default: beside the key]"),
+        click.option("--key", type=click.Path(path_type=Path), default=Path("peer.key"), show_default=True,
+                     help="One's own key pair, from `fedgossip keys new`."),
+        click.option("--endpoints", type=click.Path(path_type=Path),
+                     help="With others on their own machines: everybody's id, address and public key."),
+        click.option("--id", "site", type=click.IntRange(min=0),
+                     help="Which site this is; without it, and with --endpoints, the coordinator."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True)
+class OtherMachines:
+    """What the command line says of where one is among the others."""
+
+    experiment: Path
+    endpoints: Path | None
+    key: Path
+    ledger: Path | None
+    bind: str | None
+    out: Path | None
+    overrides: tuple[str, ...]
+    policy: Path
+    dry_run: bool
+    """Whether it is only said what would be opened."""
+
+
+def with_others(
+    plan: FederationPlan,
+    task: LocalTask,
+    digest: str,
+    refused: Mapping[int, ConfigError],
+    node: int,
+    known: OtherMachines,
+    write: Write,
+    opened: Sequence[str],
+    gate: Gate | None = None,
+) -> int:
+    """Take part in a run of sums with others on their own machines; `digest`: of what all must have alike.
+
+    `write` is called with the sums.  `opened`: what they tell, in words, as the plan of this run has it; `gate`: the
+    site's approval of another plan, of which this is a step.  Raises ConfigError where this site does not fit, or has
+    not approved the plan.
+    """
+    from fedgossip.base.errors import FedgossipError, TooFewPeersError
+    from fedgossip.base.owner_files import made
+    from fedgossip.cli.run.participant import Participant
+    from fedgossip.net.endpoints import load_endpoints
+    from fedgossip.plans.approvals.approvals import request_of
+    from fedgossip.plans.approvals.plan_statement import statement_of
+    from fedgossip.plans.federated.policy import how_long
+    from fedgossip.plans.tasks import DataShares
+    from fedgossip.runs.collect import collect_peers, final_vector
+
+    assert known.endpoints is not None, "others are found by them"
+    leads = node == plan.coordinator
+    shares = DataShares(plan.experiment.data.source, digest=digest)
+
+    def concluded(folder: Path, ended: PeerEnded) -> None:
+        def record(to: Path) -> None:
+            if not leads:
+                made(to)
+                return
+            collect_peers(plan, [folder], to, (task, shares), report=False)
+            _state(to, plan, task, opened)
+
+        if ended.counts.get("ended_early"):
+            text = f"the coordinator has ended the run after {ended.rounds} rounds: too few sites were left"
+            raise TooFewPeersError(text, BEGIN_AGAIN)
+        if ended.status in ("finished", "partial") and node not in refused:
+            write(final_vector(folder), record)
+
+    everybody = load_endpoints(known.endpoints, plan.n, plan.roles.listens)
+
+    def wanted() -> ApprovalRequest:
+        return request_of(plan, statement_of(plan, task, opened), node, everybody)
+
+    participant = Participant(
+        known.experiment,
+        plan,
+        node,
+        "coordinator" if leads else f"site {node}",
+        known.key,
+        known.endpoints,
+        everybody,
+        known.out,
+        resume=False,
+        limits=how_long(known.policy),
+        request=wanted,
+        gate=gate,
+        bind=known.bind,
+        spent=known.ledger,
+        learning=(task, shares),
+        overrides=known.overrides,
+        concluded=concluded,
+    )
+    try:
+        code = participant.take_part("waiting for the sites" if leads else "calling the coordinator")
+    except FedgossipError as stopped:
+        if "--resume" in stopped.advice:
+            stopped.advice = BEGIN_AGAIN
+        raise
+    for error in refused.values():
+        raise error
+    return code
+
+
+def held_by(plan: FederationPlan, known: OtherMachines, site: int | None) -> Sequence[int]:
+    """Return the sites whose files are on this machine.  Raises ConfigError for a site that there is not."""
+    from fedgossip.base.errors import ConfigError
+
+    if known.endpoints is None and site is not None:
+        raise ConfigError("--id without --endpoints", "Name the file with everybody's keys; or leave --id out.")
+    if site is not None:
+        check_site(plan, site)
+        return [site]
+    return range(plan.learners) if known.endpoints is None else []
+
+
+def at_one_desk(plan: FederationPlan, task: LocalTask) -> Run:
+    """Make the sums of files that are all on this machine."""
+    from fedgossip.drivers.simulate import simulate_plan
+
+    for line in plan.banner:
+        echo(line, err=True)
+    return simulate_plan(plan, task=task)
+
+
+def say_refused(refused: Mapping[int, ConfigError]) -> None:
+    for site, error in refused.items():
+        echo(f"site {site} took no part: {error}  {error.advice}", err=True)
+
+
+def check_enough(plan: FederationPlan, refused: Mapping[int, ConfigError]) -> None:
+    """Say which sites take no part.  Raises TooFewPeersError where too few are left for a sum: nothing is spent."""
+    from fedgossip.base.errors import TooFewPeersError
+
+    say_refused(refused)
+    left = plan.learners - len(refused)
+    if left < plan.least:
+        text = f"too few sites are left: {left} of {plan.learners}, and {plan.least} are needed"
+        advice = "Mend the files that are named above; coordinator.min_clients says how many sites are needed."
+        raise TooFewPeersError(text, advice)
+
+
+def summed(
+    plan: FederationPlan,
+    task: LocalTask,
+    digest: str,
+    refused: Mapping[int, ConfigError],
+    site: int | None,
+    known: OtherMachines,
+    write: Write,
+    opened: Sequence[str],
+) -> int:
+    """Make the sums, here or with others, and call `write` with them; return the exit code.
+
+    `opened`: what the coordinator sees, in words, for a dry run and the plan.
+    """
+    from fedgossip.plans.federated.ledger import SUFFIX
+    from fedgossip.runs.run_directory import keep
+    from fedgossip.sites.plans.sums import spend_at_one_desk
+
+    if known.dry_run:
+        return said_dry(plan, task, refused, opened, site, known)
+    if known.endpoints is not None:
+        who = plan.coordinator if site is None else site
+        return with_others(plan, task, digest, refused, who, known, write, opened)
+    check_enough(plan, refused)
+    agreed = Path(plan.experiment.data.agreed)
+    for line in spend_at_one_desk(plan, known.ledger or agreed.with_name(f"{agreed.name}.{SUFFIX}")):
+        echo(line, err=True)
+    run = at_one_desk(plan, task)
+
+    def record(to: Path) -> None:
+        keep(to, plan, run)
+        _state(to, plan, task, opened)
+
+    write(run.vectors[plan.coordinator], record)
+    return 4 if refused else 0
+
+
+def _state(folder: Path, plan: FederationPlan, task: LocalTask, opened: Sequence[str]) -> None:
+    """Write the plan of a run of sums beside its record."""
+    from fedgossip.plans.approvals import plan_statement
+
+    plan_statement.write(folder / plan_statement.PLAN, plan_statement.statement_of(plan, task, opened))
+
+
+def said_dry(
+    plan: FederationPlan,
+    task: LocalTask,
+    refused: Mapping[int, ConfigError],
+    opened: Sequence[str],
+    site: int | None,
+    known: OtherMachines,
+) -> int:
+    """Say what the sums would tell, to whom, and cost, and which of the files that are here fit; return the exit code.
+
+    Raises BudgetError where the budget does not allow them.
+    """
+    rounds = plan.experiment.rounds
+    up, down = plan.sent_up(task.length, task.dtype), task.length * task.dtype.itemsize
+    for line in [*plan.banner, *(f"opened: {line}" for line in opened), *_cost(plan, site, known)]:
+        echo(line)
+    each = f"a site and round: {up:,} bytes up and {down:,} down, beside the keys of its sum"
+    echo(f"{each}; in {rounds} rounds at most {rounds * (up + down):,}")
+    say_refused(refused)
+    echo("Nothing was sent, and nothing written down: this was a dry run.", err=True)
+    return 4 if refused else 0
+
+
+def _cost(plan: FederationPlan, site: int | None, known: OtherMachines) -> list[str]:
+    """Return what the sums cost of the budget, at a site with what its ledger holds of the same records."""
+    from fedgossip.base.errors import BudgetError
+    from fedgossip.data.per_peer import PLACE
+    from fedgossip.data.record_digests import source_digest
+    from fedgossip.plans.federated.ledger import SUFFIX, data_of, spent_on
+    from fedgossip.privacy.accounting import Mechanism, epsilon
+
+    budget, rounds = plan.experiment.budget, plan.experiment.rounds
+    if budget is None:
+        return ["epsilon: none covers them, for they have no noise"]
+    cost, before = Mechanism(budget.noise, 1.0, rounds), list[Mechanism]()
+    if site is not None:
+        source = plan.experiment.data.source
+        path = known.ledger or known.key.with_name(f"{known.key.name}.{SUFFIX}")
+        before = spent_on(path, budget.unit, data_of(source, site), source_digest(source.replace(PLACE, str(site))))
+    alone, total = epsilon([cost], budget.delta), epsilon([cost, *before], budget.delta)
+    most = f"of at most {budget.max_epsilon:g} for each {budget.unit} at delta {budget.delta:g}"
+    if total > budget.max_epsilon:
+        earlier = f", {total:.3g} with what this site's ledger holds" if before else ""
+        text = f"epsilon {alone:.3g}{earlier}, {most}"
+        raise BudgetError(text, "Raise coordinator.privacy.noise, or max_epsilon if the sites allow it.")
+    told = f"; {total:.3g} with what this site's ledger holds" if before else ""
+    return [f"epsilon: {alone:.3g} {most}{told}"]

@@ -1,0 +1,295 @@
+"""`fedgossip topology`: look at graphs before training on them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedgossip.base import seeds
+from fedgossip.base.errors import ConfigError
+from fedgossip.cli.text import console, echo, echo_json
+from fedgossip.cli.topology import labels, promises
+from fedgossip.cli.topology.advise import advise
+from fedgossip.topology import forecast_of, is_drawn, ready_names, rule_names
+from fedgossip.topology.weights.mixing import SIGNED
+
+if TYPE_CHECKING:
+    from fedgossip.topology import Schedule
+
+LONGEST_NAME = 20
+"""Characters of a name that stands in one line of 80 beside the numbers."""
+
+COMPARED = ("edges", "degree", "gap", "n_W", "to halve", "to 1 %", "exact")
+CHANGING_MEANS = (
+    "Where every round has another graph: edges and degree of the busiest round, gap per round of a whole period, "
+    "or in expectation where rounds are drawn afresh."
+)
+
+_nodes = click.option("-n", "--n", "n", type=click.IntRange(min=1), help="Number of nodes, where the graph is of any.")
+_weights = click.option("--weights", help=f"Weight rule: {', '.join(rule_names())}, pi:FILE.  [default: metropolis]")
+_gamma = click.option("--gamma", default=0.9, show_default=True, help="Memory of n_W: 0.9 is about ten rounds.")
+# the seed is 1 as in an experiment: a run with the defaults uses the graph that is shown
+_seed = click.option(
+    "--seed",
+    default=seeds.USUAL,
+    show_default=True,
+    help="For graphs that are drawn at random: topology.seed of an experiment, or its own seed.",
+)
+_json = click.option("--json", "as_json", is_flag=True, help="JSON instead of a table.")
+
+
+@click.group()
+def topology() -> None:
+    """Graphs: who exchanges models with whom, and how fast that brings them together.
+
+    GRAPH is a family (ring, torus:4x4, regular:3), a ready graph (karate, abilene), the path of a TOML file or a list
+    of edges, or a schedule, whose graph is another one in every round (base:2, el-oracle:4).
+    """
+
+
+topology.add_command(advise)
+
+
+@topology.command("list")
+@_json
+def list_graphs(as_json: bool) -> None:
+    """List the families, the graphs with weights, the schedules and the ready graphs."""
+    from fedgossip.topology.graphs import files
+    from fedgossip.topology.graphs.grammar import FAMILIES, SCHEDULES, WEIGHTED
+
+    described = {name: files.read(path) for name in ready_names() if (path := files.ready_path(name))}
+    if as_json:
+        found = [{"name": k, "form": f.form, "what": f.what, "kind": "family"} for k, f in FAMILIES.items()]
+        ready = [{"name": k, "what": g.title, "source": g.source, "kind": "ready"} for k, g in described.items()]
+        found += [{"name": k, "form": w.form, "what": w.what, "kind": "weighted"} for k, w in WEIGHTED.items()]
+        changing = [{"name": k, "form": s.form, "what": s.what, "kind": "schedule"} for k, s in SCHEDULES.items()]
+        _print_json([*found, *changing, *ready])
+        return
+    out, table = console(), _table("Families", "write", "what it is")
+    for family in FAMILIES.values():
+        table.add_row(family.form, family.what)
+    out.print(table)
+    table = _table("Graphs that bring their weights", "write", "what it is")
+    for weighted in WEIGHTED.values():
+        table.add_row(weighted.form, weighted.what)
+    out.print(table)
+    table = _table("Schedules: another graph in every round", "write", "what it is")
+    for schedule in SCHEDULES.values():
+        table.add_row(schedule.form, schedule.what)
+    out.print(table)
+    table = _table("Ready graphs, each with its source", "write", "what it is")
+    for name, graph in described.items():
+        table.add_row(name, graph.title)
+    out.print(table)
+    out.print("Look at one: fedgossip topology show ring --n 16")
+
+
+@topology.command()
+@click.argument("graph")
+@_nodes
+@_weights
+@_gamma
+@_seed
+@_json
+@click.option(
+    "--spectrum",
+    "picture",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Draw what a round leaves of each mode, to FILE.svg, .png or .pdf.",
+)
+@click.option(
+    "--data",
+    "experiment",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="With --spectrum: experiment file; how much of what its peers' labels differ by lies in which mode.",
+)
+def show(
+    graph: str,
+    n: int | None,
+    weights: str | None,
+    gamma: float,
+    seed: int,
+    as_json: bool,
+    picture: Path | None,
+    experiment: Path | None,
+) -> None:
+    """Show what GRAPH and its weights promise before anything is trained."""
+    from fedgossip.plans.gossip.own_graphs import named_schedule
+
+    if experiment and not picture:
+        raise ConfigError("--data says where labels lie in a drawing", "Give --spectrum FILE.svg too.")
+    schedule = named_schedule(graph, n, weights=weights, seed=seed)
+    promise = forecast_of(schedule, gamma)
+    if picture:
+        labels.draw_modes(schedule, promises.title(schedule), experiment, picture)
+    if as_json:
+        _print_json({"graph": graph, **({"seed": seed} if is_drawn(graph) else {}), **promise.to_dict()})
+        return
+    out, table = console(), _table(promises.title(schedule), "quantity", "value", "what it means")
+    for row in promises.rows(promise):
+        table.add_row(*row)
+    out.print(table)
+    out.print(promises.ranking(gamma), highlight=False)
+    for line in [*_signed(schedule), *_drawn(graph, seed), *_about(graph)]:
+        out.print(line, style="dim", highlight=False)
+
+
+@topology.command()
+@click.argument("graph", nargs=-1, required=True)
+@_nodes
+@_weights
+@_gamma
+@_seed
+@_json
+@click.option("--csv", "as_csv", is_flag=True, help="CSV instead of a table: a line per graph.")
+def compare(
+    graph: tuple[str, ...], n: int | None, weights: str | None, gamma: float, seed: int, as_json: bool, as_csv: bool
+) -> None:
+    """Put several GRAPHs side by side."""
+    from fedgossip.plans.gossip.own_graphs import named_schedule
+
+    found = {name: named_schedule(name, n, weights=weights, seed=seed) for name in graph}
+    promised = {name: forecast_of(schedule, gamma) for name, schedule in found.items()}
+    if as_json:
+        _print_json([{"graph": name, **promise.to_dict()} for name, promise in promised.items()])
+        return
+    if as_csv:
+        _print_csv([{"graph": name, **promise.to_dict()} for name, promise in promised.items()])
+        return
+    sizes = {promise.n for promise in promised.values()}
+    heads = ("graph", *(["nodes"] if len(sizes) > 1 else []), *COMPARED)
+    table = _table("" if len(sizes) > 1 else f"{sizes.pop()} nodes", *heads)
+    long = max(map(len, promised)) > LONGEST_NAME
+    table.columns[0].no_wrap = not long  # a long name takes two lines before a number loses a digit
+    for column in table.columns[1:]:
+        column.justify, column.min_width = "right", len(str(column.header)) if long else None
+    for name, promise in promised.items():
+        table.add_row(name, *promises.compared(promise)[-len(heads) + 1 :])
+    out = console()
+    out.print(table)
+    out.print(f"gap: {promises.GAP_MEANS}.\nn_W: {promises.N_W_MEANS}.", highlight=False)
+    out.print(f"degree: most neighbours of a node.  to halve, to 1 %: {promises.ROUNDS_MEAN}.", highlight=False)
+    out.print("exact: rounds until everybody has exactly the mean.", highlight=False)
+    if any(promise.period != 1 for promise in promised.values()):
+        out.print(CHANGING_MEANS, highlight=False)
+    out.print(promises.ranking(gamma), highlight=False)
+
+
+@topology.command()
+@click.argument("graph")
+@_nodes
+@_weights
+@_seed
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="FILE.svg, .png or .pdf.")
+def draw(graph: str, n: int | None, weights: str | None, seed: int, out: Path | None) -> None:
+    """Draw GRAPH; the heavier an edge weighs, the wider it is.  Of a schedule: its rounds, side by side."""
+    from fedgossip.cli.topology import drawing
+    from fedgossip.plans.gossip.own_graphs import named_schedule
+
+    schedule = named_schedule(graph, n, weights=weights, seed=seed)
+    place = out or Path(f"{schedule.name.replace(':', '-')}.svg")
+    drawing.save(schedule, promises.title(schedule), place)
+    echo(f"Drawn to {place}", err=True)
+
+
+@topology.command()
+@click.argument("graph")
+@_nodes
+@_weights
+@_seed
+@click.option("--rounds", type=click.IntRange(min=1), default=20, show_default=True, help="Rounds that are watched.")
+@click.option(
+    "--colluding",
+    metavar="K",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Nodes that put together what they see.",
+)
+@_json
+def audit(
+    graph: str, n: int | None, weights: str | None, seed: int, rounds: int, colluding: int, as_json: bool
+) -> None:
+    """Say what curious nodes of GRAPH can solve for: whose models, and after how many rounds.
+
+    For plain gossip, where each sees its neighbours' models, and for private gossip (algorithm.private), where each
+    sees their sum; without training, and with one mixing per local update.
+    """
+    from fedgossip.cli.topology import exposures
+    from fedgossip.plans.gossip.own_graphs import named_schedule
+    from fedgossip.topology.exposure import exposure
+
+    schedule = named_schedule(graph, n, weights=weights, seed=seed)
+    found, refused = exposure.audit(schedule, rounds, colluding), exposures.refused(schedule, rounds)
+    if as_json:
+        _print_json({"graph": graph, "refused": refused, **found.to_dict()})
+        return
+    out, table = console(), _table(promises.title(schedule), *exposures.HEADS)
+    for row in exposures.rows(found):
+        table.add_row(*row)
+    out.print(table)
+    for line in (*exposures.meanings(found), "", *exposures.verdict(found, schedule, refused)):
+        out.print(line, highlight=False)
+
+
+topology.add_command(labels.heterogeneity)
+topology.add_command(labels.make)
+
+
+# --- what is said -----------------------------------------------------------------------------------------------
+
+
+def _signed(schedule: Schedule) -> list[str]:
+    """Return the note for weights of which some are negative."""
+    if schedule.rule not in SIGNED:
+        return []
+    least = min(float(schedule.mixing(round).values.min()) for round in range(schedule.period or 1))
+    return [f"The smallest weight is {least:.4g}: a model may count negatively."] if least < 0 else []
+
+
+def _drawn(graph: str, seed: int) -> list[str]:
+    """Return the note for a graph that is another one with another seed."""
+    if not is_drawn(graph):
+        return []
+    return [f"Drawn with seed {seed} (--seed); a run draws with topology.seed, or with its own seed."]
+
+
+def _about(graph: str) -> list[str]:
+    from fedgossip.topology.graphs import files
+
+    path = files.ready_path(graph) or (Path(graph) if graph.endswith(".toml") else None)
+    if path is None:
+        return []
+    described = files.read(path)
+    return [described.title, f"Source: {described.source}"]
+
+
+# --- how it is said ---------------------------------------------------------------------------------------------
+
+
+def _print_csv(rows: list[dict[str, Any]]) -> None:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    echo(out.getvalue().rstrip())
+
+
+def _print_json(value: object) -> None:
+    echo_json(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _table(title: str, *heads: str) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for place, head in enumerate(heads):
+        table.add_column(head, no_wrap=place < len(heads) - 1 or len(heads) > 3, overflow="fold")
+    return table

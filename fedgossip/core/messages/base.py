@@ -1,0 +1,113 @@
+"""How a message is declared: once, as a dataclass with the bounds of its numbers beside them.
+
+    @declared
+    @dataclass(frozen=True, slots=True, eq=False)
+    class Halves(Carrier):
+        round: Count
+        schema: str
+        vectors: tuple[Vector, ...]
+
+        @classmethod
+        def allowed(cls, header, expected):            # two arrays of unlike types
+            return ("float32", expected.length), ("uint8", expected.length)
+
+Its header on the wire, what may be allocated for it, the mutated frames of the tests and the trace follow from that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from fedgossip.base.vectors import Vector
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+CountOrNone = Annotated[int, msgspec.Meta(ge=-1)]
+"""A number of rounds or of exchanges, from 0 on; -1 is none."""
+Word = Annotated[str, msgspec.Meta(max_length=64)]
+Text = Annotated[str, msgspec.Meta(max_length=128)]
+Code = Annotated[str, msgspec.Meta(max_length=1024)]
+"""Functions of the user's, each with the hash of its source."""
+Numbers = Annotated[tuple[float, ...], msgspec.Meta(max_length=16)]
+
+FRAME_OF_A_SUM_MAX = 60 * 1024
+"""Maximum bytes of a signed frame of a secure sum, which travels in a header: keys of up to 200 neighbours fit."""
+Frame = Annotated[bytes, msgspec.Meta(max_length=FRAME_OF_A_SUM_MAX)]
+
+Part = tuple[str, int]
+"""An array of a message: the name of its type, and its elements, at least one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a model must look like to be allocated: `count` vectors of `length` elements of `dtype`.
+
+    `words`: those of a masked vector; 0 where nothing is masked.
+    """
+
+    schema: str
+    dtype: str
+    length: int
+    count: int = 1
+    words: int = 0
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The arrays of a model as it is sent."""
+        return ((self.dtype, self.length),) * self.count
+
+    @property
+    def itemsize(self) -> int:
+        return np.dtype(self.dtype).itemsize
+
+    @property
+    def payload_bytes(self) -> int:
+        return self.count * self.length * np.dtype(self.dtype).itemsize
+
+
+def longest_payload(length: int, itemsize: int) -> int:
+    """Return the bytes that no codec's payload of `length` elements exceeds: a scale for each, and a byte."""
+    return (length + 1) * (itemsize + 1)
+
+
+class Carrier:
+    """A message with vectors."""
+
+    __slots__ = ()
+    schema: str
+    vectors: tuple[Vector, ...]
+
+    @property
+    def payload_bytes(self) -> int:
+        vectors = self.vectors
+        return vectors[0].nbytes if len(vectors) == 1 else sum(vector.nbytes for vector in vectors)
+
+    @classmethod
+    def allowed(cls, header: Any, expected: Expected) -> tuple[Part, ...]:  # noqa: ARG003
+        """The arrays that may be allocated for a header with these fields; () where its fields cannot be."""
+        return expected.parts
+
+
+class Note:
+    """A message without vectors."""
+
+    __slots__ = ()
+
+    @property
+    def payload_bytes(self) -> int:
+        return 0
+
+
+DECLARED: list[type[Carrier] | type[Note]] = []
+"""Every message that may cross the network."""
+
+Kind = TypeVar("Kind", bound=type)
+
+
+def declared(kind: Kind) -> Kind:
+    """Let a message cross the network."""
+    DECLARED.append(kind)
+    return kind

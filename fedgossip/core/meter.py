@@ -1,0 +1,150 @@
+"""What a round costs one peer: drivers feed a `Meter`, which gives a row of the record for each round."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+from fedgossip.base.spans import Span, covered_ns
+from fedgossip.core.machine import Aggregated, LocalWork, RoundDone
+from fedgossip.core.records import PeerRow
+
+
+class Meter:
+    """One peer's account of the round it is in.
+
+    A round lasts from the end of the one before, the first from the first training, to its own end.  Of that time each
+    nanosecond is of one kind: training; else communicating, where vectors come in or go out; else waiting.
+    """
+
+    def __init__(self, peer: int) -> None:
+        self.peer = peer
+        self.bytes_sent = self.bytes_received = 0
+        self.payload_sent = self.payload_received = 0
+        self._since: int | None = None  # when this round began
+        self._busy: deque[Span] = deque()
+        self._carried: list[Span] = []
+        self.loss: float | None = None
+        self.epsilon: float | None = None
+        self._of_jobs: dict[int, tuple[float | None, dict[str, float | None] | None]] = {}  # until the rounds end
+        self._aggregated: Mapping[str, float] = {}
+        self._counted: list[int] | None = None
+        self._owed = 0  # bytes of vectors that stood in the row before, and were to be sent
+        self._train_began: int | None = None
+        self._trained_ns = 0
+
+    def began(self, now_ns: int) -> None:
+        """Begin the first round, where it does not begin with a training."""
+        if self._since is None:
+            self._since = now_ns
+
+    def train_began(self, now_ns: int) -> None:
+        self._train_began = now_ns
+        self.began(now_ns)
+
+    def train_ended(
+        self, now_ns: int, job: int, metrics: Mapping[str, float], logged: Mapping[str, float] | None = None
+    ) -> None:
+        """Take what a job came to, with numbers of a user's own: they are in the row of the round that ends as job + 1.
+
+        Its time is of the round in which it was trained: with a delayed mean, of the one before.
+        """
+        began = now_ns if self._train_began is None else self._train_began
+        self._train_began = None
+        self._trained_ns += now_ns - began
+        self.occupied(began, now_ns)
+        self._of_jobs[job] = metrics.get("loss"), dict(logged) if logged else None
+
+    def broke_off(self, now_ns: int) -> None:
+        """Take that the peer died: what it trained is lost."""
+        if self._train_began is not None:
+            self.occupied(self._train_began, now_ns)
+            self._train_began = None
+        self._of_jobs.clear()
+
+    def occupied(self, began_ns: int, ended_ns: int) -> None:
+        """Take a time of training, or of an evaluation, which no method needs: it is told as neither of the others."""
+        self._busy.append((began_ns, ended_ns))
+
+    def sent(self, size: int, payload: int, times: int = 1) -> None:
+        """Take a message of `size` bytes, of which `payload` are vectors, to so many."""
+        self.bytes_sent += times * size
+        self.payload_sent += times * payload
+
+    def received(self, size: int, payload: int) -> None:
+        """Take a message that came, as `sent`."""
+        self.bytes_received += size
+        self.payload_received += payload
+
+    def carries(self, begins_ns: int, ends_ns: int) -> None:
+        """Take one time in which vectors come in or go out; as `carried`."""
+        span = begins_ns, ends_ns
+        if ends_ns > begins_ns and (not self._carried or self._carried[-1] != span):  # several at once count once
+            self._carried.append(span)
+
+    def carried(self, spans: Iterable[Span]) -> None:
+        """Take times in which vectors come in or go out; they may end in a later round."""
+        self._carried += spans
+
+    def aggregated(self, done: Aggregated) -> None:
+        """Take what went into a coordinator's round: what the clients' contributions were like."""
+        self._aggregated = {name: value for name, value in done.facts.items() if isinstance(value, int | float)}
+        self._counted = counted if isinstance(counted := done.facts.get("counted"), list) else None
+        self.loss = self._aggregated.get("loss")
+        self.epsilon = self._aggregated.get("epsilon")
+
+    def done(self, effect: RoundDone | LocalWork, now_ns: int, mixing_ns: int) -> PeerRow:
+        """Close the round as the machine tells it; times as `mixed`."""
+        if isinstance(effect, LocalWork):
+            self.epsilon = effect.epsilon
+            return self.mixed(effect.round, now_ns, mixing_ns, effect.score)
+        row = self.mixed(effect.round, now_ns, mixing_ns, None)
+        row.staleness = effect.staleness
+        more, self._owed = effect.waiting_bytes - self._owed, effect.waiting_bytes
+        row.payload_sent = max(0, row.payload_sent + more)
+        row.bytes_sent = max(row.payload_sent, row.bytes_sent + more)
+        return row
+
+    def mixed(self, round: int, now_ns: int, mixing_ns: int, score: float | None) -> PeerRow:
+        """Close the round: `now_ns` is when the last model arrived, `mixing_ns` what summing then took."""
+        communicating_ns, waiting_ns = self._spent(now_ns)
+        loss, logged = self.loss, None
+        for job in sorted(job for job in list(self._of_jobs) if job < round):  # a training may end meanwhile
+            loss, logged = self._of_jobs.pop(job)
+        row = PeerRow(
+            round=round,
+            peer=self.peer,
+            loss=loss,
+            score=score,
+            bytes_sent=self.bytes_sent,
+            bytes_received=self.bytes_received,
+            payload_sent=self.payload_sent,
+            payload_received=self.payload_received,
+            seconds_training=self._trained_ns / 1e9,
+            seconds_communicating=communicating_ns / 1e9,
+            seconds_waiting=waiting_ns / 1e9,
+            seconds_mixing=mixing_ns / 1e9,
+            seconds=(now_ns + mixing_ns) / 1e9,
+            epsilon=self.epsilon,
+            logged=logged,
+        )
+        self._since, self._trained_ns = now_ns + mixing_ns, 0
+        if self._aggregated:
+            row.clients, row.counted = int(self._aggregated["clients"]), self._counted
+            row.score_clients = self._aggregated.get("score")
+            row.score_worst_client = self._aggregated.get("worst")
+            self._aggregated = {}
+        self.bytes_sent = self.bytes_received = self.payload_sent = self.payload_received = 0
+        self.loss = None
+        return row
+
+    def _spent(self, now_ns: int) -> tuple[int, int]:
+        """Return how long of this round vectors were under way while nothing was trained, and the rest of it."""
+        since = 0 if self._since is None else self._since
+        busy = list(self._busy) if self._train_began is None else [*self._busy, (self._train_began, now_ns)]
+        trained = covered_ns(busy, since, now_ns)
+        either = covered_ns([*busy, *self._carried], since, now_ns)
+        while self._busy and self._busy[0][1] <= now_ns:
+            self._busy.popleft()
+        self._carried = [span for span in self._carried if span[1] > now_ns]
+        return either - trained, max(0, now_ns - since - either)

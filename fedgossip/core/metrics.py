@@ -1,0 +1,398 @@
+"""What the rounds of all peers together bring: drivers feed a `Network`, which gives rows of the record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from fedgossip.base.scores import ACCURACY, BestSoFar, Score
+from fedgossip.base.vectors import Vector, Vectors, consensus_distance, mean
+from fedgossip.core.meter import Meter
+from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row
+from fedgossip.core.resident_models import Disagreement, disagreement
+from fedgossip.core.task import Segment, first_wrong
+
+ROUNDS_OPEN = 8
+"""A round is not held open for a peer that is further behind than this, or than n if that is more; and where rounds are
+not evaluated, vectors of so many are kept."""
+
+PEERS_IN_EVERY_ROUND = 256
+"""On stacked arrays so many peers at most have a row in every round; of more, in the evaluated ones."""
+
+
+_MEASURED = (
+    "test_loss", "score_averaged", "score_mean_peer", "score_worst_peer", "consensus_distance", "consensus_before",
+    "update_spread",
+)  # fmt: skip
+"""What of a NetworkRow is measured from the vectors of a round."""
+
+Evaluate = Callable[[Sequence[Vector]], Sequence[Mapping[str, float]]]
+
+
+class _OpenRound:
+    """What is known of a round that is not closed: rows, and vectors where they are `kept`."""
+
+    def __init__(self, *, kept: bool) -> None:
+        self.kept = kept
+        self.rows: dict[int, PeerRow] = {}
+        self.before: dict[int, Vector] = {}
+        self.outgoing: dict[int, Vector] = {}
+        self.after: dict[int, Vector] = {}
+
+
+class Network:
+    """All peers' vectors of a round, put together: disagreement before and after mixing, and the three scores.
+
+    `evaluate` gives metrics per vector; it is asked in round 0, every `every` rounds, and in the last one.
+    `watch_all`: measure the disagreement in other rounds too, not only in the evaluated ones.
+
+    A round is closed when every peer is past it or has ended, or when the first peer is ROUNDS_OPEN or n rounds beyond
+    it; once, and in ascending order.  A peer's rows of closed rounds are given on alone.  (Peers that wait for each
+    other are at most n - 1 rounds apart: further behind is only one that the others went on without.)  The last round
+    is closed when those whose rounds are not counted have ended too: what servers send for it comes after.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        rounds: int,
+        every: int,
+        evaluate: Evaluate,
+        *,
+        watch_all: bool = True,
+        counted: Sequence[int] | None = None,
+        score: Score = ACCURACY,
+        segments: Sequence[Segment] = (),
+        best: BestSoFar | None = None,
+        at_clients: bool = False,
+        kept: Callable[[int, float, Vector], None] | None = None,
+    ) -> None:
+        """`segments`: the tensors of a model; where its metrics are no numbers, the first wrong one is named.
+
+        `best`: compare the averaged models of evaluated rounds, of a coordinator its own; `at_clients`: by the scores
+        that its clients measure of the model that they are sent, which is that of the round before.  `kept` takes the
+        round, the score and the model of each that is better than those before.
+        """
+        self.best, self.at_clients, self._kept = best, at_clients, kept
+        self.best_model: Vector | None = None
+        self._scored: tuple[int, float | None] = (0, None)
+        self.ended_with: dict[int, Vector] | None = None
+        """Every peer's vector after the round with which the run ends, for no later one was better."""
+        self._segments = segments
+        self._untold: list[EventRow] = []  # of the round that is being closed
+        self.score = score
+        """The metric of `evaluate` that the rows hold."""
+        self.n, self.rounds, self.every = n, rounds, every
+        self.counted = tuple(range(n) if counted is None else counted)
+        """Whose rounds and vectors these are; others only add rows, and bytes, of their own."""
+        self.reached = [0] * n
+        """The newest round that each peer has behind it."""
+        self._counted = frozenset(self.counted)
+        self._aside = set(range(n)) - self._counted  # those that have not ended
+        self._evaluate, self._watch_all = evaluate, watch_all
+        self._patience = max(ROUNDS_OPEN, n)
+        self._open: dict[int, _OpenRound] = {}
+        self._closed = self._newest = 0
+        self._going = set(self.counted)
+        self._behind = set(self.counted)  # those of the going that are not past the next round to close
+        self._bytes = 0
+        self._seconds = 0.0
+        self._disagreed = False
+        self._ratios: list[float] = []
+        self._before: dict[int, NetworkRow] = {}
+
+    @property
+    def bytes_sent(self) -> int:
+        """The bytes that all have sent by the rows so far, those after the last round was closed among them."""
+        return self._bytes
+
+    def evaluated(self, round: int) -> bool:
+        return round % self.every == 0 or round == self.rounds
+
+    def watched(self, round: int) -> bool:
+        """Whether the disagreement of a round is measured."""
+        return self._watch_all or self.evaluated(round)
+
+    def started(self, vectors: Sequence[Vector]) -> list[Row]:
+        """Record the state before the first round."""
+        there = {peer: vectors[peer] for peer in self.counted}
+        for peer, vector in there.items():
+            self.before(peer, 1, vector)
+        row = NetworkRow(round=0, peers=len(there), seconds=0.0, bytes_sent=0)
+        self._fill(row, there, {peer: Meter(peer).mixed(0, 0, 0, None) for peer in there})
+        row.consensus_distance = consensus_distance(list(there.values()))
+        return [row, *self._told_events()]
+
+    def aside(self, row: PeerRow) -> list[Row]:
+        """Take the row of one whose rounds are not counted; return the rows to be written now."""
+        self.reached[row.peer] = row.round
+        self._bytes += row.bytes_sent
+        return [row]
+
+    def went_on(self, last: NetworkRow) -> None:
+        """Begin after the round of `last`, which is written already, with all peers behind it."""
+        self._closed = self._newest = last.round
+        self._bytes, self._seconds = last.bytes_sent, last.seconds
+        self.reached = [last.round] * self.n
+
+    def remember(self, rows: Iterable[NetworkRow]) -> None:
+        """Keep what was measured in a life before, of rounds that peers go on from: their vectors are no more."""
+        self._before = {row.round: row for row in rows}
+
+    def outgoing(self, peer: int, round: int, vector: Vector) -> None:
+        """`vector` is what `peer` mixes in the round that ends as `round`."""
+        if peer in self._counted and (opened := self._opened(round)) and opened.kept:
+            opened.outgoing[peer] = vector
+
+    def before(self, peer: int, round: int, vector: Vector) -> None:
+        """`vector` is what `peer` trained from in the round that ends as `round`."""
+        if peer in self._counted and (opened := self._opened(round)) and opened.kept:
+            opened.before[peer] = vector
+
+    def mixed(self, row: PeerRow, vector: Vector | None) -> list[Row]:
+        """Take a peer's row and, where it is known, its vector after the round; return the rows to be written now."""
+        if row.peer not in self._counted:
+            return self.aside(row)
+        peer, opened = row.peer, self._opened(row.round)
+        self.reached[peer] = row.round
+        self._newest = max(self._newest, row.round)
+        if vector is not None:
+            self.before(peer, row.round + 1, vector)
+        if opened is None:
+            self._bytes += row.bytes_sent
+            return [row]
+        opened.rows[peer] = row
+        if vector is not None and opened.kept:
+            opened.after[peer] = vector
+        self._behind.discard(peer)
+        return self._close_passed()
+
+    def together(
+        self,
+        round: int,
+        losses: Sequence[float | None],
+        of_peers: Callable[[], Sequence[PeerRow]],
+        sent: int,
+        before: Vector,
+        outgoing: Vector,
+        after: Vector,
+    ) -> list[Row]:
+        """Close a round that all peers end at once, from their vectors [n, d]; return the rows to be written now.
+
+        Else as `closed_at_once`.
+        """
+        there: slice | list[int] = slice(None) if len(self.counted) == self.n else list(self.counted)
+
+        def measured() -> Disagreement:
+            return disagreement(before[there], outgoing[there], after[there])
+
+        return self.closed_at_once(round, losses, of_peers, sent, lambda: after, measured)
+
+    def closed_at_once(
+        self,
+        round: int,
+        losses: Sequence[float | None],
+        of_peers: Callable[[], Sequence[PeerRow]],
+        sent: int,
+        models: Callable[[], Vector],
+        measured: Callable[[], Disagreement],
+    ) -> list[Row]:
+        """Close a round that all peers end at once; return the rows to be written now.
+
+        `losses` of all peers; `of_peers` makes their rows, where they are told; `sent`: bytes that all have sent.
+        `models` [n, d] after the round are asked for where it is evaluated, what is `measured` where it is watched.
+        In a round that is not evaluated a large network has no rows of peers: the bytes of such rounds are in their
+        next row, the losses in no row but the network's.
+        """
+        self._open.pop(round, None)
+        self._closed = self._newest = round
+        self.reached = [round] * self.n
+        told = self.n <= PEERS_IN_EVERY_ROUND or self.evaluated(round)
+        rows = of_peers() if told else ()
+        total = self._total(round, len(self.counted), sent, [losses[peer] for peer in self.counted])
+        counted = list(self.counted)
+        if self.evaluated(round):
+            after, of = models(), {row.peer: row for row in rows}
+            there = {peer: after[peer] for peer in counted}
+            self._fill(total, there, {peer: of[peer] for peer in counted})
+            self._compare(total, there)
+        if self.watched(round):
+            self._put(total, measured())
+        return [*rows, total, *self._told_events()]
+
+    def ended(self, peer: int) -> list[Row]:
+        """Wait no more for `peer`: it finished, or died; return the rows to be written now."""
+        self._going.discard(peer)
+        self._behind.discard(peer)
+        self._aside.discard(peer)
+        return self._close_passed()
+
+    def flush(self) -> list[Row]:
+        """Close all open rounds with the peers that are there."""
+        return [row for peer in range(self.n) for row in self.ended(peer)]
+
+    def _opened(self, round: int) -> _OpenRound | None:
+        """Return what is known of a round that is not closed; None for one that is, and for one after the last."""
+        if not self._closed < round <= self.rounds:
+            return None
+        if round not in self._open:
+            kept = sum(opened.kept for opened in self._open.values())
+            self._open[round] = _OpenRound(kept=self.evaluated(round) or (self._watch_all and kept < ROUNDS_OPEN))
+        return self._open[round]
+
+    def _close_passed(self) -> list[Row]:
+        out: list[Row] = []
+        while self._closed < self._newest and self._is_passed(self._closed + 1):
+            if self.over:
+                break  # what peers did after the last round is none of the run's
+            self._closed += 1
+            if opened := self._open.pop(self._closed, None):
+                out += self._close(self._closed, opened)
+            self._behind = {peer for peer in self._going if self.reached[peer] <= self._closed}
+        return out
+
+    def _is_passed(self, round: int) -> bool:
+        if round == self.rounds and self._aside:
+            return False
+        return not self._behind or self._newest - round >= self._patience
+
+    def _close(self, round: int, of: _OpenRound) -> list[Row]:
+        if not of.rows:  # everyone skipped it
+            return []
+        rows = [of.rows[peer] for peer in sorted(of.rows)]
+        self._seconds = max(self._seconds, *(row.seconds for row in rows))
+        members = sum(1 if row.clients is None else row.clients for row in rows)
+        total = self._total(round, members, sum(row.bytes_sent for row in rows), [row.loss for row in rows])
+        known = self._before.get(round)
+        if known is not None and of.after.keys() != of.rows.keys():
+            for name in _MEASURED:
+                setattr(total, name, getattr(known, name))
+            return [*rows, total]
+        if self.evaluated(round) and of.after:
+            self._fill(total, of.after, of.rows)
+            self._compare(total, of.after, of)
+        elif self.evaluated(round):  # vectors are not kept; what the peers measured themselves is there
+            self._fill_peers(total, rows)
+            if len(self.counted) == 1:  # a coordinator's own model is the averaged one
+                total.score_averaged = rows[0].score
+        if of.after and (self.evaluated(round) or of.after.keys() == of.rows.keys()):
+            peers = sorted(of.after)
+            before, outgoing = (_of_all(held, peers) for held in (of.before, of.outgoing))
+            self._put(total, disagreement(before, outgoing, [of.after[peer] for peer in peers]))
+        return [*rows, total, *self._told_events()]
+
+    @property
+    def over(self) -> bool:
+        """Whether the run ends with the round that was closed last: the models have not been better for long enough."""
+        return self.best is not None and self.best.over
+
+    def score_after(self, round: int, model: Vector) -> float | None:
+        """Return the score of one model; it is measured once where it is that of a round that was just closed."""
+        if self._scored[0] != round:
+            self._scored = round, self._evaluate([model])[0].get(self.score.name)
+        return self._scored[1]
+
+    def _compare(self, total: NetworkRow, after: Mapping[int, Vector], of: _OpenRound | None = None) -> None:
+        """Compare the model of an evaluated round, or the one that clients have tested in it, with the best until
+        now."""
+        if self.best is None:
+            return
+        models, round, value = after, total.round, total.score_averaged
+        if self.at_clients:
+            tested = [row.score_clients for row in of.rows.values()] if of else []
+            models, round, value = of.before if of else {}, total.round - 1, next(iter(tested), None)
+        if value is not None and round > 0 and models and self.best.takes(round, value):
+            self.best_model = mean([models[peer] for peer in sorted(models)])
+            if self._kept:
+                self._kept(round, value, self.best_model)
+        if self.over:
+            self.ended_with = dict(after)
+            peer = self.counted[0] if len(self.counted) == 1 else -1
+            self._untold.append(EventRow(total.round, peer, "no_better", dict(self.best.facts)))
+
+    def _total(self, round: int, peers: int, sent: int, losses: Sequence[float | None]) -> NetworkRow:
+        self._bytes += sent
+        known = [loss for loss in losses if loss is not None]
+        total = NetworkRow(round=round, peers=peers, seconds=self._seconds, bytes_sent=self._bytes)
+        total.loss = float(np.mean(known)) if known else None
+        return total
+
+    def _put(self, row: NetworkRow, found: Disagreement) -> None:
+        """Put the disagreement into `row`."""
+        row.consensus_distance, row.consensus_before, row.update_spread = found.after, found.before, found.spread
+        if found.before is None:
+            return
+        self._disagreed |= found.before > found.floor
+        if found.before > found.floor and found.after > found.floor:
+            self._ratios.append(found.after / found.before)
+
+    def _fill(self, total: NetworkRow, vectors: dict[int, Vector], rows: dict[int, PeerRow]) -> None:
+        """Put the three scores into `total`, and each peer's into its row unless the peer told it itself."""
+        unknown = [peer for peer in sorted(vectors) if rows[peer].score is None]
+        there = [vectors[peer] for peer in sorted(vectors)]
+        averaged, *each = self._of_each(there, [vectors[peer] for peer in unknown])
+        self._look(total.round, [(-1, averaged), *zip(unknown, each, strict=True)], vectors)
+        total.test_loss = averaged.get("loss")
+        total.score_averaged = averaged.get(self.score.name)
+        self._scored = total.round, total.score_averaged
+        for peer, metrics in zip(unknown, each, strict=True):
+            rows[peer].score = metrics.get(self.score.name)
+        self._fill_peers(total, [rows[peer] for peer in sorted(rows)])
+
+    def _look(self, round: int, found: Sequence[tuple[int, Mapping[str, float]]], vectors: dict[int, Vector]) -> None:
+        """Keep for the record the first model, -1 the averaged one, with a metric that is no finite number."""
+        for peer, metrics in found:
+            for name, value in metrics.items():
+                if not math.isfinite(value):
+                    vector = vectors[peer] if peer >= 0 else mean([vectors[one] for one in sorted(vectors)])
+                    facts = {"figure": name, "value": str(value), "tensor": first_wrong(vector, self._segments)}
+                    self._untold.append(EventRow(round, peer, "not_finite", facts))
+                    return
+
+    def _told_events(self) -> list[EventRow]:
+        told, self._untold = self._untold, []
+        return told
+
+    def _of_each(self, there: Sequence[Vector], unknown: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
+        """Return the metrics of the mean of all, and of those that are not known; of equal ones once for all."""
+        first = there[0]
+        if len(there) > 1 and all(np.array_equal(first, other) for other in there[1:]):
+            (found,) = self._evaluate([first])
+            return [found] * (1 + len(unknown))
+        return self._evaluate([mean(there), *unknown])
+
+    def fill(self, row: NetworkRow, vectors: Sequence[Vector]) -> None:
+        """Put the scores of final vectors into `row`: of their mean, and of each."""
+        rows = {place: Meter(place).mixed(row.round, 0, 0, None) for place in range(len(vectors))}
+        self._fill(row, dict(enumerate(vectors)), rows)
+
+    def _fill_peers(self, total: NetworkRow, rows: Sequence[PeerRow]) -> None:
+        """What the peers hold; of a coordinator's clients what they say of the model on examples of their own."""
+        mean = [row.score if row.score_clients is None else row.score_clients for row in rows]
+        worst = [row.score if row.score_clients is None else row.score_worst_client for row in rows]
+        if known := [score for score in mean if score is not None]:
+            total.score_mean_peer = float(np.mean(known))
+        if known := [score for score in worst if score is not None]:
+            total.score_worst_peer = self.score.worst(known)
+
+    def measured_contraction(self) -> float | None:
+        """Return the geometric mean over the measured rounds of distance after mixing / distance before it.
+
+        At most the slem of a symmetric mixing, whatever the vectors were; it comes near to it where only mixing is
+        left, and to the spectrum's root mean square where training adds disagreement in all directions.
+
+        A sum in floating point is off by about one rounding of the vectors' size, in a direction of its own at each
+        peer: that adds in quadrature, so a distance of 32 roundings is still known to a thousandth, and rounds that
+        end below it are left out.  0.0 where there was disagreement and every round ended so; None where there was
+        nothing to shrink.
+        """
+        if not self._disagreed:
+            return None
+        return float(np.exp(np.log(self._ratios).mean())) if self._ratios else 0.0
+
+
+def _of_all(held: Mapping[int, Vector], peers: Sequence[int]) -> Vectors | None:
+    """Return the vectors of these peers; None where one is not known."""
+    return [held[peer] for peer in peers] if held.keys() >= set(peers) else None

@@ -1,0 +1,271 @@
+"""Records: one line per peer and round, one line per round for the network, one line per event.
+
+A `RowWriter` appends them to `metrics.jsonl`.  Rounds are counted by completion: row 1 is written when the first round
+is behind, row 0 is the state before.  A field at its default, such as what was not measured, is left out of a line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, runtime_checkable
+
+import msgspec
+import numpy as np
+
+from fedgossip.base import outside_files, owner_files
+from fedgossip.base.decoding import UnreadableError, from_json
+from fedgossip.core.event_kinds import kind_of
+from fedgossip.core.machine import Report
+
+FOLLOWED_MOST = 64
+"""Of so many clients at most a record says what each did in every round."""
+
+
+class PeerRow(msgspec.Struct, tag="peer", tag_field="kind", omit_defaults=True, gc=False):
+    """What one peer did in one round.
+
+    Bytes are those of our own frames, the payload of them that of vectors alone.  Seconds are the driver's: training;
+    communicating, in which vectors come in or go out and nothing is trained; waiting, the rest; and mixing.
+    """
+
+    round: int
+    peer: int
+    loss: float | None
+    score: float | None
+    """Of its model on the common test set; a client's of the model that it was sent, on examples of its own."""
+    bytes_sent: int
+    bytes_received: int
+    seconds_training: float
+    seconds_waiting: float
+    seconds_mixing: float
+    seconds: float
+    staleness: int | None = None
+    """Asynchronous runs: how often the model changed while this round was trained from an older one."""
+    clients: int | None = None
+    """A coordinator's rows: how many contributions are in the round; loss is their mean."""
+    counted: list[int] | None = None
+    """A coordinator's: whose contributions these are, where the clients are FOLLOWED_MOST at most."""
+    score_clients: float | None = None
+    """A coordinator's: the mean score of the model that it sent, on examples that the clients keep for that."""
+    score_worst_client: float | None = None
+    """The worst of those, where it can be seen."""
+    epsilon: float | None = None
+    """What this participant has spent of its budget of privacy."""
+    logged: dict[str, float | None] | None = None
+    """Numbers that a user's own loop has logged, each the mean over the round; JSON writes null for NaN."""
+    payload_sent: int = 0
+    payload_received: int = 0
+    seconds_communicating: float = 0.0
+    """Rows of earlier releases have it in seconds_waiting."""
+
+
+class NetworkRow(msgspec.Struct, tag="network", tag_field="kind", omit_defaults=True, gc=False):
+    """All peers after one round.  `bytes_sent` is cumulative; None where it was not measured in this round."""
+
+    round: int
+    peers: int
+    seconds: float
+    bytes_sent: int
+    loss: float | None = None
+    test_loss: float | None = None
+    score_averaged: float | None = None
+    score_mean_peer: float | None = None
+    score_worst_peer: float | None = None
+    consensus_distance: float | None = None
+    consensus_before: float | None = None
+    update_spread: float | None = None
+
+    @property
+    def measured(self) -> bool:
+        """Whether a model was measured after this round, by a loss, a score or both."""
+        return self.test_loss is not None or self.score_averaged is not None
+
+
+class EventRow(msgspec.Struct, tag="event", tag_field="kind", omit_defaults=True, gc=False):
+    """Something that a reader of the run should know: a peer gone, a deadline missed, a frame refused."""
+
+    round: int
+    peer: int
+    name: str
+    value: object = None
+
+
+Row = PeerRow | NetworkRow | EventRow
+
+LOGGED_ROUNDS = 400
+LOGGED_NAMES = 24
+"""Maximum number of names whose numbers are kept; the first ones are."""
+LoggedPoint = tuple[int, float, float, float]
+"""A round; the mean over the peers that logged the number in it, the lowest and the highest."""
+
+
+class LoggedNumbers:
+    """What loops have logged, by name and round, folded over peers; rows may arrive in any order.
+
+    Of a name with more than `most` rounds every second, fourth, ... is kept, and the newest.
+    """
+
+    def __init__(self, most: int = LOGGED_ROUNDS) -> None:
+        self._most = most
+        self._found: dict[str, dict[int, tuple[int, float, float, float]]] = {}  # count, sum, lowest, highest
+        self._every: dict[str, int] = {}
+
+    def add(self, round: int, logged: Mapping[str, float | None] | None) -> None:
+        for name, value in (logged or {}).items():
+            if value is not None and math.isfinite(value) and (name in self._found or len(self._found) < LOGGED_NAMES):
+                self._put(self._found.setdefault(name, {}), name, round, value)
+
+    def _put(self, rounds: dict[int, tuple[int, float, float, float]], name: str, round: int, value: float) -> None:
+        every, newest = self._every.setdefault(name, 1), max(rounds, default=round)
+        if round % every and round < newest and round not in rounds:
+            return
+        if newest < round and newest % every:
+            del rounds[newest]
+        count, total, low, high = rounds.get(round, (0, 0.0, value, value))
+        rounds[round] = count + 1, total + value, min(low, value), max(high, value)
+        if len(rounds) > self._most:
+            self._every[name] = every = 2 * every
+            newest = max(rounds)
+            for old in [one for one in rounds if one % every and one != newest]:
+                del rounds[old]
+
+    def lines(self) -> dict[str, list[LoggedPoint]]:
+        """Return the points of each name, ascending by round."""
+        return {
+            name: [(round, total / count, low, high) for round, (count, total, low, high) in sorted(rounds.items())]
+            for name, rounds in self._found.items()
+        }
+
+
+@runtime_checkable
+class RowsTaker(Protocol):
+    """What takes rows in one piece, too."""
+
+    def __call__(self, row: Row) -> None: ...
+    def all(self, rows: Sequence[Row]) -> None: ...
+
+
+def give_all(rows: Sequence[Row], take: Callable[[Row], None]) -> None:
+    """Give rows on in their order: in one piece, where that is known there."""
+    if len(rows) > 1 and isinstance(take, RowsTaker):
+        take.all(rows)
+        return
+    for row in rows:
+        take(row)
+
+
+class RowWriter:
+    """Appends rows to a JSON-lines file, each line whole: what was measured survives Ctrl-C and kill.
+
+    A row for which the disk has no room is dropped; the event `rows_lost` says how many were, when there is room again.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = owner_files.opened(path, "ab", buffering=0)
+        self._encoder = msgspec.json.Encoder(enc_hook=_plain)
+        self.lost = 0
+        """Rows dropped in all."""
+        self._untold = 0
+        self._reason = ""
+        self._place = -1, -1
+
+    def write(self, row: Row) -> EventRow | None:
+        """Append a row.  Returns the event `rows_lost` where that was written too, after the first row that fitted."""
+        self._place = _place_of(row)
+        if self._append(row):
+            return self._tell()
+        self.lost += 1
+        self._untold += 1
+        return None
+
+    def write_all(self, rows: Sequence[Row]) -> Iterator[EventRow]:
+        """Append rows, in one piece where there is room for it.  Yields what `write` returns of events."""
+        if not self._untold and self._put(self._encoder.encode_lines(rows)):
+            self._place = _place_of(rows[-1])
+            return
+        for row in rows:
+            if told := self.write(row):
+                yield told
+
+    def close(self) -> EventRow | None:
+        """Close the file.  Returns as `write`."""
+        if self._file.closed:
+            return None
+        told = self._tell()
+        self._file.close()
+        return told
+
+    def _tell(self) -> EventRow | None:
+        if not self._untold:
+            return None
+        event = EventRow(*self._place, "rows_lost", {"count": self._untold, "reason": self._reason})
+        if not self._append(event):
+            return None
+        self._untold = 0
+        return event
+
+    def _append(self, row: Row) -> bool:
+        return self._put(self._encoder.encode(row) + b"\n")
+
+    def _put(self, lines: bytes) -> bool:
+        """Append whole lines; return whether there was room, and leave the file as it was where there was not."""
+        written = 0
+        try:
+            while written < len(lines):  # what room is left is filled before the disk says that it is full
+                written += self._file.write(lines[written:] if written else lines)
+        except OSError as error:
+            self._reason = error.strerror or str(error)
+            if written:
+                self._file.truncate(self._file.tell() - written)
+            return False
+        return True
+
+    def __enter__(self) -> RowWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def _place_of(row: Row) -> tuple[int, int]:
+    return row.round, -1 if isinstance(row, NetworkRow) else row.peer
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is no record")
+
+
+def renamed(record: Any) -> Any:
+    """Return a row, or a summary, with the keys of today: scores were accuracies once."""
+    if not isinstance(record, dict):
+        return record
+    return {f"score{key[8:]}" if key.startswith("accuracy") else key: value for key, value in record.items()}
+
+
+def row_of(decoder: msgspec.json.Decoder[Row], line: bytes) -> Row:
+    """Return the row of a line.  Raises UnreadableError."""
+    return from_json(decoder, line.replace(b'"accuracy', b'"score'))
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Return the rows of a metrics.jsonl.  A last line cut short by a crash is left out."""
+    decoder = msgspec.json.Decoder(Row)
+    rows: list[Row] = []
+    for line in outside_files.lines_of(path):
+        try:
+            rows.append(row_of(decoder, line))
+        except UnreadableError:
+            break
+    return rows
+
+
+def event_row(peer: int, report: Report) -> EventRow | None:
+    """Return the line for a report that a reader should see, or None."""
+    if kind_of(report.name).quiet:
+        return None
+    return EventRow(round=report.round, peer=peer, name=report.name, value=report.value)

@@ -1,0 +1,317 @@
+"""agreed.json: the columns and statistics that the sites have agreed on, the same bytes at all of them.
+
+It is made of the sums over all sites alone.  No count below `suppress` is in it, of empty cells neither, nor can one be
+found by what is (`suppression`); a mean and a deviation that could tell are those of the common test file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from fedgossip.base.cells import is_missing
+from fedgossip.data.agreed.column_sums import (
+    SITES,
+    ColumnMoments,
+    Numbers,
+    SumLayout,
+    column_sums,
+    edges_of,
+    margins_of,
+    moments_of,
+)
+from fedgossip.data.agreed.suppression import PublishedMoments, hidden_places, is_small, told_moments
+from fedgossip.data.agreed.told_files import encoded, read_told
+from fedgossip.data.columns.encoded_tables import found_columns, number_of
+from fedgossip.data.columns.encodings import EncodedColumn, TableEncoding
+from fedgossip.data.columns.table_schema import LEVELS, MEAN, SchemaColumn, TableSchema, options_of
+from fedgossip.data.csv_columns import CsvColumns
+
+FORMAT = 1
+AGREED_FILE = "agreed.json"
+"""The name of its copy in the folder of a run that was trained on it."""
+COUNTS = (("missing",), ("bin",), ("of",))
+"""What of a column's numbers is counts."""
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+class AgreedColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """One column, of all sites together; `counts` and `sites` are None where they are too small to be told."""
+
+    name: str
+    unit: str = ""
+    label: bool = False
+    count: int
+    """Of cells that are not empty; of all, where it is not told how many are."""
+    missing: int | None = 0
+    """Number of empty cells."""
+    mean: float | None = None
+    deviation: float | None = None
+    low: float | None = None
+    high: float | None = None
+    """Edges of the histogram beyond which there are fewer numbers than are told."""
+    quantiles: Mapping[str, float] = {}
+    """By the share that lies below, as the histogram gives them."""
+    edges: tuple[float, ...] = ()
+    counts: tuple[int | None, ...] = ()
+    """Of the categories; or of the histogram: below its edges, each bin, above."""
+    categories: tuple[str, ...] = ()
+    shares: tuple[float, ...] = ()
+    """What an empty cell of a column of categories counts as."""
+    uncounted: tuple[str, ...] = ()
+    """Categories that so few sites have that they were not counted."""
+    common: bool = False
+    """Mean and deviation are those of the common test file: those of the sites could tell of few records."""
+    precision: int = 0
+    """They are rounded to between one and a half of so many parts of the deviation; 0: they are exact."""
+
+    margins: Mapping[str, float] = {}
+    """Under noise: how far it moves count, missing, mean and deviation, and each bin or category, 95 times of 100."""
+
+    levels: int = 0
+    """Of numbers: there are at most so many different ones; 0: perhaps more than `data.levels`."""
+    rare: bool = False
+    """Whether one of these is of fewer than `suppress` records, so far as the histogram tells them apart."""
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether its numbers count as categories in a fit; of an outcome the sums tell no three values apart."""
+        return 0 < self.levels <= 2 or (self.levels > 0 and not self.label)
+
+
+class AgreedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The file."""
+
+    format: int = FORMAT
+    schema: TableSchema
+    suppress: int
+    sites: int
+    records: int
+    columns: tuple[AgreedColumn, ...]
+    noise: float = 0.0
+    """On each site's sums, in units of what one record can add to them; 0: they are exact."""
+    records_margin: float | msgspec.UnsetType = msgspec.UNSET
+    """Under noise: how far it moves the number of records, 95 times of 100."""
+
+    @property
+    def digest(self) -> str:
+        """A hash, by which participants that have other statistics refuse each other."""
+        return hashlib.sha256(encoded(self)).hexdigest()
+
+    @property
+    def encoding(self) -> TableEncoding:
+        """How a table becomes numbers, before they are scaled."""
+        known = {one.name: one for one in self.columns}
+        return TableEncoding(tuple(self._encoded(one, known[one.name]) for one in self.schema.features))
+
+    def _encoded(self, column: SchemaColumn, agreed: AgreedColumn) -> EncodedColumn:
+        fill = agreed.shares if column.categories else (agreed.mean or 0.0,)
+        filled = fill if self.schema.missing == MEAN else ()
+        return EncodedColumn(column.name, column.unit, column.categories, filled)
+
+    @property
+    def scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return mean and deviation of each feature; a constant one is divided by 1, one of a category not scaled."""
+        mean: list[float] = []
+        deviation: list[float] = []
+        for one in (column for column in self.columns if not column.label):
+            mean += [0.0] * len(one.categories) or [one.mean or 0.0]
+            deviation += [1.0] * len(one.categories) or [one.deviation or 1.0]
+        return tuple(mean), tuple(deviation)
+
+    @property
+    def label_scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return mean and deviation of each label column of numbers."""
+        labels = [one for one in self.columns if one.label]
+        return tuple(one.mean or 0.0 for one in labels), tuple(one.deviation or 1.0 for one in labels)
+
+    @property
+    def drowned(self) -> Sequence[str]:
+        """The columns of numbers whose noise is as large as their deviation: little of their scale is known."""
+        return [one.name for one in self.columns if one.margins.get("deviation", 0.0) >= (one.deviation or math.inf)]
+
+    @property
+    def constant(self) -> Sequence[str]:
+        """The columns of numbers that have one value at every site."""
+        return [one.name for one in self.columns if not one.label and one.deviation == 0.0]
+
+
+Common = Callable[[SchemaColumn], ColumnMoments]
+"""Of the numbers of a column of the common test file."""
+
+
+def agreed_of(
+    schema: TableSchema,
+    numbers: Numbers,
+    suppress: int,
+    noise: float = 0.0,
+    common: Common | None = None,
+    levels: int = LEVELS,
+) -> AgreedTable:
+    """Return what the sums over the sites say; with `noise` counts below 0 are 0, and no category is left out."""
+    sites, records = numbers["sites",], max(0, numbers["records",])
+    if noise:
+        numbers = {name: max(0, value) if name[1:2] in COUNTS else value for name, value in numbers.items()}
+        numbers = {name: SITES if name[1:2] == ("at",) else value for name, value in numbers.items()}
+    layout = SumLayout(schema, noise)
+    columns = tuple(
+        _of_categories(one, numbers, suppress) if one.categories
+        else _noisy_numbers(one, numbers, suppress) if noise
+        else _of_numbers(one, numbers, suppress, common, levels)
+        for one in schema.columns
+    )  # fmt: skip
+    margin: float | msgspec.UnsetType = msgspec.UNSET
+    if noise:
+        margins = [margins_of(one, numbers, layout) for one in schema.columns]
+        columns = tuple(msgspec.structs.replace(one, margins=of) for one, of in zip(columns, margins, strict=True))
+        margin = layout.margin(("records",), sites)
+    return AgreedTable(
+        schema=schema, suppress=suppress, sites=sites, records=records, columns=columns, noise=noise,
+        records_margin=margin,
+    )  # fmt: skip
+
+
+def _of_categories(column: SchemaColumn, numbers: Numbers, suppress: int) -> AgreedColumn:
+    missing, records = numbers[column.name, "missing"], max(0, numbers["records",])
+    counts = [numbers[column.name, "of", category] for category in column.categories]
+    few = tuple(one for one in column.categories if 0 < numbers[column.name, "at", one] < SITES)
+    apart = {column.categories.index(one) for one in few}
+    hidden = hidden_places([*counts, missing], suppress, apart, records - missing - sum(counts))
+    *told, empty = _without([*counts, missing], hidden)
+    shares = spread([*told, empty], records)[:-1]
+    return AgreedColumn(
+        name=column.name,
+        unit=column.unit,
+        label=column.label,
+        count=records - (empty or 0),
+        missing=empty,
+        categories=column.categories,
+        counts=tuple(told),
+        shares=() if column.label else tuple(one / max(1, sum(shares)) for one in shares),
+        uncounted=few,
+    )
+
+
+def _without(cells: Sequence[int], hidden: Collection[int]) -> list[int | None]:
+    return [None if place in hidden else count for place, count in enumerate(cells)]
+
+
+def _of_numbers(
+    column: SchemaColumn, numbers: Numbers, suppress: int, common: Common | None, levels: int
+) -> AgreedColumn:
+    edges = edges_of(column, numbers)
+    missing = numbers[column.name, "missing"]
+    counts = [numbers[column.name, "bin", str(place)] for place in range(len(edges) + 1)]
+    if not sum(counts):
+        told = PublishedMoments(frozenset(), (0.0, 0.0))
+    else:
+        sums = column_sums(column, numbers)
+        told = told_moments(sums, counts, missing, edges, suppress, own=not column.bounded)
+    moments = told.moments or _common_moments(column, common)
+    *shown, empty = _without([*counts, missing], told.hidden)
+    found = AgreedColumn(
+        name=column.name, unit=column.unit, label=column.label,
+        count=numbers["records",] - (empty or 0), missing=empty,
+        mean=moments[0], deviation=moments[1], common=told.moments is None, precision=told.precision,
+        levels=told.values if told.values <= levels else 0,
+        rare=0 < told.values <= levels and any(is_small(count, suppress) for count in counts),
+    )  # fmt: skip
+    return _with_histogram(found, shown, numbers["records",], edges, suppress) if told.edges else found
+
+
+def common_moments(test: str, column: SchemaColumn) -> ColumnMoments:
+    """Return the moments of a column of the common test file, which all sites have."""
+    table = CsvColumns(options_of(test)[0])
+    place = found_columns(table, [EncodedColumn(column.name, column.unit)])[column.name]
+    there = [row for row, cell in enumerate(table.words(place)) if not is_missing(cell)]
+    values = np.array([number_of(table, row, place) for row in there])
+    if not len(values):
+        return ColumnMoments(0, 0.0, 0.0)
+    return ColumnMoments(len(values), float(np.mean(values)), float(np.std(values)))
+
+
+def _common_moments(column: SchemaColumn, common: Common | None) -> tuple[float, float]:
+    if common is None:
+        return 0.0, 1.0
+    found = common(column)
+    return found.mean, found.deviation or 1.0
+
+
+def _with_histogram(
+    column: AgreedColumn, told: Sequence[int | None], records: int, edges: np.ndarray, suppress: int
+) -> AgreedColumn:
+    """Return the column with all that follows from the counts that are told."""
+    ends = np.array([edges[0], *edges, edges[-1]])
+    known = np.cumsum(spread([*told, column.missing], records)[:-1])
+    there = [one or 0 for one in told]
+    enough = [place for place in range(len(there)) if sum(there[: place + 1]) >= suppress]
+    above = [place for place in range(len(there)) if sum(there[place:]) >= suppress]
+    return msgspec.structs.replace(
+        column,
+        low=float(ends[enough[0]]) if enough else None,
+        high=float(ends[above[-1] + 1]) if above else None,
+        quantiles={f"{share:g}": _quantile(share, known, ends) for share in QUANTILES if known[-1] >= suppress},
+        edges=tuple(edges.tolist()),
+        counts=tuple(told),
+    )
+
+
+def _noisy_numbers(column: SchemaColumn, numbers: Numbers, suppress: int) -> AgreedColumn:
+    """Return what sums with noise say: that hides each record, whatever is told of counts."""
+    moments = moments_of(column, numbers, noisy=True)
+    edges, missing = edges_of(column, numbers, noisy=True), numbers[column.name, "missing"]
+    counts = [numbers[column.name, "bin", str(place)] for place in range(len(edges) + 1)]
+    found = AgreedColumn(
+        name=column.name, unit=column.unit, label=column.label, count=moments.count, missing=missing,
+        mean=moments.mean, deviation=moments.deviation,
+    )  # fmt: skip
+    told = _without(counts, hidden_places(counts, suppress))
+    return _with_histogram(found, told, sum(counts) + missing, edges, suppress)
+
+
+def unknown(schema: TableSchema, suppress: int) -> AgreedTable:
+    """Return a table of nothing but the columns: before the sites have agreed, for what statistics do not change."""
+    columns = tuple(
+        AgreedColumn(
+            name=one.name,
+            unit=one.unit,
+            label=one.label,
+            count=0,
+            categories=one.categories,
+            shares=() if one.label else (0.0,) * len(one.categories),
+        )
+        for one in schema.columns
+    )
+    return AgreedTable(schema=schema, suppress=suppress, sites=0, records=0, columns=columns)
+
+
+def spread(told: Sequence[int | None], total: int) -> Sequence[float]:
+    """Return the counts, with what is left of the total in equal parts where none is told: nothing else is used."""
+    hidden = sum(one is None for one in told)
+    left = max(0, total - sum(one or 0 for one in told)) / max(1, hidden)
+    return [left if one is None else float(one) for one in told]
+
+
+def told_bins(column: AgreedColumn) -> Sequence[float]:
+    """Return the counts of a column's histogram, those that are hidden as even parts of what they are together."""
+    return spread([*column.counts, column.missing], column.count + (column.missing or 0))[:-1]
+
+
+def _quantile(share: float, below: np.ndarray, ends: np.ndarray) -> float:
+    """Return the number below which this share lies, as if each bin were filled evenly."""
+    wanted = share * below[-1]
+    place = min(int(np.searchsorted(below, wanted)), len(below) - 1)
+    before = below[place - 1] if place else 0
+    inside = (wanted - before) / max(below[place] - before, 1e-300)
+    return float(ends[place] + inside * (ends[place + 1] - ends[place]))
+
+
+def read(path: Path) -> AgreedTable:
+    """Read the file.  Raises ConfigError where it is not there, or none."""
+    advice = "The sites make it together: fedgossip data agree EXPERIMENT."
+    return read_told(AgreedTable, path, FORMAT, "statistics agreed", advice)

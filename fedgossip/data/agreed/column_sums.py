@@ -1,0 +1,257 @@
+"""The numbers by which sites agree on statistics: whole, so that their sum is exact, and the sum is all that is seen.
+
+    first round     records, and of each column: those there, those missing, sum and sum of squares; of each category
+                    at how many sites it is
+    second round    histograms, on edges that follow from the first; how many records each category has
+
+A number x counts as the whole number nearest to x 2^shift, of at most 2^104, so a column of any scale has 53 bits and
+more; sums of squares are whole too, and n S2 - S1^2 loses nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import Vector
+from fedgossip.data.agreed.noisy_sums import MOST, deviation_of, half_width, hidden, unit_of
+from fedgossip.data.agreed.suppression import EDGES, ColumnSums
+from fedgossip.data.columns.table_schema import SchemaColumn, SiteColumns, TableSchema
+from fedgossip.secure.exact_sums import ExactSums, as_vector, integers_of, words_in, words_of
+from fedgossip.secure.primitives import Entropy
+
+BINS = 32
+"""Of a histogram; without declared bounds one more on each side."""
+SPREAD = 4
+"""Deviations on each side of the mean that a histogram covers where no bounds are declared."""
+UNBOUNDED = 40
+"""Bits of the largest number of a column without declared bounds."""
+PRECISION = 104
+"""Bits of the largest whole number that stands for a number."""
+RECORDS = 1 << 31
+"""Maximum number of records of a site."""
+SITES = 3
+"""Minimum number of sites with a category whose records are counted: a sum over fewer tells about each."""
+
+Name = tuple[str, ...]
+Numbers = Mapping[Name, int]
+
+
+def is_about_records(name: Name) -> bool:
+    """Whether a number says something of records, and not of sites alone."""
+    return name != ("sites",) and name[1:2] != ("at",)
+
+
+def round_of(name: Name) -> int:
+    """Return the round in which a number is told."""
+    return int(name[1:2] in (("bin",), ("of",)))
+
+
+def shift_of(column: SchemaColumn) -> int:
+    """Return the power of two that a number of this column is multiplied by."""
+    largest = max(abs(column.low or 0.0), abs(column.high or 0.0))
+    return PRECISION - (math.frexp(largest)[1] if column.bounded and largest else UNBOUNDED)
+
+
+@dataclass(frozen=True)
+class SumLayout:
+    """Which number of a vector is what, for a schema."""
+
+    schema: TableSchema
+    noise: float = 0.0
+    """In units of what one record can add; 0: the sums are exact."""
+
+    @cached_property
+    def bounds(self) -> Mapping[Name, int]:
+        """Return the largest magnitude of each number of a site, in the order of the vector."""
+        if not self.noise:
+            return self._exactly
+        room = math.ceil(MOST * self.noise * (len(self._exactly) + 1))
+        return {name: bound + room * self.unit(name) for name, bound in self._exactly.items()}
+
+    @cached_property
+    def _exactly(self) -> Mapping[Name, int]:
+        found: dict[Name, int] = {("sites",): 1, ("records",): RECORDS}
+        for one in self.schema.columns:
+            found[one.name, "missing"] = RECORDS
+            if one.categories:
+                found |= {(one.name, "at", category): 1 for category in one.categories}
+                found |= {(one.name, "of", category): RECORDS for category in one.categories}
+            else:
+                found |= {(one.name, "sum"): RECORDS << PRECISION, (one.name, "squares"): RECORDS << 2 * PRECISION}
+                found |= {(one.name, "bin", str(k)): RECORDS for k in range(BINS + 2)}
+        return found
+
+    @property
+    def exact(self) -> ExactSums:
+        return ExactSums(tuple(self.bounds.values()), layout=self.schema.digest)
+
+    def hidden(self, numbers: Numbers, round: int, entropy: Entropy) -> Numbers:
+        """Return a site's numbers of a round as they may leave it: with noise, where there is to be some."""
+        if not self.noise:
+            return numbers
+        about_records = {name: value for name, value in numbers.items() if is_about_records(name)}
+        noisy = hidden(about_records, self.unit, self._deviation(round), entropy)
+        return noisy | ({("sites",): 1} if ("sites",) in numbers else {})
+
+    def _deviation(self, round: int) -> float:
+        """Return the deviation of a site's noise on each number of a round, in grains."""
+        names = sum(is_about_records(name) and round_of(name) == round for name in self._exactly)
+        return deviation_of(self.schema, round, names, self.noise)
+
+    def margin(self, name: Name, sites: int) -> float:
+        """Return how far noise moves the sum of a number over so many sites, in 95 % of cases; 0 where it has none."""
+        return half_width(self._deviation(round_of(name)), self.unit(name), sites) if self.noise else 0.0
+
+    def unit(self, name: Name) -> int:
+        """Return the most that one record adds to a number."""
+        column = next((one for one in self.schema.columns if one.name == name[0] and len(name) > 1), None)
+        return 1 if column is None else unit_of(column, name[1], shift_of(column))
+
+    def vector(self, numbers: Numbers) -> Vector:
+        """Return a vector of the numbers; those that are not named are 0."""
+        return as_vector(words_of([numbers.get(name, 0) for name in self.bounds]))
+
+    def numbers(self, vector: Vector) -> Numbers:
+        """Return the numbers of a vector by their names.  Raises ConfigError for a vector that holds none."""
+        words = words_in(vector)
+        if words is None or words.size != self.exact.length:
+            raise ConfigError("what came holds no sums of columns", "Were all started with the same experiment file?")
+        return dict(zip(self.bounds, integers_of(words), strict=True))
+
+
+@dataclass(frozen=True)
+class ColumnMoments:
+    """Of the numbers in a column, of all sites together."""
+
+    count: int
+    mean: float
+    deviation: float
+
+    @property
+    def edges(self) -> npt.NDArray[np.float64]:
+        half = SPREAD * self.deviation or 1.0
+        return np.linspace(self.mean - half, self.mean + half, BINS + 1)
+
+
+def moments_of(column: SchemaColumn, numbers: Numbers, *, noisy: bool = False) -> ColumnMoments:
+    """Return count, mean and deviation, each the float64 nearest to that of the sums.
+
+    Of `noisy` sums what no numbers within the bounds can have is brought there: a deviation that cannot be becomes that
+    of numbers spread evenly.
+    """
+    count = numbers["records",] - numbers[column.name, "missing"]
+    if count < 1:
+        return ColumnMoments(0, 0.0, 0.0)
+    sums = column_sums(column, numbers)
+    mean, variance = sums.mean, sums.variance
+    if noisy and column.low is not None and column.high is not None:
+        most = (column.high - column.low) / 2
+        within = min(max(float(mean), column.low), column.high)
+        spread = math.sqrt(variance) if 0 < variance <= most * most else most / math.sqrt(3)
+        return ColumnMoments(count, within, spread)
+    return ColumnMoments(count, float(mean), math.sqrt(variance))
+
+
+def column_sums(column: SchemaColumn, numbers: Numbers) -> ColumnSums:
+    """Return the sums of a column of numbers, of which there is one or more."""
+    count = numbers["records",] - numbers[column.name, "missing"]
+    return ColumnSums(count, numbers[column.name, "sum"], numbers[column.name, "squares"], shift_of(column))
+
+
+def edges_of(column: SchemaColumn, numbers: Numbers, *, noisy: bool = False) -> npt.NDArray[np.float64]:
+    """Return the BINS + 1 edges of a column's histogram, the same at all, by the sums of the first round.
+
+    Without declared bounds they follow from the moments: from rounded ones where cells are empty, or so few numbers can
+    lie in a bin that exact ones could tell how many have which.
+    """
+    if column.bounded:
+        return np.linspace(column.low or 0.0, column.high or 0.0, BINS + 1)
+    moments = moments_of(column, numbers, noisy=noisy)
+    if moments.count and not noisy:
+        sums = column_sums(column, numbers)
+        if numbers[column.name, "missing"] or sums.is_coarse(2 * SPREAD * moments.deviation / BINS):
+            moments = ColumnMoments(moments.count, *sums.moments(EDGES))
+    return moments.edges
+
+
+def first_sums(site: SiteColumns) -> dict[Name, int]:
+    """Return a site's numbers of the first round.  Raises ConfigError for one that is too large."""
+    found: dict[Name, int] = {("sites",): 1, ("records",): site.records}
+    for one in site.schema.columns:
+        cells = site.cells[one.name]
+        found[one.name, "missing"] = sum(cell is None for cell in cells)
+        if one.categories:
+            found |= {(one.name, "at", category): int(category in cells) for category in one.categories}
+            continue
+        whole = _whole(one, site.numbers(one.name))
+        found |= {(one.name, "sum"): sum(whole), (one.name, "squares"): sum(value * value for value in whole)}
+    return found
+
+
+def _whole(column: SchemaColumn, values: npt.NDArray[np.float64]) -> Sequence[int]:
+    shifted = [int(value) for value in np.rint(np.ldexp(values, shift_of(column))).tolist()]
+    if max(map(abs, shifted), default=0) > 1 << PRECISION:
+        text = f"column {column.name!r} has numbers beyond 2^{UNBOUNDED}"
+        raise ConfigError(text, f'Declare its bounds: [data.columns] "{column.name}" = {{ low = ..., high = ... }}.')
+    return shifted
+
+
+def second_sums(site: SiteColumns, pooled: Numbers, *, noisy: bool = False) -> dict[Name, int]:
+    """Return a site's numbers of the second round, by the sums of the first; `noisy`: each record is hidden in them."""
+    found: dict[Name, int] = {}
+    for one in site.schema.columns:
+        if one.categories:
+            cells = site.cells[one.name]
+            enough = {category for category in one.categories if pooled[one.name, "at", category] >= SITES}
+            counted = [category for category in one.categories if noisy or category in enough]
+            found |= {(one.name, "of", category): cells.count(category) for category in counted}
+            continue
+        edges = edges_of(one, pooled, noisy=noisy)
+        for place, count in enumerate(histogram(site.numbers(one.name), edges)):
+            found[one.name, "bin", str(place)] = count
+    return found
+
+
+def histogram(values: npt.NDArray[np.float64], edges: npt.NDArray[np.float64]) -> Sequence[int]:
+    """Return how many lie below the edges, in each bin [a, b), the last with its end, and above."""
+    inner, _ = np.histogram(values, edges)
+    return [int((values < edges[0]).sum()), *map(int, inner), int((values > edges[-1]).sum())]
+
+
+def margins_of(column: SchemaColumn, numbers: Numbers, layout: SumLayout) -> dict[str, float]:
+    """Return how far noise moves what is told of a column, in 95 % of cases: half the width of each interval.
+
+    By name: count, missing; of numbers mean, deviation and bin, any of the histogram; of categories each.  With N
+    numbers, their sum S and sum of squares Q, each with noise of its own, the mean m = S/N moves by (dS - m dN)/N and
+    the variance v = Q/N - m^2 by (dQ - 2m dS + (m^2 - v) dN)/N, to the first order: the delta method (Casella and
+    Berger, Statistical Inference, 5.5.4).  N is records less missing cells.  Where noise can move N by half of it, or a
+    variance out of what it can be, nothing is known but the bounds: their whole width.
+    """
+    sites = numbers["sites",]
+    of = {"missing": layout.margin((column.name, "missing"), sites)}
+    of["count"] = h_n = math.hypot(layout.margin(("records",), sites), of["missing"])
+    if column.categories:
+        return of | {"category": layout.margin((column.name, "of", ""), sites)}
+    of["bin"] = layout.margin((column.name, "bin", ""), sites)
+    shift, n = shift_of(column), numbers["records",] - numbers[column.name, "missing"]
+    h_s = math.ldexp(layout.margin((column.name, "sum"), sites), -shift)
+    h_q = math.ldexp(layout.margin((column.name, "squares"), sites), -2 * shift)
+    width = (column.high or 0.0) - (column.low or 0.0)
+    of |= {"mean": width, "deviation": width / 2}
+    if n < 1 or 2 * h_n >= n:
+        return of
+    sums = column_sums(column, numbers)
+    m, v = float(sums.mean), float(sums.variance)
+    of["mean"] = min(width, math.hypot(h_s, m * h_n) / n)
+    if 0 < v <= (width / 2) ** 2:
+        h_v = math.hypot(h_q, 2 * m * h_s, (m * m - v) * h_n) / n
+        below, above = math.sqrt(max(0.0, v - h_v)), math.sqrt(v + h_v)
+        of["deviation"] = min(width / 2, max(math.sqrt(v) - below, above - math.sqrt(v)))
+    return of

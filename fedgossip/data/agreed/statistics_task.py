@@ -1,0 +1,73 @@
+"""A LocalTask whose vector are the sums by which sites agree on statistics: two rounds of sums, nothing is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import NodeId
+from fedgossip.core.task import Job
+from fedgossip.data.agreed.agreed import Common
+from fedgossip.data.agreed.column_sums import Numbers, SumLayout, first_sums, second_sums
+from fedgossip.data.agreed.sums_task import Draw, PooledSumsTask, from_system, named_places
+from fedgossip.data.columns.table_schema import LEVELS, SiteColumns, TableSchema
+
+ROUNDS = 2
+
+
+class StatisticsTask(PooledSumsTask):
+    """The sites that are held here, by their ids; others are asked elsewhere."""
+
+    again = "fedgossip data agree"
+
+    def __init__(
+        self,
+        schema: TableSchema,
+        sites: Mapping[NodeId, SiteColumns],
+        noise: float = 0.0,
+        draw: Draw = from_system,
+        common: Common | None = None,
+        levels: int = LEVELS,
+    ) -> None:
+        """`common`: moments of the common test file, for where those of the sites may not be told."""
+        self.common, self.levels = common, levels
+        self.layout, self._sites, self._draw = SumLayout(schema, noise), sites, draw
+        self._said: dict[tuple[NodeId, int], Vector] = {}
+        """What has noise is drawn once, however often it is asked for."""
+        super().__init__(self.layout.exact, schema.digest)
+        for node, site in sites.items():
+            try:
+                first_sums(site)
+            except ConfigError as error:
+                raise ConfigError(f"site {node}: {error}", error.advice) from None
+
+    @property
+    def notes(self) -> list[str]:
+        """What there is to say of the tables that are held here."""
+        return [note for site in self._sites.values() for note in site.table.notes]
+
+    def sums(self, job: Job) -> Vector:
+        named = job.node, job.round
+        if named not in self._said:
+            numbers = self.layout.hidden(self._numbers(job), job.round, self._draw(*named))
+            self._said[named] = self.layout.vector(numbers)
+        return self._said[named]
+
+    def _numbers(self, job: Job) -> Numbers:
+        site = self._sites[job.node]
+        if job.round == 0:
+            return first_sums(site)
+        pooled = self.layout.numbers(job.vector)
+        if not pooled["sites",]:
+            raise self.nothing_there(job.node)
+        return second_sums(site, pooled, noisy=self.layout.noise > 0)
+
+    def places(self, round: int) -> npt.NDArray[np.bool_]:
+        return named_places(self.layout.bounds, lambda name: (name[1:2] in (("bin",), ("of",))) == (round == 1))
+
+    def counts(self) -> npt.NDArray[np.bool_]:
+        return named_places(self.layout.bounds, lambda name: not self.layout.noise and name[1:2] != ("sum",))

@@ -1,0 +1,156 @@
+"""A LocalTask whose vector are sums over sites: whole numbers, a few of them in each round, and nothing is trained.
+
+The vector begins with zeros; each round adds its sums over all sites, and a site reads from it what the rounds before
+have brought.  No torch here.
+
+Before a site answers it looks at what came down (`check`): the agreed start, what it was asked before, or what follows
+from that by the sums of one round, and a point at which enough of its records count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.base.errors import TrainingError
+from fedgossip.base.vectors import Vector, empty, frozen
+from fedgossip.core.machine import NodeId
+from fedgossip.core.task import Job, Update
+from fedgossip.secure.aborts import Reason, RoundAbandoned
+from fedgossip.secure.exact_sums import ExactSums, integers_of, words_in, words_of
+from fedgossip.secure.past import AskedBefore
+from fedgossip.secure.primitives import Entropy
+from fedgossip.secure.ring import little
+
+Draw = Callable[[NodeId, int], Entropy]
+"""Random bytes for the noise of a site in a round."""
+
+
+def from_system(_node: NodeId, _round: int) -> Entropy:
+    """Draw what nobody can know: of a simulation, which is no secret, the seed serves."""
+    return os.urandom
+
+
+class SumsTask(ABC):
+    """What the sites that are held here tell, a round after another; others are asked elsewhere."""
+
+    dtype = np.dtype(np.float64)
+    again = ""
+    """What to type when all sites are there, where the first round has brought nothing."""
+
+    def __init__(self, exact: ExactSums, digest: str) -> None:
+        """`digest`: of what all participants must have alike."""
+        self.length, self.schema, self.exact = exact.length, digest[:16], exact
+        self._told: dict[NodeId, tuple[int, Vector]] = {}
+        """The round and the sums that a site has told last."""
+        self._looked: tuple[Vector, Vector, tuple[int, int, bytes], str] | None = None
+
+    @abstractmethod
+    def sums(self, job: Job) -> Vector:
+        """Return a site's sums of a round, and zeros elsewhere; `job.vector` has the sums of all rounds before."""
+
+    def initial(self, node: NodeId) -> Vector:  # noqa: ARG002
+        zeros = empty(self.length, np.float64)
+        zeros[:] = 0
+        return frozen(zeros)
+
+    def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
+        """Return each site's sums of the round.  Raises TrainingError where the first round has brought nothing."""
+        told = [self.sums(job) for job in jobs]
+        self._told.update({job.node: (job.round, one) for job, one in zip(jobs, told, strict=True)})
+        return [Update(one, 1) for one in told]
+
+    # --- what a site looks at -------------------------------------------------------------------------------------
+
+    def check(self, node: NodeId, round: int, model: Vector, before: AskedBefore | None) -> None:
+        """Raise RoundAbandoned (POINT) for what this site must not answer; `before`: what it was asked last."""
+        if before is None and not np.array_equal(model, self.initial(node)):
+            raise _refused(round, "it begins with sums that this site has not seen: all begin again together")
+        moved = before if before is not None and not np.array_equal(model, before.model) else None
+        if moved and (why := self._why_broken(model, moved) or self.below_own(node, model, moved)):
+            raise _refused(round, f"what came down does not follow from round {moved.round}: {why}")
+        if why := self.uneven(node, round, model):
+            raise _refused(round, why)
+
+    def _why_broken(self, model: Vector, before: AskedBefore) -> str:
+        """Return what `broken` does, once for all sites that are here and were asked the same."""
+        told, last = (before.round, before.clients, before.sum_digest), self._looked
+        if last is None or last[0] is not model or last[1] is not before.model or last[2] != told:
+            last = self._looked = model, before.model, told, self.broken(model, before)
+        return last[3]
+
+    @abstractmethod
+    def broken(self, model: Vector, before: AskedBefore) -> str:
+        """Return why what came down does not follow from what came before, by sums over all sites; "" if it may."""
+
+    def below_own(self, node: NodeId, model: Vector, before: AskedBefore) -> str:  # noqa: ARG002
+        """Return where sums over all sites are below what this one alone has; "" for nowhere."""
+        return ""
+
+    def uneven(self, node: NodeId, round: int, model: Vector) -> str:  # noqa: ARG002
+        """Return of what too few of a site's records count at the point that is asked about; "" where enough do."""
+        return ""
+
+    def told_before(self, node: NodeId, before: AskedBefore) -> Vector | None:
+        """Return what a site has told when it was asked that; None where it has not, in this life."""
+        round, told = self._told.get(node, (-1, None))
+        return told if round == before.round else None
+
+    def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
+        return [{} for _ in vectors]
+
+    def nothing_there(self, node: NodeId) -> TrainingError:
+        text = f"site {node}: the sums of the first round have not come together"
+        return TrainingError(text, f"{self.again} again when all sites are there.")
+
+
+class PooledSumsTask(SumsTask):
+    """One whose sums of all rounds go down, each at its own places; the numbers have WIDE bits."""
+
+    @abstractmethod
+    def places(self, round: int) -> npt.NDArray[np.bool_]:
+        """Return which numbers a round adds, [numbers]."""
+
+    @abstractmethod
+    def counts(self) -> npt.NDArray[np.bool_]:
+        """Return which numbers are below 0 at no site, [numbers]."""
+
+    def broken(self, model: Vector, before: AskedBefore) -> str:
+        words = words_in(model - before.model)
+        if words is None or words.size != self.exact.length:
+            return "it holds no sums of one round more"
+        numbers, places = integers_of(words), self.places(before.round)
+        if any(number for number, place in zip(numbers, places.tolist(), strict=True) if not place):
+            return "sums of an earlier round are not what they were"
+        if before.clients and places[0] and numbers[0] != before.clients:
+            return f"sums of {numbers[0]} sites, where {before.clients} were signed"
+        whole = np.concatenate([words, words_of([before.clients])])
+        if before.sum_digest and hashlib.sha256(little(whole)).digest() != before.sum_digest:
+            return "other sums than the coordinator has signed"
+        return ""
+
+    def below_own(self, node: NodeId, model: Vector, before: AskedBefore) -> str:
+        words = words_in(model - before.model)
+        assert words is not None, "`broken` has looked"
+        numbers = integers_of(words)
+        if (told := self.told_before(node, before)) is not None and (own := words_in(told)) is not None:
+            mine, never_less = integers_of(own), self.counts().tolist()
+            if any(all_ < one for all_, one, fixed in zip(numbers, mine, never_less, strict=True) if fixed):
+                return "a count over all sites is below that of this site alone"
+        return ""
+
+
+def _refused(round: int, why: str) -> RoundAbandoned:
+    return RoundAbandoned(Reason.POINT, f"the coordinator asks in round {round}, and {why}")
+
+
+def named_places(
+    names: Mapping[tuple[str, ...], int], is_one: Callable[[tuple[str, ...]], bool]
+) -> npt.NDArray[np.bool_]:
+    """Return for which names something holds, in the order of the vector."""
+    return np.fromiter(map(is_one, names), bool, len(names))

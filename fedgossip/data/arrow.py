@@ -1,0 +1,244 @@
+"""Tables of Apache Arrow: parquet files, and data sets that Hugging Face's `datasets` has saved on disk.
+
+Both are read by pyarrow alone; what the `datasets` library would add (hubs, caches, code of a data set) is not wanted.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.base import outside_files
+from fedgossip.base.cells import LARGEST
+from fedgossip.base.decoding import UnreadableError, json_value
+from fedgossip.base.errors import ConfigError
+from fedgossip.data import images, tables
+from fedgossip.data.dataset import Dataset, whole
+from fedgossip.data.extras import needed
+
+CELLS_MOST = 1 << 31
+ROWS_AT_ONCE = 4096
+"""Of all columns together: a small file may claim to hold anything."""
+NAMES_MOST = 1 << 24
+"""Bytes of a data set's json."""
+
+IMAGE = ("bytes", "path")
+
+_INDEX = re.compile(r"__index_level_\d+__")
+"""Where pandas writes an index without a name."""
+_WHOLE_MOST = 1 << 53
+"""Whole numbers up to this one are the same in float64."""
+
+
+def read_parquet(path: Path, options: Mapping[str, str], class_names: Sequence[str], task: str) -> Dataset:
+    """Return the table of a parquet file; options and labels are those of CSV files.
+
+    Raises ConfigError for a file that cannot be read, or has more cells than are taken.
+    """
+    parquet = needed("pyarrow.parquet", "parquet", "a parquet file")
+    try:
+        with (
+            outside_files.open_file(outside_files.named(path), outside_files.LARGE) as raw,
+            parquet.ParquetFile(raw) as file,
+        ):
+            about = file.metadata
+            if about.num_rows * max(1, about.num_columns) > CELLS_MOST:
+                text = f"{path}: {about.num_rows} rows of {about.num_columns} columns; at most {CELLS_MOST} cells"
+                raise ConfigError(text, "Divide it, or write the columns that are wanted into another file.")
+            most = outside_files.inflated_limit(os.fstat(raw.fileno()).st_size)
+            table = _bounded(needed("pyarrow", "parquet", "a parquet file"), path, file, most)
+    except ConfigError:
+        raise
+    except Exception as error:  # a damaged file raises what its decoder likes
+        text = f"{path}: not a parquet file that can be read: {_line(error)}"
+        raise ConfigError(text, "Write it with pandas.DataFrame.to_parquet, or pyarrow.parquet.") from error
+    return tables.of_columns(ArrowColumns("parquet", path, table, {}, options), options, class_names, task)
+
+
+def _bounded(arrow: Any, path: Path, file: Any, most: int) -> Any:
+    """Return the table, of at most `most` bytes: a word that is written once may stand in every row."""
+    total, found = 0, []
+    for batch in file.iter_batches(ROWS_AT_ONCE):
+        total += batch.nbytes
+        if total > most:
+            text = f"{path}: more than {most:,} bytes when unpacked, for a file of its size"
+            raise ConfigError(text, "Write it without compression, or take a part of it.")
+        found.append(batch)
+    return arrow.Table.from_batches(found, file.schema_arrow)
+
+
+def read_saved(path: Path, options: Mapping[str, str], class_names: Sequence[str], task: str) -> Dataset:
+    """Return what Dataset.save_to_disk, or DatasetDict.save_to_disk, has written into a folder.
+
+    Of several splits train is read and, behind it as `own_test`, test.  Columns are numbers, lists of as many numbers,
+    or one of pictures.  Raises ConfigError for a folder that holds no saved data set.
+    """
+    arrow = needed("pyarrow", "huggingface", "a saved data set")
+    folders = [path / name for name in ("train", "test") if (path / name / "state.json").is_file()] or [path]
+    parts = [_split(arrow, folder) for folder in folders]
+    known = _class_names(folders[0])
+    try:
+        table = arrow.concat_tables(parts)
+    except arrow.ArrowException as error:
+        raise ConfigError(f"{path}: train and test have other columns: {_line(error)}", SAVED) from error
+    found = tables.of_columns(ArrowColumns("huggingface", path, table, known, options), options, class_names, task)
+    return replace(found, own_test=len(parts[0])) if len(parts) == 2 else found
+
+
+SAVED = "Write it with the save_to_disk of Hugging Face's datasets."
+
+
+def _split(arrow: Any, folder: Path) -> Any:
+    """Return the table of one split."""
+    state = _json(folder / "state.json")
+    if state.get("_indices_data_files"):
+        raise ConfigError(f"{folder}: only some rows of its files are meant", "Call flatten_indices() before saving.")
+    files = state.get("_data_files")
+    listed = [one.get("filename") for one in files if isinstance(one, dict)] if isinstance(files, list) else []
+    names = [name for name in listed if isinstance(name, str) and Path(name).name == name]
+    if not names or len(names) < len(listed):
+        raise ConfigError(f"{folder}/state.json names no data files", SAVED)
+    try:
+        found = []
+        for name in names:
+            checked = outside_files.check_file(outside_files.named(folder / name))
+            with arrow.memory_map(str(checked)) as source:
+                found.append(arrow.ipc.open_stream(source).read_all())
+        table = arrow.concat_tables(found)
+    except Exception as error:  # a damaged file raises what its decoder likes
+        raise ConfigError(f"{folder}: its files cannot be read: {_line(error)}", SAVED) from error
+    if table.num_rows * max(1, table.num_columns) > CELLS_MOST:
+        raise ConfigError(f"{folder}: {table.num_rows} rows of {table.num_columns} columns", "Divide it.")
+    return table
+
+
+def _class_names(folder: Path) -> dict[str, Sequence[str]]:
+    """Return, by column, what dataset_info.json calls the classes."""
+    features = _json(folder / "dataset_info.json").get("features")
+    found: dict[str, Sequence[str]] = {}
+    for name, feature in features.items() if isinstance(features, dict) else ():
+        names = feature.get("names") if isinstance(feature, dict) else None
+        if isinstance(names, list) and all(isinstance(one, str) for one in names):
+            found[name] = names
+    return found
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = json_value(outside_files.read_bytes(outside_files.named(path), NAMES_MOST))
+    except (OSError, UnreadableError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}", SAVED) from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: not one JSON object", SAVED)
+    return value
+
+
+class ArrowColumns:
+    """A table of Arrow."""
+
+    def __init__(
+        self, kind: str, path: Path, table: Any, names: Mapping[str, Sequence[str]], options: Mapping[str, str]
+    ) -> None:
+        self.kind, self.path, self._names, self._options = kind, path, names, options
+        heads = [str(name) for name in table.column_names]
+        self.left_out = [name for name in heads if _INDEX.fullmatch(name)]
+        self.notes = tuple(f"{path.name}: {name} holds row labels of pandas: left out" for name in self.left_out)
+        self._table = table.drop_columns(self.left_out) if self.left_out else table
+        self.header = [name for name in heads if name not in self.left_out]
+        if not table.num_rows or not self.header:
+            raise ConfigError(f"{path}: no rows", "A table has a row for every example.")
+        if len(set(self.header)) < len(self.header):
+            raise ConfigError(f"{path}: two columns have one name", "Give every column a name of its own.")
+
+    def numbers(self, column: int, advice: str) -> npt.NDArray[Any]:
+        """Return the numbers of a column, [m, ...].  Raises ConfigError for cells that are none."""
+        name, cells = self.header[column], self._table.column(column).combine_chunks()
+        own = not advice  # of a column of features
+        where, advice = f"{self.path}, column {name!r}", advice or f"Fill it, or leave it out with drop={name}."
+        if cells.null_count:
+            raise ConfigError(f"{where}: nothing there in {cells.null_count} of {len(cells)} cells", advice)
+        if _of_pictures(cells.type):
+            return self._pictures(name, cells)
+        cells, shape = _flattened(cells, where)
+        if str(cells.type).startswith("decimal"):
+            cells = cells.cast("float64")
+        if not (_is_number(cells.type) and not cells.null_count):
+            words = f"A column of words is named as one, categories={name}, or left out, drop={name}."
+            raise ConfigError(f"{where} holds {cells.type}, which are not numbers", words if own else advice)
+        given = np.asarray(cells.to_numpy(zero_copy_only=False))
+        found = given.astype(np.float64).reshape(shape)
+        if given.dtype.kind in "iu" and given.size and (wide := _too_wide(given)):
+            advice = advice if not own else f"It is a name more than a number: leave it out with drop={name}."
+            raise ConfigError(f"{where}: {wide} has more digits than float64 holds", advice)
+        if not (np.abs(found) <= LARGEST).all():
+            row = int(np.argwhere(~(np.abs(found) <= LARGEST))[0][0])
+            raise ConfigError(f"{where}, row {row + 1}: not a number that float32 can hold", advice)
+        return found
+
+    def _pictures(self, name: str, cells: Any) -> npt.NDArray[Any]:
+        contents = [cell["bytes"].as_py() for cell in cells]
+        if not all(isinstance(content, bytes) for content in contents):
+            advice = "Save it with the pictures inside: datasets.Image(decode=False) embedded."
+            raise ConfigError(f"{self.path}, column {name!r}: pictures lie elsewhere", advice)
+        size = whole(str(self.path), "size", self._options["size"], 1) if "size" in self._options else None
+        named = [(f"{self.path}, {name} of row {row + 1}", content) for row, content in enumerate(contents)]
+        return images.stacked(named, images.mode_of(str(self.path), self._options), size)
+
+    def words(self, column: int) -> list[str]:
+        return [_word(cell.as_py()) for cell in self._table.column(column)]
+
+    def where(self, row: int) -> str:
+        return f"row {row + 1}"
+
+    def class_names(self, column: int) -> Sequence[str]:
+        return self._names.get(self.header[column], ())
+
+
+def _too_wide(given: npt.NDArray[Any]) -> int | None:
+    """Return a whole number that float64 would change, None where there is none."""
+    wide = [int(one) for one in (given.min(), given.max()) if abs(int(one)) > _WHOLE_MOST]
+    return wide[-1] if wide and (given.astype(np.float64).astype(given.dtype) != given).any() else None
+
+
+def _word(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.17g}" if isinstance(value, float) else str(value).strip()
+
+
+def _of_pictures(kind: Any) -> bool:
+    fields = {kind.field(k).name for k in range(kind.num_fields)} if str(kind).startswith("struct") else set()
+    return fields == set(IMAGE)
+
+
+def _is_number(kind: Any) -> bool:
+    return str(kind) in ("bool", "halffloat", "float", "double") or str(kind).strip("u") in (
+        "int8", "int16", "int32", "int64",
+    )  # fmt: skip
+
+
+def _flattened(cells: Any, where: str) -> tuple[Any, tuple[int, ...]]:
+    """Return the numbers in lists of equal length one behind the other, and the shape that they have."""
+    shape: tuple[int, ...] = (len(cells),)
+    if hasattr(cells, "storage"):  # an extension type: what it is made of
+        cells = cells.storage
+    while "list<" in str(cells.type)[:17]:
+        inner = cells.flatten()
+        each = len(inner) // max(1, math.prod(shape))
+        lengths = {len(cell) for cell in cells} if not str(cells.type).startswith("fixed") else {each}
+        if len(lengths) != 1 or cells.null_count or len(inner) > CELLS_MOST:
+            raise ConfigError(f"{where}: its lists are not of one length", "Give every example as many numbers.")
+        cells, shape = inner, (*shape, each)
+    return cells, shape
+
+
+def _line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else repr(error)

@@ -1,0 +1,120 @@
+"""Reading a table by an encoding: its columns by their names, each cell as features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.base.cells import is_missing, is_number, number_in, shown, with_point
+from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.data.columns.encodings import EncodedColumn, TableEncoding, parted
+from fedgossip.data.csv_columns import CsvColumns
+from fedgossip.data.tables import Columns
+
+
+def read_features(table: CsvColumns, encoding: TableEncoding, besides: Sequence[str] = ()) -> npt.NDArray[np.float64]:
+    """Return the features of a table, float64 [m, features]; `besides`: columns that are something else.
+
+    Raises ConfigError, naming the column, for one that is not there, has another unit, or a cell that is none of what
+    it should be.
+    """
+    places = found_columns(table, encoding.columns, besides)
+    return np.concatenate([_column(table, places[one.name], one) for one in encoding.columns], axis=1)
+
+
+def _column(table: CsvColumns, place: int, column: EncodedColumn) -> npt.NDArray[np.float64]:
+    rows: list[Sequence[float]] = []
+    for row, cell in enumerate(table.words(place)):
+        if is_missing(cell):
+            if not column.fill:
+                raise refused(table, row, place, "nothing there", "Fill the cell.")
+            rows.append(column.fill)
+        elif column.categories:
+            rows.append(category_of(table, row, place, column))
+        else:
+            rows.append((number_of(table, row, place),))
+    return np.array(rows, np.float64)
+
+
+class NamedColumn(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def categories(self) -> tuple[str, ...]: ...
+
+
+def categories_in(features: npt.ArrayLike, name: str, columns: Sequence[NamedColumn]) -> npt.NDArray[np.int64]:
+    """Return the place of each record's category in a column of words, [m], -1 where its cell is empty.
+
+    `features` [m, all] are those of `columns`, in their order.  Raises ConfigError for a column that is none of them.
+    """
+    place, values = 0, np.asarray(features)
+    for one in columns:
+        if one.name == name:
+            known = values[:, place : place + len(one.categories)] == 1
+            return np.where(known.any(axis=1), known.argmax(axis=1), -1).astype(np.int64)
+        place += len(one.categories) or 1
+    raise ConfigError(f"there is no column {name!r}", nearest(name, [one.name for one in columns]))
+
+
+def found_columns(table: Columns, columns: Sequence[EncodedColumn], besides: Sequence[str] = ()) -> Mapping[str, int]:
+    """Return the place of each column in the table.
+
+    Raises ConfigError for all that are not there at once, for one that is there twice, and for another unit.
+    """
+    exact = {name: place for place, name in enumerate(table.header)}
+    by_name = {parted(head)[0]: place for place, head in enumerate(table.header)}
+    if twice := [head for place, head in enumerate(table.header) if exact[head] != place]:
+        raise ConfigError(f"{table.path}: two columns are called {twice[0]!r}", "Give each a name of its own.")
+    places = {one.name: exact.get(one.name, by_name.get(one.name, -1)) for one in columns}
+    missing = [name for name, place in places.items() if place < 0]
+    if missing:
+        raise ConfigError(f"{table.path}: no column {_several(missing)}", _others(table, missing[0], places, besides))
+    for one in columns:
+        unit = "" if one.name in exact else parted(table.header[places[one.name]])[1]
+        if unit and unit != one.unit:
+            text = f"{table.path}: column {one.name!r} is in {unit}; expected {one.unit or 'no unit'}"
+            raise ConfigError(text, "Convert it, and write the unit in the first line: NAME [UNIT].")
+    return places
+
+
+def _several(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(map(repr, names[:3])) + more
+
+
+def _others(table: Columns, missing: str, places: Mapping[str, int], besides: Sequence[str]) -> str:
+    """Return the advice for a column that is not there: which of the others could be meant."""
+    known = {place for place in places.values() if place >= 0}
+    left = [head for place, head in enumerate(table.header) if place not in known and head not in besides]
+    if any(map(is_number, left)):
+        return "The first line of the file names the columns."
+    return nearest(missing, left) if left else "Every column that the model learned from is needed, by its name."
+
+
+def number_of(table: CsvColumns, row: int, place: int) -> float:
+    """Return the number in a cell.  Raises ConfigError for one that holds none."""
+    cell = table.cell(row, place)
+    value = number_in(cell)
+    if value is None:
+        text = f"{shown(cell)!r} is not a number that float32 can hold"
+        raise refused(table, row, place, text, with_point(cell) or "Correct the cell.")
+    return value
+
+
+def category_of(table: CsvColumns, row: int, place: int, column: EncodedColumn) -> Sequence[float]:
+    """Return the features of a cell with a category.  Raises ConfigError for one that is not agreed."""
+    cell = table.cell(row, place)
+    if cell not in column.categories:
+        known = f"The categories are {', '.join(column.categories[:20])}."
+        raise refused(table, row, place, f"{shown(cell)!r} is none of the {len(column.categories)} categories", known)
+    return [float(cell == one) for one in column.categories]
+
+
+def refused(table: CsvColumns, row: int, place: int, what: str, advice: str) -> ConfigError:
+    """Return the error of a cell of a table."""
+    return ConfigError(f"{table.path}, line {table.line(row)}, column {table.header[place]!r}: {what}", advice)

@@ -1,0 +1,348 @@
+"""Datasets: examples with labels and, where nature gives one, the client that each example belongs to.
+
+load("digits")                                   8x8 digits that come with scikit-learn
+load("breast-cancer")                            569 patients, 30 measurements, standardised by `split`
+load("mnist")  load("fashion-mnist")             IDX files in the folder that FEDGOSSIP_DATA names
+load("mnist:PATH")                               IDX files in PATH
+load("csv:PATH?label=COLUMN&group=COLUMN")       a table of numbers; drop=A,B leaves columns out; scale=standard;
+                                                 categories=C,D are columns of words
+load("npz:PATH")                                 arrays x, y and, if there, groups
+load("text:PATH?context=32&min_chars=1000")      plays: every speaker is a client
+load("lines:PATH")                               text, a line an example, in buckets by length
+load("parquet:PATH?label=COLUMN")                as csv; needs fedgossip[parquet]
+load("images:FOLDER?size=32&mode=gray")          pictures, a class a folder; needs fedgossip[images]
+load("cifar10:PATH")                             the Python or the binary archive, or its folder
+load("femnist:PATH")                             LEAF's json files: every writer is a client
+load("huggingface:FOLDER?label=COLUMN")          what datasets' save_to_disk wrote; needs fedgossip[huggingface]
+load("module:function")                          yours: gives a Dataset, (x, y) or (x, y, groups)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.base.seeds import stream
+from fedgossip.base.signatures import CalledWith
+from fedgossip.data import custom
+from fedgossip.data.dataset import OF_COLUMNS, Dataset, Indices, from_arrays
+from fedgossip.data.named_code import NamesCode
+from fedgossip.data.objectives import AS_THE_DATA, CLASSIFICATION, LANGUAGE, REGRESSION, objective_of
+from fedgossip.data.ragged import Ragged
+
+DATA = CalledWith((), "Write def data(): return x, y")
+"""Of a data source of the user's own."""
+
+# --- splitting --------------------------------------------------------------------------------------------------
+
+
+OWN = "own"
+ROUNDING = 1e-14
+"""Share of a mean below which a deviation is that of the sum's roundings."""
+
+
+def split(dataset: Dataset, test: float | str, seed: int) -> tuple[Dataset, Dataset]:
+    """Return (train, test) datasets, ready to learn from; see `split_indices` and `scaled`."""
+    train, held_out = split_indices(dataset, test, seed)
+    return scaled(dataset.subset(train), dataset.subset(held_out))
+
+
+def scaled(train: Dataset, test: Dataset) -> tuple[Dataset, Dataset]:
+    """Return both as they are or, where `train.scale` is standard, with columns of mean 0 and deviation 1 in `train`,
+    labels that are numbers too.
+
+    The test set takes no part in the statistics: a model is judged on examples that nothing was fitted to.
+    """
+    if train.scale == "none":
+        return train, test
+    scale = fitted(train)
+    return standardised(train, scale), standardised(test, scale)
+
+
+def scaled_by_test(train: Dataset, test: Dataset) -> tuple[Dataset, Dataset]:
+    """Return both with columns of mean 0 and deviation 1 in `test`, where peers that never see each other's examples
+    have that set alone in common; a column with one value there is shifted by it, which a note says.
+    """
+    scale = fitted(test)
+    alone = [name for place, name in enumerate(test.columns) if np.ptp(test.x[:, place]) == 0]
+    notes = tuple(f"column {name!r} has one value in the test set: it is not scaled" for name in alone)
+    return standardised(replace(train, notes=(*train.notes, *notes)), scale), standardised(test, scale)
+
+
+def fitted(train: Dataset) -> Dataset:
+    """Return examples as they were read, with the means and deviations of their columns, of numbers to predict too."""
+    x = train.x.astype(np.float64)
+    mean, deviation = x.mean(axis=0), x.std(axis=0)
+    deviation[deviation <= ROUNDING * np.abs(mean)] = 1  # of one value: what is left is rounding
+    labels = _label_scale(train)
+    return replace(
+        train,
+        mean=tuple(mean.reshape(-1).tolist()),
+        deviation=tuple(deviation.reshape(-1).tolist()),
+        label_mean=tuple(labels[0].tolist()),
+        label_deviation=tuple(labels[1].tolist()),
+    )
+
+
+def standardised(part: Dataset, like: Dataset) -> Dataset:
+    """Return examples as they were read by the means and deviations of `like`, of x and of labels that are numbers."""
+    if not like.mean:
+        return part
+    shape = part.shape
+    mean, deviation = np.array(like.mean).reshape(shape), np.array(like.deviation).reshape(shape)
+    found = replace(
+        part,
+        x=((part.x - mean) / deviation).astype(np.float32),
+        scale="none",
+        mean=like.mean,
+        deviation=like.deviation,
+    )
+    if not like.label_mean:
+        return found
+    y = ((part.y - np.array(like.label_mean)) / np.array(like.label_deviation)).astype(np.float32)
+    return replace(found, y=y, label_mean=like.label_mean, label_deviation=like.label_deviation)
+
+
+def _label_scale(train: Dataset) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return the mean and the deviation of each label column of a regression; none of other kinds."""
+    if train.kind != REGRESSION:
+        return np.empty(0), np.empty(0)
+    y = train.y.astype(np.float64)
+    mean, deviation = y.mean(axis=0), y.std(axis=0)
+    return mean, np.where(deviation <= ROUNDING * np.abs(mean), 1.0, deviation)
+
+
+def validation_split(train: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:
+    """Return (train, validation): a share of the training examples that nobody trains on, drawn as a test set is.
+
+    Both are as they were read: `scaled` comes after it.  Raises ConfigError where a side would be empty.
+    """
+    kept, validation = split_indices(train, share, seed, "validation")
+    return train.subset(kept), train.subset(validation)
+
+
+def split_indices(dataset: Dataset, test: float | str, seed: int, purpose: str = "split") -> tuple[Indices, Indices]:
+    """Return ascending (train, test) indices; `test` is a share of the examples, 0 < test < 1.
+
+    Stratified: every class, of numbers every tenth, gives its share, rounded, chosen by `seed`; a class with one
+    example stays in train.
+    Text gives the end of every speaker's words, so that no test window overlaps a training one.
+    "own" takes the test set that the source brings (MNIST's t10k files beside its train files).
+    Raises ConfigError where a side would be empty, and for "own" where the source brings none.
+    """
+    if test == OWN:
+        return _own_split(dataset)
+    if isinstance(test, str) or not 0 < test < 1:
+        raise ConfigError(f"test = {test}; expected 0 < test < 1", "0.2 keeps a fifth of the examples for the test.")
+    if dataset.vocabulary is not None and dataset.groups is not None:
+        held_out = _ranks(dataset.groups, np.arange(len(dataset))[::-1], test)
+    else:
+        order = stream(seed, purpose).permutation(len(dataset))
+        held_out = _ranks(dataset.labels, order, test)
+    if held_out.all() or not held_out.any():
+        raise ConfigError(
+            f"{dataset.name}: {'test' if purpose == 'split' else purpose} = {test} of {len(dataset)} examples leaves "
+            "one side empty",
+            "Choose a share that gives both sides an example each.",
+        )
+    return np.flatnonzero(~held_out), np.flatnonzero(held_out)
+
+
+def _own_split(dataset: Dataset) -> tuple[Indices, Indices]:
+    if dataset.own_test is None:
+        raise ConfigError(f"{dataset.name} brings no test set of its own", "Hold out a share: data.test = 0.2.")
+    return np.arange(dataset.own_test), np.arange(dataset.own_test, len(dataset))
+
+
+def _ranks(keys: Indices, order: Indices, share: float) -> npt.NDArray[np.bool_]:
+    """Return a mask of the first round(share * size) examples of every key, in the order given."""
+    by_key = order[np.argsort(keys[order], kind="stable")]
+    _, starts, counts = np.unique(keys[by_key], return_index=True, return_counts=True)
+    rank = np.arange(len(keys)) - np.repeat(starts, counts)
+    wanted = np.minimum(np.round(counts * share), counts - 1)
+    mask = np.zeros(len(keys), np.bool_)
+    mask[by_key] = rank < np.repeat(wanted, counts)
+    return mask
+
+
+# --- loading ----------------------------------------------------------------------------------------------------
+
+BUNDLED = ("digits", "breast-cancer", "diabetes")
+OF_FILES = (
+    "mnist",
+    "fashion-mnist",
+    "csv",
+    "npz",
+    "text",
+    "lines",
+    "parquet",
+    "images",
+    "cifar10",
+    "femnist",
+    "huggingface",
+)
+"""Sources with a path behind their name; that of the first two may be left out."""
+KINDS = (*BUNDLED, *OF_FILES)
+CODE = NamesCode(KINDS.__contains__)
+"""Of data.source and data.test: what is no built-in word is a function of somebody's own."""
+
+
+def load(
+    source: str,
+    *,
+    base: Path | None = None,
+    seed: int = 0,  # noqa: ARG001
+    like: Dataset | None = None,
+    kind: str = AS_THE_DATA,
+    buckets: Sequence[int] = (),
+    standard: bool = False,
+) -> Dataset:
+    """Return the dataset that `source` names (the forms are at the top of this file), for a task of this kind.
+
+    Relative paths are taken from `base`, the folder of the experiment file (default: the working directory).
+    `seed` is for sources that draw; the built-in ones do not.  With `like` the classes are those of that set, by name
+    where they have names, and the features have to be.  `buckets`: of lines, none: as `like` has them, or the usual
+    ones.  `standard`: as if the source said scale=standard.  Raises ConfigError where the source cannot be read,
+    naming the file, what was expected and what was found.
+    """
+    wanted = objective_of(kind, "", (), source).kind if like is None else like.kind
+    found = _load(source, base, like, buckets, wanted, standard=standard)
+    if standard and found.scale == "none":
+        if not np.issubdtype(found.x.dtype, np.floating):
+            raise ConfigError(f"{source}: scale=standard of examples that are no numbers", "Leave it out.")
+        found = replace(found, scale="standard")
+    own_text = found.kind == LANGUAGE and wanted == CLASSIFICATION and custom.is_function(source)
+    if found.kind != wanted and not own_text:
+        advice = f'Set task.kind = "{found.kind}", or take another source.'
+        raise ConfigError(f"{source}: its labels are for {found.kind}, and the task is {wanted}", advice)
+    return found if like is None else _alike(source, found, like)
+
+
+def _alike(source: str, found: Dataset, like: Dataset) -> Dataset:
+    labels = like.label_names if like.kind in OF_COLUMNS else ()
+    for what, has, expected in (
+        ("columns", found.columns, like.columns),
+        ("examples of shape", found.shape, like.shape),
+        ("characters", found.vocabulary, like.vocabulary),
+        ("scale", found.scale, like.scale),
+        ("label columns", found.label_names if found.kind in OF_COLUMNS else (), labels),
+        ("outputs", found.outputs if found.classes == 0 else 0, like.outputs if like.classes == 0 else 0),
+    ):
+        if has != expected:
+            advice = "Training and test sets, of all peers, have the same features in the same order."
+            if found.encoding and what == "columns":
+                advice = 'Sites whose files hold other words agree on them: data.scale = "federated" (docs/data.md).'
+            raise ConfigError(f"{source}: {what} {has}; {like.name} has {expected}", advice)
+    return replace(found, classes=like.classes)
+
+
+def _load(
+    source: str, base: Path | None, like: Dataset | None, buckets: Sequence[int], task: str, *, standard: bool
+) -> Dataset:
+    kind, colon, rest = source.partition(":")
+    if kind not in KINDS:
+        if custom.is_function(source):
+            return _from_user(source, custom.call(source, base, DATA), task)
+        raise ConfigError(f"unknown data source {source!r}", nearest(kind, [*KINDS, "module:function"]))
+    path, _, query = rest.partition("?")
+    options = _options(source, query, _OPTIONS.get(kind, ()))
+    if standard and "scale" in _OPTIONS.get(kind, ()):
+        options["scale"] = "standard"
+    if kind in OF_FILES[2:] and not path:
+        raise ConfigError(f"{source!r} names no file", f"Write {kind}:PATH.")
+    if kind in BUNDLED and colon:
+        raise ConfigError(f"{source!r}: {kind} takes nothing after its name", f"Write {kind}.")
+    place = (base or Path.cwd()) / Path(path).expanduser() if path else None
+    if kind == "lines":
+        return _read_lines(place, buckets, like)
+    return _read(kind, place, options, () if like is None else like.class_names, task)
+
+
+def _read_lines(path: Path | None, buckets: Sequence[int], like: Dataset | None) -> Dataset:
+    from fedgossip.data import lines
+
+    if like is None or like.vocabulary is None:
+        return lines.read(_there(path), buckets)
+    theirs = like.x.buckets if isinstance(like.x, Ragged) else like.shape  # of a model: the longest that it learned
+    return lines.read(_there(path), buckets or theirs, like.vocabulary)
+
+
+_OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "csv": ("label", "group", "drop", "categories", "scale"),
+    "text": ("context", "min_chars"),
+    "parquet": ("label", "group", "drop", "categories", "scale"),
+    "images": ("size", "mode"),
+    "huggingface": ("label", "group", "drop", "categories", "scale", "size", "mode"),
+}
+
+
+def _read(kind: str, path: Path | None, options: Mapping[str, str], class_names: tuple[str, ...], task: str) -> Dataset:
+    if kind in BUNDLED:
+        from fedgossip.data import bundled
+
+        return {"digits": bundled.digits, "breast-cancer": bundled.breast_cancer, "diabetes": bundled.diabetes}[kind]()
+    return _read_file(kind, path, options, class_names, task)
+
+
+def _read_file(
+    kind: str, path: Path | None, options: Mapping[str, str], class_names: tuple[str, ...], task: str
+) -> Dataset:
+    from fedgossip.data import arrow, cifar, idx, images, leaf, tables, text
+
+    match kind:
+        case "csv":
+            return tables.read_csv(_there(path), options, class_names, task)
+        case "npz":
+            return tables.read_npz(_there(path), task)
+        case "text":
+            return text.read(_there(path), options)
+        case "parquet":
+            return arrow.read_parquet(_there(path), options, class_names, task)
+        case "images":
+            return images.read(_there(path, folder=True), options, class_names)
+        case "huggingface":
+            return arrow.read_saved(_there(path, folder=True), options, class_names, task)
+        case "cifar10":
+            return cifar.read(_any(path))
+        case "femnist":
+            return leaf.read(_any(path))
+        case _:
+            return idx.read(kind, path)
+
+
+def _there(path: Path | None, *, folder: bool = False) -> Path:
+    if path is None or not (path.is_dir() if folder else path.is_file()):
+        what = "folder" if folder else "file"
+        raise ConfigError(f"there is no {what} {path}", "A relative path starts at the folder of the experiment file.")
+    return path
+
+
+def _any(path: Path | None) -> Path:
+    """A file or a folder."""
+    return _there(path, folder=path is not None and path.is_dir())
+
+
+def _options(source: str, query: str, known: tuple[str, ...]) -> dict[str, str]:
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    for name in options:
+        if name not in known:
+            advice = nearest(name, known) if known else "This source takes no options."
+            raise ConfigError(f"{source!r}: unknown option {name!r}", advice)
+    return options
+
+
+def _from_user(source: str, given: object, task: str) -> Dataset:
+    if isinstance(given, Dataset):
+        return given
+    if not isinstance(given, tuple) or len(given) not in (2, 3):
+        raise ConfigError(
+            f"{source} gave a {type(given).__name__}", "It returns a Dataset, (x, y) or (x, y, groups) of arrays."
+        )
+    x, y, *groups = given
+    return from_arrays(source, x, y, groups[0] if groups else None, task)

@@ -1,0 +1,205 @@
+"""What is learned, and how well: the kinds of task, the losses and metrics that fit each, as an experiment names them.
+
+    kind            labels                                  losses                     metrics
+    classification  one class per example                   cross-entropy              accuracy f1 auroc
+    regression      one number per example and column       mse mae huber              rmse mae r2
+    multi-label     yes or no per example and column        bce                        f1 accuracy auroc
+    language        the next character at every place       cross-entropy              accuracy
+    convex          two classes, or one number              hinge logistic squares lasso  accuracy, rmse; gap
+
+Every kind has the metric "loss" too, and takes "module:function" as a loss or a metric.  No torch here: a report and
+the check of an experiment file ask what the score of a run is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl
+
+from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.base.scores import ACCURACY, HIGHER, LOWER, Score
+from fedgossip.data.custom import is_function
+from fedgossip.data.named_code import NamesCode
+
+CLASSIFICATION, REGRESSION, MULTI_LABEL, LANGUAGE = "classification", "regression", "multi-label", "language"
+KINDS = (CLASSIFICATION, REGRESSION, MULTI_LABEL, LANGUAGE)
+
+LOOP = "loop"
+"""The kind of an experiment in which training loops of the user's own take part: they measure what they like."""
+
+SPARSE = "sparse-logistic"
+"""The kind of a problem whose model is a table of many rows, of which a batch needs a few."""
+
+STATISTICS = "statistics"
+"""The kind of a run in which sites agree on what their tables have in common, and nothing is learned."""
+
+EVALUATION = "evaluation"
+"""The kind of a run in which sites judge a model together, and nothing is learned."""
+
+GLM = "glm"
+"""The kind of a run in which sites fit a generalised linear model to sums, and no gradient travels."""
+
+TREES = "trees"
+"""The kind of a run in which sites grow boosted trees from sums, a level in each round."""
+
+SURVIVAL = "survival"
+"""The kind of a run in which sites count events at times, and a survival curve is made of the counts."""
+
+COX = "cox"
+"""The kind of a run in which sites fit proportional hazards from sums over the records at risk."""
+
+SUMS: Mapping[str, str] = {
+    STATISTICS: "statistics are sums",
+    EVALUATION: "an evaluation is made of sums",
+    GLM: "a regression is fitted to sums",
+    TREES: "trees are grown from sums",
+    SURVIVAL: "survival is counted in sums",
+    COX: "hazards are fitted to sums",
+}
+"""Kinds whose vectors are sums of whole numbers, and what is made of them."""
+
+CONVEX = "convex"
+"""The kind of linear models with a convex loss, which can be certified: see `convex`."""
+
+AS_THE_DATA = "learning"
+"""The kind of an experiment that does not say it: that of its source."""
+
+OF_SOURCES: Mapping[str, str] = {"text": LANGUAGE, "lines": LANGUAGE, "diabetes": REGRESSION}
+"""The kinds of sources that hold something else than classes."""
+
+LOSSES: Mapping[str, tuple[str, ...]] = {
+    "cross-entropy": (CLASSIFICATION, LANGUAGE),
+    "mse": (REGRESSION,),
+    "mae": (REGRESSION,),
+    "huber": (REGRESSION,),
+    "bce": (MULTI_LABEL,),
+    "hinge": (CONVEX,),
+    "logistic": (CONVEX,),
+    "squares": (CONVEX,),
+    "lasso": (CONVEX,),
+}
+
+F1 = Score("f1", unit="of precision and recall, 1 at best", share=True, title="F1")
+AUROC = Score("auroc", unit="area under the ROC curve, 1 at best", share=True, title="AUROC")
+
+METRICS: Mapping[str, tuple[Score, tuple[str, ...]]] = {
+    "accuracy": (ACCURACY, (CLASSIFICATION, MULTI_LABEL, LANGUAGE, CONVEX)),
+    "f1": (F1, (CLASSIFICATION, MULTI_LABEL)),
+    "auroc": (AUROC, (CLASSIFICATION, MULTI_LABEL)),
+    "rmse": (Score("rmse", LOWER, "root mean squared error, in the label's unit", title="RMSE"), (REGRESSION, CONVEX)),
+    "mae": (Score("mae", LOWER, "mean absolute error, in the label's unit", title="MAE"), (REGRESSION,)),
+    "r2": (Score("r2", unit="share of the variance explained, 1 at best", title="R²"), (REGRESSION,)),
+    "loss": (Score("loss", LOWER, "what training makes smaller"), (*KINDS, CONVEX)),
+    "gap": (Score("gap", LOWER, "at most so far above the best", title="duality gap"), (CONVEX,)),
+}
+
+USUAL: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    CLASSIFICATION: ("cross-entropy", ("accuracy",)),
+    REGRESSION: ("mse", ("rmse", "mae", "r2")),
+    MULTI_LABEL: ("bce", ("f1", "accuracy")),
+    CONVEX: ("hinge", ("gap",)),
+    LANGUAGE: ("cross-entropy", ("accuracy",)),
+}
+"""The loss and the metrics of a kind where none are named."""
+
+
+CODE = NamesCode()
+"""Of task.loss and task.metrics: no built-in one has a colon."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What a run makes smaller, and what it is judged by: the first metric is its score."""
+
+    kind: str = CLASSIFICATION
+    loss: str = "cross-entropy"
+    metrics: tuple[str, ...] = ("accuracy",)
+
+    @property
+    def score(self) -> Score:
+        return score_of(self.metrics[0])
+
+    @property
+    def data_kind(self) -> str:
+        """The kind of labels that it is learned from."""
+        if self.kind != CONVEX:
+            return self.kind
+        return REGRESSION if self.loss in ("squares", "lasso") else CLASSIFICATION
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """The "module:function" texts among them."""
+        named = (CODE.named_by(one) for one in (self.loss, *self.metrics))
+        return tuple(name for name in named if name)
+
+
+def objective_of(kind: str, loss: str, metrics: Sequence[str], source: str = "") -> Objective:
+    """Return what [task] asks for; `source` decides where the kind is not said, "" and () take the kind's own.
+
+    Raises ConfigError for a loss or a metric that is not known, or not of the kind.
+    """
+    kind = OF_SOURCES.get(source.partition(":")[0], CLASSIFICATION) if kind == AS_THE_DATA else kind
+    usual_loss, usual_metrics = USUAL[kind]
+    _check_loss(kind, loss or usual_loss)
+    for metric in metrics:
+        _check_metric(kind, metric)
+    names = [score_of(metric).name for metric in metrics]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"task.metrics: {twice[0]!r} is there twice", "Name each metric once, the score first.")
+    return Objective(kind, loss or usual_loss, tuple(metrics) or usual_metrics)
+
+
+def score_of_loops(metric: str) -> Score:
+    """Return the score that users' own loops tell by this name: one of METRICS, or another, "NAME?better=lower"."""
+    name, _, query = metric.partition("?")
+    if name in METRICS:
+        return METRICS[name][0]
+    return Score(name, dict(parse_qsl(query)).get("better", HIGHER))
+
+
+def score_of(metric: str) -> Score:
+    """Return the score that a metric's text names; "module:function?better=lower&unit=days" says it of one's own."""
+    if metric in METRICS:
+        return METRICS[metric][0]
+    name, _, query = metric.partition("?")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    return Score(name.rpartition(":")[2], options.get("better", HIGHER), options.get("unit", ""))
+
+
+def score_told(told: Mapping[str, Any]) -> Score:
+    """Return the score of which a summary tells name, better and unit."""
+    name = str(told.get("name", ACCURACY.name))
+    if name in METRICS:
+        return METRICS[name][0]
+    return Score(name, str(told.get("better", HIGHER)), str(told.get("unit", "")))
+
+
+def _check_loss(kind: str, loss: str) -> None:
+    if is_function(loss):
+        return
+    if loss not in LOSSES:
+        raise ConfigError(f"task.loss = {loss!r} is not known", nearest(loss, [*LOSSES, "module:function"]))
+    if kind not in LOSSES[loss]:
+        fit = ", ".join(name for name, kinds in LOSSES.items() if kind in kinds)
+        text = f"task.loss = {loss!r} is for {' and '.join(LOSSES[loss])}, and this task is {kind}"
+        raise ConfigError(text, f"For {kind}: {fit}, module:function; or another task.kind.")
+
+
+def _check_metric(kind: str, metric: str) -> None:
+    name, _, query = metric.partition("?")
+    if is_function(name):
+        options = dict(parse_qsl(query, keep_blank_values=True))
+        for option in options:
+            if option not in ("better", "unit"):
+                raise ConfigError(f"task.metrics: {metric!r}: unknown option {option!r}", "There are better and unit.")
+        if options.get("better", HIGHER) not in (HIGHER, LOWER):
+            raise ConfigError(f"task.metrics: {metric!r}: better = {options['better']!r}", "Write higher or lower.")
+        return
+    if metric not in METRICS:
+        raise ConfigError(f"task.metrics: {metric!r} is not known", nearest(metric, [*METRICS, "module:function"]))
+    if kind not in METRICS[metric][1]:
+        fit = ", ".join(known for known, (_, kinds) in METRICS.items() if kind in kinds)
+        text = f"task.metrics: {metric!r} is for {' and '.join(METRICS[metric][1])}, and this task is {kind}"
+        raise ConfigError(text, f"For {kind}: {fit}, module:function.")

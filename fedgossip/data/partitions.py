@@ -1,0 +1,254 @@
+"""Partitions: which examples belong to which peer.
+
+    partition("dirichlet", labels, 16, seed=1, alpha=0.1)  ->  16 ascending, disjoint index arrays
+
+Every kind gives every example to exactly one peer, and every peer at least one example.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.base.seeds import stream
+from fedgossip.core.machine import NodeId
+
+Indices = npt.NDArray[np.int64]
+
+MAX_DRAWS = 1000  # of a Dirichlet partition, until every peer has min_size examples
+
+
+def partition(
+    kind: str, labels: npt.ArrayLike, n: int, *, seed: int, groups: npt.ArrayLike | None = None, **params: Any
+) -> list[Indices]:
+    """Return n ascending, disjoint index arrays that together hold every example.
+
+    labels: int [m] (of int [m, context], text, the last column).  groups: int [m], for "natural" alone.
+
+    kind           params (default)             each peer holds
+    iid                                         a random nth of the examples
+    dirichlet      alpha, min_size (10)         of every class a share drawn from Dir(alpha): small alpha, unlike peers
+    shard          shards_per_peer (2)          that many slices of the examples sorted by label
+    pathological   classes_per_peer (2)         exactly that many classes
+    size-skewed    exponent (1.0) or sigma      random examples; sizes follow rank^-exponent or exp(sigma * normal)
+    natural                                     whole groups: speakers, hospitals, devices
+
+    Raises ConfigError for an unknown kind or parameter, and where a peer would be left with nothing.
+    """
+    if kind not in KINDS:
+        raise ConfigError(f"unknown partition {kind!r}", nearest(kind, KINDS))
+    split, known = KINDS[kind]
+    for name in params:
+        if name not in known:
+            advice = nearest(name, known) if known else "It takes none."
+            raise ConfigError(f"partition {kind!r}: unknown parameter {name!r}", advice)
+    classes = np.asarray(labels)
+    classes = classes if classes.ndim == 1 else classes[:, -1]
+    if not 1 <= n <= len(classes):
+        raise ConfigError(
+            f"partition {kind!r}: {len(classes)} examples for {n} peers; an empty partition is useless",
+            "Use at least one peer, and at most one per example.",
+        )
+    if kind == "natural":
+        params["groups"] = groups
+    shares = [np.sort(share).astype(np.int64) for share in split(classes, n, stream(seed, "partition", n), **params)]
+    for peer, share in enumerate(shares):
+        if len(share) == 0:
+            raise ConfigError(f"partition {kind!r}: peer {peer} has no example, an empty partition", "Use fewer peers.")
+    return shares
+
+
+def iid(labels: Indices, n: int, random: np.random.Generator) -> list[Indices]:
+    return np.array_split(random.permutation(len(labels)), n)
+
+
+def dirichlet(
+    labels: Indices, n: int, random: np.random.Generator, *, alpha: float = 0.0, min_size: int = 10
+) -> list[Indices]:
+    """Return shares where every class is divided by its own draw of Dir(alpha, ..., alpha) over the peers.
+
+    Shares are drawn again, at most MAX_DRAWS times, until every peer has min_size examples.  Raises ConfigError where
+    they never do.
+    Source: Yurochkin et al., Bayesian nonparametric federated learning, ICML 2019; Li et al., NIID-Bench, ICDE 2022.
+    """
+    alpha = _positive("dirichlet", "alpha", alpha, "Give alpha: 0.1 is very unlike, 100 nearly iid.")
+    _count("dirichlet", "min_size", min_size, 0)
+    counts = np.unique(labels, return_counts=True)[1]
+    for _ in range(MAX_DRAWS):
+        shares = random.dirichlet(np.full(n, alpha), size=len(counts))
+        ends = np.round(np.cumsum(shares, axis=1) * counts[:, None]).astype(np.int64)
+        ends[:, -1] = counts
+        sizes = np.diff(ends, axis=1, prepend=0)
+        if sizes.sum(axis=0).min() >= max(1, min_size):
+            return _deal(labels, n, sizes, random)
+    raise ConfigError(
+        f"partition 'dirichlet': {MAX_DRAWS} draws with alpha = {alpha:g} left one of {n} peers with fewer than "
+        f"{min_size} of {len(labels)} examples",
+        "Use a larger alpha, a smaller min_size or fewer peers.",
+    )
+
+
+def shard(labels: Indices, n: int, random: np.random.Generator, *, shards_per_peer: int = 2) -> list[Indices]:
+    """Return shares of `shards_per_peer` slices each.  Raises ConfigError where a share would be empty.
+
+    Source: McMahan et al., AISTATS 2017, section 3.
+    """
+    _count("shard", "shards_per_peer", shards_per_peer, 1)
+    total = n * shards_per_peer
+    if total > len(labels):
+        raise ConfigError(
+            f"partition 'shard': {total} shards of {len(labels)} examples; some peer gets an empty partition",
+            "Use fewer shards_per_peer or fewer peers.",
+        )
+    shuffled = random.permutation(len(labels))
+    slices = np.array_split(shuffled[np.argsort(labels[shuffled], kind="stable")], total)
+    dealt = random.permutation(total).reshape(n, shards_per_peer)
+    return [np.concatenate([slices[s] for s in mine]) for mine in dealt]
+
+
+def pathological(labels: Indices, n: int, random: np.random.Generator, *, classes_per_peer: int = 2) -> list[Indices]:
+    """Return shares of exactly `classes_per_peer` classes; the peers of a class share it evenly.
+
+    Raises ConfigError where the classes are too few, or too many, for that.
+    """
+    counts = np.unique(labels, return_counts=True)[1]
+    _count("pathological", "classes_per_peer", classes_per_peer, 1)
+    if classes_per_peer > len(counts):
+        raise ConfigError(
+            f"partition 'pathological': {classes_per_peer} classes per peer, but the labels have {len(counts)}",
+            f"Use classes_per_peer = {len(counts)} at most.",
+        )
+    if n * classes_per_peer < len(counts):
+        raise ConfigError(
+            f"partition 'pathological': {n} peers with {classes_per_peer} classes each cannot hold {len(counts)}",
+            f"Use classes_per_peer = {-(-len(counts) // n)} or more peers.",
+        )
+    slots = np.arange(n * classes_per_peer).reshape(n, classes_per_peer) % len(counts)
+    held = np.zeros((len(counts), n), np.bool_)
+    held[random.permutation(len(counts))[slots], random.permutation(n)[:, None]] = True
+    holders = held.sum(axis=1)
+    if (holders > counts).any():
+        bad = int(np.argmax(holders > counts))
+        raise ConfigError(
+            f"partition 'pathological': class {np.unique(labels)[bad]} has {counts[bad]} examples for {holders[bad]} "
+            "peers; one of them gets none",
+            "Use fewer peers or fewer classes_per_peer.",
+        )
+    ends = np.cumsum(held, axis=1) * counts[:, None] // holders[:, None]
+    return _deal(labels, n, np.diff(ends, axis=1, prepend=0), random)
+
+
+def size_skewed(
+    labels: Indices,
+    n: int,
+    random: np.random.Generator,
+    *,
+    exponent: float | None = None,
+    sigma: float | None = None,
+) -> list[Indices]:
+    """Return random shares of very different sizes, at least one example each.
+
+    Raises ConfigError where both `exponent` and `sigma` are given.
+    """
+    if exponent is not None and sigma is not None:
+        raise ConfigError("partition 'size-skewed': exponent and sigma are both given", "Give one of them.")
+    if sigma is not None:
+        weights = np.exp(_positive("size-skewed", "sigma", sigma, "1 is skewed, 2 very.") * random.standard_normal(n))
+    else:
+        power = 1.0 if exponent is None else exponent
+        weights = np.arange(1, n + 1) ** -_positive("size-skewed", "exponent", power, "1 is Zipf's law.")
+        weights = random.permutation(weights)
+    ends = np.round(np.cumsum(weights) / weights.sum() * (len(labels) - n)).astype(np.int64) + np.arange(1, n + 1)
+    return np.split(random.permutation(len(labels)), ends[:-1])
+
+
+def natural(
+    labels: Indices,
+    n: int,
+    random: np.random.Generator,  # noqa: ARG001
+    *,
+    groups: npt.ArrayLike | None = None,
+) -> list[Indices]:
+    """Return shares of whole groups, balanced: the largest group that is left goes to the smallest peer.
+
+    Raises ConfigError for data without groups, and for fewer groups than peers.
+    """
+    if groups is None:
+        raise ConfigError(
+            "partition 'natural': the data have no groups", "Use text, a csv with group=COLUMN or an npz with groups."
+        )
+    ids = np.asarray(groups)
+    if len(ids) != len(labels):
+        raise ConfigError(f"partition 'natural': {len(ids)} groups for {len(labels)} labels", "One group per example.")
+    _, member, sizes = np.unique(ids, return_inverse=True, return_counts=True)
+    if n > len(sizes):
+        raise ConfigError(
+            f"partition 'natural': {n} peers but {len(sizes)} groups; some peer gets an empty partition",
+            f"Use at most {len(sizes)} peers.",
+        )
+    owner = np.empty(len(sizes), np.int64)
+    peers = [(0, peer) for peer in range(n)]
+    for group in np.argsort(-sizes, kind="stable"):
+        load, peer = heapq.heappop(peers)
+        owner[group] = peer
+        heapq.heappush(peers, (load + int(sizes[group]), peer))
+    return _by_owner(owner[member.reshape(-1)], np.arange(len(labels)), n)
+
+
+Kind = Callable[..., list[Indices]]
+
+KINDS: Mapping[str, tuple[Kind, tuple[str, ...]]] = {
+    "iid": (iid, ()),
+    "dirichlet": (dirichlet, ("alpha", "min_size")),
+    "shard": (shard, ("shards_per_peer",)),
+    "pathological": (pathological, ("classes_per_peer",)),
+    "size-skewed": (size_skewed, ("exponent", "sigma")),
+    "natural": (natural, ()),
+}
+
+
+def _deal(labels: Indices, n: int, sizes: Indices, random: np.random.Generator) -> list[Indices]:
+    """Return shares where peer i holds sizes[c, i] random examples of class c (rows: classes, ascending)."""
+    shuffled = random.permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    return _by_owner(np.repeat(np.tile(np.arange(n), len(sizes)), sizes.reshape(-1)), by_class, n)
+
+
+def _by_owner(owner: Indices, examples: Indices, n: int) -> list[Indices]:
+    order = np.argsort(owner, kind="stable")
+    ends = np.cumsum(np.bincount(owner, minlength=n))
+    return np.split(examples[order], ends[:-1])
+
+
+def _positive(kind: str, name: str, value: object, advice: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise ConfigError(f"partition {kind!r}: {name} = {value!r}; expected a number above 0", advice)
+    return float(value)
+
+
+def _count(kind: str, name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(
+            f"partition {kind!r}: {name} = {value!r}; expected a whole number, at least {least}",
+            "Write it without a point.",
+        )
+
+
+def kept_apart(
+    shares: Mapping[NodeId, Indices], share: float, seed: int
+) -> tuple[dict[NodeId, Indices], dict[NodeId, Indices]]:
+    """Return (to train on, to test on) of each node: a `share` of its examples, drawn from its stream, at least one.
+
+    A node with a single example keeps it for training and tests on nothing.
+    """
+    train, test = {}, {}
+    for node, owned in shares.items():
+        order = stream(seed, "local test", node).permutation(owned)
+        count = min(len(owned) - 1, max(1, round(share * len(owned))))
+        test[node], train[node] = np.sort(order[:count]), np.sort(order[count:])
+    return train, test

@@ -1,0 +1,51 @@
+"""Data that stay where they are: every peer reads a file of its own, which `{peer}` in the source names.
+
+    data.source = "csv:site-{peer}.csv?label=kind"        peer 3 reads site-3.csv, and no other peer's file
+    data.partition = { kind = "own" }
+    data.test = "csv:common.csv?label=kind"               a file that all peers have
+
+The common test set says which columns and classes there are: by it peers agree that never see each other's records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from fedgossip.data.data import load
+from fedgossip.data.dataset import Dataset, Indices
+from fedgossip.data.ragged import joined
+
+PLACE = "{peer}"
+
+
+def load_own(
+    source: str, test: Dataset, peers: Sequence[int], *, base: Path | None = None
+) -> tuple[Dataset, dict[int, Indices]]:
+    """Return the examples of `peers`, one peer's after another's, and which of them are whose.
+
+    Of no peers the test set itself, and nobody's share of it: what only evaluates needs no more.  Where the test set is
+    to be scaled they are, too: see `data.scaled_by_test`.  Raises ConfigError
+    where a file of `peers` is not there, or has other columns or labels than `test`.
+    """
+    standard = test.scale != "none"
+    parts = [load(source.replace(PLACE, str(peer)), base=base, like=test, standard=standard) for peer in peers]
+    return together(source, test, peers, parts)
+
+
+def together(
+    source: str, test: Dataset, peers: Sequence[int], parts: Sequence[Dataset]
+) -> tuple[Dataset, dict[int, Indices]]:
+    """Return the examples of peers as one set, and which of them are whose; of none the test set, and no share."""
+    if not parts:
+        return test, {}
+    ends = np.cumsum([len(part) for part in parts])
+    shares = {
+        peer: np.arange(end - len(part), end) for peer, part, end in zip(peers, parts, ends.tolist(), strict=True)
+    }
+    x, y = joined([part.x for part in parts]), joined([part.y for part in parts])
+    notes = tuple(note for part in parts for note in part.notes)
+    return replace(parts[0], name=source, x=x, y=y, groups=None, group_names=(), own_test=None, notes=notes), shares

@@ -1,0 +1,68 @@
+"""Groups of records by a column of the sites' own tables: women and men, wards, scanners."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.base.cells import class_name, is_missing, shown
+from fedgossip.base.errors import ConfigError
+from fedgossip.data.columns.encoded_tables import found_columns, refused
+from fedgossip.data.columns.encodings import EncodedColumn, parted
+from fedgossip.data.columns.table_schema import DeclaredColumn, declared_columns
+from fedgossip.data.csv_columns import CsvColumns
+
+GROUPS = 12
+"""Maximum number of groups: with more each is small, and the column is a measurement."""
+NOT_SAID = "not said"
+"""The group of records whose cell is empty."""
+
+
+def path_of(source: str) -> Path:
+    """Return the file of "csv:PATH?...".  Raises ConfigError for another source."""
+    kind, _, rest = source.partition(":")
+    if kind != "csv":
+        raise ConfigError(f"{source!r}: data.groups is a column of CSV files", "Leave data.groups out.")
+    return Path(rest.partition("?")[0]).expanduser()
+
+
+def groups_of(test: Path, column: str, declared: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the groups of a column: those that [data.columns] declares, else those of the common file.
+
+    Raises ConfigError for a column that is not there, and for one of more than GROUPS different cells.
+    """
+    if categories := declared_columns(declared).get(column, DeclaredColumn()).categories:
+        return _checked(categories, column, "data.columns")
+    table = CsvColumns(test)
+    place = found_columns(table, [EncodedColumn(column, _unit_of(table, column))])[column]
+    cells = {class_name(cell) for cell in table.words(place) if not is_missing(cell)}
+    return _checked(tuple(sorted(cells)), column, str(test))
+
+
+def _unit_of(table: CsvColumns, column: str) -> str:
+    return next((unit for name, unit in map(parted, table.header) if name == column), "")
+
+
+def _checked(groups: tuple[str, ...], column: str, where: str) -> tuple[str, ...]:
+    if not 2 <= len(groups) <= GROUPS:
+        text = f"{where}: column {column!r} has {len(groups)} different values; groups are 2 to {GROUPS}"
+        raise ConfigError(text, f'Declare them: [data.columns] {column} = {{ categories = ["f", "m"] }}.')
+    return (*groups, NOT_SAID)
+
+
+def group_rows(path: Path, column: str, groups: tuple[str, ...]) -> npt.NDArray[np.int64]:
+    """Return the place of each row's group, [m].  Raises ConfigError, with line and value, for one that is unknown."""
+    table = CsvColumns(path)
+    place = found_columns(table, [EncodedColumn(column, _unit_of(table, column))])[column]
+    found = []
+    for row, cell in enumerate(table.words(place)):
+        name = NOT_SAID if is_missing(cell) else class_name(cell)
+        if name not in groups:
+            known = f"The groups are {', '.join(groups[:-1])}."
+            raise refused(table, row, place, f"{shown(cell)!r} is no group that all know", known)
+        found.append(groups.index(name))
+    return np.array(found, np.int64)

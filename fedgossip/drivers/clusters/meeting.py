@@ -1,0 +1,116 @@
+"""The folder RUN/cluster, on a disk that all nodes share, by which the tasks of a job and whoever placed it agree.
+
+    job.json             what each participant is told, and where the nodes find the rest
+    stop                 there when all are to say goodbye and end
+    JOB-LIFE/            of each life of the job: one that is preempted is queued again, and is another life
+        03.here          the process of participant 3, and its host
+        03.toml          its address and public key;  endpoints.toml: those of all, when all are there
+        03.exit          its exit code
+
+Participants make their keys where they run, and keys stay there: what is told here is public, to the owner of the run.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fedgossip.base import outside_files, owner_files
+from fedgossip.base.decoding import UnreadableError, from_json
+from fedgossip.base.errors import ConfigError
+from fedgossip.runs.run_directory import write_whole
+
+CLUSTER, JOB, STOP, ENDPOINTS = "cluster", "job.json", "stop", "endpoints.toml"
+
+
+class PlacedJob(msgspec.Struct):
+    """What every task of a job reads.  `here`: where it was placed from, so that modules of the user's are found."""
+
+    specs: list[dict[str, Any]]
+    here: str
+    path: list[str]
+    cpus: int = 1
+    portable: bool = False
+    interface: str = ""
+
+
+_JOB = msgspec.json.Decoder(PlacedJob)
+
+
+def read_job(folder: Path) -> PlacedJob:
+    """Return the job of a folder.  Raises ConfigError."""
+    try:
+        return from_json(_JOB, outside_files.read_bytes(folder / JOB))
+    except (OSError, UnreadableError) as error:
+        advice = "Place runs in a folder that all nodes see, with --out."
+        raise ConfigError(f"{folder / JOB}: {error}", advice) from None
+
+
+def write_job(folder: Path, job: PlacedJob) -> None:
+    """Write the job into its folder, which may hold lives of the run before.  Raises NotWrittenError."""
+    owner_files.made(folder)
+    (folder / STOP).unlink(missing_ok=True)
+    write_whole(folder / JOB, msgspec.json.encode(job))
+
+
+@dataclass(frozen=True)
+class JobLife:
+    """One life of a job of `count` participants; `folder` is there."""
+
+    folder: Path
+    count: int
+
+    @classmethod
+    def newest(cls, folder: Path, job: str, count: int) -> JobLife | None:
+        """Return the life of a job that began last; None where none has, or the nodes do not see the folder."""
+        lives = [int(path.name.rpartition("-")[2]) for path in folder.glob(f"{job}-*")]
+        return cls(folder / f"{job}-{max(lives)}", count) if lives else None
+
+    def begin(self, node: int) -> None:
+        """Say that participant `node` is placed here."""
+        owner_files.made(self.folder)
+        self._write(node, "here", f"{os.getpid()} {socket.gethostname()}\n".encode())
+
+    def leave(self, node: int, endpoint: bytes) -> None:
+        self._write(node, "toml", endpoint)
+
+    def ended(self, node: int, code: int) -> None:
+        self._write(node, "exit", str(code).encode())
+
+    def here(self) -> frozenset[int]:
+        """The participants that were placed."""
+        return self._those("here")
+
+    def gather(self) -> None:
+        """Write where all are, when all have said so."""
+        if len(found := sorted(self._those("toml"))) == self.count and not self.gathered:
+            write_whole(
+                self.endpoints, b"\n".join(outside_files.read_bytes(self._path(node, "toml")) for node in found)
+            )
+
+    @property
+    def endpoints(self) -> Path:
+        return self.folder / ENDPOINTS
+
+    @property
+    def gathered(self) -> bool:
+        return self.endpoints.exists()
+
+    def exits(self) -> Mapping[int, int]:
+        """The exit codes of those that have ended in this life."""
+        return {node: int(outside_files.read_text(self._path(node, "exit"))) for node in sorted(self._those("exit"))}
+
+    def _those(self, kind: str) -> frozenset[int]:
+        return frozenset(int(path.stem) for path in self.folder.glob(f"[0-9]*.{kind}"))
+
+    def _path(self, node: int, kind: str) -> Path:
+        return self.folder / f"{node:02d}.{kind}"
+
+    def _write(self, node: int, kind: str, content: bytes) -> None:
+        write_whole(self._path(node, kind), content)

@@ -1,0 +1,151 @@
+"""A folder of one machine as it grows on another, where the two share no disk: pieces of files, in an order.
+
+A reader of the copy may trust what a reader of the folder may: a file that is written whole appears whole, and a line
+of a journal comes after the files that were there when it was written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from fedgossip.base import outside_files, owner_files
+from fedgossip.base.errors import ConfigError
+
+Piece = tuple[str, int, bytes, bool]
+"""(path in the folder, offset, bytes, whether the file is there with them); offset GONE: the file is no more."""
+
+GONE = -1
+
+PIECES_BYTES = 8 << 20
+"""Maximum number of bytes in one answer; a model above it comes in several."""
+
+JOURNALS = (".jsonl", ".txt")
+"""Files that only grow, from which a reader takes what is there; all others are written whole."""
+
+HANDED_OVER = "snapshots"
+"""A folder in it whose files are for the reader alone: they are deleted once they have been told."""
+
+TAIL_BYTES = 1024
+"""So many of the last bytes of a journal that were told are compared with what stands there: it may have been cut and
+have grown again."""
+
+_File = tuple[int, int, int]
+"""What tells one content of a file from the next: its number, size and time."""
+
+
+class FolderNews:
+    """What has changed in a folder since it was asked last."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._told: dict[str, tuple[_File, int, bytes]] = {}
+
+    def all_told(self) -> None:
+        """Know what is there now."""
+        for name, file in _files_in(self._folder).items():
+            path = self._folder / name
+            self._told[name] = (file, file[1], _tail(path) if name.endswith(JOURNALS) else b"")
+
+    def pieces(self, limit: int = PIECES_BYTES) -> list[Piece]:
+        """Return at most `limit` bytes of news; none where there are no more."""
+        found: list[Piece] = []
+        room = limit
+        journals = {name: file for name, file in _files_in(self._folder).items() if name.endswith(JOURNALS)}
+        # looked at after the journals: what a line speaks of is there before the line is read
+        others = {name: file for name, file in _files_in(self._folder).items() if not name.endswith(JOURNALS)}
+        for name in self._told.keys() - journals.keys() - others.keys():
+            del self._told[name]
+            found.append((name, GONE, b"", True))
+        for name, file in (*sorted(others.items()), *sorted(journals.items())):
+            for piece in self._of(name, file):
+                found.append(piece)
+                room -= len(piece[2])
+                if room <= 0:
+                    return found
+        return found
+
+    def _of(self, name: str, file: _File) -> Iterator[Piece]:
+        """Yield what is new of one file, in pieces.  A journal goes on where it was, unless it was cut."""
+        grows = name.endswith(JOURNALS)
+        before, at, tail = self._told.get(name, (None, 0, b""))
+        if before == file and at == file[1]:
+            return
+        if before != file and not grows:
+            at = 0
+        path = self._folder / name
+        try:
+            with outside_files.open_file(path, outside_files.LARGE) as content:
+                if not grows and _identity(os.fstat(content.fileno())) != file:
+                    return  # replaced a moment ago: the next look sees that
+                content.seek(at - len(tail))
+                if tail and content.read(len(tail)) != tail:
+                    at, tail = 0, b""
+                content.seek(at)
+                while True:
+                    data = content.read(max(0, min(PIECES_BYTES, file[1] - at)))
+                    end = at + len(data)
+                    whole = end >= file[1] or not data
+                    tail = (tail + data)[-TAIL_BYTES:] if grows else b""
+                    self._told[name] = (file, end, tail)
+                    yield name, at, data, whole
+                    at = end
+                    if whole:
+                        break
+        except FileNotFoundError:
+            return
+        if PurePosixPath(name).parts[0] == HANDED_OVER:
+            path.unlink(missing_ok=True)
+            del self._told[name]
+
+
+def _files_in(folder: Path) -> dict[str, _File]:
+    found = {}
+    for place, _, names in os.walk(folder):
+        for path in (Path(place) / name for name in names if not name.endswith(".part")):
+            with contextlib.suppress(FileNotFoundError):  # replaced or deleted meanwhile
+                found[path.relative_to(folder).as_posix()] = _identity(path.stat())
+    return found
+
+
+def _identity(state: os.stat_result) -> _File:
+    return state.st_ino, state.st_size, state.st_mtime_ns
+
+
+def apply(folder: Path, pieces: list[Piece]) -> None:
+    """Do to the copy in `folder` what pieces tell, in their order.  Raises ConfigError for a path out of it."""
+    for name, at, data, whole in pieces:
+        path = _inside(folder, name)
+        if at == GONE:
+            path.unlink(missing_ok=True)
+            continue
+        owner_files.made(path.parent)
+        grows = name.endswith(JOURNALS)
+        part = path if grows else path.with_name(path.name + ".part")
+        with owner_files.opened(part, "r+b" if at and part.exists() else "wb") as file:
+            file.seek(at)
+            file.truncate()
+            file.write(data)
+        if whole and not grows:
+            part.replace(path)
+
+
+def _tail(path: Path) -> bytes:
+    with outside_files.open_file(path, outside_files.ROWS) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        return file.read()
+
+
+def content_of(folder: Path) -> list[Piece]:
+    """Return the files of a folder, as pieces that make it elsewhere."""
+    names = (name for name in _files_in(folder) if PurePosixPath(name).parts[0] != HANDED_OVER)
+    return [(name, 0, outside_files.read_bytes(folder / name, outside_files.LARGE), True) for name in sorted(names)]
+
+
+def _inside(folder: Path, name: str) -> Path:
+    parts = PurePosixPath(name)
+    if parts.is_absolute() or not parts.parts or ".." in parts.parts or "\\" in name:
+        raise ConfigError(f"{name!r} is no path in the folder of a participant", "Do all nodes run this version?")
+    return folder / parts

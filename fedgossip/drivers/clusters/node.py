@@ -1,0 +1,114 @@
+"""A task of a job: starts its participant on this node, tells where it is, and ends it when the job is to end.
+
+    python -m fedgossip.drivers.clusters.node RUN/cluster PROBE
+
+Which participant it is says the job's environment.  Before the job's time is over Slurm sends SIGTERM; the participant
+says goodbye, its checkpoint is on disk, and the job is queued again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+from fedgossip.base import outside_files
+from fedgossip.base.errors import FedgossipError
+from fedgossip.drivers.clusters.meeting import STOP, JobLife, read_job
+from fedgossip.drivers.clusters.participant_process import own_host, started
+from fedgossip.drivers.clusters.resources import imported
+from fedgossip.drivers.clusters.shared_folder import check_shared
+from fedgossip.runs.checkpoints import incarnation_of
+from fedgossip.runs.collect import ENDPOINT
+from fedgossip.runs.peer_files import failed, try_to_tell
+
+LOOK_SECONDS = 0.05
+"""Between two looks at the folder."""
+
+END_SECONDS = 20.0
+"""How long a participant that was told to end may take, and how long the first waits for the others, before more is
+done: Slurm sends SIGKILL after 30."""
+
+
+def main(folder: Path, probe: str) -> int:
+    """Run one participant to its end.  Raises ConfigError where this node does not see the folder of the run."""
+    check_shared(folder, probe)
+    environment = imported("submitit", "submitit").helpers.JobEnvironment()
+    job, node = read_job(folder), int(environment.global_rank)
+    life = JobLife(folder / f"{environment.job_id}-{os.environ.get('SLURM_RESTART_COUNT') or 0}", len(job.specs))
+    life.begin(node)
+    spec = job.specs[node]
+    place = Path(spec["folder"])
+    code = 1
+    try:
+        own = os.environ.get("SLURMD_NODENAME") or environment.hostname
+        host = own_host(own, environment.hostnames, job.interface)
+        again = bool(spec["resume"]) or incarnation_of(place) >= 0
+        (place / ENDPOINT).unlink(missing_ok=True)  # of the life before: it named another port
+        more = {"endpoints": str(life.endpoints), "bind": f"tcp://{host}:*", "resume": again}
+        child = started({**spec, **more}, job.here, job.path, cpus=job.cpus, portable=job.portable)
+        code = _accompany(child, node, life, folder, place / ENDPOINT)
+        if code == -signal.SIGTERM:  # said twice, by Slurm and by us: the second time it had said goodbye already
+            code = 130
+    except FedgossipError as error:
+        try_to_tell(place, failed(error))
+        code = error.exit_code
+    finally:
+        life.ended(node, code)
+    if code == 130 and node == 0 and not (folder / STOP).exists():
+        _requeue(environment.job_id, life)
+    return 0  # the job is no failure of Slurm's: how the participant ended is in its folder
+
+
+def _accompany(child: subprocess.Popen[bytes], node: int, life: JobLife, folder: Path, endpoint: Path) -> int:
+    """Wait for the participant, and pass on what is said to it and by it."""
+    parent = os.getppid()
+    asked = False
+    kill_at = 0.0
+
+    def ask(_number: int, _frame: FrameType | None) -> None:
+        nonlocal asked
+        asked = True
+
+    for number in (signal.SIGTERM, signal.SIGUSR2):  # USR2: of submitit, before the time is over
+        signal.signal(number, ask)
+    left = False
+    while (code := child.poll()) is None:
+        if not left and endpoint.exists():
+            life.leave(node, outside_files.read_bytes(endpoint))
+            left = True
+        if node == 0:
+            life.gather()
+        if not kill_at and (asked or os.getppid() != parent or (folder / STOP).exists()):
+            child.terminate()
+            kill_at = time.monotonic() + END_SECONDS
+        if kill_at and time.monotonic() > kill_at:
+            child.kill()
+        time.sleep(LOOK_SECONDS)
+    return code
+
+
+def _requeue(job: str, life: JobLife) -> None:
+    """Have the job queued again where its time is over; one that is preempted is by Slurm itself, and one that somebody
+    cancels is not."""
+    until = time.monotonic() + END_SECONDS / 2
+    while len(life.exits()) < life.count and time.monotonic() < until:
+        time.sleep(LOOK_SECONDS)
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # submitit's own executor has no such commands
+        words = ["squeue", "-h", "-j", job, "-o", "%T"]
+        state = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+        if state.stdout.strip() == "RUNNING":
+            subprocess.run(["scontrol", "requeue", job], capture_output=True, timeout=30, check=False)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(Path(sys.argv[1]), sys.argv[2]))
+    except FedgossipError as failure:  # the last line of what the task says; who launched tells it where it is seen
+        sys.stderr.write(f"{failure}  {failure.advice}\n")
+        sys.exit(failure.exit_code)

@@ -1,0 +1,93 @@
+"""A run whose participants are placed on a cluster: `fedgossip launch EXPERIMENT --on slurm`, or `--on ray`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from fedgossip.base import outside_files, owner_files
+from fedgossip.base.decoding import UnreadableError, from_json
+from fedgossip.base.errors import ResumeError
+from fedgossip.core.records import Row
+from fedgossip.drivers.clusters.ray import RayProcesses
+from fedgossip.drivers.clusters.resources import RAY, Resources, check_placeable
+from fedgossip.drivers.clusters.slurm import SlurmProcesses
+from fedgossip.drivers.local import run_local_plan, specs_of
+from fedgossip.drivers.participant import check_recordable
+from fedgossip.drivers.run_processes import RunProcesses
+from fedgossip.plans import compose
+from fedgossip.plans.compose import Plan
+from fedgossip.plans.gossip.adversary import check_real
+from fedgossip.runs.run_directory import PLACED, Run, RunDirectory, state_plan, write_whole
+
+Tell = Callable[[str], None]
+
+_DECODER = msgspec.json.Decoder(Resources)
+
+
+def run_placed(
+    plan: Plan,
+    out: Path,
+    wanted: Resources,
+    *,
+    report: bool = True,
+    watch: Callable[[Row], None] | None = None,
+    tell: Tell = lambda _: None,
+    resume: bool = False,
+) -> Run:
+    """Run every participant on the cluster, and put together what they leave; as `run_local_plan` otherwise.
+
+    `tell` is given what the engine says.  Raises ConfigError for what cannot be placed, before anything starts, and
+    NetworkError where the engine does not answer.
+    """
+    check_placeable(plan)
+    with processes_of(plan, wanted, tell) as family:
+        return run_local_plan(
+            plan, out, family=family, report=report, watch=watch, resume=resume, made=lambda: _keep(out, wanted)
+        )
+
+
+def processes_of(plan: Plan, wanted: Resources, tell: Tell) -> RunProcesses:
+    """Return what has the participants of a run placed.  Raises ConfigError, NetworkError."""
+    if wanted.engine == RAY:
+        return RayProcesses(plan.n, wanted, portable=plan.experiment.train.portable, tell=tell)
+    return _slurm(plan, wanted, tell)
+
+
+def _slurm(plan: Plan, wanted: Resources, tell: Tell) -> SlurmProcesses:
+    return SlurmProcesses(plan.n, wanted, portable=plan.experiment.train.portable, tell=tell)
+
+
+def submit(plan: Plan, out: Path, wanted: Resources, tell: Tell) -> str:
+    """Have the participants placed by Slurm, and return the number of their job: they go on without us.
+
+    What they leave is in OUT/peers.  Raises ConfigError.
+    """
+    check_placeable(plan)
+    check_recordable(plan, 0)
+    check_real(plan.experiment)
+    slurm = _slurm(plan, wanted, tell)
+    task, _ = compose.task_of(plan.experiment, plan.learners)
+    RunDirectory(out, plan).abandon()
+    state_plan(out, plan, task)
+    _keep(out, wanted)
+    folders = [out / "peers" / f"{node:02d}" for node in range(plan.n)]
+    for folder, spec in zip(folders, specs_of(out, folders, slurm).values(), strict=True):
+        owner_files.made(folder)
+        slurm.start(spec)
+    return slurm.submit(out)
+
+
+def _keep(out: Path, wanted: Resources) -> None:
+    write_whole(out / PLACED, msgspec.json.encode(wanted))
+
+
+def asked_before(run: Path) -> Resources:
+    """Return what was asked of a cluster for a run that was stopped.  Raises ResumeError."""
+    try:
+        return from_json(_DECODER, outside_files.read_bytes(run / PLACED))
+    except (OSError, UnreadableError) as error:
+        advice = "Name the cluster again: --on slurm, --on ray.  Or go on here: fedgossip run --resume."
+        raise ResumeError(f"{run / PLACED}: {error}", advice) from None

@@ -1,0 +1,68 @@
+"""What is asked of a cluster."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+from fedgossip.base.errors import ConfigError
+from fedgossip.plans.plan import Plan
+
+SLURM, RAY = "slurm", "ray"
+
+LOCAL = "local"
+"""The partition of Slurm, or the address of Ray, that is this machine: submitit's local executor, or a cluster of Ray
+that ends with the run, to try what would be sent."""
+
+START_SECONDS = 120.0
+"""Usual time in which all participants of a run must listen; a cold disk and sixteen of them need some."""
+
+MORE_SECONDS = 30.0
+"""How much longer than that participants wait for each other's addresses: who launched is to say who is missing."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What is asked for a run."""
+
+    engine: str
+    cpus: int = 1
+    """Processors of each participant; as many threads train there."""
+    partition: str = ""
+    """Of Slurm; "": its default one."""
+    nodes: int = 1
+    """Of Slurm: over how many the participants are spread."""
+    minutes: int = 60
+    """Of Slurm: after so many the job is stopped, queued again, and goes on from its checkpoints."""
+    interface: str = ""
+    """The network interface by whose address the others call a participant; "": the one that leads to them."""
+    address: str = "auto"
+    """Of Ray: HOST:PORT; auto: RAY_ADDRESS, or the cluster of this machine; local: one that ends with the run."""
+    gpus: float = 0.0
+    """Of Ray: GPUs of each participant, 0.5 for two that share one; with 0 Ray hides those that a node has."""
+    start_seconds: float = START_SECONDS
+    """Time in which all participants must listen, on Slurm from the moment in which the job runs."""
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long a participant waits for the addresses of the others."""
+        return self.start_seconds + MORE_SECONDS
+
+
+def check_placeable(plan: Plan) -> None:
+    """Raise ConfigError for what cannot run on the nodes of a cluster."""
+    if plan.experiment.loops:
+        advice = "Launch its script, on this machine: fedgossip launch --experiment FILE SCRIPT."
+        raise ConfigError("training loops of your own are not placed on a cluster", advice)
+    if plan.experiment.faults:
+        advice = "Leave [[faults]] out, or run it with fedgossip run --on local, or --on sim."
+        raise ConfigError("faults are made by a script on one machine, not on a cluster", advice)
+
+
+def imported(name: str, title: str) -> Any:
+    """Return a module of the extra.  Raises ConfigError where it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise ConfigError(f"{title} is not installed", "pip install 'fedgossip[cluster]'") from None

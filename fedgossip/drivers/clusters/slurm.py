@@ -1,0 +1,242 @@
+"""The participants of a run as one job of Slurm, by submitit: a task each.
+
+submitit pickles its own `CommandFunction` with the words of a command; nothing of ours is pickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fedgossip.base import outside_files, signals
+from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError
+from fedgossip.drivers.clusters.meeting import CLUSTER, STOP, JobLife, PlacedJob, write_job
+from fedgossip.drivers.clusters.resources import LOCAL, SLURM, Resources, imported
+from fedgossip.drivers.clusters.shared_folder import SEEN_SECONDS, probe_in
+from fedgossip.drivers.peer_processes import not_started
+from fedgossip.runs.run_directory import write_whole
+
+LOOK_SECONDS = 2.0
+"""Between two questions to Slurm about the job."""
+
+STOP_SECONDS = 40.0
+"""How long all may take to end before the job is cancelled."""
+
+Tell = Callable[[str], None]
+
+
+class SlurmProcesses:
+    """Participants that are tasks of a job.  Raises ConfigError without submitit, Slurm or room."""
+
+    driver, bind = SLURM, ""
+
+    def __init__(self, count: int, wanted: Resources, *, portable: bool, tell: Tell) -> None:
+        self._submitit = imported("submitit", "submitit")
+        self._here = wanted.partition == LOCAL
+        self.delay = 0.0 if self._here else SEEN_SECONDS
+        self.exited: dict[int, int | None] = {}
+        self._count, self._wanted, self._portable, self._tell = count, wanted, portable, tell
+        self._specs: dict[int, dict[str, Any]] = {}
+        self._job: Any = None
+        self._folder = Path()
+        self._state, self._looked, self._over_at = "", 0.0, 0.0
+        _check_room(count, wanted, self._submitit)
+
+    def start(self, spec: dict[str, Any]) -> None:
+        """Note a participant; `await_addresses` has all of them placed."""
+        self._specs[spec["node"]] = spec
+
+    def signal(self, node: int, number: int) -> None:
+        """Faults are refused on a cluster: nobody is struck."""
+
+    def submit(self, out: Path) -> str:
+        """Have the job placed, and return its number.  Raises ConfigError in the words of Slurm."""
+        self._folder = (out / CLUSTER).resolve()
+        wanted = self._wanted
+        specs = [{**self._specs[node], "wait_seconds": wanted.wait_seconds} for node in range(self._count)]
+        path = [str(Path(p).resolve()) for p in sys.path if p]
+        job = PlacedJob(specs, str(Path.cwd()), path, wanted.cpus, self._portable, wanted.interface)
+        write_job(self._folder, job)
+        command = [sys.executable, "-m", "fedgossip.drivers.clusters.node", str(self._folder), probe_in(self._folder)]
+        function = self._submitit.helpers.CommandFunction(command, verbose=False)
+        executor = self._submitit.AutoExecutor(folder=self._folder, cluster=LOCAL if self._here else SLURM)
+        executor.update_parameters(**_parameters(self._count, wanted))
+        try:
+            with _deaf(), path_of_ours():
+                self._job = executor.submit(function)
+        except self._submitit.core.utils.UncompletedJobError as error:
+            advice = "`sinfo` lists what there is; name it with --partition, --nodes, --cpus, --minutes."
+            raise ConfigError(f"Slurm refuses the job: {' '.join(str(error).split())}", advice) from None
+        return str(self._job.job_id)
+
+    def await_addresses(self, out: Path, folders: Sequence[Path]) -> None:
+        """Have the job placed, and wait until all of its participants know each other."""
+        number = self.submit(out)
+        self._tell(f"job {number} of {'submitit, on this machine' if self._here else 'Slurm'}: {self._count} tasks")
+        until = math.inf
+        while (life := self._life) is None or not life.gathered:
+            self.poll(0.1)
+            if until == math.inf and self._state.startswith(("RUNNING", "COMPLETING")):
+                until = time.monotonic() + self._wanted.start_seconds
+            if self._over or time.monotonic() > until:
+                raise self._not_seen(out) or not_started(out, folders)
+            if self.exited:
+                raise not_started(out, folders)
+
+    def _not_seen(self, out: Path) -> FedgossipError | None:
+        """The error of nodes that do not see the folder of the run; None where all do."""
+        missing = sorted(frozenset(range(self._count)) - (self._life.here() if self._life else frozenset()))
+        if not missing:
+            return None
+        told = [path for path in sorted(self._folder.glob("*_log.err")) if path.stat().st_size]
+        if told:
+            word = outside_files.read_text(told[0], errors="replace").strip().splitlines()[-1]
+            return NetworkError(f"participants {missing[:5]} were not started: {word}", f"All of it: {told[0]}")
+        text = f"{out}: the nodes of participants {missing[:5]} do not see this folder"
+        return ConfigError(text, "Choose one on a disk that all nodes share, with --out.")
+
+    @property
+    def _life(self) -> JobLife | None:
+        return JobLife.newest(self._folder, str(self._job.job_id), self._count) if self._job else None
+
+    @property
+    def _over(self) -> bool:
+        """Whether the job has ended, so long ago that all its files are seen."""
+        return bool(self._over_at) and time.monotonic() - self._over_at > (0.5 if self._here else LOOK_SECONDS)
+
+    def poll(self, timeout: float) -> None:
+        """Look which participants have ended.  One that Slurm has stopped has not: its job is queued."""
+        time.sleep(timeout)
+        self._ask()
+        life, stopping = self._life, self._over or (self._folder / STOP).exists()
+        exits = life.exits() if life else {}
+        self.exited = {node: code for node, code in exits.items() if stopping or code != 130}
+        if self._over:
+            self.exited = {node: exits.get(node) for node in range(self._count)}
+
+    def _ask(self) -> None:
+        if self._over_at or time.monotonic() - self._looked < (0.0 if self._here else LOOK_SECONDS):
+            return
+        self._looked = time.monotonic()
+        state = ("" if self._job.done() else "RUNNING") if self._here else _state(str(self._job.job_id))
+        if state not in (self._state, None) and not self._here:
+            self._tell(f"job {self._job.job_id}: {state or 'has ended'}")
+        if state is not None:
+            self._state = state
+        if state == "":
+            self._over_at = time.monotonic()
+
+    def stop(self) -> None:
+        """Let all say goodbye, wait for them, and cancel what is left of the job."""
+        if self._job is None:
+            return
+        if not self._over_at:
+            write_whole(self._folder / STOP, b"")
+            until = time.monotonic() + (STOP_SECONDS if self._life else 0.0)
+            while time.monotonic() < until and not self._over_at and len(self.exited) < self._count:
+                self.poll(0.1)
+        if not self._here:
+            self._job.cancel(check=False)
+        elif self._wait(STOP_SECONDS):
+            self._job._process.kill()
+        job, self._job = self._job, None
+        del job
+
+    def _wait(self, seconds: float) -> bool:
+        """Whether the job of submitit's own executor is still there so long after all of its tasks have ended."""
+        until = time.monotonic() + seconds
+        while not (done := self._job.done()) and time.monotonic() < until:
+            time.sleep(0.05)
+        return not done
+
+    def __enter__(self) -> SlurmProcesses:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+
+def _parameters(count: int, wanted: Resources) -> dict[str, Any]:
+    per_node = math.ceil(count / wanted.nodes)
+    common = {"name": "fedgossip", "timeout_min": wanted.minutes, "tasks_per_node": per_node}
+    if wanted.partition == LOCAL:
+        return common
+    # TERM, not submitit's USR2: participants say goodbye, and the first task has the job queued again
+    more = {"ntasks": count, "signal": "TERM@60", "requeue": True}
+    parameters = {
+        **common, "nodes": wanted.nodes, "cpus_per_task": wanted.cpus, "slurm_additional_parameters": more,
+        "slurm_srun_args": ["--kill-on-bad-exit=0", "--wait=0"],
+    }  # fmt: skip
+    return parameters | ({"slurm_partition": wanted.partition} if wanted.partition else {})
+
+
+def _check_room(count: int, wanted: Resources, submitit: Any) -> None:
+    """Raise ConfigError where there is no Slurm, or where fewer processors are than are asked for."""
+    if wanted.partition == LOCAL:
+        if wanted.nodes > 1:
+            text = f"--partition {LOCAL} is this machine: one node, not {wanted.nodes}"
+            raise ConfigError(text, "Leave --nodes out.")
+        return
+    if submitit.SlurmExecutor.affinity() < 0:
+        advice = f"Run it where sbatch is, or try it here with --partition {LOCAL}."
+        raise ConfigError("no Slurm: there is no srun on this machine", advice)
+    of = ["-p", wanted.partition] if wanted.partition else []
+    try:
+        told = subprocess.run(["sinfo", "-h", *of, "-o", "%C"], capture_output=True, text=True, timeout=15, check=True)
+        slots = sum(int(line.split("/")[3]) for line in told.stdout.splitlines())
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        lines = said.strip().splitlines() or [type(error).__name__]  # the last one says what it came to
+        text = f"Slurm does not answer: {' '.join(lines[-1].split())}"
+        raise NetworkError(text, "Is slurmctld up?  `sinfo` says.") from None
+    if slots and slots < count * wanted.cpus:  # of a partition that is not there sbatch says so
+        text = f"{count} participants of {wanted.cpus} processors each: {wanted.partition or 'Slurm'} has {slots}"
+        raise ConfigError(text, "Ask for less with --cpus, or name another --partition.")
+
+
+def _state(job: str) -> str | None:
+    """How Slurm calls the state of a job, and why it waits; "" for one that has ended, None where none answers."""
+    try:
+        words = ["squeue", "-h", "-j", job, "-o", "%T %r"]
+        told = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if told.returncode:
+        return "" if "Invalid job id" in told.stderr else None
+    state, _, reason = told.stdout.strip().partition(" ")
+    if state in ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT"):
+        return ""
+    return f"{state} ({reason})" if state == "PENDING" and reason not in ("", "None") else state
+
+
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """Have what is started meanwhile ignore what its terminal sends to all: we pass it on."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in signals.OF_TERMINALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def path_of_ours() -> Iterator[None]:
+    """Have the tasks find this package where it is found here."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(str(Path(p).resolve()) for p in sys.path if p)
+    try:
+        yield
+    finally:
+        os.environ.pop("PYTHONPATH")
+        if before is not None:
+            os.environ["PYTHONPATH"] = before

@@ -1,0 +1,136 @@
+"""What the mean of all models is worth, of a run whose loops alone can measure: asked and answered by files.
+
+    asked/a000004-2.safetensors     a vector that loop 2 is to measure
+    asked/a000004.json              what it is worth
+    asked/over                      nothing more will be asked
+
+Those that ask have a letter each: "a" the collector, "c" a coordinator.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from fedgossip.base import outside_files, owner_files
+from fedgossip.base.decoding import UnreadableError, json_value
+from fedgossip.base.errors import NotWrittenError
+from fedgossip.base.guarded_threads import guarded_thread
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.machine import NodeId
+from fedgossip.drivers.loops.description import Described
+from fedgossip.drivers.loops.meeting import Measure, Measured, Meeting
+from fedgossip.drivers.loops.task import DescribedTask
+from fedgossip.runs.run_directory import write_whole
+
+ASKED, OVER = "asked", "over"
+
+ANSWER_SECONDS = 30.0
+"""The longest wait for a loop's answer: it answers between two exchanges."""
+
+LOOK_SECONDS = 0.05
+
+
+class AskingTask(DescribedTask):
+    """A task whose models are measured by whichever of the loops is there: `there()` says which are."""
+
+    def __init__(self, of: Described, folder: Path, there: Callable[[], Sequence[NodeId]], who: str = "a") -> None:
+        super().__init__(of.first, of.model.segments, of.model.schema, of.model.likeness)
+        self._folder, self._there, self._who = folder, there, who
+        self._number = 0
+        self._deaf: set[NodeId] = set()
+        owner_files.made(folder)
+
+    def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
+        return [self._worth(vector) for vector in vectors]
+
+    def over(self) -> None:
+        """Nothing more will be asked."""
+        owner_files.written(self._folder / OVER, b"")
+
+    def _worth(self, vector: Vector) -> Mapping[str, float]:
+        while loops := [node for node in self._there() if node not in self._deaf]:
+            if (found := self._said_by(loops[0], vector)) is not None:
+                return found
+            self._deaf.add(loops[0])
+        return {}
+
+    def _said_by(self, loop: NodeId, vector: Vector) -> Mapping[str, float] | None:
+        """Return what a loop says, None where it says nothing in time."""
+        from safetensors.numpy import save
+
+        self._number += 1
+        asked = self._folder / f"{self._who}{self._number:06d}-{loop}.safetensors"
+        answer = self._folder / f"{self._who}{self._number:06d}.json"
+        try:
+            write_whole(asked, save({"vector": np.ascontiguousarray(vector)}))
+        except NotWrittenError:
+            return {}
+        until = time.monotonic() + ANSWER_SECONDS
+        while not answer.exists():
+            if time.monotonic() > until or loop not in self._there():
+                asked.unlink(missing_ok=True)
+                return None
+            time.sleep(LOOK_SECONDS)
+        found = _numbers(answer)
+        asked.unlink(missing_ok=True)
+        answer.unlink(missing_ok=True)
+        return found
+
+
+def _numbers(path: Path) -> Mapping[str, float]:
+    try:
+        content = json_value(outside_files.read_bytes(path))
+    except (OSError, UnreadableError):
+        return {}
+    pairs = content.items() if isinstance(content, dict) else ()
+    return {str(name): float(value) for name, value in pairs if isinstance(value, int | float)}
+
+
+class AnsweringLoop:
+    """Answers what loop `node` is asked, in a thread of its own, until the run is over or `alive` is false.
+
+    `over` is called when the run is over: a peer that still waits for others in a run that is over says goodbye.
+    """
+
+    def __init__(
+        self, folder: Path, node: NodeId, meeting: Meeting, alive: Callable[[], bool], over: Callable[[], None]
+    ) -> None:
+        self._folder, self._node, self._meeting, self._alive, self._over = folder, node, meeting, alive, over
+        self._thread = guarded_thread(self._run, f"answering-{node}")
+        self._thread.start()
+
+    @property
+    def needed(self) -> bool:
+        """Whether something may still be asked."""
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        while self._alive() and not (self._folder / OVER).exists():
+            for path in sorted(self._folder.glob(f"*-{self._node}.safetensors")):
+                self._answer(path)
+            time.sleep(LOOK_SECONDS)
+        if (self._folder / OVER).exists():
+            self._over()
+
+    def _answer(self, path: Path) -> None:
+        from safetensors.numpy import load
+
+        answer = path.with_name(path.name.partition("-")[0] + ".json")
+        if answer.exists():
+            return
+        try:
+            vector = frozen(load(outside_files.read_bytes(path, outside_files.LARGE))["vector"])
+        except (OSError, KeyError):  # asked no more
+            return
+        said = self._meeting.ask(Measure(vector))
+        found = said.metrics if isinstance(said, Measured) else {}
+        finite = {name: value for name, value in found.items() if np.isfinite(value)}
+        try:
+            write_whole(answer, msgspec.json.encode(finite))
+        except NotWrittenError:
+            return

@@ -1,0 +1,51 @@
+"""The coordinator of launched loops, a process of its own:  python -m fedgossip.drivers.loops.coordinating SEAT"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from fedgossip.base import plain
+from fedgossip.base.errors import FedgossipError
+from fedgossip.drivers.kept_keys import kept_identity
+from fedgossip.drivers.loops import description
+from fedgossip.drivers.loops.asked import AskingTask
+from fedgossip.drivers.loops.seats import SeatFile, hold, read_seat
+from fedgossip.drivers.peer import run_peer
+from fedgossip.experiment import load_experiment
+from fedgossip.net.faulty import Faults, RunClock
+from fedgossip.plans import compose
+from fedgossip.plans.compose import DataShares
+from fedgossip.plans.conditions import faults_of
+from fedgossip.runs.checkpoints import incarnation_of
+
+
+def coordinate(seat: SeatFile) -> int:
+    """Be the coordinator; return the exit code.  The first model is that of the first loop, who may also measure it."""
+    folder = Path(seat.folder)
+    plan = compose.plan(load_experiment(Path(seat.experiment)))
+    loops = list(range(plan.learners))
+    task = AskingTask(description.described(folder.parent / "00"), Path(seat.asked), lambda: loops, "c")
+    try:
+        hold(folder)
+        ended = run_peer(
+            plan,
+            seat.node,
+            folder,
+            identity=kept_identity(folder),
+            bind=seat.bind,
+            endpoints=Path(seat.endpoints),
+            child=True,
+            resume=incarnation_of(folder) >= 0,
+            checkpoint_seconds=seat.checkpoint_seconds,
+            faults=Faults(faults_of(plan), seat.node, RunClock(Path(seat.began))),
+            learning=(task, DataShares("the loop's own")),
+        )
+    except FedgossipError as error:
+        print(f"error: {plain.line(error, 1000)}", file=sys.stderr, flush=True)
+        return error.exit_code
+    return ended.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(coordinate(read_seat(Path(sys.argv[1]))))

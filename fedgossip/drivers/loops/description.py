@@ -1,0 +1,120 @@
+"""What a loop tells of its model before its run begins: for the launcher, a coordinator, and its own next life."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from fedgossip.base import outside_files
+from fedgossip.base.decoding import UnreadableError, from_json
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.likeness import Likeness
+from fedgossip.core.task import PARAMETER, Segment
+from fedgossip.drivers.loops.task import DescribedTask
+from fedgossip.plans.compose import DataShares
+from fedgossip.runs.run_directory import write_whole
+
+MODEL, FIRST = "loop.json", "first.safetensors"
+
+
+class Tensor(msgspec.Struct):
+    name: str
+    shape: list[int]
+    kind: str = PARAMETER
+
+
+class LoopModel(msgspec.Struct):
+    """loop.json: the layout of what a loop exchanges, and what others must have too."""
+
+    schema: str
+    dtype: str
+    tensors: list[Tensor]
+    frozen: list[float] = []
+    first: list[float] = []
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        found, start = [], 0
+        for one in self.tensors:
+            found.append(Segment(one.name, start, tuple(one.shape), one.kind))
+            start = found[-1].stop
+        return tuple(found)
+
+    @property
+    def likeness(self) -> Likeness:
+        return Likeness(frozen=tuple(self.frozen), probe=tuple(self.first))
+
+
+@dataclass(frozen=True)
+class Described:
+    """A loop's model, and the weights that it began with."""
+
+    model: LoopModel
+    first: Vector
+
+    def task(self) -> DescribedTask:
+        return DescribedTask(self.first, self.model.segments, self.model.schema, self.model.likeness)
+
+    @property
+    def learning(self) -> tuple[DescribedTask, DataShares]:
+        """What a participant, or a collector, has in place of the task that only loops have."""
+        return self.task(), DataShares("the loops' own")
+
+    def keep(self, folder: Path) -> None:
+        """Write it into the folder of a participant that has no loop.  Raises NotWrittenError."""
+        describe(folder, self.model, self.first)
+
+
+def told_in(folders: Sequence[Path]) -> Described | None:
+    """Return what the first loop has told of these folders, or of those in them; None where no loop took part."""
+    inside = [one for folder in folders for one in (folder, *sorted(folder.glob("*/")))]
+    return next((described(folder) for folder in inside if is_described(folder)), None)
+
+
+def describe(folder: Path, model: LoopModel, first: Vector) -> LoopModel:
+    """Write what a loop begins with into its folder; return what it said in its first life, if this is a later one.
+
+    Of frozen parameters too: a teacher, an average, a target network has moved on since, as those of the others have.
+    Raises NotWrittenError.
+    """
+    if (folder / MODEL).exists():
+        before = _read(folder / MODEL)
+        if before.schema != model.schema:
+            return model
+        return msgspec.structs.replace(model, first=before.first, frozen=before.frozen)
+    from safetensors.numpy import save
+
+    write_whole(folder / FIRST, save({"vector": np.ascontiguousarray(first)}))
+    write_whole(folder / MODEL, msgspec.json.encode(model))
+    return model
+
+
+def described(folder: Path) -> Described:
+    """Return what the loop of `folder` began with.  Raises ConfigError."""
+    from safetensors.numpy import load
+
+    content = outside_files.read_bytes(folder / FIRST, outside_files.LARGE)
+    return Described(_read(folder / MODEL), frozen(load(content)["vector"]))
+
+
+def is_described(folder: Path) -> bool:
+    """Whether the loop of `folder` has told what it has."""
+    return (folder / MODEL).exists()
+
+
+def model_of(segments: Sequence[Segment], schema: str, dtype: str, like: Likeness) -> LoopModel:
+    """Return what is told of a layout."""
+    tensors = [Tensor(one.name, list(one.shape), one.kind) for one in segments]
+    return LoopModel(schema, dtype, tensors, list(like.frozen), list(like.probe))
+
+
+def _read(path: Path) -> LoopModel:
+    try:
+        return from_json(msgspec.json.Decoder(LoopModel), outside_files.read_bytes(path))
+    except (OSError, UnreadableError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}", "Start the run in a new folder.") from None

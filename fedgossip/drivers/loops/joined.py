@@ -1,0 +1,409 @@
+"""What `fedgossip.join` returns: the user's hand on the run, from inside the user's own training loop.
+
+    peer = fedgossip.join(model, optimizer)
+    for x, y in loader:
+        loss = criterion(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()
+        peer.step(examples=len(x))
+    peer.close()
+
+After every `train.local_steps` calls of `step()` the model is exchanged, and changes in place.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Protocol
+
+from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError
+from fedgossip.base.plain import line
+from fedgossip.base.vectors import Vector
+from fedgossip.drivers.loops.meeting import (
+    Learned,
+    Measure,
+    Measured,
+    Meeting,
+    Order,
+    Over,
+    Raised,
+    Released,
+    TrainFrom,
+)
+from fedgossip.learning.own_loop.global_state import kept_apart
+from fedgossip.learning.own_loop.parameters import Exchanged
+from fedgossip.learning.own_loop.terms import GradientTerms
+
+STATE = 1
+"""The version of what `state_dict` returns."""
+
+SERVE_SECONDS = 0.2
+"""How long a loop at its end waits for an order before it looks whether the run still needs it."""
+
+LEAVE_SECONDS = 10.0
+"""How long a loop that raised waits for its goodbye to be said."""
+
+
+class Driver(Protocol):
+    """Who runs the machine beside the loop."""
+
+    leave_seconds: float | None
+    """How long a loop that leaves waits for its goodbye; None: until it is released."""
+
+    def alive(self) -> bool:
+        """Whether orders may still come."""
+        ...
+
+    def stop(self) -> None:
+        """Say goodbye, as soon as possible: a person wishes it."""
+        ...
+
+    def needs_loop(self) -> bool:
+        """Whether a loop that is at its end may still be asked what a model is worth."""
+        ...
+
+
+@dataclass(frozen=True)
+class LoopSeat:
+    """Where a loop sits in its run."""
+
+    node: int
+    n: int
+    local_steps: int
+    waits: bool
+    """Whether a round is mixed before the loop trains on; else what others change is added to what it has."""
+    blocks: bool
+    """Whether `step()` waits at an exchange for what comes of it."""
+    every: int
+    """Rounds between two measurements, of the experiment."""
+    settle_seconds: float
+    """How long a loop that does not wait stays at its end for the exchange that is open."""
+    folder: Path | None = None
+    """Of this participant; None in a simulation."""
+    score: str = "accuracy"
+    """The metric that reports show, of the experiment."""
+    most_examples: int | None = None
+    """Maximum number of examples of one round, where a secure sum bounds them."""
+
+
+class JoinedLoop:
+    """One loop in its run.  All methods are for the thread that has joined.
+
+    `node` of `n`: who this is, to choose its share of the data by.  `round`: how many exchanges are behind it; above 0
+    from the beginning in a life after the first.  `done`: the run is over, though the loop may go on alone.
+    `folder`: of this loop, the same in all its lives, for a checkpoint of its own; None in a simulation.
+    """
+
+    terms_of: ClassVar[Callable[..., GradientTerms]] = GradientTerms
+
+    def __init__(
+        self,
+        exchanged: Exchanged,
+        optimizers: Sequence[Any],
+        seat: LoopSeat,
+        meeting: Meeting,
+        driver: Driver,
+    ) -> None:
+        self.node, self.n, self.round, self.done = seat.node, seat.n, 0, False
+        self.folder = seat.folder
+        self._exchanged, self._optimizers, self._seat = exchanged, list(optimizers), seat
+        self._meeting, self._driver = meeting, driver
+        self._thread = threading.get_ident()
+        self._order: TrainFrom | None = None
+        self._began: Vector | None = None
+        self._steps = self._examples = self._exchanges = 0
+        self._logged: dict[str, list[Any]] = {}
+        self._measure: Callable[[Any], Any] | None = None
+        self._unscored = False
+        self._terms = self.terms_of(exchanged, self._optimizers)
+        self._closed = self._alone = False
+        self._final: Vector | None = None
+        self._take(None)  # the weights to begin with
+
+    # --- in the loop ----------------------------------------------------------------------------------------------
+
+    def step(self, examples: int = 1) -> bool:
+        """Count one step of the optimizer, on so many examples; exchange where it is time.
+
+        Call it after `optimizer.step()`.  Returns whether the run goes on: after its last round the loop trains alone.
+        Raises ConfigError after `close()` and in another thread, TrainingError for a parameter that is no number any
+        more (nothing of this round is sent then), and what ended the run, if something did.
+        """
+        self._check("step")
+        examples = _count(examples)
+        if self.done:
+            if not self._alone:
+                self._say("the run is over; this loop goes on alone")
+            self._alone = True
+            self._serve(0)
+            return False
+        self._steps += 1
+        self._examples += examples
+        if self._order is None:
+            self._take(0)
+        if self._steps >= self._seat.local_steps and self._order is not None:
+            self._hand_in()
+            self._take(None if self._seat.blocks else 0)
+        return not self.done
+
+    def log(self, **values: Any) -> None:
+        """Keep numbers, or tensors of one element, for the record: each is told as its mean over the round."""
+        self._check("log")
+        for name, value in values.items():
+            if getattr(value, "numel", lambda: 1)() != 1:
+                shape = list(value.shape)
+                raise ConfigError(f"log: {name!r} is a tensor {shape}, not one number", f"Log {name}.mean().")
+            self._logged.setdefault(name, []).append(value.detach() if hasattr(value, "detach") else value)
+
+    def evaluate(self, measure: Callable[[Any], Mapping[str, float]], every: int | None = None) -> None:
+        """From now on measure models by `measure(model)`, which returns numbers by name: "accuracy", "loss".
+
+        It is called every `eval.every` rounds with this loop's own model; at one of the loops with the mean of all.
+        `every`: the same number, to be sure of it.  The model, its mode and the random states are put back afterwards.
+        """
+        self._check("evaluate")
+        if every not in (None, self._seat.every):
+            advice = f"All measure in the same rounds: set eval.every = {every} in the experiment, or with --set."
+            text = f"evaluate: every = {every}, and the run measures every {self._seat.every} rounds"
+            raise ConfigError(text, advice)
+        self._measure = measure
+
+    # --- a checkpoint of the user's own ---------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What belongs into the loop's own checkpoint, beside model and optimizer."""
+        return {"fedgossip": STATE, "steps": self._steps, "examples": self._examples, "round": self.round}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state_dict` returned in a life before: the steps of the round that was open.
+
+        Raises ConfigError for anything else.
+        """
+        self._check("load_state_dict")
+        if state.get("fedgossip") != STATE or not {"steps", "examples"} <= state.keys():
+            raise ConfigError("load_state_dict: not what state_dict() returned", "Save peer.state_dict() whole.")
+        self._steps, self._examples = int(state["steps"]), int(state["examples"])
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Exchange what was learned since the last exchange, and take leave; the model is then that which this loop's
+        peer ends with, unless the loop has trained on alone after the run's last round.
+
+        Without it a script that ends takes leave all the same.  A second call does nothing.
+        """
+        if self._closed:
+            return
+        self._check("close")
+        try:
+            if not self.done and self._order is None:
+                self._take(self._seat.settle_seconds)
+            if self._order is not None and self._steps:
+                self._hand_in()
+                self._take(None if self._seat.blocks else self._seat.settle_seconds)
+            if self._order is not None:
+                self._answer(Over())
+            elif not self.done:
+                self._driver.stop()
+            while not self.done:
+                self._take(None)
+            if self._final is not None and not self._alone:
+                self._exchanged.write(self._final)
+            while self._driver.needs_loop():
+                self._serve(SERVE_SECONDS)
+        finally:
+            self._closed = True
+            self._terms.remove()
+
+    def close_quietly(self) -> None:
+        """`close`, for a script that has ended: what goes wrong is a line and no traceback.
+
+        Of a loop in another thread than the script's own only the goodbye is left to be said.
+        """
+        if threading.get_ident() != self._thread:
+            self._depart()
+            return
+        try:
+            self.close()
+        except FedgossipError as error:
+            self._say(f"{error}  {error.advice}".strip())
+
+    def _depart(self) -> None:
+        """Say goodbye without the model, and wait a while for that."""
+        self._driver.stop()
+        until = time.monotonic() + LEAVE_SECONDS
+        while not (self.done or self._closed) and self._driver.alive() and time.monotonic() < until:
+            time.sleep(SERVE_SECONDS)
+
+    def leave(self, error: BaseException) -> None:
+        """Say goodbye at once: the loop has raised `error`, or a person has stopped it.  Never raises."""
+        if self._closed:
+            return
+        self._closed = True
+        self._terms.remove()
+        stopped = isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
+        if stopped or self._order is None:
+            self._driver.stop()
+        else:
+            self._meeting.give(Raised(error))
+        while not self.done:
+            order = self._meeting.next(self._driver.alive, self._driver.leave_seconds)
+            if isinstance(order, Measure):
+                self._meeting.give(Measured({}))
+            self.done = order is None or isinstance(order, Released)
+
+    def __enter__(self) -> JoinedLoop:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is None or ends_well(error):
+            self.close()
+        else:
+            self.leave(error)
+
+    def _serve(self, seconds: float) -> None:
+        """Measure what is to be measured when the run is over for this loop; wait so long for an order."""
+        if isinstance(order := self._meeting.next(lambda: True, seconds), Measure):
+            self._meeting.give(self._measured(order.vector))
+
+    # --- an exchange ----------------------------------------------------------------------------------------------
+
+    def _hand_in(self) -> None:
+        assert self._order is not None and self._began is not None
+        self._exchanged.check_thawed()
+        most = self._seat.most_examples
+        if most is not None and self._examples > most:
+            where = f"node {self.node}, round {self.round}"
+            text = f"{where}: {self._examples} examples, and a secure sum counts at most {most}"
+            raise ConfigError(text, f"Set coordinator.secure.weight_max to {self._examples} or more, for all clients.")
+        held = self._exchanged.read()
+        self._exchanged.check_finite(held, f"node {self.node}, round {self._order.round}")
+        began = self._began
+        if not self._exchanges and held.tobytes() == began.tobytes():
+            self._say(f"no parameter changed in {self._steps} steps: is step() called after optimizer.step()?")
+        steps, rate = self._terms.taken(self._steps, lambda: held.tobytes() != began.tobytes())
+        metrics = {"steps": steps, "rate": rate}
+        logged = {name: _mean(name, values) for name, values in self._logged.items()}
+        if (loss := logged.pop("loss", math.nan)) == loss:
+            metrics["loss"] = loss
+        self._answer(Learned(held, began, self._examples, metrics, logged))
+        self._exchanges += 1
+        self._steps = self._examples = 0
+        self._logged.clear()
+
+    def _answer(self, answer: Learned | Over) -> None:
+        self._order = None
+        self._meeting.give(answer)
+
+    def _take(self, seconds: float | None) -> None:
+        """Do what is ordered until there is a training to go on with, or the run is over."""
+        while self._order is None and not self.done:
+            order = self._meeting.next(self._driver.alive, seconds)
+            if order is None and seconds is not None:
+                return
+            self._obey(order or Released(error=NetworkError("the run's own thread has ended without a word")))
+
+    def _obey(self, order: Order) -> None:
+        match order:
+            case TrainFrom():
+                self._begin(order)
+            case Measure(vector):
+                self._meeting.give(self._measured(vector))
+            case Released():
+                self.done = True
+                self._change(order)
+                if order.error is not None:
+                    self._closed = True
+                    raise order.error
+                if not self._seat.waits:  # it has trained on beside its peer: what is the peer's at the end is its own
+                    self._final = order.vector
+
+    def _change(self, order: TrainFrom | Released) -> None:
+        """Take what was mixed in: as a whole, or by what it changes where the loop has trained on."""
+        if order.change is None or order.vector is None:
+            return
+        if self._seat.waits or not self._exchanges:
+            self._exchanged.write(order.vector)
+        else:
+            self._exchanged.add(order.change)
+
+    def _begin(self, order: TrainFrom) -> None:
+        self._order, self.round = order, order.round
+        try:
+            self._change(order)
+            exact = self._exchanged.exact or not self._seat.waits or order.change is None
+            self._began = order.vector if exact else self._exchanged.read()
+            self._terms.use(order.terms, order.vector)
+        except FedgossipError as error:
+            self.leave(error)  # here, as inside join() the script has nothing yet by which it could
+            raise
+
+    def _measured(self, vector: Vector) -> Measured | Raised:
+        if self._measure is None:
+            return Measured({})
+        own = self._exchanged.read()
+        try:
+            with kept_apart(self._exchanged.module):
+                self._exchanged.write(vector)
+                found = _scores(self._measure(self._exchanged.module))
+        except Exception as error:
+            return Raised(error)
+        finally:
+            self._exchanged.write(own)
+        given = ", ".join(name for name in found if name != "loss")
+        if given and self._seat.score not in found and not self._unscored:
+            self._unscored = True
+            text = f"evaluate returned {given} and no {self._seat.score}"
+            self._say(f"{text}: reports show no score until task.metrics names yours")
+        return Measured(found)
+
+    # --- who may call ---------------------------------------------------------------------------------------------
+
+    def _check(self, what: str) -> None:
+        if self._closed:
+            raise ConfigError(f"{what}() after close(): node {self.node} has left its run", "Join again in a new run.")
+        if threading.get_ident() != self._thread:
+            advice = "Call it where the loop trains: the model is changed in place there."
+            raise ConfigError(f"{what}() in another thread than join()", advice)
+
+    def _say(self, text: str) -> None:
+        print(f"fedgossip: node {self.node}: {line(text, 1000)}", file=sys.stderr, flush=True)
+
+
+def ends_well(error: BaseException) -> bool:
+    """Whether a script that raises this has come to its end: `sys.exit()`, or `sys.exit(main())` of a main without a
+    fault."""
+    return isinstance(error, SystemExit) and error.code in (None, 0)
+
+
+def _mean(name: str, values: Sequence[Any]) -> float:
+    try:
+        numbers = [float(value) for value in values]
+    except (TypeError, ValueError):
+        raise ConfigError(f"log: {name!r} is no number", "Log numbers, or tensors of one element.") from None
+    return sum(numbers) / len(numbers)
+
+
+def _count(examples: Any) -> int:
+    """Return a number of examples as an int, of whatever library it is.  Raises ConfigError for no such number."""
+    try:
+        count = int(examples)
+        right = count >= 0 and count == float(examples)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        right = False
+    if not right:
+        shown = line(repr(examples), 100)
+        raise ConfigError(f"step: examples = {shown} is no number of examples", "Give len(batch), as a whole number.")
+    return count
+
+
+def _scores(found: Any) -> dict[str, float]:
+    if not isinstance(found, Mapping):
+        advice = 'Return {"accuracy": ...}, {"loss": ...} or both, and more by names of your own.'
+        raise ConfigError(f"evaluate: the function returned {type(found).__name__}, not numbers by name", advice)
+    return {str(name): float(value) for name, value in found.items()}

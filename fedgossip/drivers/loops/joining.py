@@ -1,0 +1,314 @@
+"""`fedgossip.join`: a training loop of the user's own becomes a peer of a run."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.plain import line
+from fedgossip.core.likeness import Likeness
+from fedgossip.drivers.loops import description, ranks
+from fedgossip.drivers.loops.asked import ASKED
+from fedgossip.drivers.loops.description import Described
+from fedgossip.drivers.loops.experiments import Wished, experiment_of
+from fedgossip.drivers.loops.hosting import HostThread
+from fedgossip.drivers.loops.invited import InvitedFile, invited, seating_of
+from fedgossip.drivers.loops.joined import JoinedLoop, LoopSeat
+from fedgossip.drivers.loops.meeting import Meeting
+from fedgossip.drivers.loops.seats import LoopSeating, SeatFile, hold, read_seat
+from fedgossip.drivers.loops.task import LoopTask, without_first
+from fedgossip.experiment import load_experiment
+from fedgossip.experiment.sections import GossipExperiment
+from fedgossip.learning.own_loop.parameters import Exchanged, optimizers_of
+from fedgossip.learning.own_loop.ranks import RankedExchange, check_supported, in_ranks, is_first
+from fedgossip.net.faulty import Faults, RunClock
+from fedgossip.net.identity import Identity
+from fedgossip.plans import compose
+from fedgossip.plans.approvals.site_approvals import SiteApprovals
+from fedgossip.plans.compose import DataShares, Plan
+from fedgossip.plans.federated.federation import FederationPlan
+from fedgossip.runs.peer_files import PeerEnded, empty_folder
+from fedgossip.runs.run_directory import new_path
+
+LOOP, NODE, N = "FEDGOSSIP_LOOP", "FEDGOSSIP_NODE", "FEDGOSSIP_N"
+"""What `fedgossip launch` says to a script: the file of its seat, who it is, of how many."""
+
+NO_RUN = "Start it with: fedgossip launch -n 1 {script}  (alone; -n 4: four that learn together)"
+IN_SCRIPT = "Or write join(..., alone=True) for a run of one, or name experiment=, node= and endpoints=."
+
+
+class LoopPlace(Protocol):
+    """Where a loop finds its run: a launcher, a simulation, or a file that the script names."""
+
+    def join(self, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop: ...
+
+
+place: ContextVar[LoopPlace | None] = ContextVar("place", default=None)
+"""Of the loops of a simulation: each has a thread, and so a context, of its own."""
+
+_here: dict[str, JoinedLoop] = {}
+
+
+def join(
+    model: Any,
+    optimizer: Any,
+    experiment: Path | str | None = None,
+    *,
+    node: int | None = None,
+    endpoints: Path | str | None = None,
+    key: Path | str = "peer.key",
+    out: Path | str | None = None,
+    exchange: str | Sequence[str] = (),
+    name: str = "",
+    alone: bool = False,
+) -> JoinedLoop:
+    """Take part in a run with `model`, which `optimizer` (or several, in a list) trains in the caller's own loop.
+
+    Where and with whom: as `fedgossip launch` says; or `experiment`, a file with [topology] or [coordinator] and
+    train.local_steps, `node` in it, and `endpoints` and `key` as of `fedgossip peer`, with `out` for its folder.
+    `exchange`: patterns of the names that travel; without it all parameters with requires_grad.  `name`: of one of
+    several joins of this process.  `alone`: where nobody has launched or invited this script, it makes a run of one, in
+    `out` or a new folder of runs/; a line says with how many it learns.
+
+    Returns when the run begins.  Raises ConfigError, and what makes it impossible to begin.
+    """
+    optimizers = optimizers_of(model, optimizer)
+    only = [exchange] if isinstance(exchange, str) else list(exchange)
+    named = _NamedRun(Path(experiment), node, endpoints, Path(key), out) if experiment else None
+    found = place.get() or named or _launched(_Alone(out) if alone else None)
+    if name in _here and not _here[name].done and place.get() is None:
+        advice = "One run exchanges one model: join torch.nn.ModuleList([a, b]), or give the second join a name."
+        raise ConfigError("this process has joined already", advice)
+    ranked = place.get() is None and in_ranks()
+    if ranked:
+        check_supported(model)
+    kind = RankedExchange if ranked and is_first() else Exchanged
+    exchanged = kind(model, [one for one in only if one], _buffers(found))
+    exchanged.held_by(optimizers)
+    joined = _with_ranks(found, exchanged, optimizers) if ranked else found.join(exchanged, optimizers)
+    if alone:
+        print(f"fedgossip: {_company(joined.n)}", file=sys.stderr, flush=True)
+    if place.get() is None:
+        _here[name] = joined
+        if isinstance(joined, JoinedLoop):  # and none that follows another
+            atexit.register(_at_exit, joined)
+    return joined
+
+
+def _company(n: int) -> str:
+    """Say with how many a loop learns that may be alone."""
+    if n > 1:
+        return f"this loop learns with {n - 1} others"
+    return f"this loop learns with 0 others; four together: fedgossip launch -n 4 {_script()}"
+
+
+def _with_ranks(found: LoopPlace, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop:
+    """Join with rank 0, and let the other ranks follow it."""
+    if not isinstance(exchanged, RankedExchange):
+        return cast(JoinedLoop, ranks.FollowingLoop(exchanged, optimizers))
+    joined = None
+    try:
+        joined = found.join(exchanged, optimizers)
+    finally:
+        ranks.go_on(exchanged.link, joined, failed=joined is None)
+    return joined
+
+
+def _at_exit(joined: JoinedLoop) -> None:
+    """Take leave for a script that has not: as one that came to its end, or as one that raised."""
+    raised = getattr(sys, "last_value", None)
+    if raised is None:
+        joined.close_quietly()
+    else:
+        joined.leave(raised)
+
+
+def _buffers(found: LoopPlace) -> str:
+    return str(getattr(found, "buffers", "average"))
+
+
+def seat_of(plan: Plan, node: int, *, blocks: bool = False, folder: Path | None = None) -> LoopSeat:
+    """Where a loop sits in a run.  `blocks`: it waits for its next order whatever the algorithm, as in a simulation."""
+    e, waiting = plan.experiment, waits(plan)
+    steps = e.train.local_steps or 1
+    settle, score = plan.patience[1], e.score.name
+    most = plan.most_examples if isinstance(plan, FederationPlan) else None
+    return LoopSeat(node, plan.learners, steps, waiting, waiting or blocks, e.eval.every, settle, folder, score, most)
+
+
+def waits(plan: Plan) -> bool:
+    """Whether a loop waits at an exchange until its round is mixed."""
+    e = plan.experiment
+    return not isinstance(e, GossipExperiment) or e.algorithm.mode == "sync"
+
+
+def likeness_of(plan: Plan, exchanged: Exchanged, first: Any) -> Likeness:
+    """What the models of all loops must have in common; with a coordinator not the first weights, which it sends."""
+    like = Likeness(frozen=exchanged.frozen_projections(), probe=exchanged.first_projections(first))
+    return like if plan.roles.alike else without_first(like)
+
+
+def _script() -> str:
+    return line(shlex.quote(sys.argv[0] or "train.py"))
+
+
+def _launched(otherwise: LoopPlace | None) -> LoopPlace:
+    if (seat := invited()) is not None:
+        return _Invited(seat)
+    path = os.environ.get(LOOP)
+    if not path and otherwise:
+        return otherwise
+    if not path:
+        told = NO_RUN.format(script=_script())
+        raise ConfigError("join: no run to take part in", f"{told}.  {IN_SCRIPT}")
+    return _Launched(read_seat(Path(path)))
+
+
+@dataclass(frozen=True)
+class _Launched:
+    """A seat that `fedgossip launch` has made."""
+
+    told: SeatFile
+
+    @property
+    def buffers(self) -> str:
+        return load_experiment(Path(self.told.experiment)).train.buffers
+
+    def join(self, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop:
+        from fedgossip.drivers.kept_keys import kept_identity
+        from fedgossip.plans.conditions import faults_of
+        from fedgossip.runs.checkpoints import incarnation_of
+
+        told, folder = self.told, Path(self.told.folder)
+        hold(folder)
+        last = incarnation_of(folder)
+        overrides = told.restart_overrides if last > told.before else ()
+        plan = compose.plan(load_experiment(Path(told.experiment), overrides))
+        faults = Faults(faults_of(plan), told.node, RunClock(Path(told.began)))
+        options = {
+            "identity": kept_identity(folder),
+            "bind": told.bind,
+            "endpoints": Path(told.endpoints),
+            "child": True,
+            "faults": faults,
+            "checkpoint_seconds": told.checkpoint_seconds,
+            "resume": last >= 0,
+        }
+        seat = LoopSeating(plan, told.node, folder, options, Path(told.asked), told.launcher)
+        return seated(seat, exchanged, optimizers)[0]
+
+
+@dataclass(frozen=True)
+class _Invited:
+    """A seat that an invite has given."""
+
+    told: InvitedFile
+
+    @property
+    def buffers(self) -> str:
+        return load_experiment(Path(self.told.experiment)).train.buffers
+
+    def join(self, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop:
+        return seated(seating_of(self.told), exchanged, optimizers)[0]
+
+
+@dataclass(frozen=True)
+class _NamedRun:
+    """A run over several machines, as the script names it."""
+
+    experiment: Path
+    node: int | None
+    endpoints: Path | str | None
+    key: Path
+    out: Path | str | None
+
+    @property
+    def buffers(self) -> str:
+        return load_experiment(self.experiment, ["task.kind=loop"]).train.buffers
+
+    def join(self, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop:
+        from fedgossip.net.endpoints import load_endpoints
+        from fedgossip.runs.checkpoints import incarnation_of
+
+        plan = compose.plan(load_experiment(self.experiment, ["task.kind=loop"]))
+        if self.node is None or self.endpoints is None:
+            advice = "Name node=, which of the peers this is, and endpoints=, the file with all addresses and keys."
+            raise ConfigError(f"join: {self.experiment} does not say who this is", advice)
+        if not 0 <= self.node < plan.learners:
+            raise ConfigError(f"there is no loop {self.node}", f"The run has loops 0 to {plan.learners - 1}.")
+        known = load_endpoints(Path(self.endpoints), plan.n, plan.roles.listens)
+        folder = Path(self.out) if self.out else new_path(plan, f"peer{self.node}", Path("runs"))
+        again = folder.is_dir() and incarnation_of(folder) >= 0
+        identity = Identity.load(self.key)
+        if SiteApprovals(self.key, identity, time.time_ns).exists:  # as every command that sends a site's numbers
+            text = f"{self.key} has approved plans, and a training loop of one's own is in no plan"
+            raise ConfigError(text, "Name a key that has approved none:  join(..., key=...).")
+        options = {
+            "identity": identity,
+            "bind": known[self.node].address,
+            "endpoints": known,
+            "resume": again,
+        }
+        folder = folder if again else empty_folder(folder)
+        return seated(LoopSeating(plan, self.node, folder, options), exchanged, optimizers)[0]
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """A run of one participant, which nobody has launched."""
+
+    out: Path | str | None
+    buffers = "average"
+
+    def join(self, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop:
+        from fedgossip.runs.checkpoints import incarnation_of
+
+        name = Path(sys.argv[0]).stem or "loop"
+        plan = compose.plan(load_experiment(experiment_of(Wished(1, name=name))))
+        folder = Path(self.out) if self.out else new_path(plan, "alone", Path("runs"))
+        again = folder.is_dir() and incarnation_of(folder) >= 0
+        options = {"identity": Identity.new(), "bind": "tcp://127.0.0.1:*", "endpoints": {}, "resume": again}
+        folder = folder if again else empty_folder(folder)
+        return seated(LoopSeating(plan, 0, folder, options), exchanged, optimizers)[0]
+
+
+def described(plan: Plan, exchanged: Exchanged, where: str) -> Described:
+    """Return what is told of a loop's model before its run.  Raises TrainingError for weights that are not finite."""
+    first, layout = exchanged.read(), exchanged.layout
+    exchanged.check_finite(first, f"{where}, before the first round")
+    like = likeness_of(plan, exchanged, first)
+    return Described(description.model_of(layout.segments, layout.schema, layout.kind, like), first)
+
+
+def seated(seat: LoopSeating, exchanged: Exchanged, optimizers: Sequence[Any]) -> tuple[JoinedLoop, HostThread]:
+    """Start the host beside the loop, and wait until it may begin."""
+    from fedgossip.drivers.peer import run_peer
+
+    plan, node, folder, meeting = seat.plan, seat.node, seat.folder, Meeting()
+    told = described(plan, exchanged, f"node {node}")
+    like = description.describe(folder, told.model, told.first).likeness
+    task = LoopTask({node: meeting}, {node: told.first}, exchanged.segments, exchanged.layout.schema, like)
+
+    def run(stop: threading.Event) -> PeerEnded:
+        shares = DataShares("the loop's own")
+        return run_peer(plan, node, folder, learning=(task, shares), asked_to_stop=stop, **seat.options)
+
+    host = HostThread(run, task, node, folder, seat.asked, seat.launcher)
+    place_of = seat_of(plan, node, folder=folder)
+    hand = ranks.SpeakingLoop if isinstance(exchanged, RankedExchange) else JoinedLoop
+    return hand(exchanged, optimizers, place_of, meeting, host), host
+
+
+def asked_in(out: Path) -> Path:
+    """Where the collector of a run asks its loops."""
+    return out / ASKED

@@ -1,0 +1,328 @@
+"""A script with a loop of its own, n times on this machine: a process each, one run directory, as `run --on local`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fedgossip.base import outside_files, owner_files
+from fedgossip.base.errors import ConfigError, FedgossipError, NotWrittenError, ResumeError, TrainingError
+from fedgossip.core.machine import NodeId
+from fedgossip.core.records import EventRow, Row
+from fedgossip.data.named_code import check_allowed
+from fedgossip.drivers import resume
+from fedgossip.drivers.fault_injector import Striker
+from fedgossip.drivers.local import BEGAN, CHECKPOINT_SECONDS
+from fedgossip.drivers.loops import description
+from fedgossip.drivers.loops.asked import OVER, AskingTask
+from fedgossip.drivers.loops.joining import asked_in
+from fedgossip.drivers.loops.scripts import LOG, Command, Scripts, kept_command
+from fedgossip.drivers.loops.seats import SEAT, SeatFile, await_free
+from fedgossip.drivers.participant import check_open_files
+from fedgossip.experiment import Experiment
+from fedgossip.learning.own_loop.parameters import first_difference
+from fedgossip.plans.compose import DataShares, Plan
+from fedgossip.plans.conditions import faults_of
+from fedgossip.plans.plan import record_of
+from fedgossip.runs import incarnations
+from fedgossip.runs.checkpoints import incarnation_of
+from fedgossip.runs.collect import Collector, Watched, conclude, first_failure, last_word
+from fedgossip.runs.incarnations import Prepared
+from fedgossip.runs.row_keeper import Keeper
+from fedgossip.runs.run_directory import Run, RunDirectory, is_launched, write_whole
+from fedgossip.runs.tracking import Tracking
+
+POLL_SECONDS = 0.05
+
+COORDINATOR_SECONDS = 10.0
+"""How long a coordinator may take to end when all loops have left."""
+
+
+@dataclass(frozen=True)
+class Launching:
+    """How scripts are launched.  `restarts`: how often each may be started again when it dies."""
+
+    restarts: int = 0
+    report: bool = True
+    shown: Sequence[NodeId] = (0,)
+
+
+def launch_scripts(
+    plan: Plan, out: Path, command: Command, how: Launching | None = None, watch: Callable[[Row], None] | None = None
+) -> Run:
+    """Run `command` once per loop of the plan, until all have ended; `out` is a new folder.
+
+    Loops that die do not stop the others.  Ctrl-C ends all and keeps what was measured.  Raises ConfigError where the
+    scripts cannot begin together, and the error of a loop that failed, when the others have ended.
+    """
+    return _Launch(plan, out, command.checked(), how or Launching(), watch).run()
+
+
+def plan_to_resume(run: Path, experiment: Experiment) -> Plan:
+    """Return the plan by which a launched run goes on.  Raises ResumeError where it cannot, or not by `experiment`."""
+    if not is_launched(run):
+        advice = "Of other runs: fedgossip run --resume.  Simulated loops are simulated again."
+        raise ResumeError(f"{run}: no run of launched scripts", advice)
+    return resume.plan_of(run, experiment)
+
+
+def check_kept(run: Path, script: Path | None, *, run_code: bool) -> None:
+    """Raise ConfigError where the script that a run's folder names would run, and no person has named or allowed it."""
+    if script is None and is_launched(run):
+        named = f"{kept_command(run).script}"
+        check_allowed([named], run, run_code=run_code, whose="its folder names the script")
+
+
+def resume_scripts(
+    plan: Plan,
+    run: Path,
+    command: Command | None = None,
+    how: Launching | None = None,
+    watch: Callable[[Row], None] | None = None,
+) -> Run:
+    """Bring a launched run that was stopped, or whose launcher died, to its end, in its folder.
+
+    All scripts are started again, by the command that it had where none is given; each goes on with a new life from
+    its last checkpoint.  Raises ResumeError; nothing is changed then.
+    """
+    command = (command or kept_command(run, plan.experiment.train.portable)).checked()
+    folders = folders_of(plan, run)
+    if not all_joined(plan, run):
+        raise ResumeError(f"{run}: it was stopped before all its loops had joined", "Start it in a new folder.")
+    await_free(folders)
+    schema, shares = description.described(folders[0]).model.schema, DataShares("the loops' own")
+    before = incarnations.prepare(run, folders, plan, schema, shares.digest)
+    shutil.rmtree(asked_in(run), ignore_errors=True)
+    (run / BEGAN).unlink(missing_ok=True)
+    return _Launch(plan, run, command, how or Launching(), watch, before).run()
+
+
+def all_joined(plan: Plan, run: Path) -> bool:
+    """Whether all loops of a launched run have joined: it can go on from then on."""
+    return all(description.is_described(folder) for folder in folders_of(plan, run)[: plan.learners])
+
+
+def folders_of(plan: Plan, out: Path) -> list[Path]:
+    """Where each participant of a launched run writes."""
+    return [out / "peers" / f"{node:02d}" for node in range(plan.n)]
+
+
+class _Launch:
+    def __init__(
+        self,
+        plan: Plan,
+        out: Path,
+        command: Command,
+        how: Launching,
+        watch: Callable[[Row], None] | None,
+        before: Prepared | None = None,
+    ) -> None:
+        check_open_files(plan, range(plan.n))
+        self.plan, self.out, self.command, self.how, self.before = plan, out, command, how, before
+        self.scripts = Scripts(command, plan.learners, how.shown)
+        self.script = faults_of(plan)
+        self.folders = folders_of(plan, out)
+        tracking = Tracking(plan.experiment, out) if plan.experiment.track.to else None
+        self.directory = RunDirectory.again(out, plan, before.rows) if before else RunDirectory(out, plan)
+        self.keeper = Keeper(self.directory, watch, tracking, exchanges=plan.exchanges)
+        self.left = dict.fromkeys(range(plan.n), how.restarts)
+        self._over_since, self._over = 0.0, False
+
+    def run(self) -> Run:
+        began = time.monotonic()
+        interrupted = False
+        with self.directory, self.scripts as scripts:
+            self.command.keep(self.out)
+            task, collector = self._begin()
+            try:
+                self._gather(collector)
+                exits = scripts.exited
+            except KeyboardInterrupt:
+                interrupted = True
+                exits = dict(scripts.exited)
+                scripts.stop()
+            watched = Watched(interrupted, exits, time.monotonic() - began)
+            try:
+                shares = DataShares("the loops' own")
+                run = conclude(self.plan, task, shares, collector, self.directory, watched, report=self.how.report)
+            except FedgossipError:
+                task.over()
+                self._show_guilty()
+                scripts.wait()  # what the others do after their run is their own: they save what they have
+                raise
+            finally:
+                task.over()
+            self._await_scripts(run)
+        return run
+
+    # --- the beginning --------------------------------------------------------------------------------------------
+
+    def _begin(self) -> tuple[AskingTask, Collector]:
+        """Start the scripts, wait until all have joined, and let them begin."""
+        specs = self.specs = self._specs()
+        for node in range(self.plan.learners):
+            self.scripts.start(specs[node])
+        self._await(range(self.plan.learners), description.is_described)
+        first = self._same_model()
+        for node in range(self.plan.learners, self.plan.n):
+            self.scripts.start(specs[node])
+        self._await(range(self.plan.n), lambda folder: (folder / "endpoint.toml").exists())
+        task = AskingTask(first, asked_in(self.out), self._there)
+        record = record_of(self.plan, task.evaluate, watch_all=False)
+        collector = Collector(self.folders, record, self.keeper)
+        self.striker = Striker(self.script, self.scripts, specs, self._noted(collector))
+        weights = [description.described(folder).first for folder in self.folders[: self.plan.learners]]
+        initial = [*weights, *(weights[:1] * (self.plan.n - self.plan.learners))]
+        blocks = b"\n".join(outside_files.read_bytes(folder / "endpoint.toml") for folder in self.folders)
+        write_whole(self.out / "endpoints.toml", blocks)
+        self.initial = initial
+        return task, collector
+
+    def _specs(self) -> dict[NodeId, dict[str, Any]]:
+        """Write every participant's seat; return what its process is started with."""
+        often = {"checkpoint_seconds": CHECKPOINT_SECONDS} if self.script.restarts or self.how.restarts else {}
+        paths = ("experiment.toml", "endpoints.toml", BEGAN)
+        experiment, endpoints, began = (str((self.out / name).resolve()) for name in paths)
+        specs: dict[NodeId, dict[str, Any]] = {}
+        for node, folder in enumerate(self.folders):
+            owner_files.made(folder)
+            place = folder.resolve()
+            seat = SeatFile(
+                experiment, node, str(place), endpoints, "tcp://127.0.0.1:*", began, str(asked_in(self.out).resolve()),
+                restart_overrides=list(self.plan.restart_overrides), before=incarnation_of(folder),
+                launcher=os.getpid(), **often,
+            )  # fmt: skip
+            write_whole(folder / SEAT, msgspec.json.encode(seat))
+            specs[node] = {"node": node, "folder": str(place)}
+            if node >= self.plan.learners:
+                specs[node]["words"] = [sys.executable, "-m", "fedgossip.drivers.loops.coordinating", str(place / SEAT)]
+        return specs
+
+    def _await(self, nodes: Sequence[NodeId], ready: Callable[[Path], bool]) -> None:
+        """Wait until all are ready; scripts may take as long as they need to get there."""
+        while missing := [node for node in nodes if not ready(self.folders[node])]:
+            self.scripts.poll(POLL_SECONDS)
+            for node in missing:
+                if node in self.scripts.exited and not ready(self.folders[node]) and not self._revived(node, 0):
+                    raise self._never_joined(node)
+
+    def _never_joined(self, node: NodeId) -> Exception:
+        if failure := first_failure([last_word(self.folders[node])]):
+            return failure
+        code, log = self.scripts.exited[node], self.folders[node] / LOG
+        said = self.scripts.last_line(node)
+        text = f"the script of loop {node} ended with code {code} before it joined" + (f": {said}" if said else "")
+        advice = f"All that it printed is in {log}." if said else "Does it call fedgossip.join?"
+        return TrainingError(text, advice) if code else ConfigError(text, "Does it call fedgossip.join?  " + advice)
+
+    def _same_model(self) -> description.Described:
+        """Return what all loops begin with.  Raises ConfigError, naming the first parameter that differs."""
+        told = [description.described(folder) for folder in self.folders[: self.plan.learners]]
+        for node, one in enumerate(told):
+            if one.model.schema != told[0].model.schema:
+                where = first_difference(told[0].model.segments, one.model.segments) or "their types differ"
+                advice = "All loops need the same model; what of it travels follows from requires_grad."
+                raise ConfigError(f"loops 0 and {node} have different models: {where} (here 0, there {node})", advice)
+            if unlike := told[0].model.likeness.unlike(one.model.likeness):
+                what = "first weights" if "probe" in unlike else "frozen parameters"
+                advice = "Make the model from the same seed, torch.manual_seed(0) say, or from the same checkpoint."
+                raise ConfigError(f"loops 0 and {node} begin with different {what}", advice)
+        return told[0]
+
+    # --- the run --------------------------------------------------------------------------------------------------
+
+    def _there(self) -> list[NodeId]:
+        return [node for node in self.scripts.running if node < self.plan.learners]
+
+    def _noted(self, collector: Collector) -> Callable[[str, NodeId, object], None]:
+        def note(name: str, peer: NodeId, value: object = None) -> None:
+            self.keeper(EventRow(collector.rounds[peer], peer, name, value))
+
+        return note
+
+    def _gather(self, collector: Collector) -> None:
+        """Read what the loops write until all have ended.  A loop may take as long as it likes between two steps."""
+        collector.begin(self.before, self.directory.rows() if self.before else (), lambda: self.initial)
+        zero, alone_since = 0, 0.0
+        while len(self.scripts.exited) < self.plan.n or self.striker.away:
+            self.scripts.poll(POLL_SECONDS)
+            collector.read()
+            if not zero and any(collector.rounds):
+                zero = time.monotonic_ns() - int(collector.slowest_training * 1e9)
+                with contextlib.suppress(NotWrittenError):
+                    write_whole(self.out / BEGAN, str(zero).encode())
+            if zero:
+                self.striker.act(time.monotonic_ns() - zero, collector.rounds)
+            self._start_again(collector)
+            collector.ended(self.scripts.exited.keys() - self.striker.away)
+            alone_since = self._end_coordinator(alone_since)
+            self._end_late(collector)
+
+    def _start_again(self, collector: Collector) -> None:
+        for node in self.scripts.exited.keys() - self.striker.away:
+            self._revived(node, collector.rounds[node])
+
+    def _revived(self, node: NodeId, round: int) -> bool:
+        """Start a script again that died without a last word, where it may be; return whether it was."""
+        died = self.scripts.exited[node] != 0 and last_word(self.folders[node]) is None
+        if not died or not self.left[node]:
+            return False
+        self.left[node] -= 1
+        self.scripts.start(self.specs[node])
+        self.keeper(EventRow(round, node, "restarted"))
+        return True
+
+    def _end_coordinator(self, alone_since: float) -> float:
+        """Interrupt a coordinator whose loops have all left, when it had time to notice."""
+        n = self.plan.learners
+        if self.plan.n == n or n in self.scripts.exited or not set(range(n)) <= self.scripts.exited.keys():
+            return 0.0
+        if alone_since and time.monotonic() - alone_since > COORDINATOR_SECONDS:
+            self.scripts.signal(n, 15)
+        return alone_since or time.monotonic()
+
+    def _end_late(self, collector: Collector) -> None:
+        """Have loops go on alone that are in no run any more: their coordinator has ended, and told those it knew."""
+        left = [node for node in range(self.plan.n) if node not in self.scripts.exited]
+        if self.plan.n == self.plan.learners or self.plan.learners in left or not left or self.striker.away:
+            self._over_since = 0.0
+            return
+        now = time.monotonic()
+        self._over_since = self._over_since or now
+        if now - self._over_since > COORDINATOR_SECONDS + collector.slowest_training and not self._over:
+            self._over = True
+            write_whole(asked_in(self.out) / OVER, b"")
+            for node in left:
+                self.keeper(EventRow(collector.rounds[node], node, "run_was_over"))
+
+    def _show_guilty(self) -> None:
+        """Show the traceback of the first loop that raised; all of its output is in its folder."""
+        words = {node: last_word(folder) for node, folder in enumerate(self.folders[: self.plan.learners])}
+        if guilty := [node for node, ended in words.items() if ended and ended.status == "failed"]:
+            self.scripts.show_traceback(guilty[0])
+
+    def _await_scripts(self, run: Run) -> None:
+        """What comes after the run is the scripts' own; say who did not end well."""
+        codes = self.scripts.wait()
+        wrong = {node: code for node, code in codes.items() if code and run.summary["status"] == "finished"}
+        for node, code in wrong.items():
+            said = self.scripts.last_line(node)
+            raise TrainingError(
+                f"the script of loop {node} ended with code {code} after its run" + (f": {said}" if said else ""),
+                f"The run itself is whole, in {self.out}; all that it printed is in {self.folders[node] / LOG}.",
+            )
+
+
+def check_launchable(plan: Plan) -> None:
+    """Raise ConfigError for an experiment that no loop can be part of."""
+    if plan.experiment.task.kind != "loop":
+        raise ConfigError("this experiment brings its own task", 'Set [task] kind = "loop" for a loop of your own.')

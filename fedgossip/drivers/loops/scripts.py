@@ -1,0 +1,213 @@
+"""The processes of launched scripts: each in a group of its own, its output in its folder's log.txt."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from fedgossip.base import kernels, outside_files, owner_files, signals
+from fedgossip.base.decoding import UnreadableError, from_json
+from fedgossip.base.errors import ConfigError, ResumeError
+from fedgossip.base.plain import printable
+from fedgossip.core.machine import NodeId
+from fedgossip.drivers.loops.joining import LOOP, NODE, N
+from fedgossip.drivers.loops.seats import SEAT
+from fedgossip.drivers.peer_processes import check_processes
+from fedgossip.report.page.reading import LAUNCHED
+from fedgossip.runs.run_directory import write_whole
+
+STOP_SECONDS = 10.0
+"""Scripts that have not ended so long after SIGINT are killed."""
+
+TRACEBACK_BYTES = 1 << 15
+"""How much of the end of a script's output is looked through for a traceback."""
+
+LOG = "log.txt"
+ENDED = "ended.json"
+
+
+@dataclass(frozen=True)
+class Command:
+    """What every loop runs: a script of Python and its arguments."""
+
+    script: Path
+    arguments: tuple[str, ...] = ()
+    portable: bool = False
+    folder: Path | None = None
+    """Where it runs; None: where we are."""
+    ranks: int = 1
+    """Processes that train one model, as `torchrun` starts them."""
+
+    @property
+    def words(self) -> list[str]:
+        """What starts one loop."""
+        together = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.ranks)]
+        return [sys.executable, "-u", *(together if self.ranks > 1 else []), str(self.script), *self.arguments]
+
+    def checked(self) -> Command:
+        """Return this.  Raises ConfigError where there is no such script."""
+        if not self.script.is_file():
+            what = "is a folder" if self.script.is_dir() else "no such file"
+            raise ConfigError(f"{self.script}: {what}", "Give a script that calls fedgossip.join.")
+        return self
+
+    def keep(self, run: Path) -> None:
+        """Write it down for those who go on with the run in this folder.  Raises NotWrittenError."""
+        here = self.folder or Path.cwd()
+        told = _KeptCommand(str(here / self.script), list(self.arguments), str(here), self.ranks)
+        write_whole(run / LAUNCHED, msgspec.json.format(msgspec.json.encode(told), indent=1))
+
+
+class _KeptCommand(msgspec.Struct):
+    script: str
+    arguments: list[str]
+    folder: str
+    ranks: int = 1
+
+
+def kept_command(run: Path, portable: bool = False) -> Command:
+    """Return what was launched in the folder of a run.  Raises ResumeError."""
+    path = run / LAUNCHED
+    try:
+        told = from_json(msgspec.json.Decoder(_KeptCommand), outside_files.read_bytes(path))
+    except (OSError, UnreadableError) as error:
+        advice = "Give the folder of a launched run; of others: fedgossip run --resume."
+        raise ResumeError(f"{path}: cannot be read: {error}", advice) from None
+    folder = Path(told.folder)
+    if not folder.is_dir():
+        raise ResumeError(f"{folder}: no such folder: the scripts ran there", f"Make it, or change it in {path}.")
+    return Command(Path(told.script), tuple(told.arguments), portable, folder, told.ranks)
+
+
+class Scripts:
+    """Starts, signals and ends them.  `shown`: of whom the output is copied to ours as it comes."""
+
+    def __init__(self, command: Command, n: int, shown: Sequence[NodeId] = ()) -> None:
+        check_processes()
+        self.command, self.n, self.shown = command, n, tuple(shown)
+        self.exited: dict[NodeId, int] = {}
+        """Exit codes of those that are no more, or have said their last word and run on alone."""
+        self._processes: dict[NodeId, subprocess.Popen[bytes]] = {}
+        self._folders: dict[NodeId, Path] = {}
+        self._read: dict[NodeId, int] = {}
+        self._began: dict[NodeId, int] = {}
+        """How long each log was before our first start: what stands there is of an earlier launch."""
+
+    def start(self, spec: Mapping[str, Any]) -> None:
+        """Start one; for the second time, where it has exited.  `spec`: its node, folder, and words instead of ours."""
+        node, folder = int(spec["node"]), Path(spec["folder"])
+        words = spec.get("words") or self.command.words
+        (folder / ENDED).unlink(missing_ok=True)
+        log = owner_files.opened(folder / LOG, "ab", buffering=0)
+        environment = {**kernels.environment(portable=self.command.portable), LOOP: str(folder / SEAT)}
+        environment |= {NODE: str(node), N: str(self.n)}
+        for library in ("OMP", "OPENBLAS", "MKL"):
+            environment.setdefault(f"{library}_NUM_THREADS", "1")
+        if node not in self._began:
+            self._began[node] = self._read[node] = log.tell()
+        with log:
+            self._processes[node] = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                process_group=0,
+                cwd=self.command.folder,
+            )
+        self._folders[node] = folder
+        self.exited.pop(node, None)
+
+    def signal(self, node: NodeId, number: int) -> None:
+        """Send a signal to one and all that it has started, if it runs."""
+        if (process := self._processes.get(node)) and process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                signals.to_group(process.pid, number)
+
+    def poll(self, timeout: float) -> None:
+        """Wait so long, and see who has ended."""
+        time.sleep(timeout)
+        for node, process in self._processes.items():
+            self._show(node)
+            code = process.poll()
+            if code is not None:
+                self.exited[node] = code
+            elif (self._folders[node] / ENDED).exists():
+                self.exited[node] = 0
+
+    @property
+    def running(self) -> list[NodeId]:
+        """Whose processes are there."""
+        return [node for node, process in self._processes.items() if process.poll() is None]
+
+    def wait(self) -> dict[NodeId, int]:
+        """Wait until all scripts have ended by themselves, however long they take; return their exit codes."""
+        while self.running:
+            self.poll(0.05)
+        for node in self._processes:
+            self._show(node)
+        return {node: process.returncode for node, process in self._processes.items()}
+
+    def stop(self) -> None:
+        """Interrupt all that run, and kill what has not ended in time."""
+        for node in self.running:
+            self.signal(node, signal.SIGINT)
+            self.signal(node, signals.GO_ON)
+        until = time.monotonic() + STOP_SECONDS
+        while self.running and time.monotonic() < until:
+            self.poll(0.05)
+        for node in self.running:
+            self.signal(node, signals.KILL)
+        for process in self._processes.values():
+            process.wait()
+
+    def show_traceback(self, node: NodeId) -> None:
+        """Show the last traceback that a script printed, where its output is not shown anyhow."""
+        with contextlib.suppress(OSError):
+            text = self._printed(node).decode(errors="replace")
+            _, head, rest = text.rpartition("Traceback (most recent call last):")
+            if head and node not in self.shown:
+                sys.stdout.write(printable(f"{LOG} of loop {node}:\n{head}{rest}", keep="\n\t"))
+                sys.stdout.flush()
+
+    def last_line(self, node: NodeId) -> str:
+        """Return the last line that a script printed, "" for none."""
+        try:
+            lines = self._printed(node).decode(errors="replace").split("\n")
+        except OSError:
+            return ""
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+    def _printed(self, node: NodeId) -> bytes:
+        """Return the end of what one has printed since this launch began.  Raises OSError."""
+        with outside_files.open_file(self._folders[node] / LOG, outside_files.ROWS) as log:
+            log.seek(max(self._began[node], log.seek(0, os.SEEK_END) - TRACEBACK_BYTES))
+            return log.read()
+
+    def _show(self, node: NodeId) -> None:
+        if node not in self.shown:
+            return
+        path = self._folders[node] / LOG
+        with contextlib.suppress(OSError), outside_files.open_file(path, outside_files.ROWS) as log:
+            log.seek(self._read.get(node, 0))
+            content = log.read(1 << 20)
+            self._read[node] = log.tell()
+            sys.stdout.write(printable(content.decode(errors="replace"), keep="\n\r\t"))
+            sys.stdout.flush()
+
+    def __enter__(self) -> Scripts:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()

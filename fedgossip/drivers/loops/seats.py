@@ -1,0 +1,110 @@
+"""Seats of loops: all that the participant beside a loop is started with, whoever has given it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fedgossip.base import file_locks, outside_files
+from fedgossip.base.decoding import UnreadableError, from_json
+from fedgossip.base.errors import ConfigError, NotWrittenError, ResumeError
+from fedgossip.core.machine import NodeId
+from fedgossip.plans.compose import Plan
+
+SEAT, HELD = "seat.json", "process"
+
+FREE_SECONDS = 30.0
+"""How long a run that is to go on waits for the processes of its last launch to end."""
+
+_held: list[int] = []
+"""Files of the seats that this process holds; they are closed when it ends."""
+
+
+@dataclass(frozen=True)
+class LoopSeating:
+    """Where a loop takes part: `options` are those of `run_peer`; `asked`: where it is asked what models are worth."""
+
+    plan: Plan
+    node: NodeId
+    folder: Path
+    options: Mapping[str, Any]
+    asked: Path | None = None
+    launcher: int = 0
+
+
+class SeatFile(msgspec.Struct):
+    """What a launched process is told, in a file of its folder."""
+
+    experiment: str
+    node: int
+    folder: str
+    endpoints: str
+    bind: str
+    began: str
+    asked: str
+    checkpoint_seconds: float = 10.0
+    restart_overrides: list[str] = []
+    """What differs for one that is started again while the others run."""
+    before: int = -1
+    """The number of the last life before this launch."""
+    launcher: int = 0
+    """The process that has launched; a loop whose launcher is gone is asked nothing any more."""
+
+
+def read_seat(path: Path) -> SeatFile:
+    """Raises ConfigError for a file that no launcher wrote."""
+    try:
+        return from_json(msgspec.json.Decoder(SeatFile), outside_files.read_bytes(path))
+    except (OSError, UnreadableError) as error:
+        advice = "Start the script with: fedgossip launch -n 4 --graph ring train.py"
+        raise ConfigError(f"{path}: not what fedgossip launch wrote: {error}", advice) from None
+
+
+def hold(folder: Path) -> None:
+    """Be the one process that has the seat in `folder`, as long as this process lives.
+
+    Raises ConfigError where another one has it, and NotWrittenError.
+    """
+    try:
+        file = os.open(folder / HELD, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise NotWrittenError(folder / HELD, error) from None
+    if not file_locks.taken(file):
+        os.close(file)
+        raise ConfigError(f"{folder}: another process is this loop", "Wait until it has ended, or end it.")
+    _held.append(file)
+
+
+def is_there(process: int) -> bool:
+    """Whether a process of this number is there; true for 0, which is nobody's."""
+    try:
+        os.kill(process or os.getpid(), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def await_free(folders: Sequence[Path], seconds: float = FREE_SECONDS) -> None:
+    """Wait until no process has a seat in these folders.  Raises ResumeError for one that is still there then."""
+    until = time.monotonic() + seconds
+    for folder in folders:
+        while not _is_free(folder):
+            if time.monotonic() > until:
+                text = f"{folder}: a process of the last launch still runs"
+                raise ResumeError(text, "Wait until it has ended, or end it; then go on.")
+            time.sleep(0.05)
+
+
+def _is_free(folder: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError), (folder / HELD).open("rb") as file:
+        return file_locks.taken(file.fileno())
+    return True

@@ -1,0 +1,376 @@
+"""Loops of the user's own in one process and in virtual time: n threads, of which one runs at a time.
+
+The simulator hands on: a loop runs while its training is due, up to its next exchange, and waits again.  What is
+everybody's in a process (random states, torch's threads, the environment; of scripts `__main__`, sys.argv, output and
+the modules beside it) is put aside and back at every hand-over.  So a synchronous run ends with the digest that the
+same loops have as processes.  What cannot be parted is the user's: a file that all write, a port, a signal.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TextIO
+
+import numpy.typing as npt
+
+from fedgossip.base import outside_files
+from fedgossip.base.errors import ConfigError, FedgossipError, TrainingError
+from fedgossip.base.vectors import Vector
+from fedgossip.core.likeness import Likeness
+from fedgossip.core.machine import NodeId
+from fedgossip.core.records import Row
+from fedgossip.drivers.loops.experiments import Wished, experiment_of
+from fedgossip.drivers.loops.joined import JoinedLoop, ends_well
+from fedgossip.drivers.loops.joining import NODE, N, likeness_of, place, seat_of
+from fedgossip.drivers.loops.meeting import Meeting, Released
+from fedgossip.drivers.loops.scripts import Command
+from fedgossip.drivers.loops.task import LoopTask
+from fedgossip.drivers.simulate import simulate_plan
+from fedgossip.experiment import Experiment, load_experiment
+from fedgossip.learning.own_loop.global_state import GlobalState
+from fedgossip.learning.own_loop.parameters import Exchanged, first_difference
+from fedgossip.plans import compose
+from fedgossip.plans.compose import Plan
+from fedgossip.report.page.page import write_report
+from fedgossip.runs.run_directory import Run
+
+IN_SCRIPT = "The fault is in the script."
+
+END_SECONDS = 60.0
+"""How long a loop may take to end when its run has failed."""
+
+
+def simulate_loop(
+    function: Callable[[], object],
+    n: int | None = None,
+    experiment: Experiment | Mapping[str, Any] | Path | str | None = None,
+    *,
+    graph: str | None = None,
+    overrides: Sequence[str] = (),
+    seed: int | None = None,
+    out: Path | str | None = None,
+    report: bool = False,
+    watch: Callable[[Row], None] | None = None,
+) -> Run:
+    """Call `function` in n loops of this process, each of which takes part by `fedgossip.join`; return what came out.
+
+    `n` and `graph` (ring by default), or an `experiment` with either [topology] or [coordinator]; `overrides`, `seed`,
+    `out`, `report` and `watch` as in `simulate`.  Each loop finds who it is in `peer.node`, and in the environment as
+    FEDGOSSIP_NODE.  The loops share the modules of this process: what they keep there is everybody's.
+
+    Raises ConfigError, and TrainingError where a loop raised.
+    """
+    if not isinstance(experiment, Experiment):
+        wished = Wished(n, graph)
+        content = experiment_of(wished) if experiment is None else experiment
+        experiment = load_experiment(content, ["task.kind=loop", *overrides], seed=seed)
+    plan = compose.plan(experiment)
+    loops = [_Loop(node, function, Belongings(plan.learners, node, plan.experiment.seed)) for node in _nodes(plan)]
+    return _simulated(plan, loops, Path(out) if out else None, report=report, watch=watch)
+
+
+def simulate_script(
+    plan: Plan,
+    command: Command,
+    out: Path | None,
+    *,
+    report: bool = True,
+    watch: Callable[[Row], None] | None = None,
+    shown: Sequence[NodeId] = (0,),
+) -> Run:
+    """Run a script as the n loops of a plan, each as `__main__` in a namespace of its own."""
+    loops = []
+    for node in _nodes(plan):
+        main = _main_of(command.script)
+        words = (str(command.script), *command.arguments)
+        output = None if node in shown else io.StringIO()
+        things = ScriptBelongings(plan.learners, node, plan.experiment.seed, main=main, words=words, output=output)
+        loops.append(_Loop(node, partial(_execute, command.script, things), things))
+    run = _simulated(plan, loops, out, report=False, watch=watch)
+    if out:
+        command.keep(out)
+        if report:
+            write_report(out)
+    return run
+
+
+def _nodes(plan: Plan) -> range:
+    return range(plan.learners)
+
+
+def _main_of(script: Path) -> ModuleType:
+    main = ModuleType("__main__")
+    main.__file__ = str(script)
+    return main
+
+
+def _execute(script: Path, things: ScriptBelongings) -> None:
+    exec(compile(outside_files.read_bytes(outside_files.named(script)), str(script), "exec"), things.main.__dict__)
+
+
+@dataclass
+class Belongings:
+    """What is this loop's of what is everybody's: put where it belongs before the loop runs, and taken after it."""
+
+    n: int
+    node: NodeId
+    seed: int
+    state: GlobalState | None = None
+    _before: GlobalState | None = None
+
+    def put(self) -> None:
+        self._before = GlobalState.now()
+        (self.state or GlobalState.of_a_start(self.seed, self.node)).put()
+        os.environ.update({NODE: str(self.node), N: str(self.n)})
+
+    def take(self) -> None:
+        assert self._before is not None
+        self.state = GlobalState.now()
+        self._before.put()
+        for name in (NODE, N):
+            os.environ.pop(name, None)
+
+    def anew(self) -> None:
+        """As before the first line of the loop."""
+        self.state = None
+
+
+@dataclass
+class ScriptBelongings(Belongings):
+    """A script's: its `__main__`, words, output, and its own copies of the modules beside it."""
+
+    main: ModuleType = field(default_factory=lambda: ModuleType("__main__"))
+    words: tuple[str, ...] = ()
+    output: TextIO | None = None
+    modules: dict[str, ModuleType] = field(default_factory=dict)
+    _ours: tuple[Any, ...] = ()
+
+    @property
+    def folder(self) -> str:
+        return str(Path(self.words[0]).resolve().parent)
+
+    def put(self) -> None:
+        super().put()
+        self._ours = sys.modules["__main__"], sys.argv, sys.stdout, list(sys.path)
+        sys.modules["__main__"], sys.argv = self.main, list(self.words)
+        sys.modules.update(self.modules)
+        sys.path.insert(0, self.folder)
+        sys.stdout = self.output or sys.stdout
+
+    def take(self) -> None:
+        beside = {name: module for name, module in sys.modules.items() if self._is_beside(module)}
+        self.modules = beside
+        for name in beside:
+            del sys.modules[name]
+        sys.modules["__main__"], sys.argv, sys.stdout, sys.path[:] = self._ours
+        super().take()
+
+    def anew(self) -> None:
+        super().anew()
+        self.modules = {}
+        self.main = _main_of(Path(self.words[0]))
+
+    def _is_beside(self, module: ModuleType) -> bool:
+        path = getattr(module, "__file__", None)
+        inside = isinstance(path, str) and path.startswith(self.folder + os.sep) and "site-packages" not in path
+        return inside and module is not self.main and not module.__name__.startswith("fedgossip")
+
+
+@dataclass(frozen=True, eq=False)
+class _Arrived:
+    """A loop has called join()."""
+
+    first: Vector
+    exchanged: Exchanged
+    like: Likeness
+
+
+class _Gone(BaseException):
+    """The simulated process of this loop was killed."""
+
+
+class _Loop:
+    """One thread, that runs when it is handed on to."""
+
+    def __init__(self, node: NodeId, function: Callable[[], object], things: Belongings) -> None:
+        self.node, self.function, self.things = node, function, things
+        self.meeting = Meeting(self.turn)
+        self.joined: JoinedLoop | None = None
+        self.plan: Plan | None = None
+        self.news: queue.SimpleQueue[_Arrived | BaseException | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"loop-{node}", daemon=True)
+
+    def turn(self, mine: bool) -> None:
+        self.things.put() if mine else self.things.take()
+
+    # --- the driver's side ----------------------------------------------------------------------------------------
+
+    def arrive(self, plan: Plan) -> _Arrived:
+        """Run it up to join().  Raises the error of a loop that does not get there."""
+        self.plan = plan
+        self.turn(True)
+        self._thread.start()
+        found = self.news.get()
+        self.turn(False)
+        if isinstance(found, _Arrived):
+            return found
+        if found is None:
+            advice = "Call peer = fedgossip.join(model, optimizer) before the loop."
+            raise ConfigError(f"loop {self.node} ended before it joined", advice)
+        if isinstance(found, FedgossipError):
+            raise found
+        if isinstance(found, SystemExit):
+            raise TrainingError(f"loop {self.node} ended with code {found.code!r} before it joined", IN_SCRIPT)
+        text = f"loop {self.node} raised {type(found).__name__} before it joined: {found}"
+        raise TrainingError(text, IN_SCRIPT) from found
+
+    def end(self, how: Released) -> BaseException | None:
+        """Release it, let it run to its end; return what it raised then."""
+        if not self._thread.is_alive():
+            return None
+        self.turn(True)
+        self.meeting.release(how)
+        try:
+            return self.news.get(timeout=None if how.error is None else END_SECONDS)  # type: ignore[return-value]
+        except queue.Empty:
+            return None  # it caught what it should not have; the thread ends with the process
+        finally:
+            self.turn(False)
+
+    def anew(self) -> _Loop:
+        """End it as a crash does; return one that begins as this one did."""
+        self.end(Released(error=_Gone()))
+        self.things.anew()
+        return _Loop(self.node, self.function, self.things)
+
+    # --- in the thread --------------------------------------------------------------------------------------------
+
+    buffers = "average"
+    leave_seconds: float | None = None
+
+    def _run(self) -> None:
+        assert self.plan is not None
+        self.buffers = self.plan.experiment.train.buffers
+        place.set(self)
+        try:
+            self.function()
+            if self.joined:
+                self.joined.close()
+        except SystemExit as error:  # the script's end, as that of a process
+            if self.joined:
+                self.joined.close_quietly()
+            self.news.put(None if ends_well(error) else error)
+        except BaseException as error:
+            if self.joined:
+                self.joined.leave(error)
+            self.news.put(error)
+        else:
+            self.news.put(None)
+
+    def join(self, exchanged: Exchanged, optimizers: Sequence[Any]) -> JoinedLoop:
+        if self.joined is not None:
+            advice = "One run exchanges one model: join torch.nn.ModuleList([a, b])."
+            raise ConfigError("this loop has joined already", advice)
+        assert self.plan is not None
+        first = exchanged.read()
+        exchanged.check_finite(first, f"node {self.node}, before the first round")
+        self.news.put(_Arrived(first, exchanged, likeness_of(self.plan, exchanged, first)))
+        seat = seat_of(self.plan, self.node, blocks=True)
+        self.joined = JoinedLoop(exchanged, optimizers, seat, self.meeting, self)
+        return self.joined
+
+    def alive(self) -> bool:
+        return True
+
+    def stop(self) -> None:
+        """Take the loop out of its run: it has left in its midst, and waits until the simulation has ended."""
+        self.meeting.forsake()
+
+    def needs_loop(self) -> bool:
+        return False
+
+
+class SimulatedLoops(LoopTask):
+    """The task of a simulation; a loop whose peer begins a new life begins anew too."""
+
+    def __init__(self, plan: Plan, loops: Sequence[_Loop], arrived: Sequence[_Arrived]) -> None:
+        one = arrived[0]
+        first = {loop.node: there.first for loop, there in zip(loops, arrived, strict=True)}
+        meetings = {loop.node: loop.meeting for loop in loops}
+        super().__init__(meetings, first, one.exchanged.segments, one.exchanged.layout.schema, one.like)
+        self.plan, self.loops = plan, list(loops)
+
+    def state(self, node: NodeId) -> Mapping[str, npt.NDArray[Any]]:  # noqa: ARG002
+        """Nothing: a loop that crashes loses what it has."""
+        return {}
+
+    def load_state(self, node: NodeId, state: Mapping[str, npt.NDArray[Any]]) -> None:  # noqa: ARG002
+        loop = self.loops[node] = self.loops[node].anew()
+        self.meetings = {**self.meetings, node: loop.meeting}
+        self.begins_anew(node)
+        loop.arrive(self.plan)
+
+
+def _simulated(
+    plan: Plan, loops: list[_Loop], out: Path | None, *, report: bool, watch: Callable[[Row], None] | None
+) -> Run:
+    if plan.experiment.task.kind != "loop":
+        raise ConfigError("this experiment brings its own task", 'Set [task] kind = "loop" for loops of your own.')
+    error: FedgossipError = ConfigError("the simulation has ended")
+    task: SimulatedLoops | None = None
+    run: Run | None = None
+    try:
+        arrived = [loop.arrive(plan) for loop in loops]
+        _check_alike(arrived)
+        task = SimulatedLoops(plan, loops, arrived)
+        run = simulate_plan(plan, task=task, out=out, report=report, watch=watch)
+    except FedgossipError as failure:
+        error = failure
+        raise
+    finally:
+        ended = _end(task, task.loops if task else loops, run, error)
+    if ended is not None:
+        node, raised = ended
+        said = f"raised {type(raised).__name__} after its run: {raised}"
+        if isinstance(raised, SystemExit):
+            said = f"ended with code {raised.code!r} after its run"
+        raise TrainingError(f"loop {node} {said}", "The run itself is whole.") from raised
+    return run
+
+
+def _end(
+    task: SimulatedLoops | None, loops: Sequence[_Loop], run: Run | None, error: FedgossipError
+) -> tuple[NodeId, BaseException] | None:
+    """Let every loop come to its end; return the first that raised after a run that is whole."""
+    whole = run is not None and run.summary["status"] != "interrupted"
+    finished = run is not None and run.summary["status"] == "finished"
+    found = None
+    for loop in loops:
+        released = Released(error=error)
+        if task is not None and run is not None and whole:
+            released = task.released(loop.node, run.vectors[loop.node])
+        raised = loop.end(released)
+        if finished and raised is not None and found is None:
+            found = loop.node, raised
+    return found
+
+
+def _check_alike(arrived: Sequence[_Arrived]) -> None:
+    for node, one in enumerate(arrived):
+        if one.exchanged.layout.schema != arrived[0].exchanged.layout.schema:
+            where = first_difference(arrived[0].exchanged.segments, one.exchanged.segments) or "their types differ"
+            advice = "All loops need the same model; what of it travels follows from requires_grad."
+            raise ConfigError(f"loops 0 and {node} have different models: {where} (here 0, there {node})", advice)
+        if unlike := arrived[0].like.unlike(one.like):
+            what = "first weights" if "probe" in unlike else "frozen parameters"
+            advice = "Make the model from the same seed, torch.manual_seed(0) say, or from the same checkpoint."
+            raise ConfigError(f"loops 0 and {node} begin with different {what}", advice)

@@ -1,0 +1,45 @@
+"""A Trainer of Hugging Face as a loop:  Trainer(..., callbacks=[fedgossip.drivers.loops.transformers.joining()])"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedgossip.base.errors import ConfigError
+from fedgossip.drivers.loops.joined import JoinedLoop
+from fedgossip.drivers.loops.joining import join
+
+
+def joining(**how: Any) -> Any:
+    """Return a TrainerCallback that joins where training begins, with the arguments of `fedgossip.join`.
+
+    `step()` is called after each step of the optimizer; when the run is over the Trainer stops.  Raises ConfigError
+    where transformers is not installed.
+    """
+    try:
+        from transformers import TrainerCallback
+    except ImportError:
+        raise ConfigError("transformers is not installed", "pip install 'fedgossip[transformers]'") from None
+    base: Any = TrainerCallback
+
+    class JoinedTrainer(base):  # type: ignore[misc]
+        peer: JoinedLoop | None = None
+
+        def on_train_begin(self, _args: Any, _state: Any, _control: Any, **parts: Any) -> None:
+            self.peer = join(parts["model"], parts["optimizer"], **how)
+
+        def on_step_end(self, args: Any, _state: Any, control: Any, **_: Any) -> Any:
+            assert self.peer is not None
+            examples = args.per_device_train_batch_size * args.gradient_accumulation_steps
+            if not self.peer.step(examples=examples):
+                control.should_training_stop = True
+            return control
+
+        def on_log(self, _args: Any, _state: Any, _control: Any, logs: Any = None, **_: Any) -> None:
+            if self.peer is not None and logs and "loss" in logs and not self.peer.done:
+                self.peer.log(loss=float(logs["loss"]))
+
+        def on_train_end(self, *_: Any, **__: Any) -> None:
+            assert self.peer is not None
+            self.peer.close()
+
+    return JoinedTrainer()

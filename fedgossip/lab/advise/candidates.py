@@ -1,0 +1,190 @@
+"""The ways to train together that are compared: graphs of gossip, and what is always there beside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedgossip.algorithms.collectives.names import COLLECTIVES
+from fedgossip.base.errors import ConfigError
+from fedgossip.lab.advise.network import AdvisedLinks, StepTimes
+from fedgossip.lab.advise.rates import BestRate, alone, best_rate, everybody, neighbours_of, rounds_of_one_merge
+from fedgossip.lab.costs.base import EqualLinks
+from fedgossip.lab.costs.formulas import all_reduce, neighbours, through_servers
+from fedgossip.lab.costs.methods import gossip_steps
+from fedgossip.lab.costs.timeline import seconds_of_rounds
+from fedgossip.topology import Schedule, resolve_schedule
+from fedgossip.topology.schedules.schedules import union
+
+GRAPHS = (
+    "ring", "torus", "hypercube", "directed-exponential", "exponential", "regular:3", "regular:4", "star",
+    "one-peer-exponential", "base:1", "random-matching", "el-oracle:4",
+)  # fmt: skip
+
+FOLLOWED_PEERS, LARGE = 128, 300
+"""Above so many peers rounds are told by closed form; graphs whose n_W takes dense matrices are left out."""
+OF_MANY = ("base:1", "regular:3", "regular:4", "star")
+
+ROUNDS = 20
+"""Number of rounds that are followed where all train equally long: whole periods, and the first beside them."""
+
+MANY_ROUNDS = 60
+FOLLOWED = 20_000
+"""Maximum number of messages that are followed where times of training differ."""
+
+CONNECTIVITY_LIMIT = 64
+"""Maximum number of peers for which it is counted how many can be lost."""
+
+
+@dataclass(frozen=True)
+class AdvisedWay:
+    """A way to train together, and what it takes to the target."""
+
+    name: str
+    kind: str
+    """gossip, all-reduce, server, once or alone."""
+    rounds: float
+    round_seconds: float
+    seconds: float
+    payload: float
+    """Bytes that the busiest sends or takes till then, in the larger direction."""
+    survives: int | None
+    """Of a graph: how many may be lost at the worst places and all others still reach each other; None: not counted."""
+    n_w: float
+    eta: float
+    schedule: Schedule | None = None
+
+
+@dataclass(frozen=True)
+class AdviceAsked:
+    """What advice is asked for."""
+
+    n: int
+    size: float
+    """Bytes of a model."""
+    links: AdvisedLinks
+    times: StepTimes
+    zeta: float = 50.0
+    share: float = 1e-3
+    """Of the distance to the optimum that may be left."""
+
+
+def ways(asked: AdviceAsked, graphs: Sequence[str] = GRAPHS) -> list[AdvisedWay]:
+    """Return all ways, the soonest first."""
+    found = [*_together(asked), *(way for graph in graphs if (way := _gossip(asked, graph)))]
+    return sorted(found, key=lambda way: way.seconds)
+
+
+def front(found: Sequence[AdvisedWay]) -> set[str]:
+    """Return the names of those that no other beats in seconds, bytes of the busiest and losses at once."""
+
+    def beats(a: AdvisedWay, b: AdvisedWay) -> bool:
+        ours, theirs = _facts(a), _facts(b)
+        return all(x <= y for x, y in zip(ours, theirs, strict=True)) and ours != theirs
+
+    return {way.name for way in found if math.isfinite(way.seconds) and not any(beats(one, way) for one in found)}
+
+
+def _facts(way: AdvisedWay) -> tuple[float, float, float]:
+    return way.seconds, way.payload, -(way.survives or 0)
+
+
+def _together(asked: AdviceAsked) -> Iterator[AdvisedWay]:
+    """What gossip has to beat: all-reduce, a server, one merge at the end, and training alone."""
+    n, size, links = asked.n, asked.size, asked.links
+    best, longest = best_rate(everybody(n), asked.zeta), asked.times.longest(n)
+    for name in ("ring", "tree", "halving-doubling"):
+        took = all_reduce(name, n, int(size), links.over(_ring(n)) if name == "ring" else links.usual)
+        payload = COLLECTIVES[name].busiest(n) * size
+        yield _way(asked, f"all-reduce, {name}", "all-reduce", best, longest + took, payload)
+    server = longest + through_servers(n, int(size), links.usual)
+    yield _way(asked, "parameter server", "server", best, server, n * size)
+    merge = rounds_of_one_merge(n, asked.zeta, asked.share)
+    took = all_reduce("ring", n, int(size), links.over(_ring(n)))
+    last = merge * asked.times.seconds + took
+    yield AdvisedWay(
+        "one merge at the end", "once", merge, asked.times.seconds, last, COLLECTIVES["ring"].busiest(n) * size,
+        None, 1.0, 1 / asked.zeta,
+    )  # fmt: skip
+    own = best_rate(alone, asked.zeta)
+    yield _way(asked, "alone", "alone", own, asked.times.seconds, 0.0)
+
+
+def _way(
+    asked: AdviceAsked, name: str, kind: str, best: BestRate, seconds: float, payload: float,
+    survives: int | None = None, schedule: Schedule | None = None,
+) -> AdvisedWay:  # fmt: skip
+    rounds = best.rounds(asked.share) if best.rate > 0 else math.inf
+    total = rounds * seconds if math.isfinite(rounds) else math.inf
+    return AdvisedWay(name, kind, rounds, seconds, total, rounds * payload, survives, best.n_w, best.eta, schedule)
+
+
+def _gossip(asked: AdviceAsked, graph: str) -> AdvisedWay | None:
+    """Gossip on a graph; None where there is none of this size, or its numbers are not known."""
+    if asked.n > LARGE and graph in OF_MANY:
+        return None
+    try:
+        schedule = resolve_schedule(graph, asked.n)
+    except ConfigError:
+        return None
+    known = neighbours_of(schedule)
+    if known is None:
+        return None
+    return gossip_way(asked, graph, schedule, best_rate(known, asked.zeta))
+
+
+def gossip_way(asked: AdviceAsked, graph: str, schedule: Schedule, best: BestRate) -> AdvisedWay:
+    """Return what gossip on these graphs takes."""
+    rounds = range(schedule.period or 8)
+    degrees = [max(len(schedule.mixing(r).targets(i)) for i in range(asked.n)) for r in rounds]
+    links = asked.links.over(_used(schedule)) if asked.links.pairs else asked.links.usual
+    seconds = gossip_seconds(asked, schedule, links, degrees)
+    payload = float(np.mean(degrees)) * asked.size
+    return _way(asked, graph, "gossip", best, seconds, payload, _survives(schedule), schedule)
+
+
+def gossip_seconds(asked: AdviceAsked, schedule: Schedule, links: EqualLinks, degrees: Sequence[int]) -> float:
+    """Return the seconds of a round, as it is followed step by step; of many peers that are all alike a + k d/b.
+
+    That is the round alone: of rounds that follow each other, messages that meet at a receiver make it up to a tenth
+    longer, and a star's shorter.
+    """
+    alone = float(np.mean([neighbours(k, asked.size, links) for k in degrees]))
+    if asked.n > FOLLOWED_PEERS:
+        return alone + (asked.times.seconds if asked.times.constant else _waited(asked, schedule))
+    rounds, period = ROUNDS, schedule.period or 1
+    if not asked.times.constant:
+        rounds = max(ROUNDS, min(400, int(FOLLOWED / asked.n / max(1.0, float(np.mean(degrees))))))
+    times = asked.times.drawn(1 + period * -(-rounds // period), asked.n)
+    return seconds_of_rounds(gossip_steps(schedule, asked.size), asked.n, links, times, schedule.period)
+
+
+def _waited(asked: AdviceAsked, schedule: Schedule) -> float:
+    """Return the mean time of training and waiting: t_i(k + 1) = X_i(k) + max of t_j(k), neighbours and oneself."""
+    times = asked.times.drawn(MANY_ROUNDS, asked.n)
+    begun = np.zeros(asked.n)
+    for round, took in enumerate(times):
+        starts, ids, _ = schedule.mixing(round).entries
+        done = begun + took
+        begun = np.maximum.reduceat(done[ids], starts[:-1])
+    return float(begun.max()) / MANY_ROUNDS
+
+
+def _ring(n: int) -> list[tuple[int, int]]:
+    return [(i, (i + 1) % n) for i in range(n)]
+
+
+def _used(schedule: Schedule) -> list[tuple[int, int]]:
+    return [(i, other) for i in range(schedule.n) for other in schedule.partners(i)]
+
+
+def _survives(schedule: Schedule) -> int | None:
+    if schedule.n > CONNECTIVITY_LIMIT or not schedule.period:
+        return None
+    import networkx as nx
+
+    graph = union(schedule).to_networkx().to_undirected()
+    return int(nx.node_connectivity(graph)) - 1

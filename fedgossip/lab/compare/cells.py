@@ -1,0 +1,160 @@
+"""The cells of a comparison: an ordinary run directory each, one per paradigm, number of workers and seed.
+
+A cell that has come to its end is not run again; one that was stopped goes on.  One that fails is told, and the others
+are run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedgossip.base.errors import ConfigError
+from fedgossip.core.records import Row
+from fedgossip.experiment import Experiment
+from fedgossip.lab.compare.experiments import experiment_for
+from fedgossip.lab.compare.names import paradigm_of
+from fedgossip.lab.compare.setting import Paradigm
+from fedgossip.lab.sweeps.cells import FAILURE, INTERRUPTED, CellOutcome, check_same, outcome_in, run_cell
+from fedgossip.lab.sweeps.listed import PlacedCells
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a comparison."""
+
+    name: str
+    workers: int
+    seed: int
+
+    @property
+    def paradigm(self) -> Paradigm:
+        return paradigm_of(self.name)
+
+    @property
+    def folder(self) -> str:
+        """What its run directory is called."""
+        name = re.sub(r"[^\w@.,=-]", "-", self.name)
+        return f"{name}-w{self.workers}-s{self.seed}"
+
+
+@dataclass(frozen=True)
+class DoneCell:
+    """What came of a cell: its run directory with its summary, or the error that says why there is none."""
+
+    cell: Cell
+    experiment: Experiment | None
+    path: Path
+    summary: Mapping[str, Any] | None
+    error: str = ""
+    again: bool = False
+    """Whether it was there already."""
+
+
+@dataclass(frozen=True)
+class CellGrid:
+    """Which cells there are, made of the content of one file."""
+
+    content: Mapping[str, Any]
+    where: str
+    paradigms: Sequence[str]
+    workers: Sequence[int]
+    seeds: Sequence[int]
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """The learning rate of paradigms that have one of their own."""
+
+    @property
+    def cells(self) -> list[Cell]:
+        """All of them: the first seed of all first, so that something can be seen soon."""
+        return [Cell(p, m, seed) for seed in self.seeds for m in self.workers for p in self.paradigms]
+
+    def experiment(self, cell: Cell) -> Experiment:
+        content = self.content
+        if cell.name in self.rates:
+            content = {**content, "train": {**content.get("train", {}), "lr": self.rates[cell.name]}}
+        return experiment_for(content, cell.paradigm, cell.workers, max(self.workers), cell.seed, self.where)
+
+
+def run_cells(
+    grid: CellGrid,
+    out: Path,
+    driver: str,
+    *,
+    report: bool = True,
+    watch: Callable[[Row], None] | None = None,
+    backend: str = "",
+    jobs: int = 1,
+) -> Iterator[DoneCell]:
+    """Run every cell that is not there, and yield what came of each.
+
+    `driver`: sim or local.  `backend`: ray:ADDRESS or slurm:PARTITION, whose `jobs` workers run the cells; "": this
+    process, one after the other.  Raises ConfigError where a folder holds a run of another experiment, and where two
+    paradigms with as many workers and the same seed did not learn from the same data.
+    """
+    there = {cell.folder: found for cell in grid.cells if (found := outcome_in(out / cell.folder)) and found.summary}
+    with contextlib.ExitStack() as stack:
+        placed = None
+        if backend:
+            placed = PlacedCells(out, _open(grid, out, there), driver, backend, jobs, report=report)
+            stack.callback(placed.stop)
+
+        def run(cell: Cell, experiment: Experiment) -> CellOutcome:
+            if placed:
+                return placed.outcome(cell.folder)
+            (out / cell.folder / FAILURE).unlink(missing_ok=True)  # of a worker; asked for again
+            return run_cell(experiment, out / cell.folder, driver, report=report, watch=watch)
+
+        yield from _done(grid, out, there, run)
+
+
+def _open(grid: CellGrid, out: Path, there: Mapping[str, CellOutcome]) -> dict[str, Experiment]:
+    """Return the experiments of cells that are still to be run, by their folders.  Raises ConfigError."""
+    found = {}
+    for cell in grid.cells:
+        with contextlib.suppress(ConfigError):  # of one that cannot be made; told where its turn comes
+            found[cell.folder] = grid.experiment(cell)
+    for name, experiment in found.items():
+        check_same(out / name, experiment, "comparison")
+    return {name: experiment for name, experiment in found.items() if name not in there}
+
+
+def _done(
+    grid: CellGrid,
+    out: Path,
+    there: Mapping[str, CellOutcome],
+    run: Callable[[Cell, Experiment], CellOutcome],
+) -> Iterator[DoneCell]:
+    seen: dict[tuple[int, int, int], tuple[Path, object]] = {}
+    for cell in grid.cells:
+        path = out / cell.folder
+        try:
+            experiment = grid.experiment(cell)
+        except ConfigError as error:
+            yield DoneCell(cell, None, path, None, f"{error}  {error.advice}".strip())
+            continue
+        check_same(path, experiment, "comparison")
+        found = there.get(cell.folder)
+        outcome = found or run(cell, experiment)
+        if outcome.status == INTERRUPTED:
+            raise KeyboardInterrupt
+        done = DoneCell(cell, experiment, path, outcome.summary, outcome.error, again=found is not None)
+        if done.summary is not None:
+            data = done.summary["data"]
+            for what in (data, _together(data)):
+                participants = len(what["sizes"] or ())
+                of = seen.setdefault((cell.workers, cell.seed, participants), (path, what))
+                if of[1] != what:
+                    advice = "Take data.partition from what no kind of run changes."
+                    raise ConfigError(f"{path} and {of[0]}: not the same data at the same workers", advice)
+        yield done
+
+
+def _together(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a summary says of the data as if one participant had all of them."""
+    shares, sizes = data["shares"], data["sizes"]
+    counts = [[sum(column) for column in zip(*shares, strict=True)]] if shares else shares
+    return {**data, "shares": counts, "sizes": [sum(sizes)] if sizes else sizes}

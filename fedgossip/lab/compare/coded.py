@@ -1,0 +1,90 @@
+"""All-reduce by a codec among the paradigms, "ring+top-k:0.01"; and whether compressing pays under these links."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+
+from fedgossip.algorithms.codecs.base import Codec, CodecTurn, LinearCodec, VectorLayout
+from fedgossip.algorithms.codecs.low_rank import low_rank_of
+from fedgossip.algorithms.codecs.names import make_codec
+from fedgossip.algorithms.collectives.names import COLLECTIVES, GATHERS
+from fedgossip.base.errors import ConfigError
+from fedgossip.core.messages import TAIL
+from fedgossip.lab.compare.setting import Paradigm, Setting
+from fedgossip.lab.costs.base import Cost
+from fedgossip.lab.costs.formulas import all_gather, all_reduce
+from fedgossip.lab.costs.methods import WHOLE, collective, gathered
+
+WARM = 1 << 20
+"""A round after the warm-up of any codec."""
+
+
+def coded_paradigm(dense: Paradigm, method: str, codec_name: str) -> Paradigm:
+    """Return the paradigm of a collective whose gradients go by a codec.  Raises ConfigError for none such."""
+    if low_rank_of(codec_name) is not None:
+        text = f"{method}+{codec_name}: its bytes follow from the shapes of the model's tensors, which no cost knows"
+        advice = f"Run the file with --set parallel.codec={codec_name}; with --dry-run it says its bytes."
+        raise ConfigError(text, advice)
+    codec = make_codec(codec_name)
+    if not isinstance(codec, LinearCodec) and method not in GATHERS:
+        text = f"{method}+{codec_name}: payloads of {codec_name} cannot be added, and {method} adds at every step"
+        raise ConfigError(text, f"Take {' or '.join(f'{one}+{codec_name}' for one in GATHERS)}.")
+    return replace(
+        dense,
+        sets={"parallel": {"method": method, "codec": codec_name}},
+        cost=lambda at: _cost(method, codec, at),
+        formula=lambda at: _formula(method, codec, at),
+        words=f"{dense.words}, gradients by {codec_name}",
+    )
+
+
+def _layout(at: Setting) -> VectorLayout:
+    """The layout of a gradient, taken for one tensor."""
+    return VectorLayout.of_length(at.size // at.element - TAIL, np.dtype(f"f{at.element}"))
+
+
+def _cost(method: str, codec: Codec, at: Setting) -> Cost:
+    layout = _layout(at)
+    if isinstance(codec, LinearCodec):
+        size = (codec.elements(layout.length) + TAIL) * at.element
+        return collective(method, size, at.links, at.times, at.element, replace(WHOLE, elements=at.buckets.elements))
+    return gathered(method, codec.size(layout, WARM), at.size, at.links, at.times)
+
+
+def _formula(method: str, codec: Codec, at: Setting) -> float:
+    layout = _layout(at)
+    if isinstance(codec, LinearCodec):
+        return all_reduce(method, at.workers, (codec.elements(layout.length) + TAIL) * at.element, at.links)
+    return all_gather(method, at.workers, codec.size(layout, WARM), at.size, at.links)
+
+
+def dense_of(name: str) -> str | None:
+    """Return the paradigm that a coded one is beside; None of others."""
+    method, plus, _ = name.partition("+")
+    return method if plus and method in COLLECTIVES else None
+
+
+@cache
+def codec_seconds(name: str, length: int, workers: int) -> float:
+    """Return the processor seconds of a round of a worker's codec on this machine: it says one, and hears all."""
+    codec = make_codec(name.partition("+")[2])
+    vector = np.random.default_rng(0).standard_normal(length).astype(np.float32)
+    layout, turn = VectorLayout.of(vector), CodecTurn(0, 0, WARM)
+    payload = codec.encode(vector, layout, turn)
+    decoded = 1 if isinstance(codec, LinearCodec) else workers
+    decoding = _quickest(lambda: codec.decode(payload, layout, turn))
+    return _quickest(lambda: codec.encode(vector, layout, turn)) + decoded * decoding
+
+
+def _quickest(work: Callable[[], object]) -> float:
+    found = []
+    for _ in range(3):
+        began = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - began)
+    return min(found)

@@ -1,0 +1,185 @@
+"""What a cell has cost and brought, from its run directory; and what the cost model told of it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+
+from fedgossip.base.vectors import empty
+from fedgossip.core.messages import TAIL
+from fedgossip.core.records import NetworkRow, PeerRow, Row, read_rows
+from fedgossip.core.task import Job
+from fedgossip.drivers.simulate import examples_of
+from fedgossip.experiment import Experiment, GossipExperiment, ParallelExperiment
+from fedgossip.lab.compare.cells import Cell, DoneCell
+from fedgossip.lab.compare.setting import Setting
+from fedgossip.lab.costs.base import Cost, EqualLinks
+from fedgossip.lab.costs.methods import Buckets
+from fedgossip.lab.costs.times import TrainingTimes
+from fedgossip.plans import compose
+from fedgossip.plans.compose import Plan
+from fedgossip.plans.conditions import network_settings
+from fedgossip.plans.parallel.parallel import ParallelPlan
+from fedgossip.runs.busiest import busiest
+from fedgossip.simulation.network import SimulatedNetwork
+
+
+@dataclass(frozen=True)
+class Point:
+    """One evaluated round."""
+
+    round: int
+    seconds: float
+    bytes_sent: int
+    loss: float
+    score: float | None
+
+
+@dataclass(frozen=True)
+class MeasuredCell:
+    """One cell.  Seconds are virtual, or of the clock for real processes; parts are those of the mean learner."""
+
+    cell: Cell
+    path: str
+    status: str
+    error: str = ""
+    rounds: int = 0
+    seconds: float = 0.0
+    round_seconds: float = 0.0
+    """Of a round of the mean learner, the first and the last left out."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of the run that went to compute, communicate and wait."""
+    payload: float = 0.0
+    """Bytes of vectors in a round, in the larger direction of the busiest participant."""
+    score_name: str = ""
+    curve: Sequence[Point] = ()
+    apart: float | None = None
+    """How far the learners' models are from their mean at the end; None where nobody measured it."""
+    staleness: Mapping[int, int] = field(default_factory=dict)
+    setting: Setting | None = None
+    told: Cost | None = None
+    """What the cost model says of a round; None of real processes, and where links are unlike."""
+    formula: float | None = None
+    """The closed form's seconds of a round, with the training."""
+
+    @property
+    def point(self) -> Point | None:
+        """The last evaluated round."""
+        return self.curve[-1] if self.curve else None
+
+    def reached(self, target: float) -> Point | None:
+        """The first evaluated round whose loss is the target's or less."""
+        return next((point for point in self.curve if point.loss <= target), None)
+
+    def within(self, seconds: float = math.inf, sent: float = math.inf) -> Point | None:
+        """The last evaluated round before so many seconds have passed, and so many bytes were sent."""
+        found = [point for point in self.curve if point.seconds <= seconds and point.bytes_sent <= sent]
+        return found[-1] if found else None
+
+    @property
+    def best(self) -> float:
+        """The least test loss of any evaluated round."""
+        return min((point.loss for point in self.curve), default=math.inf)
+
+
+def measured(done: DoneCell, driver: str) -> MeasuredCell:
+    """Return what a cell was."""
+    if done.summary is None or done.experiment is None:
+        return MeasuredCell(done.cell, str(done.path), "failed", done.error)
+    rows, summary = read_rows(done.path / "metrics.jsonl"), done.summary
+    network = [row for row in rows if isinstance(row, NetworkRow)]
+    last = network[-1]
+    found = MeasuredCell(
+        done.cell,
+        str(done.path),
+        str(summary["status"]),
+        rounds=last.round,
+        seconds=last.seconds,
+        round_seconds=_round_seconds(rows, int(summary["n"])),
+        parts=_parts(rows, int(summary["n"]), last.seconds),
+        payload=busiest(rows, {})["bytes"] / max(1, last.round),
+        score_name=str(summary["score"]["name"]),
+        curve=_curve(network),
+        apart=last.consensus_distance,
+        staleness=_staleness(rows),
+    )
+    return _told(found, done.experiment, summary) if driver == "sim" else found
+
+
+def _curve(network: Sequence[NetworkRow]) -> list[Point]:
+    return [
+        Point(row.round, row.seconds, row.bytes_sent, row.test_loss, row.score_averaged)
+        for row in network
+        if row.test_loss is not None
+    ]
+
+
+def _round_seconds(rows: Sequence[Row], learners: int) -> float:
+    """The mean over learners: where nobody waits for all, each has a pace of its own, until all end together."""
+    ends: dict[int, list[tuple[int, float]]] = {}
+    for row in rows:
+        if isinstance(row, PeerRow) and row.peer < learners and row.round:
+            ends.setdefault(row.peer, []).append((row.round, row.seconds))
+    paces = [
+        (own[-2][1] - own[0][1]) / (own[-2][0] - own[0][0]) if len(own) > 2 else own[-1][1] / own[-1][0]
+        for own in ends.values()
+    ]
+    return fmean(paces) if paces else 0.0
+
+
+def _parts(rows: Sequence[Row], learners: int, seconds: float) -> dict[str, float]:
+    """The mean learner's seconds; what is neither training nor communicating it waited."""
+    own = [row for row in rows if isinstance(row, PeerRow) and row.peer < learners]
+    compute = sum(row.seconds_training for row in own) / learners
+    communicate = sum(row.seconds_communicating + row.seconds_mixing for row in own) / learners
+    return {"compute": compute, "communicate": communicate, "wait": max(0.0, seconds - compute - communicate)}
+
+
+def _staleness(rows: Sequence[Row]) -> dict[int, int]:
+    found = Counter(row.staleness for row in rows if isinstance(row, PeerRow) and row.staleness is not None)
+    return dict(sorted(found.items()))
+
+
+def _told(found: MeasuredCell, experiment: Experiment, summary: Mapping[str, object]) -> MeasuredCell:
+    paradigm = found.cell.paradigm
+    element = 8 if summary.get("dtype") == "float64" else 4
+    size = (int(str(summary["parameters"])) + paradigm.extra) * element
+    setting = setting_of(experiment, size, element)
+    if setting is None:
+        return found
+    cost = paradigm.cost(setting)
+    return replace(found, setting=setting, told=cost, formula=cost.compute + paradigm.formula(setting))
+
+
+def setting_of(experiment: Experiment, size: int, element: int = 4) -> Setting | None:
+    """Return under what a round is told; None where nodes have links of their own."""
+    simulation = experiment.simulation
+    if any(one.bandwidth or one.downlink or one.latency is not None for one in simulation.classes):
+        return None
+    rates = simulation.bandwidth or math.inf, simulation.downlink or math.inf
+    links = EqualLinks(simulation.latency, *rates, simulation.summing / element)
+    plan = compose.plan(experiment)
+    network = SimulatedNetwork(network_settings(experiment, plan.n), plan.n, experiment.seed)
+    job = Job(0, 0, empty(1, "float32"), gradient=plan.gradients, accumulate=_accumulate(experiment))
+    examples = examples_of(experiment)(job)
+    known = tuple(network.known_training(node, examples) for node in range(plan.learners))
+    times = TrainingTimes(known, 0.0, simulation.training_jitter)
+    schedule = getattr(plan, "schedule", None) if isinstance(experiment, GossipExperiment) else None
+    servers = sum(role.count for role in plan.roles.all if role.name == "server" and not role.learns)
+    buckets = _buckets(experiment, plan, size // element, element)
+    return Setting(size, links, times, schedule, max(1, servers), buckets, element)
+
+
+def _buckets(experiment: Experiment, plan: Plan, length: int, itemsize: int) -> Buckets:
+    if not isinstance(plan, ParallelPlan) or not isinstance(experiment, ParallelExperiment):
+        return Buckets()
+    p = experiment.parallel
+    return Buckets(plan.bucket(length - TAIL, itemsize), p.overlap, p.accumulate)
+
+
+def _accumulate(experiment: Experiment) -> int | None:
+    section = getattr(experiment, "parallel", None)
+    return None if section is None else int(section.accumulate)

@@ -1,0 +1,53 @@
+"""What a paradigm is, and under what its round is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedgossip.lab.costs.base import Cost, EqualLinks
+from fedgossip.lab.costs.methods import WHOLE, Buckets
+from fedgossip.lab.costs.times import TrainingTimes
+from fedgossip.topology.schedules.schedules import Schedule
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Under what a round is told: `size` bytes of a model; the graph where there is one."""
+
+    size: int
+    links: EqualLinks
+    times: TrainingTimes
+    schedule: Schedule | None = None
+    servers: int = 1
+    buckets: Buckets = WHOLE
+    element: int = 4
+    """Bytes of one of its elements."""
+
+    @property
+    def workers(self) -> int:
+        return len(self.times.known)
+
+
+@dataclass(frozen=True)
+class Paradigm:
+    """One way to train in parallel."""
+
+    section: str
+    """Of the file, which is its own kind of run."""
+    sets: Mapping[str, Mapping[str, Any]]
+    """What it writes into sections of the file, by section."""
+    cost: Callable[[Setting], Cost]
+    formula: Callable[[Setting], float]
+    """The textbook's seconds of a round beside its training."""
+    words: str
+    """What it is, for people."""
+    every_step: bool = False
+    """Whether a round is one batch of each worker, and not a local training."""
+    extra: int = 0
+    """Elements that travel behind a model."""
+    one_participant: bool = False
+    """Whether the workers are processes of one, which has all the examples."""
+    ignores: tuple[str, ...] = ()
+    """Keys of its section that are for others that share it."""

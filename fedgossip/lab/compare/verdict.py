@@ -1,0 +1,250 @@
+"""The table of a comparison, and the sentence that says who wins here and what would have to change."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from fedgossip.lab.compare.coded import codec_seconds, dense_of
+from fedgossip.lab.compare.compression import Compression, compression_of, rate_said
+from fedgossip.lab.compare.measured import MeasuredCell, Point
+from fedgossip.lab.compare.names import paradigm_of
+from fedgossip.lab.costs.base import EqualLinks
+
+FASTEST, SLOWEST = 1e12, 1e2
+"""Bytes per second between which another bandwidth is looked for."""
+
+STEP = 10 ** (1 / 8)
+"""By which bandwidths and latencies that are looked at differ."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A paradigm with a number of workers: means over the seeds whose cells came to their end."""
+
+    name: str
+    workers: int
+    cells: Sequence[MeasuredCell]
+    failed: Sequence[MeasuredCell]
+
+    def mean(self, values: Sequence[float | None]) -> float | None:
+        there = [value for value in values if value is not None]
+        return fmean(there) if there and len(there) == len(self.cells) else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All cells, and what they are compared by."""
+
+    lines: Sequence[Line]
+    equal: str
+    target: float | None
+    """The test loss to which seconds and bytes are counted."""
+    driver: str = "sim"
+    tuned: Sequence[Mapping[str, Any]] = ()
+    """How the learning rate of each was found, where it was looked for."""
+
+    @property
+    def workers(self) -> list[int]:
+        return sorted({line.workers for line in self.lines})
+
+    def of(self, workers: int) -> list[Line]:
+        """The paradigms with so many workers that have a cell."""
+        return [line for line in self.lines if line.workers == workers and line.cells]
+
+    def end(self, cell: MeasuredCell) -> Point | None:
+        """Where a cell's loss is compared: at its end, or when it had had as much as the one that had least."""
+        cells = [one for line in self.of(cell.cell.workers) for one in line.cells if one.point]
+        points = [one.point for one in cells if one.point]
+        if self.equal == "seconds":
+            return cell.within(seconds=min(point.seconds for point in points))
+        if self.equal == "bytes":
+            return cell.within(sent=min(point.bytes_sent for point in points))
+        return cell.point
+
+
+def comparison(
+    cells: Sequence[MeasuredCell],
+    equal: str,
+    target: float | None,
+    driver: str = "sim",
+    tuned: Sequence[Mapping[str, Any]] = (),
+) -> Comparison:
+    """Put cells together by paradigm and number of workers, in the order in which they come."""
+    keys = list(dict.fromkeys((one.cell.name, one.cell.workers) for one in cells))
+    lines = []
+    for name, workers in keys:
+        own = [one for one in cells if (one.cell.name, one.cell.workers) == (name, workers)]
+        lines.append(Line(name, workers, [o for o in own if not o.error], [o for o in own if o.error]))
+    best = [one.best for one in cells if one.curve]
+    return Comparison(lines, equal, (max(best) if best else None) if target is None else target, driver, tuned)
+
+
+def table(found: Comparison) -> list[dict[str, Any]]:
+    """Return a row per paradigm and number of workers, as --json prints it.  Seconds; bytes of vectors."""
+    return [_row(found, line) for line in found.lines]
+
+
+def _row(found: Comparison, line: Line) -> dict[str, Any]:
+    row: dict[str, Any] = {"paradigm": line.name, "workers": line.workers, "seeds": len(line.cells)}
+    row["failed"] = [one.error for one in line.failed]
+    if not line.cells:
+        return row
+    first, cells = line.cells[0], line.cells
+    ends = [found.end(one) for one in cells]
+    goals = [one.reached(found.target) if found.target is not None else None for one in cells]
+    parts = ("compute", "communicate", "wait")
+    row |= {
+        "rounds": first.rounds,
+        "seconds": fmean(one.seconds for one in cells),
+        "test_loss": line.mean([end.loss if end else None for end in ends]),
+        first.score_name or "score": line.mean([end.score if end else None for end in ends]),
+        "seconds_to_target": line.mean([goal.seconds if goal else None for goal in goals]),
+        "bytes_to_target": line.mean([goal.bytes_sent if goal else None for goal in goals]),
+        **{part: fmean(one.parts[part] for one in cells) for part in parts},
+        "round_seconds": fmean(one.round_seconds for one in cells),
+        "models_apart": line.mean([one.apart for one in cells]),
+        "payload_of_busiest": fmean(one.payload for one in cells),
+        "runs": [one.path for one in cells],
+    }
+    told = [one.told for one in cells if one.told]
+    if told and first.formula is not None:
+        row["told"] = {
+            "round_seconds": fmean(one.seconds for one in told),
+            "error": max(one.error for one in told),
+            "formula": fmean(one.formula or 0.0 for one in cells),
+            "payload_of_busiest": fmean(one.payload_of_busiest for one in told),
+        }
+    alone = next((one for one in found.lines if (one.name, one.workers) == (line.name, 1) and one.cells), None)
+    if alone:
+        row["speedup"] = fmean(one.seconds for one in alone.cells) / row["seconds"]
+        row["efficiency"] = row["speedup"] / line.workers
+    if compression := _compression(found, line):
+        row["compression"] = compression.told()
+    return row
+
+
+def winner(found: Comparison) -> tuple[Line, float] | None:
+    """The paradigm that is first at the target with the most workers, and its seconds; None where none gets there."""
+    times = _times(found)
+    name = min(times, key=lambda one: times[one], default=None)
+    if name is None:
+        return None
+    line = next(line for line in found.of(found.workers[-1]) if line.name == name)
+    return line, times[name]
+
+
+def _times(found: Comparison) -> dict[str, float]:
+    rows = [_row(found, line) for line in found.of(found.workers[-1])] if found.workers else []
+    return {row["paradigm"]: row["seconds_to_target"] for row in rows if row.get("seconds_to_target") is not None}
+
+
+def sentence(found: Comparison) -> str:
+    """Who wins here, by how much, and what would have to change for another to win."""
+    won = winner(found)
+    if won is None or found.target is None:
+        return "None of them reaches the target: give more rounds, or a larger compare.target."
+    line, seconds = won
+    times = sorted(_times(found).items(), key=lambda pair: pair[1])
+    said = f"With {line.workers} workers {line.name} is first at test loss {found.target:.3g}, after {seconds:.3g} s"
+    if len(times) > 1:
+        said += f"; then {times[1][0]}, after {times[1][1]:.3g} s"
+    if len(times) > 2:
+        said += f", and last {times[-1][0]}, after {times[-1][1]:.3g} s"
+    change = other_winner(found, line.name)
+    return "  ".join(one for one in (f"{said}.", change, *compressing(found)) if one)
+
+
+def compressing(found: Comparison) -> list[str]:
+    """Say of each codec that is compared whether it pays here, beside the same collective without one.
+
+    The virtual network knows bytes alone: the time of the codec itself is measured on this machine, and added.
+    """
+    found_of = [_compression(found, line) for line in found.of(found.workers[-1])]
+    return [one.sentence for one in found_of if one]
+
+
+def _compression(found: Comparison, line: Line) -> Compression | None:
+    """What a codec brings beside the same collective without one; None of lines without, or with none beside them."""
+    dense, setting = dense_of(line.name), line.cells[0].setting
+    beside = next((one for one in found.of(line.workers) if one.name == dense), None)
+    if dense is None or beside is None or setting is None or found.target is None:
+        return None
+    goals = {one.name: [cell.reached(found.target) for cell in one.cells] for one in (line, beside)}
+    seconds, rounds = (
+        {name: fmean(getattr(goal, what) for goal in own if goal) if all(own) else None for name, own in goals.items()}
+        for what in ("seconds", "round")
+    )
+    working = codec_seconds(line.name, setting.size // setting.element, line.workers)
+    return compression_of((dense, line.name), seconds, rounds, working, setting)
+
+
+def other_winner(found: Comparison, name: str) -> str:
+    """Say the least change of bandwidth or latency with which another would win, by the cost model; "" for none.
+
+    Each needs as many rounds as it did, and a round takes what the model tells under other links.
+    """
+    rounds = _rounds_to_target(found)
+    setting = next((one.setting for line in found.of(found.workers[-1]) for one in line.cells if one.setting), None)
+    if setting is None or len(rounds) < 2:
+        return ""
+    here = setting.links
+    for words, links, _ in sorted(_alternatives(here), key=lambda other: (other[2], other[0])):
+        times = {one: count * _round_under(found, one, links) for one, count in rounds.items()}
+        first = min(times, key=lambda one: times[one])
+        if first != name:
+            return f"By the cost model, {words} {first} would be first."
+    return "No other bandwidth or latency would change that."
+
+
+def _rounds_to_target(found: Comparison) -> dict[str, float]:
+    rounds: dict[str, float] = {}
+    for line in found.of(found.workers[-1]):
+        goals = [one.reached(found.target or 0.0) for one in line.cells if one.told]
+        if goals and all(goals):
+            rounds[line.name] = fmean(goal.round for goal in goals if goal)
+    return rounds
+
+
+def _round_under(found: Comparison, name: str, links: EqualLinks) -> float:
+    line = next(line for line in found.of(found.workers[-1]) if line.name == name)
+    setting = line.cells[0].setting
+    assert setting is not None
+    return paradigm_of(name).cost(replace(setting, links=links)).seconds
+
+
+def _alternatives(here: EqualLinks) -> list[tuple[str, EqualLinks, float]]:
+    """Other links: in words, and by which factor they differ."""
+    found = []
+    for up in (True, False):
+        rate = here.rate if math.isfinite(here.rate) else FASTEST
+        factor = 1.0
+        while factor < 1e6:
+            factor *= STEP * STEP
+            other = rate * factor if up else rate / factor
+            if not SLOWEST <= other <= FASTEST:
+                break
+            words = f"with a bandwidth {'above' if up else 'below'} about {rate_said(other)}B/s"
+            found.append((words, replace(here, up=other, down=other), factor))
+        factor = 1.0
+        while here.latency and factor < 1e4:
+            factor *= STEP * STEP
+            other = here.latency * factor if up else here.latency / factor
+            words = f"with a latency {'above' if up else 'below'} about {other:.2g} s"
+            found.append((words, replace(here, latency=other), factor))
+    return found
+
+
+def summary_of(found: Comparison) -> Mapping[str, Any]:
+    """The whole comparison as plain data."""
+    return {
+        "equal": found.equal,
+        "target": found.target,
+        "driver": found.driver,
+        "sentence": sentence(found),
+        "table": table(found),
+        **({"tuned": found.tuned} if found.tuned else {}),
+    }

@@ -1,0 +1,220 @@
+"""The cost of a round of each method, from its steps: what every participant sends, takes and trains.
+
+Rounds are followed step by step: with times that are all the mean one, which gives what is communicated; and with the
+times as they are, known or drawn, which gives what is waited beyond that, with an interval where they are drawn.  At a
+barrier it would be `TrainingTimes.longest` less the mean; but whoever begins last need not be the last to end.
+
+    collectives, and gossip      train, send, take                   everybody
+    through one or more servers  take, train, send                   everybody; a server sends to all and takes of all
+    asynchronous pairs           a rate: they train on while they exchange
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedgossip.algorithms.collectives.names import COLLECTIVES, GATHERS
+from fedgossip.algorithms.collectives.table import Way
+from fedgossip.lab.costs.base import Cost, EqualLinks
+from fedgossip.lab.costs.timeline import TRAIN, Act, StepsOfRounds, TimedStep, seconds_of_rounds
+from fedgossip.lab.costs.times import Estimate, Times, TrainingTimes
+from fedgossip.protocols.gossip.pairing import SPREAD
+from fedgossip.simulation.stretches import share_until
+from fedgossip.topology.schedules.schedules import Schedule
+
+ROUNDS = 40
+"""Number of rounds that are followed."""
+
+RUNS = 12
+"""Number of times that they are, where times are drawn."""
+
+
+@dataclass(frozen=True)
+class RoundSteps:
+    """The steps of a method: of `participants`, of which the first as many train as there are times."""
+
+    steps: StepsOfRounds
+    participants: int
+    period: int = 1
+    """Number of rounds after which the steps are the same again; 0: never."""
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Stretches of a vector that are summed by themselves, from its end to its start."""
+
+    elements: int = 0
+    """Of each but the last; 0: one of all."""
+    overlap: bool = False
+    """Whether each leaves when its part of the gradient is there."""
+    batches: int = 1
+    """Of a gradient: it becomes final in the last one's backward pass."""
+
+
+WHOLE = Buckets()
+"""No buckets."""
+
+
+def collective(
+    name: str,
+    size: int,
+    links: EqualLinks,
+    times: TrainingTimes,
+    element: int = 4,
+    buckets: Buckets = WHOLE,
+) -> Cost:
+    """Return the cost of a round of all-reduce of vectors of `size` bytes, with elements of `element` bytes."""
+    m = len(times.known)
+    table, length = COLLECTIVES[name].table(m), size // element
+    starts = range(0, length, buckets.elements or length)
+    steps: list[list[TimedStep]] = [[] for _ in range(m)]
+    for number, start in enumerate(reversed(starts)):
+        here = min(starts.step, length - start)
+        share = share_until(start, length, buckets.batches) if buckets.overlap else 1.0
+        for rank in range(m):
+            steps[rank].append(TimedStep(Act.TRAIN, lane=number, share=share))
+            for move, part in table.of(rank, here):
+                stretch = element * (part.stop - part.start)
+                act = Act.SEND if move.way is Way.SEND else Act.TAKE
+                steps[rank].append(TimedStep(act, move.peer, stretch, number))
+                if move.way is Way.ADD:
+                    steps[rank].append(TimedStep(Act.ADD, size=stretch, lane=number))
+    return cost_of(RoundSteps(lambda _, node: steps[node], m), links, times)
+
+
+def gathered(name: str, payload: int, size: int, links: EqualLinks, times: TrainingTimes) -> Cost:
+    """Return the cost of a round in which payloads of so many bytes go to all, who add up vectors of `size` bytes."""
+    m = len(times.known)
+    table = GATHERS[name](m)
+    steps: list[list[TimedStep]] = [[TRAIN] for _ in range(m)]
+    for rank in range(m):
+        for move, part in table.of(rank, m * payload):
+            act = Act.SEND if move.way is Way.SEND else Act.TAKE
+            steps[rank].append(TimedStep(act, move.peer, part.stop - part.start))
+            if act is Act.TAKE:
+                steps[rank].append(TimedStep(Act.ADD, size=size))
+    return cost_of(RoundSteps(lambda _, node: steps[node], m), links, times)
+
+
+def served(size: int, links: EqualLinks, times: TrainingTimes, servers: int = 1) -> Cost:
+    """Return the cost of a round in which servers tell all participants the model and hear from each.
+
+    FedAvg with all clients, MapReduce, and a parameter server with staleness 0.  Each of `servers` has an equal part.
+    """
+    m, part = len(times.known), size / servers
+    hubs = range(m, m + servers)
+
+    def steps(_round: int, node: int) -> Sequence[TimedStep]:
+        if node < m:
+            return [
+                *(TimedStep(Act.TAKE, hub) for hub in hubs), TRAIN, *(TimedStep(Act.SEND, hub, part) for hub in hubs),
+            ]  # fmt: skip
+        come = [step for of in range(m) for step in (TimedStep(Act.TAKE, of), TimedStep(Act.ADD, size=part))]
+        return [*(TimedStep(Act.SEND, to, part) for to in range(m)), *come]
+
+    return cost_of(RoundSteps(steps, m + servers), links, times)
+
+
+def served_alone(size: int, links: EqualLinks, times: TrainingTimes, servers: int = 1) -> Cost:
+    """Return the cost of a round of a worker that waits for no other: a parameter server with staleness "async".
+
+    It asks for the model, trains, and sends its gradient; all of them share the servers' links.  Of training times that
+    differ everybody has its own round, and this is the mean worker's.
+    """
+    m = len(times.known)
+    shared = m * size / servers * max(1 / links.rate, links.summing)
+    communicate = max(2 * links.one(size) + size / servers * links.summing, shared - times.mean)
+    return Cost(times.mean, communicate, 0.0, max(m * size / servers, size), 2 * m * servers)
+
+
+def served_ahead(size: int, links: EqualLinks, times: TrainingTimes, servers: int = 1) -> Cost:
+    """Return the cost of a round of workers that may be some clocks ahead of the slowest: in the long run its pace.
+
+    A jitter that is drawn in every round is evened out, so long as the clocks suffice; a slow processor is not.
+    """
+    alone = served_alone(size, links, times, servers)
+    slowest = TrainingTimes(times.known, times.spread).longest()
+    waited = slowest.value * (1 + times.jitter / 2) - times.mean
+    return Cost(alone.compute, alone.communicate, waited, alone.payload_of_busiest, alone.messages, slowest.error)
+
+
+def gossip(size: int, links: EqualLinks, times: TrainingTimes, schedule: Schedule) -> Cost:
+    """Return the cost of a round of synchronous gossip of vectors of `size` bytes, by the graph of each round.
+
+    A peer waits for its neighbours alone: one that is slow holds them up first, and theirs a round later.
+    """
+    return cost_of(RoundSteps(gossip_steps(schedule, size), schedule.n, schedule.period), links, times)
+
+
+def gossip_steps(schedule: Schedule, size: float) -> StepsOfRounds:
+    """Return what a peer does in a round of synchronous gossip: it trains, sends, takes, and adds."""
+
+    def steps(round: int, node: int) -> Sequence[TimedStep]:
+        mixing = schedule.mixing(round)
+        sends = [TimedStep(Act.SEND, to, size) for to in mixing.targets(node)]
+        takes = [TimedStep(Act.TAKE, of) for of in sorted(mixing.row(node).keys() - {node})]
+        return [TRAIN, *sends, *takes, TimedStep(Act.ADD, size=size * len(takes))]
+
+    return steps
+
+
+def pairs(size: int, links: EqualLinks, times: TrainingTimes, exchanges: int = 1) -> Cost:
+    """Return the cost of a round of asynchronous gossip: a peer trains on while it exchanges, one training ahead.
+
+    There and back an exchange takes u = 2 (a + d/b); a peer is busy with its own for a third of the time at most, so
+    an exchange is due every 4 u at the soonest, declined offers and second ones among them.  Of training times that
+    differ everybody has its own round, and this is the mean peer's.
+    """
+    if len(times.known) == 1:
+        return Cost(times.mean, 0.0, 0.0, 0.0, 0)
+    exchange, messages = exchanges * SPREAD * 2 * links.one(size), 2 * exchanges * len(times.known)
+    return Cost(times.mean, max(0.0, exchange - times.mean), 0.0, 2 * exchanges * size, messages)
+
+
+def cost_of(method: RoundSteps, links: EqualLinks, times: TrainingTimes) -> Cost:
+    """Return the cost of a round, the mean over those that are followed."""
+    m = len(times.known)
+    even = _followed(method, links, np.full((ROUNDS, m), times.mean))
+    if times.constant:
+        alike = set(times.known) == {times.mean}
+        seconds = Estimate(even if alike else _followed(method, links, np.tile(times.known, (ROUNDS, 1))))
+    else:
+        seconds = _drawn(method, links, times)
+    return Cost(times.mean, even - times.mean, seconds.value - even, *_carried(method), seconds.error)
+
+
+def _followed(method: RoundSteps, links: EqualLinks, times: Times) -> float:
+    return seconds_of_rounds(method.steps, method.participants, links, times, method.period)
+
+
+def _drawn(method: RoundSteps, links: EqualLinks, times: TrainingTimes) -> Estimate:
+    """Follow rounds whose times are drawn, several times."""
+    found = [_followed(method, links, one) for one in runs_of(times)]
+    return Estimate(float(np.mean(found)), 1.96 * float(np.std(found, ddof=1)) / math.sqrt(len(found)))
+
+
+def runs_of(times: TrainingTimes, runs: int = RUNS, rounds: int = ROUNDS) -> Times:
+    """Return times of training, [runs, rounds, m]: speeds that stay for a run, and a jitter of every round."""
+    m = len(times.known)
+    speeds = TrainingTimes(times.known, times.spread).drawn(runs)
+    jitters = TrainingTimes((1.0,) * m, 0.0, times.jitter).drawn(runs * rounds)
+    drawn: Times = speeds[:, None, :] * jitters.reshape(runs, rounds, m)
+    return drawn
+
+
+def _carried(method: RoundSteps) -> tuple[float, float]:
+    """Bytes in the larger direction of the participant that carries most, and messages of all: means over rounds."""
+    out, come = np.zeros(method.participants), np.zeros(method.participants)
+    messages, rounds = 0, min(method.period or ROUNDS, ROUNDS)
+    for round in range(rounds):
+        for node in range(method.participants):
+            for step in method.steps(round, node):
+                if step.act is Act.SEND:
+                    out[node] += step.size
+                    come[step.peer] += step.size
+                    messages += 1
+    return float(np.maximum(out, come).max()) / rounds, messages / rounds

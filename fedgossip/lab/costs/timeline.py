@@ -1,0 +1,201 @@
+"""Rounds that follow each other, step by step, for training times that are known: what waits for what, and how long.
+
+Every participant makes its steps in order: it trains, sends, takes a message that another has sent it, or adds up what
+it has taken, and does nothing else meanwhile but to train.  Messages pass through the links of the simulator
+(`simulation/network`), and are vectors alone: no headers, no acknowledgements.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+
+from fedgossip.lab.costs.base import EqualLinks
+from fedgossip.lab.costs.times import Times
+from fedgossip.protocols.allreduce.reduction import OPEN
+from fedgossip.simulation.network import NS, NetworkSettings, SimulatedNetwork
+
+
+class Act(Enum):
+    TRAIN = "train"
+    SEND = "send"
+    TAKE = "take"
+    ADD = "add"
+
+
+@dataclass(frozen=True, slots=True)
+class TimedStep:
+    """`size`: bytes of the message that is sent, or of vectors that are added to others.
+
+    `lane`: which of the participant's sequences of steps it is of, 0, 1, ...  WINDOW of them go on beside each other,
+    from the first on that is not done, share its links and its training, and a message is taken in the lane that it
+    was sent in.
+    """
+
+    act: Act
+    peer: int = -1
+    size: float = 0.0
+    lane: int = 0
+    share: float = 1.0
+    """TRAIN: of the training, which begins at the first such step of the round; what is over is not waited for."""
+
+
+TRAIN = TimedStep(Act.TRAIN)
+
+WINDOW = OPEN
+"""Number of lanes that go on at a time: the buckets of a collective."""
+
+StepsOfRounds = Callable[[int, int], Sequence[TimedStep]]
+"""(round, participant): what it does in that round.  Every message that is sent is taken."""
+
+Lane = tuple[int, int]
+"""(participant, lane)"""
+
+ALIKE = 3
+"""Number of periods, each as long as the one before for every participant, after which all that follow are."""
+
+CYCLES = 8
+"""Number of periods of the steps after which who waits for whom may come round: participants take turns to be late."""
+
+ROUNDED = 8
+"""Nanoseconds by which such periods differ: messages are whole nanoseconds on their way."""
+
+
+def seconds_of_rounds(
+    steps: StepsOfRounds, participants: int, links: EqualLinks, times: Times, period: int = 0
+) -> float:
+    """Return the mean seconds of a round, from the times of training [rounds, who trains].
+
+    The first round is left out where there are several: what it waits for from the round before is not there yet.
+    `period`: number of rounds after which the steps are the same again; 0: never.  Where the times stay too, rounds are
+    followed until they have repeated each other `ALIKE` times, and go on so.
+    Raises ValueError where participants wait for each other for ever.
+    """
+    rounds = len(times)
+    ends = _Followed(steps, participants, links, times, period if (times == times[0]).all() else 0).ends()
+    return ((ends[-1] - ends[0]) / (rounds - 1) if rounds > 1 else ends[0]) / NS
+
+
+class _Followed:
+    def __init__(self, steps: StepsOfRounds, participants: int, links: EqualLinks, times: Times, period: int) -> None:
+        self._steps, self._times = steps, times
+        self._multiples = [period * many for many in range(1, CYCLES + 1)] if period else []
+        settings = NetworkSettings(links.latency, bandwidth=_finite(links.up), downlink=_finite(links.down))
+        self._network = SimulatedNetwork(settings, participants, 0)
+        self._summing, self._adding = links.summing, [0] * participants  # until when
+        self._round = [0] * participants
+        self._began: list[int | None] = [None] * participants  # the training of the round
+        self._first, self._opened = [0] * participants, [0] * participants
+        """Lanes of the round before these are done, or have begun."""
+        self._over: set[Lane] = set()  # done, behind one that is not
+        self._ended: list[list[int]] = []
+        """When each participant was done with each round, ascending."""
+        self._repeats = 0
+        """Number of rounds after which all is as it was; 0: not found yet."""
+        self._lanes: list[list[deque[TimedStep]]] = [[] for _ in range(participants)]
+        self._sent: dict[tuple[int, Lane], deque[int]] = {}
+        self._awaits: dict[Lane, int] = {}
+        self._due: list[tuple[int, int, int]] = []
+        for node in range(participants):
+            self._begin(node, 0)
+
+    def ends(self) -> list[int]:
+        """When all are done with each round, in nanoseconds."""
+        while self._due and not self._repeats:
+            now, *lane = heapq.heappop(self._due)
+            self._go_on((lane[0], lane[1]), now)
+        if not self._repeats and any(round < len(self._times) for round in self._round):
+            raise ValueError(f"participants wait for each other: {self._awaits}")
+        done = min(self._round)  # some may be ahead
+        ends = [max(ended) for ended in self._ended[:done]]
+        for round in range(done, len(self._times)):
+            ends.append(2 * ends[round - self._repeats] - ends[round - 2 * self._repeats])
+        return ends
+
+    def _begin(self, node: int, now: int) -> None:
+        """Begin the round that it is at, in all lanes; those that have nothing to do in it are not there."""
+        lanes: dict[int, deque[TimedStep]] = {}
+        for step in self._steps(self._round[node], node):
+            lanes.setdefault(step.lane, deque()).append(step)
+        self._began[node], self._first[node], self._opened[node] = None, 0, 0
+        self._lanes[node] = [lanes[number] for number in range(len(lanes))]
+        self._open(node, now)
+
+    def _open(self, node: int, now: int) -> None:
+        """Go on in the lanes that may; the round is done with the last."""
+        lanes = self._lanes[node]
+        while (node, self._first[node]) in self._over:
+            self._over.remove((node, self._first[node]))
+            self._first[node] += 1
+        if self._first[node] == len(lanes):
+            self._done(node, now)
+            return
+        while self._opened[node] < min(len(lanes), self._first[node] + WINDOW):
+            heapq.heappush(self._due, (now, node, self._opened[node]))
+            self._opened[node] += 1
+
+    def _go_on(self, lane: Lane, now: int) -> None:
+        """Make the steps that take no time, up to one that does: others' steps before its end come first."""
+        self._awaits.pop(lane, None)
+        node, left = lane[0], self._lanes[lane[0]][lane[1]]
+        while left:
+            step = left[0]
+            if step.act is not Act.TRAIN and self._adding[node] > now:
+                heapq.heappush(self._due, (self._adding[node], *lane))
+                return
+            if step.act is Act.SEND:
+                self._send(lane, step, now)
+            elif step.act is Act.TAKE and not self._sent.get((step.peer, lane)):
+                self._awaits[lane] = step.peer
+                return
+            left.popleft()
+            comes = now
+            if step.act is Act.TRAIN:
+                began = self._began[node] = now if self._began[node] is None else self._began[node]
+                assert began is not None
+                comes = began + int(self._times[self._round[node], node] * step.share * NS)
+            elif step.act is Act.ADD:
+                comes = self._adding[node] = now + int(step.size * self._summing * NS)
+            elif step.act is Act.TAKE:
+                comes = self._sent[step.peer, lane].popleft()
+            if comes > now:
+                heapq.heappush(self._due, (comes, *lane))
+                return
+        self._over.add(lane)
+        self._open(node, now)
+
+    def _done(self, node: int, now: int) -> None:
+        at = self._round[node]
+        if at == len(self._ended):
+            self._ended.append([-1] * len(self._round))
+        self._ended[at][node] = now
+        self._round[node] = at + 1
+        if at + 1 < len(self._times):
+            self._begin(node, now)
+        if self._multiples and -1 not in self._ended[at]:
+            self._repeats = next((many for many in self._multiples if self._alike(at, many)), 0)
+
+    def _alike(self, last: int, period: int) -> bool:
+        """Whether the last periods took everybody equally long, up to this round that all are done with."""
+        if last < ALIKE * period:
+            return False
+        ended = [self._ended[last - back * period] for back in range(ALIKE + 1)]
+        took = {now - before for late, soon in pairwise(ended) for now, before in zip(late, soon, strict=True)}
+        return max(took) - min(took) <= ROUNDED
+
+    def _send(self, lane: Lane, step: TimedStep, now: int) -> None:
+        to = step.peer, lane[1]
+        comes = self._network.passage(lane[0], step.peer, math.ceil(step.size), now).arrival_ns
+        self._sent.setdefault((lane[0], to), deque()).append(comes)
+        if self._awaits.get(to) == lane[0]:
+            del self._awaits[to]
+            heapq.heappush(self._due, (now, *to))
+
+
+def _finite(rate: float) -> float | None:
+    return None if math.isinf(rate) else rate

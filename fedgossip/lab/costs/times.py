@@ -1,0 +1,103 @@
+"""How long participants train: times that are known, a spread that is drawn once, a jitter that is drawn every round.
+
+A participant's training takes t / speed * (1 + J U): t is known, speed is exp(N(0, spread^2)), U is uniform on [0, 1].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.base import seeds
+
+DRAWS = 4000
+"""Number of rounds that are drawn where there is no formula."""
+
+POINTS = 20_001
+"""Number of places at which a distribution is integrated: the error is below a ten-thousandth of its width."""
+
+Times = npt.NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value, and half of its 95 % interval; 0 where it is computed."""
+
+    value: float
+    error: float = 0.0
+
+
+@dataclass(frozen=True)
+class TrainingTimes:
+    """The times of m participants.  `known`: seconds of each, where the speed is 1."""
+
+    known: tuple[float, ...]
+    spread: float = 0.0
+    """Of the logarithm of the speeds, where these are not in `known`."""
+    jitter: float = 0.0
+
+    @classmethod
+    def equal(cls, seconds: float, participants: int) -> TrainingTimes:
+        """All alike."""
+        return cls((seconds,) * participants)
+
+    @property
+    def constant(self) -> bool:
+        """Whether nothing is drawn."""
+        return not (self.spread or self.jitter)
+
+    @property
+    def mean(self) -> float:
+        """The mean time of a training, of all participants: E exp(-N(0, s^2)) is exp(s^2 / 2)."""
+        each = sum(self.known) / len(self.known)
+        return each * math.exp(self.spread**2 / 2) * (1 + self.jitter / 2)
+
+    def drawn(self, rounds: int = DRAWS) -> Times:
+        """Return times, [rounds, m]: each round with other speeds, the same ones whenever it is asked."""
+        stream = seeds.stream(0, "costs", len(self.known))
+        shape = rounds, len(self.known)
+        speeds = stream.lognormal(0.0, self.spread, shape) if self.spread else np.ones(shape)
+        drawn: Times = np.asarray(self.known) / speeds * (1.0 + self.jitter * stream.random(shape))
+        return drawn
+
+    def longest(self) -> Estimate:
+        """The expected maximum, which whoever waits for all waits for.
+
+        Exact for known times; from the distributions where one thing is drawn, E max = integral of 1 - prod F_i;
+        else the mean over draws.
+        """
+        if self.constant:
+            return Estimate(max(self.known))
+        if self.spread and self.jitter:
+            return mean_of(self.drawn().max(axis=1))
+        least, most = self._support
+        places = np.linspace(least, most, POINTS)
+        below = np.prod([self._below(places, seconds) for seconds in self.known if seconds], axis=0)
+        return Estimate(least + float(np.trapezoid(1.0 - below, places)))
+
+    @property
+    def _support(self) -> tuple[float, float]:
+        longest = max(self.known)
+        if self.jitter:
+            return longest, longest * (1 + self.jitter)
+        return 0.0, longest * math.exp(9 * self.spread)
+
+    def _below(self, places: Times, seconds: float) -> Times:
+        """The chance that one with this time is done by then."""
+        if self.jitter:
+            done: Times = np.clip((places / seconds - 1.0) / self.jitter, 0.0, 1.0)
+            return done
+        with np.errstate(divide="ignore"):
+            scores = np.log(places / seconds) / self.spread
+        return np.array([0.5 * (1.0 + math.erf(score / math.sqrt(2))) for score in scores])
+
+
+def mean_of(drawn: Sequence[float] | Times) -> Estimate:
+    """Return the mean of independent draws, with its 95 % interval."""
+    values = np.asarray(drawn, np.float64)
+    return Estimate(float(values.mean()), 1.96 * float(values.std(ddof=1)) / math.sqrt(len(values)))

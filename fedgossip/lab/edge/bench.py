@@ -1,0 +1,107 @@
+"""Size, latency and score of models side by side: those of runs in torch, and files that were exported."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.seeds import stream
+from fedgossip.data.dataset import Dataset
+from fedgossip.lab.edge.answering import AnsweringModule
+from fedgossip.lab.edge.export import drawn
+from fedgossip.lab.edge.onnx_model import OnnxModel
+from fedgossip.learning.models.loaded_model import LoadedModel
+from fedgossip.learning.models.model_files import TREES_FILE, WEIGHTS, found
+
+WARM = 20
+"""Calls before any is measured: memory is found and kept then."""
+
+
+@dataclass(frozen=True)
+class Benched:
+    """A model with what it costs and is worth; times in seconds, of one example at a time."""
+
+    name: str
+    runtime: str
+    how: str
+    size: int
+    p50: float
+    p99: float
+    score: float
+
+
+Benchable = LoadedModel | OnnxModel
+
+
+def measured(
+    models: Sequence[tuple[str, Path, Benchable]], examples: Dataset, *, calls: int, threads: int
+) -> list[Benched]:
+    """Return what each model costs and is worth on examples as they were read.
+
+    Calls go round the models, so that what else this machine does meets all of them.  Raises ConfigError for models
+    that answer different questions.
+    """
+    first = models[0][2].facts
+    for name, _, one in models[1:]:
+        if (one.facts.kind, one.facts.shape, one.facts.outputs) != (first.kind, first.shape, first.outputs):
+            text = f"{name} answers another question than {models[0][0]}: other examples, or other answers"
+            raise ConfigError(text, "Compare models of one task.")
+    kept = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        times = latencies([_call(one) for _, _, one in models], calls)
+    finally:
+        torch.set_num_threads(kept)
+    score = first.metrics[0].partition("?")[0]
+    found = []
+    for (name, path, one), taken in zip(models, times, strict=True):
+        p50, p99 = np.percentile(taken, [50, 99])
+        scores = one.evaluate(examples)
+        if score not in scores:
+            raise ConfigError(f"{name} does not know its run's {score}", "It is a function of your own: leave it out.")
+        runtime, how = ("onnx", one.how) if isinstance(one, OnnxModel) else ("torch", "float32")
+        found.append(Benched(name, runtime, how, _size(path), float(p50), float(p99), scores[score]))
+    return found
+
+
+def latencies(calls_of: Sequence[Callable[[int], object]], calls: int) -> np.ndarray:
+    """Return seconds [models, calls], each call of another example, all models once before the next.
+
+    Their order is drawn anew each time: whoever follows torch finds the caches full of other things.
+    """
+    times, order = np.empty((len(calls_of), calls)), stream(0, "bench")
+    for number in range(-WARM, calls):
+        for place in order.permutation(len(calls_of)):
+            begun = time.perf_counter()
+            calls_of[place](number)
+            if number >= 0:
+                times[place, number] = time.perf_counter() - begun
+    return times
+
+
+def _call(model: Benchable) -> Callable[[int], object]:
+    """Return a call with one example as it is read, and nothing of ours around the runtime."""
+    examples = drawn(model.facts, 16)
+    if isinstance(model, OnnxModel):
+        return lambda number: model.answer(examples[number % 16][None])
+    module = AnsweringModule(model).eval()
+    rows = [torch.from_numpy(examples[k : k + 1]) for k in range(16)]
+
+    def answer(number: int) -> object:
+        with torch.inference_mode():
+            return module(rows[number % 16]).numpy()
+
+    return answer
+
+
+def _size(path: Path) -> int:
+    if path.is_file():
+        return path.stat().st_size
+    folder = found(path)
+    return sum(one.stat().st_size for one in (folder / WEIGHTS, folder / TREES_FILE) if one.is_file())

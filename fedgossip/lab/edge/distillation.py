@@ -1,0 +1,108 @@
+"""A small model that learns what a large one answers: its logits are the labels of an ordinary training.
+
+Source: Hinton, Vinyals and Dean, Distilling the knowledge in a neural network, arXiv:1503.02531 (2015), section 2, with
+the soft targets alone: true labels are not read, so that any examples of the kind will do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from torch import nn
+
+from fedgossip.base.errors import ConfigError, NotWrittenError
+from fedgossip.core.whole_model import WholeModel
+from fedgossip.data.dataset import Dataset
+from fedgossip.data.objectives import CLASSIFICATION, REGRESSION, Objective
+from fedgossip.lab.edge.onnx_model import exported_facts
+from fedgossip.lab.edge.retraining import train
+from fedgossip.learning.measuring import as_learned
+from fedgossip.learning.models import models
+from fedgossip.learning.models.architectures import architecture
+from fedgossip.learning.models.exporting import parts_of
+from fedgossip.learning.models.loaded_model import LoadedModel
+from fedgossip.learning.models.model_files import ModelFacts, write_model
+from fedgossip.learning.one_model.flat import Layout
+from fedgossip.learning.one_model.losses import SOFT_TARGETS
+from fedgossip.learning.settings import TrainSettings
+from fedgossip.plans import compose
+from fedgossip.runs.run_directory import write_whole
+
+
+def distilled(
+    teacher: LoadedModel,
+    examples: Dataset,
+    student: str,
+    settings: TrainSettings,
+    *,
+    temperature: float,
+    epochs: int,
+    seed: int,
+) -> LoadedModel:
+    """Return the model that `student` names, trained on what `teacher` answers to examples as they were read.
+
+    A function of its arguments: the same bits each time on one kind of machine.  Raises ConfigError for a teacher that
+    has no classes, and for a student that does not fit its examples; TrainingError where training diverges.
+    """
+    facts = teacher.facts
+    check(facts, student)
+    scaled = as_learned(examples, facts)
+    answers = teacher.outputs_of(scaled.x).numpy()
+    told = replace(scaled, y=answers, classes=0, class_names=(), kind=REGRESSION)
+    module = models.build(student, facts.shape, facts.outputs, seed)
+    objective = Objective(REGRESSION, f"{SOFT_TARGETS}?temperature={temperature!r}", ("loss",))
+    train(module, student, told, settings, objective, seed, epochs)
+    return teacher.having(module, **_own_facts(facts, module, student, seed))
+
+
+def check(facts: ModelFacts, student: str) -> None:
+    """Raise ConfigError for a teacher that has no classes, and for a student that does not fit its examples."""
+    if facts.kind != CLASSIFICATION:
+        text = f"{facts.source} is a model of {facts.kind}; distilling is for classification"
+        raise ConfigError(text, "Train a small model by an experiment of its own.")
+    if architecture(student, facts.shape, facts.outputs) is None:
+        text = f"{student}: a student has a name, and is no function of your own"
+        raise ConfigError(text, "Name a softmax, an mlp or a cnn.")
+
+
+def write(model: LoadedModel, folder: Path, score: dict[str, Any]) -> None:
+    """Write the model as a folder of its own.  Raises ConfigError where something is there, or it cannot be written."""
+    if folder.exists():
+        raise ConfigError(f"{folder}: there already", "Name another folder with --out.")
+    tensors = {name: tensor.detach().numpy() for name, tensor in parts_of(model.module).items()}
+    about = {**msgspec.to_builtins(model.facts), "score": score, "versions": compose.versions()}
+    try:
+        write_model(folder, WholeModel(tensors, about), write_whole)
+    except (OSError, NotWrittenError) as error:
+        raise ConfigError(f"{folder}: cannot be written: {error}", "Name another folder with --out.") from None
+
+
+def accuracy(model: LoadedModel, examples: Dataset) -> float:
+    """Return the share of examples, as they were read, whose class the model finds."""
+    return float(np.mean(model(examples.x).argmax(-1) == examples.y))
+
+
+def agreement(one: LoadedModel, other: LoadedModel, examples: Dataset) -> float:
+    """Return the share of examples, as they were read, for which both find the same class the likeliest."""
+    return float(np.mean(one(examples.x).argmax(-1) == other(examples.x).argmax(-1)))
+
+
+def _own_facts(facts: ModelFacts, module: nn.Module, student: str, seed: int) -> dict[str, Any]:
+    """Return what of the facts is the student's own and not its teacher's."""
+    return {
+        "source": student,
+        "seed": seed,
+        "schema": Layout.from_module(module).schema,
+        "loss": "cross-entropy",
+        "metrics": exported_facts(facts).metrics,
+        "lacks": (),
+        "own": (),
+        "node": None,
+        "code": "",
+        "modules": (),
+        "document": "",
+    }

@@ -1,0 +1,130 @@
+"""An ONNX file that fedgossip has made, as something to call: in onnxruntime, without torch's layers.
+
+What a user must know stands in the file itself, under METADATA: that of model.json, so that nothing else is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedgossip.base import outside_files
+from fedgossip.base.decoding import UnreadableError, from_json
+from fedgossip.base.errors import ConfigError
+from fedgossip.data.dataset import Dataset
+from fedgossip.data.extras import needed
+from fedgossip.data.objectives import CODE, KINDS, MULTI_LABEL, REGRESSION, objective_of
+from fedgossip.learning.measuring import ROWS, Measuring, as_learned, like_of
+from fedgossip.learning.models.model_files import ModelFacts
+
+METADATA = "fedgossip"
+HOW = "fedgossip.how"
+"""Under this name a file says how it was made from its run's model, in words."""
+INPUT = "examples"
+MAKE_ONE = "Make one:  fedgossip model export RUN --to model.onnx"
+NOT_ONNX = "INVALID_PROTOBUF"
+LARGEST = 1 << 31
+"""Maximum number of bytes of a file of ONNX: protobuf takes no more."""
+"""What onnxruntime says of a file of another kind."""
+SMALLEST = 1e-30
+"""The least probability whose logarithm is taken."""
+
+
+class OnnxModel:
+    """An exported model.  Call it with examples [m, ...] as they are read; it gives what `LoadedModel` does."""
+
+    def __init__(self, facts: ModelFacts, session: Any, path: Path, how: str = "") -> None:
+        self.facts, self.session, self.path, self.how = facts, session, path, how
+
+    def __call__(self, x: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Raises ConfigError for examples of another shape."""
+        given = np.asarray(x)
+        if given.ndim < 1 or given.shape[1:] != self.facts.shape:
+            text = f"examples of shape {given.shape[1:]}; the model learned from {self.facts.shape}"
+            raise ConfigError(text, "One example is one row: x[None] for a single one.")
+        parts = [self.answer(given[start : start + ROWS]) for start in range(0, len(given), ROWS)]
+        return np.concatenate(parts).astype(np.float64) if parts else np.empty((0, self.facts.outputs))
+
+    def answer(self, x: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        """Return the answers for one batch, in one call of the session."""
+        kind = np.int64 if self.facts.vocabulary is not None else np.float32
+        (answers,) = self.session.run(None, {INPUT: np.ascontiguousarray(x, kind)})
+        return np.asarray(answers)
+
+    @property
+    def like(self) -> Dataset:
+        """See `LoadedModel.like`."""
+        return like_of(self.facts)
+
+    def evaluate(self, examples: Dataset) -> dict[str, float]:
+        """Return "loss" and the metrics of the run but its user's own, on examples as they were read.
+
+        Raises ConfigError where they are of another shape or kind.
+        """
+        measuring = Measuring(self.facts, as_learned(examples, self.facts))
+        return measuring.of(lambda rows: self._outputs(examples.x[rows]))
+
+    def _outputs(self, x: npt.NDArray[Any]) -> torch.Tensor:
+        """Return what the layers gave before the answers were made of it, up to what no metric sees."""
+        answers, like = torch.from_numpy(self(x)), self.like
+        if self.facts.kind == REGRESSION:
+            scale = torch.tensor([like.label_mean, like.label_deviation]) if like.label_mean else None
+            return (answers if scale is None else (answers - scale[0]) / scale[1]).float()
+        if self.facts.kind == MULTI_LABEL:
+            return torch.logit(answers, SMALLEST).float()
+        return answers.clamp_min(SMALLEST).log().float()
+
+
+def exported_facts(facts: ModelFacts) -> ModelFacts:
+    """Return what an exported file says of its model: without what only torch and people's own modules can use."""
+    usual = objective_of(facts.kind, "", ())
+    metrics = tuple(name for name in facts.metrics if not CODE.named_by(name)) or usual.metrics
+    loss = usual.loss if CODE.named_by(facts.loss) else facts.loss
+    return msgspec.structs.replace(facts, metrics=metrics, loss=loss, lacks=(), own=(), code="", modules=())
+
+
+def open_onnx(path: Path, threads: int = 1) -> OnnxModel:
+    """Open a file that `fedgossip model export` has written.  Raises ConfigError for another one."""
+    runtime = needed("onnxruntime", "edge", "an ONNX file")
+    try:
+        content = outside_files.read_bytes(outside_files.named(path), LARGEST)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: there is no such file", MAKE_ONE) from None
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", MAKE_ONE) from None
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = threads
+    options.log_severity_level = 3
+    try:
+        session = runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's own, of many classes
+        said = _first_line(error)
+        text = "no ONNX file" if NOT_ONNX in said else f"onnxruntime cannot read it: {said}"
+        raise ConfigError(f"{path}: {text}", MAKE_ONE) from None
+    metadata = session.get_modelmeta().custom_metadata_map
+    said = metadata.get(METADATA)
+    if said is None:
+        text = f"{path}: an ONNX file that fedgossip has not made: nothing says what its numbers mean"
+        raise ConfigError(text, MAKE_ONE)
+    try:
+        facts = from_json(msgspec.json.Decoder(ModelFacts), said.encode())
+    except UnreadableError as error:
+        raise ConfigError(f"{path}: what it says of itself cannot be read: {error}", MAKE_ONE) from None
+    if facts.kind not in KINDS:
+        raise ConfigError(f"{path}: a model of kind {facts.kind[:50]!r}, which there is not", MAKE_ONE)
+    names = [one.name for one in session.get_inputs()], len(session.get_outputs())
+    if names != ([INPUT], 1):
+        raise ConfigError(f"{path}: its inputs are {', '.join(names[0])}; expected one, {INPUT}", MAKE_ONE)
+    facts = exported_facts(facts)  # whoever wrote the file may have named code in it
+    return OnnxModel(facts, session, path, metadata.get(HOW, ""))
+
+
+def _first_line(error: Exception) -> str:
+    lines: Sequence[str] = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:200]

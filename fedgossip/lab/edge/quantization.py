@@ -1,0 +1,75 @@
+"""An exported graph with its weights, or its inner values too, as whole numbers of eight bits, by onnxruntime."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedgossip.data.dataset import Dataset
+from fedgossip.data.extras import needed
+from fedgossip.lab.edge.compacting import compact
+from fedgossip.lab.edge.export import say
+from fedgossip.lab.edge.onnx_model import HOW, INPUT
+
+CALIBRATED = 256
+"""Maximum number of examples by which the ranges of inner values are found."""
+LAYERS = ("Conv", "Gemm", "MatMul", "Relu", "MaxPool")
+"""What is computed in eight bits: not the scaling of the columns, and not the probabilities."""
+
+
+def dynamic(graph: Any) -> Any:
+    """Return a graph whose linear layers have eight-bit weights; the ranges of their inputs are found as they come."""
+    tool = _tool()
+    return _made(lambda source, to: tool.quantize_dynamic(source, to, op_types_to_quantize=["Gemm", "MatMul"]), graph,
+                 "int8 dynamic")  # fmt: skip
+
+
+def static(graph: Any, examples: Dataset) -> Any:
+    """Return a graph that computes in eight bits, with ranges found on examples as they were read, float32."""
+    tool = _tool()
+    rows = iter(np.asarray(examples.x[:CALIBRATED], np.float32))
+
+    class CalibrationRows(tool.CalibrationDataReader):  # type: ignore[misc, name-defined]
+        def get_next(self) -> dict[str, Any] | None:
+            return next(_named(rows), None)
+
+    def quantize(source: str, to: str) -> None:
+        tool.quantize_static(
+            source, to, CalibrationRows(), quant_format=tool.QuantFormat.QDQ, per_channel=True,
+            op_types_to_quantize=[*LAYERS], activation_type=tool.QuantType.QInt8, weight_type=tool.QuantType.QInt8,
+        )  # fmt: skip
+
+    return _made(quantize, graph, "int8 static")
+
+
+def _named(rows: Iterator[Any]) -> Iterator[dict[str, Any]]:
+    return ({INPUT: row[None]} for row in rows)
+
+
+def _tool() -> Any:
+    return needed("onnxruntime.quantization", "edge", "a model in eight bits")
+
+
+def _made(quantize: Any, graph: Any, how: str) -> Any:
+    onnx = needed("onnx", "edge", "a model in eight bits")
+    root = logging.getLogger()
+    level = root.level
+    root.setLevel(logging.ERROR)  # it advises a step that has nothing to do for graphs without inner shapes
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            source, to = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
+            source.write_bytes(graph.SerializeToString())
+            quantize(str(source), str(to))
+            found = onnx.load(str(to))
+    finally:
+        root.setLevel(level)
+    compact(found, [one.name for one in graph.graph.initializer])
+    for entry in graph.metadata_props:
+        say(found, entry.key, entry.value)
+    say(found, HOW, how)
+    return found

@@ -1,0 +1,144 @@
+"""Numbers of graphs, sequences and processes, each a function of plain arguments: what results/*.toml ask."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedgossip.lab.advise.rates import measured_rate, neighbours_of, rate_at
+from fedgossip.topology import Mixing, Topology, build, forecast_of, resolve, resolve_schedule, spectrum
+from fedgossip.topology.schedules.schedules import Random
+from fedgossip.topology.spectra.sequences import product_norm
+
+DRAWS = 400
+"""Number of rounds that are drawn to measure an expectation."""
+
+
+def slem(graph: str, n: int | None = None, weights: str = "metropolis") -> float:
+    """Return the second largest eigenvalue of the weights, by size."""
+    return _known(spectrum(build(resolve(graph, n), weights)).slem)
+
+
+def gap(graph: str, n: int | None = None, weights: str = "metropolis") -> float:
+    """Return 1 - slem."""
+    return 1.0 - slem(graph, n, weights)
+
+
+def smallest(graph: str, n: int | None = None, weights: str = "metropolis") -> float:
+    """Return the smallest eigenvalue of the weights."""
+    return _known(spectrum(build(resolve(graph, n), weights)).lambda_n)
+
+
+def norm_after_a_period(graph: str, n: int) -> float:
+    """Return ||W_p ... W_1 - J||, what a period of a sequence leaves of the worst disagreement."""
+    return _known(product_norm(resolve_schedule(graph, n)))
+
+
+def norm_of_power(graph: str, n: int, rounds: int) -> float:
+    """Return ||W^t - J||, what so many rounds of one graph leave of the worst disagreement."""
+    power = np.linalg.matrix_power(resolve_schedule(graph, n).mixing(0).matrix(), rounds)
+    return float(np.linalg.norm(power - 1.0 / n, 2))
+
+
+def norm_of_round(graph: str, n: int) -> float:
+    """Return ||W - J|| of a graph that brings its weights."""
+    return _known(spectrum(resolve_schedule(graph, n).mixing(0)).slem)
+
+
+def square_left(graph: str, n: int | None = None) -> float:
+    """Return ||E[W'W] - J||, what a drawn round leaves of the worst expected sum of squares."""
+    schedule = resolve_schedule(graph, n)
+    if isinstance(schedule, Random) and schedule.moment is not None:
+        return float(np.linalg.eigvalsh(schedule.moment(np.eye(schedule.n) - 1.0 / schedule.n))[-1])
+    return _known(forecast_of(schedule).rate) ** 2  # no direction is better than another
+
+
+def rounds_to_the_mean(graph: str, n: int | None = None) -> float:
+    """Return after how many rounds everybody has exactly the mean; infinite for never."""
+    found = forecast_of(resolve_schedule(graph, n)).exact_after
+    return math.inf if found is None else found
+
+
+def effective_neighbours(graph: str, n: int, gamma: float) -> float:
+    """Return n_W(gamma)."""
+    return _known(forecast_of(resolve_schedule(graph, n), gamma).n_w)
+
+
+def order_by_gap(graphs: Sequence[str], n: int) -> float:
+    """Return 1 where the spectral gap falls along the graphs, else 0."""
+    return float(_falls([gap(graph, n) for graph in graphs]))
+
+
+def order_by_neighbours(graphs: Sequence[str], n: int, gamma: float) -> float:
+    """Return 1 where n_W rises along the graphs, else 0."""
+    return float(_falls([-effective_neighbours(graph, n, gamma) for graph in graphs]))
+
+
+def drawn_contraction(graph: str, n: int) -> float:
+    """Return what a drawn round leaves of sum ||x_i - mean||², the mean over rounds that are drawn and directions."""
+    schedule = resolve_schedule(graph, n)
+    centred = np.eye(n) - 1.0 / n
+    left = []
+    for round in range(DRAWS):
+        product = schedule.mixing(round).sparse() @ centred
+        left.append(float(np.sum((product - product.mean(axis=0)) ** 2)) / (n - 1))
+    return float(np.mean(left))
+
+
+def pairwise_rate(graph: str, n: int) -> float:
+    """Return the second eigenvalue of the mean of all pairwise averagings, a pair of neighbours drawn uniformly."""
+    edges = resolve(graph, n).edges
+    mean = np.eye(n)
+    for u, v in edges:
+        mean[[u, v], [u, v]] -= 0.5 / len(edges)
+        mean[[u, v], [v, u]] += 0.5 / len(edges)
+    return float(np.sort(np.linalg.eigvalsh(mean))[-2])
+
+
+def push_sum_error(arcs: Sequence[tuple[int, int]], n: int, rounds: int) -> float:
+    """Return max |x_i / w_i - mean| after so many rounds from x_i = i + 1, each sending equal shares."""
+    mixing = _pushing(arcs, n)
+    x, weight = np.arange(1.0, n + 1), np.ones(n)
+    for _ in range(rounds):
+        x, weight = mixing.sparse() @ x, mixing.sparse() @ weight
+    return float(np.abs(x / weight - (n + 1) / 2).max())
+
+
+def push_without_weights(arcs: Sequence[tuple[int, int]], n: int, node: int, rounds: int) -> float:
+    """Return where a node that does not divide by its weight comes to."""
+    mixing = _pushing(arcs, n)
+    x = np.arange(1.0, n + 1)
+    for _ in range(rounds):
+        x = mixing.sparse() @ x
+    return float(x[node])
+
+
+def second_of_push(arcs: Sequence[tuple[int, int]], n: int) -> float:
+    """Return the size of the second eigenvalue of push-sum's shares."""
+    return float(np.sort(np.abs(np.linalg.eigvals(_pushing(arcs, n).matrix())))[-2])
+
+
+def quadratic_rate(graph: str, n: int, eta: float, zeta: float) -> float:
+    """Return r of E||x||² ~ (1 - r)^t on isotropic random quadratics, from the graph's effective neighbours."""
+    found = neighbours_of(resolve_schedule(graph, n))
+    return math.nan if found is None else rate_at(found, eta, zeta)
+
+
+def measured_quadratic_rate(graph: str, n: int, eta: float, dim: int, rounds: int, repeats: int) -> float:
+    """Return r as measured: x <- W (x - eta h h'x) with h ~ N(0, I) afresh at each node, so zeta = dim + 2."""
+    return measured_rate(resolve_schedule(graph, n), eta, dim, rounds, repeats)
+
+
+def _pushing(arcs: Sequence[tuple[int, int]], n: int) -> Mixing:
+    return build(Topology.from_edges(n, arcs, directed=True), "push")
+
+
+def _falls(values: Sequence[float]) -> bool:
+    return all(a > b for a, b in itertools.pairwise(values))
+
+
+def _known(value: float | None) -> float:
+    return math.nan if value is None else value

@@ -1,0 +1,125 @@
+"""What was published, as files (results/ID.toml), and whether what is computed here agrees.
+
+title = "..."
+source = "authors, title, place and year; what of the numbers was checked elsewhere, and how"
+claim = "the sentence that the checks stand for"
+[[check]]
+what = "the 8-node graph, Metropolis weights"
+measure = "slem"                        # a function of one of the modules of measures here
+of = { graph = "boyd-8" }               # its arguments
+expect = 0.81255454
+within = 5e-9                           # or share = 0.02, of the expected; or least, most in place of expect
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fedgossip.base.decoding import from_toml
+from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.lab.repro import (
+    attack_measures,
+    graph_measures,
+    learned_measures,
+    run_measures,
+    sweep_measures,
+    time_measures,
+)
+
+FOLDER = Path(__file__).parent / "results"
+
+MEASURES: Mapping[str, Callable[..., float]] = {
+    name: function
+    for module in (attack_measures, graph_measures, learned_measures, time_measures, run_measures, sweep_measures)
+    for name, function in vars(module).items()
+    if inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
+}
+"""By the name of the function."""
+
+
+class PublishedCheck(msgspec.Struct, forbid_unknown_fields=True):
+    """One number, or one side of a claim."""
+
+    what: str
+    measure: str
+    of: dict[str, Any] = msgspec.field(default_factory=dict)
+    expect: float | None = None
+    within: float = 0.0
+    share: float = 0.0
+    least: float = -math.inf
+    most: float = math.inf
+    slow: bool = False
+    """Left out with --fast."""
+    full: bool = False
+    """Computed with --full alone: it takes minutes, and needs examples that fedgossip does not bring."""
+
+
+class PublishedResult(msgspec.Struct, forbid_unknown_fields=True):
+    """A file of them."""
+
+    title: str
+    source: str
+    claim: str
+    check: list[PublishedCheck]
+
+
+@dataclass(frozen=True)
+class CheckedValue:
+    """What a check came out as."""
+
+    check: PublishedCheck
+    value: float
+    seconds: float
+    """Of the processor."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the value is what was published, as nearly as the check asks."""
+        one = self.check
+        if one.expect is None:
+            return one.least <= self.value <= one.most
+        return abs(self.value - one.expect) <= one.within + one.share * abs(one.expect)
+
+    @property
+    def expected(self) -> str:
+        """What was published, in words."""
+        one = self.check
+        if one.expect is None:
+            low = f"at least {one.least:g}" if one.least > -math.inf else ""
+            high = f"at most {one.most:g}" if one.most < math.inf else ""
+            return ", ".join(end for end in (low, high) if end)
+        near = f" within {one.within:g}" if one.within else f" within {one.share:.1%}" if one.share else ""
+        return f"{one.expect:.9g}{near}"
+
+
+def known() -> list[str]:
+    """Return the ids of all results, in their order."""
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def result_of(name: str) -> PublishedResult:
+    """Return the result with this id.  Raises ConfigError where there is none."""
+    if name not in known():
+        raise ConfigError(f"no published result is called {name!r}", nearest(name, known()))
+    return msgspec.convert(from_toml((FOLDER / f"{name}.toml").read_text("utf-8")), PublishedResult)
+
+
+def chosen(result: PublishedResult, *, fast: bool = False, full: bool = False) -> list[PublishedCheck]:
+    """Return the numbers that are to be computed: without the slow ones, or with those that take minutes."""
+    return [one for one in result.check if not (fast and one.slow) and (full or not one.full)]
+
+
+def checked(result: PublishedResult, *, fast: bool = False, full: bool = False) -> Iterator[CheckedValue]:
+    """Compute each number of a result again, and yield it as it is known."""
+    for one in chosen(result, fast=fast, full=full):
+        began = time.process_time()
+        value = float(MEASURES[one.measure](**one.of))
+        yield CheckedValue(one, value, time.process_time() - began)

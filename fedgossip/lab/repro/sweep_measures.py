@@ -1,0 +1,42 @@
+"""Differences between methods that a sweep file compares, with paired seeds: computations behind results/*.toml.
+
+The files lie in the folder `sweeps`, and are run by `fedgossip sweep FILE` as any other.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from fedgossip.base.errors import ConfigError
+from fedgossip.lab.sweeps.sweep import sweep
+from fedgossip.lab.sweeps.table import SweepTable
+
+FOLDER = Path(__file__).parent / "sweeps"
+
+
+def gain_in_sweep(file: str, ours: str, theirs: str, which: str = "mean_peer", end: str = "low") -> float:
+    """Return an end of Student's 95 % interval of what one combination of a sweep scores more than another.
+
+    `ours`, `theirs`: words that one combination alone has all of, as "algorithm.name=d2".  `end`: low, mean or high.
+    Raises ConfigError where cells of the sweep cannot be run, with what the first of them says.
+    """
+    table = _table(file)
+    found = table.difference(_named(table, ours), _named(table, theirs), which)
+    if found is None or found.student is None:
+        wrong = next((row["error"] for row in table.rows if row["error"]), "fewer than two seeds")
+        raise ConfigError(f"the sweep {file} compares nothing: {wrong}", f"fedgossip sweep {FOLDER / file}.toml")
+    return {"low": found.student[0], "mean": found.mean, "high": found.student[1]}[end]
+
+
+def _named(table: SweepTable, words: str) -> str:
+    (found,) = (name for name in table.combinations if set(words.split()) <= set(name.split()))
+    return found
+
+
+@cache
+def _table(file: str) -> SweepTable:
+    """Run all cells of a sweep, once a process."""
+    with tempfile.TemporaryDirectory() as folder:
+        return sweep(FOLDER / f"{file}.toml", folder)

@@ -1,0 +1,49 @@
+"""Times and bytes of rounds, by the cost model: computations behind results/*.toml."""
+
+from __future__ import annotations
+
+import math
+
+from fedgossip.algorithms.collectives.names import COLLECTIVES
+from fedgossip.algorithms.collectives.table import Way
+from fedgossip.base import seeds
+from fedgossip.lab.costs.base import EqualLinks
+from fedgossip.lab.costs.formulas import all_reduce, neighbours
+from fedgossip.lab.costs.methods import gossip_steps
+from fedgossip.lab.costs.timeline import seconds_of_rounds
+from fedgossip.topology import resolve_schedule
+
+
+def waiting_for_neighbours(graph: str, n: int, rounds: int = 600) -> float:
+    """Return the mean time of a round where computing takes Exp(1) and each waits for its neighbours alone."""
+    schedule = resolve_schedule(graph, n)
+    times = seeds.stream(0, "waiting", n).exponential(1.0, (rounds, n))
+    return seconds_of_rounds(gossip_steps(schedule, 0.0), n, EqualLinks(0.0), times)
+
+
+def harmonic(n: int) -> float:
+    """Return 1 + 1/2 + ... + 1/n, the expected largest of n times that are Exp(1)."""
+    return math.fsum(1 / k for k in range(1, n + 1))
+
+
+def bytes_of_busiest(name: str, workers: int) -> float:
+    """Return what the busiest worker of an all-reduce sends, in vectors."""
+    length = 64 * workers
+    table = COLLECTIVES[name].table(workers)
+    sent = [
+        sum(part.stop - part.start for move, part in table.of(rank, length) if move.way is Way.SEND)
+        for rank in range(workers)
+    ]
+    return float(max(sent)) / length
+
+
+def all_reduce_seconds(name: str, workers: int, size: float, latency: float, rate: float) -> float:
+    """Return the seconds of an all-reduce by its closed form."""
+    return all_reduce(name, workers, size, EqualLinks(latency, rate, rate))
+
+
+def gossip_over_ring(workers: int, size: float, latency: float, rate: float, degree: float = 2) -> float:
+    """Return how many times as long a ring all-reduce takes as an exchange with neighbours."""
+    links = EqualLinks(latency, rate, rate)
+    ring: float = all_reduce("ring", workers, size, links)
+    return ring / neighbours(degree, size, links)

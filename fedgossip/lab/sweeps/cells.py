@@ -1,0 +1,175 @@
+"""A cell: one experiment in a run directory of its own, as a sweep and a comparison have many.
+
+One that has come to its end is not run again; one that was stopped goes on where it was; one that fails says why.  This
+is the one place that runs a cell, whoever asks for it: `fedgossip sweep` in whatever process, `fedgossip compare`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fedgossip.base import outside_files, owner_files
+from fedgossip.base.decoding import UnreadableError, json_value
+from fedgossip.base.errors import ConfigError, FedgossipError, ResumeError
+from fedgossip.base.version import __version__
+from fedgossip.core.records import Row
+from fedgossip.data.sources import codes_of
+from fedgossip.drivers.local import run_local_plan
+from fedgossip.drivers.simulate import simulate_plan
+from fedgossip.experiment import Experiment, GossipExperiment, file_kept_in, load_experiment
+from fedgossip.plans import compose
+from fedgossip.plans.plan import hash_of, without_folders
+from fedgossip.runs.checkpoints import differences
+from fedgossip.runs.run_directory import INCOMPLETE, WHOLE, write_whole
+
+ENGINES = ("stacked", "sim", "local")
+"""Who runs a cell: arrays alone, machines in virtual time, a process per peer."""
+
+FAILURE = "failure.json"
+"""Why there is no summary of a cell, and will be none unless somebody asks for it again."""
+
+FAILED, REFUSED, INTERRUPTED = "failed", "refused", "interrupted"
+
+
+@dataclass(frozen=True)
+class CellOutcome:
+    """What came of a cell: its summary, or the error that says why there is none."""
+
+    status: str
+    """Of its summary; or failed, refused (before anything ran), interrupted."""
+    summary: Mapping[str, Any] | None = None
+    error: str = ""
+    exit_code: int = 0
+
+    @classmethod
+    def of(cls, status: str, error: BaseException) -> CellOutcome:
+        """An error as a row of the table: one line."""
+        advice = error.advice if isinstance(error, FedgossipError) else ""
+        code = error.exit_code if isinstance(error, FedgossipError) else 1
+        said = str(error) if isinstance(error, FedgossipError) else f"{type(error).__name__}: {error}"
+        return cls(status, None, " ".join(f"{said}.  {advice}".split()), code)
+
+
+def run_cell(
+    experiment: Experiment,
+    path: Path,
+    engine: str,
+    *,
+    report: bool = False,
+    watch: Callable[[Row], None] | None = None,
+) -> CellOutcome:
+    """Run an experiment in `path`, or go on with what was stopped there.  Nothing is raised for a run that fails.
+
+    Of a cell of real processes nothing is kept: it begins again.
+    """
+    try:
+        plan = compose.plan(experiment)
+        if engine == "local":
+            shutil.rmtree(path, ignore_errors=True)
+            run = run_local_plan(plan, path, report=report, watch=watch)
+        else:
+            stopped = (path / INCOMPLETE).exists()
+            try:
+                run = simulate_plan(plan, engine=engine, out=path, report=report, watch=watch, resume=stopped)
+            except ResumeError:  # what it left cannot be read: it was stopped while it wrote
+                shutil.rmtree(path, ignore_errors=True)
+                run = simulate_plan(plan, engine=engine, out=path, report=report, watch=watch)
+    except FedgossipError as error:
+        return CellOutcome.of(FAILED, error)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
+        text = f"out of memory: {str(error).splitlines()[0] if str(error) else 'the worker reached its limit'}"
+        return CellOutcome.of(FAILED, ConfigError(text, "Give a worker more, with --memory, or run fewer at once."))
+    return CellOutcome(str(run.summary["status"]), run.summary)
+
+
+def refusal(experiment: Experiment) -> CellOutcome | None:
+    """Return why no run can be made of this, found without running it; None where one can."""
+    try:
+        compose.plan(experiment)
+    except FedgossipError as error:
+        return CellOutcome.of(REFUSED, error)
+    return None
+
+
+def outcome_in(path: Path) -> CellOutcome | None:
+    """Return what came of the cell in this folder; None where it has not come to its end."""
+    if (path / FAILURE).is_file() and isinstance(found := _read(path / FAILURE), dict):
+        return CellOutcome(str(found.get("status")), None, str(found.get("error")), int(found.get("exit_code", 1)))
+    if (path / INCOMPLETE).exists() or not (path / "summary.json").is_file():
+        return None
+    summary = _read(path / "summary.json")
+    if not isinstance(summary, dict) or summary.get("status") not in WHOLE:
+        return None
+    return CellOutcome(str(summary["status"]), summary)
+
+
+def write_failure(path: Path, outcome: CellOutcome) -> None:
+    """Write down why a cell has no summary; what it left beside that stays.  Raises NotWrittenError."""
+    owner_files.made(path)
+    told = {"status": outcome.status, "error": outcome.error, "exit_code": outcome.exit_code}
+    write_whole(path / FAILURE, msgspec.json.encode(told))
+
+
+def cell_hash(experiment: Experiment, engine: str) -> str:
+    """Return what a cell is called: 16 hex digits of all that its result follows from, and this version of fedgossip.
+
+    What is in files counts, and not where they lie; so does the source of the user's own functions.
+    """
+    content = without_folders(experiment.to_dict())
+    for key in ("name", "track"):
+        content.pop(key, None)
+    said = [str(experiment.data.source), str(experiment.data.test)]
+    if isinstance(experiment, GossipExperiment):
+        graph = experiment.topology.graph
+        said.append(graph)
+        if "/" in graph:
+            content["topology"] = {**content["topology"], "graph": graph.rsplit("/", 1)[1]}
+    files = {name: digest for text in said for name, digest in _file_in(text)}
+    code = codes_of(experiment.named_code)
+    whole = {"experiment": content, "engine": engine, "version": __version__, "files": files, "code": code}
+    return hash_of(whole)[:16]
+
+
+def _file_in(text: str) -> list[tuple[str, str]]:
+    """The name and the digest of the file that a source or a graph names; nothing for folders and for bare words."""
+    path = Path(text.partition(":")[2].partition("?")[0] or text)
+    if "/" not in text or not path.is_file():
+        return []
+    facts = path.stat()
+    return [(path.name, _digest(str(path), facts.st_mtime_ns, facts.st_size))]
+
+
+@lru_cache(maxsize=64)
+def _digest(path: str, _changed: int, _size: int) -> str:
+    total = sha256()
+    with outside_files.open_file(outside_files.named(path), outside_files.LARGE) as file:
+        while part := file.read(1 << 20):
+            total.update(part)
+    return total.hexdigest()[:16]
+
+
+def check_same(path: Path, experiment: Experiment, whose: str) -> None:
+    """Raise ConfigError where the folder holds a cell of another experiment; what is there is left as it is."""
+    if not (path / "experiment.toml").is_file():
+        return
+    before = load_experiment(file_kept_in(path)).to_dict()
+    if found := differences(before, experiment.to_dict(), simulated=True):
+        advice = "Give a new folder with --out, or the file that it was made of."
+        raise ConfigError(f"{path}: a cell of another {whose}: {'; '.join(found[:3])}", advice)
+
+
+def _read(path: Path) -> object:
+    try:
+        return json_value(outside_files.read_bytes(path))
+    except (OSError, UnreadableError):
+        return None

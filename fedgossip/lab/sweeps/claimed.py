@@ -1,0 +1,45 @@
+"""One cell, by whichever of several processes has it: the step that workers of a sweep and of a comparison share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from fedgossip.experiment import Experiment
+from fedgossip.lab.sweeps.cells import FAILED, INTERRUPTED, CellOutcome, run_cell, write_failure
+from fedgossip.lab.sweeps.claims import ClaimLostError, claim
+
+
+def run_claimed(
+    claims: Path,
+    name: str,
+    place: Path,
+    engine: str,
+    experiment: Callable[[], Experiment],
+    outcome: Callable[[], CellOutcome | None],
+    *,
+    report: bool = False,
+) -> CellOutcome | None:
+    """Run the cell `name` in the run directory `place`; return what came of it, None where another process has it.
+
+    `outcome`: what is there of it already.  Raises KeyboardInterrupt where it was stopped; it can go on.
+    """
+    held = claim(claims, name)
+    if held is None:
+        return None
+    try:
+        if (found := outcome()) is not None:  # another was done with it a moment ago
+            return found
+        try:
+            found = run_cell(experiment(), place, engine, report=report, watch=lambda _: held.check())
+        except ClaimLostError:
+            return None
+        except Exception as error:  # a fault of ours, or of a function of the user's, costs this cell alone
+            found = CellOutcome.of(FAILED, error)
+        if found.status == INTERRUPTED:
+            raise KeyboardInterrupt
+        if found.summary is None:
+            write_failure(place, found)
+        return found
+    finally:
+        held.release()

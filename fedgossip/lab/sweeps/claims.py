@@ -1,0 +1,139 @@
+"""Who runs a cell: claims in a folder that several processes, on several machines, may share.
+
+A claim is a file CELL.1, CELL.2, ...; the one with the highest number counts.  It is made whole and then given its name
+by a link, which the file system grants to one alone, so two that ask at once cannot both have it; the next number is
+taken only where the last is stale, and a file is never removed, so what somebody saw a moment ago is still so.
+
+A claim is stale where its holder let it go; on the holder's own machine, where nobody has its lock (the system takes
+that back when a process ends, however it ends); on another, where its heartbeat is older than STALE seconds by the file
+system's own clock.  Whoever slept that long asks whether it still has the cell before it writes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from uuid import uuid4
+
+import msgspec
+
+from fedgossip.base import file_locks, outside_files, owner_files
+from fedgossip.base.decoding import UnreadableError, from_json
+from fedgossip.base.guarded_threads import guarded_thread
+
+_DECODER = msgspec.json.Decoder(dict[str, str | int])
+BEAT, STALE = 5.0, 60.0
+"""Seconds between two heartbeats, and after which a claim without one is stale."""
+
+
+class ClaimLostError(Exception):
+    """Another process has taken the cell over: this one gave no heartbeat for too long."""
+
+
+class Claim:
+    """A cell that this process runs, until `release`."""
+
+    def __init__(self, path: Path, next_path: Path, lock: int) -> None:
+        self._path, self._next, self._lock = path, next_path, lock
+        self._beaten = time.monotonic()
+        self._ended = threading.Event()
+        self._beating = guarded_thread(self._beat, "heartbeat")
+        self._beating.start()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT):
+            with contextlib.suppress(OSError):
+                os.utime(self._path)
+                self._beaten = time.monotonic()
+
+    def check(self) -> None:
+        """Raise ClaimLostError where another has taken the cell; asked of the disk only after a long silence."""
+        if time.monotonic() - self._beaten > STALE / 2 and self._next.exists():
+            raise ClaimLostError(f"{self._path.name}: taken over by another process")
+
+    def release(self) -> None:
+        """Let it go, for whoever asks next."""
+        self._ended.set()
+        self._beating.join()
+        with contextlib.suppress(OSError):
+            os.truncate(self._path, 0)
+        os.close(self._lock)
+
+
+def claim(folder: Path, cell: str) -> Claim | None:
+    """Take a cell; None where another has it.  Raises OSError."""
+    number = _newest(folder, cell)
+    if number and not _stale(folder / f"{cell}.{number}"):
+        return None
+    path, following = folder / f"{cell}.{number + 1}", folder / f"{cell}.{number + 2}"
+    part = folder / f".{uuid4().hex}"
+    lock = file_locks.opened(part)
+    try:
+        file_locks.taken_if_any(lock)
+        os.write(lock, msgspec.json.encode({"host": socket.gethostname(), "pid": os.getpid()}))
+        os.link(part, path)
+    except FileExistsError:
+        os.close(lock)
+        return None
+    finally:
+        part.unlink(missing_ok=True)
+    return Claim(path, following, lock)
+
+
+def holder(folder: Path, cell: str) -> tuple[str, int] | None:
+    """The host and the process that took a cell last and did not let it go; None where there is none."""
+    number = _newest(folder, cell)
+    return _said(folder / f"{cell}.{number}") if number else None
+
+
+def _newest(folder: Path, cell: str) -> int:
+    number = 0
+    while (folder / f"{cell}.{number + 1}").exists():
+        number += 1
+    return number
+
+
+def _stale(path: Path) -> bool:
+    said = _said(path)
+    if said is None:
+        return True
+    if said[0] == socket.gethostname() and (gone := _unlocked(path)) is not None:
+        return gone
+    return _now(path.parent) - path.stat().st_mtime > STALE
+
+
+def _said(path: Path) -> tuple[str, int] | None:
+    """What the holder said of itself; None where it has let go."""
+    try:
+        told = from_json(_DECODER, outside_files.read_bytes(path))
+    except (OSError, UnreadableError):
+        return None
+    return str(told.get("host")), int(told.get("pid", 0))
+
+
+def _unlocked(path: Path) -> bool | None:
+    """Whether nobody has the lock; None where this file system has no locks."""
+    try:
+        lock = file_locks.opened(path)
+    except OSError:
+        return None
+    try:
+        return file_locks.taken_if_any(lock)
+    except OSError:
+        return None
+    finally:
+        os.close(lock)
+
+
+def _now(folder: Path) -> float:
+    """The time by the clock that stamps files here, which may be another machine's."""
+    probe = folder / f".clock-{socket.gethostname()}-{os.getpid()}"
+    owner_files.written(probe, b"")
+    try:
+        return probe.stat().st_mtime
+    finally:
+        probe.unlink(missing_ok=True)

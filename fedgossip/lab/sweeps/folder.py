@@ -1,0 +1,151 @@
+"""A sweep's folder, and what is still to be done in it: a function of the file and of what has come to its end.
+
+    sweep.toml           the sweep, with its base in it
+    cells/HASH/          a run directory each
+    claims/HASH.1        who runs it, or did (`claims`)
+    table.csv, cells.jsonl, sweep.html      made of the cells, whenever somebody asks
+
+Nobody keeps a list of what is done, so nothing can be wrong about it: whoever is ended, however, and whoever comes
+later, on whatever machine, sees the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from fedgossip.base import outside_files, owner_files
+from fedgossip.base.errors import ConfigError
+from fedgossip.lab.sweeps.cells import FAILED, FAILURE, CellOutcome, outcome_in, refusal, write_failure
+from fedgossip.lab.sweeps.claimed import run_claimed
+from fedgossip.lab.sweeps.grid import SweepCell, SweepGrid, Values, named, read_sweep
+from fedgossip.lab.sweeps.tuning import Tuning, TuningState, tuning_of
+from fedgossip.runs.run_directory import write_whole
+
+FILE = "sweep.toml"
+
+Ended = tuple[SweepCell, CellOutcome]
+
+PAUSE = 0.2
+"""Seconds between two looks at cells that others run."""
+
+
+class SweepFolder:
+    """A sweep and where it lies."""
+
+    def __init__(self, path: Path, grid: SweepGrid) -> None:
+        self.path, self.grid = path, grid
+        self.tuning: Tuning = tuning_of(grid)
+        self._ended: dict[str, CellOutcome] = {}
+
+    @classmethod
+    def made(cls, path: Path, grid: SweepGrid) -> SweepFolder:
+        """Make the folder, or take one that holds a sweep already.  Raises ConfigError for another one's."""
+        found = cls(path, grid)
+        try:
+            owner_files.made(path)
+            outside_files.check_folder(path)
+            if not (path / FILE).exists() and any(path.iterdir()):
+                raise ConfigError(f"{path}: not empty, and no sweep", "Give another folder with --out.")
+            for inner in ("cells", "claims"):
+                owner_files.made(path / inner)
+            write_whole(path / FILE, grid.to_toml().encode())
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}", "Choose a folder that can be written, with --out.") from None
+        return found
+
+    @classmethod
+    def opened(cls, path: Path) -> SweepFolder:
+        """Return the sweep in a folder.  Raises ConfigError where there is none."""
+        if not (path / FILE).is_file():
+            raise ConfigError(f"{path}: no sweep", "fedgossip sweep FILE makes one.")
+        return cls(outside_files.checked_folder(path), read_sweep(path / FILE))
+
+    @property
+    def claims(self) -> Path:
+        return self.path / "claims"
+
+    def place(self, cell: SweepCell) -> Path:
+        """The run directory of a cell."""
+        return self.path / "cells" / self.grid.hash(cell)
+
+    def outcome(self, cell: SweepCell) -> CellOutcome | None:
+        """What came of a cell; None where it has not come to its end.  What has is not read twice."""
+        name = self.grid.hash(cell)
+        if name not in self._ended and (found := outcome_in(self.path / "cells" / name)):
+            self._ended[name] = found
+        return self._ended.get(name)
+
+    def choice(self, values: Values) -> TuningState:
+        """How far the tuned keys of a combination are chosen."""
+        return self.tuning.choose(values, self.outcome)
+
+    def wanted(self) -> list[SweepCell]:
+        """All cells that are known to be wanted: trials first, then those that are compared, the first seed first."""
+        states = {named(values): self.choice(values) for values in self.grid.combinations}
+        trials = [cell for state in states.values() for cell in state.trials]
+        return [*trials, *self.compared({name: state.chosen for name, state in states.items()})]
+
+    def compared(self, chosen: dict[str, Values | None] | None = None) -> Iterator[SweepCell]:
+        """Yield the cells that are compared, as far as their tuned values are chosen."""
+        if chosen is None:
+            chosen = {named(values): self.choice(values).chosen for values in self.grid.combinations}
+        for seed in self.grid.seeds:
+            for values in self.grid.combinations:
+                if (tuned := chosen[named(values)]) is not None:
+                    yield SweepCell(values, tuned, seed)
+
+    def open_cells(self) -> list[SweepCell]:
+        """Those of them that have not come to their end."""
+        return [cell for cell in self.wanted() if self.outcome(cell) is None]
+
+    def refuse(self) -> int:
+        """Write down which combinations no run can be made of, before anything runs; return how many.
+
+        Where only a drawn graph of some seed cannot be, that cell fails alone.
+        """
+        found = {}
+        for cell in self.open_cells():
+            name = named(cell.values)
+            if name not in found:
+                found[name] = refusal(self.grid.experiment(cell))
+            if (why := found[name]) is not None:
+                write_failure(self.place(cell), why)
+        return sum(why is not None for why in found.values())
+
+    def retry(self) -> None:
+        """Forget which cells failed, so that they are run again; those that are refused stay so until they are not."""
+        for cell in self.wanted():
+            (self.place(cell) / FAILURE).unlink(missing_ok=True)
+        self._ended.clear()
+
+    def run(self, cell: SweepCell) -> CellOutcome | None:
+        """Run a cell, unless another does; return what came of it, None where another has it.
+
+        Raises KeyboardInterrupt where it was stopped; it can go on.
+        """
+        name, engine = self.grid.hash(cell), self.grid.file.engine
+        return run_claimed(
+            self.claims, name, self.place(cell), engine, lambda: self.grid.experiment(cell), lambda: self.outcome(cell)
+        )
+
+    def work(self, until: float, stopped: Callable[[], bool] = lambda: False) -> Iterator[Ended]:
+        """Run cells until none is open, and yield each; no new one is begun after `until` (seconds of the epoch).
+
+        What others run is waited for: its outcome may make other cells wanted.
+        """
+        while not stopped() and (todo := self.open_cells()):
+            some = False
+            for cell in todo:
+                if stopped() or time.time() > until:
+                    return
+                if self.outcome(cell) is None and (found := self.run(cell)) is not None:
+                    some = True
+                    yield cell, found
+            if not some:
+                time.sleep(PAUSE)
+
+    def give_up(self, cell: SweepCell, why: str) -> None:
+        """Write down that a cell failed whose worker cannot."""
+        write_failure(self.place(cell), CellOutcome(FAILED, None, why, 1))

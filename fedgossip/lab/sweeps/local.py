@@ -1,0 +1,70 @@
+"""Workers of a sweep as processes of this machine.  One that dies is replaced; a cell at which two died has failed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+from fedgossip.lab.sweeps.claims import holder
+from fedgossip.lab.sweeps.folder import SweepFolder
+from fedgossip.lab.sweeps.worker import words_of
+
+DEATHS = 2
+"""Number of workers that a cell may end before it counts as failed."""
+
+PATIENCE = 60.0
+"""Seconds that a worker has to stop where it is told to, before it is killed."""
+
+
+class LocalWorkers:
+    """So many processes."""
+
+    def __init__(self, folder: Path, jobs: int, until: float, memory: int | None) -> None:
+        self._folder = SweepFolder.opened(folder)
+        self._words = [*words_of("fedgossip.lab.sweeps.worker", folder, until=until, memory=memory), "--listen"]
+        self._workers = [self._start() for _ in range(jobs)]
+        self._deaths: Counter[str] = Counter()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", *self._words]
+        # each trains on one thread: several that all take every core are slower than one after the other
+        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+        return subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, **threads})
+
+    def working(self) -> bool:
+        """Whether some still work.  One that a signal has ended while it had a cell is replaced."""
+        for place, worker in enumerate(self._workers):
+            code = worker.poll()
+            if code is not None and code < 0 and self._bury(worker.pid, -code):
+                self._workers[place] = self._start()
+        return any(worker.poll() is None for worker in self._workers)
+
+    def _bury(self, pid: int, number: int) -> bool:
+        """Count the death for the cell that the worker had, and say whether it had one; write down a second death."""
+        folder = self._folder
+        host, name = socket.gethostname(), signal.Signals(number).name
+        for cell in folder.open_cells():
+            if holder(folder.claims, folder.grid.hash(cell)) == (host, pid):
+                self._deaths[folder.grid.hash(cell)] += 1
+                if self._deaths[folder.grid.hash(cell)] >= DEATHS:
+                    why = "out of memory, if nobody did it" if name == "SIGKILL" else "a fault below Python"
+                    folder.give_up(cell, f"its worker was ended by {name}, {DEATHS} times: {why}")
+                return True
+        return False
+
+    def stop(self) -> None:
+        """Let them end what they are at, where they were told to stop; kill what goes on."""
+        for worker in self._workers:
+            if worker.stdin:
+                worker.stdin.close()
+        for worker in self._workers:
+            try:
+                worker.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                worker.kill()
+                worker.wait()

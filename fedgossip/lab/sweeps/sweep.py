@@ -1,0 +1,163 @@
+"""Run a sweep: refuse what cannot be run, start workers somewhere, tell what comes, and make the table of it.
+
+There is one kind of worker (`folder.SweepFolder.work`), and one agreement between workers, the claims in the folder; a
+backend only says where they live.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.drivers.clusters.shared_folder import probe_in
+from fedgossip.lab.sweeps.cells import CellOutcome
+from fedgossip.lab.sweeps.folder import Ended, SweepFolder
+from fedgossip.lab.sweeps.grid import SweepCell, SweepGrid, read_sweep
+from fedgossip.lab.sweeps.local import LocalWorkers
+from fedgossip.lab.sweeps.table import SweepTable, table_of
+from fedgossip.lab.sweeps.worker import words_of
+
+BACKENDS = ("local", "ray:ADDRESS", "slurm:PARTITION")
+
+LOOKS = 2000
+"""Number of cells that are looked at in a second, while others run them."""
+
+Tell = Callable[[SweepCell, CellOutcome], None]
+
+
+class SweepWorkers(Protocol):
+    """Workers, wherever they are."""
+
+    def working(self) -> bool:
+        """Whether some still work.  Raises FedgossipError where none can."""
+        ...
+
+    def stop(self) -> None:
+        """End them; what they are at can go on later."""
+        ...
+
+
+def sweep(
+    source: Path | str | Mapping[str, Any],
+    out: Path | str | None = None,
+    *,
+    jobs: int = 1,
+    backend: str = "local",
+    limit_seconds: float | None = None,
+    memory: int | None = None,
+    overrides: Sequence[str] = (),
+    engine: str | None = None,
+    seeds: int | None = None,
+    retry: bool = False,
+    tell: Tell | None = None,
+) -> SweepTable:
+    """Run every cell of a sweep that has not come to its end, and return the table of all.
+
+    `source`: a sweep file, or a mapping of its shape whose `base` is a mapping too.  `out`: the folder; without it
+    sweeps/NAME.  `jobs`: workers at once; 1 is this process.  `backend`: local, ray:ADDRESS, slurm:PARTITION.
+    `limit_seconds`: after so many no further cell is begun.  `memory`: bytes that a worker may map.  `overrides`:
+    "section.key=value" for the base; `engine` and `seeds` in place of the file's.  `retry`: run failed cells again.
+    `tell` is called with each cell that ends.
+
+    The folder can be shared: other processes, on other machines too, may run the same sweep at the same time, and each
+    cell is run once.  Raises ConfigError for what no sweep can be made of, before anything runs.
+    """
+    grid = read_sweep(source, overrides=overrides, engine=engine, seeds=seeds)
+    place = folder_of(grid, out)
+    return run_sweep(
+        grid, place, jobs=jobs, backend=backend, limit_seconds=limit_seconds, memory=memory, retry=retry, tell=tell
+    )
+
+
+def run_sweep(
+    grid: SweepGrid,
+    place: Path,
+    *,
+    jobs: int = 1,
+    backend: str = "local",
+    limit_seconds: float | None = None,
+    memory: int | None = None,
+    retry: bool = False,
+    tell: Tell | None = None,
+) -> SweepTable:
+    """`sweep`, for one that is read already."""
+    start = _backend(backend, jobs, memory)
+    folder = SweepFolder.made(place, grid)
+    if retry:
+        folder.retry()
+    folder.refuse()
+    until = math.inf if limit_seconds is None else time.time() + limit_seconds
+    for cell, outcome in _here(folder, until) if start is None else _elsewhere(folder, start(folder.path, until)):
+        if tell:
+            tell(cell, outcome)
+    table = table_of(folder)
+    table.write()
+    return table
+
+
+def folder_of(grid: SweepGrid, out: Path | str | None) -> Path:
+    """Return the folder of a sweep: the one that is given, or sweeps/NAME."""
+    if out is not None:
+        return Path(out)
+    safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in grid.name).strip(".-")
+    return Path("sweeps") / (safe or "sweep")
+
+
+def _here(folder: SweepFolder, until: float) -> Iterator[Ended]:
+    yield from folder.work(until)
+
+
+def _elsewhere(folder: SweepFolder, workers: SweepWorkers) -> Iterator[Ended]:
+    """Yield what ends in other processes, as it is seen."""
+    told = {cell.told for cell in folder.wanted() if folder.outcome(cell)}
+    try:
+        going = True
+        while going:
+            going = workers.working()
+            wanted = folder.wanted()
+            for cell in wanted:
+                if cell.told not in told and (outcome := folder.outcome(cell)):
+                    told.add(cell.told)
+                    yield cell, outcome
+            if going:
+                time.sleep(max(0.1, len(wanted) / LOOKS))
+    finally:
+        workers.stop()
+
+
+def _backend(text: str, jobs: int, memory: int | None) -> Callable[[Path, float], SweepWorkers] | None:
+    """Return what starts workers; None where this process is the worker.  Raises ConfigError."""
+    kind, _, where = text.partition(":")
+    if jobs < 1:
+        raise ConfigError(f"jobs = {jobs}", "Give 1 or more.")
+    if kind == "local" and not where:
+        if jobs == 1 and memory is None:
+            return None
+        return lambda folder, until: LocalWorkers(folder, jobs, until, memory)
+    if kind in ("ray", "slurm") and where:
+        return lambda folder, until: on_cluster("fedgossip.lab.sweeps.worker", folder, text, jobs, until, memory)
+    raise ConfigError(f"backend {text!r} is not known", nearest(text, BACKENDS))
+
+
+def on_cluster(
+    module: str, folder: Path, backend: str, jobs: int, until: float = math.inf, memory: int | None = None
+) -> SweepWorkers:
+    """Start workers of a folder on a cluster whose nodes share its disk, each the command of `words_of`.
+
+    `backend`: ray:ADDRESS or slurm:PARTITION.  Raises ConfigError, and NetworkError where no cluster answers.
+    """
+    kind, _, where = backend.partition(":")
+    if kind not in ("ray", "slurm") or not where:
+        raise ConfigError(f"backend {backend!r} is not known", nearest(backend, BACKENDS))
+    words = words_of(module, folder, until=until, memory=memory, probe=probe_in(folder))
+    if kind == "ray":
+        from fedgossip.lab.sweeps.ray import RayWorkers
+
+        return RayWorkers(words, jobs, where)
+    from fedgossip.lab.sweeps.slurm import SlurmWorkers
+
+    return SlurmWorkers(words, folder / "slurm", jobs, until, where, memory)

@@ -1,0 +1,220 @@
+"""The table of a sweep: a row for every cell that is compared, failed and refused ones among them."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import msgspec
+
+from fedgossip.base.errors import ConfigError
+from fedgossip.core.records import NetworkRow, read_rows
+from fedgossip.lab.sweeps.cells import FAILED, CellOutcome
+from fedgossip.lab.sweeps.folder import SweepFolder
+from fedgossip.lab.sweeps.grid import SweepCell, Values, named, shown
+from fedgossip.lab.sweeps.paired import PairedDifference, RankCorrelation, paired_difference, rank_correlation
+from fedgossip.runs.run_directory import write_whole
+
+SCORES = ("mean_peer", "averaged", "worst_peer")
+OPEN = "open"
+"""The status of a cell that nobody has run."""
+
+
+@dataclass(frozen=True)
+class SweepTable:
+    """What a sweep came out as.  `rows`: of plain values; None where a cell has none."""
+
+    folder: Path
+    name: str
+    keys: Sequence[str]
+    tuned: Sequence[str]
+    rows: Sequence[Mapping[str, Any]]
+    reference: str
+    """The combination to which differences are told, as `combination` of a row."""
+    equal: str
+    score: str
+    """What the score is called."""
+    better: str
+    over: int = 1
+    """Number of evaluated rounds, the last ones, of which a score is the mean."""
+
+    @property
+    def done(self) -> int:
+        """Number of cells that have a score."""
+        return sum(row["status"] not in (OPEN, "failed", "refused") for row in self.rows)
+
+    @property
+    def open(self) -> int:
+        """Number of cells that nobody has run."""
+        return sum(row["status"] == OPEN for row in self.rows)
+
+    @property
+    def failed(self) -> int:
+        """Number of cells that failed, or of which no run can be made."""
+        return len(self.rows) - self.done - self.open
+
+    @property
+    def combinations(self) -> list[str]:
+        """Of the grid, in its order."""
+        return list(dict.fromkeys(row["combination"] for row in self.rows))
+
+    def scores(self, combination: str, which: str = "mean_peer") -> dict[int, float]:
+        """Return a combination's scores by seed, without those that have none."""
+        mine = [row for row in self.rows if row["combination"] == combination and row[which] is not None]
+        return {row["seed"]: row[which] for row in mine}
+
+    def difference(self, combination: str, other: str = "", which: str = "mean_peer") -> PairedDifference | None:
+        """Return by how much a combination's score is above another's, or the reference's, seed by seed."""
+        return paired_difference(self.scores(combination, which), self.scores(other or self.reference, which))
+
+    def correlation(self, fact: str, which: str = "mean_peer", **only: Any) -> RankCorrelation | None:
+        """Return how the order by a fact of the graph ("gap", "n_w") agrees with that by the mean score.
+
+        `only`: rows whose columns have these values.
+        """
+        points = self.points(fact, which, **only)
+        return rank_correlation([x for x, _, _ in points], [y for _, y, _ in points])
+
+    def points(self, fact: str, which: str = "mean_peer", **only: Any) -> list[tuple[float, float, str]]:
+        """Return (fact, mean score, combination) of the combinations that have both."""
+        found = []
+        for name in self.combinations:
+            rows = [row for row in self.rows if row["combination"] == name and row[fact] is not None]
+            rows = [row for row in rows if all(row[key] == value for key, value in only.items())]
+            scores = [row[which] for row in rows if row[which] is not None]
+            if scores:
+                found.append((sum(row[fact] for row in rows) / len(rows), sum(scores) / len(scores), name))
+        return found
+
+    def to_csv(self) -> str:
+        """Return the rows as CSV."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(self.rows[0]) if self.rows else [], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in self.rows)
+        return text.getvalue()
+
+    def write(self) -> None:
+        """Write table.csv and cells.jsonl into the sweep's folder; table.parquet where pyarrow is there."""
+        write_whole(self.folder / "table.csv", self.to_csv().encode())
+        lines = b"".join(msgspec.json.encode(row) + b"\n" for row in self.rows)
+        write_whole(self.folder / "cells.jsonl", lines)
+        try:
+            self.to_parquet(self.folder / "table.parquet")
+        except ConfigError:  # without the extra there is no such file, and nothing is lacking
+            return
+
+    def to_parquet(self, path: Path) -> None:
+        """Write the rows as Parquet.  Raises ConfigError where pyarrow is not installed (extra `research`)."""
+        try:
+            arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+        except ImportError:
+            raise ConfigError("pyarrow is not installed", "pip install 'fedgossip[research]'") from None
+        part = path.with_name(path.name + ".part")
+        parquet.write_table(arrow.Table.from_pylist([dict(row) for row in self.rows]), part)
+        part.replace(path)
+
+
+def table_of(sweep: SweepFolder) -> SweepTable:
+    """Return the table of what has come to its end; cells that have not are rows too."""
+    grid = sweep.grid
+    cells = [(cell, sweep.outcome(cell)) for cell in sweep.compared()]
+    limits = _equal(sweep, cells)
+    rows = {cell.told: _row(sweep, cell, outcome, limits.get(cell.seed)) for cell, outcome in cells}
+    every = []
+    for values in grid.combinations:
+        state = sweep.choice(values)
+        for seed in grid.seeds:
+            if state.chosen is not None:
+                every.append(rows[SweepCell(values, state.chosen, seed).told])
+                continue
+            outcome = CellOutcome(FAILED, None, f"no trial came to a score: {state.failed}") if state.failed else None
+            nothing = tuple((key, None) for key in sweep.tuning.keys)
+            every.append(_row(sweep, SweepCell(values, nothing, seed), outcome, None))
+    known = next((row for row in every if row["score"]), None)
+    reference = next(v for v in grid.combinations if grid.file.reference.items() <= dict(v).items())
+    keys, tuned = list(grid.file.grid), list(sweep.tuning.keys)
+    score, better = (known["score"], known["better"]) if known else ("", "higher")
+    return SweepTable(
+        sweep.path,
+        grid.name,
+        keys,
+        tuned,
+        every,
+        named(reference),
+        grid.file.equal,
+        score,
+        better,
+        grid.file.over,
+    )
+
+
+def _row(sweep: SweepFolder, cell: SweepCell, outcome: CellOutcome | None, limit: float | None) -> dict[str, Any]:
+    summary = (outcome.summary if outcome else None) or {}
+    score, forecast = summary.get("score") or {}, summary.get("forecast") or {}
+    place = "" if any(value is None for _, value in cell.tuned) else str(sweep.place(cell).relative_to(sweep.path))
+    row = {
+        "combination": named(cell.values),
+        **_plain(cell.values),
+        **_plain(cell.tuned),
+        "seed": cell.seed,
+        "status": outcome.status if outcome else OPEN,
+        "score": score.get("name", ""),
+        "better": score.get("better", ""),
+        **{which: score.get(which) for which in SCORES},
+        "test_loss": summary.get("test_loss"),
+        "consensus_distance": summary.get("consensus_distance"),
+        "rounds": summary.get("rounds"),
+        "bytes_sent": summary.get("bytes_sent"),
+        "bytes_of_busiest": (summary.get("busiest") or {}).get("bytes"),
+        "seconds": summary.get("seconds"),
+        "gap": forecast.get("spectral_gap") if forecast.get("period") == 1 else None,  # of one graph: see numerics.md
+        "n_w": forecast.get("n_w"),
+        "degree": forecast.get("degree_max"),
+        "digest": summary.get("digest"),
+        "error": outcome.error if outcome else "",
+        "cell": place,
+    }
+    plain = (limit is None and sweep.grid.file.over == 1) or not summary
+    return row if plain else {**row, **_cut(sweep, cell, limit)}
+
+
+def _plain(values: Values) -> dict[str, Any]:
+    return {key: value if isinstance(value, int | float | str | None) else shown(value) for key, value in values}
+
+
+def _equal(sweep: SweepFolder, cells: Sequence[tuple[SweepCell, CellOutcome | None]]) -> dict[int, float]:
+    """What all cells of a seed have had at least, of bytes or of seconds; nothing where rounds are equal."""
+    which = {"bytes": "bytes_sent", "seconds": "seconds"}.get(sweep.grid.file.equal)
+    if which is None:
+        return {}
+    found: dict[int, float] = {}
+    for cell, outcome in cells:
+        if outcome and outcome.summary and outcome.summary.get("status"):
+            had = float(outcome.summary[which])
+            found[cell.seed] = min(had, found.get(cell.seed, had))
+    return found
+
+
+def _cut(sweep: SweepFolder, cell: SweepCell, limit: float | None) -> dict[str, Any]:
+    """The last evaluated round of a cell before it has had more than the others, with the mean score of so many."""
+    which = "bytes_sent" if sweep.grid.file.equal == "bytes" else "seconds"
+    rows = [row for row in read_rows(sweep.place(cell) / "metrics.jsonl") if isinstance(row, NetworkRow)]
+    there = [row for row in rows if row.test_loss is not None and (limit is None or getattr(row, which) <= limit)]
+    if not there:
+        return dict.fromkeys((*SCORES, "test_loss"))
+    last, taken = there[-1], there[-sweep.grid.file.over :]
+    scores = {score: _mean_of([getattr(row, f"score_{score}") for row in taken]) for score in SCORES}
+    said = {"rounds": last.round, "bytes_sent": last.bytes_sent, "seconds": last.seconds}
+    return {**scores, "test_loss": _mean_of([row.test_loss for row in taken]), **said}
+
+
+def _mean_of(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == len(values) else None

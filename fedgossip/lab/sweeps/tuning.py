@@ -1,0 +1,165 @@
+"""Which values of the tuned keys a combination of the grid is given: the best of trials on the validation set.
+
+Trials have seeds of their own, so that what is chosen has seen neither the test set nor the seeds that are compared.
+Where the best value is at an end of those that were tried, the values go on beyond it, `widen` times at most: a method
+whose learning rate was cut off by the grid would be told worse than it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Annotated, Any
+
+import msgspec
+
+from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.base.limits import Within, limits_of
+from fedgossip.lab.sweeps.cells import CellOutcome
+from fedgossip.lab.sweeps.grid import SweepCell, SweepGrid, Values
+
+TRIAL_SEEDS = 1_000_000
+"""Seeds of trials begin after this."""
+
+BY = ("mean_peer", "averaged", "worst_peer", "loss")
+
+OutcomeOf = Callable[[SweepCell], CellOutcome | None]
+
+
+class TunedKey(msgspec.Struct, forbid_unknown_fields=True, rename={"first": "from", "last": "to"}):
+    """Values of a key that are tried: from, from * factor, ... up to `to`."""
+
+    first: Annotated[float, Within(1e-12, 1e12)]
+    last: Annotated[float, Within(1e-12, 1e12)]
+    factor: Annotated[float, Within(1.01, 1e6)] = 2.0
+    widen: Annotated[int, Within(0, 20)] = 3
+    """How often the values go on beyond an end that came out best."""
+
+    def value(self, place: int) -> float:
+        """Return the value at a place; 0 is `from`, and places go on beyond both ends."""
+        return float(f"{self.first * self.factor**place:.6g}")
+
+    @property
+    def places(self) -> range:
+        """Those from `from` to `to`."""
+        many = 1
+        while self.first * self.factor**many <= self.last * (1 + 1e-9):
+            many += 1
+        return range(many)
+
+
+class ListedKey(msgspec.Struct):
+    """Values of a key that are listed; they do not go on."""
+
+    values: list[Any]
+    widen = 0
+
+    def value(self, place: int) -> Any:
+        return self.values[place]
+
+    @property
+    def places(self) -> range:
+        return range(len(self.values))
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """[tune] of a sweep: the keys, by what they are judged, and the number of seeds of each trial."""
+
+    keys: Mapping[str, TunedKey | ListedKey]
+    by: str = "mean_peer"
+    seeds: int = 1
+
+    def choose(self, values: Values, outcome_of: OutcomeOf) -> TuningState:
+        """Return how far the choice for a combination is, by the trials that have come to their end."""
+        if not self.keys:
+            return TuningState((), [])
+        ends = {key: [tuned.places.start, tuned.places.stop - 1] for key, tuned in self.keys.items()}
+        widened = dict.fromkeys(self.keys, 0)
+        while True:
+            ranges = [range(low, high + 1) for low, high in ends.values()]
+            trials = {places: self._trials(values, places) for places in itertools.product(*ranges)}
+            if [cell for cells in trials.values() for cell in cells if outcome_of(cell) is None]:
+                return TuningState(None, [cell for cells in trials.values() for cell in cells])
+            scores = {places: self._score([outcome_of(cell) for cell in cells]) for places, cells in trials.items()}
+            known = {places: score for places, score in scores.items() if score is not None}
+            every = [cell for cells in trials.values() for cell in cells]
+            if not known:
+                return TuningState(None, every, failed=next(o.error for c in every if (o := outcome_of(c))))
+            best = max(known, key=lambda places: known[places])
+            if not self._go_on(best, ends, widened):
+                return TuningState(trials[best][0].tuned, every)
+
+    def _go_on(self, best: Sequence[int], ends: dict[str, list[int]], widened: dict[str, int]) -> bool:
+        """Move the ends at which the best is, and say whether any was moved."""
+        moved = False
+        for (key, tuned), place in zip(self.keys.items(), best, strict=True):
+            low, high = ends[key]
+            if place in (low, high) and widened[key] < tuned.widen:
+                widened[key] += 1
+                ends[key] = [low - (place == low), high + (place == high)]
+                moved = True
+        return moved
+
+    def _trials(self, values: Values, places: Sequence[int]) -> list[SweepCell]:
+        tuned = tuple((key, one.value(place)) for (key, one), place in zip(self.keys.items(), places, strict=True))
+        return [SweepCell(values, tuned, TRIAL_SEEDS + number, trial=True) for number in range(self.seeds)]
+
+    def _score(self, outcomes: Sequence[CellOutcome | None]) -> float | None:
+        """The mean of the trials, larger is better; None where one of them has failed."""
+        found = []
+        for outcome in outcomes:
+            summary = None if outcome is None else outcome.summary
+            if summary is None:
+                return None
+            value = summary["test_loss"] if self.by == "loss" else summary["score"][self.by]
+            if value is None:
+                return None
+            less = self.by == "loss" or summary["score"]["better"] == "lower"
+            found.append(-float(value) if less else float(value))
+        return fmean(found)
+
+
+@dataclass(frozen=True)
+class TuningState:
+    """How far a choice is.  `chosen`: the values, or None; `trials`: all that are wanted so far."""
+
+    chosen: Values | None
+    trials: Sequence[SweepCell]
+    failed: str = ""
+    """Why there is no choice, and will be none: no trial came to a score."""
+
+
+def tuning_of(grid: SweepGrid) -> Tuning:
+    """Return [tune] of a sweep, checked.  Raises ConfigError."""
+    given = dict(grid.file.tune)
+    by, seeds, where = given.pop("by", "mean_peer"), given.pop("seeds", 1), f"{grid.where}: tune"
+    if by not in BY:
+        advice = f"{nearest(str(by), BY)}  All are measured on the validation set; the test set is left for the end."
+        raise ConfigError(f"{where}.by = {by!r} is not known", advice)
+    if not isinstance(seeds, int) or isinstance(seeds, bool) or not 1 <= seeds <= 1000:
+        raise ConfigError(f"{where}.seeds = {seeds!r}", "Give a number from 1 to 1000.")
+    keys = {key: _key(f"{where}.{key}", value) for key, value in given.items()}
+    if keys and not grid.content.get("data", {}).get("validation"):
+        advice = "Set data.validation = 0.1 in the base: trials are judged there, and never on the test set."
+        raise ConfigError(f"{grid.where}: [tune], and the base keeps nothing for validation", advice)
+    return Tuning(keys, by, seeds)
+
+
+def _key(where: str, value: object) -> TunedKey | ListedKey:
+    if isinstance(value, list) and value:
+        return ListedKey(value)
+    advice = "Write { from = 0.01, to = 1.0, factor = 2, widen = 3 }, or a list of values."
+    try:
+        found = msgspec.convert(value, TunedKey)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {str(error).replace('`', '')}", advice) from None
+    for name, limit in limits_of(TunedKey):
+        if not limit.allows(getattr(found, name)):
+            told = {"first": "from", "last": "to"}.get(name, name)
+            raise ConfigError(f"{where}.{told} = {getattr(found, name)!r} {limit.refusal}", advice)
+    if found.last < found.first:
+        raise ConfigError(f"{where}: to = {found.last:g} is below from = {found.first:g}", advice)
+    return found

@@ -1,0 +1,89 @@
+"""A worker of a sweep: a process that runs cells of a folder until none is open; any number may share the folder.
+
+    python -m fedgossip.lab.sweeps.worker FOLDER [--until SECONDS] [--memory BYTES] [--probe NAME] [--listen]
+
+It lives for as many cells as there are, so torch is imported once.  It begins no further cell when whoever started it
+is gone, or, with --listen, when its standard input ends.  This is what runs on the nodes of a cluster too: a command,
+whose words are all that travels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from fedgossip.base import signals
+from fedgossip.base.errors import FedgossipError
+from fedgossip.base.guarded_threads import guarded_thread
+from fedgossip.drivers.clusters.shared_folder import check_shared
+from fedgossip.lab.sweeps.folder import SweepFolder
+
+Stopped = Callable[[], bool]
+
+LOOK_SECONDS = 1.0
+"""Between two looks whether whoever started it is there."""
+
+
+def words_of(
+    module: str, folder: Path, *, until: float = math.inf, memory: int | None = None, probe: str = ""
+) -> list[str]:
+    """Return the words, after `python -m`, that start a worker of a folder."""
+    words = [module, str(folder.resolve())]
+    words += [] if math.isinf(until) else ["--until", repr(until)]
+    words += ["--memory", str(memory)] if memory else []
+    return [*words, "--probe", probe] if probe else words
+
+
+def main(words: Sequence[str], work: Callable[[Path, float, Stopped], Iterable[object]]) -> int:
+    """Run the cells that `work` (folder, until in seconds of the epoch, whether to stop) runs; return the exit code."""
+    reader = argparse.ArgumentParser(prog="worker")
+    reader.add_argument("folder", type=Path)
+    reader.add_argument("--until", type=float, default=math.inf)
+    reader.add_argument("--memory", type=int, default=0)
+    reader.add_argument("--probe", default="")
+    reader.add_argument("--listen", action="store_true")
+    told = reader.parse_args(words)
+    if told.memory:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (told.memory, told.memory))
+    try:
+        with signals.as_interrupt():
+            if told.probe:
+                check_shared(told.folder, told.probe)
+            for _ in work(told.folder, told.until, _left(listening=told.listen)):
+                pass
+    except KeyboardInterrupt:
+        return 130
+    except FedgossipError as error:
+        sys.stderr.write(f"{error}  {error.advice}\n")
+        return error.exit_code
+    return 0
+
+
+def _left(*, listening: bool) -> Stopped:
+    """Return the question whether whoever started this is gone."""
+    left, parent = threading.Event(), os.getppid()
+
+    def listen() -> None:
+        while os.read(0, 1):  # not sys.stdin: its lock, held by a thread at the end, would abort the process
+            pass
+        left.set()
+
+    def look() -> None:
+        while os.getppid() == parent:
+            time.sleep(LOOK_SECONDS)
+        left.set()
+
+    guarded_thread(listen if listening else look, "listening").start()
+    return left.is_set
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], lambda folder, until, stopped: SweepFolder.opened(folder).work(until, stopped)))

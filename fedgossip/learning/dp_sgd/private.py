@@ -1,0 +1,268 @@
+"""Local training that hides each example: DP-SGD, in the loop of `module_engine`, with other batches and gradients.
+
+    step    B  <-  each of the node's m examples with probability q = min(1, batch_size / m), on its own
+            g_i  <-  gradient of example i of B        cut to `clip` where it is longer
+            gradient  <-  (sum g_i + noise) / (q m)    noise: Gaussian, deviation `noise` * clip, on every element
+
+The optimiser then does with it what it likes: momentum, weight decay, FedProx's pull and SCAFFOLD's c - c_i use nothing
+of the examples but what earlier gradients, just as noisy, have given away.  SCAFFOLD's c_i is made of the node's own
+released updates; it costs nothing.  A batch may be empty: that step is noise.  It is divided by q m, not by the size of
+B, which would tell.  Buffers (running statistics) keep what they were: they would be seen without noise.  The loss is
+not private and is not reported.
+
+Sums and noise are whole numbers (`secure.noise`) of units of clip / UNITS, so that the last bits of the result say
+nothing.  Where all layers are known (`layered`) sums are rounded, not gradients, and most layers have no gradient of an
+example: `cut` says what that takes off the clip.  Else each g_i is rounded towards zero and the sum is exact.
+Neither way an example counts more than `clip`.  Floating point sums and noise have been broken by last bits: Mironov,
+CCS 2012; Casacuberta et al., CCS 2022.
+
+The account of one job: `steps` releases of noise multiplier `noise` at rate q; see `privacy.accounting`.  It takes m,
+and what follows from it, as known.  A job that is trained again, from a checkpoint say, is another release.
+
+Source: Abadi et al., Deep learning with differential privacy, CCS 2016, algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import reduce
+
+import torch
+from torch import nn
+
+from fedgossip.learning.dp_sgd.float32_products import are_float32
+from fedgossip.learning.dp_sgd.layer_gradients import LayerGradients, parts, squares
+from fedgossip.learning.dp_sgd.layered import Layered
+from fedgossip.learning.dp_sgd.per_example import check_apart, per_example, restore, trained
+from fedgossip.learning.dp_sgd.record_privacy import RecordPrivacy, private_rate
+from fedgossip.learning.one_model.batches import Indices
+from fedgossip.learning.one_model.losses import Criterion
+from fedgossip.learning.one_model.optimizers import square_root
+from fedgossip.learning.settings import TrainSettings
+from fedgossip.secure.noise import SINGLE_MOST, DiscreteGaussian
+
+UNITS = 1 << 20
+"""In a clip."""
+
+EXACT = 16
+"""Gradients of at most UNITS each, that float32 adds up without rounding: 2^24 in all."""
+
+MARGIN = 2.0**-12
+"""Gradients are cut so much shorter than the clip, for a length may be 2^-13 too short and a product 2^-24 too long."""
+
+SINGLE_ROWS = 128
+"""Examples whose sum may be made in float32."""
+
+LAYERED_MARGIN = MARGIN + 2 * SINGLE_ROWS**2 * 2.0**-24
+"""The same where sums are rounded, 0.22 %: see `cut`.  It is as much however many examples there are."""
+
+LAYERED_MOST = 1 << 16
+"""Examples whose gradients are added up before they are rounded; where a batch has half as many on average, each is."""
+
+LAYERED_ROWS = 1 << 12
+"""Of them in one pass, at most."""
+
+CHUNK_ELEMENTS = 1 << 22
+"""Of gradients per example at a time: 16 MiB."""
+
+
+class PrivateGradients:
+    """Fills the gradients of a module's parameters as above; one job at a time, after `begin`."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        privacy: RecordPrivacy,
+        settings: TrainSettings,
+        shares: Sequence[Indices] | Mapping[int, Indices],
+        seed: int,
+        criterion: Criterion | None = None,
+    ) -> None:
+        self._module, self._privacy, self._settings = module, privacy, settings
+        self._shares, self._seed = shares, seed
+        self._way = per_example(module, criterion)
+        self._trained = trained(module)
+        self._elements = sum(parameter.numel() for parameter in self._trained)
+        self._unit = privacy.clip / UNITS
+        self._buffered = any(True for _ in module.buffers())
+        self._gaussian: DiscreteGaussian | None = None
+        self._noise: torch.Tensor | None = None
+        self._total: torch.Tensor | None = None
+        self._expected = 1.0
+
+    def check(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Raise ConfigError where the model cannot be trained like this; `x`, `y`: some of its examples."""
+        check_apart(self._module, self._way, x[:2], y[:2])
+
+    def begin(self, node: int, round: int) -> None:
+        """Open a job: its noise, and the size that its batches have on average."""
+        examples = len(self._shares[node])
+        self._expected = private_rate(self._settings, examples) * examples
+        if self._privacy.noise:
+            entropy = self._privacy.entropy_of(self._seed, "noise", node, round)
+            self._gaussian = DiscreteGaussian(self._privacy.noise * UNITS, entropy)
+
+    @torch.no_grad()
+    def fill(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Put the noisy gradient of these examples, none to all, into the .grad of each trained parameter.
+
+        Where a part of the sum is made it is rounded, gets its noise and becomes a gradient, all in the cache.  Sums
+        and noise are exact in their types, so a gradient follows from what they add up to: which types they were of,
+        as the size of the batch and the noise have it, cannot be told from it.
+        """
+        noise, scale, start = self._noise_drawn(), self._unit / self._expected, 0
+        for part, gradient in self._summed(x, y):
+            found = part.round_()
+            if noise is not None:
+                some = noise[start : start + part.numel()]
+                found = found.add_(some) if found.dtype == some.dtype else some.add(found)
+                start += part.numel()
+            torch.mul(found.float(), scale, out=gradient)  # rounded once, whichever type it is of
+
+    def _summed(self, x: torch.Tensor, y: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the sum of the cut gradients, in parts, each with the place of its gradient: in float32 the same."""
+        way = self._layers
+        if way is None or not 0 < len(x) <= min(SINGLE_ROWS, self._rows(way.elements)) or not are_float32(x.device):
+            yield from zip(self._clipped_sum(x, y), self._gradients(), strict=True)
+            return
+        layers, weights = cut(self._by_layers(way, x, y), self._privacy.clip, self._elements)
+        for layer, parameters in zip(layers, way.parameters, strict=True):
+            for part in layer.single_sums(weights, [gradient_of(parameter) for parameter in parameters]):
+                yield part, part
+
+    def _gradients(self) -> Iterator[torch.Tensor]:
+        """Yield the parameters' .grad in the parts in which the sum comes."""
+        for parameter in self._trained:
+            yield from parts(gradient_of(parameter))
+
+    def _noise_drawn(self) -> torch.Tensor | None:
+        """Return the noise of a step, whole numbers of units in float32, or float64 where that is too short, until the
+        next call."""
+        if not self._privacy.noise:
+            return None
+        assert self._gaussian is not None, "a job begins with begin()"
+        if self._noise is None:
+            short = self._privacy.noise * UNITS <= SINGLE_MOST
+            self._noise = torch.empty(self._elements, dtype=torch.float32 if short else torch.float64)
+        noise = self._noise
+        if far := self._gaussian.fill(noise.numpy()):
+            noise = noise.double()
+            noise[list(far)] = torch.tensor(list(far.values()), dtype=torch.float64)
+        return noise.to(self._trained[0].device)
+
+    def _clipped_sum(self, x: torch.Tensor, y: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Yield the sum of the cut gradients in units, float64, flat, in parts as `LayerGradients.sums` does.
+
+        To be rounded: it is of whole numbers already where gradients are taken one by one.
+        """
+        way = self._layers
+        rows = LAYERED_ROWS if way is not None else self._rows(self._elements)
+        if way is not None and 0 < len(x) <= min(rows, self._rows(way.elements)):
+            yield from cut_sums(self._by_layers(way, x, y), self._privacy.clip, self._elements)
+            return
+        if self._total is None:
+            self._total = torch.empty(self._elements, dtype=torch.float64, device=self._trained[0].device)
+        total, start = self._total.zero_(), 0
+        while start < len(x):
+            if way is not None:
+                rows = min(LAYERED_ROWS, self._rows(way.elements))
+            part = slice(start, start + rows)
+            if way is None:
+                self._one_by_one(x[part], y[part])
+            else:
+                place = 0
+                for found in cut_sums(self._by_layers(way, x[part], y[part]), self._privacy.clip, self._elements):
+                    total[place : place + found.numel()].add_(found)
+                    place += found.numel()
+            start += rows
+        for one in self._shaped(total):
+            yield from parts(one)
+
+    @property
+    def _layers(self) -> Layered | None:
+        """How gradients are taken layer by layer; None where they are not: where more than LAYERED_MOST could come.
+
+        That follows from what is known, not from the batch: the two ways round otherwise.
+        """
+        return self._way if isinstance(self._way, Layered) and 2 * self._expected <= LAYERED_MOST else None
+
+    def _rows(self, elements: int) -> int:
+        """Return how many examples to take at a time, where that many numbers are made of each."""
+        return max(1, CHUNK_ELEMENTS // max(1, elements))
+
+    def _by_layers(self, way: Layered, x: torch.Tensor, y: torch.Tensor) -> list[LayerGradients]:
+        with torch.enable_grad(), self._kept_buffers():
+            return way.by_layer(x, y)
+
+    def _one_by_one(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        assert self._total is not None
+        with torch.enable_grad(), self._kept_buffers():
+            apart = self._way.gradients(x, y)
+        add_clipped(self._shaped(self._total), apart, self._privacy.clip)
+
+    @contextmanager
+    def _kept_buffers(self) -> Iterator[None]:
+        kept = [buffer.clone() for buffer in self._module.buffers()] if self._buffered else []
+        yield
+        if kept:
+            with torch.no_grad():
+                restore(self._module, kept)
+
+    def _shaped(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Return a flat tensor of all parameters as one of the shape of each."""
+        each = flat.split([parameter.numel() for parameter in self._trained])  # type: ignore[no-untyped-call]
+        return [one.view(parameter.shape) for one, parameter in zip(each, self._trained, strict=True)]
+
+
+def gradient_of(parameter: nn.Parameter) -> torch.Tensor:
+    """Return a parameter's .grad, which is there."""
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def cut_sums(layers: Sequence[LayerGradients], clip: float, elements: int) -> Iterator[torch.Tensor]:
+    """Yield the sum of gradients that are cut to less than `clip`, in units of it, not rounded, as `_clipped_sum`."""
+    layers, weights = cut(layers, clip, elements)
+    for one in layers:
+        yield from one.sums(weights)
+
+
+def cut(layers: Sequence[LayerGradients], clip: float, elements: int) -> tuple[Sequence[LayerGradients], torch.Tensor]:
+    """Return gradients and their weights [b], float64, which make them no longer than the clip, in units, leaves room.
+
+    One example more, or less, moves the rounded sum by what is left of its gradient, by each of the `elements` by at
+    most one unit, and by what the sums before it and after it are off.  Of b examples in float32 that is
+    b / (2^24 - b) of the sum of their lengths, for an element is off by that much of the sum of its magnitudes, and the
+    length of a sum is at most the sum of lengths: 2^-24 SINGLE_ROWS^2 clips, before and after.  What MARGIN leaves over
+    takes the rounding of a weighted factor, or of a float64 sum to float32.  Of sums of LAYERED_MOST examples in
+    float64 it is 2^-53 LAYERED_MOST^2.  Gradients are cut shorter by all of that.
+    """
+    norms = square_root(reduce(torch.add, (one.squares() for one in layers)))
+    if not math.isfinite(float(norms.sum())):
+        bad = ~norms.isfinite()  # no example may do more than the clip, whatever it holds: such a one counts as zero
+        layers = [one.without(bad) for one in layers]
+        norms = norms.masked_fill(bad, 0)
+    longest = UNITS * (1 - LAYERED_MARGIN) - math.sqrt(elements) - 1
+    return layers, longest / norms.clamp(min=clip)
+
+
+@torch.no_grad()
+def add_clipped(sums: Sequence[torch.Tensor], apart: Sequence[torch.Tensor], clip: float) -> None:
+    """Add gradients [b, *shape] to the sums, each cut to `clip`, in whole units of it; `apart` is used up."""
+    norms = lengths(apart)
+    if not bool(norms.isfinite().all()):
+        # no example may do more than the clip, whatever it holds: what is not finite counts as zero
+        apart = [torch.nan_to_num(one, nan=0.0, posinf=0.0, neginf=0.0) for one in apart]
+        norms = lengths(apart)
+    factor = (UNITS * (1 - MARGIN) / norms.clamp(min=clip)).float()
+    for total, one in zip(sums, apart, strict=True):
+        one.mul_(factor.view(-1, *[1] * (one.dim() - 1))).trunc_()
+        for part in one.split(EXACT):  # type: ignore[no-untyped-call]
+            total.add_(part.sum(0))
+
+
+def lengths(apart: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the L2 norms [b] of gradients [b, *shape] in all parameters; inf where a square is too large."""
+    return square_root(torch.stack([squares(one.reshape(len(one), -1)) for one in apart]).sum(0))

@@ -1,0 +1,107 @@
+"""Single records hidden in training: by how much, which of them a step draws, and for how many steps.
+
+No torch here: a plan accounts for it, and a dry run checks it.  `private` takes the gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedgossip.base import seeds
+from fedgossip.base.errors import ConfigError
+from fedgossip.learning.one_model.batches import BatchPlan, Indices
+from fedgossip.learning.settings import TrainSettings
+from fedgossip.secure.primitives import Entropy, keystream
+
+CLIP_LEAST, CLIP_MOST = 1e-6, 1e6
+NOISE_LEAST, NOISE_MOST = 1e-3, 256.0
+
+
+@dataclass(frozen=True)
+class RecordPrivacy:
+    """How single examples are hidden.  Raises ConfigError for numbers out of range."""
+
+    clip: float
+    """The longest gradient of an example that counts in full; smaller takes less noise and biases more."""
+    noise: float
+    """z: the noise's deviation over the clip, 1e-3 to 256.  0 only clips, and hides nothing."""
+    entropy: Entropy | None = field(default=None, repr=False)
+    """os.urandom in a real run.  None: batches and noise follow from (seed, node, round), so that a simulation can be
+    repeated, and so that whoever knows the seed takes the noise off: no privacy."""
+    test_noise: float = 0.0
+    """Deviation of the noise on a count of right answers, of one for each record; 0: no count is told."""
+
+    def __post_init__(self) -> None:
+        noisy = self.noise == 0 or NOISE_LEAST <= self.noise <= NOISE_MOST
+        if not CLIP_LEAST <= self.clip <= CLIP_MOST or not noisy:
+            raise ConfigError(
+                f"privacy with clip {self.clip:g} and noise {self.noise:g}",
+                f"The clip is {CLIP_LEAST:g} to {CLIP_MOST:g}, the noise 0 or {NOISE_LEAST:g} to {NOISE_MOST:g}.",
+            )
+
+    def entropy_of(self, seed: int, purpose: str, node: int, round: int) -> Entropy:
+        if self.entropy is not None:
+            return self.entropy
+        return seeds.stream(seed, f"privacy {purpose}", node, round).bytes
+
+
+class PoissonBatches:
+    """Draws plans in which every example is there or not on its own, at the rate of `private_rate`."""
+
+    def __init__(
+        self,
+        shares: Sequence[Indices] | Mapping[int, Indices],
+        settings: TrainSettings,
+        privacy: RecordPrivacy,
+        seed: int,
+    ) -> None:
+        self._shares, self._settings, self._privacy, self._seed = shares, settings, privacy, seed
+
+    def plan(self, node: int, round: int, steps: int | None = None) -> BatchPlan:
+        """Return what `node` does in `round`; a step may have no example, or all.
+
+        Raises ConfigError for another number of `steps` than the account of a round has.
+        """
+        share = self._shares[node]
+        counted = private_steps(self._settings, len(share))
+        if steps not in (None, counted):
+            text = f"a gradient over {steps} batches, and a round's account of privacy has {counted}"
+            raise ConfigError(text, "Set train.local_steps to as many.")
+        dice = keystream(self._privacy.entropy_of(self._seed, "batches", node, round)(32))
+        rate = private_rate(self._settings, len(share))
+        drawn = []
+        for _ in range(counted):
+            # 64 bits each against the rate: what is drawn is at most 2^-52 more or less likely than that
+            chances = np.frombuffer(dice.update(bytes(8 * len(share))), "<u8")
+            drawn.append(share if rate == 1 else share[chances < np.uint64(rate * 2.0**64)])
+        counts = np.array([len(one) for one in drawn])
+        indices = np.zeros((len(drawn), int(counts.max())), np.int64)
+        for row, one in zip(indices, drawn, strict=True):
+            row[: len(one)] = one
+        return BatchPlan(indices, counts)
+
+
+def private_rate(settings: TrainSettings, examples: int) -> float:
+    """Return q, the chance of each of a node's examples to be in a step."""
+    return min(1.0, settings.batch_size / examples)
+
+
+def private_steps(settings: TrainSettings, examples: int) -> int:
+    """Return the steps of a round: local_steps, or as many as passes over the examples would have."""
+    if settings.local_steps is not None:
+        return settings.local_steps
+    assert settings.local_epochs is not None
+    return settings.local_epochs * -(-examples // settings.batch_size)
+
+
+def check_private(settings: TrainSettings) -> None:
+    """Raise ConfigError for settings under which examples' gradients are not taken one by one."""
+    usual_ones = {"processes": 1, "parallel": "ddp", "precision": "float32", "compile": False, "accumulate": 1}
+    for name, usual in usual_ones.items():
+        if getattr(settings, name) != usual:
+            raise ConfigError(
+                f"{name} = {getattr(settings, name)!r} where single records are private", f"Leave {name} out."
+            )

@@ -1,0 +1,237 @@
+"""Linear models with a convex loss and lam/2 |w|^2, which can be proven to be near the best; numpy alone.
+
+Of the lasso it is lam (|w|_1 + smooth/2 |w|^2), the elastic net with little of the second.
+
+    x          the columns of the source and a 1, whose weight is the intercept: it is made smaller as the others are
+    vector     [columns + 1 + 4], float64: weights, intercept; and the numbers of `cocoa`, 0 for every other algorithm
+    cocoa      coordinate steps on the dual variables that the job brings along (`extra`); else mini-batch SGD
+
+The loss of a job is the client's part of P at the vector that it was given, lam/2 |w|^2 with it, so the mean over all
+is P itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fedgossip.algorithms.federated.cocoa import CERTIFICATE, CLIENTS, DUAL, EXAMPLES, PRIMAL, gap_of, shrunk
+from fedgossip.base.errors import ConfigError, TrainingError
+from fedgossip.base.seeds import stream
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.machine import NodeId
+from fedgossip.core.task import Job, Segment, Update
+from fedgossip.data.dataset import Dataset, Indices
+from fedgossip.learning.linear.dual_losses import LASSO, LOSSES, Floats
+from fedgossip.learning.one_model.batches import Batches
+from fedgossip.learning.settings import TrainSettings
+
+
+class ConvexTask:
+    """A GradientTask.  `shares`: places in `train` by node; `whole`: whether they are of all nodes.
+
+    Raises ConfigError for labels that are not of the loss, and for a node without examples.
+    """
+
+    dtype = np.dtype(np.float64)
+
+    def __init__(
+        self,
+        train: Dataset,
+        test: Dataset,
+        shares: Mapping[NodeId, Indices],
+        loss: str,
+        lam: float,
+        settings: TrainSettings,
+        *,
+        positive: str = "",
+        smooth: float = 0.0,
+        seed: int = 0,
+        rounds: int = 1,
+        whole: bool = True,
+    ) -> None:
+        for node, share in shares.items():
+            if not len(share):
+                raise ConfigError(f"node {node} has no training example", "Use fewer clients or another partition.")
+        self.loss, self.settings, self._whole = LOSSES[loss], settings, whole
+        self.l1, self.lam = (lam, lam * smooth) if loss == LASSO else (0.0, lam)
+        sign = _labels if self.loss.classes else _numbers
+        self._x, self._test_x = _columns(train), _columns(test)
+        self._y, self._test_y = sign(train, loss, positive), sign(test, loss, positive)
+        self._shares, self._seed, self._rounds = shares, seed, rounds
+        self._square = np.square(self._x).sum(axis=1)
+        self._batches = Batches(shares, settings, seed, settings.examples_per_step)
+        self.length = self._x.shape[1] + CERTIFICATE
+        about = f"convex/{self._x.shape[1]}/{loss}/{lam!r}/{positive}" + (f"/{smooth!r}" if self.l1 else "")
+        self.schema = hashlib.sha256(about.encode()).hexdigest()[:16]
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        weights = self.length - CERTIFICATE - 1
+        parts = [("weights", weights), ("intercept", 1), ("certificate", CERTIFICATE)]
+        starts = np.cumsum([0, *(size for _, size in parts)]).tolist()
+        return [Segment(name, start, (size,)) for (name, size), start in zip(parts, starts, strict=False)]
+
+    def initial(self, node: NodeId) -> Vector:  # noqa: ARG002
+        return frozen(np.zeros(self.length))
+
+    # --- training -------------------------------------------------------------------------------------------------
+
+    def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
+        return [self._ascent(job) if job.terms and job.terms.extra else self._descent(job) for job in jobs]
+
+    def gradients(self, jobs: Sequence[Job]) -> Sequence[Update]:
+        return [self._mean_gradient(job) for job in jobs]
+
+    def _ascent(self, job: Job) -> Update:
+        """The client's part of a round of CoCoA; without dual variables it only counts its examples."""
+        assert job.terms is not None
+        (sigma, passes), *memory = job.terms.extra
+        share, w = self._shares[job.node], job.vector[:-CERTIFICATE]
+        x, y, m = self._x[share], self._y[share], len(share)
+        a = np.asarray(memory[0] if memory else np.zeros(m))
+        if a.shape != (m,):
+            text = f"node {job.node}: {a.size} dual variables for {m} examples"
+            raise TrainingError(text, "Was it started before with other data?")
+        out, decay = np.zeros(self.length), self._decay(w)
+        values = self.loss.value(_margins(x, w), y)
+        out[PRIMAL] = float(values.sum()) + m * self._penalty(w)
+        out[DUAL] = -float(self.loss.conjugate(a, y).sum()) - m * decay
+        metrics = {"loss": float(out[PRIMAL]) / m, "steps": 1, "rate": 1.0}
+        if not memory:
+            out[EXAMPLES], out[CLIENTS] = m, 1
+            return Update(frozen(out), m, metrics, extra=(frozen(a),))
+        order = _order(stream(self._seed, "dual coordinates", job.node, job.round), m, max(1, round(passes * m)))
+        after = self._climbed(order, share, a, w, sigma, self.lam * float(job.vector[EXAMPLES]))
+        out[:-CERTIFICATE] = np.add.reduce((after - a)[:, None] * x, axis=0) / self.lam
+        return Update(frozen(out), m, {**metrics, "steps": len(order)}, extra=(frozen(after - a),))
+
+    def _climbed(
+        self, order: Sequence[int], share: Indices, a: Floats, w: Floats, sigma: float, scale: float
+    ) -> Floats:
+        """Return a after a coordinate step for each place of `order`, by w + sigma' times the change of w so far."""
+        after, seen = a.copy(), np.array(w)
+        x, y, square, ascend = self._x[share], self._y[share].tolist(), self._square[share].tolist(), self.loss.ascend
+        for i in order:
+            before = float(after[i])
+            found = ascend(before, y[i], float(np.add.reduce(x[i] * seen)), sigma * square[i] / scale)
+            if found != before:
+                after[i] = found
+                seen += x[i] * (sigma * (found - before) / scale)
+        return after
+
+    def _descent(self, job: Job) -> Update:
+        """Mini-batch SGD from the vector."""
+        rate, w = self.settings.rate(job.round, self._rounds), np.array(job.vector[:-CERTIFICATE])
+        plan = self._batches.plan(job.node, job.round)
+        losses = []
+        for row, count in zip(plan.indices, plan.counts, strict=True):
+            gradient, loss = self._slope(row[:count], w)
+            w -= rate * gradient
+            losses.append(loss)
+        out = np.zeros(self.length)
+        out[:-CERTIFICATE] = w - job.vector[:-CERTIFICATE]
+        metrics = {"loss": math.fsum(losses) / len(losses), "steps": len(losses), "rate": rate}
+        return self._told(job, out, metrics)
+
+    def _mean_gradient(self, job: Job) -> Update:
+        plan = self._batches.plan(job.node, job.round, job.accumulate)
+        rows = np.concatenate([row[:count] for row, count in zip(plan.indices, plan.counts, strict=True)])
+        out = np.zeros(self.length)
+        out[:-CERTIFICATE], loss = self._slope(rows, job.vector[:-CERTIFICATE])
+        return self._told(job, out, {"loss": loss, "steps": len(plan.counts), "rows": float(len(rows))})
+
+    def _slope(self, rows: Indices, w: Floats) -> tuple[Floats, float]:
+        x, y = self._x[rows], self._y[rows]
+        m = _margins(x, w)
+        gradient = np.add.reduce(self.loss.slope(m, y)[:, None] * x, axis=0) / len(rows) + self.lam * w
+        if self.l1:
+            gradient += self.l1 * np.sign(w)  # a subgradient
+        return gradient, float(self.loss.value(m, y).mean()) + self._penalty(w)
+
+    def _decay(self, w: Floats) -> float:
+        return self.lam / 2 * float(np.add.reduce(w * w))
+
+    def _penalty(self, w: Floats) -> float:
+        """What stands beside the mean loss."""
+        return self._decay(w) + (self.l1 * float(np.add.reduce(np.abs(w))) if self.l1 else 0.0)
+
+    def _told(self, job: Job, out: Floats, metrics: Mapping[str, float]) -> Update:
+        if not (math.isfinite(metrics["loss"]) and np.isfinite(out).all()):
+            raise TrainingError(f"node {job.node}, round {job.round}: the loss is {metrics['loss']}", "Lower train.lr.")
+        return Update(frozen(out), len(self._shares[job.node]), metrics)
+
+    # --- evaluation -----------------------------------------------------------------------------------------------
+
+    def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
+        """Return "loss" on the test set, "accuracy" or "rmse" there, and "gap": of the model that the last round of
+        cocoa began with; of another algorithm's that of this one, where all examples are known here."""
+        return [self._measured(vector) for vector in vectors]
+
+    def _measured(self, vector: Vector) -> Mapping[str, float]:
+        w, y = vector[:-CERTIFICATE], self._test_y
+        m = _margins(self._test_x, w)
+        found = {"loss": float(self.loss.value(m, y).mean())}
+        if self.loss.classes:
+            found["accuracy"] = float(np.mean((m > 0) == (y > 0)))
+        else:
+            found["rmse"] = math.sqrt(float(np.square(m - y).mean()))
+        gap = gap_of(vector)
+        if gap is None and not vector[CLIENTS] and self._whole:
+            gap = self.gap(w)
+        return found if gap is None else {**found, "gap": gap}
+
+    def objective(self, w: Floats) -> float:
+        """Return P(w) over all training examples that are here; w: [columns + 1]."""
+        return float(self.loss.value(_margins(self._x, w), self._y).mean()) + self._penalty(w)
+
+    def gap(self, w: Floats) -> float:
+        """Return P(w) - D(a) for the a that the slopes at w give: an upper bound of P(w) - P(best), for every w."""
+        a = -self.loss.slope(_margins(self._x, w), self._y)
+        v = shrunk(np.add.reduce(a[:, None] * self._x, axis=0) / (self.lam * len(a)), self.l1 / self.lam)
+        return self.objective(w) + float(self.loss.conjugate(a, self._y).mean()) + self._decay(v)
+
+
+def _margins(x: Floats, w: Floats) -> Floats:
+    """Return x w row by row: numpy's own sums, of which no thread and no other row changes a bit."""
+    return np.asarray(np.add.reduce(x * w, axis=1))
+
+
+def _order(drawn: np.random.Generator, m: int, steps: int) -> Sequence[int]:
+    """Return the examples of so many steps: each once, in a new order, then each again."""
+    passes = [drawn.permutation(m) for _ in range(-(-steps // m))]
+    order: list[int] = np.concatenate(passes)[:steps].tolist()
+    return order
+
+
+def _columns(data: Dataset) -> Floats:
+    if data.vocabulary is not None:
+        raise ConfigError(f"{data.name}: text has no columns", "Take a table, or images.")
+    rows = data.x.reshape(len(data), -1).astype(np.float64)
+    return np.concatenate([rows, np.ones((len(rows), 1))], axis=1)
+
+
+def _labels(data: Dataset, loss: str, positive: str) -> Floats:
+    """Return -1 and 1."""
+    if not data.classes:
+        text = f"{data.name}: its labels are numbers, and {loss} is of two classes"
+        raise ConfigError(text, 'Set task.loss = "squares".')
+    names = list(data.class_names) or [str(number) for number in range(data.classes)]
+    if positive and positive not in names:
+        raise ConfigError(f"{data.name} has no class {positive!r}", f"task.positive is one of {', '.join(names)}.")
+    if not positive and data.classes != 2:
+        text = f"{data.name} has {data.classes} classes, and {loss} tells two apart"
+        raise ConfigError(text, f'Set task.positive = "{names[-1]}": that class against all others.')
+    number = names.index(positive) if positive else 1
+    return np.where(data.y == number, 1.0, -1.0)
+
+
+def _numbers(data: Dataset, loss: str, _positive: str) -> Floats:
+    if data.classes or data.y.ndim != 2 or data.y.shape[1] != 1:
+        text = f"{data.name}: its labels are not one column of numbers, as {loss} wants them"
+        raise ConfigError(text, 'Set task.loss = "hinge" or "logistic" for two classes.')
+    numbers: Floats = data.y[:, 0].astype(np.float64)
+    return numbers

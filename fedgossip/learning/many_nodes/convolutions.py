@@ -1,0 +1,356 @@
+"""The convolutions of many nodes' stacks together: hand-written, and every large operation is one batched product.
+
+A place of an image is a row, its channels lie along it, and rows go by height, example, width: [h, b, w, channels].
+So a step down by one place is a step over b * w rows, and a kernel row i reads a slice of one matrix:
+
+    lines       line[h, b, w] = the `kernel` places from w on, side by side: an image `kernel` times, not kernel^2
+    forward     z = sum_i lines[i:] W_i                   W_i [kernel * channels, outputs]: row i of the kernels
+    pooling     left or right, then top or bottom; the first of equals wins, as in torch; then the bias, then ReLU
+    backward    lines' error = sum_i e[-i:] W_i'          added up over the places that each line holds
+    update      W_i += lines[i:]' e
+
+The convolution that reads the data has few channels, where such products are too narrow, and nothing is propagated
+below it.  There one row is a whole window of the pooling: the (kernel + 1)^2 places that its four results see, times
+a matrix that holds the kernel four times, shifted.  For 3x3 that computes 16/9 as much as needed, in products four
+times as wide, from rows that take a quarter of the memory.
+
+The bits of a node do not depend on its company, for the reasons in `stacked_engine`.  Sums over examples and places are
+products too; the row of ones is followed by one of zeros, as a product with a side of length 1 would not do.
+
+Measured on one core with AVX-512: all these products run at 110 to 130 GFLOP/s, so what counts is their number of
+operations and the passes over memory between them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedgossip.learning.many_nodes.shapes import Convolution
+
+Tensor = torch.Tensor
+Pair = tuple[Tensor, Tensor]
+Zeros = Callable[..., Tensor]
+
+_through_relu = torch.ops.aten.threshold_backward.grad_input  # one pass: the error where the second is above 0
+
+
+def lined(length: int) -> int:
+    """Return a length filled up to a multiple of 16 floats: 64 bytes."""
+    return math.ceil(length / 16) * 16
+
+
+def weight_rows(layers: Sequence[Convolution]) -> list[list[int]]:
+    """Return per convolution the rows of its weights, tensors [k, rows, outputs] of their own.
+
+    The kernels, whole for the first convolution and else a kernel row each; then the bias and a row of zeros.  Rows
+    of a kernel are its places, channels innermost.  Of their own, as a product writes to whole tensors quickest.
+    """
+    return [
+        [layer.inputs, 2] if number == 0 else [layer.kernel * layer.channels] * layer.kernel + [2]
+        for number, layer in enumerate(layers)
+    ]
+
+
+def picture(layer: Convolution) -> tuple[int, int]:
+    """Return the height and width of the padded image of which the convolution reads every place."""
+    return 2 * layer.half_height + layer.kernel - 1, 2 * layer.half_width + layer.kernel - 1
+
+
+def signal_floats(layers: Sequence[Convolution], rows: int) -> int:
+    """Return the numbers that a node's `rows` examples take on their way through the convolutions and back."""
+    found = 0
+    for number, layer in enumerate(layers):
+        best = layer.half_height * layer.half_width
+        if number == 0:
+            found += best * (layer.kernel + 1) ** 2 * layer.channels
+        else:
+            height, width = picture(layer)
+            line = layer.kernel * layer.channels
+            found += height * (width * layer.channels + 2 * layer.half_width * (2 * line + layer.outputs))
+        found += (4 + 2 + 2) * best * layer.outputs  # results, the better halves, the best, and its error
+    return rows * found
+
+
+class Pool:
+    """Pooling, bias and ReLU between two layers; tensors [k, h, rows, w, channels], views into those of the layers."""
+
+    def __init__(self, results: Pair, errors: Pair, halves: Tensor, down: Pair, best: Tensor, error: Tensor) -> None:
+        """`results` and `errors` are left and right of each pair, where the errors may take the place of the results;
+        `down` is what is above and below in `halves`."""
+        (self.left, self.right), (self.top, self.bottom), self.halves = results, down, halves
+        self.left_error, self.right_error = errors
+        self.best, self.error = best, error
+        self.best_rows, self.error_rows = best.flatten(1, 3), error.flatten(1, 3)
+
+    def join(self, bias: Tensor, seen: tuple[int, int], signal: Tensor, risen: Tensor) -> None:
+        """Say where the bias [k, channels] lies, which height and width the next layer sees, where it wants that, and
+        whence the error comes."""
+        height, width = seen
+        self._bias, self._seen = bias[:, None], self.best[:, :height, :, :width]
+        self._signal, self._risen = signal, risen
+
+    def forward(self) -> None:
+        torch.maximum(self.left, self.right, out=self.halves)
+        torch.maximum(self.top, self.bottom, out=self.best)
+        self.best_rows.add_(self._bias)  # keeps the order, so it may come behind the maximum, for a quarter of the work
+        torch.clamp(self._seen, min=0, out=self._signal)
+
+    def backward(self) -> None:
+        """Fill `error` and the errors of what was pooled; all results are used up."""
+        _through_relu(self._risen, self.best, 0, grad_input=self.error)
+        self.top.ge_(self.bottom).mul_(self.error)
+        torch.sub(self.error, self.top, out=self.bottom)
+        torch.ge(self.left, self.right, out=self.left_error).mul_(self.halves)
+        torch.sub(self.halves, self.left_error, out=self.right_error)
+
+
+class Windows:
+    """The convolution that reads the data, for k nodes; `tensors` are all [k, ...].
+
+    Images come as four: the places of even and odd rows and columns.  The windows see a place of theirs in all of a
+    row of one of these, side by side, so the places are gathered in runs.
+    """
+
+    def __init__(self, layer: Convolution, rows: int, tensors: Sequence[Tensor]) -> None:
+        self.layer, self.rows, self.tensors = layer, rows, tensors
+        self.images, places, self._spread, self._gathered, z, halves, best, error, self._marks = tensors
+        (height, width), (k, h, _, w, c) = picture(layer), best.shape
+        reach, one = (layer.kernel + 1) // 2, height * width // 4
+        size = (k, reach, 2, reach, 2, layer.channels, h, rows, w)
+        image, example = self.images.stride()[:2]
+        strides = (image, width // 2, 2 * one, 1, one, 4 * one, width // 2, example, 1)
+        self._filled = places.view(size), self.images.as_strided(size, strides)
+        self._places, self._turned_places, self._z = places, places.transpose(1, 2), z
+        four = z.view(*best.shape[:4], 4 * c)
+        pair, down = (four[..., : 2 * c], four[..., 2 * c :]), (halves[..., :c], halves[..., c:])
+        self.pool = Pool(pair, pair, halves, down, best, error)
+
+    @staticmethod
+    def buffers(layer: Convolution, k: int, rows: int, zeros: Zeros) -> list[Tensor]:
+        (height, width), c = picture(layer), layer.outputs
+        grid = (k, layer.half_height, rows, layer.half_width)
+        windows, places = math.prod(grid[1:]), (layer.kernel + 1) ** 2 * layer.channels
+        marks = zeros(k, 2, windows)
+        marks[:, 0] = 1
+        return [
+            zeros(k, rows, layer.channels * height * width),
+            zeros(k, places, windows),
+            zeros(k, places, 4 * c),
+            zeros(k, places, 4 * c),
+            zeros(k, windows, 4 * c),
+            zeros(*grid, 2 * c),
+            zeros(*grid, c),
+            zeros(*grid, c),
+            marks,
+        ]
+
+    def take(self, weights: Sequence[Tensor]) -> None:
+        """Use these weights from now on."""
+        shifted = self._shifted(self._spread)
+        self._kernels = shifted, weights[0].view(len(shifted), 1, 1, *shifted.shape[3:]).expand_as(shifted)
+        shifted = self._shifted(self._gathered)
+        self._quarters = [shifted[:, across, down] for across in (0, 1) for down in (0, 1)]
+
+    def _shifted(self, spread: Tensor) -> Tensor:
+        """Return the four kernels in [places, 4 * outputs] as [k, across, down, kernel, kernel * channels, outputs]."""
+        layer, c = self.layer, self.layer.outputs
+        below = (layer.kernel + 1) * layer.channels * 4 * c  # from a place to the one below it
+        size = (len(spread), 2, 2, layer.kernel, layer.kernel * layer.channels, c)
+        return spread.as_strided(size, (spread.stride(0), layer.channels * 4 * c + 2 * c, below + c, below, 4 * c, 1))
+
+    def forward(self) -> None:
+        for wanted, seen in (self._filled, self._kernels):
+            wanted.copy_(seen)
+        torch.bmm(self._turned_places, self._spread, out=self._z)
+        self.pool.forward()
+
+    def backward(self, update: Sequence[Tensor], keep: int) -> None:
+        """Set `update`, like the weights, to keep * update + gradient; `keep` is 0 or 1."""
+        self.pool.backward()
+        kernels, bias = update
+        bias.baddbmm_(self._marks, self.pool.error_rows, beta=keep)
+        torch.bmm(self._places, self._z, out=self._gathered)
+        kernels = kernels.view(self._quarters[0].shape)
+        if not keep:
+            kernels.zero_()
+        for quarter in self._quarters:
+            kernels.add_(quarter)
+
+
+class Lines:
+    """A convolution that reads another one's result, for k nodes; `tensors` are all [k, ...]."""
+
+    def __init__(self, layer: Convolution, rows: int, tensors: Sequence[Tensor]) -> None:
+        self.layer, self.rows, self.tensors = layer, rows, tensors
+        wide, lines, self._z, errors, self._fallen, halves, best, error, self._marks = tensors
+        k, kernel, padding, channels = len(wide), layer.kernel, layer.padding, layer.channels
+        (seen_height, seen_width), line = _seen(layer), kernel * channels
+        height, width = 2 * layer.half_height, 2 * layer.half_width
+        across = rows * width  # rows between a place and the one below it
+        size = (k, seen_height, rows, width, line)
+        self._filled = (
+            lines[:, padding : padding + seen_height, :, :, :line],
+            wide.as_strided(size, (*wide.stride()[:3], channels, 1)),
+        )
+        self.signal = wide[:, :, :, padding : padding + seen_width]
+        flat = lines.view(k, -1, lines.shape[-1])[:, :, :line]
+        self._parts = [flat[:, i * across : (i + height) * across] for i in range(kernel)]
+        self._turned_parts = [part.transpose(1, 2) for part in self._parts]
+        above = kernel - 1 - padding  # rows of zeros
+        inside = errors[:, above : above + height]
+        self._errors = inside.flatten(1, 3)
+        flat = errors.flatten(1, 3)
+        self._rising = [flat[:, i * across : (i + seen_height) * across] for i in reversed(range(kernel))]
+        self._fallen_rows = self._fallen.flatten(1, 3)
+        results, risen = (_pair(one, 3) for one in (self._z.view_as(inside), inside))
+        self.pool = Pool(results, risen, halves, _pair(halves, 1), best, error)
+
+    @staticmethod
+    def buffers(layer: Convolution, k: int, rows: int, zeros: Zeros) -> list[Tensor]:
+        (seen_height, _), (height, width) = _seen(layer), picture(layer)
+        half, across, c = layer.half_height, 2 * layer.half_width, layer.outputs
+        line = layer.kernel * layer.channels
+        marks = zeros(k, 2, half * rows * layer.half_width)
+        marks[:, 0] = 1
+        return [
+            zeros(k, seen_height, rows, width, layer.channels),
+            zeros(k, height, rows, across, lined(line)),
+            zeros(k, 2 * half * rows * across, c),
+            zeros(k, seen_height + layer.kernel - 1, rows, across, c),
+            zeros(k, seen_height, rows, across, line),
+            zeros(k, 2 * half, rows, layer.half_width, c),
+            zeros(k, half, rows, layer.half_width, c),
+            zeros(k, half, rows, layer.half_width, c),
+            marks,
+        ]
+
+    def take(self, weights: Sequence[Tensor]) -> None:
+        """Use these weights from now on."""
+        self._kernels = weights[:-1]
+        self._turned_kernels = [kernel.transpose(1, 2) for kernel in self._kernels]
+
+    def feeds_back(self, error: Tensor) -> None:
+        """Say where the error below goes: [k, height, rows, width, channels], zero where this layer does not look."""
+        layer, (seen_height, seen_width), width = self.layer, _seen(self.layer), 2 * self.layer.half_width
+        error = error[:, :seen_height]
+        self._below: list[tuple[Tensor, Tensor]] = []
+        order = sorted(range(layer.kernel), key=lambda j: j != layer.padding)  # the one that meets every place first
+        for j in order:
+            shift = j - layer.padding  # from a line's place to its j-th
+            first, last = max(0, -shift), min(width, seen_width - shift)
+            part = self._fallen[:, :, :, first:last, j * layer.channels : (j + 1) * layer.channels]
+            self._below.append((error[:, :, :, first + shift : last + shift], part))
+        self._bare = error[:, :, :, width:seen_width]
+
+    def forward(self) -> None:
+        wanted, seen = self._filled
+        wanted.copy_(seen)
+        torch.bmm(self._parts[0], self._kernels[0], out=self._z)
+        for part, kernel in zip(self._parts[1:], self._kernels[1:], strict=True):
+            self._z.baddbmm_(part, kernel)
+        self.pool.forward()
+
+    def backward(self, update: Sequence[Tensor], keep: int) -> None:
+        """Set `update`, like the weights, to keep * update + gradient, `keep` 0 or 1; fill the error below first."""
+        self.pool.backward()
+        torch.bmm(self._rising[0], self._turned_kernels[0], out=self._fallen_rows)
+        for error, kernel in zip(self._rising[1:], self._turned_kernels[1:], strict=True):
+            self._fallen_rows.baddbmm_(error, kernel)
+        (below, part), *others = self._below
+        below.copy_(part)
+        if self._bare.shape[3]:
+            self._bare.zero_()
+        for below, part in others:
+            below.add_(part)
+        *kernels, bias = update
+        bias.baddbmm_(self._marks, self.pool.error_rows, beta=keep)
+        for kernel, part in zip(kernels, self._turned_parts, strict=True):
+            kernel.baddbmm_(part, self._errors, beta=keep)
+
+
+def _pair(grid: Tensor, axis: int) -> Pair:
+    """Return the even and the odd places along an axis."""
+    even, odd = grid.view(*grid.shape[:axis], -1, 2, *grid.shape[axis + 1 :]).unbind(axis + 1)
+    return even, odd
+
+
+def _seen(layer: Convolution) -> tuple[int, int]:
+    """Return how many rows and columns of its input the layer reads: not those that pooling drops with an odd end."""
+    height, width = picture(layer)
+    return min(layer.height, height - layer.padding), min(layer.width, width - layer.padding)
+
+
+class Convolutions:
+    """All convolutions of k nodes' stacks, with `rows` examples each, in buffers made once."""
+
+    def __init__(self, layers: Sequence[Convolution], parts: Sequence[Windows | Lines]) -> None:
+        self.layers, self.parts = layers, parts
+        assert isinstance(parts[0], Windows)
+        self.images = parts[0].images
+
+    @classmethod
+    def of(cls, layers: Sequence[Convolution], k: int, rows: int, zeros: Zeros) -> Convolutions:
+        kinds = [Lines if number else Windows for number in range(len(layers))]
+        return cls(
+            layers,
+            [kind(layer, rows, kind.buffers(layer, k, rows, zeros)) for kind, layer in zip(kinds, layers, strict=True)],
+        )
+
+    def narrow(self, k: int) -> Convolutions:
+        """Return the first k nodes: views."""
+        return Convolutions(
+            self.layers, [type(part)(part.layer, part.rows, [t[:k] for t in part.tensors]) for part in self.parts]
+        )
+
+    def join(self, weights: Sequence[Tensor], signal: Tensor, error: Tensor) -> None:
+        """Use these weights; give what comes out to `signal` [k, rows, inputs] of the first linear layer, and take its
+        error from `error` of the same shape."""
+        for number, (part, own) in enumerate(zip(self.parts, self._by_layer(weights), strict=True)):
+            part.take(own)
+            pool, bias = part.pool, own[-1][:, 0]
+            if number + 1 == len(self.parts):
+                pool.join(bias, part.layer.gives[1:], self._flattened(signal), self._flattened(error))
+                return
+            above = self.parts[number + 1]
+            assert isinstance(above, Lines)
+            above.feeds_back(pool.error)
+            pool.join(bias, _seen(above.layer), above.signal, pool.error)
+
+    def forward(self) -> None:
+        """Fill the signal of the first linear layer from the examples in `images`."""
+        for part in self.parts:
+            part.forward()
+
+    def backward(self, updates: Sequence[Tensor], keep: int) -> None:
+        """Set `updates`, like the weights, to keep * updates + gradient; `keep` is 0 or 1."""
+        for part, update in zip(reversed(self.parts), reversed(self._by_layer(updates)), strict=True):
+            part.backward(update, keep)
+
+    def _by_layer(self, tensors: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+        found, begin = [], 0
+        for rows in weight_rows(self.layers):
+            found.append(tensors[begin : begin + len(rows)])
+            begin += len(rows)
+        return found
+
+    def _flattened(self, signal: Tensor) -> Tensor:
+        """Return flat examples [k, rows, height * width * outputs] by height, row, width, output."""
+        outputs, height, width = self.layers[-1].gives
+        return signal.view(*signal.shape[:2], height, width, outputs).transpose(1, 2)
+
+
+def pictures(examples: npt.NDArray[Any], layer: Convolution) -> Tensor:
+    """Return float32 [m, channels, height, width] as the rows that `Windows.images` takes, padded."""
+    height, width = picture(layer)
+    padded = np.zeros((len(examples), layer.channels, height, width), np.float32)
+    down, across = _seen(layer)
+    inside = padded[:, :, layer.padding : layer.padding + down, layer.padding : layer.padding + across]
+    inside[:] = examples.reshape(-1, layer.channels, layer.height, layer.width)[:, :, :down, :across]
+    fourfold = padded.reshape(-1, layer.channels, height // 2, 2, width // 2, 2).transpose(0, 1, 3, 5, 2, 4)
+    return torch.from_numpy(np.ascontiguousarray(fourfold).reshape(len(examples), -1))

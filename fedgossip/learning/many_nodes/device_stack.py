@@ -1,0 +1,260 @@
+"""Models of all nodes that stay on a device from round to round, in the layout in which products read them.
+
+    models    where a round begins; nothing of them changes before the round is mixed
+    trained   their copy, which local steps change; then x + (t - x), as it leaves a peer
+    mixing    of `trained` into `models`
+
+Both are stacks [n, ...] of a tensor per layer (`workspace`), trained a block of nodes after the other.  What leaves is
+rounded as the host rounds it, so that a CPU gives the bits of a peer.  Training begins again from `models` where memory
+runs out, with blocks of half as many nodes.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedgossip.base.errors import TrainingError
+from fedgossip.base.vectors import RowGroups, Vector, empty, frozen
+from fedgossip.core.resident_models import ROUNDINGS, Disagreement
+from fedgossip.learning.many_nodes.device_mixing import DeviceMixing, squared_distance, squared_size
+from fedgossip.learning.many_nodes.shapes import Shape
+from fedgossip.learning.many_nodes.stacked_steps import StepLayout, Steps
+from fedgossip.learning.many_nodes.workspace import Workspace, stack_of
+from fedgossip.learning.one_model.batches import Indices
+from fedgossip.learning.one_model.cuda_graphs import CapturedWork, Part, capture_on
+from fedgossip.learning.one_model.sharing import OutOfMemory
+
+ROUNDS_KEPT = 32
+"""Rounds whose losses the device has room for; more than ever wait there."""
+
+MOST_GRAPHS = 16
+"""Mixings that are kept on the device, each with a captured round; of rounds beyond them the training is one."""
+
+
+class StackEngine(Protocol):
+    """What trains a block of nodes: `stacked_engine.LayerStack`."""
+
+    shape: Shape
+    device: torch.device
+    width: int
+    layout: StepLayout
+
+    @property
+    def plain_block(self) -> int: ...
+
+    def plain_step(self, workspace: Workspace, steps: Steps, step: int, picked: torch.Tensor) -> None: ...
+
+
+class DeviceStack:
+    """n models of an engine's shape, which take `steps` steps of plain SGD a round.
+
+    `note` is told an event's name and a text: of smaller blocks, and of a round that was not captured.
+    Raises torch.cuda.OutOfMemoryError where the models do not fit.
+    """
+
+    untold = 16
+    """Rounds whose losses wait on the device until they are asked for, at most."""
+
+    def __init__(self, engine: StackEngine, n: int, steps: int, note: Callable[[str, str], None]) -> None:
+        self.n, self._engine, self._note = n, engine, note
+        self.device = device = engine.device
+        self._models, self._trained = stack_of(engine.shape, n, device), stack_of(engine.shape, n, device)
+        self._model_rows, self._trained_rows = ([one.view(n, -1) for one in s] for s in (self._models, self._trained))
+        self._examples = torch.zeros((steps, n, engine.width), dtype=torch.int64, device=device)
+        self._scale = torch.from_numpy(engine.layout.full_scale(0.0)).to(device)
+        self._weight = torch.from_numpy(engine.layout.full_weight).to(device).double()
+        self._losses = torch.zeros(n, dtype=torch.float64, device=device)
+        self._finite = torch.zeros(n, dtype=torch.bool, device=device)
+        self._kept_losses = torch.zeros((ROUNDS_KEPT, n), dtype=torch.float64, device=device)
+        self._kept_finite = torch.zeros((ROUNDS_KEPT, n), dtype=torch.bool, device=device)
+        self._kept, self._lr = 0, 0.0
+        self._most = min(n, engine.plain_block)
+        self._blocks: list[tuple[slice, Workspace]] = []
+        self._mixings: dict[int, DeviceMixing] = {}
+        self._graphs: dict[tuple[str, int | None], CapturedWork] = {}
+        self._capture = capture_on(device)
+
+    @torch.no_grad()
+    def load(self, models: Vector) -> None:
+        """Take models [n, d] from host memory."""
+        self._retried(lambda: self._load(models))
+
+    def _load(self, models: Vector) -> None:
+        for rows, workspace in self._in_blocks():
+            workspace.load(0, torch.from_numpy(np.array(models[rows])).to(self.device))
+        for into, given in zip(self._models, self._trained, strict=True):
+            into.copy_(given)
+
+    @torch.no_grad()
+    def models(self) -> Vector:
+        """Return the models [n, d], frozen, in host memory."""
+        length = self._engine.shape.length
+        out = empty(self.n * length, np.float32).reshape(self.n, length)
+        self._retried(lambda: self._store(out))
+        return frozen(out)
+
+    def _store(self, out: Vector) -> None:
+        for into, given in zip(self._trained, self._models, strict=True):  # which no round needs any more
+            into.copy_(given)
+        for rows, workspace in self._in_blocks():
+            flat = torch.empty((rows.stop - rows.start, out.shape[1]), device=self.device)
+            workspace.store(0, flat)
+            out[rows] = flat.cpu().numpy()
+
+    @torch.no_grad()
+    def advance(self, indices: Indices, lr: float, mixing: DeviceMixing, phase: int | None) -> None:
+        """Train all nodes on examples [steps, n, width] and mix; `phase` as `mixing_of` was given it."""
+        self._feed(indices, lr)
+        if phase is None or phase not in self._mixings:
+            self._do("train", None, self._train)
+            self._mix(mixing, None)
+        else:
+            self._do("round", phase, self._train, *self._mixed_by(mixing))
+        self._keep()
+
+    @torch.no_grad()
+    def watched(self, indices: Indices, lr: float, mixing: DeviceMixing, phase: int | None) -> Disagreement:
+        """As `advance`; return how far apart the models were."""
+        self._feed(indices, lr)
+        self._do("train", None, self._train)
+        found: list[torch.Tensor] = []
+        self._retried(lambda: found.extend(self._before_mixing()))
+        self._mix(mixing, phase)
+        self._retried(lambda: found.append(squared_distance(self._model_rows)))
+        self._keep()
+        before, spread, size, after = map(math.sqrt, torch.stack(found[-4:]).div_(self.n).tolist())
+        return Disagreement(after, before, spread, ROUNDINGS * float(np.finfo(np.float32).eps) * size)
+
+    def mixing_of(self, phase: int | None, groups: RowGroups) -> DeviceMixing:
+        """Return what mixes the rounds of a phase, made once where few of them repeat."""
+        if phase is not None and phase in self._mixings:
+            return self._mixings[phase]
+        made = DeviceMixing(groups, self.n, self.device)
+        if phase is not None and len(self._mixings) < MOST_GRAPHS:
+            self._mixings[phase] = made
+        return made
+
+    def losses(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+        """Return (losses, whether the updates were finite), [rounds, n] each, of the rounds since the last call."""
+        kept, self._kept = self._kept, 0
+        return self._kept_losses[:kept].cpu().numpy().copy(), self._kept_finite[:kept].cpu().numpy().copy()
+
+    # --- a round ----------------------------------------------------------------------------------------------
+
+    def _feed(self, indices: Indices, lr: float) -> None:
+        """Bring to the device what a round needs of the host: one transfer, and the rate."""
+        assert self._kept < ROUNDS_KEPT, "the losses of so many rounds are not kept"
+        given = torch.from_numpy(np.ascontiguousarray(indices))
+        if self.device.type == "cuda":
+            given = given.pin_memory()  # torch keeps it until the copy is through
+        self._examples.copy_(given, non_blocking=True)
+        if lr != self._lr:
+            self._scale.copy_(torch.from_numpy(self._engine.layout.full_scale(lr)))
+            self._lr = lr
+
+    def _do(self, name: str, phase: int | None, *parts: Part) -> None:
+        """Do parts of a round; from the second time on as one captured graph, where the device has graphs."""
+        key = name, phase
+        if key not in self._graphs:
+            self._graphs[key] = CapturedWork(parts, self._capture, self._not_captured, self._retried)
+        self._graphs[key]()
+
+    def _mix(self, mixing: DeviceMixing, phase: int | None) -> None:
+        parts = self._mixed_by(mixing)
+        if phase is not None and phase in self._mixings:
+            self._do("mix", phase, *parts)
+        else:
+            for part in parts:
+                self._retried(part)
+
+    def _mixed_by(self, mixing: DeviceMixing) -> tuple[Part, Part]:
+        """Two parts: the first allocates nothing, for it may not be done twice."""
+        return (
+            lambda: mixing.scale(self._trained_rows),
+            lambda: mixing.mix(self._trained_rows, self._model_rows, self._most),
+        )
+
+    def _keep(self) -> None:
+        self._kept_losses[self._kept].copy_(self._losses)
+        self._kept_finite[self._kept].copy_(self._finite)
+        self._kept += 1
+
+    def _before_mixing(self) -> list[torch.Tensor]:
+        trained, models = self._trained_rows, self._model_rows
+        return [squared_distance(trained), squared_distance(trained, models), squared_size(trained)]
+
+    def _train(self) -> None:
+        """Fill `trained`, the losses, and which updates are finite, from `models` alone."""
+        for rows, workspace in self._in_blocks():
+            given, trained = [one[rows] for one in self._models], workspace.stacks[0]
+            for into, one in zip(trained, given, strict=True):
+                into.copy_(one)
+            self._losses[rows] = self._stepped(rows, workspace)
+            sums = torch.zeros(rows.stop - rows.start, device=self.device)
+            for into, one in zip(trained, given, strict=True):
+                into.sub_(one)
+                sums.add_(into.flatten(1).sum(1))
+                into.add_(one)
+            # a row's sum is finite where all its elements are, short of a model that has exploded anyway
+            self._finite[rows] = torch.isfinite(sums)
+
+    def _stepped(self, rows: slice, workspace: Workspace) -> torch.Tensor:
+        """Take the local steps; return each node's mean loss [k]."""
+        k, width = rows.stop - rows.start, self._engine.width
+        examples = [one[rows].view(-1) for one in self._examples]
+        steps = self._engine.layout.of_rows(examples, self._scale, k)
+        total = torch.zeros(k, dtype=torch.float64, device=self.device)
+        for step in range(len(examples)):
+            picked = torch.empty(k * width, device=self.device)
+            self._engine.plain_step(workspace, steps, step, picked)
+            total.sub_(picked.view(k, width).double().mul_(self._weight[0]).sum(1))
+        return total.div_(len(examples))
+
+    # --- memory -----------------------------------------------------------------------------------------------
+
+    def _in_blocks(self) -> list[tuple[slice, Workspace]]:
+        """Return the blocks of nodes that train at once, each with the buffers of all, made once."""
+        if not self._blocks:
+            parts = [slice(at, min(self.n, at + self._most)) for at in range(0, self.n, self._most)]
+            stacks = [[one[rows] for one in self._trained] for rows in parts]
+            shape, width = self._engine.shape, self._engine.width
+            room = Workspace(shape, self._most, width, 1, self.device, stacks[0])
+            spaces = [room.narrow(rows.stop - rows.start) for rows in parts]
+            self._blocks = [(r, space.on(stack)) for r, space, stack in zip(parts, spaces, stacks, strict=True)]
+        return self._blocks
+
+    def _retried(self, part: Part) -> None:
+        """Do a part; one that runs out of memory is done again with smaller blocks, so it reads what it does not write.
+
+        Raises TrainingError where there is too little memory for one node at a time.
+        """
+        while True:
+            try:
+                return part()
+            except OutOfMemory:
+                pass  # and with the error go the frames that hold what was in use
+            self._halve()
+
+    def _halve(self) -> None:
+        if self._most == 1:
+            text = "out of memory, with the models of all nodes on the device and one of them in training"
+            raise TrainingError(text, 'Take fewer nodes or smaller models, or train.device = "cpu".')
+        self._most = -(-self._most // 2)
+        self._blocks, self._graphs = [], {}
+        gc.collect()
+        if self.device.type == "cuda":
+            with torch.cuda.device(self.device):
+                torch.cuda.empty_cache()
+        self._note("smaller_blocks", f"{self._most} nodes train at a time")
+
+    def _not_captured(self, reason: str) -> None:
+        if self._capture is not None:
+            self._note("not_captured", reason)
+        self._capture = None

@@ -1,0 +1,240 @@
+"""The models that have a name, as sizes: which tensors they have, in what shapes.  No torch here; `models` builds them.
+
+softmax            one linear layer
+mlp:64-32-10       linear layers with ReLU between them; the first and last size are the data's
+cnn:small          two convolutions with pooling and one linear layer; cnn:small-bn with BatchNorm
+cnn:16-32-64       the same two convolutions, of 16 and 32 channels, then linear layers with ReLU between them: 64, ...
+chars:64           next-character model: embedding, GRU of 64, linear
+gpt:2-64-4         next-character transformer: 2 layers, width 64, 4 heads
+module:function    yours: takes (shape, classes), gives a torch.nn.Module
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.data.named_code import NamesCode
+
+KINDS = ("softmax", "mlp", "cnn:small", "cnn:small-bn", "chars", "gpt")
+FITTED = ("glm", "trees", "kaplan-meier", "cox")
+"""What is fitted by sums, without gradients."""
+CODE = NamesCode((*(one.partition(":")[0] for one in KINDS), *FITTED, "words").__contains__)
+"""Of model.source: what is no built-in word is a function of somebody's own."""
+
+Shapes = list[tuple[str, tuple[int, ...]]]
+"""Names and shapes, in the order of torch's named_parameters and named_buffers."""
+
+EMBEDDED = 16
+"""Numbers that a character becomes in front of a GRU."""
+
+
+@dataclass(frozen=True)
+class DenseSizes:
+    """Linear layers from sizes[0] inputs to sizes[-1] outputs, ReLU between them."""
+
+    sizes: tuple[int, ...]
+
+    @property
+    def parameters(self) -> Shapes:
+        return [one for number, pair in enumerate(pairwise(self.sizes), 1) for one in _linear(f"layer{number}", *pair)]
+
+    @property
+    def buffers(self) -> Shapes:
+        return []
+
+
+@dataclass(frozen=True)
+class ConvolutionalSizes:
+    """Two 3x3 convolutions of `image` (channels, height, width), each halved by pooling, then linear layers."""
+
+    image: tuple[int, int, int]
+    folded: bool
+    """Whether an example is flat, and made an image first."""
+    channels: tuple[int, int]
+    sizes: tuple[int, ...]
+    """Of the linear layers, from what the poolings leave to the classes."""
+    norm: bool
+    """Whether BatchNorm follows each convolution."""
+
+    @property
+    def parameters(self) -> Shapes:
+        found: Shapes = []
+        for number, (inputs, outputs) in enumerate(pairwise((self.image[0], *self.channels)), 1):
+            found += _pair(f"convolution{number}", (outputs, inputs, 3, 3))
+            found += _pair(f"norm{number}", (outputs,)) if self.norm else []
+        layers = [f"layer{number}" for number in range(1, len(self.sizes) - 1)]
+        for name, pair in zip([*layers, "layer"], pairwise(self.sizes), strict=True):
+            found += _linear(name, *pair)
+        return found
+
+    @property
+    def buffers(self) -> Shapes:
+        numbers = enumerate(self.channels, 1) if self.norm else ()
+        return [(f"norm{k}.{name}", (size,)) for k, size in numbers for name in ("running_mean", "running_var")]
+
+
+@dataclass(frozen=True)
+class GruSizes:
+    """A GRU over characters."""
+
+    vocabulary: int
+    hidden: int
+
+    @property
+    def parameters(self) -> Shapes:
+        gates = 3 * self.hidden
+        return [
+            ("embedding.weight", (self.vocabulary, EMBEDDED)),
+            ("recurrent.weight_ih_l0", (gates, EMBEDDED)),
+            ("recurrent.weight_hh_l0", (gates, self.hidden)),
+            ("recurrent.bias_ih_l0", (gates,)),
+            ("recurrent.bias_hh_l0", (gates,)),
+            *_linear("layer", self.hidden, self.vocabulary),
+        ]
+
+    @property
+    def buffers(self) -> Shapes:
+        return []
+
+
+@dataclass(frozen=True)
+class TransformerSizes:
+    """A transformer over characters; `width` is a multiple of 2 `heads`."""
+
+    vocabulary: int
+    layers: int
+    width: int
+    heads: int
+
+    @property
+    def parameters(self) -> Shapes:
+        found: Shapes = [("embedding.weight", (self.vocabulary, self.width))]
+        for number in range(self.layers):
+            found += self._block(f"blocks.{number}")
+        return [*found, *_pair("behind", (self.width,)), ("layer.weight", (self.vocabulary, self.width))]
+
+    def _block(self, name: str) -> Shapes:
+        w = self.width
+        return [
+            *_pair(f"{name}.before", (w,)),
+            *_pair(f"{name}.between", (w,)),
+            (f"{name}.asked.weight", (3 * w, w)),
+            (f"{name}.out.weight", (w, w)),
+            (f"{name}.wide.weight", (4 * w, w)),
+            (f"{name}.narrow.weight", (w, 4 * w)),
+        ]
+
+    @property
+    def buffers(self) -> Shapes:
+        return []
+
+
+Architecture = DenseSizes | ConvolutionalSizes | GruSizes | TransformerSizes
+
+
+def architecture(source: str, shape: Sequence[int], classes: int, vocabulary: int | None = None) -> Architecture | None:
+    """Return the model that `source` names for examples of this shape; None for a function of the user's own.
+
+    Raises ConfigError for an unknown model, and for one that does not fit the data.
+    """
+    kind, _, rest = source.partition(":")
+    if kind.partition("?")[0] in FITTED:
+        raise ConfigError(f"{source!r} is fitted by sums, without gradients", "Fit it by  fedgossip fit EXPERIMENT.")
+    if kind == "chars":
+        return GruSizes(_text_size(source, vocabulary), _hidden(source, rest))
+    if kind == "gpt":
+        return TransformerSizes(_text_size(source, vocabulary), *_transformer(source, rest))
+    known = kind == "mlp" or source in KINDS
+    if (known or kind == "cnn") and vocabulary is not None:
+        raise ConfigError(f"{source!r} cannot read text", "Use chars:64 or gpt:2-64-4, models of characters.")
+    if source == "softmax":
+        return DenseSizes((math.prod(shape), classes))
+    if kind == "mlp":
+        return DenseSizes(_sizes(source, rest, math.prod(shape), classes))
+    if known:
+        return _convolutional(source, tuple(shape), classes, (16, 32), (), norm=source.endswith("-bn"))
+    if kind == "cnn" and rest[:1].isdecimal():
+        first, second, *hidden = _channels(source, rest)
+        return _convolutional(source, tuple(shape), classes, (first, second), hidden)
+    if CODE.named_by(source) == source:
+        return None
+    raise ConfigError(f"unknown model {source!r}", nearest(source, [*KINDS, "module:function"]))
+
+
+def _convolutional(
+    source: str,
+    shape: tuple[int, ...],
+    classes: int,
+    channels: tuple[int, int],
+    hidden: Sequence[int],
+    *,
+    norm: bool = False,
+) -> ConvolutionalSizes:
+    """Flat square images are folded first.  Raises ConfigError for no image, or one too small for two poolings."""
+    folded = len(shape) == 1 and math.isqrt(shape[0]) ** 2 == shape[0]
+    if folded:
+        shape = (1, math.isqrt(shape[0]), math.isqrt(shape[0]))
+    if len(shape) != 3 or min(shape[1:]) < 4:
+        raise ConfigError(
+            f"{source!r} needs images of at least 4x4; an example is {shape}", "Use softmax or an mlp for a table."
+        )
+    depth, height, width = shape
+    sizes = (channels[1] * (height // 4) * (width // 4), *hidden, classes)
+    return ConvolutionalSizes((depth, height, width), folded, channels, sizes, norm)
+
+
+def _linear(name: str, inputs: int, outputs: int) -> Shapes:
+    return _pair(name, (outputs, inputs))
+
+
+def _pair(name: str, shape: tuple[int, ...]) -> Shapes:
+    """A weight, and a bias for each of its rows."""
+    return [(f"{name}.weight", shape), (f"{name}.bias", shape[:1])]
+
+
+def _sizes(source: str, rest: str, inputs: int, classes: int) -> tuple[int, ...]:
+    words = rest.split("-")
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise ConfigError(f"{source!r}: sizes are whole numbers joined by -", f"Write mlp:{inputs}-32-{classes}.")
+    sizes = [int(word) for word in words]
+    if len(sizes) < 2 or sizes[0] != inputs or sizes[-1] != classes:
+        middle = sizes if len(sizes) == 1 else sizes[1:-1]
+        wanted = "-".join(map(str, [inputs, *middle, classes]))
+        raise ConfigError(f"{source!r}: the data have {inputs} inputs and {classes} classes", f"Write mlp:{wanted}.")
+    return tuple(sizes)
+
+
+def _channels(source: str, rest: str) -> list[int]:
+    words = rest.split("-")
+    if len(words) < 2 or not all(word.isdecimal() and int(word) > 0 for word in words):
+        advice = "Write cnn:16-32-64: the channels of two convolutions, then the sizes of hidden linear layers, if any."
+        raise ConfigError(f"{source!r}: sizes are whole numbers joined by -, two at least", advice)
+    return [int(word) for word in words]
+
+
+def _text_size(source: str, vocabulary: int | None) -> int:
+    if vocabulary is None:
+        raise ConfigError(f"{source!r} needs text", "Use softmax, mlp or cnn:small for these data.")
+    return vocabulary
+
+
+def _hidden(source: str, rest: str) -> int:
+    if not rest.isdecimal() or int(rest) < 1:
+        raise ConfigError(f"{source!r}: the hidden size is a whole number", "Write chars:64.")
+    return int(rest)
+
+
+def _transformer(source: str, rest: str) -> tuple[int, int, int]:
+    words = rest.split("-")
+    if len(words) != 3 or not all(word.isdecimal() and int(word) > 0 for word in words):
+        text = f"{source!r}: a transformer has layers, a width and heads, whole numbers joined by -"
+        raise ConfigError(text, "Write gpt:2-64-4.")
+    layers, width, heads = map(int, words)
+    if width % (2 * heads):
+        advice = f"Write gpt:{layers}-{max(1, round(width / (2 * heads))) * 2 * heads}-{heads}."
+        raise ConfigError(f"{source!r}: the width is {width}, no multiple of twice the {heads} heads", advice)
+    return layers, width, heads

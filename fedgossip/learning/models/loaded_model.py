@@ -1,0 +1,224 @@
+"""A model out of its folder: something to call, on examples as they are read."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from fedgossip.base.errors import ConfigError, FedgossipError, TrainingError
+from fedgossip.core.whole_model import Tensors
+from fedgossip.data.custom import importing_nothing
+from fedgossip.data.dataset import OF_COLUMNS, Dataset
+from fedgossip.data.named_code import check_allowed, code_in
+from fedgossip.data.objectives import MULTI_LABEL, REGRESSION
+from fedgossip.data.sources import code_of
+from fedgossip.learning.measuring import ROWS, Measuring, as_learned, like_of
+from fedgossip.learning.models import models
+from fedgossip.learning.models.exporting import parts_of
+from fedgossip.learning.models.model_files import (
+    CODE,
+    RATES,
+    TREES_FILE,
+    ModelFacts,
+    content_of,
+    facts_of,
+    found,
+    tensors_of,
+)
+from fedgossip.learning.models.tree_file import TreeMargins, decoded_trees
+from fedgossip.learning.one_model.losses import fitted
+
+
+class LoadedModel:
+    """A model as its run left it.  Call it with examples [m, ...] as they are read, not scaled.
+
+    It gives float64: of classes their probabilities [m, classes]; of a regression numbers [m, k] in the labels' units;
+    of several labels the probability of each [m, k]; of text the probabilities of the next character [m, context,
+    vocabulary].  `facts` is what model.json says, `module` the torch module, in eval mode.
+    """
+
+    def __init__(self, facts: ModelFacts, module: nn.Module, folder: Path) -> None:
+        self.facts, self.module, self._folder = facts, module.eval(), folder
+
+    def __call__(self, x: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """Raises ConfigError for examples of another shape; TrainingError where the module raises."""
+        return self._answers(self._scaled(np.asarray(x)))
+
+    def of_scaled(self, examples: Dataset) -> npt.NDArray[np.float64]:
+        """Return what a call gives, of examples that are scaled already.
+
+        Raises ConfigError for another scale or kind.
+        """
+        ours = self.like
+        if (examples.kind, examples.mean, examples.deviation) != (ours.kind, ours.mean, ours.deviation):
+            text = f"{examples.name}: examples of {examples.kind}, on another scale than the model learned from"
+            raise ConfigError(text, "Name the experiment that the model was trained by, with the same agreed.json.")
+        return self._answers(self._checked(examples.x))
+
+    def _answers(self, x: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
+        outputs = self.outputs_of(x).double()
+        if self.facts.kind == REGRESSION:
+            return self.like.in_units(outputs.reshape(len(outputs), -1).numpy())
+        shares = outputs.sigmoid() if self.facts.kind == MULTI_LABEL else outputs.softmax(-1)
+        return shares.reshape(len(shares), -1).numpy() if self.facts.kind == MULTI_LABEL else shares.numpy()
+
+    def having(self, module: nn.Module, **facts: Any) -> LoadedModel:
+        """Return the same model with other layers, and what `facts` says of them in place of what was said."""
+        return LoadedModel(msgspec.structs.replace(self.facts, **facts), module, self._folder)
+
+    @property
+    def like(self) -> Dataset:
+        """One example of nothing, with the columns, classes and scales of what the model learned from."""
+        return like_of(self.facts)
+
+    def evaluate(self, examples: Dataset) -> dict[str, float]:
+        """Return "loss" and the metrics of the run, on examples as they were read: not scaled.
+
+        Raises ConfigError where they are of another shape or kind.
+        """
+        scaled = as_learned(examples, self.facts)
+        with _modules_of(self.facts):
+            measuring = Measuring(self.facts, scaled, self._base)
+        return measuring.of(lambda rows: self.outputs_of(self._checked(scaled.x[rows])))
+
+    @property
+    def _base(self) -> Path:
+        return self._folder / CODE
+
+    def _scaled(self, x: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+        if x.dtype.kind not in "fiub":
+            raise ConfigError(f"examples of type {x.dtype}", "They are numbers, as the model learned from.")
+        x = self._checked(x)
+        if self.facts.scale is None:
+            return x
+        mean, deviation = (np.array(one).reshape(self.facts.shape) for one in (self.like.mean, self.like.deviation))
+        return np.asarray((x - mean) / deviation, np.float32)
+
+    def _checked(self, x: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+        if x.shape[1:] != self.facts.shape or x.ndim < 1:
+            text = f"examples of shape {tuple(x.shape[1:])}; the model learned from {self.facts.shape}"
+            raise ConfigError(text, "One example is one row: x[None] for a single one.")
+        return x
+
+    @torch.no_grad()
+    def outputs_of(self, x: npt.NDArray[np.generic]) -> torch.Tensor:
+        """Return what the module gives for scaled examples, float32.  Raises TrainingError where it raises."""
+        kind = np.int64 if self.facts.vocabulary is not None else np.float32
+        parts = []
+        try:
+            for start in range(0, len(x), ROWS):
+                parts.append(self.module(torch.from_numpy(np.array(x[start : start + ROWS], kind))).float())
+        except FedgossipError:
+            raise
+        except Exception as error:
+            raise TrainingError(f"the model raised {error!r}", "Does it fit the examples?") from error
+        outputs = torch.cat(parts) if parts else torch.zeros((0, self.facts.outputs))
+        labels = torch.zeros((len(outputs), self.facts.outputs))
+        return fitted(outputs, labels) if self.facts.kind in OF_COLUMNS else outputs
+
+
+def load_model(path: Path | str, *, node: int | None = None, run_code: bool = False) -> LoadedModel:
+    """Return the model of a run: of its directory, or of the folder model/ in it.
+
+    `node`: whose own layers it has, where some stay at the nodes.  `run_code`: let the copy of the user's modules run
+    that some models are made with; it is a program of whoever made the model.  Raises ConfigError for what is no whole
+    model, or is none that can be made again.
+    """
+    folder = found(Path(path))
+    facts = facts_of(folder)
+    if not facts.source:
+        advice = "Load weights.safetensors into the module that you trained: safetensors.torch.load_file."
+        raise ConfigError(f"{folder}: tensors of a task that does not say how its model is made", advice)
+    _check_code(folder, facts, run_code)
+    if facts.document:
+        return LoadedModel(facts, _trees(folder, facts), folder)
+    tensors = tensors_of(folder, facts, node)
+    vocabulary = len(facts.vocabulary) if facts.vocabulary is not None else None
+
+    def built() -> nn.Module:
+        if facts.source == RATES:
+            return models.rates(math.prod(facts.shape))
+        return models.build(facts.source, facts.shape, facts.outputs, facts.seed, vocabulary, base=folder / CODE)
+
+    with _modules_of(facts):
+        if not code_in(facts):  # a model of sizes that somebody wrote takes no memory before they are those of its file
+            with torch.device("meta"):
+                _check_parts(folder, facts, built, tensors)
+        module = _check_parts(folder, facts, built, tensors)
+    parts = parts_of(module)
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            parts[name].copy_(torch.from_numpy(tensor))
+    return LoadedModel(facts, module, folder)
+
+
+def _check_parts(folder: Path, facts: ModelFacts, built: Callable[[], nn.Module], tensors: Tensors) -> nn.Module:
+    """Return what `built` makes.  Raises ConfigError where it has other tensors than the folder."""
+    advice = "Does what makes it depend on this machine, or on the release of a library?"
+    text = f"{folder}: {facts.source[:100]} makes another model than the one that was saved"
+    try:
+        module = built()
+    except RuntimeError as error:  # sizes of which torch makes no tensor
+        raise ConfigError(f"{text}: {str(error).partition(chr(10))[0][:200]}", advice) from error
+    if {name: tensor.shape for name, tensor in parts_of(module).items()} != {
+        name: tensor.shape for name, tensor in tensors.items()
+    }:
+        raise ConfigError(text, advice)
+    return module
+
+
+def _trees(folder: Path, facts: ModelFacts) -> nn.Module:
+    file = decoded_trees(content_of(folder, facts), str(folder / TREES_FILE))
+    return TreesModule(TreeMargins(file, facts.columns), two=len(facts.classes) == 2)
+
+
+class TreesModule(nn.Module):
+    """Boosted trees as a module: it gives logits, or numbers in deviations of the label, of scaled examples."""
+
+    def __init__(self, margins: TreeMargins, *, two: bool) -> None:
+        super().__init__()
+        self.margins, self._two = margins, two
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = torch.from_numpy(self.margins(x.numpy()))
+        return torch.cat([torch.zeros_like(found), found], dim=1) if self._two else found  # the first class's are zero
+
+
+def _check_code(folder: Path, facts: ModelFacts, run_code: bool) -> None:
+    """Raise ConfigError for code that nobody has allowed to run, and for some that was changed; what names it decides,
+    and nothing that model.json says of it."""
+    names = code_in(facts)
+    came = f"came with it: {', '.join(facts.modules[:5])}" if facts.modules else "is not in its folder"
+    check_allowed(names, folder, run_code=run_code, whose=f"the model is made by code that {came}")
+    if code_of(names, folder / CODE) != facts.code:
+        raise ConfigError(f"{folder / CODE}: not the code that model.json tells of", "Copy the folder again.")
+
+
+@contextmanager
+def _modules_of(facts: ModelFacts) -> Iterator[None]:
+    """Let the modules of the model's folder be imported, and no others of their names that are loaded already."""
+    if not code_in(facts):
+        with importing_nothing(facts.source):
+            yield
+        return
+    names = {file.removesuffix("/__init__.py").removesuffix(".py").replace("/", ".") for file in facts.modules}
+    names |= {name.partition(".")[0] for name in names}
+    hidden = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        for name in names:
+            sys.modules.pop(name, None)
+        sys.modules.update(hidden)

@@ -1,0 +1,230 @@
+"""The folder that a model is kept in, so that somebody can use it who has nothing else of the run.
+
+    model.json             what it is: source, layout, classes, columns, scaling, score, versions
+    weights.safetensors    every tensor, trained, frozen and what stays at a node
+    trees.json             boosted trees, in place of weights.safetensors
+    own/003.safetensors    tensors that stay at node 3, of a run that was simulated
+    code/                  a copy of the user's own modules that it is made with
+
+model.json is written last: a folder without it is no model.  No torch here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.base import outside_files
+from fedgossip.base.decoding import UnreadableError, from_json
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.owner_files import made
+from fedgossip.core.whole_model import Tensors, WholeModel, named
+from fedgossip.data import objectives
+from fedgossip.data.columns.encodings import TableEncoding
+from fedgossip.learning.models import architectures
+
+MODEL, FACTS, WEIGHTS, CODE, OWN = "model", "model.json", "weights.safetensors", "code", "own"
+MODEL_BEST = "model-best"
+"""In a run directory, the model of the best round, beside that of the last one."""
+KEPT = MODEL_BEST, MODEL
+"""The folders of models in a run directory: what is done with a run is done with the first that is there."""
+FORMAT = 1
+RATES = "glm:poisson"
+"""The source of a linear layer and its exponential: rates and counts, fitted by sums and trained by nothing."""
+TREES_FILE = "trees.json"
+"""The model itself where it is boosted trees, which are read and no tensors."""
+
+
+class ColumnScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was taken from each number before it was learned from, and what it was divided by."""
+
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+
+
+class ModelFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """model.json."""
+
+    format: int = FORMAT
+    source: Annotated[str, architectures.CODE] = ""
+    """As `model.source` in the experiment; "" where the tensors are no model that can be made again."""
+    kind: str = ""
+    """Of the task, as in `objectives`."""
+    loss: Annotated[str, objectives.CODE] = ""
+    metrics: Annotated[tuple[str, ...], objectives.CODE] = ()
+    seed: int = 0
+    shape: tuple[int, ...] = ()
+    """Of one example."""
+    outputs: int = 0
+    """Numbers that the model gives for an example."""
+    classes: tuple[str, ...] = ()
+    """What the classes are called, in the order of the outputs; their numbers where they have no names."""
+    columns: tuple[str, ...] = ()
+    """What the numbers of an example are called, where it comes from a table."""
+    encoding: TableEncoding | None = None
+    """How columns become numbers, where they are not all numbers already."""
+    labels: tuple[str, ...] = ()
+    """What the label columns are called."""
+    vocabulary: str | None = None
+    scale: ColumnScale | None = None
+    label_scale: ColumnScale | None = None
+    layout: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Name and shape of each tensor."""
+    schema: str = ""
+    """The hash of what was averaged: names, shapes, type."""
+    lacks: tuple[str, ...] = ()
+    """Tensors that are as before the training, for they stay at the nodes."""
+    node: int | None = None
+    """Whose own tensors are among the weights."""
+    own: tuple[int, ...] = ()
+    """The nodes whose own tensors lie in own/."""
+    code: str = ""
+    """The hash of the user's modules, as in the first words on a link."""
+    modules: tuple[str, ...] = ()
+    """Their files below code/."""
+    weights: str = ""
+    """sha256 of weights.safetensors, or of `document`."""
+    document: str = ""
+    """The file that the model is, where it is no tensors."""
+    score: Mapping[str, Any] = {}
+    """What the run measured: the metric's name, its value, and of what."""
+    versions: Mapping[str, str] = {}
+
+
+def write_model(folder: Path, model: WholeModel, write: Callable[[Path, bytes], None], **about: Any) -> None:
+    """Write a model's folder, with further facts; `write` writes a file in one piece.  Raises as `write` does."""
+    from safetensors.numpy import save
+
+    facts = {**model.facts, **about}
+    if model.document is None:
+        facts["document"], content = "", save(named(model.tensors), metadata={"schema": str(facts.get("schema", ""))})
+    else:
+        facts["document"], content = model.document
+    made(folder)
+    (folder / FACTS).unlink(missing_ok=True)
+    write(folder / (facts["document"] or WEIGHTS), content)
+    for name, text in model.code.items():
+        made((folder / CODE / name).parent)
+        write(folder / CODE / name, text)
+    for node, tensors in model.own.items():
+        made(folder / OWN)
+        write(folder / OWN / f"{node:03d}.safetensors", save(named(tensors)))
+    facts |= {
+        "layout": [[name, list(tensor.shape)] for name, tensor in model.tensors.items()],
+        "lacks": model.lacks,
+        "own": sorted(model.own),
+        "modules": sorted(model.code),
+        "weights": hashlib.sha256(content).hexdigest(),
+    }
+    checked = msgspec.convert(msgspec.to_builtins(facts), ModelFacts)
+    write(folder / FACTS, msgspec.json.format(msgspec.json.encode(checked), indent=1))
+
+
+def found(path: Path) -> Path:
+    """Return the folder of a model: `path` itself, or the one in a run directory: of its best round, where that was
+    kept, else of the last.  Raises ConfigError."""
+    for folder in (path, *(path / kept for kept in KEPT)):
+        if (folder / FACTS).is_file():
+            return _checked(folder, path)
+    if (path / WEIGHTS).is_file():
+        raise ConfigError(f"{path}: weights and no {FACTS}", "It was not written to its end, or not copied whole.")
+    raise ConfigError(f"{path}: no model there", f"Name a run directory, or its folder {MODEL}/.")
+
+
+def _checked(folder: Path, path: Path) -> Path:
+    """Return the folder of a model that lies in `path`.  Raises ConfigError where a link leads elsewhere."""
+    try:
+        return outside_files.check_folder(folder, within=path)
+    except OSError as error:
+        raise ConfigError(f"{error.filename or folder}: {error.strerror}", "Copy the folder again.") from None
+
+
+def facts_of(folder: Path) -> ModelFacts:
+    """Read what a model is.  Raises ConfigError for a file that is not readable, or of another format."""
+    path = folder / FACTS
+    try:
+        facts = from_json(msgspec.json.Decoder(ModelFacts), outside_files.read_bytes(path))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", f"A model is a folder with {FACTS} and {WEIGHTS}.") from None
+    except UnreadableError as error:
+        raise ConfigError(f"{path}: cannot be read: {error}", "Copy the folder again.") from None
+    advice = "Use the release of fedgossip that wrote it."
+    if facts.format != FORMAT:
+        raise ConfigError(f"{path}: format {facts.format}; this is fedgossip for format {FORMAT}", advice)
+    if facts.document not in ("", TREES_FILE):  # a name that would be opened
+        raise ConfigError(f"{path}: a model in {facts.document!r}, which this release does not know", advice)
+    return facts
+
+
+def weights_file(facts: ModelFacts) -> str:
+    """Return the name of the file that the model is, beside model.json."""
+    return facts.document or WEIGHTS
+
+
+def content_of(folder: Path, facts: ModelFacts) -> bytes:
+    """Read the file that the model is.  Raises ConfigError for one that is not the one that was written."""
+    path = folder / weights_file(facts)
+    content = _bytes(path)
+    if hashlib.sha256(content).hexdigest() != facts.weights:
+        raise ConfigError(f"{path}: not the weights that {FACTS} tells of", "Copy the folder again.")
+    return content
+
+
+def whole_facts(path: Path) -> ModelFacts:
+    """Return what a model is, whose weights are those that were written.  Raises ConfigError."""
+    folder = found(path)
+    facts = facts_of(folder)
+    content_of(folder, facts)
+    return facts
+
+
+def tensors_of(folder: Path, facts: ModelFacts, node: int | None = None) -> Tensors:
+    """Read the weights; with those that stay at `node`.
+
+    Raises ConfigError for a file that is not the one that was written, and where the node's own are not there.
+    """
+    path, content = folder / WEIGHTS, content_of(folder, facts)
+    own = _own(folder, facts, node) if facts.lacks else {}
+    tensors = {**_unpacked(path, content), **own}
+    if [(name, tuple(tensors[name].shape)) for name, _ in facts.layout if name in tensors] != list(facts.layout):
+        raise ConfigError(f"{path}: other tensors than {FACTS} tells of", "Copy the folder again.")
+    return tensors
+
+
+def _own(folder: Path, facts: ModelFacts, node: int | None) -> Tensors:
+    if node is None:
+        text = f"{folder}: {', '.join(facts.lacks[:3])} stay at the peers, and are not in the average of their models"
+        known = f"Name one of {_ranges(facts.own)} with --node, load_model(path, node=...)" if facts.own else ""
+        raise ConfigError(text, f"{known or 'Use the model of one peer: peers/00/model, or that of a client'}.")
+    if node not in facts.own:
+        text = f"{folder}: nothing there of node {node}"
+        raise ConfigError(text, f"There are {_ranges(facts.own)}." if facts.own else "Use that peer's own folder.")
+    path = folder / OWN / f"{node:03d}.safetensors"
+    return _unpacked(path, _bytes(path))
+
+
+def _ranges(nodes: tuple[int, ...]) -> str:
+    return ", ".join(map(str, nodes[:20])) + (", ..." if len(nodes) > 20 else "")
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return outside_files.read_bytes(path, outside_files.LARGE, within=path.parent)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", "Copy the folder again.") from None
+
+
+def _unpacked(path: Path, content: bytes) -> dict[str, npt.NDArray[Any]]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        return {name: np.array(tensor) for name, tensor in load(content).items()}
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise ConfigError(f"{path}: not tensors: {error}", "Copy the folder again.") from None

@@ -1,0 +1,128 @@
+"""A table with what a model says of each of its rows: `fedgossip predict`."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.base.cells import class_name, shown
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.plain import no_formula
+from fedgossip.data.columns.encoded_tables import found_columns, number_of, read_features
+from fedgossip.data.columns.encodings import EncodedColumn, TableEncoding, plain
+from fedgossip.data.csv_columns import CsvColumns
+from fedgossip.data.data import load
+from fedgossip.data.dataset import OF_COLUMNS, Dataset
+from fedgossip.data.objectives import CLASSIFICATION, REGRESSION
+from fedgossip.learning.measuring import DescribedModel
+
+if TYPE_CHECKING:
+    from fedgossip.learning.models.loaded_model import LoadedModel
+
+Predictor = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
+
+PREDICTED = "predicted"
+
+
+def scored(model: LoadedModel, path: Path) -> tuple[str, Sequence[str]]:
+    """Return the rows of a CSV file with the model's answers behind them, and the columns that it does not know.
+
+    Of classes: `predicted` and the probability of each; of numbers and labels: `predicted LABEL` each.  Raises
+    ConfigError for a file without the columns that the model learned from, and for cells that are none of theirs.
+    """
+    table, f = CsvColumns(path), model.facts
+    features = read_features(table, _encoding_of(model), f.labels)
+    answers = model(features.reshape(len(features), *f.shape))
+    if f.kind == CLASSIFICATION:
+        added = {PREDICTED: [no_formula(f.classes[int(one.argmax())]) for one in answers]}
+        names = [f"probability of {name}" for name in f.classes]
+    else:
+        added, names = {}, [f"{PREDICTED} {name}" for name in f.labels or map(str, range(f.outputs))]
+    added |= {name: list(map(_said, column)) for name, column in zip(names, answers.T, strict=True)}
+    return with_columns(table, added), _unknown(table, model)
+
+
+def with_columns(table: CsvColumns, added: Mapping[str, Sequence[str]]) -> str:
+    """Return a table as CSV with more columns behind its own.  Raises ConfigError for one that is there already."""
+    if taken := [name for name in added if name in table.whole_header]:
+        raise ConfigError(f"{table.path}: there is a column {taken[0]!r} already", "Give the file as it was before.")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*table.whole_header, *added])
+    for row, more in enumerate(zip(*added.values(), strict=True)):
+        writer.writerow([*table.whole_row(row), *more])
+    return text.getvalue()
+
+
+def _said(value: float) -> str:
+    return f"{value:.9g}"
+
+
+def _encoding_of(model: DescribedModel) -> TableEncoding:
+    """Return how the model's table is read.  Raises ConfigError for a model that did not learn from a table."""
+    f = model.facts
+    if f.encoding is None and not f.columns:
+        text = f"a model of {f.kind}, of examples of shape {f.shape}, that learned from no table with named columns"
+        raise ConfigError(text, "Call it in Python: fedgossip.load_model(PATH)(x).")
+    return f.encoding or plain(f.columns)
+
+
+def _unknown(table: CsvColumns, model: DescribedModel) -> Sequence[str]:
+    known = set(found_columns(table, _encoding_of(model).columns).values())
+    return [name for place, name in enumerate(table.header) if place not in known and name not in model.facts.labels]
+
+
+def examples_of(model: DescribedModel, source: str, base: Path | None = None) -> Dataset:
+    """Return the examples that `source` names, as they were read: a CSV file by its path, or as `data.source` says it.
+
+    Of a CSV file columns are found by their names, in any order.  Raises ConfigError for other columns or labels.
+    """
+    like = model.like
+    path = (base or Path.cwd()) / source
+    if path.suffix != ".csv" or not path.is_file():
+        if path.suffix == ".csv" and ":" not in source:
+            raise ConfigError(f"there is no file {source}", "Give its path from here.")
+        if like.columns and source.startswith("csv:"):
+            raise ConfigError(f"{source}: a source, where a file is meant", "Write the path of the CSV file alone.")
+        return load(source, base=base, like=like, kind=model.facts.kind)
+    table = CsvColumns(path)
+    x = read_features(table, _encoding_of(model), model.facts.labels)
+    labels = found_columns(table, [EncodedColumn(name) for name in model.facts.labels])
+    if not labels:
+        raise ConfigError(f"{path}: the model does not say what its labels are called", "Use a source with labels.")
+    places = [labels[name] for name in model.facts.labels]
+    if model.facts.kind in OF_COLUMNS:
+        y = np.array([[number_of(table, row, place) for place in places] for row in range(len(x))])
+        y = y if model.facts.kind == REGRESSION else y.astype(np.float32)
+    else:
+        y = class_places(table, places[0], model.facts.classes)
+    return Dataset(
+        path.stem,
+        x if like.mean else x.astype(np.float32),
+        y,
+        like.classes,
+        columns=like.columns,
+        class_names=like.class_names,
+        kind=like.kind,
+        label_names=like.label_names,
+    )
+
+
+def class_places(table: CsvColumns, place: int, classes: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Return the class of each row, [m], by its place.  Raises ConfigError for a label that is none of them."""
+    return np.array([_class_of(table, row, place, classes) for row in range(len(table.words(place)))], np.int64)
+
+
+def _class_of(table: CsvColumns, row: int, place: int, classes: Sequence[str]) -> int:
+    cell = table.cell(row, place)
+    for name in (cell, class_name(cell)):
+        if name in classes:
+            return classes.index(name)
+    text = f"{table.path}, line {table.line(row)}: unknown label {shown(cell)!r}"
+    raise ConfigError(text, f"The model knows {', '.join(classes[:20])}.")

@@ -1,0 +1,302 @@
+"""Steps of one model on a CUDA GPU, captured once and replayed from then on: one launch in place of hundreds.
+
+A replay does what torch put on the device while a step was captured; the module's Python does not run in it.  A module
+whose Python decides or remembers something between steps would be trained wrongly, so the first batches are looked at:
+
+    first     taken as it is; what Python can remember is compared before and after it, and whether it waits for the
+              device is watched
+    second    captured, and taken both ways from where the first one ended: both must come to the same, to rounding
+    later     replayed
+
+Compared are what modules hold as attributes, which tensors are their parameters and buffers, and the states of the
+generators of random numbers of Python, numpy and torch (the device's own goes on in a replay as it would without).
+Where something differs, where a capture fails, and where memory is short, steps go on one operation after another, and
+`note` is told why, once.  Batches of another size are never captured.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedgossip.data.dataset import Dataset
+from fedgossip.data.ragged import Ragged
+from fedgossip.learning.one_model.cuda_graphs import Capture, Part, capture_on, first_line
+from fedgossip.learning.one_model.sharing import OutOfMemory
+from fedgossip.learning.settings import TrainSettings
+
+KINDS = ("cuda",)
+"""The devices on which steps are captured."""
+
+ROUNDING = 1e-3
+"""Of a step's length: by how much a replay may end elsewhere.  Sums on a GPU may be made in another order each time."""
+
+ROOM = 8
+"""Captured is where so many times the memory of a step is free: what a graph holds is given back to nobody."""
+
+COPIES = 3
+"""Of all that a step changes, while the first replay is compared."""
+
+PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.device)
+
+Step = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""(x, y, factors) -> the loss; changes the weights in their places."""
+
+
+class Stepping(Protocol):
+    """What takes steps: `module_engine.ModuleLoop`."""
+
+    def step(self, pulled: bool, x: torch.Tensor, y: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+        """Take a step on one batch, with or without the terms of a federated client; return its loss."""
+        ...
+
+    def changed(self) -> Sequence[torch.Tensor]:
+        """Return all tensors that a step changes and a later one reads, in their places."""
+        ...
+
+
+Room = Callable[[int], bool]
+"""Returns, after a step, whether there is room for what a graph holds, and for so many bytes beside it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Captured:
+    """A captured step and the memory that it reads and writes."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+    factors: torch.Tensor
+    loss: torch.Tensor
+    replay: Part
+
+    def __call__(self, x: torch.Tensor, y: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+        for into, given in ((self.x, x), (self.y, y), (self.factors, factors)):
+            into.copy_(given)
+        self.replay()
+        return self.loss.clone()
+
+
+class CapturedSteps:
+    """Takes the steps of `stepping` on batches of `width` examples, captured as soon as they may be."""
+
+    def __init__(
+        self,
+        stepping: Stepping,
+        module: nn.Module,
+        width: int,
+        capture: Capture,
+        room: Room,
+        generator: torch.Generator,
+        note: Callable[[str], None],
+    ) -> None:
+        self._stepping, self._module, self._width = stepping, module, width
+        self._capture: Capture | None = capture
+        self._room, self._generator, self._note = room, generator, note
+        self._looked = False
+        self._captured: dict[bool, _Captured] = {}
+
+    def step(self, pulled: bool, x: torch.Tensor, y: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+        """Take a step, see `Stepping`."""
+        if self._capture is None or len(x) != self._width:
+            return self._stepping.step(pulled, x, y, factors)
+        if (known := self._captured.get(pulled)) is not None:
+            return known(x, y, factors)
+        if self._looked:
+            return self._first_replay(self._capture, pulled, x, y, factors)
+        before = remembered_by_python(self._module, self._generator)
+        with waits(x.device) as found:
+            loss = self._stepping.step(pulled, x, y, factors)
+        self._looked = True
+        if changes := differences(before, remembered_by_python(self._module, self._generator)):
+            self._give_up(f"Python changes {changes[0]} in a step")
+        elif found:
+            self._give_up("a step waits for the device, to read a number say")
+        return loss
+
+    def give_up(self, reason: str) -> None:
+        """Take steps one operation after another from now on, and give back what graphs hold; told once."""
+        if self._capture is not None:
+            self._give_up(reason)
+
+    def _give_up(self, reason: str) -> None:
+        self._capture = None
+        self._captured.clear()
+        self._note(reason)
+
+    def _first_replay(
+        self, capture: Capture, pulled: bool, x: torch.Tensor, y: torch.Tensor, factors: torch.Tensor
+    ) -> torch.Tensor:
+        """Capture a step, and take it both ways; where they differ keep what came without the capture."""
+        if not self._room(COPIES * sum(one.nbytes for one in self._stepping.changed())):
+            self._give_up(f"less than {ROOM} times the memory of a step is free")
+            return self._stepping.step(pulled, x, y, factors)
+        begun, drawn = self._standing(), self._generator.get_state()
+        expected_loss = self._stepping.step(pulled, x, y, factors)
+        expected, expected_drawn = self._standing(), self._generator.get_state()
+        self._stand(begun)
+        self._generator.set_state(drawn)
+        found = self._made(capture, pulled, x, y, factors)
+        if found is not None:
+            loss = found(x, y, factors)
+            drawn_alike = torch.equal(self._generator.get_state(), expected_drawn)
+            if drawn_alike and alike(begun, expected, self._standing(), expected_loss, loss):
+                self._captured[pulled] = found
+                return loss
+            self._give_up("a replay comes to something else than the step")
+        self._stand(expected)
+        self._generator.set_state(expected_drawn)
+        return expected_loss
+
+    def _made(
+        self, capture: Capture, pulled: bool, x: torch.Tensor, y: torch.Tensor, factors: torch.Tensor
+    ) -> _Captured | None:
+        into, loss = [one.clone() for one in (x, y, factors)], torch.zeros((), device=x.device)
+
+        def work() -> None:
+            loss.copy_(self._stepping.step(pulled, into[0], into[1], into[2]))
+
+        try:
+            return _Captured(into[0], into[1], into[2], loss, capture(work))
+        except OutOfMemory:
+            self._give_up("memory ran out")
+        except RuntimeError as error:  # of which torch's own errors of a device are kinds
+            self._give_up(first_line(error))
+        return None
+
+    def _standing(self) -> list[torch.Tensor]:
+        return [one.clone() for one in self._stepping.changed()]
+
+    def _stand(self, at: Sequence[torch.Tensor]) -> None:
+        for into, given in zip(self._stepping.changed(), at, strict=True):
+            into.copy_(given)
+
+
+def captured_steps(
+    stepping: Stepping,
+    module: nn.Module,
+    train: Dataset,
+    settings: TrainSettings,
+    device: torch.device,
+    note: Callable[[str], None],
+) -> CapturedSteps | None:
+    """Return what captures steps on a device of KINDS; None where steps of such settings ask the device for numbers."""
+    capture = capture_on(device) if device.type in KINDS and settings.capture else None
+    asks = settings.precision == "float16" or settings.by_layers
+    if capture is None or asks or settings.accumulate > 1 or isinstance(train.x, Ragged):
+        return None
+    how = stepping, module, settings.batch_size, capture, lambda beside: enough(device, beside), generator_of(device)
+    return CapturedSteps(*how, note)
+
+
+def generator_of(device: torch.device) -> torch.Generator:
+    """Return what modules on a CUDA device draw from."""
+    return torch.cuda.default_generators[device.index or 0]
+
+
+def enough(device: torch.device, beside: int) -> bool:
+    """Tell, after a step, whether `ROOM` times what it allocated on a CUDA device is free, and `beside` bytes."""
+    step = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) >= ROOM * step + beside
+
+
+def alike(
+    begun: Sequence[torch.Tensor],
+    expected: Sequence[torch.Tensor],
+    found: Sequence[torch.Tensor],
+    expected_loss: torch.Tensor,
+    loss: torch.Tensor,
+) -> bool:
+    """Tell whether two steps from where they begun came to the same, to `ROUNDING` of each tensor's change."""
+    for start, one, other in zip(begun, expected, found, strict=True):
+        if not torch.is_floating_point(one):
+            if not torch.equal(one, other):
+                return False
+            continue
+        moved, apart = torch.linalg.vector_norm(one - start), torch.linalg.vector_norm(one - other)
+        if not bool(apart <= ROUNDING * moved):  # so not where a number is none, either
+            return False
+    return bool((loss - expected_loss).abs() <= ROUNDING * expected_loss.abs())
+
+
+@contextmanager
+def waits(device: torch.device) -> Iterator[list[str]]:
+    """Watch a block on a CUDA device; afterwards the list has a text for each operation that waited for it.
+
+    A capture of such an operation fails, and leaves torch in a state from which to recover.
+    """
+    found: list[str] = []
+    if device.type != "cuda":
+        yield found
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield found
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+    for one in said:
+        if "synchronizing CUDA operation" in str(one.message):
+            found.append(str(one.message))
+        elif "Synchronization debug mode" not in str(one.message):  # which torch says of the mode itself
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+
+
+def remembered_by_python(module: nn.Module, generator: torch.Generator) -> dict[str, object]:
+    """Return what the Python of a module could remember from step to step, by names for people.
+
+    `generator`: the device's own, which is none of it.  Attributes that are no plain values are the objects themselves,
+    with how many things they hold: what happens within them is not seen.
+    """
+    numbers: Any = np.random.get_state()  # noqa: NPY002
+    found: dict[str, object] = {
+        "the state of random": random.getstate(),
+        "the state of numpy.random": (numbers[1].tobytes(), *numbers[2:]),
+    }
+    if generator is not torch.default_generator:
+        found["the state of torch's generator on the CPU"] = torch.default_generator.get_state().numpy().tobytes()
+    for name, part in module.named_modules():
+        where = f"{name}." if name else ""
+        for key, value in vars(part).items():
+            if key in ("_parameters", "_buffers", "_modules"):
+                found |= {f"{where}{inner}": held(one) for inner, one in value.items()}
+            else:
+                found[f"{where}{key}"] = held(value)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Object:
+    """An object that is the same while it is one, and holds as many things."""
+
+    one: object
+    size: int
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Object) and self.one is other.one and self.size == other.size
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def held(value: object) -> object:
+    """Return a plain value itself, and of another object what tells it from others."""
+    if isinstance(value, PLAIN):
+        return value
+    return _Object(value, len(value) if isinstance(value, Collection) and not isinstance(value, torch.Tensor) else 0)
+
+
+def differences(before: dict[str, object], after: dict[str, object]) -> list[str]:
+    """Return the names of what is not the same, in order."""
+    names = list(dict.fromkeys([*before, *after]))
+    none = object()
+    return [name for name in names if before.get(name, none) != after.get(name, none)]

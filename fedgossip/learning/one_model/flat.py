@@ -1,0 +1,154 @@
+"""The layout of a model in a vector: which elements are whose, and the schema that two peers compare."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import Vector, empty, frozen
+from fedgossip.core.task import PARAMETER, STATISTIC, Segment
+from fedgossip.learning.exchangeable import averaged_buffers, trained_parameters
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+Shapes = Sequence[tuple[str, tuple[int, ...]]]
+"""Names and shapes."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names, shapes and offsets of the tensors of a module in one float32 vector.
+
+    Parameters that train come first, in named_parameters order; frozen ones (requires_grad False) stay with their
+    module.  With buffers="average" the floating buffers follow (BatchNorm's running mean and variance); with "local"
+    they stay at their node.  What else never travels: `exchangeable`, and personal parameters, which have a layout of
+    their own: `personal_of`.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    parameters: int
+    """Elements that are parameters; the rest of the vector is buffers."""
+    kind: str = "float32"
+    """The type of the vector, or "float64"."""
+
+    @classmethod
+    def from_module(cls, module: nn.Module, buffers: str = "average", personal: Sequence[str] = ()) -> Layout:
+        """Return the layout of all that travels: trained parameters but `personal` ones, and buffers if averaged.
+
+        Raises ConfigError where nothing is trained and shared.
+        """
+        floating = _shapes(averaged_buffers(module)) if buffers == "average" else []
+        return cls.of(_shapes(trained_parameters(module)), floating, buffers, personal)
+
+    @classmethod
+    def of(cls, trained: Shapes, floating: Shapes, buffers: str = "average", personal: Sequence[str] = ()) -> Layout:
+        """Return `from_module` of a module with these parameters and buffers.  Raises ConfigError without any."""
+        for pattern in personal:
+            if not any(_matches(name, [pattern]) for name, _ in trained):
+                known = ", ".join(name for name, _ in trained)
+                raise ConfigError(f"train.personal: no parameter matches {pattern!r}", f"There are: {known}.")
+        shared = [one for one in trained if not _matches(one[0], personal)]
+        if not shared:
+            advice = "Is requires_grad off everywhere, or every layer personal?"
+            raise ConfigError("the model has no parameter to train and to share", advice)
+        both = [*shared, *(floating if buffers == "average" else [])]
+        parameters = sum(math.prod(shape) for _, shape in shared)
+        return cls(tuple(name for name, _ in both), tuple(shape for _, shape in both), parameters)
+
+    @classmethod
+    def personal_of(cls, module: nn.Module, personal: Sequence[str]) -> Layout:
+        """The layout of the parameters that stay at their node."""
+        own = [one for one in _shapes(trained_parameters(module)) if _matches(one[0], personal)]
+        elements = sum(math.prod(shape) for _, shape in own)
+        return cls(tuple(name for name, _ in own), tuple(shape for _, shape in own), elements)
+
+    @property
+    def dtype(self) -> np.dtype[np.floating]:
+        return np.dtype(self.kind)
+
+    @property
+    def length(self) -> int:
+        return sum(map(math.prod, self.shapes))
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each tensor begins."""
+        return tuple(accumulate(map(math.prod, self.shapes), initial=0))[:-1]
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The tensors in the order of the vector, buffers as statistics."""
+        kinds = (PARAMETER if offset < self.parameters else STATISTIC for offset in self.offsets)
+        return tuple(map(Segment, self.names, self.offsets, self.shapes, kinds))
+
+    @property
+    def schema(self) -> str:
+        """16 hex digits of the sha256 over names, shapes and type: equal schemas mean that averaging makes sense."""
+        described = json.dumps([list(self.names), list(self.shapes), self.parameters, self.dtype.str])
+        return hashlib.sha256(described.encode()).hexdigest()[:16]
+
+    def places(self) -> Iterator[tuple[str, slice, tuple[int, ...]]]:
+        """Yield (name, where in the vector, shape) of every tensor."""
+        for name, offset, shape in zip(self.names, self.offsets, self.shapes, strict=True):
+            yield name, slice(offset, offset + math.prod(shape)), shape
+
+    def read(self, module: nn.Module) -> Vector:
+        """Return the module's tensors as a new frozen vector [length]."""
+        tensors = self._tensors(module)
+        vector = empty(self.length, self.dtype)
+        for name, where, _ in self.places():
+            vector[where] = tensors[name].detach().cpu().numpy().reshape(-1)
+        return frozen(vector)
+
+    def write(self, module: nn.Module, vector: Vector) -> None:
+        """Copy the vector [length] into the module's tensors; no graph is built, the vector is not kept.
+
+        Raises ConfigError for a vector of another length; the module is unchanged then.
+        """
+        if vector.shape != (self.length,):
+            raise ConfigError(
+                f"a vector of {vector.size} elements for a model of {self.length}", "Is it another model's?"
+            )
+        import torch  # here alone: a dry run makes layouts, and loads none
+
+        tensors = self._tensors(module)
+        with torch.no_grad():
+            for name, where, shape in self.places():
+                # a copy: torch warns of arrays that it may not write to
+                tensors[name].copy_(torch.from_numpy(vector[where].reshape(shape).copy()))
+
+    def adopt(self, module: nn.Module, flat: torch.Tensor) -> None:
+        """Make the module's tensors views of `flat` [length], so that one copy loads or reads the whole model."""
+        tensors = self._tensors(module)
+        for name, where, shape in self.places():
+            flat[where].view(shape).copy_(tensors[name].detach())
+        self.place(module, flat)
+
+    def place(self, module: nn.Module, flat: torch.Tensor) -> None:
+        """The same, with what stands in `flat` already."""
+        tensors = self._tensors(module)
+        for name, where, shape in self.places():
+            tensors[name].data = flat[where].view(shape)
+
+    def _tensors(self, module: nn.Module) -> dict[str, torch.Tensor]:
+        return dict(module.named_parameters()) | dict(module.named_buffers())
+
+
+def _shapes(named: Sequence[tuple[str, torch.Tensor]]) -> list[tuple[str, tuple[int, ...]]]:
+    return [(name, tuple(tensor.shape)) for name, tensor in named]
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

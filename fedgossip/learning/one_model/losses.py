@@ -1,0 +1,128 @@
+"""Losses on what a model gives and the labels, as an objective names them: what training makes smaller."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+
+from fedgossip.base.errors import TrainingError
+from fedgossip.base.signatures import CalledWith
+from fedgossip.data import custom
+from fedgossip.data.objectives import Objective
+from fedgossip.data.ragged import IGNORED
+
+Values = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Of outputs and labels of the same shape, the loss of every number."""
+
+OF_NUMBERS: Mapping[str, Values] = {
+    "mse": lambda outputs, labels: functional.mse_loss(outputs, labels, reduction="none"),
+    "mae": lambda outputs, labels: functional.l1_loss(outputs, labels, reduction="none"),
+    "huber": lambda outputs, labels: functional.huber_loss(outputs, labels, reduction="none"),
+    "bce": lambda outputs, labels: functional.binary_cross_entropy_with_logits(outputs, labels, reduction="none"),
+}
+
+
+LOSS = CalledWith(("outputs", "labels"), "Write def loss(outputs, labels): return ((outputs - labels) ** 2).mean()")
+"""Of a loss of the user's own: two tensors of a batch."""
+
+SOFT_TARGETS = "soft-targets"
+"""The loss of a model that learns another one's logits, "soft-targets?temperature=2"; no experiment names it."""
+
+
+def soft_targets(temperature: float) -> Values:
+    """Return the loss of outputs and labels that are both logits [b, k]; 0 where both give the same probabilities.
+
+    Its mean is T^2 times the mean over the examples of KL(softmax(labels / T) || softmax(outputs / T)): so its gradient
+    keeps its size whatever T is (Hinton, Vinyals and Dean, arXiv:1503.02531, section 2).
+    """
+
+    def values(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        ours, theirs = (outputs / temperature).log_softmax(-1), (labels / temperature).log_softmax(-1)
+        each = functional.kl_div(ours, theirs, reduction="none", log_target=True)
+        return temperature**2 * outputs.shape[-1] * each
+
+    return values
+
+
+def _values_of(loss: str) -> Values | None:
+    name, _, options = loss.partition("?temperature=")
+    return soft_targets(float(options)) if name == SOFT_TARGETS else OF_NUMBERS.get(loss)
+
+
+class Criterion:
+    """The loss of an objective; `base`: where a function of the user's own is looked for."""
+
+    def __init__(self, objective: Objective, base: Path | None = None) -> None:
+        self.name = objective.loss
+        self._own = custom.function(self.name, base, LOSS) if custom.is_function(self.name) else None
+        self._values = _values_of(self.name)
+
+    def mean(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the mean over the examples of a batch, of text over its characters, a scalar; padding counts not.
+
+        Raises TrainingError where the model's outputs do not have the shape of the labels, and for a function of the
+        user's own that raises or returns no scalar.
+        """
+        outputs = _wide(outputs)
+        if self._own is not None:
+            return self._called(outputs, labels)
+        if self._values is not None:
+            return self._values(fitted(outputs, labels), labels).mean()
+        return functional.cross_entropy(
+            outputs.reshape(-1, outputs.shape[-1]), labels.reshape(-1), ignore_index=IGNORED
+        )
+
+    def summed(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the sum over examples of what each alone would lose; for text of its mean over the characters."""
+        outputs = _wide(outputs)
+        if self._own is not None:  # example by example: what it makes of a batch is its own matter
+            each = [self._called(outputs[k : k + 1], labels[k : k + 1]) for k in range(len(labels))]
+            return torch.stack(each).sum()
+        if self._values is not None:
+            numbers = self._values(fitted(outputs, labels), labels)
+        else:
+            flat = outputs.reshape(-1, outputs.shape[-1])
+            if labels.dim() == 1:
+                return functional.cross_entropy(flat, labels, reduction="sum")
+            numbers = functional.cross_entropy(flat, labels.reshape(-1), reduction="none")
+        return numbers.reshape(len(labels), -1).mean(1).sum()
+
+    def _called(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        assert self._own is not None
+        found = custom.given_by(f"the loss {self.name}", self._own, outputs, labels)
+        if not isinstance(found, torch.Tensor) or found.dim():
+            what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else repr(found)
+            advice = "It returns one number as a tensor: the mean over the batch, loss.mean()."
+            raise TrainingError(f"the loss {self.name} returned {what[:80]}", advice)
+        return found
+
+
+def predicted(labels: torch.Tensor) -> int:
+    """Return how many labels there are to predict: those that are no padding."""
+    return labels.numel() if labels.is_floating_point() else int((labels != IGNORED).sum())
+
+
+def fitted(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return outputs [b, k] for labels [b, k]; a model of one output may leave its axis out.  Raises TrainingError."""
+    if outputs.shape == labels.shape:
+        return outputs
+    if labels.shape[1:] == (1,) and outputs.shape == labels.shape[:1]:
+        return outputs.unsqueeze(1)
+    raise TrainingError(
+        f"the model gives {tuple(outputs.shape)} for labels of {tuple(labels.shape)}",
+        f"Its last layer has {labels.shape[-1]} output{'s' if labels.shape[-1] > 1 else ''}, one per label column.",
+    )
+
+
+def _wide(outputs: torch.Tensor) -> torch.Tensor:
+    return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+
+
+def not_finite(node: int, round: int, name: str, loss: float, lr: float) -> TrainingError:
+    """Return the error of a training whose loss `name`, or update, is not finite."""
+    what = f"the loss {name} is {loss}" if not math.isfinite(loss) else "the update is not finite"
+    return TrainingError(f"node {node}, round {round}: {what}", f"Use a smaller lr than {lr:g}, or clip_norm = 1.")

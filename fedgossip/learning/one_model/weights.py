@@ -1,0 +1,218 @@
+"""The trained elements of a module as the training loop sees them, and how they come from vectors and go back.
+
+A module's *line* is its personal parameters, then those that travel, [trained]: what the optimiser knows.  A process
+holds `values`, tensors [1, k], whose elements have `places` in that line.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedgossip.base.vectors import Vector
+from fedgossip.core.task import Segment
+from fedgossip.learning.one_model import optimizers
+from fedgossip.learning.one_model.flat import Layout
+from fedgossip.learning.one_model.places import Line, Place
+
+__all__ = [
+    "FlatWeights",
+    "Held",
+    "Line",
+    "Place",
+    "compacted",
+    "gathered",
+    "local_buffers",
+    "scattered",
+    "spread_over",
+    "trained_segments",
+]
+
+
+class Held(Protocol):
+    """What a process holds of a module."""
+
+    @property
+    def places(self) -> Sequence[Place]: ...
+
+    @property
+    def values(self) -> Sequence[torch.Tensor]: ...
+
+    @property
+    def gradients(self) -> Sequence[torch.Tensor]:
+        """What the backward passes since `forget_gradients` have added up, one [1, k] per value."""
+        ...
+
+    def forget_gradients(self) -> None: ...
+
+    def combine_gradients(self) -> None:
+        """Add up what other processes have of the gradient; to be called once behind the backward passes of a batch."""
+        ...
+
+    def clip(self, longest: float) -> None:
+        """Scale the whole gradient down to this length where it is longer."""
+        ...
+
+    def finite(self) -> bool:
+        """Tell whether every element of the whole gradient is a number."""
+        ...
+
+    def refresh(self) -> None:
+        """Let the module compute with what `values` have become."""
+        ...
+
+    def load(self, vector: Vector) -> None:
+        """Take up a vector [length]: the parameters that travel, and the buffers in it."""
+        ...
+
+    def load_own(self, personal: Line | None) -> None:
+        """Take up a node's personal parameters; None: those that every node begins with."""
+        ...
+
+    def store(self, vector: Line, personal: Line) -> None:
+        """Write what is held to its places in a vector [length] and in personal parameters."""
+        ...
+
+
+class FlatWeights:
+    """All of a module in one flat tensor, which its own tensors are views of: loading a vector is one copy.
+
+    On CUDA the weights of recurrent layers are copies, in the one piece of memory per layer that cuDNN computes with:
+    of views it would make such a piece at every call, and warn of it.
+    """
+
+    def __init__(self, module: nn.Module, layout: Layout, own: Layout, device: torch.device) -> None:
+        self._p = own.length
+        trained = own.length + layout.parameters
+        self._all = torch.empty(own.length + layout.length, device=device)  # own first: all that is trained together
+        self._own, self._flat = self._all[: own.length], self._all[own.length :]
+        layout.adopt(module, self._flat)
+        own.adopt(module, self._own)
+        self._fresh_own = self._own.clone()
+        self.places = (Place.stretch(0, trained),)
+        self.values = (self._all[:trained].unsqueeze(0),)
+        self._gradient = torch.zeros_like(self.values[0])
+        tensors = dict(module.named_parameters())
+        for part, gradient in ((own, self._gradient[0, : own.length]), (layout, self._gradient[0, own.length :])):
+            for name, where, shape in part.places():
+                if name in tensors:
+                    tensors[name].grad = gradient[where].view(shape)
+        self._copies = compacted(module) if _by_cudnn(device) else []
+        self.elsewhere = device.type != "cpu"
+        """Whether it lies in memory of a device, so that what was loaded is kept there too, for differences."""
+        self._loaded = torch.empty_like(self._flat) if self.elsewhere else self._flat
+
+    @property
+    def gradients(self) -> Sequence[torch.Tensor]:
+        return (self._gradient,)
+
+    def forget_gradients(self) -> None:
+        self._gradient.zero_()
+
+    def combine_gradients(self) -> None:
+        pass  # DDP has, in the backward pass
+
+    def clip(self, longest: float) -> None:
+        optimizers.clip(self.gradients, longest)
+
+    def finite(self) -> bool:
+        return bool(torch.isfinite(self._gradient).all())
+
+    def refresh(self) -> None:
+        for copy, view in self._copies:
+            copy.copy_(view)
+
+    def standing(self) -> list[torch.Tensor]:
+        """Return all tensors that a step changes, averaged buffers too, in their places."""
+        return [self._all, *(copy for copy, _ in self._copies)]
+
+    def load(self, vector: Vector) -> None:
+        if self.elsewhere:
+            self._loaded.copy_(read_only(vector))
+            self._flat.copy_(self._loaded)
+        else:
+            np.copyto(self._flat.numpy(), vector)
+        self.refresh()
+
+    def load_own(self, personal: Line | None) -> None:
+        self._own.copy_(self._fresh_own if personal is None else torch.from_numpy(np.array(personal)))
+        self.refresh()
+
+    def store(self, vector: Line, personal: Line) -> None:
+        torch.from_numpy(vector).copy_(self._flat)
+        torch.from_numpy(personal).copy_(self._own)
+
+    def store_difference(self, vector: Line, personal: Line) -> None:
+        """As `store`, but of what travels write by how much it differs from what was loaded."""
+        torch.from_numpy(vector).copy_(self._flat - self._loaded)
+        torch.from_numpy(personal).copy_(self._own)
+
+    def finite_difference(self) -> bool:
+        """Tell whether that is a number everywhere."""
+        return bool(torch.isfinite((self._flat - self._loaded).sum()))
+
+
+def read_only(vector: Vector) -> torch.Tensor:
+    """Return a tensor over a vector's memory, to be read from: torch itself would copy a vector that is frozen."""
+    if vector.flags.writeable or not vector.flags.c_contiguous:
+        return torch.from_numpy(np.ascontiguousarray(vector))
+    seen = np.ctypeslib.as_array((ctypes.c_float * vector.size).from_address(vector.ctypes.data))
+    return torch.from_numpy(seen)
+
+
+def _by_cudnn(device: torch.device) -> bool:
+    """Whether recurrent layers are computed by cuDNN there."""
+    return device.type == "cuda"
+
+
+def compacted(module: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Take the recurrent layers' weights out of the flat tensor that they are views of, into memory as cuDNN wants it;
+    return each with its view."""
+    found = []
+    for part in module.modules():
+        if isinstance(part, nn.RNNBase):
+            views = [(parameter, parameter.data) for parameter in part.parameters()]
+            for parameter, view in views:
+                parameter.data = view.clone()
+            part.flatten_parameters()
+            found += [(parameter.data, view) for parameter, view in views]
+    return found
+
+
+def trained_segments(own: Layout, layout: Layout) -> list[Segment]:
+    """Return where the tensors of a module lie in its line."""
+    travels = [replace(one, start=own.length + one.start) for one in layout.segments if one.stop <= layout.parameters]
+    return [*own.segments, *travels]
+
+
+def scattered(line: Line | None, places: Sequence[Place], device: torch.device) -> list[torch.Tensor]:
+    """Return the places of a line as tensors [1, k] of their own on the device; of None zeros."""
+    if line is None:
+        return [torch.zeros((1, place.size), device=device) for place in places]
+    return [torch.from_numpy(place.take(line)).to(device).unsqueeze(0) for place in places]
+
+
+def spread_over(parts: Sequence[torch.Tensor], line: Line | None, places: Sequence[Place]) -> None:
+    """Write the places of a line into tensors [1, k]; of None zeros."""
+    for part, place in zip(parts, places, strict=True):
+        if line is None:
+            part.zero_()
+        else:
+            part[0].copy_(torch.from_numpy(place.take(line)))
+
+
+def gathered(parts: Sequence[torch.Tensor], places: Sequence[Place], line: Line) -> None:
+    """Write tensors [1, k] to their places of a line."""
+    for part, place in zip(parts, places, strict=True):
+        place.put(line, part.cpu().numpy())
+
+
+def local_buffers(module: nn.Module, layout: Layout) -> Mapping[str, torch.Tensor]:
+    """Return the buffers that belong to a node and travel in no vector."""
+    return {name: buffer for name, buffer in module.named_buffers() if name not in layout.names}

@@ -1,0 +1,76 @@
+"""What of a process is everybody's: random states, torch's threads, a model's mode; kept, and put back."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedgossip.base import seeds
+
+
+@dataclass(frozen=True, eq=False)
+class GlobalState:
+    """The random states of Python, numpy and torch, and torch's threads and usual type."""
+
+    python: Any
+    numpy: Any
+    cpu: torch.Tensor
+    cuda: tuple[torch.Tensor, ...]
+    threads: int
+    dtype: torch.dtype
+
+    @classmethod
+    def now(cls) -> GlobalState:
+        """What holds in this process."""
+        cuda = tuple(torch.cuda.get_rng_state_all()) if _gpus() else ()
+        threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+        numpy = np.random.get_state()  # noqa: NPY002 the user's code may use it
+        return cls(random.getstate(), numpy, torch.get_rng_state(), cuda, threads, dtype)
+
+    @classmethod
+    def of_a_start(cls, seed: int, node: int) -> GlobalState:
+        """What a process of its own would begin with, with one thread; Python's and numpy's by the seed.
+
+        torch begins with the same state in every process.
+        """
+        python = random.Random(seeds.integer(seed, "python", node)).getstate()
+        numpy = np.random.RandomState(seeds.integer(seed, "numpy", node) % 2**32).get_state()
+        cuda = tuple(torch.Generator("cuda").get_state() for _ in range(_gpus()))
+        return cls(python, numpy, torch.Generator().get_state(), cuda, 1, torch.float32)
+
+    def put(self) -> None:
+        """Let it hold."""
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)  # noqa: NPY002
+        torch.set_rng_state(self.cpu)
+        if self.cuda:
+            torch.cuda.set_rng_state_all(list(self.cuda))
+        if torch.get_num_threads() != self.threads:
+            torch.set_num_threads(self.threads)
+        if torch.get_default_dtype() != self.dtype:
+            torch.set_default_dtype(self.dtype)
+
+
+def _gpus() -> int:
+    """How many GPUs this process uses: random states are made only where torch has been there already."""
+    used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.cuda.device_count() if used else 0
+
+
+@contextlib.contextmanager
+def kept_apart(module: nn.Module) -> Iterator[None]:
+    """What is done inside leaves random states and the modes of all parts of `module` as they were."""
+    before, modes = GlobalState.now(), [(part, part.training) for part in module.modules()]
+    try:
+        yield
+    finally:
+        before.put()
+        for part, mode in modes:
+            part.training = mode

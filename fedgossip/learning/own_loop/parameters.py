@@ -1,0 +1,282 @@
+"""What of a user's own module is exchanged, as one flat vector: read from it and written to it in place."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from fedgossip.base.errors import ConfigError, TrainingError
+from fedgossip.base.vectors import Vector, all_finite, empty, frozen
+from fedgossip.core.task import Segment
+from fedgossip.learning.exchangeable import averaged_buffers, trained_parameters
+from fedgossip.learning.one_model.flat import Layout
+from fedgossip.learning.one_model.probing import projected
+
+_WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+"""What torch.compile and the wrappers of torch put between the names of a module and its parameters."""
+
+_AROUND = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
+"""Modules of torch that hold the model as their attribute `module`."""
+
+_ROUNDED = (torch.float32, torch.float16, torch.bfloat16)
+"""Types that travel as float32; float64 travels as it is."""
+
+
+class Exchanged:
+    """The tensors of `module` that travel: parameters with requires_grad, and floating buffers where they are averaged.
+
+    `only`: patterns of names, of which a tensor matches one or stays at home.  A vector is [d], float32, or float64
+    where all tensors are.  Tensors stay where they are: on whatever device, leaves of whatever graph.
+    """
+
+    def __init__(self, module: nn.Module, only: Sequence[str] = (), buffers: str = "average") -> None:
+        self.module = module
+        named = list(_parameters(module, only)) + (list(_buffers(module, only)) if buffers == "average" else [])
+        self._paths = [path for path, _, _ in named]
+        plain = _plainly(module)
+        stays = (path for path, p in module.named_parameters() if not p.requires_grad)
+        self._frozen = {path for path in stays if not only or _matches(plain(path), only)}
+        self._types = [tensor.dtype for _, _, tensor in named]
+        trained = sum(tensor.numel() for _, _, tensor in named if isinstance(tensor, nn.Parameter))
+        names, shapes = tuple(name for _, name, _ in named), tuple(tuple(tensor.shape) for _, _, tensor in named)
+        self.layout = Layout(names, shapes, trained, _kind(named))
+        self.exact = all(kind == getattr(torch, self.layout.kind) for kind in self._types)
+        """Whether the tensors hold what is written to them; a tensor of bfloat16 rounds it."""
+        self._buffer = self._new_buffer()
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        return self.layout.segments
+
+    def held_by(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Raise ConfigError, naming the first, for an exchanged parameter that no optimizer changes."""
+        held = {id(p) for one in optimizers for group in one.param_groups for p in group["params"]}
+        for name, tensor in zip(self.layout.names, self.tensors(), strict=True):
+            if isinstance(tensor, nn.Parameter) and id(tensor) not in held:
+                advice = "Give the optimizer of this model (several in a list); freeze what is not to be learned."
+                raise ConfigError(f"join: no optimizer holds the parameter {name!r} of the model", advice)
+
+    def check_thawed(self) -> None:
+        """Raise ConfigError, naming the first, for a parameter that trains now and was frozen at the join."""
+        for path, parameter in self.module.named_parameters():
+            if path in self._frozen and parameter.requires_grad:
+                name = _plainly(self.module)(path)
+                text = f"the parameter {name!r} trains now, was frozen at join(), and is not exchanged"
+                advice = "Join while it trains and the optimizer holds it, then freeze it until it is to train."
+                raise ConfigError(text, advice)
+
+    def read(self) -> Vector:
+        """Return the tensors as a new frozen vector.  Raises ConfigError where one has another shape or type now."""
+        tensors = [_whole(tensor) for tensor in self.tensors()]
+        vector = empty(self.layout.length, self.layout.dtype)
+        if all(tensor.device.type == "cpu" for tensor in tensors):
+            torch._foreach_copy_(list(self._views(torch.from_numpy(vector))), tensors)
+            return frozen(vector)
+        flat = torch.cat([tensor.reshape(-1).to(self._buffer.dtype) for tensor in tensors])
+        self._buffer.copy_(flat, non_blocking=True)
+        _wait_for(flat.device)
+        np.copyto(vector, self._buffer.numpy())
+        return frozen(vector)
+
+    def write(self, vector: Vector) -> None:
+        """Copy the vector into the tensors; no graph is built, the vector is not kept."""
+        with torch.no_grad():
+            torch._foreach_copy_(*self._paired(vector))
+
+    def add(self, difference: Vector) -> None:
+        """Add the vector to the tensors, each element rounded once."""
+        with torch.no_grad():
+            torch._foreach_add_(*self._paired(difference))
+
+    def check_finite(self, vector: Vector, where: str) -> None:
+        """Raise TrainingError, naming `where` and the first tensor, for an element that is infinite or no number."""
+        if all_finite(vector):
+            return
+        for name, place, _ in self.layout.places():
+            wrong = int(np.count_nonzero(~np.isfinite(vector[place])))
+            if wrong:
+                what = f"{where}: the parameter {name!r} holds {wrong} elements that are not finite"
+                advice = "Nothing of this round was sent.  Use a smaller learning rate, or clip the gradients."
+                raise TrainingError(f"{what}, of {vector[place].size}", advice)
+
+    def frozen_projections(self) -> tuple[float, ...]:
+        """Projections of the parameters that do not train: what others must have too, such as the base of adapters."""
+        plain = _plainly(self.module)
+        kept = [(plain(n), _whole(p).cpu()) for n, p in self.module.named_parameters() if not p.requires_grad]
+        return projected((f"{name}/{tuple(one.shape)}/{one.dtype}", one) for name, one in kept if one.numel())
+
+    def first_projections(self, vector: Vector) -> tuple[float, ...]:
+        """Projections of the weights that a loop begins with."""
+        return projected([("first", torch.from_numpy(vector.copy()))])
+
+    def parts_of(self, vector: Vector) -> list[torch.Tensor]:
+        """Return the parts of a vector, each a tensor of its own like the one of the model."""
+        tensors = self.tensors()
+        views = self._views(torch.from_numpy(vector.copy()))
+        return [_like(t, view) for t, view in zip(tensors, views, strict=True)]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return what is exchanged, in the vector's order.  Raises ConfigError for a shape or type that is new."""
+        there: dict[str, torch.Tensor] = dict(self.module.named_parameters())
+        there.update(self.module.named_buffers())
+        found = [there.get(path) for path in self._paths]
+        layout = zip(found, self.layout.names, self.layout.shapes, self._types, strict=True)
+        for tensor, name, shape, kind in layout:
+            if tensor is None or tuple(tensor.shape) != shape or tensor.dtype != kind:
+                now = "is gone" if tensor is None else f"is {_described(tensor.shape, tensor.dtype)} now"
+                advice = "Join when the model has its final form; then only values may change."
+                raise ConfigError(f"the parameter {name!r} was {_described(shape, kind)} and {now}", advice)
+        return [tensor for tensor in found if tensor is not None]
+
+    def _paired(self, vector: Vector) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The tensors, and the parts of the vector that belong to them, on their devices."""
+        tensors = self.tensors()
+        np.copyto(self._buffer.numpy(), vector)
+        views = self._views(self._buffer)
+        moved = [_like(t, view) for t, view in zip(tensors, views, strict=True)]
+        for device in {t.device for t in tensors}:
+            _wait_for(device)  # the buffer is written again at the next exchange
+        return [_held(t) for t in tensors], [_held(t) for t in moved]
+
+    def _views(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
+        for _, place, shape in self.layout.places():
+            yield flat[place].view(shape)
+
+    def _new_buffer(self) -> torch.Tensor:
+        pinned = torch.cuda.is_available()
+        return torch.empty(self.layout.length, dtype=getattr(torch, self.layout.kind), pin_memory=pinned)
+
+
+def optimizers_of(model: Any, optimizer: Any) -> list[torch.optim.Optimizer]:
+    """Return the optimizers of torch in `optimizer`.  Raises ConfigError for anything else, and for no module."""
+    if not isinstance(model, nn.Module):
+        several = isinstance(model, list | tuple) and all(isinstance(one, nn.Module) for one in model)
+        what = "several models" if several else f"a {type(model).__name__}"
+        advice = "Give join() torch.nn.ModuleList([a, b])" if several else "Give join() the torch.nn.Module that trains"
+        raise ConfigError(f"join: the model is {what}, not one torch.nn.Module", f"{advice}, and its optimizer.")
+    given = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+    found = [getattr(one, "optimizer", one) for one in given]  # accelerate stands around those of torch
+    for one in found:
+        if not isinstance(one, torch.optim.Optimizer):
+            kind = one.__name__ if isinstance(one, type) else type(one).__name__
+            text = f"join: the optimizer is {'the class' if isinstance(one, type) else 'a'} {kind}, not one of torch"
+            if one is None:
+                text = "join: the optimizer is None"
+            raise ConfigError(text, "Give join() the torch.optim.Optimizer that trains the model; several in a list.")
+    return found
+
+
+def first_difference(ours: Sequence[Segment], theirs: Sequence[Segment]) -> str:
+    """Return in words where two layouts first differ; "" where they do not."""
+    for mine, other in zip(ours, theirs, strict=False):
+        if (mine.name, mine.shape) != (other.name, other.shape):
+            return f"{mine.name!r} {list(mine.shape)} here is {other.name!r} {list(other.shape)} there"
+    if len(ours) != len(theirs):
+        longer, side = (ours, "here") if len(ours) > len(theirs) else (theirs, "there")
+        return f"{longer[min(len(ours), len(theirs))].name!r} is {side} alone"
+    return ""
+
+
+Named = tuple[str, str, torch.Tensor]
+"""The path in the module, the name that others compare, and the tensor."""
+
+
+def _parameters(module: nn.Module, only: Sequence[str]) -> Iterator[Named]:
+    plain = _plainly(module)
+    trained = [(path, plain(path), p) for path, p in trained_parameters(module)]
+    for pattern in only:
+        if not any(_matches(name, [pattern]) for _, name, _ in trained):
+            known = ", ".join(name for _, name, _ in trained[:20])
+            raise ConfigError(f"exchange: no parameter that trains matches {pattern!r}", f"There are: {known}.")
+    found = [one for one in trained if not only or _matches(one[1], only)]
+    if not found:
+        raise ConfigError("the model has no parameter to train and to share", "Is requires_grad off everywhere?")
+    yield from found
+
+
+def _buffers(module: nn.Module, only: Sequence[str]) -> Iterator[Named]:
+    plain = _plainly(module)
+    for path, buffer in averaged_buffers(module):
+        if not only or _matches(plain(path), only):
+            yield path, plain(path), buffer
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a pattern is that of the whole name, or of the name from some dot on."""
+    return any(fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}") for pattern in patterns)
+
+
+def _kind(named: Sequence[Named]) -> str:
+    types = {tensor.dtype for _, _, tensor in named}
+    if types == {torch.float64}:
+        return "float64"
+    for _, name, tensor in named:
+        if tensor.dtype not in _ROUNDED:
+            advice = "Exchanged are float32, float16 and bfloat16, or float64 alone."
+            raise ConfigError(f"the parameter {name!r} is {tensor.dtype}", advice)
+    return "float32"
+
+
+def _plainly(module: nn.Module) -> Callable[[str], str]:
+    """Return the function from a path in `module` to the name in the model itself, without what is wrapped around it.
+
+    An attribute of the model's own may be called `module`: only the wrappers of torch lose that prefix.
+    """
+    wrapped, inner = "", cast(Any, module)
+    while True:
+        if hasattr(inner, "_orig_mod"):  # of torch.compile, whose prefix is that of an inner module too
+            inner = inner._orig_mod
+        elif isinstance(inner, _AROUND):
+            wrapped, inner = f"{wrapped}module.", inner.module
+        else:
+            return lambda path: _WRAPPERS.sub("", path).removeprefix(wrapped)
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without its graph; of one that is divided among ranks, a DTensor, all of it: all ranks must call."""
+    found: Any = tensor.detach()
+    whole: torch.Tensor = found.full_tensor() if _is_divided(tensor) else found
+    return whole
+
+
+def _held(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of the tensor that lies here."""
+    found: Any = tensor
+    here: torch.Tensor = found.to_local() if _is_divided(tensor) else found
+    return here
+
+
+def _like(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return whole values as a tensor of its type, where it lies and in the parts that it has."""
+    values = values.to(tensor.device, tensor.dtype, non_blocking=True)
+    if not _is_divided(tensor):
+        return values
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(values, tensor.device_mesh, tensor.placements)  # type: ignore[attr-defined]
+
+
+def _is_divided(tensor: torch.Tensor) -> bool:
+    return hasattr(tensor, "full_tensor")
+
+
+def _described(shape: Sequence[int], kind: torch.dtype) -> str:
+    return f"{list(shape)} of {str(kind).removeprefix('torch.')}"
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+def elements(segments: Sequence[Segment]) -> int:
+    """Return how many elements the segments hold together."""
+    return sum(math.prod(one.shape) for one in segments)

@@ -1,0 +1,189 @@
+"""What a federated algorithm adds to a loop's gradients: the pull of FedProx, the correction of SCAFFOLD.
+
+step()          the gradients lie in `grad`: terms are added before the optimizer reads them
+step(closure)   the gradients are made inside step(): terms are added each time that the closure has made them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fedgossip.base.errors import ConfigError, TrainingError
+from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import Terms
+from fedgossip.learning.own_loop.parameters import Exchanged
+
+MOMENTUM = {"momentum_buffer", "exp_avg"}
+"""The names by which torch's optimizers keep the direction of their last steps."""
+
+
+class GradientTerms:
+    """Hooks before each step of the optimizers: gradient += pull * (weights - given) + correction.
+
+    Where an algorithm counts steps from rest (FedNova with momentum), what optimizers remember of directions is
+    forgotten when a round begins; all else that they keep, such as Adam's step count and second moments, stays.
+    """
+
+    def __init__(self, exchanged: Exchanged, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._exchanged, self._optimizers = exchanged, optimizers
+        self._terms: Terms | None = None
+        self._given: list[torch.Tensor] = []
+        self._correction: list[torch.Tensor] = []
+        self._steps = [0] * len(optimizers)
+        self._rates = [0.0] * len(optimizers)
+        self._hooks = [
+            one.register_step_pre_hook(self._hook(place))
+            for place, one in enumerate(optimizers)
+            if isinstance(one, torch.optim.Optimizer)
+        ]
+
+    def use(self, terms: Terms | None, given: Vector) -> None:
+        """Add these terms from now on, none for None, and count steps anew.
+
+        Raises ConfigError for an optimizer with which the algorithm's formula is wrong.
+        """
+        self._terms = terms
+        self._steps, self._rates = [0] * len(self._optimizers), [0.0] * len(self._optimizers)
+        if terms and terms.momentum is not None:
+            for optimizer in self._optimizers:
+                _check_form(optimizer, terms)
+                if terms.momentum > 0:
+                    forget_direction(optimizer)
+        self._given = self._exchanged.parts_of(given) if terms and terms.pull else []
+        corrected = terms is not None and terms.correction is not None
+        self._correction = self._exchanged.parts_of(terms.correction) if corrected and terms else []  # type: ignore[arg-type]
+
+    def taken(self, steps: int, changed: Callable[[], bool]) -> tuple[float, float]:
+        """Return (steps, rate): how many steps the optimizers took since `use`, and their mean learning rate.
+
+        Their product is the sum of the rates, also under a schedule, and without the steps that a GradScaler skipped.
+        `steps`: the loop's own count, for a run without terms.  `changed`: whether the weights differ.  Raises
+        TrainingError where they do though no optimizer took a step: their gradients lack the terms.
+        """
+        if self._terms is None or not any(self._steps):
+            if self._terms is not None and self._terms.active and changed():
+                named = ", ".join(sorted({type(one).__name__ for one in self._optimizers}))
+                text = f"the weights changed, but by no step of what join() was given ({named})"
+                raise TrainingError(
+                    text, "Give join() the optimizers whose step() the loop calls: it adds terms there."
+                )
+            groups = [group for one in self._optimizers for group in one.param_groups]
+            return float(steps), float(groups[0].get("lr", 1.0)) if groups else 1.0
+        if self._correction and len(set(zip(self._steps, self._rates, strict=True))) > 1:
+            text = f"scaffold: the optimizers of this loop took {self._steps} steps in one round"
+            raise TrainingError(text, "Let all optimizers take as many steps, at the same rates, or choose fedavg.")
+        most = self._steps.index(max(self._steps))
+        return float(self._steps[most]), self._rates[most] / self._steps[most]
+
+    def remove(self) -> None:
+        """Leave the optimizers as they were."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _hook(self, place: int) -> Callable[..., Any]:
+        """Return the hook of one optimizer: torch calls it with the arguments of `step`, and takes what it returns."""
+
+        def before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            self._count(place, optimizer)
+            if not (self._given or self._correction):
+                return None
+            closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+            if not callable(closure):
+                self._add(optimizer, _scale_of(optimizer, kwargs))
+                return None
+
+            def with_terms() -> Any:
+                loss = closure()
+                value = self._add(optimizer, _scale_of(optimizer, kwargs))
+                # LBFGS searches along a line by the loss, which has to be that of its gradient
+                return loss + value if isinstance(optimizer, torch.optim.LBFGS) and loss is not None else loss
+
+            if "closure" in kwargs:
+                return args, {**kwargs, "closure": with_terms}
+            return (args[0], with_terms, *args[2:]), kwargs
+
+        return before
+
+    def _count(self, place: int, optimizer: torch.optim.Optimizer) -> None:
+        self._steps[place] += 1
+        if self._correction:
+            _check_rates(optimizer)
+        groups = optimizer.param_groups
+        self._rates[place] += float(groups[0].get("lr", 1.0)) if groups else 1.0
+
+    def _add(self, optimizer: torch.optim.Optimizer, scale: Any) -> Any:
+        """Add the terms to the gradients that this optimizer reads; return their part of the loss."""
+        signs = {id(p): -1 if group.get("maximize") else 1 for group in optimizer.param_groups for p in group["params"]}
+        value: Any = 0.0
+        with torch.no_grad():
+            for place, tensor in enumerate(self._exchanged.tensors()):
+                if id(tensor) not in signs or tensor.grad is None:
+                    continue
+                term = torch.zeros_like(tensor)
+                if self._given:
+                    away = tensor - self._given[place]
+                    term += self._terms.pull * away  # type: ignore[union-attr]
+                    value += self._terms.pull / 2 * away.square().sum()  # type: ignore[union-attr]
+                if self._correction:
+                    term += self._correction[place]
+                    value += (self._correction[place] * tensor).sum()
+                _raise_gradient(
+                    tensor, term * (signs[id(tensor)] * scale), self._exchanged.layout.names[place], optimizer
+                )
+        return value
+
+
+def _raise_gradient(tensor: torch.Tensor, term: torch.Tensor, name: str, optimizer: torch.optim.Optimizer) -> None:
+    """Add `term` to the tensor's gradient; a sparse one becomes dense, as the term is in every row."""
+    assert tensor.grad is not None
+    if not tensor.grad.is_sparse:
+        tensor.grad += term
+        return
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        text = f"the algorithm adds a term to each element of {name!r}, and SparseAdam takes sparse gradients alone"
+        raise ConfigError(text, "Take SGD or Adam for it, or fedavg, which adds nothing to gradients.")
+    tensor.grad = tensor.grad.to_dense() + term
+
+
+def _scale_of(optimizer: torch.optim.Optimizer, kwargs: dict[str, Any]) -> Any:
+    """Return the factor of gradients that a GradScaler leaves to the optimizer to divide by (fused ones), or 1."""
+    if (scaler := kwargs.get("grad_scaler")) is not None:
+        return scaler.get_scale()
+    scale = getattr(optimizer, "grad_scale", None)
+    return 1.0 if scale is None else scale
+
+
+def _check_form(optimizer: torch.optim.Optimizer, terms: Terms) -> None:
+    """Raise ConfigError for an optimizer whose steps are not those of the algorithm's formula."""
+    kind = type(optimizer).__name__
+    if terms.correction is not None:
+        advice = "Train with torch.optim.SGD of one rate and no momentum, or choose fedavg, fedprox or fedadam."
+        if not isinstance(optimizer, torch.optim.SGD):
+            raise ConfigError(f"scaffold reads gradients off the steps of plain SGD, and this loop has {kind}", advice)
+        if any(group.get("maximize") for group in optimizer.param_groups):
+            raise ConfigError("scaffold reads gradients off descending steps, and this SGD maximizes", advice)
+        _check_rates(optimizer)
+    momenta = {float(group["momentum"]) for group in optimizer.param_groups if "momentum" in group}
+    if wrong := sorted(momenta - {terms.momentum}):
+        rule = "scaffold" if terms.correction is not None else "fednova"
+        text = f"{rule} counts with momentum {terms.momentum:g}, and the {kind} of this loop has {wrong[0]:g}"
+        raise ConfigError(text, f"Set coordinator.options.momentum = {wrong[0]:g}." if rule == "fednova" else advice)
+
+
+def _check_rates(optimizer: torch.optim.Optimizer) -> None:
+    rates = sorted({float(group["lr"]) for group in optimizer.param_groups})
+    if len(rates) > 1:
+        text = f"scaffold reads gradients off steps of one rate, and the groups of this loop have {rates}"
+        raise ConfigError(text, "Give all parameter groups one learning rate, or choose fedavg or fedprox.")
+
+
+def forget_direction(optimizer: torch.optim.Optimizer) -> None:
+    """Let the optimizer's momentum begin at rest: its buffers are zero."""
+    with torch.no_grad():
+        for kept in optimizer.state.values():
+            for name in MOMENTUM & kept.keys():
+                if kept[name] is not None:
+                    kept[name].zero_()

@@ -1,0 +1,199 @@
+"""One client, several processes: a GPU for each, or all on the CPU; they train every step together.
+
+    the task's process     DistributedLoop: lays a job on a board, gives the order, takes up what was found
+    P processes (`worker`)   a torch.distributed group among themselves; each trains on its part of every batch
+
+The task's process is no member of the group: a crash inside the group is an error here and not the end of the peer,
+several tasks of one process have groups of their own, and what holds the sockets of a peer trains on no GPU.  How the
+processes begin and end: `processes`.  Process 0 speaks for the group where all would say the same.
+
+A step equals the step of one process to rounding, see `group`: with "ddp" each process holds the whole model, with
+"fsdp" a part of it (`fsdp`).  With "hogwild" there are no common steps: `hogwild`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import Vector, empty, frozen
+from fedgossip.data.dataset import Dataset
+from fedgossip.data.objectives import Objective
+from fedgossip.data.ragged import parts_of
+from fedgossip.learning.many_nodes.stacked_engine import Outcome, State
+from fedgossip.learning.one_model import module_engine
+from fedgossip.learning.one_model.flat import Layout
+from fedgossip.learning.one_model.gradient_compression import BF16
+from fedgossip.learning.one_model.module_engine import Assignment, Done, Sums
+from fedgossip.learning.one_model.scoring import Scoring, Tally
+from fedgossip.learning.one_model.sharing import GpuSharing
+from fedgossip.learning.processes import processes
+from fedgossip.learning.processes.ipc import STATE, Evaluated, EvaluateOrder, Setup, TrainOrder, TrainReply
+from fedgossip.learning.processes.processes import Group, StandingGroup
+from fedgossip.learning.processes.shared_memory import ArrayPlace, Shapes
+from fedgossip.learning.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from fedgossip.learning.processes.process_memory import ProcessMemory
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What the processes build the model from, as `models.build` takes it."""
+
+    name: str
+    base: Path | None
+    seed: int
+    objective: Objective
+
+
+class ProcessesLoop(ABC):
+    """Evaluates any torch module in settings.processes processes; how they train it together is said below."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: Layout,
+        train: Dataset,
+        test: Dataset,
+        settings: TrainSettings,
+        *,
+        source: Source,
+        device: torch.device,
+        scoring: Scoring,
+        sharing: GpuSharing,
+    ) -> None:
+        self.memory: Sequence[ProcessMemory] = ()
+        if settings.compression == BF16 and device.type != "cuda":
+            text = f'compression = "{BF16}" on {device.type}: torch adds 16 bits up over NCCL alone, of CUDA GPUs'
+            raise ConfigError(text, 'Use "powersgd:2", or leave it out.')
+        if settings.in_parts:
+            from fedgossip.learning.processes.plans import plan_of  # here alone: they load much of torch
+            from fedgossip.learning.processes.process_memory import memory_of
+            from fedgossip.learning.processes.stages import stages_of
+
+            number = settings.mesh.pipeline
+            stages = [module] if number == 1 else stages_of(module, source.name, source.base, number)
+            plan = plan_of(module, source.name, source.base, settings.mesh, train.shape)
+            self.memory = memory_of(module, stages, plan, settings, train.shape[0])
+        self._scoring = scoring
+        self.width = settings.examples_per_step
+        self.trained = Layout.personal_of(module, settings.stays).length + layout.parameters
+        self.layout, self._sharing = layout, sharing
+        self._remembers = module_engine.remembered(module, layout, settings)
+        rows = {"train.x": train.x, "train.y": train.y, "test.x": test.x, "test.y": test.y}
+        examples = {part: array for name, one in rows.items() for part, array in parts_of(one, name).items()}
+        setup = Setup(
+            rank=0,
+            size=settings.processes,
+            device=device.type,
+            store="",
+            source=source.name,
+            base=None if source.base is None else str(source.base),
+            seed=source.seed,
+            classes=train.classes,
+            kind=source.objective.kind,
+            loss=source.objective.loss,
+            metrics=source.objective.metrics,
+            label_scale=(train.label_mean, train.label_deviation),
+            vocabulary=train.vocabulary,
+            settings=asdict(settings),
+            examples=[],
+            silence=processes.SILENT_SECONDS,
+        )
+        self.standing = StandingGroup(setup, examples)
+
+    @abstractmethod
+    def train_one(self, job: Assignment) -> Outcome:
+        """Train one job, as `ModuleLoop` does.  Raises TrainingError for what went wrong in a process."""
+
+    @abstractmethod
+    def gradient_one(self, job: Assignment) -> Outcome:
+        """Return the mean gradient, as `ModuleLoop` does.  Raises TrainingError as `train_one` does."""
+
+    def evaluate(self, vectors: Sequence[Vector]) -> list[dict[str, float]]:
+        """Return the mean loss and the metrics on the test set, per vector."""
+        return [self._evaluate(vector, None) for vector in vectors]
+
+    def evaluate_own(self, vector: Vector, state: State) -> dict[str, float]:
+        """The same of one node: with its personal layers and local buffers."""
+        return self._evaluate(vector, state)
+
+    def order(
+        self,
+        group: Group,
+        job: Assignment,
+        found: list[ArrayPlace],
+        state: Mapping[str, npt.NDArray[Any]],
+        *,
+        gradient: bool = False,
+    ) -> TrainOrder:
+        """Lay down what a job is given, with the node's state, and return the order to do it."""
+        given = {"vector": job.vector, "indices": job.plan.indices, "counts": job.plan.counts, **state}
+        if job.terms is not None and job.terms.correction is not None:
+            given["correction"] = job.terms.correction
+        return TrainOrder(
+            *job.name,
+            lr=job.lr,
+            pull=None if job.terms is None else job.terms.pull,
+            pieces=self._sharing.pieces,
+            given=group.given.lay(given),
+            found=found,
+            gradient=gradient,
+        )
+
+    def _evaluate(self, vector: Vector, state: State | None) -> dict[str, float]:
+        with self.standing.working() as group:
+            given = group.given.lay({"vector": vector, **_named(state or {})})
+            answers = group.ask(EvaluateOrder(state is not None, self._sharing.pieces, given))
+        parts = [
+            Sums(one.loss, one.predicted, [Tally([np.array(sums) for sums in one.sums], None)] if one.predicted else [])
+            for one in answers
+            if isinstance(one, Evaluated)
+        ]
+        return module_engine.means(parts, self._scoring)
+
+
+class DistributedLoop(ProcessesLoop):
+    """Trains in processes that take every step together; as `ModuleLoop` to those who use it."""
+
+    def train_one(self, job: Assignment) -> Outcome:
+        with self.standing.working() as group:
+            found, reply = self._done(group, job, {f"{STATE}{n}": shape for n, shape in self._remembers.items()})
+            return self._outcome(found, job.vector, job.state, Done(reply.loss, reply.skipped))
+
+    def gradient_one(self, job: Assignment) -> Outcome:
+        with self.standing.working() as group:
+            found, reply = self._done(group, job, {}, gradient=True)
+            gradient = found["vector"].copy()
+            return Outcome(frozen(gradient), reply.loss, bool(np.isfinite(gradient.sum())))
+
+    def _done(
+        self, group: Group, job: Assignment, shapes: Shapes, *, gradient: bool = False
+    ) -> tuple[dict[str, npt.NDArray[Any]], TrainReply]:
+        """Have the group do a job; return what it has written, the vector and arrays of these shapes, and its reply."""
+        found = group.found.room({"vector": ("float32", (self.layout.length,)), **shapes})
+        order = self.order(group, job, found, _named(job.state), gradient=gradient)
+        reply = group.ask(order)[0]
+        assert isinstance(reply, TrainReply)
+        return group.found.views(order.found), reply
+
+    def _outcome(self, found: Mapping[str, npt.NDArray[Any]], vector: Vector, state: State, done: Done) -> Outcome:
+        trained = empty(self.layout.length, np.float32)
+        trained[:] = found["vector"]
+        state.update({name: found[f"{STATE}{name}"].copy() for name in self._remembers})
+        return module_engine.outcome(vector, trained, done)
+
+
+def _named(state: State) -> dict[str, npt.NDArray[Any]]:
+    """Return a node's state by the names that it has among the arrays of a job."""
+    return {f"{STATE}{name}": np.asarray(array) for name, array in state.items()}

@@ -1,0 +1,61 @@
+"""Where a process stands among those that train one client: its stage, its part of each batch and of each layer.
+
+Ranks count along tensor first, then data, then pipeline: processes that have parts of the same layers, and speak to
+each other most, are neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from fedgossip.learning.processes.group import Team
+from fedgossip.learning.settings import TrainSettings
+
+PIPELINE, DATA, TENSOR = AXES = ("pipeline", "data", "tensor")
+
+
+@dataclass(frozen=True, eq=False)
+class ProcessGrid:
+    """The processes by axes, as torch's DeviceMesh of them, and this one's team: those that have parts of one batch."""
+
+    mesh: DeviceMesh
+    team: Team
+
+    @classmethod
+    def of(
+        cls, settings: TrainSettings, device: torch.device, rank: int, progressed: Callable[[], None]
+    ) -> ProcessGrid:
+        """Return the grid of process `rank`; every process of torch's default group calls it."""
+        axes = settings.mesh
+        sizes = axes.pipeline, settings.parts_of_batch, axes.tensor
+        mesh = init_device_mesh(device.type, sizes, mesh_dim_names=AXES)
+        stage, part, shard = (mesh.get_local_rank(axis) for axis in AXES)
+        losses = _of_one_shard(sizes, rank) if axes.within > 1 else None
+        speaks = shard == 0 and stage == axes.pipeline - 1
+        team = Team(part, sizes[1], progressed, losses, speaks=speaks, stage=stage)
+        return cls(mesh, team)
+
+    def size(self, axis: str) -> int:
+        return int(self.mesh.size(AXES.index(axis)))
+
+    def place(self, axis: str) -> int:
+        """Return where this process stands along an axis."""
+        return self.mesh.get_local_rank(axis)
+
+
+def _of_one_shard(sizes: tuple[int, int, int], rank: int) -> distributed.ProcessGroup:
+    """Return the group of those whose losses add up: all stages and parts of the batch, one of each layer's parts."""
+    found: distributed.ProcessGroup | None = None
+    for shard in range(sizes[2]):
+        ranks = [(stage * sizes[1] + part) * sizes[2] + shard for stage, part in product(*map(range, sizes[:2]))]
+        group = distributed.new_group(ranks)  # by all, also those that are not in it
+        if rank in ranks:
+            found = group
+    assert found is not None
+    return found

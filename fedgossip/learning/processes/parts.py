@@ -1,0 +1,192 @@
+"""What a process holds of a module in parts, by FSDP2, by tensors, by stages, or by several of them: `weights.Held`.
+
+A part of a tensor is cut along one axis by the tensor axis of the grid, and of that some first rows, then the next, by
+the data axis with FSDP (as torch.chunk divides): each process reads and writes its own places of the line alone, and
+the whole vector exists in host memory only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import distributed, nn
+from torch.distributed.tensor import DTensor
+
+from fedgossip.base.vectors import Vector
+from fedgossip.learning.one_model.flat import Layout
+from fedgossip.learning.one_model.places import Line, Place
+from fedgossip.learning.processes.grid import DATA, TENSOR, ProcessGrid
+from fedgossip.learning.processes.process_memory import part_of
+
+Origins = Mapping[str, torch.Tensor]
+"""The parameters of a module before it was divided, by name."""
+
+
+class HeldParts:
+    """The parts of a module's parameters that this process has; those of other stages are on no device."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: Layout,
+        own: Layout,
+        grid: ProcessGrid,
+        origins: Origins,
+        packed: Mapping[str, int],
+    ) -> None:
+        """`packed`: parameters that are several matrices of one size, each of them divided."""
+        self._p, self._grid = own.length, grid
+        tensors, offsets = dict(module.named_parameters()), dict(_offsets(own, layout))
+        held = [(name, tensor) for name, tensor in tensors.items() if tensor.device.type != "meta"]
+        places = {name: _place(tensor, offsets.get(name, 0), grid, packed.get(name, 1)) for name, tensor in held}
+        with torch.no_grad():
+            for name, tensor in held:
+                start = torch.from_numpy(places[name].take(origins[name].numpy().reshape(-1), offsets.get(name, 0)))
+                _local(tensor).copy_(start)
+        trained = [(name, tensor) for name, tensor in held if name in offsets]
+        self._parameters = [tensor for _, tensor in trained]
+        self.places = tuple(places[name] for name, _ in trained)
+        self.values = tuple(_local(tensor) for tensor in self._parameters)
+        self._first = [_is_first(tensor, grid) for tensor in self._parameters]
+        buffers = dict(module.named_buffers())
+        self._buffers = [(buffers[name], where) for name, where, _ in layout.places() if name in buffers]
+        self._fresh = [
+            value.clone() if place.offset < self._p else None
+            for value, place in zip(self.values, self.places, strict=True)
+        ]
+        self.forget_gradients()
+
+    @property
+    def gradients(self) -> Sequence[torch.Tensor]:
+        return self._gradients
+
+    def forget_gradients(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._gradients: Sequence[torch.Tensor] = []
+
+    @torch.no_grad()
+    def combine_gradients(self) -> None:
+        found = [_gradient(*pair) for pair in zip(self._parameters, self.values, strict=True)]
+        if found and not _by_rows(self._parameters[0]) and self._grid.team.size > 1:
+            found = self._averaged(found)
+        self._gradients = found
+
+    def _averaged(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the mean over those that have the same part of the model, and other parts of the batch."""
+        line, sizes = torch.cat(list(gradients), dim=1), [part.shape[1] for part in gradients]
+        distributed.all_reduce(line, group=self._grid.mesh.get_group(DATA))
+        return list(torch.split(line.div_(self._grid.team.size), sizes, dim=1))
+
+    def refresh(self) -> None:
+        pass  # values are the parameters' own
+
+    def clip(self, longest: float) -> None:
+        square = torch.zeros((), device=self._device)  # in host memory where parts are offloaded
+        for gradient, first in zip(self._gradients, self._first, strict=True):
+            if first:
+                square += gradient.square().sum()
+        length = math.sqrt(float(self._total(square)))
+        if length > longest:
+            for gradient in self._gradients:
+                gradient.mul_(longest / length)
+
+    def finite(self) -> bool:
+        spoiled = torch.zeros((), device=self._device)
+        for gradient in self._gradients:
+            spoiled += (~torch.isfinite(gradient)).sum()
+        return float(self._total(spoiled)) == 0
+
+    def _total(self, number: torch.Tensor) -> torch.Tensor:
+        """Return the sum over all processes; they speak to each other from the device of the mesh."""
+        found = number.to(self._grid.mesh.device_type)
+        distributed.all_reduce(found)
+        return found
+
+    @property
+    def _device(self) -> torch.device:
+        return self.values[0].device
+
+    @torch.no_grad()
+    def load(self, vector: Vector) -> None:
+        for value, place in zip(self.values, self.places, strict=True):
+            if place.offset >= self._p:
+                value[0].copy_(torch.from_numpy(place.take(vector, self._p)))
+        for buffer, where in self._buffers:
+            buffer.copy_(torch.from_numpy(np.array(vector[where])).view(buffer.shape))
+
+    @torch.no_grad()
+    def load_own(self, personal: Line | None) -> None:
+        for value, place, fresh in zip(self.values, self.places, self._fresh, strict=True):
+            if fresh is not None:
+                value.copy_(fresh if personal is None else torch.from_numpy(place.take(personal)))
+
+    def store(self, vector: Line, personal: Line) -> None:
+        for value, place in zip(self.values, self.places, strict=True):
+            part = value.detach().cpu().numpy()
+            if place.offset < self._p:
+                place.put(personal, part)
+            else:
+                place.put(vector, part, self._p)
+        if self._grid.team.rank == 0:
+            for buffer, where in self._buffers:
+                vector[where] = buffer.detach().cpu().numpy().reshape(-1)
+
+
+def origins_of(module: nn.Module) -> Origins:
+    """Return copies of a module's parameters, for the parts that are made of it."""
+    return {name: tensor.detach().clone() for name, tensor in module.named_parameters()}
+
+
+def _offsets(own: Layout, layout: Layout) -> Iterator[tuple[str, int]]:
+    """Yield where each trained parameter begins in the line."""
+    yield from ((name, where.start) for name, where, _ in own.places())
+    yield from ((name, own.length + where.start) for name, where, _ in layout.places())
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return this process's part of a tensor, [1, k], over the same memory."""
+    with torch.no_grad():
+        part = tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+        return part.view(1, part.numel())
+
+
+def _gradient(parameter: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of a part, [1, k], zeros where there is none."""
+    found = parameter.grad
+    if found is None:
+        return torch.zeros_like(value)
+    if isinstance(found, DTensor):
+        assert isinstance(parameter, DTensor)
+        if found.placements != parameter.placements:  # of norms that saw a part of the text: sums to be added up
+            found = found.redistribute(placements=parameter.placements)
+        found = found.to_local()
+    return found.reshape(1, -1)
+
+
+def _axes(tensor: torch.Tensor) -> Mapping[str, int]:
+    """Return along which of a tensor's own axes each axis of the grid has divided it."""
+    if not isinstance(tensor, DTensor):
+        return {}
+    names = tensor.device_mesh.mesh_dim_names or ()
+    pairs = zip(names, tensor.placements, strict=True)
+    return {name: placement.dim for name, placement in pairs if not placement.is_replicate()}  # type: ignore[attr-defined]
+
+
+def _by_rows(tensor: torch.Tensor) -> bool:
+    """Whether those that have parts of a batch have other rows of a tensor each: FSDP."""
+    return DATA in _axes(tensor)
+
+
+def _is_first(tensor: torch.Tensor, grid: ProcessGrid) -> bool:
+    """Whether this process is the first of those that have the same part of a tensor."""
+    return all(axis in _axes(tensor) or grid.place(axis) == 0 for axis in (DATA, TENSOR))
+
+
+def _place(tensor: torch.Tensor, offset: int, grid: ProcessGrid, matrices: int) -> Place:
+    """Return where this process's part of a tensor, which begins at `offset`, lies in the line."""
+    stands = {axis: (grid.place(axis), grid.size(axis)) for axis in (TENSOR, DATA)}
+    return part_of(Place.tensor(offset, tuple(tensor.shape)), _axes(tensor), stands, matrices)

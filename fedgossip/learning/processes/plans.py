@@ -1,0 +1,139 @@
+"""Which layers of a model are divided over processes, and how: torch's styles by the names of the layers.
+
+    mlp    the first layer by outputs, the next by inputs, and so on in turn: one sum for every two layers
+    gpt    queries, keys and values by heads, what joins them by inputs; the wide layer by outputs, the narrow by
+           inputs; characters and logits by the characters (Shoeybi and others, Megatron-LM, arXiv:1909.08053, 2019)
+    own    what `parallel_plan(module)` gives, beside the function that makes the model
+
+With `sequence`, what lies between those layers is divided by places of the text, and brought together in front of each
+(Korthikanti and others, Reducing activation recomputation in large transformer models, MLSys 2023).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch import nn
+from torch.distributed.tensor import Placement, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel
+
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.signatures import CalledWith, check_call
+from fedgossip.data import custom
+from fedgossip.learning.models import models
+from fedgossip.learning.models.gpt import Transformer
+from fedgossip.learning.one_model.mesh_settings import MeshSettings
+
+Plan = Mapping[str, ParallelStyle]
+PLAN = "parallel_plan"
+HOW = f"Write {PLAN}(module) beside it, which gives torch's styles by the names of layers; docs/parallel.md has one."
+
+
+class PackedColwise(ColwiseParallel):
+    """A layer whose outputs are `matrices` of one size, one behind the other: each of them is divided.
+
+    Queries, keys and values of one linear layer are: a process has the same heads of all three.
+    """
+
+    def __init__(
+        self, matrices: int, *, input_layouts: Placement | None = None, output_layouts: Placement | None = None
+    ) -> None:
+        super().__init__(input_layouts=input_layouts, output_layouts=output_layouts)
+        self.matrices = matrices
+
+
+def plan_of(module: nn.Module, source: str, base: Path | None, mesh: MeshSettings, shape: Sequence[int]) -> Plan:
+    """Return the plan of the model that `source` names, as in an experiment, for examples of this shape.
+
+    `base` is the folder of own modules.  Raises ConfigError where the model cannot be divided so.
+    """
+    if mesh.tensor == 1:
+        return {}
+    found = _own_plan(module, source, base, mesh) if models.is_own(source) else _plan_of(module, source, mesh)
+    if mesh.sequence and shape[0] % mesh.tensor:
+        text = f"mesh.sequence: {shape[0]} places of a text for {mesh.tensor} processes"
+        raise ConfigError(text, f"Set context= in data.source to a multiple of {mesh.tensor}.")
+    for name, style in found.items():
+        _check_layer(name, style, module, mesh.tensor)
+    return found
+
+
+def _plan_of(module: nn.Module, source: str, mesh: MeshSettings) -> Plan:
+    if isinstance(module, Transformer):
+        if module.heads % mesh.tensor:
+            text = f"mesh.tensor = {mesh.tensor} for {module.heads} heads ({source})"
+            advice = f"Each process has whole heads: take a multiple of {mesh.tensor}, or fewer processes."
+            raise ConfigError(text, advice)
+        return _transformer(len(module.blocks), sequence=mesh.sequence)
+    if mesh.sequence:
+        raise ConfigError(f"mesh.sequence: {source} knows no places of a text", "Leave it out, or take gpt:2-64-4.")
+    if source.partition(":")[0] in ("mlp", "softmax"):
+        return _dense([name for name, layer in module.named_children() if isinstance(layer, nn.Linear)])
+    advice = "Take mlp or gpt, or a model of your own with a plan; or divide batches alone (docs/parallel.md)."
+    raise ConfigError(f"mesh.tensor = {mesh.tensor}: {source} has no plan of its layers", advice)
+
+
+def _own_plan(module: nn.Module, source: str, base: Path | None, mesh: MeshSettings) -> Plan:
+    plan = custom.beside(source, base, PLAN)
+    where = f"mesh.tensor = {mesh.tensor}: {source}"
+    if plan is None:
+        raise ConfigError(f"{where} has no plan of its layers", HOW)
+    check_call(f"{source.partition(':')[0]}:{PLAN}", plan, CalledWith(("module",), HOW))
+    how = {"sequence": True} if mesh.sequence else {}
+    if how and "sequence" not in inspect.signature(plan).parameters:
+        raise ConfigError(f"{where}: its plan knows no sequence", f"Write {PLAN}(module, sequence), or leave it out.")
+    found = custom.given_by(f"{where}: {PLAN}", plan, module, **how)
+    if not isinstance(found, Mapping) or not all(isinstance(style, ParallelStyle) for style in found.values()):
+        raise ConfigError(f"{where}: {PLAN} gives no styles by the names of layers", HOW)
+    known = [name for name, _ in module.named_modules()]
+    for name in found:
+        if name not in known:
+            raise ConfigError(f"{where}: {PLAN} names {name!r}, and there is no such layer", HOW)
+    return found
+
+
+def _dense(layers: Sequence[str]) -> Plan:
+    found: dict[str, ParallelStyle] = {}
+    for number, name in enumerate(layers):
+        last = number == len(layers) - 1
+        if number % 2:
+            found[name] = RowwiseParallel()
+        else:
+            found[name] = ColwiseParallel(output_layouts=Replicate()) if last else ColwiseParallel()
+    return found
+
+
+def _transformer(layers: int, *, sequence: bool) -> Plan:
+    between: Placement = Shard(1) if sequence else Replicate()  # [b, context, width] between the divided layers
+    found: dict[str, ParallelStyle] = {
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
+        "layer": ColwiseParallel(input_layouts=between, output_layouts=Replicate()),
+    }
+    for block in (f"blocks.{number}" for number in range(layers)):
+        found[f"{block}.asked"] = PackedColwise(3, input_layouts=between)
+        found[f"{block}.out"] = RowwiseParallel(output_layouts=between)
+        found[f"{block}.wide"] = ColwiseParallel(input_layouts=between)
+        found[f"{block}.narrow"] = RowwiseParallel(output_layouts=between)
+    if sequence:
+        norms = [f"blocks.{number}.{name}" for number in range(layers) for name in ("before", "between")]
+        found |= {name: SequenceParallel(use_local_output=True) for name in (*norms, "behind")}
+    return found
+
+
+def _check_layer(name: str, style: ParallelStyle, module: nn.Module, parts: int) -> None:
+    """Raise ConfigError for a linear layer whose outputs or inputs do not come out even."""
+    layer = module.get_submodule(name)
+    if not isinstance(layer, nn.Linear):
+        return
+    what, size = "", 0
+    if isinstance(style, RowwiseParallel):
+        what, size = "inputs", layer.in_features
+    elif isinstance(style, PackedColwise):
+        what, size = "outputs of each matrix", layer.out_features // style.matrices
+    elif isinstance(style, ColwiseParallel) and Replicate() not in style.output_layouts:
+        what, size = "outputs", layer.out_features
+    if size % parts:
+        text = f"mesh.tensor = {parts}: the layer {name!r} has {size} {what}"
+        raise ConfigError(text, f"Take a multiple of {parts}.")

@@ -1,0 +1,190 @@
+"""The processes of a client and what they share with it: started, asked, and ended together.  No torch here.
+
+Nothing is forked: the processes are new ones.  They map the same examples and vectors (`shared_memory`), so nothing is
+copied to them.  When one of them ends, fails, or is silent for too long, all are of no use; when the process that
+started them ends, however it does, they end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy.typing as npt
+
+from fedgossip.base.errors import ConfigError, TrainingError
+from fedgossip.learning.processes.ipc import Alive, Channel, Failed, Message, Setup
+from fedgossip.learning.processes.shared_memory import ArrayPlace, SharedArrays
+
+START_SECONDS = 300.0
+"""For all processes to import what they need, meet and build the model."""
+
+SILENT_SECONDS = 600.0
+"""The longest that no process of a group finishes a step; torch.compile's first step is the longest."""
+
+GRACE_SECONDS = 1.0
+"""When one process fails: for another to show that it died, and the failure was only that it did not answer."""
+
+STOP_SECONDS = 5.0
+
+WORKER = "fedgossip.learning.processes.worker"
+"""The program of a process that holds a torch module."""
+
+DIED_ADVICE = "Signal 9 is often the system's, when memory is short; what the process printed says more."
+
+OUT_OF_MEMORY = "OutOfMemoryError"
+"""The name of torch's own error."""
+
+
+class StandingGroup:
+    """A group that starts with the first order, and anew after whatever has interrupted its work."""
+
+    def __init__(self, setup: Setup, examples: Mapping[str, npt.NDArray[Any]], program: str = WORKER) -> None:
+        self.how = setup, examples, program
+        self.group: Group | None = None
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[Group]:
+        """Give the group, started where there is none; whatever interrupts its work ends it."""
+        group = self.group = self.group or Group(*self.how)
+        try:
+            yield group
+        except BaseException:
+            self.group = None
+            group.close()
+            raise
+
+
+class Group:
+    """The processes of a client, each of which runs the module `program`, and the boards that they share with it."""
+
+    def __init__(self, setup: Setup, examples: Mapping[str, npt.NDArray[Any]], program: str = WORKER) -> None:
+        self._program = program
+        self._boards = [SharedArrays.new() for _ in range(3)]
+        board, self.given, self.found = self._boards
+        self._folder = tempfile.TemporaryDirectory(prefix="fedgossip-", ignore_cleanup_errors=True)
+        # the folder is ours alone: who can write there can join the group
+        self._channels: list[Channel] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.close = weakref.finalize(self, _end, self._processes, self._channels, self._boards, self._folder)
+        try:
+            places = board.lay(examples)
+            for rank in range(setup.size):
+                self._start(setup, rank, places)
+            self._answers(START_SECONDS)
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, order: Message) -> list[Message]:
+        """Give an order to all processes and return their answers.
+
+        Raises TrainingError, or the error of the process that failed; the group is of no use then.
+        """
+        for channel in self._channels:
+            with contextlib.suppress(OSError):  # it has died: its answer says so
+                channel.send(order)
+        return self._answers(SILENT_SECONDS)
+
+    def _start(self, setup: Setup, rank: int, places: list[ArrayPlace]) -> None:
+        ours, theirs = socket.socketpair()
+        descriptors = [theirs.fileno(), *(board.descriptor for board in self._boards)]
+        self._channels.append(Channel(ours))
+        self._processes.append(
+            subprocess.Popen(
+                [sys.executable, "-m", self._program, *map(str, descriptors)],
+                pass_fds=descriptors,
+                stdin=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C reaches us alone
+                env=_environment(setup.threads),
+            )
+        )
+        theirs.close()
+        store = str(Path(self._folder.name) / "store")
+        self._channels[-1].send(msgspec.structs.replace(setup, rank=rank, store=store, examples=places))
+
+    def _answers(self, seconds: float) -> list[Message]:
+        """Return one answer of each process; `seconds` is the longest wait for the next message of any of them."""
+        found: dict[int, Message] = {}
+        while waiting := {rank: one for rank, one in enumerate(self._channels) if rank not in found}:
+            readable, _, _ = select.select(list(waiting.values()), [], [], seconds)
+            if not readable:
+                raise TrainingError(
+                    f"no process of the group has finished a step within {seconds:g} s",
+                    "Is one of them stopped, or is a step that long?  Use a smaller batch_size.",
+                )
+            for rank, channel in waiting.items():
+                if channel in readable:
+                    message = channel.receive()
+                    if message is None or isinstance(message, Failed):
+                        raise self._failure(rank, message)
+                    if not isinstance(message, Alive):
+                        found[rank] = message
+        return [found[rank] for rank in sorted(found)]
+
+    def _failure(self, rank: int, said: Failed | None) -> Exception:
+        """Return the error of the process that is to blame: one that died, before one that missed it."""
+        until = time.monotonic() + GRACE_SECONDS
+        while time.monotonic() < until:
+            for number, process in enumerate(self._processes):
+                if (code := process.poll()) is not None:
+                    return _died(number, len(self._processes), code)
+            time.sleep(0.02)
+        if said is None:
+            return TrainingError(f"process {rank} of {len(self._processes)} closed its socket", DIED_ADVICE)
+        if said.kind == OUT_OF_MEMORY:
+            from fedgossip.learning.one_model.sharing import OutOfMemory
+
+            return OutOfMemory(said.text)
+        kind = ConfigError if said.kind == ConfigError.__name__ else TrainingError
+        return kind(f"process {rank} of {len(self._processes)}: {said.text}", said.advice)
+
+
+def _died(rank: int, size: int, code: int) -> TrainingError:
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return TrainingError(f"process {rank} of {size} {how}", DIED_ADVICE)
+
+
+def _environment(threads: int) -> dict[str, str]:
+    ours = {f"{library}_NUM_THREADS": str(threads) for library in ("OMP", "OPENBLAS", "MKL")}
+    path = os.pathsep.join(part for part in sys.path if part)
+    return _loopback() | dict(os.environ) | ours | {"PYTHONPATH": path}
+
+
+def _loopback() -> dict[str, str]:
+    """Name the network that gloo and nccl meet on: this machine's own, so that nobody outside can."""
+    names = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
+    return {f"{library}_SOCKET_IFNAME": names[0] for library in ("GLOO", "NCCL")} if names else {}
+
+
+def _end(
+    processes: Sequence[subprocess.Popen[bytes]],
+    channels: Sequence[Channel],
+    boards: Sequence[SharedArrays],
+    folder: tempfile.TemporaryDirectory[str],
+) -> None:
+    """End the processes: without a socket to listen to they go by themselves, or are killed."""
+    for channel in channels:
+        channel.close()
+    until = time.monotonic() + STOP_SECONDS
+    for process in processes:
+        try:
+            process.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    for board in boards:
+        os.close(board.descriptor)
+    folder.cleanup()

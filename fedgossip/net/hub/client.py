@@ -1,0 +1,361 @@
+"""A client's end: one DEALER that calls the coordinator's Hub, and speaks and hears on that connection, or by the
+sealed stream beside it once that is there.  Binds nothing.
+
+ZeroMQ calls again by itself where the connection breaks.  The link is up when the coordinator has answered our Hello.
+A large message waits for its turn, and all that is sent after it waits too; see `upload_slots`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import zmq
+
+from fedgossip.base.errors import ConfigError
+from fedgossip.core.machine import NodeId
+from fedgossip.core.messages import AnyMessage, Expected, Hello
+from fedgossip.core.wire import Assembler
+from fedgossip.net import sockets
+from fedgossip.net.connections import FLOOD, Connections, Seen, flooded
+from fedgossip.net.endpoints import Endpoint, Endpoints, check_address
+from fedgossip.net.hub import control_frames
+from fedgossip.net.identity import Identity, check_public
+from fedgossip.net.links import calling
+from fedgossip.net.links.frame_reader import check_last, frame_error, read, read_sealed, skip
+from fedgossip.net.links.outbox import Cuts, Outbox, Pair, zmq_body
+from fedgossip.net.measuring.traffic import Traffic
+from fedgossip.net.relays.routing import Routing
+from fedgossip.net.sockets import DRAIN_FRAMES, LINGER_MS, MORE_NOW, NOW, Wakeable, Waker, ZmqSocket
+from fedgossip.net.streams.sealed_way import SEAL, StreamCall
+from fedgossip.net.streams.sealing import SealBrokenError, WornOutError, suites_wanted
+from fedgossip.net.streams.streams import Streams, hang_up_beside, take_answer
+from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Woken
+
+
+class Spoke(Wakeable):
+    """The client's end.  It calls nobody before `connect`, and only the coordinator then."""
+
+    def __init__(self, node: NodeId, identity: Identity | None) -> None:
+        """`identity` None leaves encryption out: for measuring what it costs, reachable from no command."""
+        self.node, self.identity = node, identity
+        self.streams = Streams(identity, suites_wanted())
+        self._call = StreamCall(-1)
+        self.address = "nobody is called yet"
+        self._coordinator: NodeId | None = None
+        self._hello = Hello("", "", "")
+        self._expected = Expected("", "", 0)
+        self._assembler = Assembler(self._expected)
+        self._cuts = Cuts()
+        self._outbox = Outbox(self._cuts)
+        self._asked = self._turn = -1  # transfers
+        self._connected = self._up = False
+        self._greeting = calling.Greeting()
+        self._late: list[LinkEvent] = []
+        self.bytes_sent = self.dropped = 0
+        sockets.keep_message_memory()
+        self.context: zmq.Context[ZmqSocket] = zmq.Context(1)
+        self._dealer: ZmqSocket | None = None
+        self.connections = Connections()
+        self._waker = Waker()
+        self.routing = Routing(identity, self._waker.wake)
+        self.poller = zmq.Poller()
+        self.poller.register(self._waker.fileno(), zmq.POLLIN)
+        self.poller.register(self.connections.fileno(), zmq.POLLIN)
+        self.poller.register(self.streams.fileno(), zmq.POLLIN)
+
+    @property
+    def partners(self) -> tuple[NodeId, ...]:
+        """The coordinator."""
+        return () if self._coordinator is None else (self._coordinator,)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What of that is vectors, and when something was under way."""
+        return self._cuts.traffic
+
+    def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
+        """Call the coordinator, the only partner; `hello` is the first word on every connection."""
+        (coordinator,) = partners
+        self._hello, self._expected = hello, expected
+        # another process would begin elsewhere: the rest of a broken connection is never taken for new messages
+        self._outbox.transfer = hello.process % 2**31
+        self.meet(coordinator, endpoints[coordinator])
+
+    def meet(self, node: NodeId, endpoint: Endpoint) -> None:
+        """Call the coordinator, at its new address where it has moved.
+
+        Raises ConfigError or NetworkError for an address or a key that cannot be used; nothing is changed then.
+        """
+        where = f"coordinator {node}"
+        if self._coordinator not in (None, node):
+            raise ConfigError(f"{where}: ours is {self._coordinator}", "A client has one coordinator.")
+        check_address(endpoint.address, where)
+        if self.identity:
+            check_public(endpoint.key, where)
+        self._meet_at(node, self.routing.first(node, endpoint, self._late))
+
+    def _meet_at(self, node: NodeId, endpoint: Endpoint) -> None:
+        """Call the coordinator at one address."""
+        where, key = endpoint.address, endpoint.key
+        dealer = calling.call(self.context, self.connections, self.node, self.identity, node, where, key)
+        self._hang_up()
+        if self._up:
+            self._broke(self._late)
+        self._call = StreamCall(node, callee=key)
+        self._coordinator, self.address = node, f"calls {where}"
+        self._dealer = dealer
+        self.poller.register(dealer, zmq.POLLIN)
+
+    def part(self, node: NodeId) -> None:
+        """Stop calling the coordinator."""
+        if node == self._coordinator:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        self.streams.drop(self._call)
+        if self._dealer:
+            calling.hang_up(self.poller, self.connections, self._dealer)
+
+    # --- speaking -------------------------------------------------------------------------------------------------
+
+    def send(self, to: NodeId, message: AnyMessage) -> None:
+        """Queue `message`.  It is lost where the link is down: the coordinator asks again.
+
+        Where more than OUTBOX_MESSAGES wait, the oldest that has not begun is dropped.
+        """
+        if to != self._coordinator or not self._up:
+            return
+        self.dropped += not self._outbox.put(message)
+        self.bytes_sent += self._cuts.packed(message).size
+        self.traffic.queued(to, message.payload_bytes)
+        self._flush()
+
+    def _flush(self) -> None:
+        """Give the network all that it takes; ask to be called again when it takes more."""
+        assert self._dealer
+        while self._connected and not self._changes_over() and (pair := self._next()) is not None:
+            try:
+                self._dealer.send(pair[0], MORE_NOW)
+                self._dealer.send(zmq_body(pair), NOW, copy=False)
+            except zmq.Again:
+                self.poller.register(self._dealer, zmq.POLLIN | zmq.POLLOUT)
+                return
+            self._call.count_sent(pair)
+            self._outbox.sent()
+        if self._connected:
+            self.poller.register(self._dealer, zmq.POLLIN)
+
+    def _changes_over(self) -> bool:
+        """Send by the sealed stream, where there is one that is up; return whether there is."""
+        call, outbox = self._call, self._outbox
+        if not call.up or not (call.speaks or (outbox.between and outbox)):
+            return False
+        try:
+            while call.speak() and (pair := self._next()) is not None and call.send(pair):
+                outbox.sent()
+            call.flush()
+            self.streams.watch(call)
+        except (OSError, WornOutError):
+            self._stream_ended(self._late)
+        return True
+
+    def _next(self) -> Pair | None:
+        """Return the frame that may be sent now; for a large message the one that asks for its turn."""
+        outbox = self._outbox
+        pair = outbox.next()
+        if outbox.saying or outbox.chunks <= 1 or self._turn == outbox.transfer:
+            return pair
+        if self._asked == outbox.transfer:
+            return None
+        self._asked = outbox.transfer
+        outbox.say(control_frames.word(control_frames.ASK, outbox.transfer))
+        return outbox.next()
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that can be sent has been handed to ZeroMQ."""
+        return not (self._connected and self._outbox) and not self._call.sending
+
+    # --- hearing --------------------------------------------------------------------------------------------------
+
+    def poll(self, timeout_ms: int) -> list[LinkEvent]:
+        """Wait for at most `timeout_ms`; return what happened."""
+        events, self._late = self._late, []
+        ready = dict(self.poller.poll(0 if events else timeout_ms))
+        if self._waker.fileno() in ready:
+            self._waker.clear()
+            events.append(Woken())
+        for node, endpoint in self.routing.moves(events):
+            self._meet_at(node, endpoint)
+        if self.connections.fileno() in ready:
+            for seen in self.connections.take():
+                self._watch(seen, events)
+        if self._dealer in ready:
+            self._hear(events)
+            self._flush()
+        if self.streams.fileno() in ready:
+            self._turn_streams(events)
+        self._offer_stream()
+        return events
+
+    def _hear(self, events: list[LinkEvent]) -> None:
+        assert self._dealer
+        for _ in range(DRAIN_FRAMES):
+            try:
+                mark = self._dealer.recv(NOW, copy=False)
+            except zmq.Again:
+                return
+            try:
+                self.connections.heard(mark.get(zmq.SRCFD), -1 if self._coordinator is None else self._coordinator)
+                message = self._heard(self._dealer, mark, events)
+            except Exception as error:
+                refused = frame_error(error, self._assembler)
+                skip(self._dealer)
+                self._told_of_vectors()
+                events.append(Rejected(self._coordinator, refused.reason, str(refused), refused.advice))
+                continue
+            if message is not None:
+                self._arrived(message, events)
+                return
+
+    def _heard(self, dealer: ZmqSocket, mark: zmq.Frame, events: list[LinkEvent]) -> AnyMessage | None:
+        kind, transfer = control_frames.parse(mark.bytes)
+        if kind == SEAL:
+            text = dealer.recv() if mark.more else b""
+            check_last(dealer)
+            if refused := take_answer(self.streams, self._call, transfer, text, mark.get(zmq.SRCFD)):
+                events.append(refused)
+            return None
+        self.streams.count_heard(self._call)
+        if kind not in control_frames.ANSWERS or not mark.more:
+            message = read(dealer, mark, self._assembler)
+            self._told_of_vectors()
+            return message
+        dealer.recv()
+        check_last(dealer)
+        self._told(kind, transfer, events)
+        return None
+
+    def _told(self, kind: bytes, transfer: int, events: list[LinkEvent]) -> None:
+        """Take a control frame."""
+        if kind == control_frames.TWIN:
+            text = "another process with our key is connected to the coordinator, and was here before"
+            events.append(Rejected(self._coordinator, "twin", text, "Stop one of the two."))
+        elif kind == control_frames.GO and transfer == self._asked:
+            self._turn = transfer
+
+    # --- the sealed stream ------------------------------------------------------------------------------------------
+
+    def _offer_stream(self) -> None:
+        """Offer the coordinator a stream, where the link has none and that is due."""
+        if (now := self.streams.tick()) is None or not self._up or self._coordinator is None:
+            return
+        if word := self.streams.offers(self._call, now):
+            self._call.relayed = bool(self.routing.relay_of(self._coordinator))
+            self._outbox.say(word)
+            self._flush()
+
+    def _turn_streams(self, events: list[LinkEvent]) -> None:
+        for way, readable, writable in self.streams.turn():
+            if way is not self._call:
+                continue
+            if readable:
+                self._hear_stream(events)
+            if writable and self._call.up:
+                self._flush()
+
+    def _hear_stream(self, events: list[LinkEvent]) -> None:
+        call = self._call
+        for _ in range(DRAIN_FRAMES):
+            try:
+                if call.stream is None or not call.arrived():
+                    if call.stream is not None:
+                        self.streams.watch(call)
+                    return
+                kind, transfer = control_frames.parse(call.stream.mark)
+                if kind in control_frames.ANSWERS:
+                    call.stream.open()
+                    self._told(kind, transfer, events)
+                    self._flush()
+                    continue
+                message = read_sealed(call.stream, self._assembler)
+                self._told_of_vectors()
+            except (OSError, EOFError, SealBrokenError) as error:
+                if isinstance(error, SealBrokenError):
+                    events.append(Rejected(self._coordinator, error.reason, f"coordinator: {error}", error.advice))
+                self._stream_ended(events)
+                return
+            except Exception as error:
+                refused = frame_error(error, self._assembler)
+                self._told_of_vectors()
+                events.append(Rejected(self._coordinator, refused.reason, str(refused), refused.advice))
+                continue
+            if message is not None:
+                self._arrived(message, events)
+                return
+
+    def _stream_ended(self, events: list[LinkEvent]) -> None:
+        """What was under way by the stream is lost with it, so the coordinator is greeted again."""
+        lost = self._call.in_use
+        self.streams.failed(self._call)
+        if lost:
+            hang_up_beside(self._call)
+            self._broke(events)
+
+    def _told_of_vectors(self) -> None:
+        if self._coordinator is not None:
+            self.traffic.heard(self._coordinator, more=self._assembler.under_way)
+
+    def _arrived(self, message: AnyMessage, events: list[LinkEvent]) -> None:
+        assert self._coordinator is not None
+        events.append(Arrived(self._coordinator, message, self._assembler.size))
+        if isinstance(message, Hello) and not self._up:
+            self._up = self._greeting.reached = True
+            events.append(LinkUp(self._coordinator, afresh=True))
+
+    def _watch(self, seen: Seen, events: list[LinkEvent]) -> None:
+        assert self._coordinator is not None
+        event = seen.event
+        if event == FLOOD:
+            events.append(flooded(self._coordinator, f"coordinator {self._coordinator}"))
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            if self._call.in_use:  # the end of the connection before was not told yet
+                self._broke(events)
+            self._connected = True
+            self.routing.linked(self._coordinator, up=True, events=[])  # nobody calls us, wherever we are
+            self._assembler = Assembler(self._expected)
+            self._outbox.clear()
+            self._outbox.put(self._hello)
+            self._flush()
+        elif event == zmq.EVENT_DISCONNECTED:
+            if not self._call.hears:  # else there may be more to hear, up to its end
+                self._broke(events)
+        elif refused := self._greeting.failed(self._coordinator, event):
+            events.append(refused)
+
+    def _broke(self, events: list[LinkEvent]) -> None:
+        assert self._coordinator is not None
+        self.routing.linked(self._coordinator, up=False, events=events)
+        self._asked = self._turn = -1
+        self.streams.drop(self._call)
+        self._call.offer = None
+        self._outbox.clear()
+        self.traffic.heard(self._coordinator, more=False)
+        if self._up:
+            events.append(LinkDown(self._coordinator))
+        self._connected = self._up = False
+
+    def close(self, drain_seconds: float = 0.0) -> None:
+        """Send what can be sent within `drain_seconds`, then close everything; ZeroMQ lingers for LINGER_MS at most."""
+        if self.context.closed:
+            return
+        until = time.monotonic() + drain_seconds
+        while not self.idle and time.monotonic() < until:
+            self.poll(50)
+        self.routing.close()
+        self._hang_up()
+        self.streams.close(LINGER_MS / 1000 if drain_seconds else 0.0)
+        self.connections.close()
+        self._waker.close()
+        self.context.term()

@@ -1,0 +1,231 @@
+"""Sending to many clients, through one ROUTER and by sealed streams: each gets a chunk in turn, nobody is waited for.
+
+A chunk that a connection does not take now is tried again soon, and less often the longer the connection takes nothing.
+So a client that reads slowly waits alone, and a thousand of them do not keep the others waiting.  ZeroMQ does not tell
+which connections of a ROUTER take more; its queue for each is long enough that none runs dry between two tries.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+import weakref
+from collections import deque
+from dataclasses import dataclass
+
+import zmq
+
+from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import NodeId
+from fedgossip.core.messages import AnyMessage, Carrier
+from fedgossip.net.links.outbox import Outbox, Pair, zmq_body
+from fedgossip.net.sockets import DRAIN_FRAMES, MORE_NOW, NOW, ZmqSocket
+from fedgossip.net.streams.sealed_way import SEAL, SealedWay
+from fedgossip.net.streams.sealing import WornOutError
+from fedgossip.net.streams.streams import Streams
+
+SPEAKING_CHUNKS = 16
+"""High-water mark per connection, in chunks.  The frames for all clients are those of one model and cost no memory."""
+
+RETRY_SECONDS, RETRY_SECONDS_MAX = 0.002, 0.1
+"""Minimum and maximum seconds between two tries; between them, a quarter of the time since a chunk was taken.  The
+minimum keeps a connection busy up to 2 GB/s."""
+
+CHUNKS_IN_A_ROW = 4
+"""Maximum number of chunks that one stream is sent before the next: its client takes them in as one, and wakes less
+often, and the next client's are still in the cache."""
+
+MODELS = 16
+"""Maximum number of different models that wait for slow clients or are on their way; beyond, the oldest is dropped."""
+
+
+@dataclass(slots=True, eq=False)
+class ClientLine:
+    """The way to one client: the ROUTER's name of its connection, and what waits for it."""
+
+    node: NodeId
+    outbox: Outbox
+    name: bytes = b""
+    way: SealedWay | None = None
+    """The sealed stream beside that connection, once there is one."""
+    said: int = 0
+    """Messages that the connection has taken since the last answer to an offer."""
+    took: float = 0.0
+    """The time when it last took a chunk, or had nothing to take."""
+    stuck: bool = False
+
+
+class Speaker:
+    """Sends the frames of lines that others own; forgets a line that is cleared."""
+
+    def __init__(self, router: ZmqSocket, streams: Streams) -> None:
+        self._router, self._streams = router, streams
+        router.router_mandatory = True
+        router.sndhwm = SPEAKING_CHUNKS
+        self._talking: dict[NodeId, ClientLine] = {}
+        self._stuck: list[tuple[float, NodeId, ClientLine]] = []
+        self._models: deque[weakref.ref[Vector]] = deque()
+        self._gone: list[ClientLine] = []
+        self._full: dict[NodeId, ClientLine] = {}  # lines whose stream takes no more now
+
+    @property
+    def idle(self) -> bool:
+        """Whether the network has taken everything."""
+        return not self._talking and not self._full and not any(line.stuck for _, _, line in self._stuck)
+
+    def put(self, line: ClientLine, message: AnyMessage) -> int:
+        """Queue a message; return how many were dropped for it: the oldest of its line, or the oldest model of all."""
+        dropped = self._make_room(message.vectors[0]) if isinstance(message, Carrier) else 0
+        dropped += not line.outbox.put(message)
+        self._begin(line)
+        return dropped
+
+    def say(self, line: ClientLine, word: Pair) -> None:
+        """Queue a control frame, before all messages."""
+        line.outbox.say(word)
+        self._begin(line)
+
+    def clear(self, line: ClientLine) -> None:
+        """Forget all waiting messages of a line: its connection is broken."""
+        line.outbox.clear()
+        line.stuck = False
+        self._talking.pop(line.node, None)
+        self._full.pop(line.node, None)
+
+    def _begin(self, line: ClientLine) -> None:
+        if not line.stuck and line.node not in self._talking and line.node not in self._full:
+            line.took = time.monotonic()
+            self._talking[line.node] = line
+
+    def _make_room(self, vector: Vector) -> int:
+        """Drop the oldest of too many models; a client so slow would answer too late."""
+        if any(known() is vector for known in reversed(self._models)):
+            return 0
+        self._models.append(weakref.ref(vector))
+        dropped = 0
+        while len(self._models) > MODELS:
+            if (oldest := self._models.popleft()()) is not None:
+                lines = [*self._talking.values(), *self._full.values(), *(line for _, _, line in self._stuck)]
+                dropped += sum(line.outbox.forget(oldest) for line in lines)
+        return dropped
+
+    def speak(self) -> None:
+        """Send chunks to every client that has messages, as long as they are taken, for a short time at most."""
+        now = time.monotonic()
+        while self._stuck and self._stuck[0][0] <= now:
+            _, _, line = heapq.heappop(self._stuck)
+            if line.stuck:
+                line.stuck = False
+                self._talking[line.node] = line
+        chunks = 0
+        while chunks < DRAIN_FRAMES and (taken := self._give_everyone_some(now)):
+            chunks += taken
+
+    def _give_everyone_some(self, now: float) -> int:
+        taken = 0
+        for line in list(self._talking.values()):
+            given = self._give(line)
+            line.took = now if given else line.took
+            taken += given
+        return taken
+
+    def _give(self, line: ClientLine) -> int:
+        """Send a chunk, by a stream CHUNKS_IN_A_ROW, as long as they are taken; return how many were."""
+        for given in range(CHUNKS_IN_A_ROW):
+            begins, pair = line.outbox.between, line.outbox.next()
+            if pair is None:
+                del self._talking[line.node]
+                self._empty(line)
+                return given
+            if not self._given(line, pair, begins=begins):
+                return given
+            if line.way is None or not line.way.speaks:
+                return given + 1
+        return CHUNKS_IN_A_ROW
+
+    def _given(self, line: ClientLine, pair: Pair, *, begins: bool) -> bool:
+        if line.way is not None and (line.way.speaks or begins):
+            return self._sealed(line, line.way, pair)
+        try:
+            self._router.send(line.name, MORE_NOW)
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                self.clear(line)
+                self._gone.append(line)
+            elif error.errno == zmq.EAGAIN:
+                self._wait(line)
+            else:
+                raise
+            return False
+        self._router.send(pair[0], MORE_NOW)  # ZeroMQ takes the whole message or none of it
+        self._router.send(zmq_body(pair), NOW, copy=False)
+        line.said = 0 if pair[0][:1] == SEAL else line.said + 1
+        line.outbox.sent()
+        return True
+
+    def _sealed(self, line: ClientLine, way: SealedWay, pair: Pair) -> bool:
+        """Send a frame by the line's stream; wait until it takes more where it does not take this one."""
+        way.said = line.said
+        try:
+            taken = way.speak() and way.send(pair)
+        except (OSError, WornOutError):
+            self.clear(line)
+            self._gone.append(line)
+            return False
+        if taken:
+            line.outbox.sent()
+        else:
+            del self._talking[line.node]
+            self._full[line.node] = line
+            self._streams.watch(way)
+        return taken
+
+    def _empty(self, line: ClientLine) -> None:
+        """The line has nothing more; the last of it goes now, or may wait for the network."""
+        if line.way is None or not line.way.sending:
+            return
+        try:
+            taken = line.way.flush()
+        except OSError:
+            self.clear(line)
+            self._gone.append(line)
+            return
+        if not taken:
+            self._full[line.node] = line
+            self._streams.watch(line.way)
+
+    def resume(self, line: ClientLine) -> None:
+        """The line's stream takes more.  Raises OSError where it is broken."""
+        assert line.way is not None and line.way.stream is not None
+        if line.way.stream.flush() and self._full.pop(line.node, None) is not None:
+            self._begin(line)
+        self._streams.watch(line.way)
+
+    def _wait(self, line: ClientLine) -> None:
+        now = time.monotonic()
+        after = min(max(RETRY_SECONDS, (now - line.took) / 4), RETRY_SECONDS_MAX)
+        del self._talking[line.node]
+        line.stuck = True
+        heapq.heappush(self._stuck, (now + after, line.node, line))
+
+    def take_gone(self) -> list[ClientLine]:
+        """Return the clients whose connection turned out to be broken since the last call."""
+        gone, self._gone = self._gone, []
+        return gone
+
+    def rest_ms(self, at_most_ms: int) -> int:
+        """Return how long there is nothing to send."""
+        if self._talking:
+            return 0
+        if not self._stuck:
+            return at_most_ms
+        return min(at_most_ms, max(0, int(1000 * (self._stuck[0][0] - time.monotonic())) + 1))
+
+    def tell(self, name: bytes, word: Pair) -> None:
+        """Send a control frame on a connection without a line, if it takes it now."""
+        try:
+            self._router.send(name, MORE_NOW)
+        except zmq.ZMQError:
+            return
+        self._router.send(word[0], MORE_NOW)
+        self._router.send(zmq_body(word), NOW)

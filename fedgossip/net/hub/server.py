@@ -1,0 +1,417 @@
+"""The coordinator's end of links that only its clients call: one ROUTER that receives and sends, and beside each of its
+connections a sealed stream, which takes over once it is there.  It calls nobody.
+
+A client's first message on a connection is its Hello; the answer is ours, and from then on the client is sent its
+messages on that connection.  The sender of a message is the client that the allow-list knows by the connection's key.
+
+    same process, or a later life of it, on a new connection      the old one is hung up on
+    another process with the key of a client that is here         waits until that one is gone
+
+`send` never blocks; see `router_sender`.  Large messages come by turns; see `upload_slots`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import zmq
+
+from fedgossip.base.errors import NetworkError
+from fedgossip.core.machine import NodeId
+from fedgossip.core.messages import AnyMessage, Expected, Hello
+from fedgossip.core.wire import Assembler, FrameError
+from fedgossip.net import sockets
+from fedgossip.net.auth import AllowList
+from fedgossip.net.callers import Callers, check_clients
+from fedgossip.net.connections import Connections, flooded
+from fedgossip.net.endpoints import Endpoint, Endpoints
+from fedgossip.net.hub import control_frames, upload_slots
+from fedgossip.net.hub.router_sender import ClientLine, Speaker
+from fedgossip.net.hub_client import ClientConnection, HubClient
+from fedgossip.net.identity import Identity, check_public
+from fedgossip.net.links.frame_reader import check_last, frame_error, read, read_sealed, skip
+from fedgossip.net.links.outbox import Cuts, Outbox
+from fedgossip.net.measuring.traffic import Traffic
+from fedgossip.net.sockets import DRAIN_FRAMES, LINGER_MS, NOW, Wakeable, Waker, ZmqSocket
+from fedgossip.net.streams.sealed_way import SEAL, CalledStream
+from fedgossip.net.streams.sealing import SealBrokenError, suites_wanted
+from fedgossip.net.streams.streams import Streams, refusal
+from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Woken
+
+PROBE_SECONDS = 2.0
+"""Seconds between two frames without meaning to a client that is sent nothing else: SILENCE_MS later it is known
+whether the network brings them."""
+
+
+class Hub(Wakeable):
+    """The coordinator's end.  Bind first (`address` then has the real port), `connect` when clients' keys are known."""
+
+    def __init__(
+        self, node: NodeId, bind: str, identity: Identity | None, turns_at_once: int = upload_slots.TURNS
+    ) -> None:
+        """`identity` None leaves encryption out: for measuring what it costs, reachable from no command."""
+        suites = suites_wanted()
+        self.node, self.identity, self._at_once = node, identity, turns_at_once
+        self._clients: dict[NodeId, HubClient] = {}
+        self._hello = Hello("", "", "")
+        self._expected = Expected("", "", 0)
+        self.turns, self._listening = upload_slots.Turns(turns_at_once), upload_slots.ListeningClock()
+        self._late: list[LinkEvent] = []
+        self._probed = 0.0
+        self._cuts = Cuts()
+        self.bytes_sent = self.dropped = 0
+        sockets.keep_message_memory()
+        self.context: zmq.Context[ZmqSocket] = zmq.Context(1)
+        self.allow = AllowList(self.context)
+        self.router = sockets.make(self.context, zmq.ROUTER)
+        self.router.router_handover = identity is None  # clients name themselves then, on the next connection too
+        self.streams = Streams(identity, suites)
+        self._speaker = Speaker(self.router, self.streams)
+        self.connections = Connections()
+        self.connections.follow(self.router)
+        self._callers = Callers(self.connections)
+        self._waker = Waker()
+        try:
+            self.address = self._callers.address = sockets.bind(self.router, bind, identity)
+        except NetworkError:
+            self.close()
+            raise
+        self.streams.listen(self.address, bind)
+        self.poller = zmq.Poller()
+        sources = self.allow.socket, self.connections.fileno(), self._waker.fileno(), self.router, self.streams.fileno()
+        for source in sources:
+            self.poller.register(source, zmq.POLLIN)
+
+    @property
+    def partners(self) -> tuple[NodeId, ...]:
+        """The clients."""
+        return tuple(self._clients)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What of that is vectors, and when something was under way."""
+        return self._cuts.traffic
+
+    def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
+        """Let the clients with these keys call; `hello` is the answer to theirs.  Their addresses mean nothing here.
+
+        Raises ConfigError for a key that cannot be one, and NetworkError where the system allows too few connections.
+        """
+        check_clients(len(partners))
+        self._hello, self._expected = hello, expected
+        self.turns = upload_slots.Turns(self._at_once, expected.payload_bytes)
+        for node in partners:
+            self.meet(node, endpoints[node])
+
+    def meet(self, node: NodeId, endpoint: Endpoint) -> None:
+        """Let one client more call.  Raises ConfigError for a key that cannot be one; nothing is changed then."""
+        if self.identity:
+            check_public(endpoint.key, f"client {node}")
+            self.allow.allow({endpoint.key: node})
+        # numbered from where another process would not: what is left of a broken connection is never taken for new
+        first = self._hello.process % 2**31
+        line = ClientLine(node, Outbox(self._cuts, first))
+        self._clients.setdefault(node, HubClient(node, line, Assembler(self._expected), key=endpoint.key))
+        self._callers.expected = self.connections.expected = len(self._clients)
+
+    def part(self, node: NodeId) -> None:
+        """Refuse the key of one client from now on; its connection ends."""
+        self.allow.forget(node)
+        if client := self._clients.get(node):
+            self.streams.forget(node)
+            client.line.way = None
+
+    # --- speaking -------------------------------------------------------------------------------------------------
+
+    def send(self, to: NodeId, message: AnyMessage) -> None:
+        """Queue `message` for the next `poll`; it is lost where the link is down: the machine is told when that is up.
+
+        The oldest that has not begun is dropped where more than OUTBOX_MESSAGES wait.
+        """
+        client = self._clients.get(to)
+        if client is None or not client.up:
+            return
+        self.dropped += self._speaker.put(client.line, message)
+        self.bytes_sent += self._cuts.packed(message).size
+        self.traffic.queued(to, message.payload_bytes)
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that can be sent has been handed to ZeroMQ."""
+        return self._speaker.idle
+
+    @property
+    def _anybody_up(self) -> bool:
+        return any(client.up for client in self._clients.values())
+
+    # --- hearing --------------------------------------------------------------------------------------------------
+
+    def poll(self, timeout_ms: int) -> list[LinkEvent]:
+        """Wait at most `timeout_ms` for something to happen; return what happened."""
+        self._probe()
+        self._speaker.speak()
+        for line in self._speaker.take_gone():
+            self._lost(self._clients[line.node], self._late)
+        rest_ms = 0 if self._late else self._speaker.rest_ms(timeout_ms)
+        if self.turns.waiting:
+            rest_ms = min(rest_ms, int(1000 * upload_slots.QUIET_SECONDS))
+        self._listening.back(time.monotonic())
+        ready = dict(self.poller.poll(rest_ms))
+        events, self._late = self._late, []
+        if self._waker.fileno() in ready:
+            self._waker.clear()
+            events.append(Woken())
+        if self.connections.fileno() in ready or self.allow.socket in ready:  # watched before they may send
+            self._look(events)
+        if self.allow.socket in ready and (caller := self.allow.answer()) is not None:
+            text = f"a caller at {caller} with an unknown key was refused"
+            events.append(Rejected(None, "unknown_key", text, "Is its key in the list of clients?"))
+        if self.router in ready:
+            self._hear(events)
+        heard_all = self.router not in ready
+        if self.streams.fileno() in ready and not self._turn_streams(events):
+            heard_all = False
+        self.streams.tick()
+        self._take_turns(events, heard_all=heard_all)
+        self._listening.leave(time.monotonic())
+        return events
+
+    def _hear(self, events: list[LinkEvent]) -> None:
+        for _ in range(DRAIN_FRAMES):
+            try:
+                name = self.router.recv(NOW)
+            except zmq.Again:
+                return
+            sender: NodeId | None = None
+            try:
+                mark = self.router.recv(copy=False)
+                sender = self._sender(mark, name)
+                message = self._heard(self._clients[sender], name, mark, events)
+            except Exception as error:
+                refused = frame_error(error, None if sender is None else self._clients[sender].assembler)
+                skip(self.router)
+                if sender is not None:
+                    self.traffic.heard(sender, more=self._clients[sender].assembler.under_way)
+                events.append(Rejected(sender, refused.reason, str(refused), refused.advice))
+                continue
+            if message is not None:
+                events.append(Arrived(sender, message, self._clients[sender].assembler.size))
+                return  # the message may complete a round, whose memory is then free for the next frame
+
+    def _sender(self, mark: zmq.Frame, name: bytes) -> NodeId:
+        try:
+            sender = int(str(mark.get("User-Id")) if self.identity else name)
+        except (zmq.ZMQError, ValueError, TypeError):
+            raise FrameError("anonymous", "a frame of nobody") from None
+        if sender not in self._clients:
+            raise FrameError("stranger", f"a frame from node {sender}, which is no client")
+        self.connections.heard(mark.get(zmq.SRCFD), sender)
+        return sender
+
+    def _heard(self, client: HubClient, name: bytes, mark: zmq.Frame, events: list[LinkEvent]) -> AnyMessage | None:
+        """Read one message of ZeroMQ; return the message that is whole with it, of a client that has greeted."""
+        kind, transfer = control_frames.parse(mark.bytes)
+        known = client.is_on(name)
+        if kind == SEAL:
+            self._answer(client, name, mark, transfer, events, known=known)
+            return None
+        self.streams.heard(client.node, name)
+        if known and kind == control_frames.ASK and mark.more:
+            self.router.recv()
+            check_last(self.router)
+            self.turns.ask(client.node, transfer)
+            return None
+        if known and kind == control_frames.CHUNK and not client.up:  # the rest of one that broke with the connection
+            skip(self.router)
+            return None
+        message = read(self.router, mark, client.assembler if known else Assembler(None))
+        self.traffic.heard(client.node, more=client.assembler.under_way)
+        if isinstance(message, Hello) and not (known and client.is_here(mark.get(zmq.SRCFD))):
+            self._greeted(client, ClientConnection(name, mark.get(zmq.SRCFD), message), events)
+            return None
+        if not known:
+            raise FrameError("ungreeted", f"client {client.node} speaks without a greeting")
+        client.account(self.turns, kind, transfer, message, self._listening.at(time.monotonic()))
+        return message
+
+    # --- sealed streams ---------------------------------------------------------------------------------------------
+
+    def _answer(
+        self, client: HubClient, name: bytes, mark: zmq.Frame, number: int, events: list[LinkEvent], *, known: bool
+    ) -> None:
+        """Answer the offer of a client that has greeted on this connection."""
+        body = self.router.recv() if mark.more else b""
+        check_last(self.router)
+        word = refusal(number)
+        if known and not (client.line.way and client.line.way.in_use):
+            try:
+                word = self.streams.answer(client.node, name, client.key, number, body)
+            except FrameError as error:
+                text = f"client {client.node} offers {error}"
+                events.append(Rejected(client.node, error.reason, text, error.advice))
+        if known:
+            self._speaker.say(client.line, word)
+
+    def _turn_streams(self, events: list[LinkEvent]) -> bool:
+        """Hear and go on; return whether all that had come was heard."""
+        for way, readable, writable in self.streams.turn():
+            client = self._clients[way.node]
+            if not isinstance(way, CalledStream) or not client.is_on(way.connection):
+                self.streams.drop(way)  # of a connection that is no more
+                continue
+            if client.line.way is not way:
+                self._drop_stream(client)
+                client.line.way = way
+            if writable:
+                self._go_on(client, events)
+            if readable and client.line.way is way and self._hear_stream(client, way, events):
+                return False
+        return True
+
+    def _go_on(self, client: HubClient, events: list[LinkEvent]) -> None:
+        try:
+            self._speaker.resume(client.line)
+        except OSError:
+            self._lost(client, events)
+
+    def _hear_stream(self, client: HubClient, way: CalledStream, events: list[LinkEvent]) -> bool:
+        """Hear what a client sends by its stream; return whether there may be more than was heard."""
+        for _ in range(DRAIN_FRAMES):
+            try:
+                if way.stream is None or not way.arrived():
+                    if way.stream is not None:
+                        self.streams.watch(way)
+                    return False
+                kind, transfer = control_frames.parse(way.stream.mark)
+                if kind == control_frames.ASK:
+                    way.stream.open()
+                    self.turns.ask(client.node, transfer)
+                    continue
+                message = read_sealed(way.stream, client.assembler)
+                self.traffic.heard(client.node, more=client.assembler.under_way)
+                client.account(self.turns, kind, transfer, message, self._listening.at(time.monotonic()))
+            except (OSError, EOFError, SealBrokenError) as error:
+                if isinstance(error, SealBrokenError):
+                    events.append(Rejected(client.node, error.reason, f"client {client.node}: {error}", error.advice))
+                self._stream_ended(client, events)
+                return False
+            except Exception as error:
+                refused = frame_error(error, client.assembler)
+                self.traffic.heard(client.node, more=client.assembler.under_way)
+                events.append(Rejected(client.node, refused.reason, str(refused), refused.advice))
+                continue
+            if message is not None:
+                events.append(Arrived(client.node, message, client.assembler.size))
+                return True
+        return True
+
+    def _stream_ended(self, client: HubClient, events: list[LinkEvent]) -> None:
+        """What was under way by a stream is lost with it, so the client has to greet again."""
+        in_use = client.line.way is not None and client.line.way.in_use
+        self._drop_stream(client)
+        if in_use and client.up and client.here:
+            if client.here.descriptor >= 0:
+                self._callers.hang_up(client.here.descriptor)
+            self._lost(client, events)
+
+    def _drop_stream(self, client: HubClient) -> None:
+        for way in self.streams.called_by(client.node):
+            if way is client.line.way:
+                self.streams.drop(way)
+        client.line.way = None
+
+    def _take_turns(self, events: list[LinkEvent], *, heard_all: bool) -> None:
+        now = self._listening.at(time.monotonic())
+        for node in self.turns.stalled(now) if heard_all else ():
+            self.turns.forget(node)
+            self._clients[node].assembler.give_up()
+            self.traffic.heard(node, more=False)
+            events.append(Rejected(node, "stalled", f"client {node} went silent in the middle of a message"))
+        for node, transfer in self.turns.next(now, heard_all=heard_all):
+            self._speaker.say(self._clients[node].line, control_frames.word(control_frames.GO, transfer))
+
+    def _probe(self) -> None:
+        """Send a frame without meaning to clients that are sent nothing else."""
+        if (now := time.monotonic()) - self._probed < PROBE_SECONDS:
+            return
+        self._probed = now
+        for client in self._clients.values():
+            if client.up and not client.line.outbox:
+                self._speaker.say(client.line, control_frames.word(control_frames.NOTHING))
+
+    # --- who is here ----------------------------------------------------------------------------------------------
+
+    def _greeted(self, client: HubClient, connection: ClientConnection, events: list[LinkEvent]) -> None:
+        """Take the Hello of a caller with this client's key, on a connection that is not yet the client's."""
+        self._look(events)  # another connection may have had the descriptor before
+        if not self._callers.introduce(connection.descriptor, client.node):
+            return
+        if client.up and client.here and not client.here.is_followed_by(connection.hello):
+            if client.next and client.next.descriptor != connection.descriptor:
+                self._callers.hang_up(client.next.descriptor)
+            client.next = connection
+            events.append(Arrived(client.node, connection.hello))  # the host sees that there are two
+            self._speaker.tell(connection.name, control_frames.word(control_frames.TWIN))
+            return
+        if client.up and client.here:
+            if client.here.descriptor >= 0:
+                self._callers.hang_up(client.here.descriptor)
+            self._down(client, events)
+        self._welcome(client, connection, events)
+
+    def _welcome(self, client: HubClient, connection: ClientConnection, events: list[LinkEvent]) -> None:
+        client.here, client.up = connection, True
+        client.line.name = connection.name
+        self._speaker.put(client.line, self._hello)
+        events += [Arrived(client.node, connection.hello), LinkUp(client.node, afresh=True)]
+
+    def _look(self, events: list[LinkEvent]) -> None:
+        for descriptor, node in self._callers.look():
+            client = self._clients[node]
+            if client.next and client.next.descriptor == descriptor:
+                client.next = None
+            elif client.up and client.here and client.here.descriptor == descriptor:
+                if client.line.way is not None and client.line.way.hears:  # there may be more to hear, up to its end
+                    client.here = replace(client.here, descriptor=-1)
+                else:
+                    self._lost(client, events)
+        for seen in self._callers.flooded:
+            who = "a caller that has said nothing" if seen.node is None else f"client {seen.node}"
+            events.append(flooded(seen.node, who))
+        self._callers.flooded.clear()
+
+    def _lost(self, client: HubClient, events: list[LinkEvent]) -> None:
+        """Note that the connection broke, after its whole messages were heard.  Another process may wait for this."""
+        self._down(client, events)
+        if client.next:
+            connection, client.next = client.next, None
+            self._welcome(client, connection, events)
+
+    def _down(self, client: HubClient, events: list[LinkEvent]) -> None:
+        client.up = False
+        self._speaker.clear(client.line)
+        self._drop_stream(client)
+        self.turns.forget(client.node)
+        client.assembler.give_up()
+        self.traffic.heard(client.node, more=False)
+        events.append(LinkDown(client.node))
+
+    def close(self, drain_seconds: float = 0.0) -> None:
+        """Send what can be sent within `drain_seconds`, then close everything; ZeroMQ lingers for LINGER_MS at most.
+
+        While it drains it goes on receiving until the clients have hung up: where their own frames are unread here, TCP
+        takes back what they have not read yet.
+        """
+        if self.context.closed:
+            return
+        until = time.monotonic() + drain_seconds
+        while not (self.idle and not self._anybody_up) and time.monotonic() < until:
+            self.poll(50)
+        self.streams.close(LINGER_MS / 1000 if drain_seconds else 0.0)
+        self.connections.close()
+        self.router.close(LINGER_MS)
+        self.allow.socket.close(0)
+        self._waker.close()
+        self.context.term()

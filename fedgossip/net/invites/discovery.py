@@ -1,0 +1,150 @@
+"""What is announced on this network by DNS service discovery (zeroconf): organisers, by their keys.
+
+An announcement is nobody's word: it says where a key may be called, and whoever calls talks to that key or to nobody.
+It gives no invite away.  Needs the package zeroconf, in the extra `lan`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from zmq.utils import z85
+
+from fedgossip.base.errors import ConfigError, NetworkError
+from fedgossip.base.plain import line
+from fedgossip.net.endpoints import TCP
+from fedgossip.net.identity import check_public
+
+if TYPE_CHECKING:
+    from zeroconf import Zeroconf
+
+SERVICE = "_fedgossip._tcp.local."
+
+FOUND_MAX = 64
+"""Maximum number of announcements that are kept; anybody on the network may make some."""
+ASK_MS = 2_000
+"""Time to ask for the details of an announcement."""
+NAME_LETTERS = 60
+
+Interfaces = Sequence[str]
+"""Own addresses on whose networks to ask; none for all."""
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """An organiser: what it calls its run, its public key, and where it can be called."""
+
+    name: str
+    key: str
+    addresses: tuple[str, ...]
+
+
+def is_installed() -> bool:
+    """Whether this machine can announce and search at all."""
+    try:
+        import zeroconf  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def _zeroconf(interfaces: Interfaces) -> Zeroconf:
+    try:
+        import zeroconf
+    except ImportError:
+        advice = "pip install 'fedgossip[lan]'; an invite works without it."
+        raise ConfigError("looking for runs on this network needs the package zeroconf", advice) from None
+    try:
+        return zeroconf.Zeroconf(interfaces=list(interfaces) or zeroconf.InterfaceChoice.All)
+    except OSError as error:
+        text = f"this network cannot be asked what is announced on it: {error.strerror or error}"
+        raise NetworkError(text, "Ask for the invite; it says where to call.") from None
+
+
+class Announcer:
+    """Announces one organiser, until `close`."""
+
+    def __init__(self, name: str, key: str, port: int, hosts: Sequence[str], interfaces: Interfaces = ()) -> None:
+        """`hosts`: addresses, numbers, at which it is called.  Raises ConfigError, NetworkError."""
+        self._zeroconf = _zeroconf(interfaces)
+        from zeroconf import ServiceInfo
+
+        mark = z85.decode(key).hex()[:16]
+        self._info = ServiceInfo(
+            SERVICE,
+            f"fedgossip-{mark}.{SERVICE}",
+            port=port,
+            parsed_addresses=list(hosts),
+            properties={"key": key, "name": line(name, NAME_LETTERS)},
+            server=f"fedgossip-{mark}.local.",
+        )
+        self._zeroconf.register_service(self._info, allow_name_change=True)
+
+    def close(self) -> None:
+        """Take it back."""
+        self._zeroconf.unregister_service(self._info)
+        self._zeroconf.close()
+
+
+class Search:
+    """Listens for announcements, of one key or of all, until `close`."""
+
+    def __init__(self, key: str = "", interfaces: Interfaces = ()) -> None:
+        """Raises ConfigError, NetworkError."""
+        self._key = key
+        self._found: dict[str, Announcement] = {}
+        self._lock = threading.Lock()
+        self._zeroconf = _zeroconf(interfaces)
+        from zeroconf import ServiceBrowser
+
+        self._browser = ServiceBrowser(self._zeroconf, SERVICE, listener=self)  # type: ignore[arg-type]
+
+    def found(self) -> list[Announcement]:
+        """Return what was announced so far."""
+        with self._lock:
+            return list(self._found.values())
+
+    def addresses(self) -> list[str]:
+        """Return all addresses so far."""
+        return [address for one in self.found() for address in one.addresses]
+
+    def close(self) -> None:
+        self._browser.cancel()
+        self._zeroconf.close()
+
+    # --- called by zeroconf's thread ------------------------------------------------------------------------------
+
+    def add_service(self, zeroconf: Zeroconf, kind: str, name: str) -> None:
+        info = zeroconf.get_service_info(kind, name, timeout=ASK_MS)
+        one = _read(info)
+        if one is None or (self._key and one.key != self._key):
+            return
+        with self._lock:
+            if len(self._found) < FOUND_MAX:
+                self._found[name] = one
+
+    def update_service(self, zeroconf: Zeroconf, kind: str, name: str) -> None:
+        self.add_service(zeroconf, kind, name)
+
+    def remove_service(self, _zeroconf: Zeroconf, _kind: str, name: str) -> None:
+        with self._lock:
+            self._found.pop(name, None)
+
+
+def _read(info: Any) -> Announcement | None:
+    """An announcement in anybody's words; None for one that names no key or no address."""
+    try:
+        said = {key.decode(): value.decode() for key, value in info.properties.items() if value}
+        key = check_public(said["key"], "an announcement")
+        hosts = [ipaddress.ip_address(host.partition("%")[0]) for host in info.parsed_addresses()]
+    except (AttributeError, KeyError, ValueError, UnicodeDecodeError, ConfigError):
+        return None
+    usable = [host for host in hosts if not host.is_link_local and not host.is_unspecified and not host.is_multicast]
+    addresses = [f"{TCP}[{host}]:{info.port}" if host.version == 6 else f"{TCP}{host}:{info.port}" for host in usable]
+    if not addresses or not info.port:
+        return None
+    return Announcement(line(said.get("name", ""), NAME_LETTERS), key, tuple(addresses[:8]))

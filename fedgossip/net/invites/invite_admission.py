@@ -1,0 +1,251 @@
+"""Who is let in by an invite: questions in, answers out; no socket, no clock.
+
+A secret lets in as many keys as there are seats, each once: one that asks again, after its own crash or the
+organiser's, has the place that it had.  Who is let in is on disk before it is told.  The organiser signs the admission
+of each, so members know it by its own keys from then on; the invite is of no use beside that.
+
+A seat that nobody has asked for again within HOLD_SECONDS goes to the next one that comes, while the run has not begun:
+it was taken by a machine that is gone, or by nobody who means to take part.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.version import __version__
+from fedgossip.core.machine import NodeId
+from fedgossip.core.messages import (
+    FILE_PART,
+    AnyMessage,
+    Beginning,
+    Enrol,
+    Entry,
+    FilePart,
+    FileQuery,
+    Gathering,
+    Invitations,
+    Invited,
+    InviteProof,
+    Proposal,
+    TurnedAway,
+)
+from fedgossip.net.endpoints import Endpoint, check_reachable, is_signed, is_signing_key
+from fedgossip.net.identity import Identity
+from fedgossip.net.invites.invitation import mark_of, proof_of
+from fedgossip.protocols.members.news import admission_of
+
+HERE_SECONDS = 10.0
+"""Who was let in is here as long as it asked within so many seconds; it does so every two."""
+
+HOLD_SECONDS = 300.0
+"""Time for which a seat is held for one that was let in and is away, before the run begins."""
+
+UNFIT_MAX = 32
+UNFIT = {
+    "key": "its key of signatures is not written as one",
+    "twin": "it signs with the key of another one",
+    "signature": "its keys are not signed by itself",
+    "address": "it cannot be called where it says",
+}
+"""What is wrong with one that has the secret and is not let in."""
+
+ENDED, EXPIRED, USED, UNKNOWN = "ended", "expired", "used", "unknown"
+"""Why somebody is turned away."""
+
+
+@dataclass(frozen=True)
+class Guest:
+    """One that was let in: its public keys, where it is called, and its signature of these."""
+
+    key: str
+    verify: str
+    address: str
+    signature: str = ""
+
+
+@dataclass(frozen=True)
+class Seats:
+    """The places of a run: `count` with the organiser's `own`."""
+
+    count: int
+    own: NodeId = 0
+    fixed: bool = False
+    """It begins when all are taken, with these and never with others; else at the latest when the invite expires."""
+    called: bool = True
+    """Whether those that come are called by others, and so need an address."""
+
+
+@dataclass(frozen=True)
+class Party:
+    """What must outlive the organiser's process."""
+
+    secret: bytes = field(repr=False)
+    expires: int
+    seats: Seats
+    guests: Mapping[NodeId, Guest] = field(default_factory=dict)
+    founders: tuple[NodeId, ...] = ()
+    """With whom it began; () before."""
+    ended: bool = False
+
+    @property
+    def mark(self) -> str:
+        return mark_of(self.secret)
+
+    def node_of(self, key: str) -> NodeId | None:
+        """Return the number of the guest with this key."""
+        return next((node for node, guest in self.guests.items() if guest.key == key), None)
+
+    @property
+    def free(self) -> NodeId | None:
+        """The number of the first free place."""
+        first = next(node for node in count() if node != self.seats.own and node not in self.guests)
+        return first if len(self.guests) < self.seats.count - 1 else None
+
+
+class InviteAdmission:
+    """`host` is the organiser's own member, `past` why invites of earlier runs are of no use any more.
+
+    `keep` puts a party on disk.  What it raises is raised here, and nothing has changed then.
+    """
+
+    def __init__(
+        self,
+        organiser: Identity,
+        host: Guest,
+        party: Party,
+        proposal: Proposal,
+        keep: Callable[[Party], None],
+        test: bytes = b"",
+        past: Mapping[str, str] | None = None,
+    ) -> None:
+        self.organiser, self.host, self.party, self.proposal = organiser, host, party, proposal
+        self._keep, self._test, self._past = keep, test, dict(past or {})
+        self._heard: dict[NodeId, float] = {}
+        self._held: dict[NodeId, float] = {}
+        self.unfit: dict[str, str] = {}
+        """What the first UNFIT_MAX sent that were not let in for it, by their keys."""
+
+    # --- for the organiser ----------------------------------------------------------------------------------------
+
+    def here(self, now: float) -> tuple[NodeId, ...]:
+        """Return who is here, the organiser first."""
+        heard = [node for node, at in sorted(self._heard.items()) if now - at < HERE_SECONDS]
+        return (self.party.seats.own, *heard)
+
+    def is_ready(self, now: float) -> bool:
+        """Whether all are here; or the time is over, another one is, and it may begin without the rest."""
+        here, seats = len(self.here(now)), self.party.seats
+        return here == seats.count or (now >= self.party.expires and here > 1 and not seats.fixed)
+
+    def begin(self, now: float) -> tuple[NodeId, ...]:
+        """Begin with those who are here; return them.  Who comes later joins what has begun."""
+        if not self.party.founders:
+            self._change(replace(self.party, founders=tuple(sorted(self.here(now)))))
+        return self.party.founders
+
+    def end(self) -> None:
+        """Let nobody in any more."""
+        self._change(replace(self.party, ended=True))
+
+    def members(self, node: NodeId | None = None) -> tuple[Entry, ...]:
+        """Return the entries of the founders, the organiser's own, and that of `node`, each with its admission."""
+        own = self.party.seats.own
+        return tuple(self._entry(one) for one in sorted({*self.party.founders, own if node is None else node}))
+
+    def _entry(self, node: NodeId) -> Entry:
+        guest = self.host if node == self.party.seats.own else self.party.guests[node]
+        admission = self.organiser.sign(admission_of(node, guest.key, guest.verify))
+        since = 0 if node in self.party.founders else -1
+        about = guest.address, guest.key, guest.verify
+        return Entry(node, 0, *about, since=since, admission=admission, signature=guest.signature)
+
+    def _change(self, party: Party) -> None:
+        self._keep(party)
+        self.party = party
+
+    # --- for those who ask ----------------------------------------------------------------------------------------
+
+    def answer(self, key: str, message: AnyMessage | None, now: float) -> Invitations:
+        """Return the answer to what the holder of `key` asks; None: something that cannot be read."""
+        if not isinstance(message, InviteProof | FileQuery | Enrol):
+            return TurnedAway("unreadable", __version__)
+        if refusal := self._refusal(key, message.who, now):
+            return refusal
+        match message:
+            case FileQuery(_, start):
+                return self._part(start)
+            case InviteProof(_, version) | Enrol(_, version) if version != __version__:
+                return TurnedAway("version", __version__)
+            case InviteProof():
+                return self.proposal
+            case Enrol():
+                return self._enrolled(key, message, now)
+
+    def _part(self, start: int) -> Invitations:
+        fits = start % FILE_PART == 0 and start < len(self._test)
+        return FilePart(start, self._test[start : start + FILE_PART]) if fits else TurnedAway("range")
+
+    def _refusal(self, key: str, who: Invited, now: float) -> TurnedAway | None:
+        party = self.party
+        if who.mark in self._past:
+            return TurnedAway(self._past[who.mark])
+        proof = proof_of(party.secret, self.organiser.public, key, who.verify)
+        if not hmac.compare_digest(proof, who.proof) or who.mark != party.mark:
+            return TurnedAway(UNKNOWN)
+        if party.ended:
+            return TurnedAway(ENDED)
+        if (node := party.node_of(key)) is not None:
+            return None if party.guests[node].verify == who.verify else TurnedAway(UNKNOWN)
+        if party.free is None and self._left(now) is None:
+            return TurnedAway(USED)
+        return TurnedAway(EXPIRED) if now >= party.expires else None
+
+    def _left(self, now: float) -> NodeId | None:
+        """The place of one that was let in and has stayed away too long, where the run has not begun."""
+        if self.party.founders:
+            return None
+        last = {node: max(self._heard.get(node, 0.0), self._held.setdefault(node, now)) for node in self.party.guests}
+        return next((node for node in sorted(last) if now - last[node] >= HOLD_SECONDS), None)
+
+    def _enrolled(self, key: str, asked: Enrol, now: float) -> Invitations:
+        party, guest = self.party, Guest(key, asked.who.verify, asked.address, asked.signature)
+        known = party.node_of(key)
+        places = (place for place in (known, party.free, self._left(now)) if place is not None)
+        node = next(places)  # `_refusal` has let nobody through for whom there is none
+        if party.guests.get(node) != guest and (known is None or not party.founders):
+            if refusal := self._unfit(node, guest):
+                self._note(key, refusal)
+                return refusal
+            self._change(replace(party, guests={**party.guests, node: guest}))
+            self._held[node] = now
+        self._heard[node] = now
+        if self.party.founders:
+            return Beginning(node, self.organiser.verify, self.members(node))
+        seconds = max(0, int(self.party.expires - now))
+        return Gathering(node, self.here(now), self.party.seats.count, seconds)
+
+    def _note(self, key: str, refusal: TurnedAway) -> None:
+        if len(self.unfit) < UNFIT_MAX:
+            sent = f": it sent {refusal.about!r}" if refusal.about else ""
+            self.unfit.setdefault(key, f"{UNFIT[refusal.reason]}{sent}")
+
+    def _unfit(self, node: NodeId, guest: Guest) -> TurnedAway | None:
+        """Why the others could not talk to this one as `node`, or not know it."""
+        others = (self.host, *(one for other, one in self.party.guests.items() if other != node))
+        if not is_signing_key(guest.verify):
+            return TurnedAway("key", guest.verify)
+        if any(guest.verify == one.verify for one in others):
+            return TurnedAway("twin")
+        if not is_signed(Endpoint(guest.address, guest.key, guest.verify, signature=guest.signature)):
+            return TurnedAway("signature")
+        if not guest.address and not self.party.seats.called:
+            return None
+        try:
+            check_reachable(guest.address, "address")
+        except ConfigError:
+            return TurnedAway("address", guest.address)
+        return None

@@ -1,0 +1,191 @@
+"""The socket at which those with an invite ask: anybody may call, and few are listened to at a time.
+
+A socket and a context of its own, beside the links of a run: what strangers do here costs the run nothing.  The bounds
+are those of links: so many new callers within ten seconds (`auth`), so many bytes and connections (`connections`), and
+so many questions of one that nobody has let in.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+import zmq
+
+from fedgossip.base.errors import NetworkError, NotWrittenError
+from fedgossip.base.guarded_threads import guarded_thread
+from fedgossip.core.machine import NodeId
+from fedgossip.core.messages import AnyMessage, TurnedAway
+from fedgossip.core.wire import Assembler, FrameError, frames
+from fedgossip.net import sockets
+from fedgossip.net.auth import GUEST, AllowList
+from fedgossip.net.connections import Connections
+from fedgossip.net.identity import raw
+from fedgossip.net.invites.invite_admission import InviteAdmission
+from fedgossip.net.links.frame_reader import check_last, skip
+from fedgossip.net.sockets import DRAIN_FRAMES, MORE_NOW, NOW, Waker, ZmqSocket, make
+
+QUESTION_BYTES = 2048
+"""Maximum size of a question."""
+QUESTIONS, QUESTIONS_SECONDS = 1024, 60.0
+"""Maximum number of questions of one key within so many seconds; a common test set of 32 MiB takes so many."""
+WRONG_MAX = 8
+"""Number of refusals after which a key is not answered any more within QUESTIONS_SECONDS."""
+KEYS_MAX = 64
+"""Maximum number of keys whose questions are counted; the one that is counted longest gives way."""
+TURN_MS = 200
+"""Longest sleep between two looks at whether the server is to end."""
+STRANGERS_FIRST: NodeId = 1 << 20
+"""Numbers, above those of members, by which connections of keys are told apart that were answered."""
+
+
+@dataclass(slots=True)
+class _Asker:
+    number: NodeId
+    since: float
+    asked: int = 0
+    wrong: int = 0
+
+
+class InviteServer:
+    """Listens from the start: `address` has the real port.  One thread at a time serves."""
+
+    def __init__(self, bind: str, admission: InviteAdmission) -> None:
+        """Raises NetworkError where the address cannot be had."""
+        self.admission = admission
+        self.answered = self.refused = 0
+        self._askers: dict[str, _Asker] = {}
+        self._numbers = STRANGERS_FIRST
+        self._serving: threading.Thread | None = None
+        self._closing = threading.Event()
+        self.context: zmq.Context[ZmqSocket] = zmq.Context(1)
+        self._allow = AllowList(self.context)
+        self._allow.guests = True
+        self._welcome()
+        self._waker = Waker()
+        self._connections = Connections()
+        self._router = make(self.context, zmq.ROUTER)
+        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._connections.follow(self._router)
+        try:
+            self.address = sockets.bind(self._router, bind, admission.organiser)
+        except NetworkError:
+            self.close()
+            raise
+        self._poller = zmq.Poller()
+        for one in (self._allow.socket, self._router, self._waker.fileno(), self._connections.fileno()):
+            self._poller.register(one, zmq.POLLIN)
+
+    def serve(self, seconds: float) -> None:
+        """Answer for so long, or until a question was answered, or `wake` is called."""
+        until, answered = time.monotonic() + seconds, self.answered
+        while self.answered == answered and (left := until - time.monotonic()) > 0:
+            if self._turn(min(TURN_MS, int(1000 * left) + 1)):
+                return
+
+    def serve_beside(self) -> None:
+        """Answer in a thread of its own, until `close`."""
+        self._serving = guarded_thread(self._serve_on, "invites")
+        self._serving.start()
+
+    def close(self) -> None:
+        """Answer nobody any more, and close all."""
+        if self.context.closed:
+            return
+        self._closing.set()
+        self._waker.wake()
+        if self._serving:
+            self._serving.join()
+        self._connections.close()
+        self._router.close(sockets.LINGER_MS)
+        self._allow.socket.close(0)
+        self._waker.close()
+        self.context.term()
+
+    def _serve_on(self) -> None:
+        while not self._closing.is_set():
+            self._turn(TURN_MS)
+
+    def _turn(self, timeout_ms: int) -> bool:
+        """Wait for something and deal with it; return whether somebody has woken us."""
+        ready = dict(self._poller.poll(timeout_ms))
+        if ready.pop(self._connections.fileno(), None) or self._allow.socket in ready:
+            self._connections.take()
+        if ready.pop(self._allow.socket, None):
+            self.refused += self._allow.answer() is not None
+        if self._router in ready:
+            self._hear()
+        if ready.pop(self._waker.fileno(), None):
+            self._waker.clear()
+            return True
+        return False
+
+    def _hear(self) -> None:
+        for _ in range(DRAIN_FRAMES):
+            try:
+                connection = self._router.recv(NOW)
+            except zmq.Again:
+                return
+            try:
+                key, message, asker = self._question()
+            except Exception as error:  # whatever a stranger's frame does costs that frame
+                if isinstance(error, zmq.ZMQError):
+                    raise
+                skip(self._router)
+                self.refused += 1
+                continue
+            self._answer(connection, key, message, asker)
+
+    def _question(self) -> tuple[str, AnyMessage | None, _Asker]:
+        """Take a question; None for one that cannot be read.  Raises FrameError for what is not answered."""
+        mark = self._router.recv(copy=False)
+        key = str(mark.get("User-Id")).removeprefix(GUEST)
+        asker = self._asker(key)
+        asker.asked += 1
+        if asker.asked > QUESTIONS or asker.wrong >= WRONG_MAX:
+            raise FrameError("guest", "one that asks too much")
+        self._connections.heard(mark.get(zmq.SRCFD), asker.number)
+        assembler = Assembler(None)
+        if not mark.more or assembler.mark(mark.bytes) is not None:
+            raise FrameError("truncated", "a message of one frame")
+        body = self._router.recv()
+        check_last(self._router)
+        if len(body) > QUESTION_BYTES:
+            raise FrameError("oversized", f"a question of {len(body)} bytes")
+        try:
+            return key, assembler.header(body), asker
+        except FrameError:
+            return key, None, asker
+
+    def _welcome(self) -> None:
+        """Let nobody who calls without end keep those out that have a place."""
+        self._allow.welcome = {raw(guest.key) for guest in self.admission.party.guests.values()}
+
+    def _asker(self, key: str) -> _Asker:
+        now = time.monotonic()
+        known = self._askers.get(key)
+        if known and now - known.since < QUESTIONS_SECONDS:
+            return known
+        self._askers.pop(key, None)
+        while len(self._askers) >= KEYS_MAX:
+            del self._askers[next(iter(self._askers))]
+        self._numbers += 1
+        self._askers[key] = _Asker(self._numbers, now)
+        return self._askers[key]
+
+    def _answer(self, connection: bytes, key: str, message: AnyMessage | None, asker: _Asker) -> None:
+        try:
+            answer = self.admission.answer(key, message, time.time())
+        except NotWrittenError:  # nobody is let in who would be forgotten
+            answer = TurnedAway("disk")
+        self._welcome()
+        asker.wrong += isinstance(answer, TurnedAway)
+        self.answered += not isinstance(answer, TurnedAway)
+        for mark, body in frames(answer, 1, ()):
+            try:
+                self._router.send(connection, MORE_NOW)
+                self._router.send(mark, MORE_NOW)
+                self._router.send(body, NOW)
+            except zmq.ZMQError:  # gone, or too slow: it asks again
+                self.refused += 1

@@ -1,0 +1,418 @@
+"""One peer's sockets: a ROUTER that hears all partners, a DEALER for sending to each, CURVE on all of them; and beside
+each of these connections a sealed stream, which takes over from it once it is there.
+
+One thread owns everything here.  `send` never blocks: frames that the socket does not take wait in a bounded outbox.
+The sender of a message is the peer that the allow-list knows by the connection's key, never what a message says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+
+import zmq
+from zmq.utils import z85
+
+from fedgossip.base.errors import NetworkError
+from fedgossip.core.machine import NodeId
+from fedgossip.core.messages import Account, AnyMessage, Expected, Hello, Join
+from fedgossip.core.wire import Assembler, FrameError
+from fedgossip.net import sockets
+from fedgossip.net.auth import AllowList
+from fedgossip.net.connections import FLOOD, Connections, flooded
+from fedgossip.net.endpoints import Endpoint, Endpoints, check_address
+from fedgossip.net.hub.control_frames import parse
+from fedgossip.net.identity import Identity, check_public
+from fedgossip.net.links.calling import call, hang_up
+from fedgossip.net.links.frame_reader import check_last, frame_error, read, read_sealed, skip
+from fedgossip.net.links.guests import Guests
+from fedgossip.net.links.incoming import Incoming
+from fedgossip.net.links.outbox import Cuts, Outbox, Pair, zmq_body
+from fedgossip.net.links.partner_link import PartnerLink
+from fedgossip.net.measuring.traffic import Traffic
+from fedgossip.net.relays.routing import Routing
+from fedgossip.net.sockets import DRAIN_FRAMES, LINGER_MS, NOW, Wakeable, Waker, ZmqSocket, keep_message_memory, make
+from fedgossip.net.streams.sealed_way import SEAL, CalledStream
+from fedgossip.net.streams.sealing import SealBrokenError, suites_wanted
+from fedgossip.net.streams.streams import Streams, hang_up_beside, hear_answer, refusal
+from fedgossip.net.transport import NOBODY, Arrived, LinkDown, LinkEvent, LinkUp, ModelBegun, Rejected, Woken
+
+
+class Links(Wakeable):
+    """Sockets of one peer.  Bind first (`address` then holds the real port), `connect` when all addresses are known."""
+
+    def __init__(self, node: NodeId, bind: str, identity: Identity | None) -> None:
+        """`identity` None leaves encryption out: for measuring what it costs, reachable from no command."""
+        suites = suites_wanted()
+        self.node, self.identity = node, identity
+        self._links: dict[NodeId, PartnerLink] = {}
+        self._hello = Hello("", "", "")
+        self._join: Join | None = None
+        self._late: list[LinkEvent] = []
+        self._cuts = Cuts()
+        self.bytes_sent = self.dropped = 0
+        keep_message_memory()
+        self.context: zmq.Context[ZmqSocket] = zmq.Context(1)
+        self.context.set(zmq.MAX_SOCKETS, 8192)
+        self.poller = zmq.Poller()
+        self.allow = AllowList(self.context)
+        self.poller.register(self.allow.socket, zmq.POLLIN)
+        self._waker = Waker()
+        self.poller.register(self._waker.fileno(), zmq.POLLIN)
+        self.routing = Routing(identity, self._waker.wake)
+        self.connections = Connections()
+        self.poller.register(self.connections.fileno(), zmq.POLLIN)
+        self.streams = Streams(identity, suites)
+        self.incoming = Incoming(self.allow if identity else None)
+        self.router = make(self.context, zmq.ROUTER)
+        self.guests = Guests(self.allow, self._reply)
+        self.connections.follow(self.router)
+        try:
+            self.address = sockets.bind(self.router, bind, identity)
+        except NetworkError:
+            self.close()
+            raise
+        self.streams.listen(self.address, bind)
+        self.poller.register(self.router, zmq.POLLIN)
+        self.poller.register(self.streams.fileno(), zmq.POLLIN)
+
+    @property
+    def partners(self) -> tuple[NodeId, ...]:
+        """The partners of this peer."""
+        return tuple(self._links)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What of that is vectors, and when something was under way."""
+        return self._cuts.traffic
+
+    def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
+        """Allow the partners' keys, and call each of them; `hello` is the first word on every connection."""
+        self._hello, self.incoming.expected = hello, expected
+        for node in partners:
+            self.meet(node, endpoints[node])
+
+    def admit_guests(self, join: Join | None) -> None:
+        """Let callers with unknown keys ask to become members; send `join` on every link to ask the same."""
+        self.allow.guests, self._join = True, join
+
+    def meet(self, node: NodeId, endpoint: Endpoint) -> None:
+        """Allow the key of `node`, and call it, at its new address where it has moved.
+
+        Raises ConfigError or NetworkError for an address or a key that cannot be used; nothing is changed then.
+        """
+        where = f"peer {node}"
+        check_address(endpoint.address, where)
+        if self.identity:
+            check_public(endpoint.key, where)
+        self._meet_at(node, self.routing.first(node, endpoint, self._late))
+
+    def _meet_at(self, node: NodeId, endpoint: Endpoint) -> None:
+        """Call `node` at one address."""
+        known = self._links.get(node)
+        link = self._call(node, endpoint)
+        if known is not None:
+            self._close(known)
+            if known.up:
+                self._late.append(LinkDown(node))
+            link.takes_over(known)
+        if self.identity:
+            self.allow.allow({endpoint.key: node})
+        self._links[node] = link
+        self.incoming.add(node)
+        self.connections.expected = len(self._links)
+        if hello := self.guests.admitted(endpoint.key):  # the node has said Hello before it was known
+            self._late.append(Arrived(node, hello))
+
+    def part(self, node: NodeId) -> None:
+        """Hang up on `node`, and forget its key: it is a stranger from now on."""
+        link = self._links.pop(node, None)
+        self.allow.forget(node)
+        self.routing.forget(node)
+        for called in self.streams.called_by(node):
+            self._drop(called)
+        self.incoming.forget(node)
+        self.traffic.heard(node, more=False)
+        if link is not None:
+            self._close(link)
+
+    def _call(self, node: NodeId, endpoint: Endpoint) -> PartnerLink:
+        where, key = endpoint.address, endpoint.key
+        dealer = call(self.context, self.connections, self.node, self.identity, node, where, key)
+        return PartnerLink(node, dealer, Outbox(self._cuts), key, self.poller, self.streams)
+
+    def _close(self, link: PartnerLink) -> None:
+        self.streams.drop(link.call)
+        hang_up(self.poller, self.connections, link.dealer)
+
+    # --- sending --------------------------------------------------------------------------------------------------
+
+    def send(self, to: NodeId, message: AnyMessage) -> None:
+        """Queue `message`.  Where the link is down, synchronous gossip's last messages are sent when it comes up;
+        others are lost: their machines ask again.  A question for vectors that are coming in is not sent, and vectors
+        that wait already, or are under way, are not queued twice: on a link that lives nothing is lost.
+
+        Where more than OUTBOX_MESSAGES wait, the oldest that has not begun is dropped.
+        """
+        link = self._links.get(to)
+        if link is None:  # the node is a member without a link
+            return
+        link.remember(message)
+        if not link.up or link.outbox.holds(message) or self._is_answered(to, message):
+            return
+        self._queue(link, message)
+        self._flush(link)
+
+    def _is_answered(self, to: NodeId, message: AnyMessage) -> bool:
+        """Whether what a message asks for is coming in."""
+        return isinstance(message, Account) and message.asks and self.incoming.comes(to, message.round)
+
+    def _queue(self, link: PartnerLink, message: AnyMessage) -> None:
+        self.dropped += not link.outbox.put(message)
+        self.bytes_sent += self._cuts.packed(message).size
+        self.traffic.queued(link.node, message.payload_bytes)
+
+    def _flush(self, link: PartnerLink) -> None:
+        if not link.flush():
+            self._broke(link, self._late)
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that can be sent has been handed to the network."""
+        return all(link.idle for link in self._links.values())
+
+    # --- hearing --------------------------------------------------------------------------------------------------
+
+    def poll(self, timeout_ms: int) -> list[LinkEvent]:
+        """Wait at most `timeout_ms` for something to happen; return what happened."""
+        events, self._late = self._late, []
+        ready = dict(self.poller.poll(0 if events else timeout_ms))
+        if ready.pop(self._waker.fileno(), None):
+            self._waker.clear()
+            events.append(Woken())
+        for node, endpoint in self.routing.moves(events):
+            self._meet_at(node, endpoint)
+        if ready.pop(self.connections.fileno(), None) or self.allow.socket in ready:  # watched before they may send
+            self._look(events)
+        if ready.pop(self.allow.socket, None) and (caller := self.allow.answer()) is not None:
+            text = f"a caller at {caller} with an unknown key was refused"
+            events.append(Rejected(None, "unknown_key", text, "Is its key in endpoints.toml?"))
+        if ready.pop(self.router, None):
+            self._hear(events)
+        if ready.pop(self.streams.fileno(), None):
+            self._turn_streams(events)
+        for link in self._links.values():
+            if mask := ready.get(link.dealer):
+                if mask & zmq.POLLIN:
+                    events += hear_answer(self.streams, link.call, link.dealer)
+                self._flush(link)
+        self._offer_streams()
+        return events
+
+    def _hear(self, events: list[LinkEvent]) -> None:
+        for _ in range(DRAIN_FRAMES):
+            try:
+                connection = self.router.recv(NOW)
+            except zmq.Again:
+                return
+            sender: NodeId | None = None
+            try:
+                mark = self.router.recv(copy=False)
+                if key := self.guests.key_of(mark):
+                    if join := self.guests.hear(key, self.router, connection, mark):
+                        events.append(Arrived(NOBODY, join))
+                    continue
+                sender = self._sender(mark, connection)
+                if mark.bytes[:1] == SEAL:
+                    self._answer(sender, connection, mark, events)
+                    continue
+                self.streams.heard(sender, connection)
+                message = self._body(sender, mark)
+            except Exception as error:
+                refused = frame_error(error, None if sender is None else self.incoming.by_curve(sender))
+                skip(self.router)
+                if sender is not None:
+                    self.traffic.heard(sender, more=self.incoming.by_curve(sender).under_way)
+                events.append(Rejected(sender, refused.reason, str(refused), refused.advice))
+                continue
+            if self._arrived(sender, message, self.incoming.by_curve(sender), events):
+                return
+
+    # --- sealed streams ---------------------------------------------------------------------------------------------
+
+    def _offer_streams(self) -> None:
+        """Offer a stream on the links that are up and have none, where that is due."""
+        if (now := self.streams.tick()) is None:
+            return
+        for link in self._links.values():
+            self._offer_stream(link, now)
+
+    def _offer_stream(self, link: PartnerLink, now: float) -> None:
+        if link.offer_stream(now, relayed=bool(self.routing.relay_of(link.node))):
+            self._flush(link)
+
+    def _answer(self, sender: NodeId, connection: bytes, mark: zmq.Frame, events: list[LinkEvent]) -> None:
+        """Answer an offer on the connection that it came by."""
+        number, body = parse(mark.bytes)[1], self.router.recv() if mark.more else b""
+        check_last(self.router)
+        key = next((z85.encode(key).decode() for key, node in self.allow.allowed.items() if node == sender), "")
+        try:
+            word = self.streams.answer(sender, connection, key, number, body)
+        except FrameError as error:
+            word = refusal(number)
+            events.append(Rejected(sender, error.reason, f"peer {sender} offers {error}", error.advice))
+        self._reply(connection, word)
+
+    def _reply(self, connection: bytes, word: Pair) -> None:
+        """Send a control frame on a connection that a caller has made, where it takes it now."""
+        with contextlib.suppress(zmq.Again):
+            self.router.send_multipart([connection, word[0], zmq_body(word)], NOW)
+
+    def _turn_streams(self, events: list[LinkEvent]) -> None:
+        for way, readable, writable in self.streams.turn():
+            if isinstance(way, CalledStream):
+                if self._hear_stream(way, events):
+                    return
+            elif (link := self._links.get(way.node)) is not None and link.call is way:
+                self._turn_call(link, events, readable=readable, writable=writable)
+
+    def _turn_call(self, link: PartnerLink, events: list[LinkEvent], *, readable: bool, writable: bool) -> None:
+        """Nothing is heard on our own calls but their end."""
+        try:
+            if readable and link.call.arrived():
+                raise EOFError
+        except (OSError, EOFError, FrameError):
+            self._broke(link, events)
+        if writable and link.call.up:
+            self._flush(link)
+
+    def _hear_stream(self, way: CalledStream, events: list[LinkEvent]) -> bool:
+        """Hear what a partner sends by its stream; return whether a message is whole."""
+        assembler = self.incoming.by_stream(way)
+        for _ in range(DRAIN_FRAMES):
+            try:
+                if way.stream is None or not way.arrived():
+                    if way.stream:
+                        self.streams.watch(way)
+                    break
+                message = read_sealed(way.stream, assembler)
+            except (OSError, EOFError, SealBrokenError) as error:
+                if isinstance(error, SealBrokenError):
+                    events.append(Rejected(way.node, error.reason, f"peer {way.node}: {error}", error.advice))
+                self._drop(way)
+                break
+            except Exception as error:
+                refused = frame_error(error, assembler)
+                events.append(Rejected(way.node, refused.reason, str(refused), refused.advice))
+                continue
+            if message is not None or assembler.begins:  # of the chunks between nobody need hear
+                self._heard_of(way.node, assembler)
+                if self._arrived(way.node, message, assembler, events):
+                    return True
+        return False
+
+    @staticmethod
+    def _arrived(sender: NodeId, message: AnyMessage | None, assembler: Assembler, events: list[LinkEvent]) -> bool:
+        """Tell of a whole message, or of what the beginning of one says; return whether there is something to tell.
+
+        Nothing more is read before it is told: it may complete a round, or settle one, whose memory is free then.
+        """
+        if message is not None:
+            events.append(Arrived(sender, message, assembler.size))
+        elif account := assembler.account:
+            events.append(ModelBegun(sender, account))
+        else:
+            return False
+        return True
+
+    def _drop(self, way: CalledStream) -> None:
+        """Close a stream at our end; its caller greets again."""
+        self.incoming.drop(way)
+        self.streams.drop(way)
+        self.traffic.heard(way.node, more=False)
+
+    def _sender(self, mark: zmq.Frame, connection: bytes) -> NodeId:
+        sender = self.incoming.sender(mark, connection)
+        self._links[sender].heard = True
+        self.connections.heard(mark.get(zmq.SRCFD), sender)
+        return sender
+
+    def _body(self, sender: NodeId, mark: zmq.Frame) -> AnyMessage | None:
+        assembler = self.incoming.by_curve(sender)
+        message = read(self.router, mark, assembler)
+        self._heard_of(sender, assembler)
+        return message
+
+    def _heard_of(self, sender: NodeId, assembler: Assembler) -> None:
+        """Note what has come of a partner's message."""
+        self.incoming.begun(sender, assembler)
+        self.traffic.heard(sender, more=assembler.under_way)
+        if assembler.coming is not None:  # this is checked before memory is taken for its chunks
+            self._links[sender].has(assembler.coming)
+
+    def _look(self, events: list[LinkEvent]) -> None:
+        links = {link.dealer: link for link in self._links.values()}
+        for seen in self.connections.take():
+            if seen.event == FLOOD:
+                node = links[seen.socket].node if seen.socket in links else seen.node
+                events.append(flooded(node, "a caller that is no partner" if node is None else f"peer {node}"))
+            elif seen.socket in links:
+                self._watch(links[seen.socket], seen.event, events)
+
+    def _watch(self, link: PartnerLink, event: int, events: list[LinkEvent]) -> None:
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            link.up = True
+            self._restart(link)
+            events.append(LinkUp(link.node))
+            self.routing.linked(link.node, up=True, events=events)
+            self._flush(link)
+        elif event == zmq.EVENT_DISCONNECTED:
+            if link.up:
+                self._down(link, events)
+        elif refused := link.greeting.failed(link.node, event):
+            events.append(refused)
+
+    def _down(self, link: PartnerLink, events: list[LinkEvent]) -> None:
+        self.streams.drop(link.call)
+        link.up, link.broke, link.greeting.reached = False, True, True
+        self.traffic.heard(link.node, more=False)  # what has begun is not needed any more, or comes again
+        events.append(LinkDown(link.node))
+        self.routing.linked(link.node, up=False, events=events)
+
+    def _broke(self, link: PartnerLink, events: list[LinkEvent]) -> None:
+        """The stream of a link is at its end: what was under way there is lost, so the link is greeted again."""
+        lost = link.call.speaks
+        self.streams.failed(link.call)
+        if lost and link.up:
+            hang_up_beside(link.call)
+            self._down(link, events)
+
+    def _restart(self, link: PartnerLink) -> None:
+        """Greet, and repeat the last messages: a broken connection has lost some, and repeats do no harm."""
+        link.outbox.clear()
+        link.outbox.put(self._hello)
+        if self._join:
+            link.outbox.put(self._join)
+        self.streams.drop(link.call)
+        link.call.offer = None
+        self._offer_stream(link, time.monotonic())
+        for message in link.recent:
+            self._queue(link, message)
+
+    def close(self, drain_seconds: float = 0.0) -> None:
+        """Send what can be sent within `drain_seconds`, then close everything; ZeroMQ lingers for LINGER_MS at most."""
+        if self.context.closed:
+            return
+        until = time.monotonic() + drain_seconds
+        while not self.idle and time.monotonic() < until:
+            self.poll(50)
+        self.routing.close()
+        for link in self._links.values():
+            self._close(link)
+        self.streams.close(LINGER_MS / 1000 if drain_seconds else 0.0)
+        self.connections.close()
+        self.router.close(0)
+        self.allow.socket.close(0)
+        self._waker.close()
+        self.context.term()

@@ -1,0 +1,192 @@
+"""The queue of messages for one partner, of which one is under way, chunk by chunk.
+
+Control frames overtake the waiting messages, between two chunks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+import zmq
+
+from fedgossip.base.vectors import Vector
+from fedgossip.core.messages import AnyMessage, Carrier
+from fedgossip.core.wire import Packed, chunks, packed
+from fedgossip.net.measuring.traffic import Traffic
+
+
+class VectorChunk:
+    """A chunk of vectors, in place; as a frame that ZeroMQ reads there too, once it is asked for.
+
+    Such a frame costs about as much as copying 100 KiB: it must be made, and ZeroMQ tells when it is done with it.
+    """
+
+    __slots__ = ("_frame", "view")
+
+    def __init__(self, view: memoryview) -> None:
+        self.view = view
+        self._frame: zmq.Frame | None = None
+
+    def __len__(self) -> int:
+        return len(self.view)
+
+    @property
+    def frame(self) -> zmq.Frame:
+        """The same for all partners."""
+        if self._frame is None:
+            self._frame = zmq.Frame(self.view)
+        return self._frame
+
+
+Pair = tuple[bytes, bytes | VectorChunk]
+"""The mark and the body of one message of ZeroMQ, or of one sealed record."""
+
+
+def zmq_body(pair: Pair) -> bytes | zmq.Frame:
+    """Return the body as ZeroMQ sends it."""
+    body = pair[1]
+    return body.frame if isinstance(body, VectorChunk) else body
+
+
+def plain_body(pair: Pair) -> bytes | memoryview:
+    """Return the body as it is sealed."""
+    body = pair[1]
+    return body.view if isinstance(body, VectorChunk) else body
+
+
+OUTBOX_MESSAGES = 8
+"""Maximum number of messages that wait for one partner; a synchronous run needs two models and a goodbye."""
+
+
+class Cuts:
+    """What all partners share of a message: its header, made once, and its chunks."""
+
+    def __init__(self) -> None:
+        self.traffic = Traffic()
+        self._packed: Packed | None = None
+        self._last: tuple[tuple[Vector, ...], list[VectorChunk]] = (), []
+
+    def packed(self, message: AnyMessage) -> Packed:
+        """Return the message with its header: the same for all partners to whom it is sent one after the other."""
+        if self._packed is None or self._packed.message is not message:
+            self._packed = packed(message)
+        return self._packed
+
+    def chunks(self, message: AnyMessage) -> list[VectorChunk]:
+        """Return its chunks: the same for all messages with these vectors."""
+        if not isinstance(message, Carrier):
+            return []
+        if self._last[0] is not message.vectors:
+            self._last = message.vectors, [VectorChunk(chunk) for chunk in chunks(message)]
+        return self._last[1]
+
+
+class Outbox:
+    """`cuts` are those of all partners.  `transfer` numbers the messages; it goes on over connections."""
+
+    def __init__(self, cuts: Cuts, transfer: int = 0) -> None:
+        self._cuts, self.transfer = cuts, transfer
+        self.chunks = 0
+        """The chunks of the message that is under way."""
+        self._words: deque[Pair] = deque()
+        self._messages: deque[Packed] = deque()
+        self._under_way: Packed | None = None
+        self._current: Iterator[Pair] | None = None
+        self._waiting: Pair | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._words or self._messages or self._current or self._waiting)
+
+    def holds(self, message: AnyMessage) -> bool:
+        """Whether a message of the very same vectors, which says the same of them, waits already or is under way."""
+        if not isinstance(message, Carrier):
+            return False
+        here = [*self._messages, *([self._under_way] if self._under_way else [])]
+        alike = (one for one in here if isinstance(one.message, Carrier) and one.message.vectors is message.vectors)
+        return any(one.header == self._cuts.packed(message).header for one in alike)
+
+    def put(self, message: AnyMessage) -> bool:
+        """Add a message.  Return False where too many wait: the oldest that has not begun is dropped."""
+        room = len(self._messages) < OUTBOX_MESSAGES
+        if not room:
+            self._away(self._messages.popleft().message)
+        self._messages.append(self._cuts.packed(message))
+        if isinstance(message, Carrier):
+            self._cuts.traffic.wait()
+        return room
+
+    def say(self, word: Pair) -> None:
+        """Add a control frame, which is sent next."""
+        self._words.append(word)
+
+    @property
+    def saying(self) -> bool:
+        """Whether the next frame is a control frame."""
+        return bool(self._words)
+
+    @property
+    def between(self) -> bool:
+        """Whether no message is under way."""
+        return self._current is None and self._waiting is None
+
+    def next(self) -> Pair | None:
+        """Return the frame that is to be sent now; the same one until it is `sent`."""
+        if self._words:
+            return self._words[0]
+        while self._waiting is None:
+            if self._current is None:
+                if not self._messages:
+                    return None
+                self._begin(self._messages.popleft())
+                continue
+            self._waiting = next(self._current, None)
+            if self._waiting is None:
+                self._end()
+        return self._waiting
+
+    def _begin(self, packed: Packed) -> None:
+        bodies = self._cuts.chunks(packed.message)
+        self.transfer, self.chunks, self._under_way = self.transfer + 1, len(bodies), packed
+        self._current = packed.frames(self.transfer, bodies)
+
+    def _end(self) -> None:
+        if self._under_way is not None:
+            self._away(self._under_way.message)
+        self._current = self._waiting = self._under_way = None
+
+    def _away(self, message: AnyMessage) -> None:
+        """A message waits no longer."""
+        if isinstance(message, Carrier):
+            self._cuts.traffic.go()
+
+    def sent(self) -> None:
+        """Note that the network has what `next` returned."""
+        if self._words:
+            self._words.popleft()
+            return
+        self._waiting = next(self._current, None) if self._current else None
+        if self._waiting is None:
+            self._end()
+
+    def forget(self, vector: Vector) -> int:
+        """Drop the messages that begin with this vector, also one that is under way; return how many."""
+        kept = [packed for packed in self._messages if not _begins_with(packed.message, vector)]
+        dropped = len(self._messages) - len(kept)
+        self._cuts.traffic.go(dropped)
+        self._messages = deque(kept)
+        if self._under_way is not None and _begins_with(self._under_way.message, vector):
+            self._end()
+            dropped += 1
+        return dropped
+
+    def clear(self) -> None:
+        """Forget all messages, also the one under way: the connection is broken."""
+        self._words.clear()
+        while self._messages:
+            self._away(self._messages.popleft().message)
+        self._end()
+
+
+def _begins_with(message: AnyMessage, vector: Vector) -> bool:
+    return isinstance(message, Carrier) and message.vectors[0] is vector

@@ -1,0 +1,111 @@
+"""The sending side of the link to one partner: a DEALER, what waits for it, and the sealed stream beside it.
+
+up       the handshake succeeded: greet, and say the last models again
+sends    by CURVE, and by the stream from the first message on that begins after that is up
+broken   the connection, or the stream once something went by it: forget what waits; ZeroMQ calls again
+"""
+
+from __future__ import annotations
+
+import zmq
+
+from fedgossip.core.machine import NodeId
+from fedgossip.core.messages import AnyMessage, Leaving, OfARound
+from fedgossip.net.links.calling import Greeting
+from fedgossip.net.links.outbox import Outbox, zmq_body
+from fedgossip.net.sockets import MORE_NOW, NOW, ZmqSocket
+from fedgossip.net.streams.sealed_way import StreamCall
+from fedgossip.net.streams.sealing import WornOutError
+from fedgossip.net.streams.streams import Streams
+
+
+class PartnerLink:
+    """`poller` is told when the DEALER is to be heard, or takes more."""
+
+    def __init__(
+        self, node: NodeId, dealer: ZmqSocket, outbox: Outbox, key: str, poller: zmq.Poller, streams: Streams
+    ) -> None:
+        self.node, self.dealer, self.outbox = node, dealer, outbox
+        self._poller, self._streams = poller, streams
+        self.call = StreamCall(node, callee=key)
+        self.recent: list[AnyMessage] = []
+        """These are sent again when the link comes back."""
+        self.up = self.broke = self.heard = False
+        self.greeting = Greeting()
+
+    def takes_over(self, before: PartnerLink) -> None:
+        """Be the link to a partner that was called elsewhere before."""
+        self.recent, self.outbox.transfer = before.recent, before.outbox.transfer
+        self.heard = before.heard
+
+    # --- what is said again -------------------------------------------------------------------------------------------
+
+    def remember(self, message: AnyMessage) -> None:
+        """Keep what the partner may lack when the link comes back: the last model or two, and a goodbye."""
+        models = [said for said in self.recent if isinstance(said, OfARound)]
+        if isinstance(message, OfARound) and message.round > (models[-1].round if models else -1):
+            self.recent = [*models[-1:], message]  # a partner may lack the last one, never the one before
+        elif isinstance(message, Leaving):
+            self.recent = [*models, message]
+
+    def has(self, round: int) -> None:
+        """Note that the partner is in `round`: it has our models of the rounds before, or will never use them."""
+        self.recent = [said for said in self.recent if not (isinstance(said, OfARound) and said.round < round)]
+
+    # --- sending --------------------------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that can be sent has been handed to the network."""
+        if self.up:
+            return not self.outbox and not self.call.sending
+        return self.broke or not self.heard  # a caller gets our Hello, and may learn from it why we leave
+
+    def offer_stream(self, now: float, *, relayed: bool) -> bool:
+        """Offer a stream where there is none and that is due; return whether there is something to flush for it."""
+        if not self.up or (word := self._streams.offers(self.call, now)) is None:
+            return False
+        self.call.relayed = relayed
+        self.outbox.say(word)
+        return True
+
+    def flush(self) -> bool:
+        """Give the network all that it takes; ask to be called again when it takes more.
+
+        Returns False where the stream is at its end.
+        """
+        full, sound = False, True
+        while self.up and not full:
+            if self._changes_over():
+                sound = self._flush_stream()
+                break
+            if (pair := self.outbox.next()) is None:
+                break
+            try:
+                self.dealer.send(pair[0], MORE_NOW)
+                self.dealer.send(zmq_body(pair), NOW, copy=False)
+            except zmq.Again:
+                full = True
+            else:
+                self.call.count_sent(pair)
+                self.outbox.sent()
+        if mask := (zmq.POLLOUT if full else 0) | (zmq.POLLIN if self.call.offer else 0):
+            self._poller.register(self.dealer, mask)
+        elif self.dealer in self._poller:
+            self._poller.unregister(self.dealer)
+        return sound
+
+    def _changes_over(self) -> bool:
+        """Whether what is next goes by the stream."""
+        return self.call.up and (self.call.speaks or (self.outbox.between and bool(self.outbox)))
+
+    def _flush_stream(self) -> bool:
+        """Send by the stream what it takes; return whether it is sound."""
+        try:
+            while self.call.speak() and (pair := self.outbox.next()) is not None and self.call.send(pair):
+                self.outbox.sent()
+            self.call.flush()
+            self._streams.watch(self.call)
+        except (OSError, WornOutError):
+            return False
+        return True

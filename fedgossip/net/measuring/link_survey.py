@@ -1,0 +1,140 @@
+"""How long messages take between machines: one after the other measures its links to all others, who answer.
+
+everybody   calls all others, and answers each message
+the lowest  sends messages of growing size to one after the other, and gives the turn to the next that it reaches
+the last    says that it is over
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedgossip.base.errors import NetworkError
+from fedgossip.base.vectors import frozen
+from fedgossip.core.machine import NodeId
+from fedgossip.core.messages import ChunkTaken, Expected, Hello, ReduceChunk
+from fedgossip.net.endpoints import Endpoints
+from fedgossip.net.links.mesh import Links
+from fedgossip.net.measuring.link_times import SCHEMA, SIZES, TURNS, WAIT_SECONDS
+from fedgossip.net.transport import Arrived, LinkDown, LinkUp
+
+ANSWER, TURN, OVER = 0, 1, 2
+"""In the place of a bucket: a message has come; now it is your turn; all have had theirs."""
+
+LONG_SECONDS = 1.0
+"""Larger messages than one that took so long are not sent: two sizes, and a line, are there long before."""
+
+SILENCE_SECONDS = 300.0
+"""Maximum seconds without a word of anybody: longer than two machines take to measure their link."""
+
+
+@dataclass(frozen=True)
+class LinkTimes:
+    """To `node`: bytes of the messages, and the median seconds until each was there and answered; none: no answer."""
+
+    node: NodeId
+    sizes: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+
+class LinkSurvey:
+    """One machine's part.  `links` are bound; `reach_seconds`: how long all others may take to be there."""
+
+    def __init__(self, node: NodeId, links: Links, endpoints: Endpoints, reach_seconds: float) -> None:
+        self.node, self.links, self.reach_seconds = node, links, reach_seconds
+        self.others = sorted(other for other in endpoints if other != node)
+        self.up: set[NodeId] = set()
+        self._told: set[int] = set()
+        self._owed: dict[NodeId, deque[ChunkTaken]] = {}
+        self._answered = -1
+        self._turn = 0
+        self._heard = time.monotonic()
+        links.connect(self.others, endpoints, Expected(SCHEMA, "float32", max(SIZES) // 4), Hello(SCHEMA, "", ""))
+
+    def measured(self) -> Iterator[LinkTimes]:
+        """Yield what this machine's links take, when it is its turn; return when all have had theirs.
+
+        Raises NetworkError where nobody is there, or all fall silent before it is over.
+        """
+        until = time.monotonic() + self.reach_seconds
+        while len(self.up) < len(self.others) and time.monotonic() < until and not self._told:
+            self._hear()
+        if not self.up:
+            raise NetworkError(f"none of {self.others} is there", "Start the same command on each of them.")
+        if self.node > min(self.up):
+            self._wait_for({TURN, OVER})
+        for other in self.others:
+            yield self._measure(other)
+        later = [other for other in sorted(self.up) if other > self.node]
+        if later:
+            self._say(later[0], TURN)
+            self._wait_for({OVER})
+        else:
+            for other in self.up:
+                self._say(other, OVER)
+
+    def _measure(self, to: NodeId) -> LinkTimes:
+        sizes: list[int] = []
+        seconds: list[float] = []
+        for size in SIZES if to in self.up else ():
+            try:
+                seconds.append(statistics.median(self._timed(to, size) for _ in range(TURNS)))
+            except NetworkError:
+                break
+            sizes.append(size)
+            if seconds[-1] > LONG_SECONDS:
+                break
+        return LinkTimes(to, tuple(sizes), tuple(seconds))
+
+    def _timed(self, to: NodeId, size: int) -> float:
+        self._turn += 1
+        vector = frozen(np.zeros(size // 4, np.float32))
+        began = time.monotonic()
+        self.links.send(to, ReduceChunk(0, self._turn, 0, 0, 0, vector.size, 0.0, SCHEMA, (vector,)))
+        while time.monotonic() - began < WAIT_SECONDS:
+            self._hear()
+            if self._answered == self._turn:
+                return time.monotonic() - began
+        raise NetworkError(f"{to} did not answer {size} bytes within {WAIT_SECONDS:g} s")
+
+    def _wait_for(self, words: set[int]) -> None:
+        while not words & self._told:
+            self._hear()
+            if time.monotonic() - self._heard > SILENCE_SECONDS or not self.up:
+                raise NetworkError("the others have gone before all links were measured", "Start all of them again.")
+
+    def _hear(self) -> None:
+        """Take what comes; answer messages."""
+        for event in self.links.poll(20):
+            match event:
+                case LinkUp(node):
+                    self.up.add(node)
+                    for word in self._owed.pop(node, ()):
+                        self.links.send(node, word)
+                case LinkDown(node):
+                    self.up.discard(node)
+                case Arrived(sender, ReduceChunk(round=number)):
+                    self._heard = time.monotonic()
+                    self._tell(sender, ChunkTaken(0, number, ANSWER, 0))
+                case Arrived(_, ChunkTaken(round=number, bucket=bucket)):
+                    self._heard = time.monotonic()
+                    if bucket == ANSWER:
+                        self._answered = number
+                    else:
+                        self._told.add(bucket)
+
+    def _say(self, to: NodeId, word: int) -> None:
+        self._tell(to, ChunkTaken(0, 0, word, 0))
+
+    def _tell(self, to: NodeId, word: ChunkTaken) -> None:
+        """Say a word, when the link is up: who has called us may be heard before it can be answered."""
+        if to in self.up:
+            self.links.send(to, word)
+        else:
+            self._owed.setdefault(to, deque(maxlen=TURNS)).append(word)

@@ -1,0 +1,125 @@
+"""Where this machine can be called: its addresses on the networks that it is in.  Nothing is sent."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+import struct
+from collections.abc import Sequence
+
+from fedgossip.base.errors import NetworkError
+from fedgossip.net.endpoints import ADDRESS_LETTERS, TCP, own_address
+
+_ADDRESS_OF = 0x8915  # linux/sockios.h: SIOCGIFADDR
+LOOPBACK = "127.0.0.1"
+
+
+def own_addresses(port: int) -> list[str]:
+    """Return the addresses of this machine, that of the network which leads out of it first; its loopback alone where
+    it is in none."""
+    first = own_address(port)
+    found = [first] if first else []
+    found += [f"{TCP}{host}:{port}" for host in _of_interfaces()]
+    return list(dict.fromkeys(found)) or [f"{TCP}{LOOPBACK}:{port}"]
+
+
+def address_towards(address: str, port: int) -> str | None:
+    """Return the address of this machine on the way to another one, tcp://HOST:PORT; None where there is no way."""
+    host, _, number = address.partition("://")[2].rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(number), type=socket.SOCK_DGRAM)
+    except OSError:
+        return None
+    for family, kind, _, _, where in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+            probe.connect(where)
+            ours = probe.getsockname()[0].partition("%")[0]
+            return f"{TCP}[{ours}]:{port}" if ":" in ours else f"{TCP}{ours}:{port}"
+    return None
+
+
+class Whereabouts:
+    """Where this machine can be called at `port`, as one text: its addresses, then the relays that know it.
+
+    `towards` is the address of another machine, whose network comes first; `given` are addresses that people name,
+    which stand as they are.  Called again, it gives the same text as long as the first address is there, "" while this
+    machine is in no network, and another one where it is in another.
+    """
+
+    def __init__(self, port: int, relays: Sequence[str] = (), towards: str = "", given: Sequence[str] = ()) -> None:
+        self._port, self._relays, self._towards, self._given = port, relays, _numbered(towards), given
+        self._first, self.text = "", ""
+        self.text = self()
+
+    def __call__(self) -> str:
+        found = list(self._given) or own_addresses(self._port)
+        if self._first in found:
+            return self.text
+        if self._first and not self._given and found == [f"{TCP}{LOOPBACK}:{self._port}"]:
+            return ""
+        first = address_towards(self._towards, self._port) if self._towards and not self._given else None
+        ordered = list(dict.fromkeys([*([first] if first else []), *found]))
+        room = ADDRESS_LETTERS - sum(len(relay) + 1 for relay in self._relays)
+        while len(",".join(ordered)) > room and len(ordered) > 1:
+            ordered.pop()
+        self._first, self.text = ordered[0], ",".join([*ordered, *self._relays])
+        return self.text
+
+
+def _numbered(address: str) -> str:
+    """The same address with its host as a number: to be asked for often, and not to ask a name server."""
+    scheme, _, rest = address.partition("://")
+    host, _, port = rest.rpartition(":")
+    try:
+        number = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0][4][0]
+    except (OSError, ValueError):
+        return ""
+    return f"{scheme}://[{number}]:{port}" if ":" in str(number) else f"{scheme}://{number}:{port}"
+
+
+def hold_port(wanted: int, *, exactly: bool) -> socket.socket:
+    """Take `wanted`, or any free port where that is taken; nobody listens there yet.  Raises NetworkError where it
+    has to be that one.
+
+    Others that ask for a port find it taken as long as what is returned is open; a socket of ZeroMQ may listen there
+    all the same, for it sets SO_REUSEADDR, as the holder does.
+    """
+    for port in (wanted, 0):
+        holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        if exactly:  # connections of a life before may linger there
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            holder.bind(("", port))
+        except OSError as error:
+            holder.close()
+            if exactly:
+                advice = "Stop what listens there, or choose another port."
+                raise NetworkError(f"port {port}: {(error.strerror or 'cannot be had').lower()}", advice) from None
+            continue
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return holder
+    raise NetworkError("this machine has no free port", "Stop what listens on them.")
+
+
+def port_of(holder: socket.socket) -> int:
+    """Return the number of a port that is held."""
+    return int(holder.getsockname()[1])
+
+
+def address_of_interface(name: str) -> str | None:
+    """Return the IPv4 address of a network interface; None where it is not there, has none, or nobody says."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket, contextlib.suppress(OSError):
+        said = fcntl.ioctl(any_socket.fileno(), _ADDRESS_OF, struct.pack("256s", name.encode()[:15]))
+        return socket.inet_ntoa(said[20:24])
+    return None
+
+
+def _of_interfaces() -> list[str]:
+    """The IPv4 address of every network interface but the loopback; nothing where the system does not say."""
+    found = [address_of_interface(name) for _, name in socket.if_nameindex()]
+    return [host for host in found if host and not ipaddress.ip_address(host).is_loopback]

@@ -1,0 +1,206 @@
+"""Which of a peer's addresses reaches it: those that it is called at are tried all, and a relay meanwhile.
+
+    at once                 the first address is called, and all are tried beside it, by handshakes with its key
+    the first that answers  is called from then on
+    none for a second       the relay is called, where there is one; the others are tried again every ten seconds
+    a link that broke       all are tried again
+
+A handshake, not a connection: another machine may have the same address on another network.  A thread tries; the owner
+of the links asks with `take` what is to be called now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import zmq
+
+from fedgossip.base.errors import FedgossipError
+from fedgossip.base.guarded_threads import guarded_thread
+from fedgossip.core.machine import NodeId
+from fedgossip.net.endpoints import RELAY
+from fedgossip.net.identity import Identity
+from fedgossip.net.sockets import ZmqSocket, make
+
+HEAD_SECONDS = 1.0
+"""Time for the direct ways before a relay is called."""
+TRY_SECONDS = 3.0
+"""Time for one try of all direct ways."""
+AGAIN_SECONDS = 10.0
+"""Time between two tries while a relay is used, or nothing reaches the peer."""
+TURN_MS = 100
+TRIES_MAX = 64
+"""Maximum number of handshakes that are tried at the same time."""
+
+Through = Callable[[str, str], str]
+"""(relay, key): where the holder of the key is called on this machine, to reach it through the relay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where to call `node` now; `relay` is the relay behind that address, "" for none."""
+
+    node: NodeId
+    address: str
+    relay: str = ""
+
+
+@dataclass(slots=True)
+class _Reached:
+    node: NodeId
+    key: str
+    direct: list[str]
+    relays: list[str]
+    now: Route
+    due: float
+    up: bool = False
+    began: float = 0.0
+    tries: dict[ZmqSocket, tuple[ZmqSocket, str]] = field(default_factory=dict)
+    """By the monitor of each: the socket that calls, and the address."""
+
+
+class Reachability:
+    """`wake` is called when there is something to `take`.  All may be called from the thread of the links."""
+
+    def __init__(self, identity: Identity, through: Through | None, wake: Callable[[], None]) -> None:
+        self.identity, self._through, self._wake = identity, through, wake
+        self._peers: dict[NodeId, _Reached] = {}
+        self._found: list[Route] = []
+        self._leaving: list[_Reached] = []  # whose sockets are the thread's to close
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._context: zmq.Context[ZmqSocket] = zmq.Context(1)
+        self._poller = zmq.Poller()
+        self._thread = guarded_thread(self._run, "ways")
+        self._thread.start()
+
+    def to(self, node: NodeId, key: str, addresses: Sequence[str]) -> Route:
+        """Return where to call a peer at first; what is better is told later."""
+        direct = [one for one in addresses if not one.startswith(RELAY)]
+        relays = [one for one in addresses if one.startswith(RELAY)] if self._through else []
+        with self._lock:
+            known = self._peers.get(node)
+            if known and (known.key, known.direct, known.relays) == (key, direct, relays):
+                known.up, known.due = False, 0.0
+                return known.now
+            self._leaving += [known] if known else []
+            first = Route(node, direct[0]) if direct else self._relayed(node, relays[0], key)
+            now = first or Route(node, addresses[0])
+            self._peers[node] = _Reached(node, key, direct, relays, now, time.monotonic())
+            return now
+
+    def forget(self, node: NodeId) -> None:
+        with self._lock:
+            known = self._peers.pop(node, None)
+            self._leaving += [known] if known else []
+
+    def relay_of(self, node: NodeId) -> str:
+        """Return the relay by which a peer is called now, "" for none."""
+        with self._lock:
+            return self._peers[node].now.relay if node in self._peers else ""
+
+    def linked(self, node: NodeId, *, up: bool) -> None:
+        """A link has come up, or broken."""
+        with self._lock:
+            if (peer := self._peers.get(node)) is not None:
+                peer.up = up
+                if not up:
+                    peer.due = 0.0
+
+    def take(self) -> list[Route]:
+        """Return what is to be called elsewhere from now on."""
+        with self._lock:
+            found, self._found = self._found, []
+        return found
+
+    def close(self) -> None:
+        self._ended.set()
+        self._thread.join()
+        for peer in [*self._peers.values(), *self._leaving]:
+            self._drop(peer)
+        self._context.term()
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            with self._lock:
+                self._begin_tries(time.monotonic())
+            if not self._poller.sockets:
+                self._ended.wait(TURN_MS / 1000)
+                continue
+            ready = dict(self._poller.poll(TURN_MS))
+            with self._lock:
+                self._look(ready, time.monotonic())
+
+    def _begin_tries(self, now: float) -> None:
+        while self._leaving:
+            self._drop(self._leaving.pop())
+        for peer in self._peers.values():
+            if peer.tries or now < peer.due:
+                continue
+            if peer.up and not peer.now.relay:
+                peer.due = float("inf")
+                continue
+            if sum(len(one.tries) for one in self._peers.values()) >= TRIES_MAX:
+                return
+            peer.began = now
+            for address in peer.direct:
+                with contextlib.suppress(zmq.ZMQError, FedgossipError):
+                    self._try(peer, address)
+            if not peer.tries:
+                peer.due = now + AGAIN_SECONDS
+
+    def _try(self, peer: _Reached, address: str) -> None:
+        dealer = make(self._context, zmq.DEALER)
+        dealer.linger = 0
+        dealer.curve_serverkey = peer.key.encode()
+        dealer.curve_secretkey = self.identity.secret.encode()
+        dealer.curve_publickey = self.identity.public.encode()
+        monitor = dealer.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        peer.tries[monitor] = dealer, address
+        self._poller.register(monitor, zmq.POLLIN)
+        dealer.connect(address)
+
+    def _look(self, ready: dict[object, int], now: float) -> None:
+        for peer in list(self._peers.values()):
+            reached = [address for monitor, (_, address) in peer.tries.items() if monitor in ready]
+            if reached:
+                self._go(peer, Route(peer.node, reached[0]))
+            over = now - peer.began
+            late = peer.tries and over > HEAD_SECONDS and not peer.up and not peer.now.relay and peer.relays
+            if late and (way := self._relayed(peer.node, peer.relays[0], peer.key)) is not None:
+                self._go(peer, way, go_on=True)
+            if peer.tries and over > TRY_SECONDS:
+                self._drop(peer)
+                peer.due = now + AGAIN_SECONDS
+
+    def _go(self, peer: _Reached, way: Route, *, go_on: bool = False) -> None:
+        """Call the peer there from now on."""
+        if not go_on:
+            self._drop(peer)
+            peer.due = time.monotonic() + AGAIN_SECONDS
+        if way != peer.now:
+            peer.now = way
+            self._found.append(way)
+            self._wake()
+
+    def _relayed(self, node: NodeId, relay: str, key: str) -> Route | None:
+        if self._through is None:
+            return None
+        try:
+            return Route(node, self._through(relay, key), relay)
+        except (FedgossipError, OSError, TimeoutError):
+            return None
+
+    def _drop(self, peer: _Reached) -> None:
+        for monitor, (dealer, _) in peer.tries.items():
+            self._poller.unregister(monitor)
+            dealer.disable_monitor()
+            monitor.close(0)
+            dealer.close(0)
+        peer.tries.clear()

@@ -1,0 +1,201 @@
+"""A peer's side of a relay: a thread that is told of calls and answers them, and makes calls.
+
+ZeroMQ knows nothing of it.  Who calls through a relay connects to a port of its own machine; who is called hears a
+connection from its own machine; in between bytes are passed on.  A sealed stream is a call of its own, that its first
+bytes tell from a link: whom it is for has its streams' port PORT_ABOVE that of its links.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from zmq.utils import z85
+
+from fedgossip.base.errors import FedgossipError, PeerError
+from fedgossip.base.guarded_threads import guarded_thread
+from fedgossip.net.endpoints import RELAY, TCP
+from fedgossip.net.identity import Identity
+from fedgossip.net.relays.relay_protocol import (
+    ALIVE,
+    ANSWER,
+    CALL,
+    CALLED,
+    GREETING_BYTES,
+    LISTEN,
+    NO_TARGET,
+    TOKEN_BYTES,
+    YES,
+    request,
+)
+from fedgossip.net.relays.splice import Stream, hang_up, patient, settled, spliced
+from fedgossip.net.streams.stream_port import HAIL, PORT_ABOVE
+
+CONNECT_SECONDS = 5.0
+"""Time for a connection to a relay, and for its answer."""
+PUT_THROUGH_SECONDS = 15.0
+"""Time for the one that is called to answer."""
+AGAIN_SECONDS, AGAIN_SECONDS_MAX = 0.5, 15.0
+"""Time before a relay that is away is called again; twice as long each time, up to the longest."""
+IDLE_SECONDS = 3600.0
+SILENCE_SECONDS = 45.0
+"""Time without a sign of life after which a relay is called anew."""
+CALLS_MAX = 128
+"""Maximum number of calls, in and out, at the same time.  Streams have half of them: links do without them, where there
+is no room."""
+
+
+class RelayClient:
+    """Of one pair of keys.  A thread of its own runs until `close`; all methods may be called from any thread."""
+
+    def __init__(self, identity: Identity) -> None:
+        self.identity = identity
+        self._loop = asyncio.new_event_loop()
+        self._ways: dict[tuple[str, str], str] = {}
+        self._servers: list[asyncio.Server] = []
+        self._calls = 0
+        self._listening: set[str] = set()
+        self._thread = guarded_thread(self._run, "relay")
+        self._thread.start()
+
+    def listen(self, relay: str, port: int) -> None:
+        """Keep a connection to this relay, and give its calls to a port of this machine; those of sealed streams to the
+        port that these have beside it.
+        """
+        self._wait(self._begin(self._listen(relay, port)))
+
+    def listens_at(self, relay: str) -> bool:
+        """Whether the relay knows us now."""
+        return relay in self._listening
+
+    def way(self, relay: str, key: str) -> str:
+        """Return an address of this machine at which the holder of `key` is reached through a relay."""
+        if (relay, key) not in self._ways:
+            self._ways[relay, key] = self._wait(self._open(relay, key))
+        return self._ways[relay, key]
+
+    def close(self) -> None:
+        """Hang up on all."""
+        if self._loop.is_closed():
+            return
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    # --- in the thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        for server in self._servers:
+            server.close()
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._loop.run_until_complete(settled())
+
+    def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(CONNECT_SECONDS)
+
+    async def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+
+    async def _listen(self, relay: str, port: int) -> None:
+        pause = AGAIN_SECONDS
+        while True:
+            try:
+                stream = await self._asked(relay, LISTEN, NO_TARGET, CONNECT_SECONDS)
+                pause = AGAIN_SECONDS
+                self._listening.add(relay)
+                await self._answer_calls(relay, stream, port)
+            except (OSError, EOFError, TimeoutError, FedgossipError):
+                pass
+            finally:
+                self._listening.discard(relay)
+            await asyncio.sleep(pause)
+            pause = min(AGAIN_SECONDS_MAX, 2 * pause)
+
+    async def _answer_calls(self, relay: str, stream: Stream, port: int) -> None:
+        reader, writer = stream
+        try:
+            while True:
+                sign = await asyncio.wait_for(reader.readexactly(1), SILENCE_SECONDS)
+                if sign == ALIVE:
+                    writer.write(ALIVE)
+                elif sign == CALLED:
+                    token = await asyncio.wait_for(reader.readexactly(TOKEN_BYTES), CONNECT_SECONDS)
+                    await self._begin(self._answer(relay, token, port))
+                else:
+                    raise PeerError("what answers is no relay of fedgossip")
+        finally:
+            hang_up(writer)
+
+    async def _answer(self, relay: str, token: bytes, port: int) -> None:
+        if self._calls >= CALLS_MAX:
+            return
+        self._calls += 1
+        try:
+            there = await self._asked(relay, ANSWER, token, CONNECT_SECONDS)
+            try:
+                first = await self._first(there)
+                here = await asyncio.open_connection("127.0.0.1", port + PORT_ABOVE if first == HAIL else port)
+            except BaseException:
+                hang_up(there[1])
+                raise
+            here[1].write(first)
+            await spliced(there, here, IDLE_SECONDS)
+        finally:
+            self._calls -= 1
+
+    async def _first(self, caller: Stream) -> bytes:
+        """Return the first bytes of a call.  Raises PeerError for a stream where only links have room.
+
+        ZeroMQ, too, says who it is before it hears anything.
+        """
+        first = await asyncio.wait_for(caller[0].readexactly(len(HAIL)), CONNECT_SECONDS)
+        if first == HAIL and self._calls > CALLS_MAX // 2:
+            raise PeerError("too many calls through relays for a stream beside each")
+        return first
+
+    async def _open(self, relay: str, key: str) -> str:
+        async def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                if self._calls < CALLS_MAX:
+                    await self._call(relay, key, (reader, writer))
+            except (OSError, EOFError, TimeoutError, FedgossipError, asyncio.CancelledError):
+                pass
+            finally:
+                hang_up(writer)
+
+        server = await asyncio.start_server(called, "127.0.0.1", 0)
+        self._servers.append(server)
+        return f"{TCP}127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+    async def _call(self, relay: str, key: str, here: Stream) -> None:
+        self._calls += 1
+        try:
+            first = await self._first(here)
+            there = await self._asked(relay, CALL, z85.decode(key), PUT_THROUGH_SECONDS)
+            there[1].write(first)
+            await spliced(here, there, IDLE_SECONDS)
+        finally:
+            self._calls -= 1
+
+    async def _asked(self, relay: str, want: bytes, target: bytes, seconds: float) -> Stream:
+        """Return a connection to a relay that has said yes.  Raises OSError, EOFError, TimeoutError, PeerError."""
+        host, _, port = relay.removeprefix(RELAY).rpartition(":")
+        opening = asyncio.open_connection(host.strip("[]"), int(port))
+        reader, writer = await asyncio.wait_for(opening, CONNECT_SECONDS)
+        try:
+            patient(writer)
+            greeted = await asyncio.wait_for(reader.readexactly(GREETING_BYTES), CONNECT_SECONDS)
+            writer.write(request(self.identity, greeted, want, target))
+            if await asyncio.wait_for(reader.readexactly(1), seconds) != YES:
+                raise PeerError(f"the relay at {relay} refuses", "Is this peer in the roster that it was given?")
+        except BaseException:
+            hang_up(writer)
+            raise
+        return reader, writer

@@ -1,0 +1,79 @@
+"""What a relay and those who use it say before they are put through: who is there, proved by its key.
+
+    relay    FGR1, a fresh key of X25519 (32 bytes)
+    peer     what it wants (1 byte), its public key (32), whom it wants (32), proof (32)
+    relay    + or -, and to one that listens:  C and a token (32) for each call, a dot now and then
+
+    LISTEN   tell me who calls                      CALL     put me through to the holder of this key
+    ANSWER   put me through to the call with this token
+
+The keys are those of CURVE, so nothing else has to be known: the proof is a MAC by what X25519 makes of the peer's
+secret and the relay's fresh key, over all that the peer says.  After `+` the relay passes bytes on and understands
+none: the two ends speak CURVE with each other.
+"""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from zmq.utils import z85
+
+from fedgossip.base.errors import PeerError
+from fedgossip.net.identity import Identity
+
+MAGIC = b"FGR1"
+GREETING_BYTES, REQUEST_BYTES, TOKEN_BYTES = 36, 97, 32
+LISTEN, CALL, ANSWER = b"L", b"C", b"A"
+YES, NO, CALLED, ALIVE = b"+", b"-", b"C", b"."
+NO_TARGET = bytes(TOKEN_BYTES)
+
+_PURPOSE = b"fedgossip 1 proof of a key to a relay"
+
+
+@dataclass(frozen=True)
+class RelayRequest:
+    """`key` and `target` are 32 bytes each; the target of an answer is a token."""
+
+    want: bytes
+    key: bytes
+    target: bytes
+
+
+def greeting(secret: X25519PrivateKey) -> bytes:
+    """Return the first words of a relay."""
+    return MAGIC + secret.public_key().public_bytes_raw()
+
+
+def request(identity: Identity, greeted: bytes, want: bytes, target: bytes) -> bytes:
+    """Return the answer to a relay's first words.  Raises PeerError for words of something else."""
+    if len(greeted) != GREETING_BYTES or not greeted.startswith(MAGIC):
+        raise PeerError("what answers is no relay of fedgossip", "Is `fedgossip relay` running there?")
+    theirs, ours = greeted[len(MAGIC) :], z85.decode(identity.secret)
+    try:
+        shared = X25519PrivateKey.from_private_bytes(ours).exchange(X25519PublicKey.from_public_bytes(theirs))
+    except ValueError:
+        raise PeerError("the relay's key is none", "Is `fedgossip relay` running there?") from None
+    said = want + z85.decode(identity.public) + target
+    return said + _proof(shared, said, theirs)
+
+
+def understood(secret: X25519PrivateKey, said: bytes) -> RelayRequest | None:
+    """Return what is asked, where who asks has the secret of the key that it names; None otherwise."""
+    want, key, target, proof = said[:1], said[1:33], said[33:65], said[65:]
+    if len(said) != REQUEST_BYTES or want not in (LISTEN, CALL, ANSWER):
+        return None
+    try:
+        shared = secret.exchange(X25519PublicKey.from_public_bytes(key))
+    except ValueError:  # a key of small order: anybody would know what comes of it
+        return None
+    ours = secret.public_key().public_bytes_raw()
+    return RelayRequest(want, key, target) if hmac.compare_digest(_proof(shared, said[:65], ours), proof) else None
+
+
+def _proof(shared: bytes, said: bytes, relay: bytes) -> bytes:
+    key = HKDF(SHA256(), 32, relay, _PURPOSE).derive(shared)
+    return hmac.digest(key, said, "sha256")

@@ -1,0 +1,122 @@
+"""Who may use a relay, from a file or a folder that may change while the relay runs.
+
+    endpoints.toml     the keys of its blocks, but those of [[revoked]]
+    a roster           a public key a line; "KEY invites" for one that anybody may call; # begins a comment
+    a host's folder    hosting/NAME: the organiser's, its own member's and those of all that it has let in
+
+One that is invited has keys that nobody knows yet, so it may call those who invite, and nobody else until it is let in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from fedgossip.base import outside_files
+from fedgossip.base.decoding import UnreadableError, from_json
+from fedgossip.base.errors import ConfigError
+from fedgossip.net.endpoints import public_keys
+from fedgossip.net.identity import Identity, check_public, raw
+
+INVITES = "invites"
+INVITE, ORGANISER_KEY, PEER_KEY = "invite.json", "organiser.key", "peer.key"
+"""Files of a host's folder, the organiser's key beside it; see drivers/hosting."""
+ROSTER_CHARACTERS = 1 << 20
+"""Maximum length of a file of keys."""
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """Public keys, 32 bytes each: of those that may use the relay, and of those that anybody may call."""
+
+    keys: frozenset[bytes] = frozenset()
+    inviting: frozenset[bytes] = frozenset()
+
+
+class _GuestKey(msgspec.Struct):
+    key: str
+
+
+class _Party(msgspec.Struct):
+    guests: list[_GuestKey] = []
+
+
+_PARTY = msgspec.json.Decoder(_Party)
+
+
+class Roll:
+    """Raises ConfigError for a file that cannot be read at the start; later what was read last stands."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._changed = path, -1
+        self._allowed = Allowed()
+        self._read()
+
+    def allowed(self) -> Allowed:
+        """Return who may use the relay now."""
+        try:
+            if self._file.stat().st_mtime_ns != self._changed:
+                self._read()
+        except (OSError, ConfigError):
+            pass
+        return self._allowed
+
+    @property
+    def _file(self) -> Path:
+        return self._path / INVITE if self._path.is_dir() else self._path
+
+    def _read(self) -> None:
+        found = _of_folder(self._path) if self._path.is_dir() else _of_file(self._path)
+        self._changed = self._file.stat().st_mtime_ns
+        self._allowed = found
+
+
+def _of_folder(folder: Path) -> Allowed:
+    try:
+        party = from_json(_PARTY, outside_files.read_bytes(folder / INVITE))
+    except (OSError, UnreadableError) as error:
+        advice = "Name the folder of one run of `fedgossip host`, such as hosting/lan, or a file of keys."
+        raise ConfigError(f"{folder / INVITE}: cannot be read: {error}", advice) from None
+    organiser = raw(Identity.load(folder.parent / ORGANISER_KEY).public)
+    keys = [Identity.load(folder / PEER_KEY).public, *(guest.key for guest in party.guests)]
+    return Allowed(frozenset({organiser, *map(raw, keys)}), frozenset({organiser}))
+
+
+def _of_file(path: Path) -> Allowed:
+    lines = _lines(path)
+    if not (lines and _is_key(lines[0].partition(" ")[0])):
+        return Allowed(frozenset(map(raw, public_keys(path))))
+    keys, inviting = set[bytes](), set[bytes]()
+    for line in lines:
+        key, _, word = line.partition(" ")
+        check_public(key, str(path))
+        if word.strip() not in ("", INVITES):
+            text = f"{path}: {word.strip()[:40]!r} behind a key is no word of a roster"
+            raise ConfigError(text, f"Write KEY, or KEY {INVITES}.")
+        keys.add(raw(key))
+        inviting |= {raw(key)} if word.strip() else set()
+    return Allowed(frozenset(keys), frozenset(inviting))
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a file that say something; a key may begin with #, but not with "# "."""
+    try:
+        text = outside_files.read_text(outside_files.named(path), 4 * ROSTER_CHARACTERS)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not text in UTF-8"
+        raise ConfigError(f"{path}: {reason}", "Name an endpoints.toml, a roster, or the folder of a host.") from None
+    if len(text) > ROSTER_CHARACTERS:
+        advice = f"Up to {ROSTER_CHARACTERS:,} are read."
+        raise ConfigError(f"{path}: too many characters for a list of keys", advice)
+    stripped = (line.strip() for line in text.splitlines())
+    return [line for line in stripped if line and line != "#" and not line.startswith("# ")]
+
+
+def _is_key(word: str) -> bool:
+    try:
+        check_public(word, "")
+    except ConfigError:
+        return False
+    return True

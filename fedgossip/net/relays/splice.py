@@ -1,0 +1,81 @@
+"""Two TCP streams become one: bytes of each go to the other, at a bounded rate, until one of them ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+
+from fedgossip.net.streams.sealed_stream import notice_silence
+
+PIECE_BYTES = 64 * 1024
+"""Maximum number of bytes in hand of one direction; as many again wait in each buffer."""
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class Rate:
+    """So many bytes a second, for all who share it; a second's worth may come at once."""
+
+    def __init__(self, bytes_per_second: float) -> None:
+        self._rate, self._left, self._at = bytes_per_second, bytes_per_second, time.monotonic()
+
+    async def take(self, size: int) -> None:
+        """Wait until so many bytes may pass."""
+        now = time.monotonic()
+        self._left = min(self._rate, self._left + (now - self._at) * self._rate) - size
+        self._at = now
+        if self._left < 0:
+            await asyncio.sleep(-self._left / self._rate)
+
+
+async def spliced(one: Stream, other: Stream, idle_seconds: float, rate: Rate | None = None) -> None:
+    """Pass bytes on in both directions, until either ends or nothing comes for so long; both are closed then."""
+    last = [time.monotonic()]
+    ways = [asyncio.create_task(_pump(a[0], b[1], last, rate)) for a, b in ((one, other), (other, one))]
+    try:
+        while not any(way.done() for way in ways):
+            left = last[0] + idle_seconds - time.monotonic()
+            if left <= 0:
+                break
+            await asyncio.wait(ways, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for way in ways:
+            way.cancel()
+        await asyncio.gather(*ways, return_exceptions=True)
+        for _, writer in (one, other):
+            hang_up(writer)
+
+
+async def _pump(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, last: list[float], rate: Rate | None
+) -> None:
+    with contextlib.suppress(OSError):
+        while piece := await reader.read(PIECE_BYTES):
+            last[0] = time.monotonic()
+            if rate:
+                await rate.take(len(piece))
+            writer.write(piece)
+            await writer.drain()
+
+
+def hang_up(writer: asyncio.StreamWriter) -> None:
+    """Close at once."""
+    with contextlib.suppress(OSError, RuntimeError):
+        writer.transport.abort()
+
+
+async def settled() -> None:
+    """Let what was hung up on be closed, before the loop is."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+def patient(writer: asyncio.StreamWriter) -> None:
+    """Let a silent network be noticed on this stream as on the links; and let nothing small wait."""
+    held: socket.socket | None = writer.get_extra_info("socket")
+    if held is None:
+        return
+    with contextlib.suppress(OSError):
+        notice_silence(held)

@@ -1,0 +1,208 @@
+"""A sealed stream beside a CURVE connection: from the offer on, at either end; which of the two is spoken on when.
+
+    caller                                        callee
+    S + number, offer       -- CURVE -->
+                            <-- CURVE --          S + number, answer; empty: no stream now
+    hail, ticket, P         -- TCP ------>        whoever does not know the key is hung up on
+                            <----- TCP --         P
+    B + count, all else     <---- TCP --->        B + count, all else
+    K + bytes               <---- TCP --->        K + bytes
+
+K acknowledges what was read: what TCP acknowledges may have arrived at a middlebox alone, and nobody else notices what
+that drops.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+from fedgossip.core.machine import NodeId
+from fedgossip.net.links.outbox import Pair, plain_body
+from fedgossip.net.streams.sealed_stream import HEAD_BYTES, SealedStream
+from fedgossip.net.streams.sealing import TAG_BYTES, Agreed, SealBrokenError, StreamOffer
+
+SEAL, PROOF, BEGIN, READ_SO_FAR = b"S", b"P", b"B", b"K"
+
+ACK_SECONDS = 7.0
+"""Maximum time in which nothing of what was sent is acknowledged; then the link goes on by CURVE."""
+
+_MARK = struct.Struct("<cII")
+_PROOF, _BEGIN = _MARK.pack(PROOF, 0, 0), _MARK.pack(BEGIN, 0, 0)
+_ACK = _MARK.pack(READ_SO_FAR, 0, 0)
+_COUNT = struct.Struct("<Q")
+ACK_BYTES = HEAD_BYTES + _COUNT.size + TAG_BYTES
+
+
+def seal_word(number: int, text: bytes) -> Pair:
+    """Return the control frame with an offer or an answer."""
+    return _MARK.pack(SEAL, number, 0), text
+
+
+@dataclass(slots=True, eq=False)
+class SealedWay:
+    """One end of a stream, and the count of what goes by the CURVE connection beside it."""
+
+    node: NodeId
+    heard: int = 0
+    """Messages of ZeroMQ heard on the CURVE connection since the S that came by it."""
+    said: int = 0
+    """Those sent on it since the S that was sent."""
+    stream: SealedStream | None = None
+    said_proof: bool = False
+    up: bool = False
+    """Whether the other end has proved that it has the key."""
+    speaks: bool = False
+    """Whether all that we send goes by the stream."""
+    hears: bool = False
+    """Whether all that the other end sends does."""
+    waits_for: int = 0
+    acknowledged: int = 0
+    """Bytes that the other end has read of the stream, without acknowledgements."""
+    owed: int = 0
+    """As many that we have acknowledged."""
+    acks_sent: int = 0
+    acks_taken: int = 0
+    since: float = 0.0
+    """The time since which something waits to be acknowledged and nothing was; 0 where nothing waits."""
+    base: int = 0
+    """Bytes that were sent before the other end began to count."""
+    swallowed: bool = False
+    """Whether the last stream ended as nothing was acknowledged."""
+
+    def acknowledge(self) -> None:
+        """Send how much was read, where that is news; behind what waits for the network.  Raises OSError."""
+        assert self.stream is not None
+        waited, read = self.stream.sending, self.stream.taken - self.acks_taken * ACK_BYTES
+        if self.up and read > self.owed and self.stream.send(_ACK, _COUNT.pack(read)):
+            self.owed, self.acks_sent = read, self.acks_sent + 1
+            if not waited:  # else its owner goes on when the network takes more
+                self.stream.flush()
+
+    def overdue(self, now: float) -> bool:
+        """Whether nothing of what was sent was acknowledged for ACK_SECONDS."""
+        assert self.stream is not None
+        if self.stream.given - self.base - self.acks_sent * ACK_BYTES <= self.acknowledged:
+            self.since = 0.0
+        elif not self.since:
+            self.since = now
+        return bool(self.since) and now - self.since > ACK_SECONDS
+
+    def _acknowledged(self) -> None:
+        """Take an acknowledgement.  Raises SealBrokenError."""
+        assert self.stream is not None
+        body = self.stream.open()
+        if not self.up or len(body) != _COUNT.size:
+            raise SealBrokenError("an acknowledgement that is none")
+        (read,) = _COUNT.unpack(body)
+        self.acks_taken += 1
+        if read > self.acknowledged:
+            self.acknowledged, self.since = read, 0.0
+
+    def forget_counts(self) -> None:
+        """Count anew, on the next stream."""
+        self.acknowledged = self.owed = self.acks_sent = self.acks_taken = self.base = 0
+        self.since = 0.0
+
+    @property
+    def waits(self) -> bool:
+        """Whether something that was sent before has yet to come by the CURVE connection."""
+        return self.hears and self.heard < self.waits_for
+
+    @property
+    def sending(self) -> bool:
+        return self.stream is not None and self.stream.sending
+
+    @property
+    def in_use(self) -> bool:
+        """Whether what is under way is lost when the stream breaks."""
+        return self.speaks or self.hears
+
+    def count_sent(self, pair: Pair) -> None:
+        """Note what ZeroMQ has taken for the CURVE connection."""
+        self.said = 0 if pair[0][:1] == SEAL else self.said + 1
+
+    def prove(self) -> bool:
+        """Say that we have the key.  Raises OSError."""
+        assert self.stream is not None
+        proved = self.stream.send(_PROOF, b"")
+        self.stream.flush()
+        return proved
+
+    def speak(self) -> bool:
+        """Change over to the stream, between two messages; return whether it has.  Raises OSError."""
+        if not self.speaks:
+            assert self.stream is not None
+            self.speaks = self.stream.send(_BEGIN, _COUNT.pack(self.said))
+        return self.speaks
+
+    def send(self, pair: Pair) -> bool:
+        """Seal a frame and send what the network takes of it; False: not now.  Raises OSError and WornOutError.
+
+        What is small waits for what comes next, or for `flush`.
+        """
+        assert self.stream is not None
+        return self.stream.send(pair[0], plain_body(pair))
+
+    def flush(self) -> bool:
+        """Send what waits; return whether nothing waits.  Raises OSError."""
+        assert self.stream is not None
+        return self.stream.flush()
+
+    def arrived(self) -> bool:
+        """Take in what has come; return whether a record is whole and may be opened now.
+
+        Raises EOFError, OSError and FrameError where the stream is at its end.
+        """
+        assert self.stream is not None
+        while not self.waits and self.stream.arrived():
+            if self.stream.mark == _ACK:
+                self._acknowledged()
+            elif self.hears:
+                return True
+            else:
+                self._begin()
+        return False
+
+    def _begin(self) -> None:
+        """Take a record that comes before all others: a proof, then what begins."""
+        assert self.stream is not None
+        mark, body = self.stream.mark, self.stream.open()
+        if not self.up and (mark, len(body)) == (_PROOF, 0):
+            self.up = True
+            self.base = self.stream.given  # the hail and the proof
+        elif self.up and (mark, len(body)) == (_BEGIN, _COUNT.size):
+            (self.waits_for,) = _COUNT.unpack(body)
+            self.hears = True
+        else:
+            raise SealBrokenError("a record before the one that begins")
+
+
+@dataclass(slots=True, eq=False)
+class StreamCall(SealedWay):
+    """The end of the one that calls.  `callee`: its long-term key."""
+
+    callee: str = ""
+    offer: StreamOffer | None = None
+    """What was offered and is not answered."""
+    relayed: bool = False
+    """Whether the callee is reached through a relay: then its streams are called where its CURVE connection is."""
+    number: int = 0
+    """The number of the last offer on this connection."""
+    until: float = 0.0
+    """The time at which an attempt has failed."""
+    due: float = 0.0
+    """The time of the next offer."""
+    pause: float = 0.0
+    descriptor: int = -1
+    ends: object = None
+    """Of the CURVE connection: its descriptor, and its two addresses."""
+
+
+@dataclass(slots=True, eq=False)
+class CalledStream(SealedWay):
+    """The end of the one that is called.  `connection`: the ROUTER's name of the CURVE connection."""
+
+    connection: bytes = b""
+    agreed: Agreed | None = field(default=None, repr=False)
+    until: float = 0.0

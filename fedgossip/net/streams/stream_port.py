@@ -1,0 +1,172 @@
+"""The port at which sealed streams are called.  Anybody can call it, and has no memory here but STRANGER_BYTES.
+
+A caller says HAIL, a ticket and its first record, and is a stranger until its owner has found that it has the key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import selectors
+import socket
+import time
+from dataclasses import dataclass, field
+
+from fedgossip.net.streams import sealed_stream
+from fedgossip.net.streams.sealed_stream import HEAD_BYTES
+from fedgossip.net.streams.sealing import TAG_BYTES, TICKET_BYTES
+
+HAIL = b"fgs1"
+"""The first bytes of every stream; those of ZeroMQ begin with 0xFF."""
+
+STRANGER_BYTES = len(HAIL) + TICKET_BYTES + HEAD_BYTES + TAG_BYTES
+"""All that is read of a caller before it has shown that it has a key."""
+
+STRANGERS = 64
+"""Maximum number of callers that have not shown it yet; beyond, the oldest is hung up on."""
+
+STRANGER_SECONDS = 10.0
+"""Time that a caller has to show it."""
+
+PORT_ABOVE = 10_000
+"""A port that people chose has its streams' port so far above it, where that is free; a firewall can let both in, and
+who calls through a relay finds it."""
+
+FULL_SECONDS = 2.0
+"""Time without new callers where the system has no descriptor left for them: let others have one."""
+
+
+@dataclass(slots=True, eq=False)
+class Stranger:
+    """A caller that has not shown yet that it has a key."""
+
+    connection: socket.socket
+    until: float
+    said: bytearray = field(default_factory=bytearray)
+
+    @property
+    def ticket(self) -> bytes:
+        return bytes(self.said[len(HAIL) : len(HAIL) + TICKET_BYTES])
+
+    @property
+    def record(self) -> tuple[bytearray, bytearray]:
+        """The head of its first record, and the seal of its empty body."""
+        return self.said[-HEAD_BYTES - TAG_BYTES : -TAG_BYTES], self.said[-TAG_BYTES:]
+
+
+class StreamPort:
+    """`selector` is its owner's, who calls `accept` for the data None, and `hear` for a Stranger."""
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+        self._listener: socket.socket | None = None
+        self._accepts_at: float | None = None
+        self.strangers: dict[socket.socket, Stranger] = {}
+        self.refused = 0
+        """Callers that were hung up on as they had no key."""
+        self.number = 0
+        """Of the port; 0 while there is none."""
+
+    def listen(self, router: str, wanted: str) -> None:
+        """Open the port at the interface of the ROUTER's address; `wanted` is that which was asked for.
+
+        Where there is none to be had nobody can call.
+        """
+        host, _, number = router.removeprefix("tcp://").rpartition(":")
+        chosen = wanted.rpartition(":")[2] == number
+        above = int(number) + PORT_ABOVE
+        for port in ([above] if chosen and above < 65536 else []) + [0]:
+            with contextlib.suppress(OSError):
+                self._listener = _listener(host.strip("[]"), port)
+                break
+        if self._listener is not None:
+            self.number = int(self._listener.getsockname()[1])
+            self._selector.register(self._listener, selectors.EVENT_READ, None)
+
+    def accept(self) -> None:
+        """Take callers in."""
+        assert self._listener is not None
+        for _ in range(STRANGERS):
+            try:
+                connection, _where = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._selector.unregister(self._listener)
+                    self._accepts_at = time.monotonic() + FULL_SECONDS
+                    return
+                continue  # it has gone already
+            self._take_in(connection)
+
+    def _take_in(self, connection: socket.socket) -> None:
+        try:
+            sealed_stream.prepare(connection)
+        except OSError:
+            connection.close()
+            return
+        while len(self.strangers) >= STRANGERS:
+            self.turn_away(next(iter(self.strangers.values())))
+        stranger = self.strangers[connection] = Stranger(connection, time.monotonic() + STRANGER_SECONDS)
+        self._selector.register(connection, selectors.EVENT_READ, stranger)
+
+    def hear(self, stranger: Stranger) -> bool:
+        """Read what a stranger says; return whether it has said all."""
+        if stranger.connection not in self.strangers:  # it was turned away since it was found readable
+            return False
+        try:
+            said = stranger.connection.recv(STRANGER_BYTES - len(stranger.said))
+        except BlockingIOError:
+            return False
+        except OSError:
+            said = b""
+        stranger.said += said
+        if not said or not HAIL.startswith(bytes(stranger.said[: len(HAIL)])):
+            self.turn_away(stranger)
+            return False
+        return len(stranger.said) == STRANGER_BYTES
+
+    def turn_away(self, stranger: Stranger) -> None:
+        """Hang up on it."""
+        self.refused += 1
+        self.let_in(stranger).close()
+
+    def let_in(self, stranger: Stranger) -> socket.socket:
+        """It is a stranger no more; return its connection."""
+        del self.strangers[stranger.connection]
+        self._selector.unregister(stranger.connection)
+        return stranger.connection
+
+    def look_at_times(self, now: float) -> None:
+        """Hang up on those whose time is over; take callers again where the system may have descriptors again."""
+        for stranger in [one for one in self.strangers.values() if one.until < now]:
+            self.turn_away(stranger)
+        if self._accepts_at is not None and now >= self._accepts_at and self._listener is not None:
+            self._accepts_at = None
+            self._selector.register(self._listener, selectors.EVENT_READ, None)
+
+    def close(self) -> None:
+        """Hang up on all, and take no more."""
+        for stranger in list(self.strangers.values()):
+            self.turn_away(stranger)
+        if self._listener is not None:
+            self._listener.close()
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at a numeric address, and takes IPv4 at "::" too.  Raises OSError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setblocking(False)
+        if os.name == "posix":  # elsewhere it would let two listen at one port
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind((host, port))
+        listener.listen(STRANGERS)
+    except OSError:
+        listener.close()
+        raise
+    return listener

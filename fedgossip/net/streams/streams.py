@@ -1,0 +1,374 @@
+"""All sealed streams of one participant: tickets for those who call, calls that are being made, streams in use.
+
+One that calls the port (`stream_port`) and does not name a ticket which was given inside CURVE, and seal its first
+record with the key of that ticket, is hung up on, and the ticket stays good.  So strangers can keep partners on their
+CURVE connections at the most, and break nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import selectors
+import socket
+import time
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import zmq
+
+from fedgossip.core.machine import NodeId
+from fedgossip.core.wire import FrameError
+from fedgossip.net.descriptors import shut_down
+from fedgossip.net.hub.control_frames import parse
+from fedgossip.net.identity import Identity
+from fedgossip.net.links.frame_reader import skip
+from fedgossip.net.links.outbox import Pair
+from fedgossip.net.sockets import NOW, Waker, ZmqSocket
+from fedgossip.net.streams import sealed_stream
+from fedgossip.net.streams.sealed_stream import Buffers, SealedStream
+from fedgossip.net.streams.sealed_way import SEAL, CalledStream, SealedWay, StreamCall, seal_word
+from fedgossip.net.streams.sealing import StreamOffer, Suite, WornOutError, answered
+from fedgossip.net.streams.stream_port import HAIL, Stranger, StreamPort
+from fedgossip.net.transport import LinkEvent, Rejected
+
+ATTEMPT_SECONDS = 10.0
+"""Time from an offer to the stream, and that a ticket is good for."""
+
+PAUSE_SECONDS, PAUSE_SECONDS_MAX = 2.0, 120.0
+"""Time between an attempt that failed, or a stream that broke, and the next offer; twice as long each time."""
+
+SWALLOWED_SECONDS = 30.0
+"""Minimum of that time after a stream on which nothing was acknowledged: each such try holds a link up."""
+
+STREAMS_OF_ONE = 2
+"""Maximum number of tickets and streams of one caller: that in use, and the one that takes its place.  Beyond, the
+oldest goes."""
+
+TICK_SECONDS = 0.25
+"""Time between two looks at whether an offer is due."""
+
+WORDS_AT_ONCE = 8
+"""Maximum number of frames taken from a connection on which an answer is waited for."""
+
+LOOK_SECONDS = 0.002
+"""Time between two looks at whether all has arrived, at the end."""
+
+READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+
+class Streams:
+    """`identity` is that of the participant, `suites` what it seals with; an empty set makes and takes no streams.
+
+    Without an identity, which only measurements have, the streams are not sealed.
+
+    The thread of the sockets owns this and makes all calls.
+    """
+
+    def __init__(self, identity: Identity | None, suites: Collection[Suite]) -> None:
+        self.identity = identity
+        self.suites = frozenset(suites) if identity is not None else frozenset[Suite]()
+        self._public = identity.public if identity is not None else ""
+        self.usable = bool(suites)
+        self.buffers = Buffers()
+        self._selector = selectors.DefaultSelector()
+        self._nothing = None if hasattr(self._selector, "fileno") else Waker()
+        if self._nothing:  # a system on which ZeroMQ's poll cannot wait for a selector
+            self.usable = False
+        self._watched: dict[SealedWay, int] = {}
+        self._calls: dict[SealedWay, None] = {}  # attempts that are not up
+        self._called: dict[NodeId, list[CalledStream]] = {}
+        self.port = StreamPort(self._selector)
+        self._ticked = 0.0
+
+    def __bool__(self) -> bool:
+        return self.usable
+
+    def fileno(self) -> int:
+        """The descriptor that is readable when there is something for `turn`."""
+        return self._nothing.fileno() if self._nothing else int(self._selector.fileno())
+
+    # --- the caller's end -------------------------------------------------------------------------------------------
+
+    def offers(self, call: StreamCall, now: float) -> Pair | None:
+        """Return the offer that is to be sent now on the CURVE connection, if one is due."""
+        if not self.usable or call.stream is not None or now < call.due:
+            return None
+        if call.offer is not None and now < call.until:
+            return None
+        if call.offer is not None:  # nobody has answered
+            self.failed(call)
+            return None
+        call.offer, call.number, call.until = StreamOffer(self.suites), call.number + 1, now + ATTEMPT_SECONDS
+        return seal_word(call.number, call.offer.text)
+
+    def answer_came(self, call: StreamCall, number: int, text: bytes, descriptor: int) -> None:
+        """Take the callee's answer, which came on `descriptor`; call it.  Raises FrameError for one that cannot be."""
+        call.heard = 0
+        if call.offer is None or number != call.number:
+            return
+        offer, call.offer = call.offer, None
+        if not text:
+            self.failed(call)
+            return
+        agreed, port = offer.keys(text, self._public, call.callee if self.identity else "")
+        try:
+            ends = _ends(descriptor)
+            call.descriptor, call.ends = descriptor, ends
+            family, _, (host, same, *rest) = ends
+            connection = sealed_stream.call(family, (host, same if call.relayed else port, *rest))
+        except OSError:
+            self.failed(call)
+            return
+        call.stream = SealedStream(connection, *agreed.of_caller(), self.buffers, HAIL + agreed.ticket)
+        self._calls[call] = None
+        self._proves(call)
+
+    def _proves(self, call: SealedWay) -> None:
+        try:
+            if call.said_proof or call.prove():
+                call.said_proof = True
+            self.watch(call)
+        except OSError:
+            self.failed(call)
+
+    def failed(self, call: SealedWay) -> None:
+        """Drop the stream of a call, and offer the next one after a pause."""
+        now = time.monotonic()
+        lasted = call.up and isinstance(call, StreamCall) and now > call.until and not call.swallowed
+        least = SWALLOWED_SECONDS if call.swallowed else PAUSE_SECONDS
+        self.drop(call)
+        if isinstance(call, StreamCall):
+            call.pause = PAUSE_SECONDS if lasted else min(PAUSE_SECONDS_MAX, max(2 * call.pause, least))
+            call.due, call.offer = now + call.pause, None
+
+    # --- the callee's end -------------------------------------------------------------------------------------------
+
+    def listen(self, router: str, wanted: str) -> None:
+        """Open the port, at the interface of the ROUTER's address; `wanted` is that which was asked for.
+
+        Where there is none to be had, or for an address that is not TCP's, nobody can call, and CURVE serves alone.
+        """
+        if not self.usable or not router.startswith("tcp://"):
+            self.usable = False
+            return
+        self.port.listen(router, wanted)
+
+    def answer(self, node: NodeId, connection: bytes, key: str, number: int, offer: bytes) -> Pair:
+        """Return the answer to an offer that came on a CURVE connection; `key` is the caller's long-term key.
+
+        Raises FrameError for an offer that is refused; the answer to that is `refusal`.
+        """
+        if not self.port.number or (self.identity is not None and not key):
+            return refusal(number)
+        text, agreed = answered(offer, self.suites, self.port.number, key if self.identity else "", self._public)
+        if agreed is not None:
+            of = self._called.setdefault(node, [])
+            while len(of) >= STREAMS_OF_ONE or (of and of[0].stream is None and of[0].until < time.monotonic()):
+                self.drop(of[0])
+            until = time.monotonic() + ATTEMPT_SECONDS
+            of.append(CalledStream(node, connection=connection, agreed=agreed, until=until))
+        return seal_word(number, text)
+
+    def called_on(self, node: NodeId, connection: bytes) -> CalledStream | None:
+        """Return the newest stream, or ticket, of a caller that goes with this CURVE connection."""
+        return next((one for one in reversed(self._called.get(node, ())) if one.connection == connection), None)
+
+    def called_by(self, node: NodeId) -> tuple[CalledStream, ...]:
+        """Return all of one caller."""
+        return tuple(self._called.get(node, ()))
+
+    def heard(self, node: NodeId, connection: bytes) -> None:
+        """Count a message that came by a CURVE connection; the stream beside it may wait for that."""
+        for one in self._called.get(node, ()):
+            if one.connection == connection:
+                self.count_heard(one)
+
+    def count_heard(self, way: SealedWay) -> None:
+        """Count a message that came by the CURVE connection beside a stream."""
+        way.heard += 1
+        if way.hears and way.heard == way.waits_for:
+            self.watch(way)
+
+    # --- all of them ------------------------------------------------------------------------------------------------
+
+    def watch(self, way: SealedWay) -> None:
+        """Wait for what may happen next on a stream: what comes, unless it has to wait; that it takes more."""
+        assert way.stream is not None
+        mask = (0 if way.waits else READ) | (WRITE if way.sending else 0)
+        before = self._watched.get(way, 0)
+        if mask == before:
+            return
+        if not mask:
+            self._selector.unregister(way.stream)
+        elif before:
+            self._selector.modify(way.stream, mask, way)
+        else:
+            self._selector.register(way.stream, mask, way)
+        self._watched[way] = mask
+
+    def drop(self, way: SealedWay) -> None:
+        """Close a stream, and forget its keys."""
+        if way.stream is not None:
+            if self._watched.pop(way, 0):
+                self._selector.unregister(way.stream)
+            way.stream.close()
+        self._calls.pop(way, None)
+        way.stream, way.up, way.speaks, way.hears, way.said_proof = None, False, False, False, False
+        way.swallowed = False
+        way.forget_counts()
+        if isinstance(way, CalledStream):
+            way.agreed = None
+            of = self._called.get(way.node, [])
+            if way in of:
+                of.remove(way)
+            if not of:
+                self._called.pop(way.node, None)
+
+    def forget(self, node: NodeId) -> None:
+        """Close all streams of a caller, which may call no more."""
+        for one in self.called_by(node):
+            self.drop(one)
+
+    def turn(self) -> Iterator[tuple[SealedWay, bool, bool]]:
+        """Yield (stream, readable, writable) of those that are up; do what the others need."""
+        for key, mask in self._selector.select(0):
+            if key.data is None:
+                self.port.accept()
+            elif isinstance(key.data, Stranger):
+                if self.port.hear(key.data):
+                    yield from self._admit(key.data)
+            elif key.data.stream is None:  # dropped in this turn
+                continue
+            elif key.data in self._calls:
+                yield from self._go_on(key.data)
+            else:
+                if mask & WRITE and isinstance(key.data, CalledStream):  # an acknowledgement, of one that sends no more
+                    with contextlib.suppress(OSError):
+                        key.data.flush()
+                yield key.data, bool(mask & READ), bool(mask & WRITE)
+
+    def tick(self) -> float | None:
+        """Hang up on whose time is over; return the time where offers may be due, None where that is not yet."""
+        now = time.monotonic()
+        if not self.usable or now - self._ticked < TICK_SECONDS:
+            return None
+        self._ticked = now
+        for call in [one for one in self._calls if isinstance(one, StreamCall) and one.until < now]:
+            self.failed(call)
+        for way in [one for one in self._watched if one.up]:
+            self._acknowledge(way)
+            if way.stream is not None and way.overdue(now):
+                way.swallowed = True
+                way.stream.give_up()  # its owner reads the end of it, and goes on by CURVE
+        self.port.look_at_times(now)
+        return now
+
+    def _acknowledge(self, way: SealedWay) -> None:
+        """Send the acknowledgement that is due; a connection that is broken is left to who reads it."""
+        with contextlib.suppress(OSError, WornOutError):
+            way.acknowledge()
+            self.watch(way)
+
+    def _go_on(self, call: SealedWay) -> Iterator[tuple[SealedWay, bool, bool]]:
+        """A call may have been taken, or refused, or the callee may have proved itself."""
+        assert call.stream is not None
+        try:
+            call.stream.flush()
+            call.arrived()
+        except (OSError, EOFError, FrameError):
+            self.failed(call)
+            return
+        if call.up:
+            del self._calls[call]
+            yield call, True, True
+        else:
+            self._proves(call)
+
+    def _admit(self, stranger: Stranger) -> Iterator[tuple[SealedWay, bool, bool]]:
+        """Take a caller's proof; it has a stream from then on."""
+        ticket = stranger.ticket
+        one = next((c for of in self._called.values() for c in of if c.agreed and c.agreed.ticket == ticket), None)
+        if one is None or one.agreed is None or one.stream is not None or one.until < time.monotonic():
+            self.port.turn_away(stranger)
+            return
+        sealer, opener = one.agreed.of_callee()
+        head, proof = stranger.record
+        try:
+            opener.open_into(memoryview(proof), head, bytearray())
+        except FrameError:  # the ticket stays good
+            self.port.turn_away(stranger)
+            return
+        one.stream = SealedStream(self.port.let_in(stranger), sealer, opener, self.buffers)
+        one.agreed, one.up = None, True
+        try:
+            one.prove()
+            self.watch(one)
+        except OSError:
+            self.drop(one)
+            return
+        yield one, True, True
+
+    def close(self, linger_seconds: float = 0.0) -> None:
+        """Close all; wait for so long at most until what was sent has arrived."""
+        until = time.monotonic() + linger_seconds
+        while time.monotonic() < until and any(way.stream and way.stream.arriving for way in self._watched):
+            time.sleep(LOOK_SECONDS)
+        for way in [*self._watched, *self._calls, *(one for of in self._called.values() for one in of)]:
+            self.drop(way)
+        self.port.close()
+        self._selector.close()
+        if self._nothing:
+            self._nothing.close()
+
+
+def refusal(number: int) -> Pair:
+    """Return the answer that there will be no stream."""
+    return seal_word(number, b"")
+
+
+def _ends(descriptor: int) -> tuple[int, tuple[Any, ...], tuple[Any, ...]]:
+    """Return the family and both addresses of a TCP connection, ours first.  Raises OSError."""
+    with socket.socket(fileno=os.dup(descriptor)) as connection:  # the number may stand for anything by now
+        family, ends = connection.family, (connection.getsockname(), connection.getpeername())
+    if family not in (socket.AF_INET, socket.AF_INET6):
+        raise OSError(errno.EAFNOSUPPORT, "no TCP connection")
+    return family, *ends
+
+
+def hang_up_beside(call: StreamCall) -> None:
+    """Break the CURVE connection beside a stream; ZeroMQ makes it anew."""
+
+    def is_it(descriptor: int) -> bool:
+        try:
+            return _ends(descriptor) == call.ends
+        except OSError:
+            return False
+
+    shut_down(call.descriptor, is_it)
+
+
+def hear_answer(streams: Streams, call: StreamCall, dealer: ZmqSocket) -> list[LinkEvent]:
+    """Hear what comes by a connection on which an answer is waited for, and nothing else."""
+    for _ in range(WORDS_AT_ONCE):
+        try:
+            mark = dealer.recv(NOW, copy=False)
+        except zmq.Again:
+            break
+        text = dealer.recv() if mark.more else b""
+        skip(dealer)
+        kind, number = parse(mark.bytes)
+        if kind == SEAL and (refused := take_answer(streams, call, number, text, mark.get(zmq.SRCFD))):
+            return [refused]
+    return []
+
+
+def take_answer(streams: Streams, call: StreamCall, number: int, text: bytes, descriptor: int) -> Rejected | None:
+    """Take the answer to an offer; return why it is refused, where it is."""
+    try:
+        streams.answer_came(call, number, text, descriptor)
+    except FrameError as error:
+        streams.failed(call)
+        return Rejected(call.node, error.reason, f"peer {call.node}: {error}", error.advice)
+    return None

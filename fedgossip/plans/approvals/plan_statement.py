@@ -1,0 +1,230 @@
+"""The plan of a run as one file with one hash, which sites read, compare, sign, and find again in a release.
+
+    plan.json    written by `fedgossip plan show --out`, and into every folder of a federated run
+
+It holds all that must be alike at all sites: the experiment with every default, the files that all have by their bytes,
+the user's own modules by their bytes, the layout of the model, what leaves a site in words, and the version.  The hash
+is of the bytes of the file.  What each site chooses for its own machine (its folders, device and waits) is not in it;
+nor are projections of tensors that do not train, which unlike processors round: a site's policy pins those.
+
+A run that trains on statistics that its sites agree on has two steps, and one plan for both: it is the same before the
+sites have agreed and afterwards, so what was agreed on is not in it.  A site's approval holds it (`site_approvals`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fedgossip.base import outside_files, owner_files
+from fedgossip.base.decoding import UnreadableError, from_json
+from fedgossip.base.errors import ConfigError, NotWrittenError
+from fedgossip.base.version import __version__
+from fedgossip.core.task import LocalTask
+from fedgossip.data.agreed import agreed
+from fedgossip.data.columns.table_schema import FEDERATED, SchemaColumn
+from fedgossip.data.objectives import STATISTICS, SUMS
+from fedgossip.data.per_peer import PLACE
+from fedgossip.data.sources import modules_of
+from fedgossip.experiment import Experiment, FederatedExperiment
+from fedgossip.learning.settings import OF_THE_MACHINE
+from fedgossip.plans.federated.privacy_budget import statistics_cost
+from fedgossip.plans.plan import Plan, without_folders
+from fedgossip.plans.tasks import schema_of_experiment
+from fedgossip.privacy.accounting import epsilon
+
+PLAN = "plan.json"
+"""The name of the file in the folder of a run."""
+FORMAT = 1
+HASH_SHOWN = 16
+"""Digits of a hash that are printed where people compare; 64 bits."""
+
+
+class StatedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a model must have in common at all sites."""
+
+    parameters: int
+    type: str
+    layout: str
+
+
+class StatedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The columns that all sites must have; with the statistics of these, where their file is among the files too."""
+
+    columns: tuple[str, ...]
+    labels: tuple[str, ...]
+    sites: int = 0
+    records: int = 0
+
+
+class StatedTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a site agrees to, in the words that every run begins with."""
+
+    how: str
+    sent: str
+    seen: str
+    budget: str
+    before: tuple[str, ...] = ()
+    """What leaves a site before this run, in a step of the same plan."""
+
+
+class PlanStatement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The file."""
+
+    format: int = FORMAT
+    version: str
+    """Of fedgossip."""
+    experiment: dict[str, Any]
+    """Every key that all sites must have alike, with its value."""
+    model: StatedModel
+    table: StatedTable | None = None
+    """None where the sites agree on no columns."""
+    files: dict[str, str]
+    """sha256 of each file that all sites have, by its name."""
+    code: dict[str, str]
+    """sha256 of each of the user's own modules, by its name."""
+    terms: StatedTerms
+
+    @property
+    def name(self) -> str:
+        return str(self.experiment.get("name") or self._method)
+
+    @property
+    def _method(self) -> str:
+        if "coordinator" in self.experiment:
+            return str(self.experiment["coordinator"]["algorithm"])
+        return str(self.experiment["algorithm"]["name"])
+
+    @property
+    def rounds(self) -> int:
+        return int(self.experiment["rounds"])
+
+    @property
+    def hash(self) -> str:
+        """64 hex digits: sha256 of the file."""
+        return hashlib.sha256(encoded(self)).hexdigest()
+
+
+def statement_of(plan: Plan, task: LocalTask, opened: Sequence[str] = ()) -> PlanStatement:
+    """Return what the clients of a run, or the peers of a graph, are asked to approve.
+
+    Raises ConfigError for a file that cannot be read.
+
+    `opened`: of a run of sums, what these tell, in words; () where models are sent.
+    """
+    e, terms = plan.experiment, plan.terms(task.length, task.dtype.itemsize)
+    content = without_folders(dict(plan.fingerprint))
+    for key in ("simulation", "faults"):
+        content.pop(key, None)
+    for key in OF_THE_MACHINE:
+        content["train"].pop(key, None)
+    return PlanStatement(
+        version=__version__,
+        experiment=content,
+        model=StatedModel(task.length, task.dtype.name, task.schema),
+        table=_table(e),
+        files={path.name: _sha256(path) for path in _common_files(e)},
+        code={name: _sha256(path) for name, path in sorted(modules_of(e.named_code).items())},
+        terms=StatedTerms(terms.how, "; ".join(opened) or terms.sent, terms.seen, terms.budget, statistics_words(e)),
+    )
+
+
+def agrees(e: Experiment) -> bool:
+    """Whether the sites of an experiment agree on statistics under the same plan, or that is all they do."""
+    made = e.task.kind in SUMS and e.task.kind != STATISTICS  # from statistics that are there already
+    return isinstance(e, FederatedExperiment) and e.data.scale == FEDERATED and not made
+
+
+def statistics_words(e: Experiment) -> tuple[str, ...]:
+    """Return what leaves a site in the step in which all agree on statistics; () where this is not before a run."""
+    if not agrees(e) or e.task.kind == STATISTICS or (e.budget and e.budget.unit != "record"):
+        return ()
+    told = "two sums over the sites, of which the means, spreads and counts of the columns are made: data agree"
+    if (spent := statistics_cost(e)) is None:
+        return (f"{told}; exact and without noise, so no epsilon covers them",)
+    assert e.budget is not None
+    worth = f"epsilon {epsilon([spent], e.budget.delta):.3g} for each record"
+    return (f"{told}; with noise {e.budget.noise:g} on each site's: {worth}, out of the same budget",)
+
+
+def _table(e: Experiment) -> StatedTable | None:
+    if e.data.scale != FEDERATED:
+        return None
+    if agrees(e):
+        schema = schema_of_experiment(e)
+        return StatedTable(_named(schema.features), _named(schema.labels))
+    found = agreed.read(Path(e.data.agreed))
+    columns, labels = _named(found.schema.features), _named(found.schema.labels)
+    return StatedTable(columns, labels, found.sites, found.records)
+
+
+def _named(columns: Sequence[SchemaColumn]) -> tuple[str, ...]:
+    return tuple(f"{one.name} [{one.unit}]" if one.unit else one.name for one in columns)
+
+
+def _common_files(e: Experiment) -> Iterator[Path]:
+    """Yield the files that all sites have: common examples, and what was agreed on before; no site's own."""
+    if not e.learns and e.data.scale != FEDERATED:
+        return
+    if e.data.scale == FEDERATED and not agrees(e):
+        yield Path(e.data.agreed)
+    for source in {e.data.source, str(e.data.test)}:
+        path = Path(source.partition(":")[2].partition("?")[0]).expanduser()
+        if PLACE not in source and source.partition(":")[2] and path.is_file():
+            yield path
+
+
+def _sha256(path: Path) -> str:
+    try:
+        return hashlib.sha256(outside_files.read_bytes(outside_files.named(path), outside_files.LARGE)).hexdigest()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", "All sites have this file; ask for it.") from None
+
+
+def encoded(statement: PlanStatement) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(statement, order="deterministic"), indent=1) + b"\n"
+
+
+def write(path: Path, statement: PlanStatement) -> None:
+    """Write the file, whole or not at all.  Raises NotWrittenError."""
+    part = path.with_name(f"{path.name}.part")
+    try:
+        owner_files.written(part, encoded(statement))
+        part.replace(path)
+    except OSError as error:
+        raise NotWrittenError(path, error) from None
+
+
+def read(path: Path) -> PlanStatement:
+    """Read the file.  Raises ConfigError where there is none, or it is not as it was written."""
+    advice = "Make it again: fedgossip plan show EXPERIMENT --out FILE"
+    try:
+        content = outside_files.read_bytes(path)
+        statement = from_json(msgspec.json.Decoder(PlanStatement), content)
+    except OSError as error:
+        raise ConfigError(f"{path}: no plan there ({error.strerror})", advice) from None
+    except UnreadableError as error:
+        raise ConfigError(f"{path}: no plan: {error}", advice) from None
+    if statement.format != FORMAT:
+        raise ConfigError(f"{path}: a plan of format {statement.format}; this release knows {FORMAT}", advice)
+    if encoded(statement) != content:
+        raise ConfigError(f"{path}: changed since it was written", advice)
+    return statement
+
+
+def differences(before: PlanStatement, now: PlanStatement) -> list[tuple[str, Any, Any]]:
+    """Return (key, value before, value now) of all that differs, by dotted names; None where there was or is none."""
+    was, has = _flat(msgspec.to_builtins(before)), _flat(msgspec.to_builtins(now))
+    return [(key, was.get(key), has.get(key)) for key in sorted(was | has) if was.get(key) != has.get(key)]
+
+
+def _flat(value: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, one in value.items():
+        inner = isinstance(one, Mapping) and one
+        found |= _flat(one, f"{path}{key}.") if inner else {f"{path}{key}": one}
+    return found

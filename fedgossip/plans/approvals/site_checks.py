@@ -1,0 +1,192 @@
+"""What a site can check alone before a federated run: `fedgossip client --dry-run`.  Nothing is sent or written down.
+
+Each check says what it found, or the error that the run would end with; those that need what another has not found are
+left out.  What only the others can tell is not looked at: whether the coordinator answers, and what their files hold.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from fedgossip.base.errors import BudgetError, ConfigError, FedgossipError, TrainingError
+from fedgossip.base.plain import quoted
+from fedgossip.core.machine import NodeId
+from fedgossip.core.task import Job, LocalTask, segments_of, statistics_in
+from fedgossip.data.per_peer import PLACE
+from fedgossip.data.record_digests import source_digest
+from fedgossip.net.endpoints import Endpoint, load_endpoints, roster_of
+from fedgossip.net.identity import Identity
+from fedgossip.plans import compose
+from fedgossip.plans.approvals.approvals import HowLong, request_of
+from fedgossip.plans.approvals.plan_statement import HASH_SHOWN, statement_of
+from fedgossip.plans.approvals.site_approvals import SiteApprovals
+from fedgossip.plans.compose import DataShares
+from fedgossip.plans.federated.federation import FederationPlan
+from fedgossip.plans.federated.ledger import SUFFIX, data_of, spent_on, standing
+from fedgossip.plans.federated.policy import demands, how_long
+from fedgossip.plans.federated.privacy_outlook import outlook
+
+NOT_LOOKED_AT = "whether the coordinator answers, who else is there, and what the others' files hold"
+LATER = "not looked at before what stands above is right"
+
+
+@dataclass(frozen=True)
+class ClientSite:
+    """A site as its client would be started."""
+
+    plan: FederationPlan
+    node: NodeId
+    key: Path
+    endpoints: Path
+    policy: Path
+    ledger: Path | None
+    out: Path | None
+    clock: Callable[[], int]
+    """Nanoseconds since 1970."""
+
+    @property
+    def spent(self) -> Path:
+        return self.ledger or self.key.with_name(f"{self.key.name}.{SUFFIX}")
+
+
+@dataclass(frozen=True)
+class SiteCheck:
+    """One thing that was looked at: what was found, or the error."""
+
+    what: str
+    said: str
+    error: FedgossipError | None = None
+
+
+class SiteChecks:
+    """The checks of a site, in the order in which a run would come to them."""
+
+    def __init__(self, site: ClientSite) -> None:
+        self._site = site
+        self._identity: Identity | None = None
+        self._known: dict[int, Endpoint] = {}
+        self._learning: tuple[LocalTask, DataShares] | None = None
+
+    def all(self) -> Iterator[SiteCheck]:
+        """Yield each check when it is made; a local round is trained in one of them."""
+        checks = {
+            "key": self._key,
+            "participants": self._participants,
+            "records": self._records,
+            "one round": self._one_round,
+            "policy": self._policy,
+            "approval": self._approval,
+            "budget": self._budget,
+            "folder": self._folder,
+        }
+        for what, look in checks.items():
+            try:
+                yield SiteCheck(what, look() or LATER)
+            except FedgossipError as error:
+                yield SiteCheck(what, str(error), error)
+
+    def _key(self) -> str:
+        self._identity = Identity.load(self._site.key)
+        return f"{self._site.key}, signs as {self._identity.verify[:HASH_SHOWN]}"
+
+    def _participants(self) -> str:
+        site, plan = self._site, self._site.plan
+        known = load_endpoints(site.endpoints, plan.n, plan.roles.listens)
+        if self._identity and known[site.node].key != self._identity.public:
+            advice = f"Put `fedgossip keys show {quoted(site.key)}` there, or name the right file with --key."
+            raise ConfigError(f"{site.key} is not the key that {site.endpoints} gives client {site.node}", advice)
+        roster = roster_of(known).first(plan.learners).hash.hex() if plan.secure else ""
+        self._known = known
+        named = f", roster {roster[:HASH_SHOWN]}: the same at all, compare it" if roster else ""
+        return f"{plan.learners} clients, the coordinator at {known[plan.coordinator].address}{named}"
+
+    def _records(self) -> str:
+        plan, node = self._site.plan, self._site.node
+        self._learning = compose.task_of(plan.experiment, plan.learners, [node], os.urandom)
+        task, shares = self._learning
+        compose.check_task(plan, task)
+        source = plan.experiment.data.source.replace(PLACE, str(node))
+        count = shares.trained_on.get(node)
+        found = f"{source}: {count} examples to train on" if count else f"{source}: nothing is read"
+        return f"{found if plan.experiment.learns else 'none'}; the model has {task.length:,} numbers"
+
+    def _one_round(self) -> str | None:
+        """Train once and throw it away: a loss that is not finite and an update that is cut show here."""
+        if self._learning is None:
+            return None
+        plan, node, (task, _) = self._site.plan, self._site.node, self._learning
+        given = task.initial(node)
+        (update,) = task.train([Job(node, 0, given, gradient=plan.gradients)])
+        if update.difference is None:
+            return "nothing changed"
+        if not np.isfinite(update.difference).all():
+            text = "the update of the first round is not finite"
+            raise TrainingError(text, "Lower train.lr, and look at the columns: fedgossip data describe.")
+        parameters = task.length - statistics_in(segments_of(task))  # a running statistic has no bound
+        largest = float(np.abs(update.difference[:parameters]).max())
+        bound = plan.numbers.fixed_point(task.length, task.schema).clip_inf if plan.secure else float("inf")
+        loss = f", loss {update.metrics['loss']:.4g}" if "loss" in update.metrics else ""
+        cut = f"; it would be CUT to {bound:g}: raise coordinator.secure.bound, or scale the columns"
+        return f"trained and thrown away{loss}; the largest change is {largest:.3g}{cut if largest > bound else ''}"
+
+    def _policy(self) -> str | None:
+        if not self._known or self._learning is None:
+            return None
+        site = self._site
+        secure = self._learning[0] if site.plan.secure else None
+        found = demands(site.policy, site.plan, self._known, secure)
+        return f"{site.policy} allows this run" if found else "none is asked for: this run has no secure sum"
+
+    def _approval(self) -> str | None:
+        if self._identity is None or not self._known or self._learning is None:
+            return None
+        site = self._site
+        approvals, limits = SiteApprovals(site.key, self._identity, site.clock), how_long(site.policy)
+        statement = statement_of(site.plan, self._learning[0])
+        if not approvals.exists and limits is None:
+            return f"plan {statement.hash[:HASH_SHOWN]}; none is asked for until one is given: fedgossip plan approve"
+        request = request_of(site.plan, statement, site.node, self._known)
+        found = approvals.covering(request, limits or HowLong())
+        left = found.rounds - approvals.used(found)
+        return f"plan {found.plan[:HASH_SHOWN]}, until {found.until[:10]}, {left} of {found.rounds} rounds are left"
+
+    def _budget(self) -> str | None:
+        """Say what all rounds would spend, with what was spent before.  Raises BudgetError where that is too much."""
+        if self._learning is None:
+            return None
+        if not self._site.plan.experiment.learns:
+            return "nothing is learned from records"
+        site, plan = self._site, self._site.plan
+        source = plan.experiment.data.source
+        own = source.replace(PLACE, str(site.node))
+        about = data_of(source, site.node), source_digest(own) if PLACE in source else ""
+        total, exact = standing(site.spent, *about)
+        if plan.experiment.budget is None:
+            if total and exact < 1:
+                text = f"no budget of privacy, and this site allows epsilon {total.max_epsilon:g} of its records in all"
+                raise BudgetError(text, "See what was released: fedgossip privacy ledger; --allow-exact allows more.")
+            return "no budget of privacy: no epsilon covers what this run tells of a record"
+        found = outlook(plan, site.node, spent_on(site.spent, plan.unit, *about), agreed=True)
+        if not found.fits:
+            most = plan.section.privacy.max_epsilon
+            text = f"{found.rounds_within} of {plan.experiment.rounds} rounds fit into epsilon {most:g}"
+            raise BudgetError(text, "See what was spent: fedgossip privacy ledger; what would fit: privacy plan.")
+        told = f"epsilon {found.epsilon:.3g} after all rounds, {found.total:.3g} with those before"
+        if total is None:
+            return f"{told}; no limit over all runs: fedgossip privacy ledger --max-epsilon-total"
+        each = found.plan.round_spend
+        after = total.spend(replace(each, steps=each.steps * plan.experiment.rounds))
+        return f"{told}; {after.epsilon:.3g} of the {total.max_epsilon:g} that this site allows over all runs"
+
+    def _folder(self) -> str:
+        out = self._site.out
+        if out is None:
+            return "one is made below runs/"
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise ConfigError(f"{out}: not empty", "Name a new folder with --out; --resume goes on in one.")
+        return f"{out}: new"

@@ -1,0 +1,137 @@
+"""A plan in plain words, for those who answer for the data; and what of it is new, key by key.
+
+The words say what stands in the statement and nothing else, so whoever reads them has read what the hash is of.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedgossip.data.objectives import EVALUATION, STATISTICS, SUMS
+from fedgossip.experiment.meanings import keys
+from fedgossip.plans.approvals.plan_statement import HASH_SHOWN, PlanStatement, differences
+from fedgossip.privacy.guarantee import meaning
+
+COLUMNS_SHOWN = 12
+"""Maximum number of columns that are named."""
+PROBLEMS = ("averaging", "quadratic")
+"""Tasks with a known answer, which learn from nobody's data."""
+
+
+def lines(statement: PlanStatement) -> list[tuple[str, str]]:
+    """Return (question, answer) in the order in which to read them."""
+    e, terms = statement.experiment, statement.terms
+    sums = e["task"]["kind"] in SUMS
+    return [
+        ("plan", f"{statement.name}, {statement.hash[:HASH_SHOWN]}"),
+        ("learns", _learns(statement)),
+        ("from", _from(statement)),
+        ("who", _who(statement)),
+        *(("before", _sentence(one)) for one in terms.before),
+        ("rounds", _rounds(statement)),
+        (
+            "leaves a site",
+            f"Masked numbers, whose sums are opened: {terms.sent}." if sums else f"It sends {terms.sent}.",
+        ),
+        ("who sees it", _sentence(terms.seen)),
+        ("budget", _budget(e.get("coordinator", {}).get("privacy"), terms.budget)),
+        ("own code", _named(statement.code) or "None: nothing runs but fedgossip and what it is installed with."),
+        ("common files", _named(statement.files) or "None."),
+        ("version", f"fedgossip {statement.version}"),
+    ]
+
+
+def _who(statement: PlanStatement) -> str:
+    if "coordinator" in statement.experiment:
+        return f"{statement.experiment['coordinator']['clients']} sites and a coordinator ({statement.terms.how})."
+    return f"Peers of a graph, without a coordinator ({statement.terms.how})."
+
+
+def _learns(statement: PlanStatement) -> str:
+    e, m = statement.experiment, statement.model
+    if e["task"]["kind"] in PROBLEMS:
+        return f"Nothing from data: {e['task']['kind']}, {m.parameters:,} numbers."
+    if e["task"]["kind"] == STATISTICS:
+        return "Nothing yet: the sites agree on statistics of their columns, which what is learned later begins from."
+    if e["task"]["kind"] == EVALUATION:
+        return "Nothing: the sites judge a model that there is, each on its own records."
+    if e["task"]["kind"] in SUMS and statement.table:
+        return f"{e['model']['source']} of {', '.join(statement.table.labels)}, by sums over the sites that are exact."
+    told = f"To tell {', '.join(statement.table.labels)}, by a" if statement.table else "A"
+    return f"{told} model {e['model']['source']} of {m.parameters:,} numbers ({m.type}, layout {m.layout[:8]})."
+
+
+def _from(statement: PlanStatement) -> str:
+    data, table = statement.experiment["data"], statement.table
+    own = "Each site's own file, which stays there" if "{peer}" in data["source"] else "Data that are divided"
+    text = f"{own} ({data['source']})."
+    if table is None:
+        return text
+    named = ", ".join(table.columns[:COLUMNS_SHOWN])
+    more = f" and {len(table.columns) - COLUMNS_SHOWN} more" if len(table.columns) > COLUMNS_SHOWN else ""
+    agreed = f", agreed on by {table.sites} sites with {table.records} records" if table.sites else ""
+    return f"{text}  {len(table.columns)} columns{agreed}: {named}{more}."
+
+
+def _rounds(statement: PlanStatement) -> str:
+    e = statement.experiment
+    if e["task"]["kind"] in SUMS:
+        return f"{e['rounds']} at most.  In each a site tells its sums; it trains nothing."
+    return f"{e['rounds']}.  {_training(e['train'])}"
+
+
+def _training(train: Mapping[str, Any]) -> str:
+    passes = train.get("local_epochs")
+    how = f"{passes:g} passes over its records" if passes else f"{train.get('local_steps') or 5} steps"
+    how = how.replace("1 passes", "1 pass") if passes == 1 else how
+    step = f"{train['optimizer']} at rate {train['lr']:g}, in batches of {train['batch_size']}"
+    return f"In each a site trains {how}: {step}."
+
+
+def _budget(privacy: Mapping[str, Any] | None, said: str) -> str:
+    if privacy is None or privacy["unit"] == "none":
+        return _sentence(said)
+    told = f"Epsilon at most {privacy['max_epsilon']:g} at delta {privacy['delta']:g} for each {privacy['unit']}"
+    how = f"noise {privacy['noise']:g}, clip {privacy['clip']:g}"
+    return f"{told}, by {how}.  {meaning(privacy['max_epsilon'], privacy['unit'])}"
+
+
+def _named(hashes: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} ({one[:HASH_SHOWN]})" for name, one in hashes.items())
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def changes(before: PlanStatement, now: PlanStatement) -> list[tuple[str, str, str, str]]:
+    """Return (key, value before, value now, what the key means) of all that differs."""
+    return [(_key(name), _shown(was), _shown(has), _meaning(_key(name))) for name, was, has in differences(before, now)]
+
+
+def _key(name: str) -> str:
+    return name.removeprefix("experiment.")
+
+
+def _shown(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return textwrap.shorten(text, 60, placeholder=" ...")
+
+
+_MEANT = {
+    "version": "The release of fedgossip.",
+    "model": "The model's size and layout.",
+    "files": "A file that all sites have, by its bytes.",
+    "code": "A module of the user's own, by its bytes.",
+    "table": "What the sites have agreed on.",
+    "terms": "What a site agrees to, in words.",
+}
+
+
+def _meaning(key: str) -> str:
+    known: Sequence[Any] = keys().get(key, ())
+    if known:
+        return str(known[0].meaning).partition(". ")[0].rstrip(".") + "."
+    return _MEANT.get(key.partition(".")[0], "")

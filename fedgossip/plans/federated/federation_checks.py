@@ -1,0 +1,227 @@
+"""Make the plan of an experiment with a [coordinator], or raise an error that says what cannot be."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fedgossip.algorithms.codecs.base import LinearCodec
+from fedgossip.algorithms.codecs.names import make_codec
+from fedgossip.algorithms.codecs.sparse import DeepGradient
+from fedgossip.algorithms.federated import names
+from fedgossip.algorithms.federated.base import Federated
+from fedgossip.algorithms.federated.cocoa import DualAscent
+from fedgossip.algorithms.federated.fednova import Normalised
+from fedgossip.algorithms.federated.means import Mean
+from fedgossip.algorithms.federated.robust import ByRule
+from fedgossip.algorithms.federated.scaffold import Controlled
+from fedgossip.algorithms.sampling import participating
+from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.data.objectives import CONVEX, SUMS
+from fedgossip.experiment import CoordinatorSection, Experiment, FederatedExperiment
+from fedgossip.learning.linear.dual_losses import LASSO
+from fedgossip.learning.settings import TrainSettings
+from fedgossip.plans.federated.federated_run import FEDBUFF, FederatedRun
+from fedgossip.plans.federated.federation import FederationPlan
+from fedgossip.plans.federated.secure_encoding import ROOM
+from fedgossip.secure import graph
+from fedgossip.secure.session import N_MIN
+
+COARSEST = 0.1
+"""Step to which an element of an update may be rounded: the weights of a model have seldom more than a few units."""
+
+
+def federation_plan(experiment: FederatedExperiment) -> FederationPlan:
+    """Return the plan of a federated run, with its algorithm and numbers.  Raises ConfigError."""
+    s = experiment.coordinator
+    federated = _algorithm(s, 1 / experiment.task.smooth if experiment.task.loss == LASSO else 0.0)
+    _check_hiding(s, federated)
+    _check_gradients(experiment, federated)
+    _check_steps(experiment, federated)
+    _check_codec(s, federated, experiment.task.kind)
+    _check_dual(experiment, federated)
+    if s.secure.on:
+        _check_secure(s, federated)
+    cohort = s.cohort or participating(s.clients, s.participation)
+    if cohort > s.clients:
+        raise ConfigError(f"coordinator.cohort = {cohort} of {s.clients} clients", "Make it at most that many.")
+    least = s.min_clients or (min(5, cohort) if s.secure.on else 1)
+    if least > cohort:
+        advice = "A round needs as many: lower coordinator.min_clients, or raise participation."
+        raise ConfigError(f"coordinator.min_clients = {least}, and {cohort} clients are wanted in a round", advice)
+    needed = federated.aggregation.least if isinstance(federated.aggregation, ByRule) else 1
+    if needed > cohort:
+        text = f"{s.algorithm} compares at least {needed} updates, and {cohort} clients are wanted in a round"
+        raise ConfigError(text, "Invite more, or let the rule bear fewer faulty ones: coordinator.options.")
+    plan = FederationPlan(experiment, s, federated, cohort, least)
+    if s.secure.on:
+        _check_sum(plan)
+    _check_privacy(plan)
+    if experiment.endless and experiment.budget:
+        text = 'rounds = "endless" beside a budget of privacy: noise and epsilon follow from the number of rounds'
+        raise ConfigError(text, "Give a number: rounds = 60, or --rounds 60.")
+    if plan.buffered and plan.goal > s.clients:
+        raise ConfigError(f"coordinator.goal = {plan.goal} of {s.clients} clients", "Make it at most that many.")
+    return plan
+
+
+def _algorithm(s: CoordinatorSection, threshold: float) -> Federated[Any]:
+    options = dict(s.options)
+    name = s.algorithm
+    if name == FEDBUFF:
+        name = "fedavg"
+    elif name not in names.ALGORITHMS:
+        raise ConfigError(f"coordinator.algorithm = {name!r} is not known", nearest(name, [*names.ALGORITHMS, FEDBUFF]))
+    try:
+        return names.make(name, clients=s.clients, threshold=threshold, **options)
+    except TypeError as error:
+        raise ConfigError(f"coordinator.options = {options}: {error}", "Numbers and words, by name.") from None
+
+
+def _check_gradients(experiment: Experiment, federated: Federated[Any]) -> None:
+    """Raise ConfigError for settings of local steps where clients take none."""
+    if federated.clients.gradient and not experiment.train.plain:
+        t, usual = experiment.train, TrainSettings()
+        names = ("optimizer", "momentum", "weight_decay", "clip_norm")
+        named = ", ".join(f"train.{name}" for name in names if getattr(t, name) != getattr(usual, name))
+        advice = f"Leave {named} out, or take fedavg with train.local_steps = 1."
+        raise ConfigError(f"clients of fedsgd send gradients and take no steps, and {named} is of steps", advice)
+
+
+def _check_steps(experiment: FederatedExperiment, federated: Federated[Any]) -> None:
+    """Raise ConfigError for local steps that are not those of the rule's formula.  Loops bring their own optimizers,
+    which are looked at where they join."""
+    t, rule = experiment.train, federated.clients
+    if experiment.task.kind == "loop":
+        return
+    if isinstance(rule, Controlled) and (t.optimizer != "sgd" or t.momentum):
+        key, value = ("optimizer", repr(t.optimizer)) if t.optimizer != "sgd" else ("momentum", f"{t.momentum:g}")
+        text = f"scaffold reads gradients off the steps of plain SGD, and train.{key} = {value}"
+        raise ConfigError(text, f"Leave train.{key} out, or take fedavg, fedprox or fedadam.")
+    if isinstance(rule, Normalised) and t.optimizer == "sgd" and t.momentum != rule.momentum:
+        named = f"coordinator.options.momentum = {rule.momentum:g}"
+        text = f"fednova counts with {named}, and train.momentum = {t.momentum:g}"
+        raise ConfigError(text, f"Set coordinator.options.momentum = {t.momentum:g}.")
+
+
+def _check_codec(s: CoordinatorSection, federated: Federated[Any], kind: str) -> None:
+    """Raise ConfigError for a codec that there is not, or by which these updates cannot go up."""
+    if not s.codec:
+        return
+    try:
+        codec = make_codec(s.codec)
+    except ConfigError as error:
+        raise ConfigError(f"coordinator.codec: {error}", error.advice) from None
+    where, out = f"coordinator.codec = {s.codec!r}", "Leave coordinator.codec out."
+    if kind in SUMS:
+        raise ConfigError(f"{where}, and {SUMS[kind]} of whole numbers, none of which may be left out", out)
+    if s.algorithm == FEDBUFF:
+        text = f"{where} beside fedbuff, whose clients are not told which of their answers counted"
+        raise ConfigError(text, "Take fedavg: what a codec leaves out belongs to what counted.")
+    if not isinstance(federated.aggregation, Mean):
+        text = f"{where} beside {s.algorithm}, which compares whole updates; what a codec leaves of them is no such"
+        raise ConfigError(text, f"{out[:-1]}, or take fedavg.")
+    if federated.clients.vectors > 1:
+        text = f"{where} beside {s.algorithm}, which sends {federated.clients.vectors} vectors that belong together"
+        raise ConfigError(text, f"{out[:-1]}, or take fedavg.")
+    if isinstance(codec, DeepGradient):
+        text = f"{where} applies the momentum of single steps, and an update is of many"
+        raise ConfigError(text, f'Set coordinator.codec = "top-k:{codec.share:g}".')
+    if s.secure.on and not isinstance(codec, LinearCodec):
+        text = f"{where} beside a secure sum, which can only add elements that all clients draw alike"
+        raise ConfigError(text, 'Set coordinator.codec = "random-k:0.1", or coordinator.secure.on = false.')
+    if s.privacy.unit == "client":
+        text = f"{where} beside coordinator.privacy.unit = 'client', whose clip and noise are of whole updates"
+        raise ConfigError(text, out)
+
+
+def _check_dual(experiment: FederatedExperiment, federated: Federated[Any]) -> None:
+    """Raise ConfigError for CoCoA of something else than a convex task, and where its sums would be cut."""
+    s = experiment.coordinator
+    if not isinstance(federated.clients, DualAscent):
+        return
+    if experiment.task.kind != CONVEX:
+        text = f"cocoa goes by dual variables, and task.kind = {experiment.task.kind!r} has none"
+        raise ConfigError(text, f'Set task.kind = "{CONVEX}", with its loss: hinge, logistic or squares.')
+    if s.codec:
+        text = f"coordinator.codec = {s.codec!r} beside cocoa, whose certificate is of whole sums"
+        raise ConfigError(text, "Leave coordinator.codec out.")
+    if s.privacy.unit != "none":
+        raise ConfigError("cocoa keeps no budget of privacy", "Leave coordinator.privacy.unit out, or take fedsgd.")
+    if s.secure.on:
+        text = "cocoa sums examples and objectives beside its model, and a secure sum cuts numbers to its bound"
+        raise ConfigError(text, "Set coordinator.secure.on = false: the coordinator then sees every client's update.")
+
+
+def _check_secure(s: CoordinatorSection, federated: Federated[Any]) -> None:
+    """Raise ConfigError where a sum that hides its terms cannot serve."""
+    off = "Set coordinator.secure.on = false: the coordinator then sees every client's update."
+    if s.algorithm == FEDBUFF:
+        raise ConfigError("fedbuff has no cohort whose sum could be secure", off)
+    if not isinstance(federated.aggregation, Mean):
+        raise ConfigError(f"{s.algorithm} needs to see each contribution, which a secure sum hides", off)
+    if s.sampling == "poisson":
+        advice = 'Set coordinator.sampling = "uniform", or coordinator.secure.on = false.'
+        raise ConfigError("cohorts of a secure sum keep their size: one client more or less would show it", advice)
+
+
+def _check_hiding(s: CoordinatorSection, federated: Federated[Any]) -> None:
+    """Raise ConfigError for a budget that the algorithm, or the unit, cannot have."""
+    if s.privacy.unit == "client" and (s.algorithm == FEDBUFF or not isinstance(federated.aggregation, Mean)):
+        advice = "Take fedavg, or another algorithm that sums updates; or leave coordinator.privacy.unit out."
+        raise ConfigError(f"{s.algorithm} cannot hide clients: their noise is added inside a secure sum", advice)
+    if s.privacy.adaptive and s.privacy.unit != "client":
+        text = f"coordinator.privacy.adaptive = true moves the clip of clients, and unit is {s.privacy.unit!r}"
+        raise ConfigError(text, 'Leave it out, or set coordinator.privacy.unit = "client".')
+
+
+def _check_privacy(plan: FederatedRun) -> None:
+    s = plan.section
+    if s.privacy.test_noise and not (plan.unit == "record" and plan.experiment.data.local_test):
+        text = "coordinator.privacy.test_noise is of the examples that clients keep for tests, where records are hidden"
+        raise ConfigError(text, 'Set data.local_test and coordinator.privacy.unit = "record", or leave it out.')
+    if s.privacy.test_noise and plan.experiment.score.name != "accuracy":
+        name = plan.experiment.score.name
+        text = f"coordinator.privacy.test_noise is for a count of right answers, and the score is {name}"
+        raise ConfigError(text, 'Put "accuracy" first in task.metrics, or leave test_noise out: nothing is told then.')
+    trains = plan.experiment.learns and plan.experiment.task.kind != CONVEX
+    if plan.unit == "record" and not trains and plan.experiment.task.kind not in SUMS:
+        what = "cannot hide them" if plan.experiment.task.kind == CONVEX else "has none"
+        text = f"coordinator.privacy.unit = record hides examples, and this task {what}"
+        raise ConfigError(text, 'Set task.kind = "learning".')
+    if plan.unit == "client" and not plan.secure:
+        advice = "Leave coordinator.secure.on as it is: noise is added inside the sum, each client a part of it."
+        raise ConfigError("coordinator.privacy.unit = client hides clients in a secure sum, which is off", advice)
+    if plan.unit == "client" and s.algorithm == "fednova":
+        advice = "Take fedavg: how many steps each client takes would have to be hidden too."
+        raise ConfigError("fednova sums the clients' steps beside their updates", advice)
+    if plan.unit == "client" and plan.experiment.data.local_test:
+        advice = "Leave data.local_test out: what clients measure would have to be hidden too."
+        raise ConfigError("data.local_test with coordinator.privacy.unit = client", advice)
+
+
+def _check_sum(plan: FederatedRun) -> None:
+    s, n = plan.section.secure, plan.invited
+    off = "Take more clients, or set coordinator.secure.on = false: the coordinator then sees every client's update."
+    if plan.least < N_MIN:
+        raise ConfigError(f"a sum over {plan.least} tells about each: a secure sum takes at least {N_MIN}", off)
+    if n > graph.COHORT_MAX:
+        raise ConfigError(f"{n} clients in one secure sum; at most {graph.COHORT_MAX}", "Lower participation.")
+    if s.threshold is not None and n <= graph.COMPLETE_MAX:
+        smallest = graph.policy_threshold(n)
+        if not smallest <= s.threshold <= n:
+            advice = f"Set it from {smallest}, more than two thirds, to {n}; or leave it out."
+            raise ConfigError(f"coordinator.secure.threshold = {s.threshold} of {n}", advice)
+    if s.neighbours is not None and s.neighbours % 2:
+        raise ConfigError(f"coordinator.secure.neighbours = {s.neighbours}", "Give an even number, or leave it out.")
+    fixed = plan.numbers.fixed_point(1, "")
+    if plan.numbers.reach(1, fixed.limit) >= ROOM:
+        most = int(math.log2((1 << 31) / n)) + 1
+        raise ConfigError(f"coordinator.secure.bits = {fixed.q_bits} for {n} clients", f"Set it to at most {most}.")
+    if plan.exact is None and fixed.clip_inf > COARSEST * fixed.limit:
+        text = f"coordinator.secure.bound = {s.bound:g} in {fixed.q_bits} bits rounds updates to steps of"
+        advice = f"Set it to at most {COARSEST * fixed.limit:.0f}; or scale the columns, or labels that are numbers."
+        raise ConfigError(f"{text} {fixed.clip_inf / fixed.limit:.3g}", advice)
+    if fixed.weight_max > fixed.limit:  # one example would be rounded to none
+        text = f"coordinator.secure.bits = {fixed.q_bits}: up to {fixed.limit}, and weights up to {fixed.weight_max}"
+        raise ConfigError(text, f"Set coordinator.secure.weight_max to at most {fixed.limit}, or leave bits out.")

@@ -1,0 +1,326 @@
+"""The privacy that a key has spent in all runs: a ledger beside the key, read at every start.
+
+    peer.key.spent          a line per release: its data, a digest of its records, the log of its run, and the spend
+
+The budget belongs to the records, not to a folder: a run into another `--out` goes on with the account of earlier
+runs.  Records are known again by the path of their file or by their digest (`data.record_digests`), and what was
+linked once by either stays one data set.  What is released without noise has a line too, which no epsilon covers; and
+so have the clients of exact sums, for sums of the same numbers are made with the same clients in all runs.  A site may
+limit what all runs together spend of each data set; the last such line counts.  A line is on disk before its release,
+and before the same line of the run's own log; so a crash counts at most one release too many.  Lines that a log has and
+the ledger lacks (it was lost, or an earlier version kept none) are taken over.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from fedgossip.base import file_locks, outside_files
+from fedgossip.base.decoding import UnreadableError, from_json
+from fedgossip.base.errors import BudgetError, ConfigError, NotWrittenError
+from fedgossip.core.machine import NodeId
+from fedgossip.data.per_peer import PLACE
+from fedgossip.plans.federated.privacy_budget import account_before
+from fedgossip.privacy.accounting import Mechanism, RenyiAccount, account_of
+from fedgossip.privacy.budget import Spend, TotalBudget, of_records
+
+SUFFIX = "spent"
+"""The suffix of the file beside the key; its name where the folder of a run holds it."""
+
+FILES = ("csv", "npz", "text", "mnist", "fashion-mnist")
+
+
+TRAINING = "training"
+"""What is released without noise, where it is no sum that a run is made for: statistics, evaluation, a fit."""
+
+
+class TotalLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a site allows of each of its data sets, over all runs."""
+
+    max_epsilon_total: float
+    delta: float
+    exact: int = 0
+    """Number of releases without noise that it allows beside."""
+
+
+class LedgerLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One release, or a limit.  `log`: the hash of the first entry of the run's log, which no other log has."""
+
+    data: str
+    log: str
+    spend: dict[str, str | int | float] = {}
+    """Empty of what has no noise, and of limits."""
+    records: str = ""
+    """The digest of the records; "" where they are not a site's own."""
+    exact: str = ""
+    """What was released without noise."""
+    layout: str = ""
+    """The hash of the numbers of an exact sum that is about to be consented to."""
+    company: str = ""
+    """The hash of its clients."""
+    other_sites: bool = False
+    """From here on such sums may be made with others again; of all data."""
+    limit: TotalLimit | None = None
+
+
+_decoder = msgspec.json.Decoder(LedgerLine)
+
+
+def data_of(source: str, node: NodeId) -> str:
+    """Return the data that a budget is of: a file by its real path, without options; else the source as it is written.
+
+    A copy of a file has another name, and the same digest of its records.
+    """
+    kind, colon, rest = source.replace(PLACE, str(node)).partition(":")
+    if kind not in FILES or not rest:
+        return kind + colon + rest
+    return f"{kind}:{os.path.realpath(rest.partition('?')[0])}"
+
+
+class SpentLedger:
+    """The ledger of one key, for the data and unit of one run; one process holds it at a time.
+
+    `data`, `records`: as `data_of` and `record_digests` name them. Raises ConfigError where another process holds
+    it or a line cannot be read, and NotWrittenError.
+    """
+
+    def __init__(self, path: Path, unit: str, data: str, records: str = "") -> None:
+        self.path, self._unit, self._data, self._records, self._log = path, unit, data, records, ""
+        self._file = _locked(path)
+        try:
+            self._lines = self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def _read(self) -> list[LedgerLine]:
+        found, whole = _lines(self.path)
+        os.ftruncate(self._file, whole)
+        self.limit = limit_of(found)
+        self._set = same_records(found, self._data, self._records)
+        anew = max((place for place, one in enumerate(found) if one.other_sites), default=-1)
+        later = {id(one) for one in found[anew + 1 :]}
+        self._companies = {one.layout: one.company for one in self._set if one.layout and id(one) in later}
+        return [one for one in self._set if one.spend.get("unit") == self._unit]
+
+    def total(self) -> TotalBudget | None:
+        """Return what the site still allows of these records; None without a limit.  After `take_up`."""
+        if self.limit is None:
+            return None
+        return TotalBudget(self.limit.max_epsilon_total, self.limit.delta, account_of_records(self._set))
+
+    @property
+    def exact(self) -> int:
+        """Number of releases of these records without noise."""
+        return sum(bool(one.exact) for one in self._set)
+
+    def exact_before(self, log: str = "") -> Mapping[str, int]:
+        """Return the numbers of those that other runs made, by what they were."""
+        return Counter(one.exact for one in self._set if one.exact and one.log != log)
+
+    def note_exact(self, what: str, log: str) -> None:
+        """Write that something of these records is about to be released without noise; once for each log.
+
+        Raises BudgetError where the site holds all runs together to a limit that allows no more of that, and
+        NotWrittenError.
+        """
+        if any(one.log == log and one.exact for one in self._set):
+            return
+        if self.limit and self.exact >= self.limit.exact:
+            held = f"this site allows epsilon {self.limit.max_epsilon_total:g} of its records in all"
+            text = f"{what} without noise: {held}"
+            advice = 'Set coordinator.privacy.unit = "record"; or allow it: fedgossip privacy ledger --allow-exact N.'
+            raise BudgetError(f"{text}, and {self.limit.exact} such releases, of which {self.exact} were made", advice)
+        self._write(LedgerLine(self._data, log, records=self._records, exact=what))
+
+    def company(self, layout: str) -> str:
+        """Return with whom exact sums of these numbers were made of these records, as a hash; "" for with nobody."""
+        return self._companies.get(layout, "")
+
+    def note_company(self, layout: str, company: str, log: str) -> None:
+        """Write with whom a sum of these numbers is about to be made.  Raises NotWrittenError."""
+        if self.company(layout) != company:
+            self._write(LedgerLine(self._data, log, records=self._records, layout=layout, company=company))
+            self._companies[layout] = company
+
+    def allow_other_sites(self) -> None:
+        """Write that the exact sums that were made may be made with other sites.  Raises NotWrittenError."""
+        self._write(LedgerLine("", "", other_sites=True))
+        self._companies.clear()
+
+    def take_up(self, log: str, logged: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:
+        """Return what was spent beside `logged`, the spends in this run's `log`; add those of them that are missing."""
+        self._log = log
+        own = [one.spend for one in self._lines if one.log == log]
+        for facts in logged[len(own) :]:
+            self.add({name: value for name, value in facts.items() if isinstance(value, str | int | float)})
+        others = [one.spend for one in self._lines if one.log != log]
+        return [*others, *own[len(logged) :]]
+
+    def add(self, spend: Mapping[str, str | int | float]) -> None:
+        """Write a release that is about to be made; it is on disk when this returns.  Raises NotWrittenError."""
+        self._write(LedgerLine(self._data, self._log, dict(spend), self._records))
+
+    def set_limit(self, limit: TotalLimit) -> None:
+        """Write what the site allows from now on of each of its data sets.  Raises NotWrittenError."""
+        self._write(LedgerLine("", "", limit=limit))
+        self.limit = limit
+
+    def _write(self, line: LedgerLine) -> None:
+        rest = msgspec.json.encode(line) + b"\n"
+        try:
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+            os.fsync(self._file)
+        except OSError as error:
+            raise NotWrittenError(self.path, error) from None
+        if line.limit is None and not line.other_sites:
+            self._set.append(line)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def counted(released: Mapping[str, int]) -> str:
+    """Return numbers of releases in words: "evaluation once, statistics 2 times"."""
+    return ", ".join(f"{what} {'once' if times == 1 else f'{times} times'}" for what, times in sorted(released.items()))
+
+
+def _lines(path: Path) -> tuple[list[LedgerLine], int]:
+    """Return the whole lines, and their bytes; a line cut short by a crash is of a release that was never made."""
+    content = outside_files.read_bytes(path)
+    whole = content.rfind(b"\n") + 1
+    found = []
+    for place, line in enumerate(content[:whole].splitlines(), 1):
+        try:
+            one = from_json(_decoder, line)
+            if not (one.limit or one.exact or one.layout or one.other_sites):
+                Spend.from_mapping(one.spend)
+            found.append(one)
+        except (UnreadableError, ConfigError) as error:
+            advice = "Put the file back as it was: without it nothing more may be released with this key."
+            raise ConfigError(f"{path}, line {place}: {error}", advice) from None
+    return found, whole
+
+
+def same_records(lines: Sequence[LedgerLine], data: str, records: str) -> list[LedgerLine]:
+    """Return the lines of releases of the same records: of the same path or digest, and of what these lead to."""
+    paths, digests = {data}, {records} - {""}
+    while True:
+        found = [
+            one for one in lines if not (one.limit or one.other_sites) and (one.data in paths or one.records in digests)
+        ]
+        more = {one.data for one in found}, {one.records for one in found} - {""}
+        if more[0] <= paths and more[1] <= digests:
+            return found
+        paths, digests = paths | more[0], digests | more[1]
+
+
+def limit_of(lines: Sequence[LedgerLine]) -> TotalLimit | None:
+    return next((one.limit for one in reversed(lines) if one.limit), None)
+
+
+def account_of_records(lines: Iterable[LedgerLine]) -> RenyiAccount:
+    """Return the account of all releases with noise, as each is for one record."""
+    return account_of(of_records(Spend.from_mapping(one.spend)) for one in lines if one.spend)
+
+
+def spent_on(path: Path, unit: str, data: str, records: str = "") -> list[Mechanism]:
+    """Return what a ledger holds of one unit of some data, equal releases as one."""
+    steps: dict[tuple[float, float], int] = {}
+    for line in same_records(_lines(path)[0], data, records) if path.exists() else ():
+        if line.spend.get("unit") == unit:
+            one = Spend.from_mapping(line.spend).mechanism
+            steps[one.noise, one.rate] = steps.get((one.noise, one.rate), 0) + one.steps
+    return [Mechanism(noise, rate, count) for (noise, rate), count in steps.items()]
+
+
+def standing(path: Path, data: str, records: str = "") -> tuple[TotalBudget | None, int]:
+    """Return what a site still allows of some records, None without a limit; and how many more releases without noise.
+
+    Reads alone; a process that spends holds the ledger itself.  Raises ConfigError where it cannot be read.
+    """
+    lines = _lines(path)[0] if path.exists() else []
+    if (limit := limit_of(lines)) is None:
+        return None, 0
+    mine = same_records(lines, data, records)
+    left = limit.exact - sum(bool(one.exact) for one in mine)
+    return TotalBudget(limit.max_epsilon_total, limit.delta, account_of_records(mine)), left
+
+
+@dataclass(frozen=True)
+class SpentBudget:
+    """The budget that was spent of one unit of some data."""
+
+    unit: str
+    data: str
+    epsilon: float
+    releases: int
+    runs: int
+
+
+def accounts(path: Path, delta: float) -> list[SpentBudget]:
+    """Return the accounts of a ledger; none where there is no ledger.  Raises ConfigError where it cannot be read."""
+    if not path.exists():
+        return []
+    lines = [one for one in _lines(path)[0] if one.spend]
+    found = []
+    for unit, data in sorted({(str(one.spend["unit"]), one.data) for one in lines}):
+        mine = [one for one in lines if (one.spend["unit"], one.data) == (unit, data)]
+        spent = account_before(one.spend for one in mine).epsilon(delta)
+        found.append(SpentBudget(unit, data, spent, len(mine), len({one.log for one in mine})))
+    return found
+
+
+@dataclass(frozen=True)
+class RecordsSpent:
+    """What all runs together have spent of one data set."""
+
+    data: tuple[str, ...]
+    """The names that it had, the last one last."""
+    records: str
+    """Its last digest; "" where it is not a site's own."""
+    epsilon: float
+    """For each record, with what was spent to hide whole clients."""
+    releases: int
+    runs: int
+    exact: Mapping[str, int]
+    """Number of releases without noise, which no epsilon covers, by what they were."""
+
+
+def data_sets(path: Path, delta: float) -> tuple[list[RecordsSpent], TotalLimit | None]:
+    """Return what was spent of each data set in a ledger, and the site's limit.
+
+    Raises ConfigError where the ledger cannot be read.
+    """
+    lines = _lines(path)[0] if path.exists() else []
+    found, seen = [], set[int]()
+    for one in lines:
+        if one.limit is not None or one.other_sites or id(one) in seen:
+            continue
+        mine = same_records(lines, one.data, one.records)
+        seen |= {id(line) for line in mine}
+        noisy, exact = [line for line in mine if line.spend], Counter(line.exact for line in mine if line.exact)
+        names = tuple(dict.fromkeys(line.data for line in mine))
+        digest = next((line.records for line in reversed(mine) if line.records), "")
+        spent, runs = account_of_records(noisy).epsilon(delta), len({line.log for line in mine})
+        found.append(RecordsSpent(names, digest, spent, len(noisy), runs, dict(exact)))
+    return found, limit_of(lines)
+
+
+def _locked(path: Path) -> int:
+    try:
+        file = file_locks.opened(path)
+        if file_locks.taken(file):
+            return file
+        os.close(file)
+    except OSError as error:
+        raise NotWrittenError(path, error) from None
+    text = f"{path}: another process spends of the budget of this key"
+    raise ConfigError(text, "Wait until it has ended, or stop it.")

@@ -1,0 +1,239 @@
+"""The demands of a client, in a file of its own that nothing from the network changes: policy.toml.
+
+The file pins the coordinator and the other clients, the minimum number of clients in a sum, how numbers are cut and
+rounded, the budget of privacy, and the code that learns: the user's own modules, and the behaviour of their model.  A
+session, an experiment, or code that differs is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fedgossip.base import outside_files
+from fedgossip.base.decoding import from_toml
+from fedgossip.base.errors import ConfigError, NotWrittenError, nearest
+from fedgossip.core.likeness import CODE, FROZEN, PROBE, Likeness
+from fedgossip.core.task import LocalTask, segments_of
+from fedgossip.data.columns.table_schema import FEDERATED
+from fedgossip.net.endpoints import Endpoints, roster_of
+from fedgossip.plans.approvals.approvals import HowLong
+from fedgossip.plans.compose import likeness_of
+from fedgossip.plans.federated.federation import FederationPlan
+from fedgossip.plans.tasks import is_unagreed
+from fedgossip.secure.session import Policy
+
+MAKE = "Make one, and read it: fedgossip privacy policy EXPERIMENT --endpoints FILE"
+
+
+class PolicyFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """policy.toml; each field has the meaning that its line in the file explains."""
+
+    task: str
+    """The hash of the experiment: of every key of its file that changes what is learned."""
+    coordinator: str
+    """The key of the coordinator's signatures: frames that it has not signed are refused."""
+    roster: str
+    """The hash of all clients' keys."""
+    min_clients: int
+    """Minimum number of clients in a sum."""
+    max_clients: int
+    """Maximum number of clients in a sum."""
+    bound: float
+    """Maximum size of an element that leaves here."""
+    bits: int
+    """Number of bits of an element."""
+    weight_max: int
+    """Maximum number of examples that count."""
+    layout: str
+    """The hash of the model's layout, and of everything that is summed."""
+    code: str
+    """The hash of the source of the user's own modules that the experiment names, and of those that they import."""
+    frozen: list[float]
+    """Projections of the tensors that are neither trained nor mixed."""
+    probe: list[float]
+    """Projections of what the first model gives for examples of the common test set; none where the sites had yet to
+    agree on statistics, by which these are scaled: then it is not compared."""
+    unit: str
+    """The unit of the budget of privacy: record, client, none."""
+    clip: float
+    """Maximum L2 norm of the gradient of one record, or of the update of one client."""
+    noise: float
+    """Standard deviation of the noise, in units of clip."""
+    delta: float
+    """The probability that the promise does not hold."""
+    max_epsilon: float
+    """The budget, epsilon."""
+    test_noise: float = 0.0
+    """Standard deviation of the noise on the results of examples kept for tests; 0: they are not told."""
+    approval_days: float = 0.0
+    """Maximum number of days that the site's approval of a plan holds; 0: none is asked for where none was given."""
+    approval_rounds: int = 0
+    """Maximum number of rounds, over all runs, under one approval; 0: as many as the approval says."""
+
+
+def policy_of(
+    plan: FederationPlan, endpoints: Endpoints, task: LocalTask, approvals: HowLong | None = None
+) -> PolicyFile:
+    """Return the policy of a client that agrees with the experiment and the code as they are here."""
+    numbers = plan.with_segments(segments_of(task)).numbers
+    fixed, s = numbers.fixed_point(task.length, task.schema), plan.section
+    held = approvals or HowLong()
+    alike = likeness_of(plan, task)
+    roster = roster_of(endpoints).first(plan.learners)
+    return PolicyFile(
+        task=plan.task_id,
+        coordinator=endpoints[plan.coordinator].verify,
+        roster=roster.hash.hex(),
+        min_clients=plan.least,
+        max_clients=plan.invited,
+        bound=fixed.clip_inf,
+        bits=fixed.q_bits,
+        weight_max=fixed.weight_max,
+        layout=fixed.schema.hex(),
+        code=alike.code,
+        frozen=list(alike.frozen),
+        probe=[] if is_unagreed(plan.experiment) else list(alike.probe),
+        unit=s.privacy.unit,
+        clip=s.privacy.clip,
+        noise=s.privacy.noise,
+        delta=s.privacy.delta,
+        max_epsilon=s.privacy.max_epsilon,
+        test_noise=s.privacy.test_noise,
+        approval_days=held.days,
+        approval_rounds=held.rounds,
+    )
+
+
+def agreed(path: Path, plan: FederationPlan, endpoints: Endpoints, task: LocalTask) -> Policy:
+    """Return the policy in the file at `path`, for the session's steps.
+
+    Raises ConfigError for a file that is missing, that others can read, that is none, and where the experiment or the
+    endpoints differ from what it pins, or the user's own code or model does, naming each.
+    """
+    pinned, offered = read(path), policy_of(plan, endpoints, task)
+    stricter = msgspec.structs.replace(
+        offered,
+        min_clients=max(offered.min_clients, pinned.min_clients),
+        max_clients=min(offered.max_clients, pinned.max_clients),
+        approval_days=pinned.approval_days,
+        approval_rounds=pinned.approval_rounds,
+    )
+    differing = [
+        f"{name}: pinned {_short(getattr(pinned, name))}, here {_short(getattr(offered, name))}"
+        for name in PolicyFile.__struct_fields__
+        if name not in (FROZEN, PROBE) and getattr(pinned, name) != getattr(stricter, name)
+    ]
+    if not pinned.probe and plan.experiment.data.scale == FEDERATED:  # pinned before the sites had agreed
+        offered = msgspec.structs.replace(offered, probe=[])
+    unlike = _likeness(pinned).unlike(_likeness(offered))
+    differing += [f"{name}: not as it was pinned" for name in unlike if name != CODE]
+    if differing:
+        advice = "Ask why it was changed.  If you agree, make the policy again: fedgossip privacy policy"
+        raise ConfigError(f"{path} allows another run than this one: {'; '.join(differing)}", advice)
+    if pinned.min_clients > pinned.max_clients:
+        text = f"{path}: min_clients = {pinned.min_clients}, and no more than {pinned.max_clients} take part in a round"
+        raise ConfigError(text, f"Set min_clients to at most {pinned.max_clients}.")
+    coordinator = bytes.fromhex(pinned.coordinator)
+    numbers = plan.with_segments(segments_of(task)).numbers
+    fixed = numbers.fixed_point(task.length, task.schema)
+    rule, adaptive = numbers.rule, plan.section.privacy.adaptive
+    return Policy(coordinator, pinned.task, fixed, pinned.min_clients, pinned.max_clients, rule, adaptive)
+
+
+def demands(path: Path, plan: FederationPlan, endpoints: Endpoints, task: LocalTask | None) -> Policy | None:
+    """Return what a client insists on; None where nothing is masked, and no file says that it should be.
+
+    Raises ConfigError as `agreed` does, and for a file beside a run without a secure sum.
+    """
+    if task is not None and plan.secure:
+        return agreed(path, plan, endpoints, task)
+    if path.exists():
+        advice = f"Ask why, or remove {path} if you agree that the coordinator sees every update of yours."
+        raise ConfigError(f"{path} is there, and the experiment has switched the secure sum off", advice)
+    return None
+
+
+def how_long(path: Path) -> HowLong | None:
+    """Return how long approvals hold; None where a policy asks for none, or there is none.  Raises ConfigError."""
+    found = read(path) if path.exists() else None
+    return HowLong(found.approval_days, found.approval_rounds) if found and found.approval_days else None
+
+
+def _likeness(policy: PolicyFile) -> Likeness:
+    return Likeness(policy.code, tuple(policy.frozen), tuple(policy.probe))
+
+
+def read(path: Path) -> PolicyFile:
+    """Read a policy.  Raises ConfigError."""
+    try:
+        mode, content = path.stat().st_mode, from_toml(outside_files.read_text(outside_files.named(path)))
+    except OSError as error:
+        raise ConfigError(f"{path}: no policy there ({error.strerror})", MAKE) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}", MAKE) from None
+    if mode & 0o077:
+        raise ConfigError(f"{path}: others can read or change this policy", f"Run: chmod 600 {path}")
+    unknown = [key for key in content if key not in PolicyFile.__struct_fields__]
+    if unknown:
+        raise ConfigError(f"{path}: unknown key {unknown[0]!r}", nearest(unknown[0], PolicyFile.__struct_fields__))
+    try:
+        return msgspec.convert(content, PolicyFile)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {error}", MAKE) from None
+
+
+def write(path: Path, policy: PolicyFile) -> None:
+    """Write a policy, readable by its owner alone.  Raises ConfigError where the file exists, and NotWrittenError."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w") as file:
+            file.write(text(policy))
+    except FileExistsError:
+        advice = "Compare it, or name another file with --out."
+        raise ConfigError(f"{path}: there is a policy already", advice) from None
+    except OSError as error:
+        raise NotWrittenError(path, error) from None
+
+
+def text(policy: PolicyFile) -> str:
+    """Return the file's content, every line with what it means."""
+    import tomli_w
+
+    lines = ["# What this client insists on, whatever the coordinator says.  Read it before you agree.", ""]
+    content: dict[str, Any] = msgspec.to_builtins(policy)
+    for name, value in content.items():
+        lines += [f"# {_MEANING[name]}", tomli_w.dumps({name: value}).strip()]
+    return "\n".join(lines) + "\n"
+
+
+_MEANING = {
+    "task": "the experiment, by a hash of every key that changes what is learned",
+    "coordinator": "the key of the coordinator's signatures: what it has not signed is not heard",
+    "roster": "the hash of all clients' keys",
+    "min_clients": "never sum with fewer clients; raise it as you like",
+    "max_clients": "never sum with more",
+    "bound": "no element of what leaves here is larger",
+    "bits": "of an element",
+    "weight_max": "the most examples that count",
+    "layout": "the hash of the model's layout, and of everything that is summed",
+    "code": 'the source of one\'s own modules that the experiment names, by a hash; "" where there are none',
+    "frozen": "numbers of the tensors that neither train nor are mixed",
+    "probe": "numbers of what the first model gives for common test examples; [] before their scale was agreed on",
+    "unit": "what the budget of privacy is of: record, client, none",
+    "clip": "the longest gradient of one record, or update of one client",
+    "noise": "standard deviation of the noise, in units of clip",
+    "delta": "the chance that the promise does not hold",
+    "max_epsilon": "the budget: the round that would cross it is refused",
+    "approval_days": "an approval of a plan holds so many days at most; with 0 none is asked for where none was given",
+    "approval_rounds": "and for so many rounds at most, over all runs; with 0 for as many as it says",
+    "test_noise": "noise on the count of right answers, where records are hidden; with 0 no such count leaves here",
+}
+
+
+def _short(value: object) -> str:
+    return f"{value[:16]}..." if isinstance(value, str) and len(value) > 20 else str(value)

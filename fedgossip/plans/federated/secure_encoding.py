@@ -1,0 +1,146 @@
+"""The encoding of a secure sum, by the experiment: bounds, bits, facts beside the update, and noise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fedgossip.algorithms.codecs.base import LinearCodec
+from fedgossip.algorithms.codecs.names import make_codec
+from fedgossip.base.scores import ACCURACY, Score
+from fedgossip.experiment import CoordinatorSection
+from fedgossip.learning.settings import TrainSettings
+from fedgossip.privacy.adaptive import Clip, bits_noise, share_shorter, split
+from fedgossip.protocols.federated.telling import Telling
+from fedgossip.secure.encoding import Encoding
+from fedgossip.secure.exact_sums import ExactSums
+from fedgossip.secure.fixed_point import CLIPPED, NOTHING, SHORTER, FixedPoint
+from fedgossip.secure.noise_rule import NoiseRule, client_sigma, rounded_norm
+from fedgossip.secure.ring import RING_BITS
+
+NOISY_MOST = 8.0
+"""So large, or so far below zero, a share may be with noise on it."""
+
+BITS, BITS_MANY, MANY = 24, 20, 100
+"""Bits of an element: for up to MANY clients, and for more."""
+
+CLIP_ROOM = 64
+"""Maximum growth of a clip that follows the updates, as a multiple of its first value."""
+
+ROOM = 1 << (RING_BITS - 1)
+"""The bound below which every number of a sum stays."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The encoding of one run; a sum has `invited` clients, of which `least` are enough."""
+
+    section: CoordinatorSection
+    train: TrainSettings
+    invited: int
+    least: int
+    vectors: int
+    """Number of vectors that a client sends, one behind the other."""
+    by_examples: bool
+    """Whether a client's weight is its number of examples; else all weigh the same."""
+    weight_max: int
+    """Maximum number of examples of a client."""
+    telling: Telling
+    """The facts that clients tell beside the update."""
+    score: Score = ACCURACY
+    """What they measure, where they do."""
+    statistics: int = 0
+    """Elements at the end of a model that are running statistics."""
+    exact: ExactSums | None = None
+    """The encoding of statistics, which are no update of a model."""
+
+    @property
+    def hidden(self) -> bool:
+        """Whether the sum hides each client by noise."""
+        return self.section.privacy.unit == "client"
+
+    def fixed_point(self, length: int, layout: str) -> Encoding:
+        """Return the encoding of contributions of a model of `length` elements."""
+        if self.exact is not None:
+            return self.exact
+        s, parameters = self.section.secure, length - self.statistics
+        elements, kept = length * self.vectors, parameters  # the statistics are behind the parameters of the first
+        if self.section.codec:  # the elements that are sent, which follow from the round
+            kept = self._codec.elements(parameters)
+            elements, layout = kept + self.statistics, f"{layout} {self.section.codec}"
+        p = self.section.privacy
+        bound = p.clip * (CLIP_ROOM if p.adaptive else 1) if self.hidden else s.bound
+        return FixedPoint(
+            length=elements,
+            clip_l2=p.clip if self.hidden else bound * math.sqrt(elements - self.statistics),
+            clip_inf=bound,
+            weight_max=self.weight_max if self.by_examples else 1,
+            q_bits=s.bits or self._bits(elements),
+            metrics=self._metrics,
+            layout=layout,
+            statistics=(kept, kept + self.statistics) if self.statistics else (0, 0),
+            tells=self._told_of_the_clip,
+        )
+
+    @property
+    def _codec(self) -> LinearCodec:
+        codec = make_codec(self.section.codec)
+        assert isinstance(codec, LinearCodec), "checked when the plan was made"
+        return codec
+
+    @property
+    def _metrics(self) -> tuple[tuple[str, float], ...]:
+        """Return the facts that a sum tells beside the update, the weight and the clip, with bounds."""
+        s, t = self.section.secure, self.train
+        most = t.local_steps or math.ceil(self.weight_max / t.examples_per_step) * (t.local_epochs or 1)
+        share = NOISY_MOST if "tests" in self.telling.covered else 1.0
+        score = share if self.score.share else s.score_max
+        bounds = {"steps": float(most), "loss": s.score_max, "measured": score, "tested": float(self.weight_max)}
+        return tuple((name, bounds[name]) for name in self.telling.fields if name in bounds)
+
+    @property
+    def _told_of_the_clip(self) -> str:
+        told = self.telling.fields
+        return next((name for name in (CLIPPED, SHORTER) if name in told), NOTHING)
+
+    def _bits(self, elements: int) -> int:
+        """Return the largest usual number of bits with which neither the sum nor its noise can wrap around."""
+        usual = BITS if self.invited <= MANY else BITS_MANY
+        fits = (b for b in range(usual, 2, -1) if self.reach(elements, (1 << (b - 1)) - 1) < ROOM)
+        return next(fits, usual)
+
+    def reach(self, elements: int, limit: int) -> float:
+        """Return the maximum of a number of a sum, with its noise, where no element is above `limit`."""
+        rule = self.rule
+        sigma = client_sigma(rule.multiplier, rounded_norm(float(limit), elements), rule.honest) if rule else 0.0
+        return self.invited * limit + 8 * sigma * math.sqrt(self.invited)
+
+    @property
+    def rule(self) -> NoiseRule | None:
+        """The noise inside the sums."""
+        p = self.section.privacy
+        if not self.hidden:
+            return None
+        if not p.adaptive:
+            return NoiseRule(p.noise, self.least)
+        bits = bits_noise(self.least)
+        return NoiseRule(split(p.noise, bits), self.least, bits)
+
+    def clipping(self, clip: float | None = None) -> FollowingClip | None:
+        """The clip of a run, or of one that goes on with `clip`, where it follows the updates."""
+        p = self.section.privacy
+        return FollowingClip(Clip(clip or p.clip)) if self.hidden and p.adaptive else None
+
+
+@dataclass(frozen=True)
+class FollowingClip:
+    """The clip that follows the median length of the updates, as the rounds use it."""
+
+    state: Clip
+
+    @property
+    def clip(self) -> float:
+        return self.state.clip
+
+    def after(self, shorter: float, clients: int) -> FollowingClip:
+        return FollowingClip(self.state.after(share_shorter(shorter, clients)))

@@ -1,0 +1,377 @@
+"""The plan of a gossip run: the graph, its weights and forecast, and the machines of its peers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from fedgossip.algorithms.gossip.base import GossipAlgorithm
+from fedgossip.algorithms.gossip.choco import Choco
+from fedgossip.algorithms.gossip.dsgd import DSGD
+from fedgossip.algorithms.gossip.fragmented_diloco import FragmentedDiLoCo
+from fedgossip.algorithms.gossip.names import METHODS, Method, Told, given, make, own
+from fedgossip.algorithms.gossip.running_statistics import with_statistics
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import Checkpoint, Machine, NodeId
+from fedgossip.core.metrics import Network
+from fedgossip.core.records import NetworkRow, PeerRow, Row
+from fedgossip.core.roles import Roles
+from fedgossip.core.task import LocalTask, Segment, statistics_in
+from fedgossip.data import custom
+from fedgossip.experiment import GIVEN, GossipExperiment
+from fedgossip.experiment.gossip_sections import ALGORITHM_CODE
+from fedgossip.plans.completeness import Lacking, of_gossip, with_exchanges
+from fedgossip.plans.federated.credentials import Logged, Own
+from fedgossip.plans.gossip.adversary import attack_in, attackers_of, check_adversary, check_real, roles_with
+from fedgossip.plans.gossip.gossip_checks import check_fragments, check_pair
+from fedgossip.plans.gossip.gossip_machines import (
+    GossipMode,
+    GossipRun,
+    apart_from_statistics,
+    mode_of,
+    rule_of_models,
+    stacked_attackers,
+)
+from fedgossip.plans.gossip.gossip_words import (
+    band_of,
+    described_topology,
+    eigenvalues,
+    links_of,
+    modes,
+    outlook_of,
+    outlook_of_changes,
+    outlook_of_fragments,
+    pairwise_facts,
+    relayed_outlook,
+    terms_of,
+)
+from fedgossip.plans.gossip.own_graphs import digest_of, is_own_graph, is_own_weights, named_schedule
+from fedgossip.plans.plan import PARTIAL, Arrays, JoiningTerms, PlanDefaults, Results, RunOutlook, Seat
+from fedgossip.plans.statistics_checks import check_gossip_statistics
+from fedgossip.plans.tasks import example_counts
+from fedgossip.protocols.gossip.attacker import Attacker
+from fedgossip.secure.pairs import SeededPairs
+from fedgossip.simulation.resident_rounds import run_arrays
+from fedgossip.simulation.stacked import first_stack
+from fedgossip.topology import (
+    Forecast,
+    Mixing,
+    Schedule,
+    Spectrum,
+    Topology,
+    for_rounds,
+    forecast_of,
+    resolve,
+    rule_names,
+    schedule_names,
+    spectrum,
+    union,
+    weighted_names,
+)
+from fedgossip.topology.spectra.pairwise import PairwiseRates, pairwise_rates
+from fedgossip.topology.weights.stationary import SIZES, weighted
+
+GAMMA = 0.9
+"""The decay at which effective neighbours are counted in records (Vogels et al. 2022)."""
+
+
+@dataclass(frozen=True)
+class GossipPlan(PlanDefaults):
+    """What is known before anything is trained.
+
+    `topology` has the links of all rounds of one period (where none repeats, of the first); `spectrum` is None where
+    the graph changes.
+    """
+
+    experiment: GossipExperiment
+    schedule: Schedule
+    topology: Topology
+    spectrum: Spectrum | None
+    forecast: Forecast
+    segments: tuple[Segment, ...] = ()
+    given: GossipAlgorithm[Any] | None = None
+    """The algorithm, where it is an object and has no name."""
+
+    @property
+    def vectors(self) -> int:
+        """The number of vectors like the model that a message carries."""
+        return sum(slot.length is None for slot in self.algorithm.slots)
+
+    @property
+    def algorithm(self) -> GossipAlgorithm[Any]:
+        return given(self.given).make() if self.given else algorithm_of(self.experiment, told_of(self.n, self.spectrum))
+
+    @property
+    def how(self) -> GossipMode:
+        """How peers exchange."""
+        return mode_of(self.experiment.algorithm, self.algorithm)
+
+    @property
+    def mixing(self) -> Mixing:
+        """The mixing of every round where the graph never changes, else of the first round."""
+        return self.schedule.mixing(0)
+
+    @cached_property
+    def roles(self) -> Roles:
+        return roles_with(attackers_of(self.experiment), self.topology.n)
+
+    @property
+    def name(self) -> str:
+        return self.topology.name
+
+    @property
+    def fingerprint(self) -> Mapping[str, object]:
+        content = self.experiment.to_dict()
+        one = isinstance(self.schedule, Mixing)
+        content["topology"]["graph"] = self.topology.digest if one else f"{self.schedule.name}/{self.n}"
+        weights = self.experiment.topology.weights or (self.schedule.rule if one else "metropolis")
+        if own_parts(self.experiment) or weights not in rule_names():  # of a file, which only its numbers tell apart
+            content["topology"]["own"] = digest_of(self.schedule)
+        content["algorithm"].pop("start_timeout", None)
+        return content
+
+    @property
+    def patience(self) -> tuple[float, float]:
+        a = self.experiment.algorithm
+        return a.start_timeout, a.deadline
+
+    @property
+    def restart_overrides(self) -> Sequence[str]:
+        a = self.experiment.algorithm
+        return [f"algorithm.start_timeout={min(a.start_timeout, a.deadline)}"]
+
+    @property
+    def externals(self) -> Mapping[str, object]:
+        return {"schedule": self.schedule}
+
+    def partners(self, node: NodeId) -> Sequence[NodeId]:
+        return self.schedule.partners(node)
+
+    def seated(self, seat: Seat) -> Machine:
+        length = seat.initial.size
+        run = GossipRun(self.experiment, self.schedule, self.topology, self._of(length), self._parameters(length))
+        machine = self.how.make(run, seat)
+        machine.eager |= seat.incarnation > 0  # a peer that comes back finds the others at work, or gone
+        e, attackers = self.experiment, attackers_of(self.experiment)
+        if seat.node not in attackers:
+            return machine
+        check_real(e)
+        return Attacker(seat.node, machine, attack_in(e), attackers, self.schedule, e.seed)
+
+    @property
+    def masks(self) -> bool:
+        return self.experiment.algorithm.private
+
+    def simulated(self, node: NodeId, incarnation: int = 0, log: Sequence[Logged] = ()) -> Own | None:  # noqa: ARG002
+        return SeededPairs(node, self.experiment.seed) if self.masks else None
+
+    def for_restart(self) -> GossipPlan:
+        """Return the plan of a peer that comes back: it waits for the others no longer than in a round."""
+        a = self.experiment.algorithm
+        soon = msgspec.structs.replace(a, start_timeout=min(a.start_timeout, a.deadline))
+        return replace(self, experiment=msgspec.structs.replace(self.experiment, algorithm=soon))
+
+    def resume_point(self, round: int, model: Vector) -> Checkpoint:
+        """Return from where a machine goes on that has `model` after `round` rounds: what others have learned."""
+        return self.how.resume_point(self._of(model.size), round, model)
+
+    def _parameters(self, length: int) -> int:
+        """Elements of a model that are no running statistics."""
+        return length - statistics_in(self.segments)
+
+    def _of(self, length: int) -> GossipAlgorithm[Any]:
+        """The algorithm for models of so many elements, which has their parameters alone."""
+        asynchronous = self.experiment.algorithm.mode == "async"
+        return with_statistics(self.algorithm, self._parameters(length), length, asynchronous=asynchronous)
+
+    def check_statistics(self, tensor: str) -> None:
+        check_gossip_statistics(self.experiment, self.algorithm, self.schedule, tensor)
+
+    @property
+    def pausable(self) -> bool:
+        return not self.experiment.loops
+
+    def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:  # noqa: ARG002
+        """A peer that need not keep step, and that nobody stopped, has done its part: its neighbours have done theirs.
+
+        So has one with a loop of the user's own, which ends when it ends.
+        """
+        alone = self.experiment.loops or not self.how.in_step
+        return rounds == self.experiment.rounds or (alone and not stopped)
+
+    def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
+        e, length = self.experiment, task.length
+        if self.how.stacked is None:
+            raise ConfigError("the stacked engine goes by rounds: no asynchronous gossip", "Run it with --on sim.")
+        # where nothing is late, plain gossip of whole models averages statistics as they are
+        algorithm = self.algorithm if isinstance(self.algorithm, DSGD) else self._of(length)
+        about = self._parameters(length), length
+        exchange = apart_from_statistics(self.how.stacked(e, self.algorithm), *about)
+        stack = first_stack(task, self.n, algorithm)
+
+        def finish(between: Callable[[], None]) -> Results:
+            run = task, self.schedule, algorithm, e.rounds, record, write, exchange
+            return Results(run_arrays(*run, stack=stack, between=between, attackers=stacked_attackers(e, *about)))
+
+        return stack, finish
+
+    def outcome(self, vectors: Sequence[Vector | None]) -> Sequence[Vector | None]:
+        return [vectors[node] for node in self.roles.counted]
+
+    def verdict(self, words: Sequence[str | None]) -> str:
+        if "failed" in words or not any(words):
+            return "failed"
+        if not {"finished", PARTIAL} & set(words):
+            return "interrupted"
+        return "finished" if set(words) == {"finished"} else PARTIAL
+
+    def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:
+        found = of_gossip(rows, self.n, self.partners, node, directed=self.topology.directed)
+        return with_exchanges(found, rows, self.exchanges, self.roles, node)
+
+    def exchanges(self, row: Row) -> tuple[int, int]:
+        if isinstance(row, NetworkRow) or self.experiment.algorithm.mode != "sync":
+            return 0, 0
+        if isinstance(row, PeerRow):
+            return 0, self._sources(row.peer, row.round - 1)
+        if row.name != "missed" or not isinstance(row.value, list):
+            return 0, 0
+        return len(row.value), self._sources(row.peer, row.round)
+
+    def _sources(self, node: NodeId, round: int) -> int:
+        return len(self.schedule.mixing(round).row(node).keys() - {node}) if round >= 0 else 0
+
+    @cached_property
+    def pairwise(self) -> PairwiseRates | None:
+        """What exchanges of uniformly drawn pairs leave of a disagreement; None where peers do not exchange so."""
+        a = self.experiment.algorithm
+        pairs = a.mode == "async" and a.partner == "uniform" and self.algorithm.needs.sums != "columns"
+        return pairwise_rates(self.topology) if pairs and not self.topology.directed else None
+
+    def outlook(self, task: LocalTask) -> RunOutlook:
+        pairs = (self.pairwise, self.experiment.algorithm.exchanges) if self.pairwise else None
+        told = outlook_of(self.schedule, self.topology, self.forecast, task, self.vectors, pairs)
+        algorithm = self.algorithm
+        if isinstance(algorithm, Choco):
+            return outlook_of_changes(told, algorithm, task, self.forecast.messages * self.n)
+        if isinstance(algorithm, FragmentedDiLoCo):
+            return outlook_of_fragments(told, algorithm, task, self.forecast.messages * self.n)
+        return relayed_outlook(told, self.topology) if algorithm.needs.weighs_alike else told
+
+    def terms(self, parameters: int, itemsize: int) -> JoiningTerms:
+        return terms_of(self.experiment, self.name, self.n, parameters * itemsize * self.vectors)
+
+    @property
+    def _mixes_models(self) -> bool:
+        """Whether a round makes of models their sums by the weights, of which the graph promises something."""
+        return not (self.algorithm.needs.weighs_alike or isinstance(self.algorithm, Choco | FragmentedDiLoCo))
+
+    def facts(self, rows: Sequence[Row]) -> dict[str, Any]:
+        e = self.experiment
+        described = self.spectrum is not None and self.spectrum.normal
+        a = e.algorithm
+        plain = (a.name, a.mode, a.combine) == ("dsgd", "sync", "linear") and not a.options
+        return {
+            "graph": self.schedule.name if e.topology.graph == GIVEN else e.topology.graph,
+            "algorithm": e.algorithm.name,
+            "mode": e.algorithm.mode,
+            "forecast": self.forecast.to_dict(),
+            "topology": described_topology(self.topology, self.schedule),
+            "eigenvalues": eigenvalues(self.spectrum, self.n),
+            "modes": modes(self.spectrum),
+            "links": links_of(self.forecast, self.topology),
+            "band": band_of(self.schedule, rows) if plain and not described else None,
+            "summed": a.combine == "linear" and not e.adversary.peers and self._mixes_models,
+            **({"pairwise": pairwise_facts(self.pairwise, a.exchanges)} if self.pairwise else {}),
+        }
+
+
+def gossip_plan(
+    experiment: GossipExperiment, schedule: Schedule | None = None, algorithm: GossipAlgorithm[Any] | None = None
+) -> GossipPlan:
+    """Resolve the graph, its weights and the forecast.  Raises ConfigError, naming what of it is the user's own.
+
+    `schedule`, `algorithm`: given in Python, where the experiment says GIVEN.
+    """
+    name = type(algorithm).__name__ if algorithm else experiment.algorithm.name
+    method = given(algorithm) if algorithm else method_of(experiment)
+    schedule = schedule or schedule_of(experiment, experiment.topology.n, method)
+    found = spectrum(schedule) if isinstance(schedule, Mixing) else None
+    made = make(name, method, told_of(schedule.n, found), experiment.algorithm.options)
+    needs = made.needs
+    try:
+        check_pair(name, method, needs, schedule, found, experiment)
+        check_fragments(made, experiment.rounds)
+        check_adversary(name, needs, made.slots, rule_of_models(experiment), schedule, experiment)
+    except ConfigError as error:
+        if not (parts := own_parts(experiment)):
+            raise
+        raise ConfigError(f"{' and '.join(parts)}: {error}", error.advice) from None
+    if experiment.algorithm.mode == "sync":  # a peer without rounds meets whom it will, for as long as others go on
+        schedule = for_rounds(schedule, experiment.rounds)
+    forecast = forecast_of(schedule, GAMMA, found)
+    return GossipPlan(experiment, schedule, union(schedule), found, forecast, given=algorithm)
+
+
+def own_parts(experiment: GossipExperiment) -> list[str]:
+    """The user's own functions that graph and weights name."""
+    section = experiment.topology
+    graph, weights = section.graph, section.weights or ""
+    return [graph] * is_own_graph(graph) + [weights] * is_own_weights(weights)
+
+
+def schedule_of(experiment: GossipExperiment, n: int | None, method: Method) -> Schedule:
+    """The experiment's graph for `n` peers, with its weights or those that the method brings.  Raises ConfigError."""
+    section, seed = experiment.topology, graph_seed(experiment)
+    brought = weights_of(experiment, method)
+    apart = section.allow_disconnected
+    if section.weights == SIZES:
+        graph = resolve(section.graph, n, seed=seed, allow_disconnected=apart)
+        return weighted(graph, example_counts(experiment, graph.n), SIZES)
+    return named_schedule(
+        section.graph, n, weights=section.weights, seed=seed, brought=brought, allow_disconnected=apart
+    )
+
+
+def graph_seed(experiment: GossipExperiment) -> int:
+    """The seed of a graph that is drawn at random."""
+    seed = experiment.topology.seed
+    return experiment.seed if seed is None else seed
+
+
+def weights_of(experiment: GossipExperiment, method: Method) -> str | None:
+    """The weights that the method brings: push-sum weighs by the sender, where rounds bring none themselves."""
+    word = experiment.topology.graph.partition(":")[0].strip().lower()
+    brings = word in (*schedule_names(), *weighted_names()) and word != "el-local"
+    return None if brings else method.weights
+
+
+def method_of(experiment: GossipExperiment) -> Method:
+    """The method that `algorithm.name` names.  Raises ConfigError."""
+    name = experiment.algorithm.name
+    if name == GIVEN:
+        raise ConfigError("the algorithm was given in Python", "Call fedgossip.simulate with algorithm= again.")
+    return own(name, custom.function(name)) if ALGORITHM_CODE.named_by(name) else METHODS[name]
+
+
+def told_of(n: int, found: Spectrum | None) -> Told:
+    """Return what an algorithm is told of a graph with this spectrum; None: one that changes.
+
+    In six digits, which are the same on all machines.
+    """
+    if found is None:
+        return Told(n)
+    gap = None if found.spectral_gap is None else float(f"{found.spectral_gap:.6g}")
+    most = (2.0 if found.lambda_n is None else 1 - found.lambda_n) if n > 1 else 0.0  # of I - W: 2 at most
+    return Told(n, gap, round(most, 6))
+
+
+def algorithm_of(experiment: GossipExperiment, told: Told) -> GossipAlgorithm[Any]:
+    """The algorithm of a run.  Raises ConfigError."""
+    a = experiment.algorithm
+    return make(a.name, method_of(experiment), told, a.options)

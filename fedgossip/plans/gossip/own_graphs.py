@@ -1,0 +1,276 @@
+"""Graphs and weights of the user's own: "module:function" in the experiment file, or objects given in Python.
+
+    topology.graph     function(n, seed) -> Topology | Mixing | Schedule
+    topology.weights   function(topology) -> Mixing | array [n, n]; row i is what i gives the models that it hears
+
+What a function gives is a function of its arguments alone, for every peer asks its own copy: it is asked twice, and
+what it gives is compared.  All is checked before anything runs, and named by the function; a schedule whose rounds
+never repeat is checked in its first rounds, and in each later one as it comes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.base.errors import ConfigError, FedgossipError, TrainingError
+from fedgossip.base.signatures import CalledWith
+from fedgossip.data import custom
+from fedgossip.experiment import GIVEN
+from fedgossip.experiment.gossip_sections import GRAPH_CODE, WEIGHTS_CODE
+from fedgossip.topology import (
+    Cycle,
+    Endless,
+    Mixing,
+    Random,
+    Schedule,
+    Topology,
+    build,
+    require_connected,
+    resolve,
+    resolve_schedule,
+    union,
+)
+from fedgossip.topology.weights.mixing import TOLERANCE, Stochastic, dense_weights
+
+LOOKED_AT = 4
+"""Rounds of a schedule that never repeats, before anything runs."""
+
+DIGITS = 6
+"""Of a weight, in a digest: what unlike processors round otherwise is far below."""
+
+GRAPH = CalledWith(("n", "seed"), "Write def graph(n, seed): return Topology.from_edges(n, edges, 'mine')")
+WEIGHTS = CalledWith(("topology",), "Write def weights(topology): return W, an array [n, n]")
+
+YOURS = "The function is yours; see examples/own_graph.py."
+
+
+def is_own_graph(graph: str) -> bool:
+    """Whether a text names a function and no family: those that are built in come first."""
+    return bool(GRAPH_CODE.named_by(graph))
+
+
+def is_own_weights(weights: str | None) -> bool:
+    """Whether a text names a function that makes weights."""
+    return bool(WEIGHTS_CODE.named_by(weights))
+
+
+def named_schedule(
+    graph: str,
+    n: int | None,
+    *,
+    weights: str | None = None,
+    seed: int,
+    brought: str | None = None,
+    allow_disconnected: bool = False,
+) -> Schedule:
+    """Return the mixings of a text, as `resolve_schedule` does, or of the user's own functions.
+
+    `weights`: what the experiment says; `brought`: what its algorithm brings where it says nothing.  Raises ConfigError
+    for what is no graph or no weights, naming the function.
+    """
+    if graph == GIVEN:
+        raise ConfigError("the graph was given in Python", "Call fedgossip.simulate with schedule= or mixing= again.")
+    if not (is_own_graph(graph) or is_own_weights(weights)):
+        return resolve_schedule(graph, n, weights=weights or brought, seed=seed, allow_disconnected=allow_disconnected)
+    if not is_own_graph(graph):
+        return _weighed(resolve(graph, n, seed=seed, allow_disconnected=allow_disconnected), weights, brought)
+    if n is None:
+        raise ConfigError(f"{graph} is a function of the number of peers", "Set topology.n.")
+    first, second = (_asked(graph, n, seed) for _ in range(2))
+    if isinstance(first, Topology):
+        topologies = [one for one in (first, second) if isinstance(one, Topology)]
+        if len({one.digest for one in topologies}) != 1 or len(topologies) != 2:
+            raise _unsteady(graph)
+        topology = _sized(graph, first, n)
+        return _weighed(topology if allow_disconnected else _connected(graph, topology), weights, brought)
+    if weights:
+        text = f"{graph} brings weights of its own, and topology.weights = {weights!r}"
+        raise ConfigError(text, "Leave topology.weights out.")
+    return adopted(graph, first, n, again=second)
+
+
+def given_schedule(schedule: Schedule | None, mixing: Mixing | npt.ArrayLike | None) -> Schedule | None:
+    """Return the schedule of objects given in Python; None of none.  Raises ConfigError, as `adopted` does."""
+    if schedule is not None and mixing is not None:
+        raise ConfigError("both schedule and mixing are given", "A mixing is the schedule of one graph: give one.")
+    if schedule is not None:
+        return adopted("schedule", schedule)
+    if mixing is None:
+        return None
+    return adopted("mixing", mixing if isinstance(mixing, Mixing) else from_weights("mixing", mixing))
+
+
+def adopted(name: str, found: object, n: int | None = None, again: object = None) -> Schedule:
+    """Return a Mixing or Schedule that is the user's, held to what rounds need.  `again`: the same, made once more.
+
+    Raises ConfigError, naming it, for what is none, is of another size than `n`, or changes from one look to the next.
+    """
+    if isinstance(found, Mixing):
+        ours: Schedule = _sized(name, found, found.n if n is None else n)
+        _connected(name, found.topology)
+    else:
+        ours = _held(name, found, n)
+    other = adopted_once(name, found if again is None else again, ours.n)
+    if _look(name, ours, 1) != _look(name, other, -1):
+        raise _unsteady(name)
+    if ours.period > 1:
+        _connected(name, union(ours))
+    return ours
+
+
+def adopted_once(name: str, found: object, n: int) -> Schedule:
+    """Return what `adopted` does, looked at once."""
+    return _sized(name, found, n) if isinstance(found, Mixing) else _held(name, found, n)
+
+
+def from_weights(name: str, W: npt.ArrayLike, topology: Topology | None = None) -> Mixing:
+    """Return the mixing of dense weights [n, n] of the user's, whose rows, columns or both sum to one.
+
+    Raises ConfigError, naming them and the row that does not.
+    """
+    try:
+        dense = dense_weights(W)
+        return Mixing.from_matrix(dense, topology, name, _promised(dense))
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}", error.advice) from None
+
+
+def digest_of(schedule: Schedule) -> str:
+    """Return 32 hex digits of a hash of the mixings: of one period, or of the first rounds where none repeats."""
+    return _look(schedule.name, schedule, 1)
+
+
+def _weighed(topology: Topology, weights: str | None, brought: str | None) -> Mixing:
+    if weights is None or not is_own_weights(weights):
+        return build(topology, weights or brought or topology.weights or "metropolis")
+    mixings = [_made_weights(weights, topology, custom_given(weights, WEIGHTS, topology)) for _ in range(2)]
+    if _look(weights, mixings[0], 1) != _look(weights, mixings[1], 1):
+        raise _unsteady(weights)
+    return mixings[0]
+
+
+def _made_weights(name: str, topology: Topology, found: object) -> Mixing:
+    if isinstance(found, Mixing):
+        if found.topology.digest != topology.digest:
+            raise ConfigError(f"{name} returned weights of another graph than it was given", YOURS)
+        return found
+    return from_weights(name, found, topology)  # type: ignore[arg-type]
+
+
+def custom_given(name: str, how: CalledWith, *arguments: object) -> Any:
+    """Return what the user's function gives.  Raises ConfigError, naming it, where it raises."""
+    try:
+        return custom.call(name, None, how, *arguments)
+    except TrainingError as error:
+        raise ConfigError(str(error), error.advice) from error
+
+
+def _asked(name: str, n: int, seed: int) -> object:
+    found = custom_given(name, GRAPH, n, seed)
+    known = isinstance(found, Topology | Mixing) or hasattr(found, "mixing")
+    if not known:
+        text = f"{name} returned {_kind(found)}; expected a Topology, a Mixing or a Schedule"
+        raise ConfigError(text, YOURS)
+    return found
+
+
+def _held(name: str, found: Any, n: int | None) -> Schedule:
+    """Return the user's schedule, each of its rounds checked as it is made."""
+    missing = [word for word in ("n", "period", "mixing", "partners") if not hasattr(found, word)]
+    if missing:
+        text = f"{name}: {_kind(found)} is no schedule: it has no {missing[0]}"
+        raise ConfigError(text, "Give a Mixing, or a Cycle or an Endless of fedgossip.topology.")
+    _sized(name, found, found.n if n is None else n)
+    promise: Stochastic = getattr(found, "stochastic", "both")
+    size = int(found.n)
+    if isinstance(found, Cycle):
+        return replace(found, make=lambda phase: _round(name, phase, found.make, size, promise))
+    if isinstance(found, Random):
+        return replace(found, draw=lambda stream: _round(name, None, lambda _: found.draw(stream), size, promise))
+    title, rule = str(getattr(found, "name", name)), str(getattr(found, "rule", "own"))
+
+    def make(round: int) -> Mixing:
+        return _round(name, round, found.mixing, size, promise)
+
+    if found.period:
+        return Cycle(title, size, int(found.period), rule, make, stochastic=promise)
+    return Endless(title, size, rule, make, found.partners, promise)
+
+
+def _round(name: str, number: int | None, make: Callable[[int], object], n: int, promise: Stochastic) -> Mixing:
+    """Return the mixing of a round.  Raises TrainingError, naming it, for what is none."""
+    where = name if number is None else f"{name}, round {number}"
+    try:
+        found = make(number or 0)
+    except Exception as error:
+        raise TrainingError(f"{where}: raised {error!r}", custom.SEE_WHERE) from error
+    if not isinstance(found, Mixing):
+        raise TrainingError(f"{where}: {_kind(found)}; expected a Mixing", YOURS)
+    if found.n != n:
+        raise TrainingError(f"{where}: {found.n} nodes; expected {n}", YOURS)
+    if found.stochastic not in ("both", promise):
+        text = f"{where}: {found.stochastic} of its weights alone sum to one; the schedule promises {promise}"
+        raise TrainingError(text, "Give the schedule the attribute stochastic, or other weights.")
+    return found
+
+
+def _look(name: str, schedule: Schedule, step: int) -> str:
+    """Return a hash of the rounds that are looked at, seen forwards (1) or backwards (-1): their order has no say."""
+    rounds = list(range(schedule.period or LOOKED_AT))
+    try:
+        found = {round: _hash(schedule.mixing(round)) for round in rounds[::step]}
+        if not schedule.period:
+            _check_partners(name, schedule, rounds)
+    except TrainingError as error:
+        raise ConfigError(str(error), error.advice) from error
+    return hashlib.sha256("".join(found[round] for round in rounds).encode()).hexdigest()[:32]
+
+
+def _check_partners(name: str, schedule: Schedule, rounds: Iterable[int]) -> None:
+    for node in range(schedule.n):
+        known = set(schedule.partners(node))
+        for round in rounds:
+            if strange := set(schedule.mixing(round).partners(node)) - known:
+                text = f"{name}, round {round}: node {node} exchanges with {min(strange)}, who is none of its partners"
+                raise ConfigError(text, "partners(node) is all that a node may ever send to or hear from.")
+
+
+def _hash(mixing: Mixing) -> str:
+    parts: Sequence[npt.NDArray[Any]] = (mixing.starts, mixing.ids, np.round(mixing.values, DIGITS) + 0.0)
+    return hashlib.sha256(b"".join(part.astype(part.dtype.newbyteorder("<")).tobytes() for part in parts)).hexdigest()
+
+
+def _promised(dense: npt.NDArray[np.float64]) -> Stochastic:
+    """Return which of rows and columns sum to one; "both" also where none does, so that the first row is named."""
+    if dense.ndim != 2:
+        return "both"
+    rows, columns = (bool(np.all(np.abs(dense.sum(axis=axis) - 1) <= TOLERANCE)) for axis in (1, 0))
+    return "both" if rows == columns else "rows" if rows else "columns"
+
+
+def _sized(name: str, found: Any, n: int) -> Any:
+    if found.n != n:
+        raise ConfigError(f"{name} returned {found.n} nodes; expected {n}", YOURS)
+    return found
+
+
+def _connected(name: str, topology: Topology) -> Topology:
+    try:
+        return require_connected(topology)
+    except FedgossipError as error:
+        raise ConfigError(f"{name}: {error}", error.advice) from None
+
+
+def _unsteady(name: str) -> ConfigError:
+    advice = "Draw from the seed alone: np.random.default_rng(seed)."
+    return ConfigError(f"{name} gave two different graphs for the same arguments", advice)
+
+
+def _kind(found: object) -> str:
+    return "nothing" if found is None else f"a {type(found).__name__}"

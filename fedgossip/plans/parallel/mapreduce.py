@@ -1,0 +1,153 @@
+"""An experiment with parallel.method = "mapreduce": workers map a model to gradients, a server reduces and steps.
+
+They are the machines of a federated run: its client asked for gradients, its coordinator with a descent as the rule of
+the server, all workers in every round, no secure sum.  The sum has no order, so a round has the bits of `star`.
+
+With `parallel.backups` a round ends with the first gradients: so many are not waited for, and come to nothing.
+
+Source of backup workers: Chen, Monga, Bengio and Jozefowicz, Revisiting distributed synchronous SGD, ICLR workshop
+2016.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fedgossip.algorithms.codecs.base import VectorLayout
+from fedgossip.algorithms.federated.base import ClientRule, Federated
+from fedgossip.algorithms.federated.coded import CodedClient, UploadCodec
+from fedgossip.algorithms.federated.descending import DescentServer
+from fedgossip.algorithms.federated.fedsgd import Gradient
+from fedgossip.algorithms.federated.means import Mean
+from fedgossip.algorithms.sampling import Uniform
+from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import Machine, NodeId
+from fedgossip.core.metrics import Network
+from fedgossip.core.records import PeerRow, Row
+from fedgossip.core.roles import CLIENT, SERVER, Role, Roles
+from fedgossip.core.task import LocalTask
+from fedgossip.plans.completeness import Lacking, of_clients, of_federation, with_exchanges
+from fedgossip.plans.parallel.coding import codec_of, gradient_sender
+from fedgossip.plans.parallel.shared_steps import SharedSteps
+from fedgossip.plans.plan import PARTIAL, Arrays, JoiningTerms, Results, RunOutlook, Seat, nanoseconds
+from fedgossip.protocols.federated.client import Client, ClientSettings
+from fedgossip.protocols.federated.coordinator import Coordinator
+from fedgossip.protocols.federated.coordinator_settings import CoordinatorSettings
+from fedgossip.simulation.cohorts import Rounds, run_rounds
+
+LEAST = 1
+"""Minimum number of gradients in a round, where workers are gone."""
+
+
+@dataclass(frozen=True)
+class MapReducePlan(SharedSteps):
+    """Workers 0 to m - 1, and the server, m; see plans.plan.Plan."""
+
+    @cached_property
+    def roles(self) -> Roles:
+        workers = self.experiment.parallel.workers
+        worker = Role("worker", 0, workers, counted=False, transport=CLIENT)
+        return Roles((worker, Role("server", workers, learns=False, transport=SERVER)))
+
+    @property
+    def server(self) -> NodeId:
+        return self.learners
+
+    @property
+    def externals(self) -> Mapping[str, object]:
+        return {"rate": self.rate}
+
+    @property
+    def federated(self) -> Federated[Any]:
+        return Federated(Gradient(), Mean(), DescentServer(self.descent_of(self.segments), self.rate))
+
+    @property
+    def sampling(self) -> Uniform:
+        """All workers, of whom the first are counted that are no backups."""
+        wanted = self.learners - self.experiment.parallel.backups
+        return Uniform(self.experiment.seed, tuple(range(self.learners)), wanted, self.learners / wanted)
+
+    def partners(self, node: NodeId) -> Sequence[NodeId]:
+        return tuple(range(self.learners)) if node == self.server else (self.server,)
+
+    def seated(self, seat: Seat) -> Machine:
+        e, p = self.experiment, self.experiment.parallel
+        deadline, start = nanoseconds(p.deadline), nanoseconds(p.start_timeout)
+        about = seat.initial, seat.schema
+        if seat.node != self.server:
+            settings = ClientSettings(e.rounds, start, session_ns=2 * deadline, accumulate=p.accumulate)
+            rule = self.client_rule(self.coding(seat.initial.size, seat.initial.dtype))
+            return Client(seat.node, self.server, rule, *about, settings, seat.resumed)
+        least = min(deadline, nanoseconds(p.least_deadline))
+        limits = CoordinatorSettings(e.rounds, LEAST, deadline, least, start, return_ns=start, score=e.score)
+        run = seat.node, range(self.learners), self.federated, self.sampling
+        coding = self.coding(seat.initial.size, seat.initial.dtype)
+        return Coordinator(*run, *about, limits, seat.resumed, coding=coding)
+
+    def coding(self, length: int, kind: np.dtype[np.floating]) -> UploadCodec | None:
+        """How gradients [length] go to the server; None: as they are."""
+        codec, layout = codec_of(self.experiment), VectorLayout.of_length(length, kind, self.segments)
+        return UploadCodec(codec, layout, self.experiment.seed) if codec else None
+
+    def client_rule(self, coding: UploadCodec | None) -> ClientRule:
+        """What a worker does with what it receives."""
+        rule = Gradient()
+        return CodedClient(rule, coding, gradient_sender(self.experiment, coding.codec)) if coding else rule
+
+    # --- the run --------------------------------------------------------------------------------------------------
+
+    def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:
+        """A worker has done its part when the server has sent it home."""
+        return rounds == self.experiment.rounds if node == self.server else not stopped
+
+    def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
+        e = self.experiment
+        coding = self.coding(task.length, task.dtype)
+        federated = replace(self.federated, clients=self.client_rule(coding))
+        about = federated, self.sampling, self.learners, e.rounds, LEAST
+        rounds = Rounds(*about, None, (), e.score, accumulate=e.parallel.accumulate, coding=coding)
+        state = rounds.start(task)
+
+        def finish(between: Callable[[], None]) -> Results:
+            return Results([*[None] * self.learners, run_rounds(rounds, state, task, record, write, between=between)])
+
+        return state, finish
+
+    def outcome(self, vectors: Sequence[Vector | None]) -> Sequence[Vector | None]:
+        """The server's model."""
+        return [vectors[self.server]]
+
+    def verdict(self, words: Sequence[str | None]) -> str:
+        """The server's word decides; a run that some workers did not see to its end is partial."""
+        said, workers = words[self.server], words[: self.learners]
+        if said != "finished":
+            return said or "failed"
+        return "finished" if not any(workers) or set(workers) == {"finished"} else PARTIAL  # arrays have no workers
+
+    def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:
+        found = of_federation(rows, self.server, node, all_in_each=not self.experiment.parallel.backups)
+        return with_exchanges(found, rows, self.exchanges, self.roles, node)
+
+    def exchanges(self, row: Row) -> tuple[int, int]:
+        if not isinstance(row, PeerRow) or row.peer != self.server or not row.round:
+            return 0, 0
+        return of_clients(row, self.learners - self.experiment.parallel.backups)
+
+    def outlook(self, task: LocalTask) -> RunOutlook:
+        m, size = self.learners, task.length * task.dtype.itemsize
+        backups, coding = self.experiment.parallel.backups, self.coding(task.length, task.dtype)
+        up = coding.codec.size(coding.layout, self.experiment.rounds) if coding else size
+        lines = [f"{m} workers and a server: {up:,} bytes up and {size:,} down per worker and round"]
+        if backups:
+            lines.append(f"the first {m - backups} gradients of a round count, {backups} are not waited for")
+        facts = {"method": self.name, "workers": m, "payload": [*[up] * m, m * size]}
+        return RunOutlook(m * (up + size), facts, lines)
+
+    def terms(self, parameters: int, itemsize: int) -> JoiningTerms:
+        sent = f"this worker's gradient to the server, {parameters * itemsize:,} bytes a round; no data"
+        return JoiningTerms(f"{self.name}, {self.roles.said}, one model", sent, "as it is, by the server")

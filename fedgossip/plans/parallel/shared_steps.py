@@ -1,0 +1,105 @@
+"""What all runs with [parallel] have in common: workers with one model, and a step on the mean of their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedgossip.algorithms.descent.base import Descent
+from fedgossip.algorithms.descent.names import make_descent
+from fedgossip.algorithms.descent.outer import OuterDescent
+from fedgossip.algorithms.descent.running_statistics import StatisticsDescent
+from fedgossip.algorithms.gossip.fragments import Fragments, fragments_of
+from fedgossip.algorithms.gossip.outer import OuterStep
+from fedgossip.core.machine import NodeId
+from fedgossip.core.records import NetworkRow, Row
+from fedgossip.core.task import Segment, statistics_in
+from fedgossip.experiment import ParallelExperiment
+from fedgossip.plans.completeness import Lacking, with_exchanges
+from fedgossip.plans.parallel.coding import corrects_momentum
+from fedgossip.plans.plan import PARTIAL, PlanDefaults
+from fedgossip.plans.statistics_checks import check_parallel_statistics
+
+
+@dataclass(frozen=True)
+class SharedSteps(PlanDefaults):
+    """What is known before anything is trained."""
+
+    experiment: ParallelExperiment
+    segments: tuple[Segment, ...] = ()
+
+    @property
+    def gradients(self) -> bool:
+        return not self.experiment.parallel.local
+
+    @property
+    def one_model(self) -> bool:
+        return True
+
+    @property
+    def name(self) -> str:
+        return self.experiment.parallel.method
+
+    def descent_of(self, segments: Sequence[Segment]) -> Descent[Any]:
+        """What takes the step on a vector of these tensors: `parallel.outer`, `parallel.descent`, or [train]'s."""
+        train, p = self.experiment.train, self.experiment.parallel
+        if p.races or p.local:
+            after = OuterStep(1.0, 0.0, nesterov=False)  # the model after its steps
+            own = after if p.races else OuterStep(p.outer.lr, p.outer.beta, p.outer.nesterov, "parallel.outer")
+            outer = OuterDescent(own)
+            statistics = statistics_in(segments)
+            return StatisticsDescent(outer, statistics) if statistics else outer
+        return make_descent(
+            p.descent or train.optimizer,
+            segments,
+            momentum=0.0 if corrects_momentum(self.experiment) else train.momentum,
+            nesterov=train.nesterov,
+            weight_decay=train.weight_decay,
+            l1=p.l1,
+        )
+
+    def check_statistics(self, tensor: str) -> None:
+        check_parallel_statistics(self.experiment, tensor)
+
+    def fragments(self, length: int, segments: Sequence[Segment]) -> Fragments:
+        """Of a vector [length] of these tensors, one of which goes out in a round."""
+        p = self.experiment.parallel
+        return fragments_of(length, segments, p.outer.fragments if p.local else 1)
+
+    def rate(self, round: int) -> float:
+        """The step size of a round."""
+        e = self.experiment
+        return e.train.rate(round, e.rounds, e.parallel.workers * e.parallel.accumulate * e.train.batch_size)
+
+    @property
+    def fingerprint(self) -> Mapping[str, object]:
+        content = self.experiment.to_dict()
+        content["parallel"].pop("start_timeout", None)
+        return content
+
+    @property
+    def patience(self) -> tuple[float, float]:
+        return self.experiment.parallel.start_timeout, self.experiment.parallel.deadline
+
+    def verdict(self, words: Sequence[str | None]) -> str:
+        """All have one model: the run has one where any worker came to its end."""
+        said = {words[node] for node in self.roles.counted}
+        if {"finished", PARTIAL} & said:
+            return "finished" if said == {"finished"} else PARTIAL
+        return "failed" if "failed" in said or said == {None} else "interrupted"
+
+    def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:
+        return with_exchanges(Lacking(), rows, self.exchanges, self.roles, node)
+
+    def exchanges(self, row: Row) -> tuple[int, int]:
+        """A round is of all workers that are there: those that are not have no row of it."""
+        if not isinstance(row, NetworkRow) or not row.round:
+            return 0, 0
+        return max(0, self.learners - row.peers), self.learners
+
+    def facts(self, rows: Sequence[Row]) -> dict[str, Any]:  # noqa: ARG002
+        p = self.experiment.parallel
+        codec = {"codec": p.codec} if p.codec else {}
+        descent = "outer" if p.outer.lr else p.descent or self.experiment.train.optimizer
+        return {"algorithm": p.method, "mode": "parallel", "descent": descent, **codec}

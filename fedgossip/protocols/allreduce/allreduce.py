@@ -1,0 +1,332 @@
+"""Synchronous descent on the mean gradient of all workers, which a collective brings to each of them.
+
+    phase       event                                          next phase
+    new         Started                                        joining
+    joining     PeerJoined (the last of all)                   training regrouping
+    joining     GroupReport                                    regrouping
+    joining     GroupView                                      returning
+    joining     start                                          finished regrouping
+    training    Trained                                        reducing training leaving regrouping finished
+    reducing    ReduceChunk                                    training leaving regrouping
+    training    Produced                                       training
+    training    PeerGone GroupReport WorkerReturn              regrouping
+    reducing    PeerGone GroupReport WorkerReturn deadline     regrouping
+    training reducing    ReduceChunk WorkerRefused             regrouping
+    regrouping  GroupReport PeerGone regroup                   training reducing catching leaving finished
+    regrouping  GroupView                                      training reducing catching leaving returning
+    catching    StatePiece                                     training leaving regrouping
+    catching    PeerGone GroupReport WorkerReturn catching     regrouping
+    returning   GroupView                                      catching
+    returning   Leaving return                                 finished
+    leaving     GroupReport                                    regrouping
+    leaving     Leaving ChunkTaken ChunksHere PeerGone drain   finished
+
+and from everywhere Stopping to finished.
+
+A round: every worker asks for its gradient at the common model, or is asked to train from it (`local`); when it has it
+the moves of the table begin (`chunk_exchange`), or with `overlap` those of each bucket when its stretch of the gradient
+is there; the mean by examples takes the step, the same bits everywhere.  With `delay` a worker trains for the next
+round while this one is summed, so that links and processors work at the same time: on from where it is, moved by what
+momentum there is already; its next start has the outer step in place of both (as in Streaming DiLoCo, Douillard and
+others, 2025, which leaves the momentum to the end of the delay).
+
+Where a worker is gone, or a round is not done by its deadline, all agree on who goes on (`regroup`).  The round that
+was under way is done by one of them, and then all the others fetch its state (`state_fetch`), or by nobody, and then it
+is done again by those who are left, on the gradients that they have: nothing is counted twice.  A worker that comes
+back, from a crash or from behind a cut, asks to be taken in: after the round the lowest stops, and all agree on a view
+with it in, which fetches the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from fedgossip.algorithms.descent.base import Descent
+from fedgossip.algorithms.gossip.fragments import fragments_of
+from fedgossip.base.errors import ProtocolError
+from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import (
+    Checkpoint,
+    Effect,
+    Event,
+    Failure,
+    Fired,
+    NodeId,
+    Outgoing,
+    PeerGone,
+    PeerJoined,
+    Produced,
+    Received,
+    Refused,
+    Report,
+    SetTimer,
+    Started,
+    Stopping,
+    Train,
+    Trained,
+)
+from fedgossip.core.messages import (
+    ChunksAsked,
+    ChunksHere,
+    ChunkTaken,
+    CodedChunk,
+    GroupReport,
+    GroupView,
+    Leaving,
+    Message,
+    ReduceChunk,
+    StatePiece,
+    StateQuery,
+    WorkerRefused,
+    WorkerReturn,
+)
+from fedgossip.protocols.allreduce.chunk_exchange import ChunkExchange, UnsummableError, contribution_of
+from fedgossip.protocols.allreduce.coded_fragments import RoundCoding
+from fedgossip.protocols.allreduce.round_sums import Contribution, RoundSums
+from fedgossip.protocols.allreduce.unsent_updates import UnsentUpdates
+from fedgossip.protocols.allreduce.view_member import AllReduceSettings, ViewMember
+from fedgossip.protocols.allreduce.worker_group import GroupWaits, WorkerGroup
+from fedgossip.protocols.allreduce.worker_state import WorkerState
+from fedgossip.protocols.gossip.deadlines import Deadline
+from fedgossip.protocols.transfer.state_fetch import StateFetch
+
+
+class AllReduce(ViewMember):
+    """One worker.  `members` are all of them, itself among them; `rate` gives that of each round's step; `unsent`:
+    with `local`, in which fragments what it trains goes out; `coded`: how that goes by the codec of `sums`.
+
+    In a life after the first it finds the others before it takes part, with what the life before left in `resumed`.
+    """
+
+    def __init__(
+        self,
+        node: NodeId,
+        members: Sequence[NodeId],
+        sums: RoundSums,
+        descent: Descent[Any],
+        initial: Vector,
+        schema: str,
+        settings: AllReduceSettings,
+        rate: Callable[[int], float],
+        resumed: Checkpoint | None = None,
+        incarnation: int = 0,
+        unsent: UnsentUpdates | None = None,
+        coded: RoundCoding | None = None,
+    ) -> None:
+        least_ns = min(settings.least_deadline_ns, settings.deadline_ns)
+        group = WorkerGroup(node, members, GroupWaits(least_ns, settings.again_ns, settings.start_ns))
+        fetch = StateFetch(node, descent.start(initial), schema, settings.again_ns, settings.deadline_ns)
+        unsent = unsent or UnsentUpdates(fragments_of(initial.size))
+        at = WorkerState(descent, initial, rate, fetch, unsent, coded)
+        if resumed:
+            group.restore(at.resume(resumed))
+        exchange = ChunkExchange(group, sums, schema, settings.deadline_ns)
+        super().__init__(node, settings, group, at, exchange, fresh=resumed is None and not incarnation)
+        self.contribution: Contribution | None = None  # of this round
+        self.training = False
+        """Whether a gradient was asked for that has not come."""
+        self.early: Trained | None = None  # with `delay`: of the round after this one
+        self.deadline = Deadline(settings.deadline_ns, least_ns)
+        self.began_ns = 0
+
+    @property
+    def summed(self) -> int:
+        """See `machine.AddingMachine`."""
+        return self.exchange.summed
+
+    # --- events ---------------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
+        """Take one event; see machine.Machine."""
+        if self.phase == "finished":
+            return []
+        match event:
+            case Received(sender, message):
+                return self._received(sender, message, now_ns)
+            case Produced():
+                return self._produced(event, now_ns)
+            case Trained():
+                return self._trained(event, now_ns)
+            case Fired(key):
+                return self._fired(key, now_ns)
+            case PeerJoined(node, incarnation):
+                return self._joined(node, incarnation, now_ns)
+            case PeerGone(node):
+                return self._lost(node, now_ns) if self.group.gone(node) else self._end_if_settled()
+            case Started():
+                self.phase = "joining"
+                return [SetTimer(("start",), self.settings.start_ns), *self._begin_if_gathered(now_ns)]
+            case Stopping():
+                return [*self._goodbye(), *self._finish()]
+        return []
+
+    def _received(self, sender: NodeId, message: Message, now_ns: int) -> list[Effect]:
+        if sender not in self.exchange.links:
+            raise ProtocolError(f"worker {self.node}: a message of {sender}, which is no worker", peer=sender)
+        match message:
+            case ReduceChunk() | CodedChunk():
+                return self._chunk(sender, message, now_ns)
+            case ChunkTaken() | ChunksAsked() | ChunksHere():
+                return [*self.exchange.links[sender].heard(message, now_ns), *self._end_if_settled()]
+            case GroupReport() | GroupView() | WorkerRefused() | WorkerReturn() if sender in self.group.refused:
+                return []
+            case GroupReport():
+                return self._report(sender, message, now_ns)
+            case GroupView():
+                return self._viewed(sender, message, now_ns)
+            case WorkerRefused(epoch, worker):
+                refused = epoch == self.group.epoch and sender in self.group.members
+                return self._refuse(worker, now_ns) if refused else []
+            case WorkerReturn():
+                return self._asked_in(sender, now_ns)
+            case StateQuery():
+                return self.at.give(sender, message)
+            case StatePiece():
+                return self._piece(sender, message, now_ns)
+            case Leaving():
+                return self._left(sender, message.round, now_ns)
+        raise ProtocolError(
+            f"worker {self.node}: a message of kind {type(message).__name__.lower()!r} from worker {sender} in a run"
+            " of all-reduce",
+            "Were the workers started from the same experiment file?",
+            peer=sender,
+        )
+
+    def _fired(self, key: Hashable, now_ns: int) -> list[Effect]:
+        match key:
+            case ("start",) if self.phase == "joining":
+                return self._begin_without(now_ns)
+            case ("again", node, timer) if node in self.exchange.links and isinstance(timer, int):
+                return self.exchange.links[node].again(timer, now_ns)
+            case ("deadline", epoch, round) if (epoch, round, "reducing") == (self.group.epoch, self.round, self.phase):
+                return [Report("overdue", self.exchange.awaited, self.round), *self._stop_round(now_ns)]
+            case ("regroup", epoch) if epoch == self.group.epoch and self.phase == "regrouping":
+                self.group.late(now_ns)
+                effects = self._propose_if_due(now_ns)
+                return [*effects, *self.group.ask_again()] if self.group.regroup else effects
+            case ("piece", round, int(start)) if self.phase == "catching" and round == self.at.fetch.rounds:
+                return self.at.fetch.again(start)
+            case ("catching", epoch) if epoch == self.group.epoch and self.phase == "catching":
+                return self._stop_round(now_ns)
+            case ("return",) if self.phase == "returning":
+                return self._ask_in(now_ns)
+            case ("drain",) if self.phase == "leaving":
+                return self._finish()
+        return []
+
+    def _chunk(self, sender: NodeId, chunk: ReduceChunk | CodedChunk, now_ns: int) -> list[Effect]:
+        try:
+            effects = self.exchange.came(sender, chunk, now_ns)
+        except UnsummableError as error:
+            told = Refused(sender, "unsummable", str(error), self.round, error.advice)
+            return [told, *self._refuse(sender, now_ns)]
+        return [*effects, *self._close_if_done(now_ns)]
+
+    # --- rounds ---------------------------------------------------------------------------------------------------
+
+    def _go_on(self, now_ns: int) -> list[Effect]:
+        """Ask for the gradient of the next round, or end."""
+        self.contribution = None
+        if self.round >= self.settings.rounds:
+            return self._leave()
+        if self.group.takes_in:
+            return self._stop_round(now_ns)
+        self.phase, self.began_ns, self.group.at_work = "training", now_ns, True
+        early, self.early = self.early, None
+        if early is not None and early.job == self.asked == self.round:
+            return self._bring(early, now_ns)
+        if self.training:
+            self.asked = self.round if self.asked == self.round else -1
+            return []  # it is of this round, or of a model that is not the others': ask when it has come
+        self.training, self.asked = True, self.round
+        if self.settings.local:
+            return [Train(self.round, self.at.start)]
+        stretches = self.exchange.starts if self.settings.overlap and len(self.group.members) > 1 else ()
+        batches = self.settings.accumulate
+        return [Train(self.round, self.at.model, gradient=True, accumulate=batches, stretches=stretches)]
+
+    def _produced(self, event: Produced, now_ns: int) -> list[Effect]:
+        """Let a stretch leave while the rest is computed; one that no sum can hold waits for the whole gradient."""
+        if (self.phase, self.asked, event.job) != ("training", self.round, self.round):
+            return []
+        brought = contribution_of(event.vector, event.examples, event.metrics)
+        fits = self.exchange.now.bears(brought[0], *brought[1])
+        return self.exchange.begin(brought, now_ns, event.start) if fits else []
+
+    def _trained(self, event: Trained, now_ns: int) -> list[Effect]:
+        self.training = False
+        if self.asked == self.round + 1:
+            self.early = event
+            return []
+        if self.asked != self.round:
+            return self._go_on(now_ns) if self.phase == "training" else []
+        return self._bring(event, now_ns)
+
+    def _bring(self, event: Trained, now_ns: int) -> list[Effect]:
+        """Give this round what was trained for it."""
+        brought = self._brought(event)
+        if brought is None or not self.exchange.now.bears(brought[0], *brought[1]):
+            return self._exploded()
+        self.contribution = brought
+        return self._reduce(now_ns) if self.phase == "training" else []
+
+    def _brought(self, event: Trained) -> Contribution | None:
+        """What this worker gives to the round; None where no codec can say its gradient."""
+        goes = self.at.unsent.opened(event.update, self.round)
+        if self.at.coded is None:
+            return contribution_of(goes, event.examples, event.metrics)
+        return self.at.coded.coded(goes, event.examples, event.metrics, self.round)
+
+    def _exploded(self) -> list[Effect]:
+        """No sum can hold this gradient: go, so that the others need not wait for what they would refuse."""
+        what = "update" if self.settings.local else "gradient"
+        text = f"worker {self.node}, round {self.round}: its {what} is not finite, or too large to be added up"
+        failure = Failure("training", text, "Look at its data, or lower train.lr.")
+        return [*self._goodbye(), *self._finish(failure)]
+
+    def _reduce(self, now_ns: int) -> list[Effect]:
+        assert self.contribution
+        self.phase = "reducing"
+        effects: list[Effect] = [Outgoing(self.round + 1, self.at.model)]
+        if len(self.group.members) > 1:
+            effects.append(SetTimer(("deadline", self.group.epoch, self.round), self._deadline_ns))
+        effects += self.exchange.begin(self.contribution, now_ns)
+        return [*effects, *self._train_ahead(), *self._close_if_done(now_ns)]
+
+    def _train_ahead(self) -> list[Effect]:
+        """With `delay`: train for the next round while this one is summed."""
+        ahead = self.round + 1
+        if not self.settings.delay or ahead >= self.settings.rounds or self.training or self.asked == ahead:
+            return []
+        self.training, self.asked = True, ahead
+        return [Train(ahead, self.at.ahead)]
+
+    @property
+    def _deadline_ns(self) -> int:
+        """The longest where some fetch the state first."""
+        view = self.group.view
+        fetched = bool(view.behind) and view.rounds == self.round
+        return self.settings.deadline_ns if fetched else self.deadline.now_ns()
+
+    def _close_if_done(self, now_ns: int) -> list[Effect]:
+        if self.phase != "reducing" or not self.exchange.now.done:
+            return []
+        self.deadline.saw(now_ns - self.began_ns)
+        found = self.exchange.now.mean
+        mean = self.exchange.sums.gradient(found, self.round)
+        if self.at.coded:
+            self.at.coded.came(found)
+        self.exchange.advance()
+        done = self.at.step(mean, self.exchange.waiting_bytes)
+        return [*done, self.at.checkpoint(self.group.saved()), *self._go_on(now_ns)]
+
+    def _again(self, now_ns: int) -> list[Effect]:
+        """Do the round that is under way: with the gradient that is here, if it is."""
+        if self.round < self.settings.rounds and self.contribution is not None:
+            self.began_ns = now_ns
+            return self._reduce(now_ns)
+        if self.round < self.settings.rounds and self.asked == self.round and self.early is None:
+            self.phase = "training"
+            return []
+        return self._go_on(now_ns)

@@ -1,0 +1,317 @@
+"""One all-reduce at one rank: the moves of a collective's table made as chunks come, whatever the order.
+
+A vector is reduced in buckets, stretches of it with a run of the table each; OPEN of them are under way at a time, from
+its end to its start: so it can be given in that order, as a backward pass computes a gradient.  A chunk is named by
+(bucket, step): the step-th that its sender has for its receiver in that bucket.  Chunks that come before their move are
+kept; what is sent never changes: a copy of the vector as it stood then, or the array itself in which a chunk came, or
+in which it was added up.
+
+    invariant   a bucket's move k is made when moves 0 .. k - 1 are: so the sums depend on the table alone
+    bound       what is kept early is at most what the table has still to come
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedgossip.algorithms.collectives.table import Move, Table, Way
+from fedgossip.algorithms.federated.sums import REACH, ExactSum
+from fedgossip.base.vectors import Vector, empty, frozen, largest, summable
+
+OPEN = 4
+"""Number of buckets under way at a time."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """What one rank has for another."""
+
+    peer: int
+    """The rank that it is for."""
+    bucket: int
+    step: int
+    start: int
+    """The place of its first element in the vector."""
+    weight: float
+    """Of a term that its receiver is to add exactly; 0 for what is summed already."""
+    vector: Vector
+
+
+class Reduction:
+    """The mean of one vector [d] per rank, weighted; every rank ends with it.
+
+    Ranks are positions in the table; the caller knows which node each is.  The last element of every vector is 1: where
+    sums are rounded as they go, it brings the sum of the weights.  `bucket`: elements of each stretch but the last.
+    """
+
+    def __init__(self, rank: int, table: Table, length: int, kind: np.dtype[np.floating], bucket: int) -> None:
+        assert length > 0 and bucket > 0
+        self._table = table
+        self._summed = table.workers > 1 and not table.exact
+        """Whether weighted terms are added, and divided at the end."""
+        self._length, self._held = length, empty(0, kind)  # until it begins
+        starts = range(0, length, bucket)
+        courses = {size: _Course.of(rank, table, size) for size in {min(bucket, length), length - starts[-1]}}
+        self._buckets = [
+            _Bucket(table, courses[min(bucket, length - start)], number, start, kind)
+            for number, start in enumerate(starts)
+        ]
+        self._order = self._buckets[::-1]
+        self._lacks = length  # all elements from here on have been given
+        self._first = 0  # all buckets before it, in their order, are done
+        self.summed = 0
+        """Elements that were added to others here."""
+
+    @property
+    def done(self) -> bool:
+        return self.begun and self._first == len(self._buckets)
+
+    @property
+    def mean(self) -> Vector:
+        """The mean, where all is done; the same bits at every rank.  Not frozen: its owner may step in its memory."""
+        assert self.done
+        if self._summed:
+            weights = self._held[-1]
+            if weights > 0:
+                self._held /= weights
+            else:  # each rank's own is positive: some rank has lied, and there is no mean to step along
+                self._held[:] = 0
+            self._summed = False
+        return self._held
+
+    @property
+    def kind(self) -> np.dtype[np.floating]:
+        """The type of what chunks hold."""
+        return self._held.dtype
+
+    @property
+    def begun(self) -> bool:
+        """Whether all of the rank's own vector has been given."""
+        return not self._lacks
+
+    @property
+    def starts(self) -> Sequence[int]:
+        """Where buckets begin, from the last to the second."""
+        return [bucket.start for bucket in self._order[:-1]]
+
+    def bears(self, weight: float, *pieces: Vector) -> bool:
+        """Whether the rank's own vector can be added to others of its size: else all others would refuse it."""
+        most = REACH / 2 if self._table.exact else float(np.sqrt(np.finfo(self._held.dtype).max))
+        return all(weight * largest(piece) * self._table.workers < most for piece in pieces)  # not so of a nan
+
+    def begin(self, weight: float, *pieces: Vector) -> list[Chunk]:
+        """Give the rank's own vector, in pieces; return what goes out now.  Chunks may have come before."""
+        assert not self.begun and pieces[-1][-1] == 1
+        return self.give(0, weight, *pieces)
+
+    def give(self, start: int, weight: float, *pieces: Vector) -> list[Chunk]:
+        """Give its elements from `start` on, in pieces, up to those that were given before; return what goes out now.
+
+        What was given before is not taken again; a stretch that would leave a gap behind it is not taken at all.
+        """
+        assert weight > 0
+        stop = start + sum(piece.size for piece in pieces)
+        if not start < self._lacks <= stop:
+            return []
+        if not self._held.size:
+            self._held = empty(self._length, self._held.dtype)
+        factor, at, own = self._held.dtype.type(weight if self._summed else 1.0), start, self._held[: self._lacks]
+        for piece in pieces:
+            place = own[at : at + piece.size]
+            np.multiply(piece[: place.size], factor, out=place)
+            at += piece.size
+        before, self._lacks = self._lacks, start
+        for bucket in self._buckets:
+            if start <= bucket.start < before:
+                bucket.begin(weight, self._held)
+        return self._go_on()
+
+    def expects(self, sender: int, bucket: int, step: int) -> tuple[int, int] | None:
+        """Return (start, stop) of the elements that a chunk of this name brings; None where there is no such chunk."""
+        if not 0 <= bucket < len(self._buckets):
+            return None
+        return self._buckets[bucket].expects(sender, step)
+
+    def has(self, sender: int, bucket: int, step: int) -> bool:
+        """Whether such a chunk has come before."""
+        return self._buckets[bucket].has(sender, step)
+
+    def fits(self, chunk_bucket: int, weight: float, vector: Vector) -> bool:
+        """Whether a chunk's numbers can be added: finite, and not so large that the sum could overflow."""
+        return self._buckets[chunk_bucket].fits(weight, vector)
+
+    def take(self, sender: int, bucket: int, step: int, weight: float, vector: Vector) -> list[Chunk]:
+        """Take a chunk that is expected, new and fits; return what goes out now."""
+        self._buckets[bucket].keep(sender, step, weight, vector)
+        return self._go_on()
+
+    def awaited(self) -> Mapping[int, int]:
+        """The ranks that are waited for, each with the number of buckets that stand still for it."""
+        found: dict[int, int] = {}
+        for bucket in self._order[self._first : self._first + OPEN]:
+            if (peer := bucket.awaited) is not None:
+                found[peer] = found.get(peer, 0) + 1
+        return found
+
+    def _go_on(self) -> list[Chunk]:
+        out: list[Chunk] = []
+        while True:
+            for bucket in self._order[self._first : self._first + OPEN]:
+                out += bucket.go_on()
+                self.summed += bucket.summed
+                bucket.summed = 0
+            before = self._first
+            while self._first < len(self._order) and self._order[self._first].done:
+                self._first += 1
+            if self._first in (before, len(self._order)):
+                return out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Course:
+    """A rank's moves in a bucket of `size` elements, the step of each, and what it takes of each sender, in order."""
+
+    size: int
+    moves: Sequence[tuple[Move, slice]]
+    steps: Sequence[int]
+    takes: Mapping[int, Sequence[slice]]
+
+    @classmethod
+    def of(cls, rank: int, table: Table, size: int) -> _Course:
+        moves = list(table.of(rank, size))
+        takes: dict[int, list[slice]] = {}
+        for move, part in moves:
+            if move.way is not Way.SEND:
+                takes.setdefault(move.peer, []).append(part)
+        return cls(size, moves, steps_of([move for move, _ in moves]), takes)
+
+
+class _Bucket:
+    """One run of the table on a stretch of the vector; `part` is written in place."""
+
+    def __init__(self, table: Table, course: _Course, number: int, start: int, kind: np.dtype[np.floating]) -> None:
+        self._number, self.start, self._size = number, start, course.size
+        self._part: Vector = np.empty(0, kind)  # until it begins
+        self._moves: Sequence[tuple[Move, slice]] = course.moves
+        self._steps: Sequence[int] = course.steps
+        self._takes: Mapping[int, Sequence[slice]] = course.takes
+        self._at = 0
+        self._made: dict[int, int] = {}  # by sender, what was taken of it
+        self._passed_on: dict[tuple[int, int], Vector] = {}  # stretches of which what was taken last is all there is
+        self._kept: dict[tuple[int, int], tuple[float, Vector]] = {}  # by sender and step, until its move
+        self._weight, self._terms = 0.0, table.workers
+        self._adds = sum(move.way is Way.ADD for move, _ in self._moves)  # still to be made
+        self._raw = table.exact
+        self._exact: ExactSum | None = None
+        self.summed = 0  # elements, until they are counted
+
+    def begin(self, weight: float, held: Vector) -> None:
+        """The rank's own term stands in its vector now."""
+        self._part = held[self.start : self.start + self._size]
+        self._weight = weight if self._raw else 0.0
+        if self._raw and self._adds:
+            self._exact = ExactSum()
+            self._exact.add(weight, self._part)
+
+    @property
+    def done(self) -> bool:
+        return bool(self._part.size) and self._at == len(self._moves)
+
+    @property
+    def awaited(self) -> int | None:
+        """The rank that the next move waits for."""
+        return self._moves[self._at][0].peer if self._part.size and not self.done else None
+
+    def expects(self, sender: int, step: int) -> tuple[int, int] | None:
+        takes = self._takes.get(sender, ())
+        if not 0 <= step < len(takes):
+            return None
+        return self.start + takes[step].start, self.start + takes[step].stop
+
+    def has(self, sender: int, step: int) -> bool:
+        return step < self._made.get(sender, 0) or (sender, step) in self._kept
+
+    def fits(self, weight: float, vector: Vector) -> bool:
+        if not summable(vector):
+            return False
+        if not self._raw:
+            return True
+        return weight * largest(vector) * self._terms < REACH / 2  # as large as all terms together
+
+    def keep(self, sender: int, step: int, weight: float, vector: Vector) -> None:
+        self._kept[sender, step] = weight, vector
+
+    def go_on(self) -> list[Chunk]:
+        """Make every move that can be made; return what goes out."""
+        out: list[Chunk] = []
+        while self._part.size and not self.done:
+            move, part = self._moves[self._at]
+            step = self._steps[self._at]
+            if move.way is Way.SEND:
+                out.append(self._chunk(move, part, step))
+            elif (came := self._kept.pop((move.peer, step), None)) is not None:
+                self._take(move, part, *came)
+            else:
+                break
+            self._at += 1
+        return out
+
+    def _chunk(self, move: Move, part: slice, step: int) -> Chunk:
+        vector = self._passed_on.get((part.start, part.stop))
+        if vector is None:
+            vector = empty(part.stop - part.start, self._part.dtype)
+            vector[:] = self._part[part]
+        return Chunk(move.peer, self._number, step, self.start + part.start, self._weight, frozen(vector))
+
+    def _take(self, move: Move, part: slice, weight: float, came: Vector) -> None:
+        self._made[move.peer] = self._made.get(move.peer, 0) + 1
+        if move.way is Way.REPLACE:
+            self._part[part], self._weight = came, 0.0
+            self._pass_on(part, came)
+            return
+        self._adds -= 1
+        self.summed += came.size
+        if self._exact is None:
+            self._add(part, came)
+            return
+        self._exact.add(weight, came)
+        if not self._adds:
+            self._part[:], self._weight = self._exact.mean(self._part.dtype), 0.0
+            self._exact = None
+
+    def _add(self, part: slice, came: Vector) -> None:
+        """Add into the memory of what came, where that is ours; the vector itself need not hold what is replaced."""
+        total = np.add(self._part[part], came, out=came if came.flags.writeable else empty(came.size, came.dtype))
+        self._pass_on(part, total)
+        if not self._is_replaced(part):
+            self._part[part] = total
+
+    def _pass_on(self, part: slice, vector: Vector) -> None:
+        for start, stop in list(self._passed_on):
+            if start < part.stop and part.start < stop:
+                del self._passed_on[start, stop]
+        self._passed_on[part.start, part.stop] = vector
+
+    def _is_replaced(self, part: slice) -> bool:
+        """Whether this very stretch is but sent before another takes its place."""
+        for move, other in self._moves[self._at + 1 :]:
+            if other == part and move.way is not Way.ADD:
+                if move.way is Way.REPLACE:
+                    return True
+            elif other.start < part.stop and part.start < other.stop:
+                return False
+        return False
+
+
+def steps_of(moves: Sequence[Move]) -> list[int]:
+    """Return for each move how many with the same peer and direction are before it."""
+    seen: dict[tuple[int, bool], int] = {}
+    found = []
+    for move in moves:
+        key = move.peer, move.way is Way.SEND
+        found.append(seen.get(key, 0))
+        seen[key] = found[-1] + 1
+    return found

@@ -1,0 +1,374 @@
+"""A client of a federated run: invited, it trains from what it was sent, and answers with what its algorithm says.
+
+    waiting --Invite--> training --Trained, answer--> waiting ... --Final--> finished
+
+Nothing is asked for: the coordinator pushes.  A later invitation overtakes an earlier one: what comes of that training
+is dropped, for its round is over.  A `ClientPart` (`client_round`) decides how the answer is given: in the clear, or
+through a secure sum.  An answer is kept until the next invitation; the same invitation again (the link broke, or the
+coordinator was started again and draws the same cohort) is answered with it, not with another training.
+
+What a client remembers from round to round (SCAFFOLD's c_i) changes only when the coordinator says, in the next
+invitation, that the contribution was counted: both ends then remember the same, whoever was cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from fedgossip.algorithms.federated.base import ClientRule, Vectors, Work
+from fedgossip.base.errors import BudgetError, ProtocolError
+from fedgossip.base.vectors import Vector, frozen, summable
+from fedgossip.core.machine import (
+    Checkpoint,
+    Effect,
+    Event,
+    Finish,
+    Fired,
+    LocalWork,
+    NodeId,
+    PeerGone,
+    PeerJoined,
+    Received,
+    Report,
+    Send,
+    SetTimer,
+    Started,
+    Stopping,
+    Train,
+    Trained,
+)
+from fedgossip.core.messages import Final, Invite, Leaving, MaskedInput, Refusal, Secured
+from fedgossip.protocols.federated import client_round
+from fedgossip.protocols.federated.client_round import Chances, ClientPart, PlainPart, SecurePart
+from fedgossip.protocols.federated.gathering import check_layout
+from fedgossip.protocols.federated.spending import EXHAUSTED, Purse, budget_reached, spent
+from fedgossip.protocols.federated.telling import EVERYTHING, Telling
+from fedgossip.protocols.gossip.failures import deserted, no_coordinator, used_up
+from fedgossip.secure.client import SecAggClient
+from fedgossip.secure.past import AskedBefore, Questions
+from fedgossip.secure.secrets import Ahead
+from fedgossip.secure.session import round_of
+
+
+class Answering(Protocol):
+    """The way in which this client answers: it opens the part for an invitation."""
+
+    def part(self, coordinator: NodeId, invite: Invite, before: ClientPart | None) -> ClientPart:
+        """`before`: that of the last invitation.  Raises ProtocolError for one that asks for another kind of answer."""
+        ...
+
+
+class Plainly:
+    """Answers in the clear."""
+
+    def part(self, coordinator: NodeId, invite: Invite, before: ClientPart | None) -> ClientPart:  # noqa: ARG002
+        if invite.frame:
+            text = f"round {invite.round}: an invitation to a secure sum, which this experiment has switched off"
+            raise ProtocolError(text, "Give coordinator and clients the same experiment file.", peer=coordinator)
+        return PlainPart(coordinator, invite)
+
+
+@dataclass
+class Securely:
+    """Answers through a secure sum, and in no other way; `before`: what it was asked in an earlier life."""
+
+    party: SecAggClient
+    chances: Callable[[int], Chances]
+    """Of a round."""
+    questions: Questions | None = None
+    before: AskedBefore | None = None
+
+    def part(self, coordinator: NodeId, invite: Invite, before: ClientPart | None) -> ClientPart:
+        if not invite.frame:
+            text = f"round {invite.round}: asked for an answer in the clear, which this client does not give"
+            advice = "Give coordinator and clients the same experiment file, with the same coordinator.secure.on."
+            raise ProtocolError(text, advice, peer=coordinator)
+        last = before if isinstance(before, SecurePart) else None
+
+        def look() -> None:
+            self._look(invite, last)
+
+        ahead: Ahead | None = last.ahead if last else None
+        return SecurePart(self.party, coordinator, invite, self.chances(invite.round), ahead, look)
+
+    def _look(self, invite: Invite, last: SecurePart | None) -> None:
+        """Look at what is asked for, and remember it.  Raises RoundAbandoned."""
+        if self.questions is None:
+            return
+        if last and self.before and last.invite.round == self.before.round:
+            self.before = replace(self.before, clients=last.survivors, sum_digest=last.sum_digest)
+        self.questions.check(self.party.me, invite.round, invite.vectors[0], self.before)
+        self.before = AskedBefore(invite.round, invite.vectors[0])
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    rounds: int
+    """Of the run: an invitation to a later one is refused, and the model of the last round is tested too."""
+    silence_ns: int = 600_000_000_000
+    """Nanoseconds without a link after which the coordinator counts as gone; above the time of its restart."""
+    idle_ns: int = 86_400_000_000_000
+    """The same with a link and without a message; above the time until every client has had its turn."""
+    session_ns: int = 3_600_000_000_000
+    """Nanoseconds after which a round without an end is given up; above the sum of the coordinator's deadlines."""
+    test_every: int = 0
+    """Number of rounds between two tests of the model on own examples, before it is trained; 0: never."""
+    accumulate: int | None = None
+    """Number of batches in a gradient, which then counts the examples in them; None: as many as a round's training has,
+    and it counts all of this client's."""
+
+    patience: int = 0
+    """Number of rounds after which the coordinator may end the run, for no better model has followed; 0: its last."""
+
+    @property
+    def may_end(self) -> int:
+        """Number of rounds from which on an end of the run is none before its time."""
+        return min(self.rounds, self.patience or self.rounds)
+
+    def tests(self, round: int) -> bool:
+        return self.test_every > 0 and ((round + 1) % self.test_every == 0 or round + 1 == self.rounds)
+
+
+def never(_model: Vector) -> bool:
+    """Return False: a run goes on to its last round."""
+    return False
+
+
+class Client:
+    """One client.  `resumed`: go on from there; what was trained and not answered before is trained again."""
+
+    telling = EVERYTHING  # where an image of the release before is taken up, that has no word of it
+
+    def __init__(
+        self,
+        node: NodeId,
+        coordinator: NodeId,
+        rule: ClientRule,
+        initial: Vector,
+        schema: str,
+        settings: ClientSettings,
+        resumed: Checkpoint | None = None,
+        answering: Answering | None = None,
+        purse: Purse | None = None,
+        telling: Telling = EVERYTHING,
+        whole: Callable[[Vector], bool] = never,
+    ) -> None:
+        """`whole`: whether a model is one with which a run ends before its last round."""
+        self.node, self.coordinator, self.rule, self.settings = node, coordinator, rule, settings
+        self.answering: Answering = answering or Plainly()
+        self.purse, self.telling, self.whole = purse, telling, whole
+        self.model = resumed.vectors["x"] if resumed else initial
+        self.layout = Invite(0, schema, (initial,) * rule.vectors)
+        self.memory = _several(resumed, "memory")
+        self.pending = _several(resumed, "pending")
+        self.pending_round = _number(resumed, "pending_round")
+        """The round whose contribution makes `pending` the memory, if it is counted; -1: none."""
+        self.asked: Invite | None = None
+        """The contribution that is to be sent."""
+        self.part: ClientPart | None = None
+        """How it is answered."""
+        self.outdated = False
+        """Whether what is trained now is of an invitation that another has overtaken."""
+        self.wanted = False
+        """Whether the coordinator, in this life of it, has asked for the answer."""
+        self.phase = "new"
+        self.linked = False
+        self.life = 0
+        self.met = False
+
+    def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:  # noqa: ARG002
+        if self.phase == "finished":
+            return []
+        match event:
+            case Received(sender, message):
+                return [*self._received(sender, message), *self._listen()]
+            case Trained(_, update, examples, metrics, extra):
+                assert self.phase == "training", "a training that nobody asked for"
+                return [*self._trained(update, examples, metrics, extra), *self._listen()]
+            case PeerJoined(node, incarnation) if node == self.coordinator:
+                return [*self._joined(incarnation), *self._listen()]
+            case PeerGone(node) if node == self.coordinator:
+                self.linked = False
+                return self._listen()
+            case Fired(("silent",)):
+                return self._listen() if self.phase == "training" else self._desert()
+            case Fired(("session",)):  # of the last invitation: each replaces the one before
+                return self._let_go()
+            case Started():
+                self.phase = "waiting"
+                return self._listen()
+            case Stopping(again):
+                self.phase = "finished"
+                goodbye = Leaving(self.asked.round if self.asked else 0, done=not again)
+                return [*self._let_go(), Send(self.coordinator, goodbye), Finish(self.model)]
+            case _:
+                return []
+
+    def _joined(self, incarnation: int) -> list[Effect]:
+        another = incarnation > self.life
+        self.linked, self.met, self.life = True, True, max(self.life, incarnation)
+        if not another:
+            return []
+        self.wanted = False  # it may have forgotten that it asked
+        return self.part.coordinator_restarted() if self.part else []
+
+    def _listen(self) -> list[Effect]:
+        if self.phase == "finished":
+            return []
+        return [SetTimer(("silent",), self.settings.idle_ns if self.linked else self.settings.silence_ns)]
+
+    def _desert(self) -> list[Effect]:
+        self.phase = "finished"
+        round = self.asked.round if self.asked else 0
+        if not self.met:
+            report = Report("nobody_came", [self.coordinator], round)
+            return [*self._let_go(), report, Finish(self.model, no_coordinator())]
+        report = Report("deserted", [self.coordinator], round)
+        return [*self._let_go(), report, Finish(self.model, deserted(round))]
+
+    def _let_go(self) -> list[Effect]:
+        return self.part.give_up() if self.part else []
+
+    # --- what the coordinator says --------------------------------------------------------------------------------
+
+    def _received(self, sender: NodeId, message: object) -> list[Effect]:
+        where = f"client {self.node}"
+        if sender != self.coordinator:
+            raise ProtocolError(f"{where}: a message of node {sender}; only the coordinator is heard", peer=sender)
+        if isinstance(message, Secured | MaskedInput):
+            if self.part is None:
+                return [Report("late", {"peer": sender, "session": message.session}, 0)]
+            return self.part.heard(message)
+        if not isinstance(message, Invite | Final):
+            kind = type(message).__name__.lower()
+            advice = "Were coordinator and clients started from the same experiment file?"
+            raise ProtocolError(f"{where}: a message of kind {kind!r} in a federated run", advice, peer=sender)
+        check_layout(
+            f"{where}: what came of round {message.round}", sender, message.schema, message.vectors, self.layout
+        )
+        if not all(map(summable, message.vectors)):
+            text = f"{where}: the model of round {message.round} is not finite, or too large to be trained"
+            raise ProtocolError(text, peer=sender)
+        if isinstance(message, Final):
+            return self._final(message)
+        self._check_round(message)
+        return self._invited(message)
+
+    def _check_round(self, invite: Invite) -> None:
+        """Batches and rounding follow from the round: it is one of the run, and the one that the session is of."""
+        where, advice = f"client {self.node}: an invitation to round {invite.round}", "Distrust the coordinator."
+        if not 0 <= invite.round < self.settings.rounds:
+            raise ProtocolError(f"{where}, of {self.settings.rounds}", advice, peer=self.coordinator)
+        if invite.frame and invite.round != round_of(invite.session):
+            text = f"{where} in session {invite.session}, which is of round {round_of(invite.session)}"
+            raise ProtocolError(text, advice, peer=self.coordinator)
+
+    def _invited(self, invite: Invite) -> list[Effect]:
+        if self.asked and self.wanted and invite.round < self.asked.round:
+            return [Report("late", {"peer": self.coordinator, "round": invite.round}, self.asked.round)]
+        again = self.part is not None and self.asked is not None and _same(invite, self.asked)
+        if again:
+            self.wanted = True
+            return self.part.again() if self.part and self.linked else []
+        part = self.answering.part(self.coordinator, invite, self.part)
+        begun = part.begin()  # before anything is given up for it: an invitation that is none changes nothing
+        let_go = self._let_go()
+        self.wanted, self.asked, self.part = True, invite, part
+        session = SetTimer(("session",), self.settings.session_ns)
+        began = [*let_go, *begun, session]
+        if self.phase == "training":
+            self.outdated = True
+            return began
+        return began + self._train(invite)
+
+    def _train(self, invite: Invite) -> list[Effect]:
+        if self.part is None or self.part.over:  # refused
+            return []
+        if self.pending_round >= 0 and invite.counted == self.pending_round:
+            self.memory = self.pending
+        try:
+            paid = [spent(one) for one in self.purse.pay(invite.round)] if self.purse else []
+        except BudgetError as error:
+            return self._exhausted(invite, error)
+        self.pending, self.pending_round = (), -1
+        self.model = invite.vectors[0]
+        self.phase = "training"
+        tested = self.settings.tests(invite.round)
+        terms = self.rule.terms(invite.vectors, self.memory)
+        return [*paid, Train(invite.round, self.model, terms, tested, self.rule.gradient, self.settings.accumulate)]
+
+    def _exhausted(self, invite: Invite, error: BudgetError) -> list[Effect]:
+        """Refuse and leave: nothing more may be sent, and the coordinator is told."""
+        self.phase = "finished"
+        refusal = Refusal(invite.round, invite.session, EXHAUSTED)
+        said = [Send(self.coordinator, message) for message in (refusal, Leaving(invite.round, done=True))]
+        return [*self._let_go(), budget_reached(error, invite.round), *said, Finish(self.model, used_up(error))]
+
+    def _trained(
+        self, update: Vector | None, examples: int, metrics: Mapping[str, float], extra: Vectors = ()
+    ) -> list[Effect]:
+        assert self.asked and self.part
+        self.phase = "waiting"
+        if self.outdated:
+            self.outdated = False
+            round = self.asked.round
+            return [Report("outdated", {"now": round}, round), *self._train(self.asked)]
+        round = self.asked.round
+        moved = frozen(np.zeros_like(self.model)) if update is None else update
+        steps = int(metrics.get("steps", 1))
+        if self.settings.accumulate is not None:
+            examples = int(metrics.get("rows", examples))
+        work = Work(moved, examples, steps, float(metrics.get("rate", 1.0)), self.node, round, extra)
+        up, self.pending = self.rule.upload(self.asked.vectors, self.memory, work)
+        self.pending_round = round
+        examples = max(1, examples)
+        measured = self.telling.measured
+        contributed = client_round.PreparedContribution(
+            up,
+            int(self.rule.weight(examples)),
+            examples,
+            steps,
+            metrics.get("loss"),
+            float(metrics.get(measured, 0.0)),
+            int(metrics.get("tested", 0)) if measured in metrics else 0,
+        )
+        answer = self.part.trained(self.telling.of(contributed))
+        said = answer if self.wanted and self.linked else [e for e in answer if not isinstance(e, Send)]
+        score = float(metrics.get("score", 0.0)) if metrics.get("tested") else None
+        epsilon = self.purse.epsilon if self.purse else None
+        return [self._checkpoint(), *said, LocalWork(round + 1, score, epsilon)]
+
+    def _checkpoint(self) -> Checkpoint:
+        vectors = {"x": self.model}
+        vectors.update({f"memory/{k}": v for k, v in enumerate(self.memory)})
+        vectors.update({f"pending/{k}": v for k, v in enumerate(self.pending)})
+        return Checkpoint(self.pending_round + 1, vectors, {"pending_round": self.pending_round})
+
+    def _final(self, final: Final) -> list[Effect]:
+        self.phase, self.model = "finished", final.vectors[0]
+        goodbye, facts = Leaving(final.round, done=True), {"rounds": final.round, "of": self.settings.rounds}
+        left = final.round < self.settings.may_end and not self.whole(self.model)
+        early = [Report("ended_early", facts, final.round)] if left else []
+        return [*self._let_go(), *early, Send(self.coordinator, goodbye), Finish(self.model)]
+
+
+def _same(invite: Invite, before: Invite) -> bool:
+    """Whether what is asked is what was asked before: the same round and session, from the same vectors."""
+    pairs = zip(invite.vectors, before.vectors, strict=True)
+    named = (invite.round, invite.session) == (before.round, before.session)
+    return named and all(a is b or np.array_equal(a, b) for a, b in pairs)
+
+
+def _several(checkpoint: Checkpoint | None, name: str) -> Vectors:
+    found = checkpoint.vectors if checkpoint else {}
+    return tuple(found[f"{name}/{k}"] for k in range(len(found)) if f"{name}/{k}" in found)
+
+
+def _number(checkpoint: Checkpoint | None, name: str) -> int:
+    number = checkpoint.facts.get(name, -1) if checkpoint else -1
+    assert isinstance(number, int)
+    return number

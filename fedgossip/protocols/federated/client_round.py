@@ -1,0 +1,373 @@
+"""A client's part in a round: it answers in the clear, or takes part in a secure sum.
+
+The client opens a part for every invitation, hands it what it hears and what it has trained, and sends what it returns:
+
+    open    --Invite-->  training  --Trained-->  answered                                           PlainPart
+    joined  --keys-->  shared  --delivery and Trained-->  masked  --survivors-->  consented
+            --consents-->  revealed  --result-->  done                                              SecurePart
+
+What a part has said last is said again where the other end asks again; what it was asked last is answered again, and
+done once.  A session that no honest coordinator would lead ends with a `Refusal` of its reason, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from fedgossip.algorithms.federated.base import Vectors
+from fedgossip.base.errors import ProtocolError
+from fedgossip.base.vectors import Vector, digest, frozen
+from fedgossip.core.machine import Effect, Log, NodeId, Report, Send
+from fedgossip.core.messages import CodedContribution, Contribution, Invite, MaskedInput, Message, Refusal, Secured
+from fedgossip.protocols.gossip.refusals import refused_by
+from fedgossip.secure import frames
+from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage
+from fedgossip.secure.client import Advertised, Consented, Revealed, SecAggClient, Shared, VectorMasked
+from fedgossip.secure.encoding import Encoding
+from fedgossip.secure.fixed_point import Quantised
+from fedgossip.secure.noise import discrete_gaussian
+from fedgossip.secure.noise_rule import Noise
+from fedgossip.secure.past import Past
+from fedgossip.secure.primitives import Entropy
+from fedgossip.secure.ring import words
+from fedgossip.secure.secrets import Ahead
+from fedgossip.secure.session import ids_in, ranges
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedContribution:
+    """What is to be contributed: what goes up, of so many examples and steps, and facts for the mean of all clients."""
+
+    up: Vectors
+    weight: int
+    """Its weight in the mean, a whole number."""
+    examples: int
+    steps: int
+    loss: float | None
+    measured: float = 0.0
+    """The score of the model that came, on `tested` examples kept for that."""
+    tested: int = 0
+
+    def answer_to(self, invite: Invite) -> Contribution | CodedContribution:
+        """What a client says of it in the clear."""
+        told = self.up, self.examples, self.steps, self.loss, self.measured, self.tested
+        if self.up[0].dtype == np.uint8:
+            return CodedContribution(invite.round, self.up[0].size, invite.schema, *told)
+        return Contribution(invite.round, invite.schema, *told)
+
+    def metrics(self, names: Sequence[str]) -> dict[str, float]:
+        return {name: float(getattr(self, name) or 0.0) for name in names}
+
+
+class ClientPart(Protocol):
+    """On ProtocolError it is unchanged."""
+
+    @property
+    def over(self) -> bool:
+        """Whether the part is over: nothing more comes of it."""
+        ...
+
+    def begin(self) -> list[Effect]: ...
+    def trained(self, work: PreparedContribution) -> list[Effect]: ...
+    def heard(self, message: Message) -> list[Effect]: ...
+    def again(self) -> list[Effect]:
+        """Return the effects that repeat what was said last."""
+        ...
+
+    def give_up(self) -> list[Effect]:
+        """End the part: another round has begun, or the coordinator is not heard any more."""
+        ...
+
+    def coordinator_restarted(self) -> list[Effect]:
+        """Note that the coordinator was restarted: it has forgotten this round."""
+        ...
+
+
+class PlainPart:
+    """Answers with a `Contribution`, or one by a codec."""
+
+    def __init__(self, coordinator: NodeId, invite: Invite) -> None:
+        self.coordinator, self.invite = coordinator, invite
+        self.answer: Contribution | CodedContribution | None = None
+        self.over = False
+
+    def begin(self) -> list[Effect]:
+        return []
+
+    def trained(self, work: PreparedContribution) -> list[Effect]:
+        invite = self.invite
+        self.answer = work.answer_to(invite)
+        facts = {"round": invite.round, "to": self.coordinator, "bytes": self.answer.payload_bytes}
+        return [Log("contribution", facts, work.up), *self.again()]
+
+    def heard(self, message: Message) -> list[Effect]:
+        kind = type(message).__name__.lower()
+        raise ProtocolError(f"a message of kind {kind!r} in a round without a secure sum", peer=self.coordinator)
+
+    def again(self) -> list[Effect]:
+        return [Send(self.coordinator, self.answer)] if self.answer else []
+
+    def give_up(self) -> list[Effect]:
+        self.over = True
+        return []
+
+    def coordinator_restarted(self) -> list[Effect]:
+        return []  # it asks again, and gets the same answer
+
+
+_Facts = dict[str, int | str]
+_Step = Advertised | Shared | VectorMasked | Consented | Revealed
+Stepped = TypeVar("Stepped", bound=_Step)
+
+_DUE: dict[type[object], Stage] = {
+    Advertised: Stage.SHARES,
+    Shared: Stage.MASKED,
+    VectorMasked: Stage.CONSIST,
+    Consented: Stage.UNMASK,
+    Revealed: Stage.RESULT,
+}
+"""The stage of the frame that each step waits for."""
+
+
+class SecurePart:
+    """One session of a secure sum; `ahead` are the keys that the last one announced, `party` is this client."""
+
+    def __init__(
+        self,
+        party: SecAggClient,
+        coordinator: NodeId,
+        invite: Invite,
+        chances: Chances,
+        ahead: Ahead | None,
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`look`: at what is asked for; raises RoundAbandoned."""
+        self.party, self.coordinator, self.invite, self.chances = party, coordinator, invite, chances
+        self.ahead = ahead
+        """After the masked vector: the keys for the next session."""
+        self.over = False
+        self.survivors, self.sum_digest = 0, b""
+        """Number of clients that the sum is of, and its hash as the coordinator signed it; 0 and b"" before."""
+        self._look = look
+        self._step: _Step | None = None
+        self._said: list[Effect] = []
+        self._answered: list[bytes] = []  # the frames that were answered, one of each stage
+        self._early: dict[int, bytes] = {}  # frames of later stages, that came before the ones they follow
+        self._delivery = b""  # came before the training was done
+        self._work: PreparedContribution | None = None
+
+    def begin(self) -> list[Effect]:
+        try:
+            self._look()
+            step = self.party.join(self.invite.frame, bytes.fromhex(digest(self.invite.vectors)), self.ahead)
+            if step.descriptor.round != self.invite.session:  # by which the log knows it
+                raise step.abandon(Reason.REPLAY, f"session {step.descriptor.round} as session {self.invite.session}")
+        except RoundAbandoned as refused:
+            if self.ahead:
+                self.ahead.erase()
+            return self._refuse(refused)
+        self.ahead = None
+        self._step = step
+        d = step.descriptor
+        facts = _Facts(clients=len(d.cohort), cohort=ranges(d.cohort), threshold=d.t, least=d.n_min)
+        keys = step.frame or b""
+        return [
+            self._log("joined", Stage.KEYS, keys, **facts),
+            *self._say([self._secured(Stage.KEYS, keys)] if keys else []),
+        ]
+
+    # --- what is heard ----------------------------------------------------------------------------------------------
+
+    def heard(self, message: Message) -> list[Effect]:
+        if not isinstance(message, Secured):
+            kind = type(message).__name__.lower()
+            raise ProtocolError(f"a message of kind {kind!r} in a secure sum", peer=self.coordinator)
+        if self.over or message.session != self.invite.session:
+            return [Report("late", {"peer": self.coordinator, "session": message.session}, self.invite.round)]
+        if message.frame in self._answered:
+            return self.again() if message.frame == self._answered[-1] else []
+        due = _DUE[type(self._step)]
+        if message.stage > due:
+            self._early[min(message.stage, Stage.RESULT)] = message.frame
+            return []
+        try:
+            effects = self._take(message.frame)
+        except RoundAbandoned as refused:
+            return self._refuse(refused)
+        return effects + self._overtaken()
+
+    def _overtaken(self) -> list[Effect]:
+        """Take up the frame that came too early, if its turn has come; if it is bad, what was done before it stays."""
+        if self.over or (frame := self._early.pop(due := _DUE[type(self._step)], None)) is None:
+            return []
+        try:
+            return self.heard(Secured(self.invite.session, due, frame))
+        except ProtocolError as error:
+            return [refused_by(error, self.invite.round)]
+
+    def _take(self, frame: bytes) -> list[Effect]:
+        match self._step:
+            case Advertised() as step:
+                shared = step.share(frame)
+                self._step = self._next(shared, frame)
+                return self._leave("shares", Stage.SHARES, shared.frame)
+            case Shared() as step:
+                step.check(frame)
+                self._keep(frame)
+                return self._mask()
+            case VectorMasked() as step:
+                consented = step.consent(frame)
+                self._step = self._next(consented, frame)
+                about = _Facts(survivors=len(consented.survivors))
+                if (fixed := self.party.policy.fixed).together:
+                    past = self.party.past
+                    about |= {"sites": past.members, "company": past.company, "layout": fixed.schema.hex()}
+                self.survivors = len(consented.survivors)
+                return self._leave("consent", Stage.CONSIST, consented.frame, **about)
+            case Consented() as step:
+                revealed = step.reveal(frame)
+                self._step = self._next(revealed, frame)
+                facts = {"alive": ranges(revealed.alive), "dropped": ranges(revealed.dropped)}
+                return self._leave("reveal", Stage.UNMASK, revealed.frame, **facts)
+            case Revealed() as step:
+                digest = step.acknowledge(frame)
+                self._step, self.over, self.sum_digest = None, True, digest
+                return [self._log("result", Stage.RESULT, b"", sum_sha256=digest.hex())]
+            case None:
+                raise ProtocolError("a frame for a session that is over", peer=self.coordinator)
+
+    def _next(self, step: Stepped, frame: bytes) -> Stepped:
+        self._answered.append(frame)
+        return step
+
+    def _keep(self, delivery: bytes) -> None:
+        """The others' shares are opened when there is something to mask; until then what came first stands."""
+        if self._delivery and delivery != self._delivery:
+            raise RoundAbandoned(Reason.TWICE, "a second, different delivery", stage=Stage.MASKED)
+        self._delivery = delivery
+
+    # --- the masked vector ------------------------------------------------------------------------------------------
+
+    def trained(self, work: PreparedContribution) -> list[Effect]:
+        self._work = work
+        try:
+            effects = self._mask()
+        except RoundAbandoned as refused:
+            return self._refuse(refused)
+        return effects + self._overtaken()
+
+    def _mask(self) -> list[Effect]:
+        """Mask and send, where both the training and the others' shares are here."""
+        step, work = self._step, self._work
+        if not (isinstance(step, Shared) and work and self._delivery):
+            return []
+        d = step.descriptor
+        quantised = integers(self.party.policy.numbers(d), work, self.chances, d.dp)
+        masked = step.mask(self._delivery, quantised)
+        self._step, self._delivery, self._work = self._next(masked, self._delivery), b"", None
+        self.ahead = masked.ahead
+        message = MaskedInput(self.invite.session, Stage.MASKED, masked.frame, self.invite.schema, (masked.words,))
+        facts = _Facts(vector_sha256=masked.digest.hex(), words=masked.words.size, input=quantised.fingerprint.hex())
+        return [self._log("masked", Stage.MASKED, masked.frame, **facts), *self._say([message])]
+
+    # --- what is said -----------------------------------------------------------------------------------------------
+
+    def _leave(self, kind: str, stage: Stage, frame: bytes, **facts: int | str) -> list[Effect]:
+        return [self._log(kind, stage, frame, **facts), *self._say([self._secured(stage, frame)])]
+
+    def _secured(self, stage: Stage, frame: bytes) -> Secured:
+        return Secured(self.invite.session, stage, frame)
+
+    def _say(self, messages: Sequence[Message]) -> list[Effect]:
+        self._said = [Send(self.coordinator, message) for message in messages]
+        return list(self._said)
+
+    def _log(self, kind: str, stage: Stage, frame: bytes, **facts: int | str) -> Log:
+        about: dict[str, int | float | str] = {
+            "session": self.invite.session,
+            "round": self.invite.round,
+            "stage": stage.name,
+            "to": self.coordinator,
+            "bytes": len(frame),
+        }
+        if frame:
+            about["sha256"] = frames.body_hash(frame).hex()
+        return Log(kind, {**about, **facts})
+
+    def again(self) -> list[Effect]:
+        return list(self._said)
+
+    def give_up(self) -> list[Effect]:
+        if self.over or self._step is None:
+            return []
+        abandoned = self._step.abandon()
+        return [self._ended(abandoned.reason)]
+
+    def coordinator_restarted(self) -> list[Effect]:
+        return self.give_up()
+
+    def _refuse(self, refused: RoundAbandoned) -> list[Effect]:
+        """End it here and say so; whatever was refused is in no log, its reason is."""
+        if self._step is not None:
+            self._step.abandon()
+        about = {"reason": refused.reason.value, "text": str(refused), "advice": refused.advice}
+        if refused.reason in (Reason.COMPANY, Reason.POINT):
+            about["asked"] = f"{refused.what}.  {refused.advice}"
+        refusal = Refusal(self.invite.round, self.invite.session, refused.reason.value)
+        return [
+            self._ended(refused.reason),
+            Report("abandoned_here", about, self.invite.round),
+            *self._say([refusal]),
+        ]
+
+    def _ended(self, reason: Reason) -> Log:
+        self._step, self._delivery, self._work, self.over = None, b"", None, True
+        return self._log("refused", Stage.RESULT, b"", reason=reason.value)
+
+
+@dataclass(frozen=True)
+class Chances:
+    """Of one client in one round: for rounding, which need not be secret, and for noise, which must."""
+
+    rounding: Entropy
+    noise: Entropy
+
+
+def integers(fixed: Encoding, work: PreparedContribution, chances: Chances, noise: Noise) -> Quantised:
+    """Return what a client puts into the sum: rounded, and hidden by its share of the noise where there is some."""
+    metrics = work.metrics([name for name, _ in fixed.metrics])
+    weight = 1 if fixed.weight_max == 1 else work.weight
+    quantised = fixed.encode(joined(work.up), weight, metrics, chances.rounding)
+    if noise.on:
+        quantised.values[: fixed.length] += words(discrete_gaussian(noise.sigma, fixed.length, chances.noise))
+    if noise.bit_sigma:
+        place = slice(fixed.length + 1, fixed.length + 2)  # behind the weight
+        quantised.values[place] += words(discrete_gaussian(noise.bit_sigma, 1, chances.noise))
+    return quantised
+
+
+def joined(vectors: Vectors) -> Vector:
+    """Return them one behind the other, as one vector; of one itself."""
+    return vectors[0] if len(vectors) == 1 else frozen(np.concatenate(vectors))
+
+
+def past_of(log: Sequence[tuple[str, Mapping[str, object]]]) -> Past:
+    """What a client's own log says of its earlier lives."""
+    past, cohort = Past(), list[int]()
+    for kind, facts in log:
+        session = int(str(facts.get("session", -1)))
+        match kind:
+            case "joined":
+                past.joined(session)
+                cohort = ids_in(str(facts["cohort"]))
+            case "masked":
+                past.masked(session, cohort, bytes.fromhex(str(facts["input"])))
+            case "consent" if "company" in facts:
+                past.company, past.members = str(facts["company"]), str(facts["sites"])
+            case "result":
+                past.summed(session)
+    return past

@@ -1,0 +1,431 @@
+"""The coordinator of a federated run: it invites a cohort, sums what comes back, and takes the server's step.
+
+    gathering --enough clients--> inviting, a phase of an exchange after the other --result--> inviting the next ...
+        ^---------- too few are left ----------'               after the last round --> leaving --all know--> finished
+
+A round is an `Exchange`: in the clear (`aggregation_round`), or a secure sum (`secure_round`).  Each of its phases has
+a deadline, which follows the rounds that were seen; at it the round goes on with those that are there, or, with fewer
+than the quorum, is abandoned: it then changes nothing, and is not tried again, for what was trained for it must not be
+summed in another company.  It counts as a round.
+
+A client that is gone, or says goodbye, is not waited for; one that comes back is invited again, to the round that is
+open if it belongs to its cohort.  One that answers for a round that is over is late, and no harm is done.
+
+With a patience the model of an evaluated round is measured before the next one begins; a run whose score has not been
+better for so many evaluations ends.
+
+After every round stands a durable Checkpoint, before anything that says that the round is done: a coordinator that is
+made from it goes on with the next round, draws the same cohort, and sends the same model.  With a secure sum the round
+that may have been open when it stopped is given up: nobody masks one input twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Generic
+
+from fedgossip.algorithms.federated.base import (
+    Aggregate,
+    Federated,
+    State,
+    is_over,
+)
+from fedgossip.algorithms.federated.coded import UploadCodec
+from fedgossip.algorithms.sampling import Draw, Sampling
+from fedgossip.base.errors import BudgetError, ProtocolError
+from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import (
+    Aggregated,
+    Checkpoint,
+    Effect,
+    Event,
+    Failure,
+    Finish,
+    Fired,
+    MeasureModel,
+    ModelMeasured,
+    NodeId,
+    PeerGone,
+    PeerJoined,
+    Received,
+    Report,
+    RoundDone,
+    Send,
+    SetTimer,
+    Started,
+    Stopping,
+)
+from fedgossip.core.messages import Final, Invite, Leaving, Refusal
+from fedgossip.core.records import FOLLOWED_MOST
+from fedgossip.protocols.federated.aggregation_round import (
+    NOT_FINITE,
+    Abandoned,
+    Answer,
+    Exchange,
+    Given,
+    PlainRound,
+    Summation,
+    stepped,
+)
+from fedgossip.protocols.federated.coordinator_records import best_in, checkpoint_of, counted_in, state_in
+from fedgossip.protocols.federated.coordinator_settings import CoordinatorSettings
+from fedgossip.protocols.federated.gathering import Gathered
+from fedgossip.protocols.federated.spending import EXHAUSTED, Purse, budget_reached, spent
+from fedgossip.protocols.gossip.deadlines import Deadline
+from fedgossip.protocols.gossip.failures import too_few, used_up
+from fedgossip.protocols.gossip.partner_set import ROLL_NS, Company
+from fedgossip.secure.session import round_of
+
+
+class Coordinator(Generic[State]):
+    """`clients` are all that may take part; `resumed`: go on after its round, in a new life.
+
+    `summing`: by a secure sum; without it contributions come in the clear, by `coding` where that is given.
+    """
+
+    def __init__(
+        self,
+        node: NodeId,
+        clients: Sequence[NodeId],
+        federated: Federated[State],
+        sampling: Sampling,
+        initial: Vector,
+        schema: str,
+        settings: CoordinatorSettings,
+        resumed: Checkpoint | None = None,
+        summing: Summation | None = None,
+        purse: Purse | None = None,
+        coding: UploadCodec | None = None,
+    ) -> None:
+        self.node, self.federated, self.sampling, self.settings = node, federated, sampling, settings
+        self.summing, self.purse, self.coding = summing, purse, coding
+        self.schema, self.kind, self.length = schema, initial.dtype, initial.size
+        self.state = state_in(federated.server, resumed) if resumed else federated.server.start(initial)
+        self.round = resumed.round if resumed else 0
+        self.counted: dict[NodeId, int] = counted_in(resumed)
+        """The last round in which each client's contribution was counted."""
+        self.best = best_in(resumed, settings)
+        self.judged = 0
+        """The last round whose model was measured before the next round began."""
+        self._need = max(settings.min_clients, federated.aggregation.least)
+        self.interrupted = summing is not None and summing.life > 0
+        """Whether the round that comes first may have been begun in an earlier life."""
+        self.company = Company(node, clients)
+        self.phase, self.summed = "new", 0  # elements
+        self.exchange: Exchange | None = None
+        self.drawn: set[NodeId] = set()  # into a cohort with no more clients than the round wanted
+        self.done: set[NodeId] = set()  # have the final model
+        self.exhausted: set[NodeId] = set()  # have used up their budgets, and leave
+        self.failure: Failure | None = None  # why it ends before its time
+        self.short = False
+        """Whether the last round was abandoned for want of these."""
+        self.deadline = Deadline(settings.deadline_ns, settings.least_deadline_ns)
+        self.began_ns = 0  # the round
+        self.patience_ns = settings.return_ns if resumed else settings.start_ns
+
+    @property
+    def model(self) -> Vector:
+        return self.federated.server.broadcast(self.state)[0]
+
+    @property
+    def need(self) -> int:
+        """Number of clients without which there is no round."""
+        return max(self._need, self.summing.least if self.summing else 1)
+
+    def _here(self) -> Sequence[NodeId]:
+        """Return those that are there and can be in a sum."""
+        here, members = self.company.here(), self.summing.members if self.summing else None
+        return here if members is None else [node for node in here if node in members]
+
+    def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
+        if self.phase == "finished":
+            return []
+        match event:
+            case Received(sender, answer) if isinstance(answer, Answer):
+                return self._answered(sender, answer, now_ns)
+            case Received(sender, Leaving(done=done)):
+                return self._left(sender, now_ns, done=done)
+            case PeerJoined(node, incarnation):
+                return self._joined(node, incarnation, now_ns)
+            case PeerGone(node):
+                return self._gone(node, now_ns)
+            case Fired(key):
+                return self._fired(key, now_ns)
+            case ModelMeasured(round, score) if self.phase == "judging" and round == self.round:
+                self.judged = round
+                if score is not None:
+                    self.best.takes(round, score)
+                return self._open(now_ns)
+            case Started():
+                return self._gather()
+            case Stopping():
+                return [*self._say_final(self._uninformed()), *self._finish()]
+            case Received(sender, message):
+                kind = type(message).__name__.lower()
+                advice = "Were coordinator and clients started from the same experiment file?"
+                text = f"coordinator: a message of kind {kind!r} from node {sender}"
+                raise ProtocolError(text, advice, peer=sender)
+            case _:
+                return []
+
+    def _fired(self, key: object, now_ns: int) -> list[Effect]:
+        exchange = self.exchange
+        match key:
+            case ("phase", int(round), str(phase)) if exchange and (round, phase) == (self.round, exchange.phase):
+                return self._going(exchange.expired(), phase, now_ns)
+            case ("gather", round) if self.phase == "gathering" and round == self.round:
+                return self._begin_with_those_here(now_ns)
+            case ("roll",) if self.phase == "gathering":
+                return self.company.roll(self.round)
+            case ("again",) if self.phase == "leaving":
+                return [*self._say_final(self._uninformed()), SetTimer(("again",), self.settings.again_ns)]
+            case ("drain",) if self.phase == "leaving":
+                return self._finish()
+            case _:  # a timer that no longer matters
+                return []
+
+    # --- who is there ---------------------------------------------------------------------------------------------
+
+    def _joined(self, node: NodeId, incarnation: int, now_ns: int) -> list[Effect]:
+        if node not in self.company.partners:
+            return []
+        another = self.company.joined(node, incarnation)
+        if another and self.summing:
+            self.summing.forget(node)
+        if self.phase == "leaving":
+            return self._say_final([node])
+        if self.exchange:
+            phase = self.exchange.phase
+            return self._going(self.exchange.back(node, another=another), phase, now_ns)
+        return self._begin_if_gathered(now_ns)
+
+    def _gone(self, node: NodeId, now_ns: int) -> list[Effect]:
+        if node not in self.company.linked:
+            return []
+        self.company.linked.discard(node)
+        return self._without(node, now_ns)
+
+    def _left(self, sender: NodeId, now_ns: int, *, done: bool) -> list[Effect]:
+        self.company.check(sender, "a goodbye")
+        if not done:  # it may be started again
+            self.company.linked.discard(sender)
+        elif self.phase == "leaving":
+            self.done.add(sender)
+        else:
+            self.company.left.add(sender)
+            if self._deserted:
+                return self._conclude()
+        return self._without(sender, now_ns)
+
+    @property
+    def _deserted(self) -> bool:
+        """Whether a run that its clients end is over: so many have left that no round can come.
+
+        The round that is open then is none of the run's: a loop that ends refuses what it was invited to.
+        """
+        members = set(self.company.partners) if self.summing is None else self.summing.members
+        members = set(self.company.partners) if members is None else members
+        return self.settings.endless and len(members - self.company.left) < self.need
+
+    def _without(self, node: NodeId, now_ns: int) -> list[Effect]:
+        """Go on without a client, where it was waited for."""
+        if self.phase == "leaving":
+            return self._finish() if not self._uninformed() else []
+        at_its_end = self.settings.endless and node in self.company.left
+        report: list[Effect] = [] if at_its_end else [Report("gone", node, self.round)]
+        if self.exchange:
+            phase = self.exchange.phase
+            return report + self._going(self.exchange.lost(node), phase, now_ns)
+        return report + self._begin_if_gathered(now_ns)
+
+    def _gather(self) -> list[Effect]:
+        self.phase = "gathering"
+        return [SetTimer(("gather", self.round), self.patience_ns), SetTimer(("roll",), ROLL_NS)]
+
+    def _begin_if_gathered(self, now_ns: int) -> list[Effect]:
+        """At the start all are waited for; later those that are enough."""
+        company = self.company
+        members = self.summing.members if self.summing else None
+        left = len(company.left) if members is None else len(company.left & members)
+        if self.phase == "gathering" and len(members or company.partners) - left < self.need:
+            return self._give_up()  # those that have left do not come back
+        if self.phase != "gathering" or len(company.linked) < self.need:
+            return []
+        if not self.began_ns and len(company.linked) + len(company.left) < len(company.partners):
+            return []  # a thousand links come up one by one: the lists below would be made for each
+        if len(self._here()) < self.need or (company.missing() and not self.began_ns):
+            return []
+        return self._open(now_ns)
+
+    def _begin_with_those_here(self, now_ns: int) -> list[Effect]:
+        here, longest_ns = self._here(), self.settings.start_ns
+        if len(here) < self.need and self.patience_ns < longest_ns:
+            self.patience_ns = longest_ns
+            return self._gather()
+        if len(here) < self.need:
+            return self._give_up()
+        return [Report("started_without", self.company.missing(), self.round), *self._open(now_ns)]
+
+    def _give_up(self) -> list[Effect]:
+        """There are too few clients, and no more will come."""
+        here = len(self._here())
+        if here + len(self.exhausted) >= self.need:
+            return self._end_with_budgets()
+        facts: dict[str, object] = {"clients": here, "needed": self.need}
+        if members := self.summing.members if self.summing else None:
+            facts["gone"] = sorted(members - set(self._here()))
+        return [Report("too_few", facts, self.round), *self._conclude(too_few(self.round, facts))]
+
+    def _end_with_budgets(self) -> list[Effect]:
+        """Too many clients have used up theirs."""
+        used, need = len(self.exhausted), self.need
+        text = f"clients that have used up their budgets: {used}; those left are too few, a round needs {need}"
+        return self._exhausted(BudgetError(text, "The model so far is the result."))
+
+    def _exhausted(self, error: BudgetError) -> list[Effect]:
+        return [budget_reached(error, self.round), *self._conclude(used_up(error))]
+
+    # --- a round --------------------------------------------------------------------------------------------------
+
+    def _open(self, now_ns: int) -> list[Effect]:
+        """Begin the next round that has a cohort, or end."""
+        effects: list[Effect] = []
+        self.began_ns, self.patience_ns = max(now_ns, 1), self.settings.start_ns
+        while self.round < self.settings.rounds and not is_over(self.federated.server, self.model):
+            if self.settings.judges(self.round) and self.judged < self.round:
+                self.phase = "judging"
+                return [*effects, MeasureModel(self.round, self.model)]
+            if self.best.over:
+                return [*effects, Report("no_better", self.best.facts, self.round), *self._conclude()]
+            here = self._here()
+            if len(here) < self.need:
+                return [*effects, *self._gather(), *self._begin_if_gathered(now_ns)]
+            if self.interrupted:
+                self.interrupted = False
+                effects += self._over(Abandoned(0, self.need, "INTERRUPTED", "the coordinator was stopped"))
+                continue
+            draw = self._cohort(here)
+            if len(draw.invited) <= draw.wanted:
+                self.drawn.update(draw.invited)
+            if len(draw.invited) >= self.need:
+                try:
+                    effects += [spent(one) for one in self.purse.pay(self.round)] if self.purse else []
+                except BudgetError as error:
+                    return [*effects, *self._exhausted(error)]
+                self.phase, self.exchange = "inviting", self._exchange_of(draw, here)
+                return effects + self._going(self.exchange.begin(), "", now_ns)
+            effects += self._over(Abandoned(len(draw.invited), self.need))
+        if self.round < self.settings.rounds:
+            return [*effects, Report("good_enough", self.round, self.round), *self._conclude()]
+        return [*effects, *(self._end_with_budgets() if self.short else self._conclude())]
+
+    def _cohort(self, here: Sequence[NodeId]) -> Draw:
+        if self.summing:
+            return self.summing.cohort(self.sampling, self.round, here, self.company.left)
+        return self.sampling.draw(self.round, here)
+
+    def _exchange_of(self, draw: Draw, here: Sequence[NodeId]) -> Exchange:
+        invite = Invite(self.round, self.schema, self.federated.server.broadcast(self.state))
+        if self.summing:
+            return self.summing.exchange(self.round, draw, here, invite, self.counted)
+        rule = self.federated.clients
+        accumulator = self.federated.aggregation.accumulator(rule.vectors, self.length, self.kind)
+        gathering = Gathered(accumulator, invite, self.settings.score)
+        return PlainRound(self.round, draw, self.need, rule, gathering, self.counted, self.coding)
+
+    def _answered(self, sender: NodeId, answer: Answer, now_ns: int) -> list[Effect]:
+        self.company.check(sender, "an answer")
+        exhausted = {sender} if isinstance(answer, Refusal) and answer.reason == EXHAUSTED else set()
+        if self.exchange and self.exchange.belongs(answer):
+            phase = self.exchange.phase
+            self.exhausted |= exhausted
+            effects = self.exchange.heard(sender, answer)
+            if isinstance(answer, Given):
+                self.summed += sum(vector.size for vector in answer.vectors)
+            return self._going(effects, phase, now_ns)
+        round = answer.round if isinstance(answer, Given | Refusal) else round_of(answer.session)
+        if round > self.round or (round == self.round and isinstance(answer, Given)):
+            text = f"coordinator, round {self.round}: client {sender} answers for round {round}"
+            raise ProtocolError(text, "Was it invited by another run?", peer=sender)
+        self.exhausted |= exhausted
+        return [Report("late", {"peer": sender, "round": round}, self.round)]
+
+    def _going(self, effects: list[Effect], before: str, now_ns: int) -> list[Effect]:
+        """Set the deadline of a phase that has begun; close the round that has a result, and open the next."""
+        assert self.exchange
+        result = self.exchange.result
+        if result is None:
+            if self.exchange.phase != before:
+                effects.append(SetTimer(("phase", self.round, self.exchange.phase), self.deadline.now_ns()))
+            return effects
+        if isinstance(result, Aggregate):
+            effects += self._counts(result, now_ns)
+        else:
+            effects += self._over(result)
+        return effects + self._open(now_ns)
+
+    def _counts(self, aggregate: Aggregate, now_ns: int) -> list[Effect]:
+        assert self.exchange
+        state = stepped(self.federated.server, self.state, replace(aggregate, round=self.round))
+        if state is None:
+            text = "the step of the server leaves a model that is not finite"
+            return self._over(Abandoned(aggregate.clients, self.need, NOT_FINITE, text))
+        exchange, self.exchange, self.short = self.exchange, None, False
+        facts = exchange.facts()
+        tested = facts.get("score")  # by the clients, of the model that they were sent
+        if not self.settings.every and self.round and isinstance(tested, int | float):
+            self.best.takes(self.round, tested)
+        self.state = state
+        self.counted.update(dict.fromkeys(exchange.counted, self.round))
+        missed = sorted(exchange.waiting)
+        if not exchange.cut:
+            self.deadline.saw(now_ns - self.began_ns)
+        effects: list[Effect] = [Report("missed", missed, self.round)] if missed else []
+        facts = {**facts, **({"epsilon": self.purse.epsilon} if self.purse else {})}
+        if len(self.company.partners) <= FOLLOWED_MOST:
+            facts["counted"] = sorted(exchange.counted)
+        effects.append(Aggregated(self.round, facts))
+        if cut := facts.get("clipped"):
+            effects.append(Report("cut", {"cut": cut, "of": facts["clients"]}, self.round))
+        return effects + self._next()
+
+    def _over(self, result: Abandoned) -> list[Effect]:
+        self.exchange, self.short = None, result.have < result.need <= result.have + len(self.exhausted)
+        facts = {"contributions": result.have, "needed": result.need, "reason": result.reason, "text": result.text}
+        return [Report("abandoned", facts, self.round), Aggregated(self.round, {"clients": 0}), *self._next()]
+
+    def _next(self) -> list[Effect]:
+        """The round is behind; the checkpoint first, so that no round is lost that was said to be done."""
+        self.round += 1
+        summing = self.summing.saved() if self.summing else {}
+        kept = checkpoint_of(self.round, self.state, self.counted, summing, self.best)
+        return [kept, RoundDone(self.round, self.model)]
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def _conclude(self, failure: Failure | None = None) -> list[Effect]:
+        self.phase, self.exchange, self.failure = "leaving", None, failure
+        if not self._uninformed():
+            return self._finish()
+        again, drain = self.settings.again_ns, self.settings.drain_ns
+        waits = [SetTimer(("again",), again), SetTimer(("drain",), drain)]
+        return [*self._say_final(self._uninformed()), *waits]
+
+    def _uninformed(self) -> list[NodeId]:
+        return [node for node in self.company.here() if node not in self.done]
+
+    def _say_final(self, to: Sequence[NodeId]) -> list[Effect]:
+        final = Final(self.round, self.schema, self.federated.server.broadcast(self.state))
+        return [Send(node, final) for node in to]
+
+    def _finish(self) -> list[Effect]:
+        over = self.phase == "leaving"
+        self.phase, self.exchange = "finished", None
+        return [*(self._never_counted() if over else []), Finish(self.model, self.failure)]
+
+    def _never_counted(self) -> list[Effect]:
+        """Clients of which nothing is in the model, though they never came, or were in a cohort."""
+        came, clients = self.company.came, self.company.partners
+        never = [node for node in clients if node not in self.counted and (node not in came or node in self.drawn)]
+        return [Report("never_counted", never, self.round)] if never else []

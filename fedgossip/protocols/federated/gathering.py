@@ -1,0 +1,74 @@
+"""Contributions in the clear, added up as they come: of one round, or of one step of a buffered server."""
+
+from __future__ import annotations
+
+from fedgossip.algorithms.federated.base import Accumulator, Aggregate, Vectors
+from fedgossip.algorithms.federated.sums import NotSummableError, mean_of
+from fedgossip.base.errors import ProtocolError
+from fedgossip.base.scores import ACCURACY, Score
+from fedgossip.core.machine import NodeId
+from fedgossip.core.messages import Contribution, Invite
+
+LOSS_MOST = 1e30
+"""Maximum loss that a client may report: sums over many clients with many examples stay finite."""
+
+
+class Gathered:
+    """What has been added, and nothing else, is in `aggregate` and in `facts`; memory is that of the accumulator.
+
+    `like`: the invitation, whose layout every contribution has.  `score`: what clients measure.
+    """
+
+    def __init__(self, accumulator: Accumulator, like: Invite, score: Score = ACCURACY) -> None:
+        self.accumulator, self.like, self.score = accumulator, like, score
+        self.clients = self.examples = 0
+        self.losses: list[tuple[int, float]] = []
+        self.scores: list[tuple[int, float]] = []
+
+    def check(self, sender: NodeId, message: Contribution) -> None:
+        """Raise ProtocolError where the contribution is of another layout, or no model can have its score."""
+        where = _of(sender, message)
+        check_layout(where, sender, message.schema, message.vectors, self.like)
+        measured = 0.0 <= message.measured <= 1.0 if self.score.share else abs(message.measured) <= LOSS_MOST
+        told = abs(message.loss or 0.0) <= LOSS_MOST and measured  # neither, for what is not finite
+        if message.examples < 1 or message.steps < 1 or not told:
+            counts = f"{message.examples} examples, {message.steps} steps, a loss of {message.loss}"
+            raise ProtocolError(f"{where} is of {counts}", "Has the client data?", peer=sender)
+
+    def add(self, sender: NodeId, message: Contribution, weight: float) -> None:
+        """Add what was checked.  Raises ProtocolError where its numbers cannot be added; then nothing is changed."""
+        try:
+            self.accumulator.add(sender, weight, message.vectors, message.steps)
+        except NotSummableError:
+            text = f"{_of(sender, message)} is not finite, or too large to be summed"
+            raise ProtocolError(text, "Did its training explode?", peer=sender) from None
+        self.clients += 1
+        self.examples += message.examples
+        if message.loss is not None:
+            self.losses.append((message.examples, message.loss))
+        if message.tested:
+            self.scores.append((message.tested, message.measured))
+
+    def aggregate(self) -> Aggregate:
+        return self.accumulator.aggregate()
+
+    def facts(self) -> dict[str, object]:
+        """For the records: the number of clients and of examples, the mean loss, and the scores where there are any."""
+        loss = mean_of(self.losses) if self.losses else None
+        found: dict[str, object] = {"clients": self.clients, "examples": self.examples, "loss": loss}
+        if self.scores:
+            found["score"] = mean_of(self.scores)
+            found["worst"] = self.score.worst(score for _, score in self.scores)
+        return found
+
+
+def _of(sender: NodeId, message: Contribution) -> str:
+    return f"round {message.round}: the contribution of client {sender}"
+
+
+def check_layout(where: str, sender: NodeId, schema: str, vectors: Vectors, like: Invite) -> None:
+    """Raise ProtocolError where the vectors are not of the layout of `like`."""
+    shapes = [(v.dtype, v.shape) for v in vectors]
+    if schema != like.schema or shapes != [(v.dtype, v.shape) for v in like.vectors]:
+        text = f"{where} is of another layout (schema {schema:.16}, ours {like.schema}; {len(vectors)} vectors)"
+        raise ProtocolError(text, "Give every client the same [model] section and algorithm.", peer=sender)

@@ -1,0 +1,359 @@
+"""A round whose contributions nobody sees: the coordinator's side of FG-SecAgg/1 as an `Exchange`.
+
+    keys --all have keys--> shares --all have shared--> masked --all are summed--> consist --> unmask --> the sum
+
+Each phase ends when all have answered that are here, or at its deadline; who has not answered then has dropped, which
+may happen in any phase as long as enough are left.  Training goes on beside the first two phases.  Keys for the next
+round come with the masked vectors, so that in steady state the first phase is over before it begins.
+
+Cohorts keep their size, filled up with clients that are away and drop in the first phase, or change by an even number:
+two that differ by one client would give that client's input as the difference of their sums (attack A13), and clients
+refuse such a one, however long ago the other was.
+
+Where sums are exact all of them are of the same clients, those of the first that was consented to: a round without one
+of them is abandoned.
+
+A round is begun once.  Clients mask once in a round, so one that was opened in an earlier life of the coordinator, or
+in which too few have answered, is over for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from fedgossip.algorithms.federated.base import Aggregate, ClientRule, Vectors
+from fedgossip.algorithms.federated.coded import UploadCodec
+from fedgossip.algorithms.sampling import Draw, Sampling
+from fedgossip.base.errors import ProtocolError
+from fedgossip.base.vectors import Vector, digest, frozen
+from fedgossip.core.machine import Effect, Log, NodeId, Report, Send, Witness
+from fedgossip.core.messages import Invite, MaskedInput, Message, Refusal, Secured
+from fedgossip.protocols.federated.aggregation_round import Abandoned, Answer
+from fedgossip.secure import frames, server
+from fedgossip.secure.aborts import SUMMED, Reason, RoundAbandoned, Stage
+from fedgossip.secure.encoding import Encoding
+from fedgossip.secure.fixed_point import CLIPPED
+from fedgossip.secure.noise_rule import NO_NOISE, NoiseRule
+from fedgossip.secure.primitives import Sign
+from fedgossip.secure.session import NONE, ParticipantRoster, proposal, ranges, session_of
+
+_Step = server.Inviting | server.Distributing | server.Summing | server.Consenting | server.Unmasking
+
+
+@dataclass(frozen=True)
+class SessionTerms:
+    """What all sessions of a run have in common."""
+
+    roster: ParticipantRoster
+    fixed: Encoding
+    sign: Sign = field(repr=False)
+    task_id: str
+    n_min: int
+    threshold: int | None = None
+    neighbours: int | None = None
+    rule: NoiseRule | None = None
+    """The noise inside the sums."""
+
+
+class Clipping(Protocol):
+    """A clip that follows the updates."""
+
+    @property
+    def clip(self) -> float:
+        """Of the round that is next."""
+        ...
+
+    def after(self, shorter: float, clients: int) -> Clipping:
+        """The next one, where the noisy sum of the clients' half bits was this."""
+        ...
+
+
+class SecureSumming:
+    """Opens the secure rounds of one life of a coordinator."""
+
+    def __init__(
+        self,
+        terms: SessionTerms,
+        rule: ClientRule,
+        kind: np.dtype[np.floating],
+        clients: int,
+        life: int,
+        clipping: Clipping | None = None,
+        coding: UploadCodec | None = None,
+    ) -> None:
+        """`coding`: of the elements that are summed, where not all are."""
+        self.terms, self.rule, self.kind, self.clients, self.life = terms, rule, kind, clients, life
+        self.clipping, self.coding = clipping, coding
+        self.members: frozenset[NodeId] | None = None
+        """Those that all sums are of, where all are of the same and the first has been consented to."""
+        self._last: SecureRound | None = None
+
+    @property
+    def least(self) -> int:
+        return max(self.terms.n_min, self.terms.threshold or 0, len(self.members or ()))
+
+    def cohort(self, sampling: Sampling, round: int, here: Sequence[NodeId], left: Collection[NodeId]) -> Draw:
+        """As many as are invited when all are here: those that are, and others in their places.
+
+        Who has left for good is not counted, but where that would change the size by an odd number: two sets of an even
+        and of an odd size may differ by one member, two even or two odd ones never do.
+        """
+        full = sampling.draw(round, [node for node in range(self.clients) if node not in left])
+        there = sampling.draw(round, here)
+        size = len(full.invited)
+        if left:
+            size += (len(sampling.draw(round, range(self.clients)).invited) - size) % 2
+        others = [*full.invited, *sorted(left)]
+        away = [node for node in others if node not in there.invited][: size - len(there.invited)]
+        return Draw(tuple(sorted({*there.invited, *away})), full.wanted)
+
+    def exchange(
+        self, round: int, draw: Draw, here: Sequence[NodeId], invite: Invite, counted: Mapping[NodeId, int]
+    ) -> SecureRound:
+        session = session_of(self.life, round)
+        before = self._last
+        follows = before is not None and before.session == session - 1 and before.sid != NONE
+        previous, ahead = (before.sid, before.ahead) if before and follows else (NONE, {})
+        self._last = SecureRound(self, round, session, draw, here, invite, counted, previous, ahead)
+        return self._last
+
+    @property
+    def fixed(self) -> Encoding:
+        """How numbers become integers in the next session."""
+        fixed = self.terms.fixed
+        return fixed.clipped_at(min(self.clipping.clip, fixed.clip_inf)) if self.clipping else fixed
+
+    def saved(self) -> Mapping[str, object]:
+        return {"clip": self.clipping.clip} if self.clipping else {}
+
+    def forget(self, node: NodeId) -> None:
+        if self._last:
+            self._last.ahead.pop(node, None)
+
+
+class SecureRound:
+    """One session.  `draw.invited` are its cohort, of whom those that are `here` are waited for."""
+
+    def __init__(
+        self,
+        summing: SecureSumming,
+        round: int,
+        session: int,
+        draw: Draw,
+        here: Sequence[NodeId],
+        invite: Invite,
+        counted_before: Mapping[NodeId, int],
+        previous: bytes,
+        ahead: Mapping[NodeId, frames.Keys],
+    ) -> None:
+        self.summing, self.round, self.session, self.draw, self.invite = summing, round, session, draw, invite
+        self.counted_before, self._previous, self._keys = counted_before, previous, dict(ahead)
+        self.here = set(here) & set(draw.invited)
+        if summing.members is not None:
+            self.here &= summing.members
+        self.cut = False
+        self.counted: tuple[NodeId, ...] = ()
+        self.result: Aggregate | Abandoned | None = None
+        self.sid = NONE
+        self.ahead: dict[NodeId, frames.Keys] = {}
+        """What the masked vectors have brought for the next session, whose `previous` is `sid`."""
+        self._step: _Step | None = None
+        self._stage = Stage.KEYS
+        self._facts: dict[str, object] = {}
+        self._fixed = summing.fixed
+        self._noise = summing.terms.rule.at(self._fixed) if summing.terms.rule else NO_NOISE
+
+    @property
+    def phase(self) -> str:
+        return self._stage.name.lower()
+
+    @property
+    def waiting(self) -> Iterable[NodeId]:
+        return set(self.draw.invited) - set(self.counted)
+
+    def facts(self) -> Mapping[str, object]:
+        return self._facts
+
+    def belongs(self, message: Answer) -> bool:
+        return not isinstance(message, Secured | MaskedInput | Refusal) or message.session == self.session
+
+    # --- stages ---------------------------------------------------------------------------------------------------
+
+    def begin(self) -> list[Effect]:
+        t, fixed = self.summing.terms, self._fixed
+        try:
+            descriptor = proposal(
+                t.roster,
+                fixed,
+                self.draw.invited,
+                task_id=t.task_id,
+                round=self.session,
+                model=bytes.fromhex(digest(self.invite.vectors)),
+                n_min=t.n_min,
+                k=t.neighbours,
+                t=t.threshold if (t.threshold or 0) <= len(self.draw.invited) else None,
+                previous=self._previous,
+                noise=self._noise,
+            )
+            self._step = server.invite(t.roster, descriptor, fixed, t.sign, self._keys)
+        except RoundAbandoned as abandoned:
+            return self._abandon(abandoned)
+        about = {"clients": len(descriptor.cohort), "threshold": descriptor.t}
+        return [self._log("session", **about), *self._begun(self.here), *self._advance()]
+
+    def _begun(self, nodes: Iterable[NodeId]) -> list[Effect]:
+        """What a stage that begins says to each; the transcript has it once, however often it is said."""
+        step, said = self._step, self._frames(nodes)
+        if isinstance(step, server.Inviting | server.Consenting):
+            alike = Witness(self.session, None, step.frame, sent=True)
+            return [alike, *self._say(said)]
+        return [*(Witness(self.session, node, frame, sent=True) for node, frame in said.items()), *self._say(said)]
+
+    def _frames(self, nodes: Iterable[NodeId]) -> dict[NodeId, bytes]:
+        """Return what this stage has to say to each, signed."""
+        match self._step:
+            case (server.Inviting() | server.Consenting()) as step:
+                return dict.fromkeys(sorted(nodes), step.frame)
+            case (server.Distributing() | server.Summing() | server.Unmasking()) as step:
+                return {node: step.frame_for(node) for node in sorted(nodes)}
+            case None:
+                return {}
+
+    def _say(self, frames: Mapping[NodeId, bytes]) -> list[Effect]:
+        message = self._invitation if isinstance(self._step, server.Inviting) else self._secured
+        return [Send(node, message(node, frame)) for node, frame in frames.items()]
+
+    def _invitation(self, node: NodeId, frame: bytes) -> Invite:
+        counted = self.counted_before.get(node, -1)
+        return Invite(self.round, self.invite.schema, self.invite.vectors, counted, self.session, frame)
+
+    def _secured(self, _: NodeId, frame: bytes) -> Secured:
+        return Secured(self.session, self._stage, frame)
+
+    def _advance(self) -> list[Effect]:
+        """Close every stage that nobody is waited for in; tell the next ones what they need."""
+        effects: list[Effect] = []
+        while self._step is not None and self._complete(self._step):
+            effects += self._close()
+        return effects
+
+    def _complete(self, step: _Step) -> bool:
+        waiting = step.waiting & self.here
+        if isinstance(step, server.Summing) and len(step.expected) - len(step.waiting) >= self.draw.wanted:
+            return True
+        return not waiting
+
+    def _close(self) -> list[Effect]:
+        assert self._step is not None
+        try:
+            closed = self._step.close()
+            if isinstance(closed, server.Summed):
+                return self._summed(closed)
+        except RoundAbandoned as abandoned:
+            return self._abandon(abandoned)
+        if isinstance(closed, server.Consenting) and self._fixed.together:
+            members, there = self.summing.members, closed.expected
+            if members is not None and there != members:
+                text = (
+                    f"all sums of this run are of clients {ranges(sorted(members))}; {ranges(sorted(there))} are here"
+                )
+                short = RoundAbandoned(Reason.COMPANY, text, have=len(there), need=len(members))
+                return self._abandon(short)
+            self.summing.members = frozenset(there)
+        self._step, self._stage = closed, Stage(self._stage + 1)
+        return self._begun(closed.expected & self.here)
+
+    def _abandon(self, abandoned: RoundAbandoned) -> list[Effect]:
+        self._step = None
+        need = abandoned.need if abandoned.need is not None else self.summing.least
+        self.result = Abandoned(abandoned.have or 0, need, abandoned.reason.value, str(abandoned))
+        reason = abandoned.reason.value
+        return [Witness(self.session, None, b"", sent=True, outcome=reason), self._log("abandoned", reason=reason)]
+
+    def _log(self, kind: str, **facts: int | str) -> Log:
+        return Log(kind, {"session": self.session, "round": self.round, **facts})
+
+    def _summed(self, summed: server.Summed) -> list[Effect]:
+        noise = self._noise
+        found = self._fixed.decode(summed.total, len(summed.survivors), noise.sigma, noise.bit_sigma)
+        mean, coding = frozen(found.mean.astype(self.summing.kind)), self.summing.coding
+        vectors = (coding.whole(mean, self.round),) if coding else apart(mean, self.summing.rule.vectors)
+        self._step, self._stage = None, Stage.RESULT
+        self.counted, self.sid, self.ahead = summed.survivors, summed.sid, dict(summed.ahead)
+        self.result = Aggregate(vectors, found.clients, found.metrics.get("steps", 1.0))
+        self._facts = {"clients": found.clients, "loss": found.metrics.get("loss")}
+        if self._fixed.tells == CLIPPED:
+            self._facts["clipped"] = found.clipped
+        if self.summing.clipping:
+            self._facts["clip"] = self._fixed.clip_l2
+            self.summing.clipping = self.summing.clipping.after(found.shorter, found.clients)
+        if self._fixed.weight_max > 1:
+            self._facts["examples"] = round(found.samples)
+        if found.metrics.get("tested"):
+            self._facts["score"] = found.metrics["measured"]
+        culprits = [Report("misfits", {"of": v, "held_by": u}, self.round) for v, u in summed.culprits]
+        told = [Send(node, self._secured(node, summed.frame)) for node in summed.survivors if node in self.here]
+        ends = [Witness(self.session, None, frame, sent=True, outcome=SUMMED) for frame in (summed.frame, b"")]
+        return [*culprits, *ends, self._log("sum", clients=found.clients, sid=summed.sid.hex()), *told]
+
+    # --- what happens ---------------------------------------------------------------------------------------------
+
+    def heard(self, sender: NodeId, message: Answer) -> list[Effect]:
+        if isinstance(message, Refusal):
+            report = Report("abstained", {"peer": sender, "reason": message.reason}, self.round)
+            return [report, *self.lost(sender)]
+        if not isinstance(message, Secured | MaskedInput):
+            text = f"round {self.round}: client {sender} answers in the clear, in a secure sum"
+            raise ProtocolError(text, "Give it the same experiment file.", peer=sender)
+        step = self._step
+        if (
+            step is None
+            or message.stage < self._stage
+            or (message.stage == self._stage and sender in step.expected and sender not in step.waiting)
+        ):
+            return [Report("repeated", {"peer": sender, "round": self.round}, self.round)]
+        self._take(step, sender, message)
+        return [Witness(self.session, sender, message.frame, sent=False), *self._advance()]
+
+    def _take(self, step: _Step, sender: NodeId, message: Message) -> None:
+        if isinstance(step, server.Summing):
+            if not isinstance(message, MaskedInput):
+                raise ProtocolError(f"round {self.round}: a frame where a vector is due", peer=sender)
+            if [vector.dtype for vector in message.vectors] != [np.uint32]:
+                raise ProtocolError(f"round {self.round}: not one vector of words from client {sender}", peer=sender)
+            step.take_whole(sender, message.frame, message.vectors[0])
+            return
+        if not isinstance(message, Secured):
+            raise ProtocolError(f"round {self.round}: a vector where none is due", peer=sender)
+        step.take(sender, message.frame)
+
+    def lost(self, node: NodeId) -> list[Effect]:
+        self.here.discard(node)
+        return self._advance()
+
+    def back(self, node: NodeId, *, another: bool) -> list[Effect]:
+        step = self._step
+        members = self.summing.members
+        if node not in self.draw.invited or step is None or (members is not None and node not in members):
+            return []
+        if another and not (isinstance(step, server.Inviting) and node in step.waiting):
+            return self.lost(node)  # the secrets of this session are gone with its life before
+        if node not in step.waiting:
+            return []
+        self.here.add(node)
+        return self._say(self._frames([node]))
+
+    def expired(self) -> list[Effect]:
+        self.cut = True
+        effects = self._close()
+        return effects + self._advance()
+
+
+def apart(vector: Vector, count: int) -> Vectors:
+    """Take apart what `client_round.joined` has joined."""
+    length = vector.size // count
+    return tuple(vector[k * length : (k + 1) * length] for k in range(count))

@@ -1,0 +1,105 @@
+"""What a client tells of a round beside its vectors: the one declaration, by which machines speak and plans are worded.
+
+    of unit      exact                                     covered: has noise, or follows from what has
+    none         examples, steps, loss, kept, tests, cut   -
+    record       examples, steps                           cut; kept and tests, where the count has noise of its own
+    client       -                                         shorter, where the clip follows the updates
+
+A fact that is not declared never leaves: its fields stand at BLANK in a `Contribution`, and a secure sum has no
+coordinate for it.  How many right answers there are on examples that a client keeps (`tests`) is an exact count of
+single records, so where records are hidden it stays at the client, or gets noise there first (`test_noise` of
+[coordinator.privacy]).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from fedgossip.protocols.federated.client_round import PreparedContribution
+
+
+@dataclass(frozen=True)
+class Fact:
+    """`fields`: of a `Contribution`, or coordinates of a secure sum."""
+
+    name: str
+    fields: tuple[str, ...]
+    words: str
+
+
+FACTS = (
+    Fact("examples", ("examples",), "the number of examples"),
+    Fact("steps", ("steps",), "the number of training steps"),
+    Fact("loss", ("loss",), "the mean loss"),
+    Fact("kept", ("tested",), "the number of examples kept for tests"),
+    Fact("tests", ("measured",), "how well the model does on the examples kept for tests"),
+    Fact("cut", ("clipped",), "whether an update was cut to the bound"),
+    Fact("shorter", ("shorter",), "whether an update was shorter than the clip"),
+)
+
+SCORE_TOLD = "score_told"
+
+BLANK: Mapping[str, float | None] = {"examples": 1, "steps": 1, "loss": None, "measured": 0.0, "tested": 0}
+"""What a field of a `Contribution` holds that is not told."""
+
+
+@dataclass(frozen=True)
+class Telling:
+    """What the clients of a run tell, by the names of FACTS."""
+
+    exact: tuple[str, ...] = ()
+    covered: tuple[str, ...] = ()
+    """By the noise of the budget: these have noise of their own, or are computed from what has."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields of a `Contribution`, and the coordinates of a sum, that tell something."""
+        return _fields_of((*self.exact, *self.covered))
+
+    @property
+    def measured(self) -> str:
+        """The metric of a training that holds the score which is told: with noise, where that covers it."""
+        return SCORE_TOLD if "tests" in self.covered else "score"
+
+    def of(self, work: PreparedContribution) -> PreparedContribution:
+        """Return the work without what is not told."""
+        told = self.fields
+        blank: Any = {field: value for field, value in BLANK.items() if field not in told}
+        return replace(work, **blank) if blank else work
+
+    def words(self, names: tuple[str, ...]) -> list[str]:
+        return [fact.words for fact in FACTS if fact.name in names]
+
+
+@cache
+def _fields_of(told: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the fields of these facts."""
+    return tuple(field for fact in FACTS if fact.name in told for field in fact.fields)
+
+
+EVERYTHING = Telling(tuple(fact.name for fact in FACTS if fact.name != "shorter"))
+"""In the clear, where nothing is hidden and clients test."""
+
+
+def telling(
+    unit: str, *, secure: bool, by_examples: bool, tested: bool, adaptive: bool, noisy_tests: bool = False
+) -> Telling:
+    """Return what clients tell where a budget protects `unit`: "none", "record" or "client".
+
+    `secure`: through a secure sum, which says whose number of examples counts (`by_examples`) and how many updates were
+    cut.  `tested`: clients test the model that they are sent; `noisy_tests`: with noise on the count of right answers.
+    `adaptive`: the clip follows the updates.
+    """
+    if unit == "client":
+        return Telling(covered=("shorter",) if adaptive else ())
+    counts = ("examples", "steps") if by_examples or not secure else ("steps",)
+    cut = ("cut",) if secure else ()
+    kept = ("kept",) if tested else ()
+    if unit == "record" and tested and noisy_tests:
+        return Telling((*counts, *kept), ("tests", *cut))
+    if unit == "record":
+        return Telling(counts, cut)
+    return Telling((*counts, "loss", *kept, *(["tests"] if tested else []), *cut))

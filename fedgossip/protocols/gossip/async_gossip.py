@@ -1,0 +1,355 @@
+"""Asynchronous gossip: training and pairwise averaging at the same time; nobody waits for the slowest.
+
+    phase      event                                          next phase
+    joining    Rostered                                       training
+    training   Trained                                        pausing end
+    training   Leaving PeerGone Stopping                      end
+    pausing    Answer Decline Leaving PeerGone answer offer   training
+    pausing    Leaving PeerGone Stopping                      end
+    closing    Answer Decline Leaving PeerGone answer offer   leaving finished
+    closing    Stopping                                       leaving finished
+    closing    drain                                          finished
+    leaving    Answer Decline Ack                             finished
+
+AD-PSGD (Lian, Zhang, Zhang and Liu, ICML 2018), at every peer i, again and again:
+
+    g  <-  gradient at x_i                      begun before, so that x_i may have changed since: stale
+    draw a neighbour j; at both at once         x_i, x_j  <-  (x_i + x_j) / 2
+    x_i  <-  x_i - eta g
+
+Any algorithm will do whose only slot is its model (`algorithms/`): what it does between training and mixing, it does
+with itself alone, and an exchange is a correction to it.
+
+Where we differ: the two ends are changed by a difference and not by a mean, each when the message is there,
+
+    i  Offer(x_i)  ->  j                 h = (x_i - x_j) / 2;  x_j <- x_j + h;  keep h
+    i  <-  Answer(h)  j                  x_i <- x_i - h
+    i  Settled  ->  j                    forget h
+
+What one gains the other gives, whatever either has done in between: the sum of all x is kept to rounding, without
+locks, without the bipartite graph that the paper needs against deadlock, for any graph and any n.
+
+    Busy.  While its offer is on the way a peer declines offers: if two that cross were both taken, the two models would
+    be swapped and not averaged.  Of two that cross the one with the lower id counts, for its sender is known to decline
+    the other.  Offers are made at a seeded moment while the next round trains; were they made when training ends, peers
+    of equal speed would all be busy at once, for ever.  Who is declined tries another neighbour, once.
+
+    Loss.  No word in time: the peer is busy no more and asks, `Query(number)`.  There is one offer per partner whose
+    fate is open (`exchanges`), and meanwhile there are the others to exchange with.
+
+    Pace.  Training is one round ahead of exchanging, never two: where training takes no time the network sets the pace.
+
+    The end.  A peer that has done its rounds makes the exchanges that are due, then offers and takes nothing more; its
+    goodbye asks for the offer that is open.  Who is left behind alone ends its run early.
+
+A peer that dies takes along what came since its last checkpoint, of training and of exchanges alike: to the mean that
+is as if it had not been.  An exchange that is open then is settled by what both ends have written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedgossip.algorithms.gossip.base import MODEL, GossipAlgorithm, State, Step
+from fedgossip.algorithms.gossip.running_statistics import given_up, halfway
+from fedgossip.base.errors import ProtocolError
+from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import Checkpoint, Effect, NodeId, Report, RoundDone, Send, SetTimer, Trained
+from fedgossip.core.messages import Ack, Answer, Decline, Leaving, Message, Offer, Query
+from fedgossip.protocols.gossip.carried import FRESH
+from fedgossip.protocols.gossip.deadlines import Deadline
+from fedgossip.protocols.gossip.exchanges import Ledger
+from fedgossip.protocols.gossip.learner import Learner
+from fedgossip.protocols.gossip.lifecycle import Lifecycle
+from fedgossip.protocols.gossip.pairing import Flight, Pairing
+from fedgossip.protocols.gossip.peer_sampling import Rule
+from fedgossip.protocols.gossip.run_limits import RunLimits
+from fedgossip.protocols.gossip.vector_check import VectorCheck
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncSettings(RunLimits):
+    """Limits of one asynchronous run.  Times in nanoseconds."""
+
+    exchanges: int = 1
+    """Exchanges that a peer begins per round of training; it takes part in about as many of others."""
+    seed: int = 0
+    """Of the moments at which offers are made."""
+    answer_ns: int = 10_000_000_000
+    """The longest wait for an answer before it is asked for, and the longest between two such questions."""
+    first_answer_ns: int = 1_000_000_000
+    """That wait until some answers were seen."""
+    least_answer_ns: int = 100_000_000
+    """The wait follows the answers that were seen, within these two; equal: it is constant."""
+
+
+class AsyncGossip(Lifecycle[State]):
+    """One peer of an asynchronous run.  `schema` is the layout that its partners must share.
+
+    `resumed`: go on from there, in a new life; offers that were open then are asked for.  `incarnation` numbers this
+    life where it may know nothing of the ones before: its offers are taken for none of theirs.
+    """
+
+    def __init__(
+        self,
+        node: NodeId,
+        partners: Sequence[NodeId],
+        rule: Rule,
+        algorithm: GossipAlgorithm[State],
+        initial: Vector,
+        schema: str,
+        settings: AsyncSettings,
+        resumed: Checkpoint | None = None,
+        incarnation: int = 0,
+        parameters: int | None = None,
+    ) -> None:
+        """`parameters`: elements of the model that are no statistics; None: all."""
+        assert algorithm.slots == (MODEL,), "what is exchanged is the model"
+        least_ns = min(settings.least_answer_ns, settings.answer_ns)
+        patience = Deadline(settings.answer_ns, least_ns, first_ns=settings.first_answer_ns)
+        super().__init__(node, partners, Learner(algorithm, initial, resumed), patience, settings, resumed)
+        self.schema, self.layout = schema, VectorCheck(node, schema, initial.dtype, initial.size)
+        count = int(str(resumed.facts["count"])) if resumed else 0
+        self.parameters = initial.size if parameters is None else parameters
+        self.pairing = Pairing(node, rule, settings.seed, settings.exchanges, count)
+        self.ledger = Ledger(incarnation)
+        self.training_ns = 0  # how long the last training took
+        self.clear: set[NodeId] = set()  # have left, and have no offer of theirs open
+        self.mute = set(partners)  # have said nothing, or not answered what was said last
+        if resumed:
+            self.ledger = Ledger.restored(resumed.vectors, resumed.facts, schema, incarnation)
+
+    # --- events ---------------------------------------------------------------------------------------------------
+
+    def rostered(self, schedule: object) -> None:
+        self.company.change(schedule.partners(self.node))  # type: ignore[attr-defined]
+
+    def received(self, sender: NodeId, message: Message, now_ns: int) -> list[Effect]:
+        """What is refused of a mute one leaves it mute; what is accepted may be the last word, after which is told."""
+        mute = self.mute & {sender}
+        self.mute -= mute
+        try:
+            effects = self._heard(sender, message, now_ns)
+        except ProtocolError:
+            self.mute |= mute
+            raise
+        self.company.absent.discard(sender)
+        return effects
+
+    def _heard(self, sender: NodeId, message: Message, now_ns: int) -> list[Effect]:
+        match message:
+            case Offer() as offer:
+                return self._offered(sender, offer)
+            case Answer() as answer:
+                return self._answered(sender, answer, now_ns)
+            case Decline(number):
+                self._check_made(sender, number)
+                return self._declined(sender, number, now_ns)
+            case Query(number):
+                return [Send(sender, self.ledger.asked(sender, number, self.round))]
+            case Ack(number):
+                return self._settled(sender, number)
+        raise self.misplaced(sender, message, "an asynchronous run")
+
+    def fired(self, key: Hashable, now_ns: int) -> list[Effect]:
+        flight = self.pairing.flight
+        match key:
+            case ("offer", self.pairing.count) if self.pairing.planned and self._offers:
+                return self._offer(now_ns)
+            case ("answer", to, number) if flight and (to, number) == (flight.to, flight.number):
+                return self._unanswered(flight, now_ns)
+            case ("query", int(to), number, int(attempt)) if self.ledger.open.get(to) == number:
+                return self._ask(to, attempt + 1)
+        return []  # it no longer matters
+
+    def came(self, node: NodeId, now_ns: int, *, reborn: bool) -> list[Effect]:  # noqa: ARG002
+        self.company.absent.discard(node)
+        if reborn:
+            self.ledger.reborn(node)
+            self.clear.discard(node)
+        asks = node in self.ledger.open and not self.pairing.flies_to(node)
+        return self._ask(node, 0) if asks else []
+
+    def changed(self, now_ns: int) -> list[Effect]:
+        effects: list[Effect] = []
+        if self.pairing.flight and self.pairing.flight.to not in self.company.linked:
+            effects = self._exchange_over(now_ns)  # it may have been taken: the account stays open
+        last = self.phase == "training" and self.round == self.settings.rounds - 1  # as good as done
+        if self.phase in ("training", "pausing") and self.company.deserted and not (last or self.settings.endless):
+            effects += self.end_with_the_others()
+        return effects
+
+    # --- training -------------------------------------------------------------------------------------------------
+
+    def trained(self, event: Trained, now_ns: int) -> list[Effect]:
+        self.carried.due(self.company.partners)
+        self.learner.mixed(self.learner.trained(event.update, Step.of(self.round, event.metrics)))
+        self.training_ns = now_ns - self.began_ns
+        self.round += 1
+        effects: list[Effect] = [RoundDone(self.round, self.learner.model, self.learner.staleness), self._checkpoint()]
+        ahead = self.pairing.due > 0
+        if self.company.partners:
+            self.pairing.more()
+        if ahead and self.round < self.settings.rounds:
+            self.phase = "pausing"
+        else:
+            effects += self.go_on(now_ns)
+        return effects + self._plan()
+
+    def _checkpoint(self) -> Checkpoint:
+        vectors, facts = self.ledger.saved()
+        facts = {"count": self.pairing.count, **facts, **self.carried.saved()}
+        return self.learner.checkpoint(self.round, vectors, facts)
+
+    # --- exchanges that we begin ----------------------------------------------------------------------------------
+
+    @property
+    def _offers(self) -> bool:
+        return self.phase in ("training", "pausing", "closing") and not self.hurried
+
+    def _plan(self) -> list[Effect]:
+        """Set the moment of the next offer, if one is to be made."""
+        training_ns = self.training_ns if self.phase == "training" else None
+        after_ns = self.pairing.moment_ns(training_ns) if self._offers else None
+        return [] if after_ns is None else [SetTimer(("offer", self.pairing.count), after_ns)]
+
+    def _offer(self, now_ns: int) -> list[Effect]:
+        to = self.pairing.choose([node for node in self.company.here() if node not in self.ledger.open])
+        if to is None:
+            return self._exchange_over(now_ns)
+        number = self.ledger.offer(to)
+        self.pairing.begin(to, number, now_ns)
+        offer = Offer(number, self.round, self.schema, (self.learner.model,))
+        return [Send(to, offer), SetTimer(("answer", to, number), self.deadline.now_ns())]
+
+    def _unanswered(self, flight: Flight, now_ns: int) -> list[Effect]:
+        self.mute.add(flight.to)
+        self.company.absent.add(flight.to)
+        report = Report("unanswered", {"peer": flight.to, "offer": flight.number}, self.round)
+        return [report, *self._ask(flight.to, 0), *self._exchange_over(now_ns)]
+
+    def _ask(self, to: NodeId, attempt: int) -> list[Effect]:
+        """Ask what became of the open offer; nobody who is gone: when it is back."""
+        if to not in self.company.linked:
+            return []
+        number = self.ledger.open[to]
+        wait = min(self.deadline.now_ns() << min(attempt, 30), self.deadline.longest_ns)
+        return [Send(to, Query(number)), SetTimer(("query", to, number, attempt), wait)]
+
+    def _answered(self, sender: NodeId, answer: Answer, now_ns: int) -> list[Effect]:
+        self.layout.check(sender, answer)
+        self._check_made(sender, answer.number)
+        if self.ledger.open.get(sender) != answer.number:
+            return [Send(sender, Ack(answer.number))]
+        self.layout.check_values(sender, answer)
+        self.ledger.close(sender, answer.number)
+        (h,) = answer.vectors
+        self.learner.corrected((given_up(h, self.parameters),))
+        self.carried.came(sender)
+        effects: list[Effect] = [Send(sender, Ack(answer.number)), Report("exchanged", sender, self.round)]
+        if self.pairing.flies_to(sender):
+            self.deadline.saw(self.pairing.answered(sender, now_ns))
+            effects += self._exchange_over(now_ns)
+        return effects + self.end_if_settled()
+
+    def _declined(self, sender: NodeId, number: int, now_ns: int) -> list[Effect]:
+        if not self.ledger.close(sender, number):
+            return []
+        effects: list[Effect] = [Report("declined", sender, self.round)]
+        if self.pairing.flies_to(sender):
+            again = self.pairing.declined(sender, now_ns)
+            effects += self._plan() if again else self._exchange_over(now_ns)
+        return effects + self.end_if_settled()
+
+    def _exchange_over(self, now_ns: int) -> list[Effect]:
+        self.pairing.over()
+        ready = self.phase == "pausing" and self.pairing.due <= self.pairing.exchanges
+        effects = self.go_on(now_ns) if ready else []
+        return effects + self._plan() + self.end_if_settled()
+
+    # --- exchanges that others begin ------------------------------------------------------------------------------
+
+    def _offered(self, sender: NodeId, offer: Offer) -> list[Effect]:
+        self.layout.check(sender, offer)
+        if before := self.ledger.repeated(sender, offer.number, self.round):
+            return [Send(sender, before)]
+        if self._declines(sender):
+            return [Send(sender, self.ledger.decline(sender, offer.number, self.round))]
+        self.layout.check_values(sender, offer)
+        (theirs,) = offer.vectors
+        h = halfway(theirs, self.learner.model, self.parameters)
+        self.learner.corrected((h,))
+        self.carried.came(sender)
+        answer = Answer(offer.number, self.round, self.schema, (h,))
+        self.ledger.answer(sender, answer)
+        return [Send(sender, answer)]
+
+    def _declines(self, sender: NodeId) -> bool:
+        if self.phase == "leaving":
+            return True
+        if sender in self.ledger.open:  # first what is between us; but of two offers that cross the lower id's counts
+            return not (self.pairing.flies_to(sender) and sender < self.node)
+        return self.pairing.flight is not None
+
+    def _check_made(self, sender: NodeId, number: int) -> None:
+        if not self.ledger.knows(sender, number):
+            raise ProtocolError(
+                f"node {self.node}: node {sender} answers offer {number}, which was never made", peer=sender
+            )
+
+    def _settled(self, sender: NodeId, number: int) -> list[Effect]:
+        if number > self.ledger.seen.get(sender, number):
+            raise ProtocolError(
+                f"node {self.node}: node {sender} settles its offer {number}, which was never answered", peer=sender
+            )
+        self.ledger.settled(sender, number)
+        return self.end_if_settled()
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def left(self, sender: NodeId, leaving: Leaving, now_ns: int) -> list[Effect]:
+        self.mute.discard(sender)
+        self.company.absent.discard(sender)
+        effects: list[Effect] = []
+        if leaving.missing < 0:
+            self.clear.add(sender)
+            self.ledger.answers.pop(sender, None)
+        elif sender not in self.clear:  # otherwise it is an old one that was overtaken
+            effects.append(Send(sender, self.ledger.asked(sender, leaving.missing, self.round)))
+        number = self.ledger.open.get(sender)
+        if leaving.done and number is not None:  # not answered, and never will be
+            effects += self._declined(sender, number, now_ns)
+        return effects
+
+    def close(self) -> list[Effect]:
+        return []  # the goodbye asks for what is open
+
+    def may_leave(self) -> bool:
+        return not self.pairing.due or self.hurried or self.company.deserted
+
+    def leaving(self, to: NodeId) -> Leaving:
+        """I take no more offers; `missing`: my offer that is open; `done`: all that I answered is settled."""
+        return Leaving(self.round, missing=self.ledger.open.get(to, -1), done=to not in self.ledger.answers)
+
+    def open_with(self, node: NodeId) -> bool:
+        return node in self.ledger.open or node in self.ledger.answers
+
+    def done_with(self, node: NodeId) -> bool:
+        return not self.open_with(node) and (node in self.clear or node not in self.company.partners)
+
+    def unsettled(self) -> list[Effect]:
+        open_ = [{"peer": node, "offer": number} for node, number in sorted(self.ledger.open.items())]
+        open_ += [{"peer": node, "answer": given.number} for node, given in sorted(self.ledger.answers.items())]
+        return [Report("unsettled", value, self.round) for value in open_]
+
+    def expected(self) -> Collection[NodeId]:
+        """Whom a peer meets is drawn, and may never be one who is there: only with a mute one is it a fault."""
+        return self.mute & set(self.company.partners)
+
+
+def resume_point(algorithm: GossipAlgorithm[Any], round: int, model: Vector) -> Checkpoint:
+    """Return from where a peer goes on that has `model` after `round` rounds: what another has learned."""
+    vectors, facts = Ledger().saved()
+    return Learner(algorithm, model).checkpoint(round, vectors, {"count": 0, **facts, **FRESH})

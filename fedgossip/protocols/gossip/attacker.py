@@ -1,0 +1,86 @@
+"""A peer that lies to its neighbours: an honest machine within, and other models in the place of those that it sends.
+
+    inner machine sends its model of round r    held, until the models of r of all honest neighbours are here
+    the last of them comes, or the inner machine goes on    each held message leaves, with what the attack makes of them
+
+It is a rushing attacker: it speaks when it has heard all that it can hear.  It holds nothing longer than its own
+machine waits, which ends a round at its deadline.  Accounts and goodbyes are honest, so that it takes part as long as
+all do; and as it lies by nothing but what it has heard, the bits are those of stacked arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fedgossip.algorithms.robust.attacks import Attack, Overheard, lies
+from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import Effect, Event, Finish, Machine, NodeId, Received, RoundDone, Send
+from fedgossip.core.messages import Model
+from fedgossip.protocols.gossip.mixing_schedule import MixingSchedule
+
+ROUNDS_KEPT = 16
+"""Maximum number of rounds of which models, or lies, are kept: a neighbour may ask again for one that is over."""
+
+
+class Attacker:
+    """Round `machine`, which is peer `node`; `attackers`: all that lie, it among them.
+
+    At most ROUNDS_KEPT rounds of models heard and of lies told are kept; what is held is of one round.
+    """
+
+    def __init__(
+        self,
+        node: NodeId,
+        machine: Machine,
+        attack: Attack,
+        attackers: frozenset[NodeId],
+        schedule: MixingSchedule,
+        seed: int,
+    ) -> None:
+        self.node, self.machine, self.attack = node, machine, attack
+        self.attackers, self.schedule, self.seed = attackers, schedule, seed
+        self.heard: dict[int, dict[NodeId, Vector]] = {}
+        self.told: dict[int, dict[NodeId, Vector]] = {}
+        self.held: dict[int, dict[NodeId, Model]] = {}
+
+    def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
+        """Take one event; see machine.Machine.  What the honest machine refuses is not heard."""
+        effects = self.machine.handle(event, now_ns)
+        match event:
+            case Received(sender, Model() as model) if sender not in self.attackers:
+                self.heard.setdefault(model.round, {}).setdefault(sender, model.vectors[0])
+        out = [send for round in sorted(self.held) if self._heard_all(round) for send in self._released(round)]
+        for effect in effects:
+            match effect:
+                case Send(to, Model() as model):
+                    self.held.setdefault(model.round, {})[to] = model
+                    out += self._released(model.round) if self._ready(model.round) else []
+                    continue
+                case RoundDone() | Finish():
+                    out += [send for round in sorted(self.held) for send in self._released(round)]
+            out.append(effect)
+        for kept in (self.heard, self.told):
+            for old in sorted(kept)[:-ROUNDS_KEPT]:
+                del kept[old]
+        return out
+
+    def _ready(self, round: int) -> bool:
+        return round in self.told or self._heard_all(round)
+
+    def _heard_all(self, round: int) -> bool:
+        sources = self.schedule.mixing(round).row(self.node).keys() - self.attackers
+        return self.heard.get(round, {}).keys() >= sources
+
+    def _released(self, round: int) -> list[Effect]:
+        held = self.held.pop(round)
+        if round not in self.told:
+            (own, *_) = (model.vectors[0] for model in held.values())
+            mixing, good = self.schedule.mixing(round), self.heard.get(round, {})
+            sources = [j for j in mixing.row(self.node) if j in good]
+            seen = Overheard(
+                self.node, round, self.seed, own, {j: good[j] for j in sources}, mixing.row, self.attackers
+            )
+            self.told[round] = lies(self.attack, seen, mixing.targets(self.node))
+        told = self.told[round]
+        return [Send(to, replace(model, vectors=(told.get(to, model.vectors[0]),))) for to, model in held.items()]

@@ -1,0 +1,180 @@
+"""All of one peer's edges of synchronous gossip, and its own models that partners may still ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from fedgossip.algorithms.gossip.base import Vectors
+from fedgossip.core.machine import Effect, NodeId, Report, Send
+from fedgossip.core.messages import Account, Model
+from fedgossip.protocols.gossip.edges import Edge, Open
+
+KEPT_ROUNDS = 8
+"""Maximum number of our own models kept for partners that may ask for them; without losses one is."""
+
+
+class EdgeLedger:
+    """The accounts, `edges`, and what is said of them.
+
+    Between two calls: our model of a past round is in `sent` only if some partner has mixed it and is not known to have
+    what it needs of it, and at most KEPT_ROUNDS are.  Each round that may be said again has its name in `views`: it is
+    said under the graph under which it went out first.
+    """
+
+    def __init__(self, schema: str) -> None:
+        self.schema = schema
+        self.edges: dict[NodeId, Edge] = {}
+        self.sent: dict[int, Vectors] = {}
+        self.views: dict[int, str] = {}
+        self.among: str | None = None  # the view of the last round that we exchanged
+        self.since = 0  # the round in which that view was new
+        self._asking: dict[int, int] = {}  # by a round that was used, how many edges are not confirmed
+
+    def edge(self, node: NodeId) -> Edge:
+        edge = self.edges.get(node)
+        if edge is None:
+            edge = self.edges[node] = Edge()
+        return edge
+
+    # --- a round --------------------------------------------------------------------------------------------------
+
+    def opens(self, round: int, view: str) -> bool:
+        """A round is exchanged under this name; tell whether others take part than in the one before."""
+        others = self.among is not None and self.among != view
+        if others:
+            self.since = round
+        self.among = self.views[round] = view
+        return others
+
+    def models(self, round: int, vectors: Vectors, targets: Iterable[NodeId]) -> list[Effect]:
+        """What goes out, with the account of each target's edge; one object for all equal ones."""
+        made: dict[tuple[int, int], Model] = {}
+        sends: list[Effect] = []
+        for to in targets:
+            edge = self.edges.get(to) or self.edge(to)
+            edge.offer(round)
+            account = edge.used, edge.missing
+            model = made.get(account)
+            if model is None:
+                model = made[account] = Model(round, self.schema, vectors, *account, self.views[round])
+            sends.append(Send(to, model))
+        return sends
+
+    def counted(self, round: int, nodes: Iterable[NodeId], here: Mapping[NodeId, Any]) -> list[NodeId]:
+        """Return those of `nodes` whose edge counts: both ends mix each other's model of this round, theirs of `here`.
+
+        Both may do so: both said it, of the same graph.  Our model may be asked for from now on.
+        """
+        view, counted = self.views[round], list[NodeId]()
+        for node in nodes:
+            edge, model = self.edges.get(node) or self.edge(node), here[node]
+            if edge.offered != round or model.missing >= 0 or model.view != view:
+                continue
+            if not edge.confirmed:
+                self._confirmed(edge.used)
+            edge.used, edge.confirmed = round, False
+            counted.append(node)
+        if counted:
+            self._asking[round] = self._asking.get(round, 0) + len(counted)
+        return counted
+
+    def closes(self, round: int, vectors: Vectors) -> None:
+        """The round is mixed: keep what went out as long as somebody may ask for it."""
+        self.sent[round] = vectors
+        self.forget(round)
+
+    # --- what partners say ----------------------------------------------------------------------------------------
+
+    def heard(self, node: NodeId, round: int, used: int, missing: int) -> Edge:
+        """The partner, in `round`, says this of its account; return ours."""
+        edge = self.edges.get(node) or self.edge(node)
+        waited = not edge.confirmed
+        edge.heard(round, used, missing)
+        if waited and edge.confirmed:
+            self._confirmed(edge.used)
+        return edge
+
+    def _confirmed(self, round: int) -> None:
+        """One partner less may ask for our model of `round`."""
+        left = self._asking[round] = self._asking[round] - 1
+        if not left:
+            del self._asking[round]
+            self.sent.pop(round, None)
+
+    def account(self, node: NodeId, round: int, *, asks: bool = False) -> Account:
+        edge = self.edge(node)
+        return Account(round, edge.used, edge.missing, asks)
+
+    def help(self, node: NodeId, missing: int, round: int, now_ns: int, again_ns: int) -> list[Effect]:
+        """The partner mixed `missing` without us: tell it whether we mixed with it, with our model if so."""
+        edge = self.edge(node)
+        if edge.used > missing or (edge.used == missing and edge.confirmed):  # an old message that was overtaken
+            return []
+        if edge.used == missing and missing in self.sent:
+            if not edge.may_help(missing, now_ns, again_ns):  # it is on its way
+                return []
+            view = self.views[missing]
+            return [Send(node, Model(missing, self.schema, self.sent[missing], edge.used, edge.missing, view))]
+        effects: list[Effect] = []
+        if edge.used == missing:  # too long ago
+            effects.append(Report("unsettled", {"peer": node, "round": missing}, round))
+            self._confirmed(missing)
+            edge.used, edge.confirmed = -1, True
+        return [*effects, Send(node, self.account(node, round))]
+
+    def say_again(
+        self, node: NodeId, asked: int, round: int, outgoing: Vectors, now_ns: int, again_ns: int
+    ) -> list[Effect]:
+        """The partner waits for our model of round `asked`: say it again, and what was said with it.
+
+        `outgoing` is what went out in our `round`; empty where it has not.
+        """
+        edge = self.edge(node)
+        ours = self.sent.get(asked)
+        if asked == round and outgoing:
+            ours = outgoing
+        elif edge.open and edge.open.round == asked:
+            ours = edge.open.own
+        if not ours and asked < round:  # it did not count
+            return [Send(node, self.account(node, round))]
+        if not (ours and edge.may_help(asked, now_ns, again_ns)):
+            return []
+        missing = -1
+        if asked not in (edge.offered, edge.used, edge.missing):  # it went out while the edge was held
+            missing = edge.missing if edge.open else asked  # so that it does not count
+        return [Send(node, Model(asked, self.schema, ours, edge.used, missing, self.views[asked]))]
+
+    def repair(self, node: NodeId) -> Open | None:
+        """Return what has to be made up for now, and close it."""
+        return self.edge(node).repair()
+
+    def reborn(self, node: NodeId, *, asked: bool) -> bool:
+        """The partner is in a new life, in which no edge has a past; tell whether something of the last one stays open.
+
+        `asked`: our model of the open round went out; it may have mixed it.
+        """
+        before = self.edge(node)
+        if not before.confirmed:
+            self._confirmed(before.used)
+        self.edges[node] = Edge()
+        return asked or not before.settled
+
+    def forget(self, round: int) -> None:
+        """Keep our own models of those rounds alone for which a partner may ask; ours is `round`."""
+        for old in sorted(self.sent) if len(self.sent) > 1 or round not in self._asking else ():
+            if old not in self._asking or len(self.sent) > KEPT_ROUNDS:
+                del self.sent[old]
+        if len(self.views) > len(self.sent) + 1:
+            asked = {*self.sent, round, *(edge.missing for edge in self.edges.values())}
+            self.views = {at: view for at, view in self.views.items() if at in asked}
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def unsettled(self, silent: Collection[NodeId]) -> Sequence[tuple[NodeId, int]]:
+        """Each partner with whom a round stays open, and which; of those `silent`, also where they may ask for it."""
+        return [
+            (node, edge.missing if edge.open else edge.used)
+            for node, edge in sorted(self.edges.items())
+            if edge.open or (not edge.confirmed and node in silent)
+        ]

@@ -1,0 +1,111 @@
+"""The algorithm's state at one peer, through the rounds that mix it: all that a gossip machine has of the mathematics.
+
+    closed --trained(update): what goes out--> open --mixed(the sums)--> closed
+                                                       --abandoned--> closed, as before
+                      corrected: at once when closed, after the mixing when open
+
+Between training and mixing the state is still that of the round before: a peer that ends meanwhile ends with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Generic
+
+from fedgossip.algorithms.gossip.base import GossipAlgorithm, State, Step, Vectors, restored, saved
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.machine import Checkpoint
+
+PREFIX = "state/"
+"""Before the names of what a checkpoint holds of the state: its arrays, and its numbers among the facts."""
+
+
+class Learner(Generic[State]):
+    """One peer's state.  `resumed`: go on from what a checkpoint holds of it.
+
+    `outgoing` is empty if and only if no round is open.  Corrections are applied once each, in the order in which they
+    came; none while a round is open, for what is mixed is what went out.
+    """
+
+    def __init__(self, algorithm: GossipAlgorithm[State], initial: Vector, resumed: Checkpoint | None = None) -> None:
+        self.algorithm = algorithm
+        self.state = algorithm.start(initial)
+        if resumed:
+            self.state = restored(self.state, _of_the_state(resumed.vectors), _of_the_state(resumed.facts))
+        self.begun = self.state
+        self.outgoing: Vectors = ()
+        self.corrections: list[Vectors] = []
+        self.changes = self.lent = 0  # corrections so far: now, and when the training that is on began
+        self.given: Vector | None = None  # what the training that is on began with
+        self.staleness = 0
+        """How many corrections came while the last update was trained."""
+
+    @property
+    def model(self) -> Vector:
+        """[d], to train from and to evaluate."""
+        return self.algorithm.model(self.state)
+
+    def lend(self) -> Vector:
+        """Return the model, [d], for a training that begins now."""
+        self.lent, self.given = self.changes, self.model
+        return self.given
+
+    @property
+    def seen(self) -> Vector:
+        """[d], the model as it is before the mixing of what goes out: for the records."""
+        return self.algorithm.seen(self.begun, self.outgoing)
+
+    def trained(self, update: Vector | None, step: Step) -> Vectors:
+        """Open a round: return what goes out, one vector per slot, frozen."""
+        assert not self.outgoing, "the last round is not mixed"
+        self.staleness = self.changes - self.lent
+        if self.staleness:
+            step = replace(step, given=self.given)
+        self.begun, outgoing = self.algorithm.trained(self.state, update, step)
+        self.outgoing = tuple([frozen(vector) for vector in outgoing])
+        return self.outgoing
+
+    def mixed(self, mixed: Vectors) -> None:
+        """Close the round with the sums of what went out, one per slot; then count what was to be corrected."""
+        self.state = self.algorithm.mixed(self.begun, mixed)
+        self._close()
+
+    def abandoned(self) -> None:
+        """Close the round, if one is open, as if nothing had been trained; then count what was to be corrected."""
+        self._close()
+
+    def _close(self) -> None:
+        self.outgoing, self.begun = (), self.state
+        for differences in self.corrections:
+            self.state = self.algorithm.corrected(self.state, differences)
+        self.corrections.clear()
+
+    def corrected(self, differences: Vectors) -> None:
+        """Count what came too late for its round, one vector per slot."""
+        self.changes += 1
+        if self.outgoing:
+            self.corrections.append(differences)
+        else:
+            self.state = self.algorithm.corrected(self.state, differences)
+
+    def rejoined(self) -> None:
+        """Go on among others than before: what tracks them begins anew."""
+        assert not self.outgoing, "between rounds alone"
+        self.state = self.algorithm.rejoined(self.state, self.model)
+
+    def checkpoint(self, round: int, vectors: Mapping[str, Vector], facts: Mapping[str, object]) -> Checkpoint:
+        """Return all that a next life needs after `round` rounds: the state, and what else the machine has to say."""
+        arrays, numbers = saved(self.state)
+        named = {PREFIX + name: one for name, one in arrays.items()}
+        if vectors:
+            named.update(vectors)
+        return Checkpoint(round, named, {**_named(numbers), **facts} if numbers else facts)
+
+
+def _named(held: Mapping[str, Any]) -> dict[str, Any]:
+    return {PREFIX + name: one for name, one in held.items()}
+
+
+def _of_the_state(held: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.removeprefix(PREFIX): one for name, one in held.items() if name.startswith(PREFIX)}

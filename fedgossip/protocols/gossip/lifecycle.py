@@ -1,0 +1,362 @@
+"""How every gossip peer begins, knows who is here, and ends; what it does in its rounds is the machine's.
+
+    phase      event                              next phase
+    new        Started                            joining training
+    new        Stopping                           end
+    joining    PeerJoined PeerGone Leaving start  training end
+    joining    Stopping                           end
+    leaving    Leaving PeerGone Stopping          finished
+    leaving    drain hung                         finished
+
+The machines' tables go on from "training"; what stays in its phase is in none.  "end" is "closing", or "leaving" where
+nothing must be settled before the goodbye, or "finished" where nobody must be waited for either.
+
+The beginning.  All partners are waited for, in a first life and in a later one, but for those that are gone or have
+left; at the start timer a peer begins with those who came.  With none it ends in its first life (`nobody_came`): to
+learn alone would be a surprise, not gossip.  In a later one it goes on: the others may come back after it.  While it
+waits it says for whom (`awaits`).
+
+The end.  After the last round a peer settles what must be settled before its goodbye ("closing"), says goodbye
+("leaving"), again and again, also on every link that comes up then, and stays until nobody is to be waited for: at
+most `drain_ns` in all, and after some goodbyes no more for those that do not answer.  One that is stopped does the same
+in a hurry: it stays for open accounts alone, at most `hurry_ns`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Hashable, Sequence
+from typing import Generic
+
+from fedgossip.algorithms.gossip.base import State
+from fedgossip.base.errors import ProtocolError
+from fedgossip.core.machine import (
+    Checkpoint,
+    Effect,
+    Event,
+    Failure,
+    Finish,
+    Fired,
+    ModelMeasured,
+    Moved,
+    NodeId,
+    PeerGone,
+    PeerJoined,
+    Produced,
+    Received,
+    Report,
+    Rostered,
+    RowsChosen,
+    Send,
+    SetTimer,
+    Started,
+    Stopping,
+    Train,
+    Trained,
+)
+from fedgossip.core.messages import Leaving, Message
+from fedgossip.protocols.gossip.carried import Carried
+from fedgossip.protocols.gossip.deadlines import Deadline
+from fedgossip.protocols.gossip.failures import nobody_came
+from fedgossip.protocols.gossip.learner import Learner
+from fedgossip.protocols.gossip.partner_set import ROLL_NS, Company
+from fedgossip.protocols.gossip.run_limits import AGAIN_TIMES, RunLimits
+
+
+class Lifecycle(ABC, Generic[State]):
+    """One peer of a run.  `eager`: a later life, which goes on with whom it finds.
+
+    `closing` and `leaving` are never left but for "finished", and nothing is trained in them.  A machine says what it
+    does with the words of partners, with what was trained and with timers of its own; each abstract method is given
+    once, and no other is overridden.
+    """
+
+    def __init__(
+        self,
+        node: NodeId,
+        partners: Sequence[NodeId],
+        learner: Learner[State],
+        deadline: Deadline,
+        settings: RunLimits,
+        resumed: Checkpoint | None,
+    ) -> None:
+        self.node, self.learner, self.settings = node, learner, settings
+        self.deadline = deadline
+        """The longest wait for a word of a partner."""
+        self.company = Company(node, partners)
+        self.carried = Carried(resumed)
+        self.round = resumed.round if resumed else 0
+        self.phase = "new"
+        self.began_ns = 0  # when this round began
+        self.eager = resumed is not None
+        self.hurried = False
+        self.patient = True  # whether to wait for those, too, that did not answer of late
+
+    # --- what a machine adds --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def received(self, sender: NodeId, message: Message, now_ns: int) -> list[Effect]:
+        """A word of a partner.  Raises ProtocolError, and has then changed nothing."""
+
+    @abstractmethod
+    def trained(self, event: Trained, now_ns: int) -> list[Effect]:
+        """The update of the round that is on."""
+
+    @abstractmethod
+    def fired(self, key: Hashable, now_ns: int) -> list[Effect]:
+        """A timer of the machine's own; one that no longer matters gives nothing."""
+
+    @abstractmethod
+    def rostered(self, schedule: object) -> None:
+        """Others take part from now on."""
+
+    @abstractmethod
+    def came(self, node: NodeId, now_ns: int, *, reborn: bool) -> list[Effect]:
+        """The link to `node` is up; `reborn`: in another life, which knows what the last one had written down."""
+
+    @abstractmethod
+    def changed(self, now_ns: int) -> list[Effect]:
+        """Somebody has gone, has left or is here again: go on where that was waited for."""
+
+    @abstractmethod
+    def left(self, sender: NodeId, leaving: Leaving, now_ns: int) -> list[Effect]:
+        """`sender` will begin no round any more, and says this of its accounts."""
+
+    @abstractmethod
+    def close(self) -> list[Effect]:
+        """No round comes any more: bring what is here into the model, and ask for what is open."""
+
+    @abstractmethod
+    def may_leave(self) -> bool:
+        """Whether what must be settled before the goodbye is."""
+
+    @abstractmethod
+    def leaving(self, to: NodeId) -> Leaving:
+        """The goodbye, with our account of `to`; `done`: nothing is needed of it any more."""
+
+    @abstractmethod
+    def open_with(self, node: NodeId) -> bool:
+        """Whether an account is open that a word of `node` can settle."""
+
+    @abstractmethod
+    def done_with(self, node: NodeId) -> bool:
+        """Whether no account is open, and `node` needs nothing of us any more."""
+
+    def misplaced(self, sender: NodeId, message: Message, run: str) -> ProtocolError:
+        """What a word of another kind of run is refused with."""
+        return ProtocolError(
+            f"node {self.node}: a message of kind {type(message).__name__.lower()!r} from node {sender} in {run}",
+            "Were the peers started from the same experiment file?",
+            peer=sender,
+        )
+
+    @abstractmethod
+    def unsettled(self) -> list[Effect]:
+        """What is to be done and said at the very end of accounts that are still open."""
+
+    @abstractmethod
+    def expected(self) -> Collection[NodeId]:
+        """Those of whom a model was to come, for the account of who never gave one."""
+
+    # --- events ---------------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
+        """Take one event; see machine.Machine."""
+        if self.phase == "finished":
+            return []
+        match event:
+            case Received():
+                sender, message = event.sender, event.message
+                if sender not in self.company.known:
+                    self.company.check(sender, f"a message of kind {type(message).__name__.lower()!r}")
+                if type(message) is Leaving:
+                    return self._parted(sender, message, now_ns)
+                return self.received(sender, message, now_ns)
+            case Trained():
+                return self._trained(event, now_ns)
+            case Fired(key):
+                return self._fired(key, now_ns)
+            case PeerJoined(node, incarnation):
+                return self._joined(node, incarnation, now_ns)
+            case PeerGone(node):
+                return self._gone(node, now_ns)
+            case Started():
+                self.phase = "joining"
+                waits = [SetTimer(("start",), self.settings.start_ns), SetTimer(("roll",), ROLL_NS)]
+                return self.begin_if_gathered(now_ns) or waits
+            case Stopping(over=over):
+                return self._come_to_the_end() if over else self._hurry()
+            case Moved() | Produced() | RowsChosen() | ModelMeasured():
+                return []
+            case Rostered(schedule):
+                self.rostered(schedule)
+                return self.begin_if_gathered(now_ns)
+
+    def _trained(self, event: Trained, now_ns: int) -> list[Effect]:
+        if self.phase != "training":  # the run has ended meanwhile
+            return []
+        assert event.job == self.round, f"job {event.job} was not asked for"
+        return self.trained(event, now_ns)
+
+    def _parted(self, sender: NodeId, message: Leaving, now_ns: int) -> list[Effect]:
+        self.company.left.add(sender)
+        effects = self.left(sender, message, now_ns) + self._answer(sender, message)
+        return effects + self.begin_if_gathered(now_ns) + self.changed(now_ns) + self.end_if_settled()
+
+    def _answer(self, sender: NodeId, said: Leaving) -> list[Effect]:
+        """Say at once that nothing is open, if that is not known there: who waits for it need not ask again."""
+        known = sender in self.company.told and said.done
+        if self.phase != "leaving" or known or not self.leaving(sender).done:
+            return []
+        return [self._word_to(sender)]
+
+    def _fired(self, key: Hashable, now_ns: int) -> list[Effect]:
+        match self.phase, key:
+            case "joining", ("start",):
+                return self._start_with_those_here(now_ns)
+            case "joining", ("roll",):
+                return self.company.roll(self.round)
+            case "leaving", ("again",):
+                return [*self._goodbye(), SetTimer(("again",), self.settings.again_ns)]
+            case "leaving", ("hung",):
+                self.patient = False
+                return self.end_if_settled()
+            case "closing" | "leaving", ("drain",):
+                return [*self._goodbye(), *self._finish()]
+        return self.fired(key, now_ns)
+
+    # --- links ----------------------------------------------------------------------------------------------------
+
+    def _joined(self, node: NodeId, incarnation: int, now_ns: int) -> list[Effect]:
+        again = node not in self.company.linked and (node in self.company.absent or self._has_begun)
+        effects = self.came(node, now_ns, reborn=self.company.joined(node, incarnation))
+        if again:
+            effects.append(Report("joined", node, self.round))
+        if self.phase == "leaving" and node in self._circle():
+            effects += self._goodbye_to(node)
+        return effects + self.begin_if_gathered(now_ns) + self.changed(now_ns)
+
+    @property
+    def _has_begun(self) -> bool:
+        return self.phase not in ("new", "joining")
+
+    def _gone(self, node: NodeId, now_ns: int) -> list[Effect]:
+        effects: list[Effect] = []
+        if self.company.lost(node, self.round) and (self.phase != "leaving" or node in self._circle()):
+            effects.append(Report("gone", node, self.round))
+        return effects + self.begin_if_gathered(now_ns) + self.changed(now_ns) + self.end_if_settled()
+
+    # --- the beginning --------------------------------------------------------------------------------------------
+
+    def begin_if_gathered(self, now_ns: int) -> list[Effect]:
+        """Begin when nobody is waited for any more."""
+        company = self.company
+        if self.phase != "joining" or company.awaited():
+            return []
+        if company.partners and set(company.partners) <= company.left:
+            return self.go_on(now_ns) if self.settings.endless else self.end_with_the_others()
+        if company.partners and not company.here():
+            return []  # the start timer
+        return self.go_on(now_ns)
+
+    def _start_with_those_here(self, now_ns: int) -> list[Effect]:
+        missing = self.company.awaited() or self.company.missing()
+        if not (self.company.here() or self.eager):
+            report = Report("nobody_came", missing, self.round)
+            return [report, *self._finish(nobody_came(missing))]
+        self.company.absent.update(missing)
+        return [Report("started_without", missing, self.round), *self.go_on(now_ns)]
+
+    def go_on(self, now_ns: int) -> list[Effect]:
+        """Train for the next round, or end."""
+        if self.round >= self.settings.rounds:
+            return self.end()
+        self.phase, self.began_ns = "training", now_ns
+        return [Train(self.round, self.learner.lend())]
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def end_with_the_others(self) -> list[Effect]:
+        """Nobody is left to learn with."""
+        effects: list[Effect] = []
+        if self.round < self.settings.rounds:
+            effects.append(Report("stopped_with_the_others", {"rounds": self.round}, self.round))
+        return [*effects, *self.end()]
+
+    def _come_to_the_end(self) -> list[Effect]:
+        return [] if self._ends else self.end()
+
+    def _hurry(self) -> list[Effect]:
+        if self.hurried:
+            return []
+        self.hurried = True
+        if self.phase not in ("closing", "leaving"):
+            return self.end()
+        return [SetTimer(("drain",), self._stay_ns), *self.end_if_settled()]
+
+    @property
+    def _stay_ns(self) -> int:
+        limits = self.settings
+        return min(limits.hurry_ns, limits.drain_ns) if self.hurried else limits.drain_ns
+
+    def end(self) -> list[Effect]:
+        """No round comes any more."""
+        self.phase = "closing"
+        effects = self.close()
+        ended = self.end_if_settled()
+        return [*effects, *ended] if not self._ends else [*effects, SetTimer(("drain",), self._stay_ns), *ended]
+
+    @property
+    def _ends(self) -> bool:
+        return self.phase in ("closing", "leaving")
+
+    def end_if_settled(self) -> list[Effect]:
+        """Say goodbye, or end, if nothing has to be waited for any more."""
+        effects: list[Effect] = []
+        if self.phase == "closing" and self.may_leave():
+            self.phase = "leaving"
+            effects = self._goodbye()
+            if self._waits():
+                hung_ns = min(max(self.deadline.now_ns(), AGAIN_TIMES * self.settings.again_ns), self.settings.drain_ns)
+                waits = {"again": self.settings.again_ns, "hung": hung_ns}
+                return [*effects, *(SetTimer((key,), after_ns) for key, after_ns in waits.items())]
+            return [*effects, *self._finish()]
+        if self.phase == "leaving" and not self._waits():
+            return [*self._goodbye(), *self._finish()]
+        return effects
+
+    def _circle(self) -> list[NodeId]:
+        """Those that may wait for our goodbye, and for whom we may wait."""
+        company = self.company
+        return sorted({*company.circle(self.round), *(node for node in company.known if self.open_with(node))})
+
+    def _waits(self) -> bool:
+        return any(self._waits_for(node) for node in self._circle())
+
+    def _waits_for(self, node: NodeId) -> bool:
+        if node not in self.company.linked:  # it may come back and tell
+            patient = self.patient and not self.hurried
+            return patient and self.open_with(node) and self.company.may_return(node, self.round)
+        if self.hurried:
+            return self.open_with(node)
+        return not self.done_with(node) and (self.patient or node not in self.company.absent)
+
+    def _goodbye(self) -> list[Effect]:
+        return [effect for node in self._circle() for effect in self._goodbye_to(node)]
+
+    def _goodbye_to(self, node: NodeId) -> list[Effect]:
+        there = node in self.company.linked and node not in self.company.done
+        return [self._word_to(node)] if there else []
+
+    def _word_to(self, node: NodeId) -> Send:
+        word = self.leaving(node)
+        if word.done:
+            self.company.told.add(node)
+        return Send(node, word)
+
+    def _finish(self, failure: Failure | None = None) -> list[Effect]:
+        effects = self.unsettled()
+        if self.round >= self.settings.rounds or not self.hurried:
+            effects += self.carried.told(self.round, self.expected())
+        self.phase = "finished"
+        return [*effects, Finish(self.learner.model, failure)]

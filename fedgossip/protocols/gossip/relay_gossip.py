@@ -1,0 +1,245 @@
+"""RelaySGD: synchronous rounds on a tree, in which each neighbour is told another sum (`algorithms/gossip/relaysgd`).
+
+    phase      event                            next phase
+    joining    RelaySum                         training
+    training   Trained                          waiting end
+    training   Stopping                         end
+    waiting    RelaySum Leaving PeerGone        training end
+    waiting    deadline pace                    training end
+    waiting    Stopping                         end
+
+What goes to j is the sum of our model and of what the other neighbours said in the round before, with the number of
+models that it is the sum of.  It never has a model twice, and none but those of one side of its edge, whatever is lost,
+repeated or late.  So no account of edges is needed, as gossip has them:
+
+    a sum is lost               it is asked for; when its sender is heard of in a later round, the one before stands in
+    a neighbour is silent       at the deadline it counts for nothing, nor do those behind it, until it is heard again
+    a neighbour is gone         so too; on either side of it the mean is that of who is there
+
+A model that does not count is stood in for by the own one of each peer that it would have reached, which says so
+(`counted_fewer`), as many rounds later as it is far.
+
+The beginning and the end are those of every gossip peer (`lifecycle`); waiting, deadlines and what happens to a peer
+that is behind are those of `sync_gossip`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from fedgossip.algorithms.gossip.base import Step
+from fedgossip.algorithms.gossip.relaysgd import RelaySGD, RelayState, said
+from fedgossip.base.errors import ProtocolError
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.machine import Checkpoint, Effect, NodeId, Outgoing, Report, RoundDone, Send, Trained
+from fedgossip.core.messages import Account, Leaving, Message, RelaySum
+from fedgossip.protocols.gossip.awaited_round import AwaitedRound, SyncSettings
+from fedgossip.protocols.gossip.learner import Learner
+from fedgossip.protocols.gossip.mailbox import Mailbox
+from fedgossip.protocols.gossip.mixing_schedule import MixingSchedule, leads_of
+from fedgossip.protocols.gossip.open_round import Sources
+from fedgossip.protocols.gossip.vector_check import VectorCheck
+
+SAID_ROUNDS = 2
+"""Number of rounds of which a neighbour may ask for our sum: the open one, and the one before."""
+
+
+class RelayGossip(AwaitedRound[RelayState]):
+    """One peer of a tree.  `schema` is the layout that its neighbours must share.
+
+    `resumed`: go on from there, in a new life.
+    """
+
+    def __init__(
+        self,
+        node: NodeId,
+        schedule: MixingSchedule,
+        algorithm: RelaySGD,
+        initial: Vector,
+        schema: str,
+        settings: SyncSettings,
+        resumed: Checkpoint | None = None,
+    ) -> None:
+        super().__init__(node, schedule, Learner(algorithm, initial, resumed), settings, resumed)
+        self.neighbours = schedule.partners(node)
+        self.algorithm = algorithm
+        self.layout = VectorCheck(node, schema, initial.dtype, initial.size)
+        self.mailbox = Mailbox(leads_of(node, schedule, self.neighbours))
+        self.sources = Sources()  # of the round that is exchanged
+        self.said: dict[int, dict[NodeId, RelaySum]] = {}  # by round, to whom
+        self.said_again: dict[NodeId, tuple[int, int]] = {}  # the round, and when
+        self.counted = 0  # models in the mean of the last round
+        self.summed = 0  # elements
+
+    def rostered(self, schedule: object) -> None:  # noqa: ARG002
+        raise ProtocolError(f"node {self.node}: who takes part in a run on a tree is fixed before it begins")
+
+    def received(self, sender: NodeId, message: Message, now_ns: int) -> list[Effect]:
+        match message:
+            case RelaySum():
+                return self._sum(sender, message, now_ns)
+            case Account(round, asks=asks):
+                self.mailbox.heard(sender, round)
+                return (self._say_again(sender, round, now_ns) if asks else []) + self.end_if_complete(now_ns)
+        raise self.misplaced(sender, message, "a run of relaysgd")
+
+    def came(self, node: NodeId, now_ns: int, *, reborn: bool) -> list[Effect]:  # noqa: ARG002
+        if reborn:
+            self.mailbox.reborn(node, self.round if self.phase == "waiting" else None)
+        return []
+
+    # --- a round --------------------------------------------------------------------------------------------------
+
+    def trained(self, event: Trained, now_ns: int) -> list[Effect]:
+        effects = self._catch_up()
+        self.learner.trained(event.update, Step.of(self.round, event.metrics))
+        self.phase = "waiting"
+        self.clock.heard(now_ns)  # who was here before us was in time
+        self.sources = Sources.of(self.neighbours, lambda j: self.mailbox.has(j, self.round))
+        self.company.meets(self.neighbours, self.round)
+        self.carried.due(self.neighbours)
+        effects.append(Outgoing(self.round + 1, self.learner.seen))
+        sums = self._sums()
+        effects += [Send(to, one) for to, one in sums.items() if to not in self.company.left]
+        self.said = {round: one for round, one in self.said.items() if round > self.round - SAID_ROUNDS}
+        self.said[self.round] = sums
+        return [*effects, self.until_the_deadline(), self.until_asked(0), *self.end_if_complete(now_ns)]
+
+    def _sums(self) -> dict[NodeId, RelaySum]:
+        sums, counts = said(self.learner.outgoing[0], *self._before())
+        self.summed += 3 * sums.size
+        schema = self.layout.schema
+        told = zip(self.neighbours, sums, counts, strict=True)
+        return {to: RelaySum(self.round, schema, (frozen(one),), int(count)) for to, one, count in told}
+
+    def _catch_up(self) -> list[Effect]:
+        """Go to the latest round to which a neighbour has gone on without us; the rounds between are lost."""
+        listening = [j for j in self.neighbours if j in self.company.linked - self.company.absent]
+        unbelieved = self.mailbox.unbelieved(listening, self.round)
+        effects: list[Effect] = [Report("far_ahead", {"peer": j, "round": r}, self.round) for j, r in unbelieved]
+        newest = max((r for _, r in self.mailbox.ahead(self.round)), default=self.round)
+        if newest > self.round:
+            effects.append(Report("skipped", newest - self.round, newest))
+            self._go_to(newest)
+        return effects
+
+    def ask(self, times: int) -> list[Effect]:
+        late = [j for j in sorted(self.sources.missing) if j in self.company.linked - self.company.absent]
+        asks = [Send(j, Account(self.round, asks=True)) for j in late]
+        return [*asks, self.until_asked(times + 1)]
+
+    def _say_again(self, sender: NodeId, round: int, now_ns: int) -> list[Effect]:
+        """The neighbour waits for our sum of `round`: say it again, if it may have been lost."""
+        sum_of_then = self.said.get(round, {}).get(sender)
+        last, at_ns = self.said_again.get(sender, (-1, 0))
+        if sum_of_then is None or (last == round and now_ns < at_ns + self.clock.patience_ns(0)):
+            return []
+        self.said_again[sender] = round, now_ns
+        return [Send(sender, sum_of_then)]
+
+    def _sum(self, sender: NodeId, message: RelaySum, now_ns: int) -> list[Effect]:
+        self._check(sender, message)
+        round = message.round
+        self.mailbox.heard(sender, round)
+        if sender in self.company.linked and (round >= self.round - 1 or self.sources.alone):
+            self.company.absent.discard(sender)
+        if round < self.round:
+            return [Report("late", {"peer": sender, "round": round}, self.round), *self.end_if_complete(now_ns)]
+        if not self.mailbox.put(sender, message, self.round):
+            return [Report("repeated", {"peer": sender, "round": round}, self.round)]
+        if round == self.round:
+            self.sources.missing.discard(sender)
+            self.clock.heard(now_ns)
+        return self.end_if_complete(now_ns)
+
+    def _check(self, sender: NodeId, message: RelaySum) -> None:
+        if not (0 <= message.round < self.settings.rounds and 1 <= message.count < self.algorithm.n):
+            raise ProtocolError(
+                f"node {self.node}, round {self.round}: a sum of {message.count} models of round {message.round} from"
+                f" node {sender}; the run has {self.algorithm.n} peers and {self.settings.rounds} rounds",
+                "Were the peers started from the same experiment file?",
+                peer=sender,
+            )
+        self.layout.check(sender, message)
+        self.layout.check_values(sender, message)
+
+    @property
+    def awaited(self) -> Sources:
+        return self.sources
+
+    def gone_on(self, node: NodeId) -> bool:
+        return self.mailbox.newest.get(node, -1) > self.round
+
+    def end_round(self, now_ns: int) -> list[Effect]:
+        missing = sorted(self.sources.missing)
+        effects: list[Effect] = [Report("missed", missing, self.round)] if missing else []
+        if len(missing) < len(self.neighbours):
+            self.clock.over(self.began_ns)
+        heard, counts = self._heard()
+        effects += self._told_of(1 + int(counts.sum()))
+        self.learner.mixed((self.algorithm.averaged(self.learner.outgoing[0], heard, counts), heard, counts))
+        self.summed += heard.size + self.learner.model.size
+        self._go_to(self.round + 1)
+        effects.append(RoundDone(self.round, self.learner.model))
+        effects.append(self.learner.checkpoint(self.round, {}, self.carried.saved()))
+        return effects + self.go_on(now_ns)
+
+    def _heard(self) -> tuple[Vector, Vector]:
+        """What the neighbours say in this round, ascending: (sums [k, d], of how many models each)."""
+        heard, counts = (np.zeros_like(one) for one in self._before())
+        for place, j in enumerate(self.neighbours):
+            if self.mailbox.has(j, self.round):
+                message = self.mailbox.here(self.round)[j]
+                assert isinstance(message, RelaySum)
+                heard[place], counts[place] = message.vectors[0], message.count
+                self.carried.came(j)
+            elif self.mailbox.newest.get(j, -1) > self.round:  # it was lost
+                heard[place], counts[place] = (one[place] for one in self._before())
+        return frozen(heard), frozen(counts)
+
+    def _before(self) -> Sequence[Vector]:
+        """What was heard in the round before."""
+        own, *before = self.learner.outgoing
+        return before or (np.zeros((len(self.neighbours), own.size), own.dtype), np.zeros(len(self.neighbours)))
+
+    def _told_of(self, counted: int) -> list[Effect]:
+        before, self.counted = self.counted, counted
+        return [Report("counted_fewer", {"models": counted, "before": before}, self.round)] if counted < before else []
+
+    def _go_to(self, round: int) -> None:
+        self.round = round
+        self.mailbox.go_to(round)
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def left(self, sender: NodeId, leaving: Leaving, now_ns: int) -> list[Effect]:  # noqa: ARG002
+        self.mailbox.heard(sender, leaving.round)
+        if leaving.done:
+            self.company.done.add(sender)
+        return []
+
+    def close(self) -> list[Effect]:
+        self.learner.abandoned()
+        return []
+
+    def may_leave(self) -> bool:
+        return True
+
+    def leaving(self, to: NodeId) -> Leaving:
+        return Leaving(self.round, done=to in self.company.left)
+
+    def open_with(self, node: NodeId) -> bool:  # noqa: ARG002
+        return False
+
+    def done_with(self, node: NodeId) -> bool:
+        return node in self.company.done
+
+    def unsettled(self) -> list[Effect]:
+        self.mailbox.clear()
+        self.said.clear()
+        return []
+
+    def expected(self) -> Collection[NodeId]:
+        return self.company.partners

@@ -1,0 +1,184 @@
+"""A peer of CHOCO-SGD: synchronous gossip of what others know of each (`algorithms/gossip/choco`); only changes travel.
+
+Within is the machine of synchronous gossip, which hears and says whole vectors, with its accounts of edges: so a round
+counts at both ends of an edge or at neither, and the mean is kept whatever is lost.  Here each of its words is said as
+what has changed since the version that the partner has, and what comes is made whole:
+
+    sent      the change from version `base` to version `round`, to who was sent `base`; else, or asked for, all of it
+    received  base is the version that is here      whole now; then those that waited for it
+              base is later than what is here       it waits, and the version of our round is asked for, once
+              round is not later                    its account alone is heard
+
+A version is the round in which it was made.  All begin with version -1, 0 everywhere.  A partner in a new life knows
+nothing, and nothing is known of it: the next word each way is whole.  A partner that sends another change than it made
+is believed, as one that sends another model is: a replica is what its owner says it is.
+
+    bound    of each partner one replica, and at most WAITING changes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedgossip.algorithms.codecs.base import CodecTurn, Payload, VectorLayout
+from fedgossip.algorithms.gossip.choco import KNOWN_TO_ALL, Choco, Replicated
+from fedgossip.base.errors import ProtocolError
+from fedgossip.base.vectors import Vector, add, frozen
+from fedgossip.core.machine import Effect, Event, NodeId, PeerGone, PeerJoined, Received, Report, Send
+from fedgossip.core.messages import Account, CodedModel, Model
+from fedgossip.protocols.gossip.learner import Learner
+from fedgossip.protocols.gossip.sync_gossip import SyncGossip
+
+WAITING = 8
+"""Maximum number of changes of one partner that wait for an earlier one."""
+
+Version = tuple[int, Vector]
+"""(the round in which it was made, the vector [d], frozen)"""
+
+
+class ReplicaGossip:
+    """Round `machine`, which mixes by `algorithm`; `fresh`: its first life, of which all know version -1.
+
+    Invariant: `replicas[j]` is the version of that round of j's life that is linked now.
+    """
+
+    def __init__(
+        self, machine: SyncGossip[Replicated], algorithm: Choco, initial: Vector, schema: str, *, fresh: bool
+    ) -> None:
+        self.machine, self.algorithm, self.schema = machine, algorithm, schema
+        self.layout = VectorLayout.of_length(initial.size, initial.dtype)
+        self.first = frozen(np.zeros_like(initial))
+        partners = machine.company.partners if fresh else ()
+        self.replicas: dict[NodeId, Version] = dict.fromkeys(partners, (KNOWN_TO_ALL, self.first))
+        self.sent: dict[NodeId, int] = dict.fromkeys(partners, KNOWN_TO_ALL)
+        self.waiting: dict[NodeId, dict[int, CodedModel]] = {}  # by round
+        self.asked: dict[NodeId, int] = {}  # the round whose version was asked for last
+        self.lives: dict[NodeId, int] = {}
+        self.payload: tuple[int, Payload] | None = None
+
+    @property
+    def learner(self) -> Learner[Replicated]:
+        """The state of the peer."""
+        return self.machine.learner
+
+    @property
+    def eager(self) -> bool:
+        """See `Lifecycle`."""
+        return self.machine.eager
+
+    @eager.setter
+    def eager(self, value: bool) -> None:
+        self.machine.eager = value
+
+    @property
+    def summed(self) -> int:
+        """See `machine.AddingMachine`."""
+        return self.machine.summed
+
+    def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
+        """Take one event; see machine.Machine."""
+        effects: list[Effect] = []
+        match event:
+            case PeerJoined(node, incarnation):
+                self._linked(node, incarnation)
+            case PeerGone(node):
+                self.sent.pop(node, None)  # what was on its way may be lost
+            case Received(sender, CodedModel() as coded):
+                return self._said(self._changed(sender, coded, now_ns))
+            case Received(sender, Model() as model):
+                known = frozen(model.vectors[0])  # else the sum of the round would be made in its memory
+                effects += self.machine.handle(event, now_ns)  # raises for what is no such model
+                return self._said([*effects, *self._whole(sender, model.round, known, now_ns)])
+        return self._said([*self.machine.handle(event, now_ns), *self._asks()])
+
+    def _linked(self, node: NodeId, incarnation: int) -> None:
+        self.sent.pop(node, None) if node in self.lives else None
+        if incarnation != self.lives.get(node, 0):
+            self.replicas.pop(node, None)
+            self.waiting.pop(node, None)
+            self.sent.pop(node, None)
+        self.lives[node] = incarnation
+
+    # --- what comes -----------------------------------------------------------------------------------------------
+
+    def _changed(self, sender: NodeId, coded: CodedModel, now_ns: int) -> list[Effect]:
+        """Hear what a change makes of the sender's replica, or keep it until that can be known."""
+        self.machine.company.check(sender, "a change of a model")
+        self._check(sender, coded)
+        version, _ = self.replicas.get(sender, (KNOWN_TO_ALL - 1, self.first))
+        if coded.base == version:
+            return self._applied(sender, coded, now_ns)
+        if coded.round > version:
+            waiting = self.waiting.setdefault(sender, {})
+            waiting[coded.round] = coded
+            for old in sorted(waiting)[:-WAITING]:
+                del waiting[old]
+        account = Account(coded.round, coded.used, coded.missing)
+        return [*self.machine.handle(Received(sender, account), now_ns), *self._asks()]
+
+    def _check(self, sender: NodeId, coded: CodedModel) -> None:
+        rounds, where = self.machine.settings.rounds, f"node {self.machine.node}, round {self.machine.round}"
+        if coded.schema != self.schema or not KNOWN_TO_ALL <= coded.base < coded.round < rounds:
+            what = f"a change from version {coded.base} to {coded.round} from node {sender}, of {rounds} rounds"
+            advice = "Were the peers started from the same experiment file?"
+            raise ProtocolError(f"{where}: {what}", advice, peer=sender)
+        try:
+            self._decoded(coded)
+        except ProtocolError as error:
+            raise ProtocolError(f"{where}, from node {sender}: {error}", error.advice, peer=sender) from None
+
+    def _decoded(self, coded: CodedModel) -> Vector:
+        return self.algorithm.codec.decode(coded.vectors[0], self.layout, CodecTurn(0, 0, coded.round))
+
+    def _applied(self, sender: NodeId, coded: CodedModel, now_ns: int) -> list[Effect]:
+        known = add(self.replicas[sender][1], self._decoded(coded))
+        model = Model(coded.round, coded.schema, (known,), coded.used, coded.missing, coded.view)
+        effects = list(self.machine.handle(Received(sender, model), now_ns))
+        return [*effects, *self._whole(sender, coded.round, known, now_ns)]
+
+    def _whole(self, sender: NodeId, round: int, known: Vector, now_ns: int) -> list[Effect]:
+        """A version is here: it is the replica if none is later; then hear what has waited for it."""
+        if round <= self.replicas.get(sender, (KNOWN_TO_ALL - 1, known))[0]:
+            return []
+        self.replicas[sender] = round, known
+        waiting = self.waiting.get(sender, {})
+        for old in [r for r in waiting if r <= round]:
+            del waiting[old]
+        after = next((one for one in waiting.values() if one.base == round), None)
+        return self._applied(sender, waiting.pop(after.round), now_ns) if after else []
+
+    def _asks(self) -> list[Effect]:
+        """Ask for the versions of our round that wait for one that did not come."""
+        round, out = self.machine.round, []
+        if self.machine.phase not in ("training", "waiting"):
+            return []
+        for j in sorted(self.waiting):
+            if round in self.waiting[j] and self.asked.get(j) != round and j in self.machine.company.linked:
+                self.asked[j] = round
+                out.append(Send(j, self.machine.ledger.account(j, round, asks=True)))
+        return [*out, *(Report("change_missed", {"peer": one.to}, round) for one in out)]
+
+    # --- what goes out --------------------------------------------------------------------------------------------
+
+    def _said(self, effects: Sequence[Effect]) -> list[Effect]:
+        return [self._coded(effect) for effect in effects]
+
+    def _coded(self, effect: Effect) -> Effect:
+        match effect:
+            case Send(to, Model() as model):
+                state, sent = self.machine.learner.begun, self.sent.get(to, KNOWN_TO_ALL - 1)
+                self.sent[to] = max(model.round, sent)
+                if state.new is None or model.round != state.version or sent != state.base:
+                    return effect
+                payload = self._payload(state.new, model.round)
+                place = model.round, state.base, payload.size, model.schema, (payload,)
+                return Send(to, CodedModel(*place, model.used, model.missing, model.view))
+        return effect
+
+    def _payload(self, new: Vector, round: int) -> Payload:
+        """What the codec says of a change, which is what it has said of more: the same bytes again.  Made once."""
+        if self.payload is None or self.payload[0] != round:
+            self.payload = round, frozen(self.algorithm.codec.encode(new, self.layout, CodecTurn(0, 0, round)))
+        return self.payload[1]

@@ -1,0 +1,319 @@
+"""Synchronous gossip: train, send to the neighbours, wait for theirs, mix; round after round.
+
+    phase      event                                  next phase
+    joining    Rostered                               training
+    training   Trained                                waiting end
+    training   Stopping                               end
+    waiting    Model Account Leaving PeerGone         training end
+    waiting    deadline pace                          training end
+    waiting    Stopping                               end
+    leaving    Model Account                          finished
+
+The beginning and the end are those of every gossip peer (`lifecycle`).
+
+As long as nobody misses a deadline a neighbour is at most one round ahead, for it needs our model of this round; one
+that does not hear us (directed graphs) at most as many as there are links on the way from us to it.  So many rounds
+are kept per neighbour, and the newest (`mailbox`).  Every wait has a timer.
+
+Where we differ from the paper's lockstep (Lian et al. 2017): a neighbour that is gone, or that misses the deadline, is
+left out of the round and its weight goes to oneself; it is not waited for again until a model of this round or the
+last comes from it.  Links keep the order of what is sent: who hears of a later round first will not hear this one, and
+does not wait for it.  Who has not sent yet and hears that one who needs its model has gone on, goes to that round too.
+
+An edge counts in a round at both ends or at neither, or what one end did alone is made up for later (`edges`): the
+mean is kept whatever is lost.  Only an arc without its reverse (directed graphs) has no way to tell: a round without
+it moves the mean, and is reported as `one_sided`; push-sum is the method for such graphs.  A rule that is no sum
+(`algorithms/robust/combine`) leaves out what is late, for nobody can tell later what it would have made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from fedgossip.algorithms.gossip.base import MODEL, GossipAlgorithm, State, Step, Vectors
+from fedgossip.algorithms.robust.combine import LINEAR, Combination
+from fedgossip.base.errors import ProtocolError
+from fedgossip.base.vectors import Vector, ordered_mix, scaled_difference, subtract
+from fedgossip.core.machine import Checkpoint, Effect, NodeId, Outgoing, Report, RoundDone, Send, Trained
+from fedgossip.core.messages import Account, Leaving, Message, Model
+from fedgossip.protocols.gossip.awaited_round import AwaitedRound, SyncSettings
+from fedgossip.protocols.gossip.carried import FRESH
+from fedgossip.protocols.gossip.edge_ledger import EdgeLedger
+from fedgossip.protocols.gossip.learner import Learner
+from fedgossip.protocols.gossip.mailbox import Mailbox
+from fedgossip.protocols.gossip.mixing_schedule import MixingSchedule, given_up, is_constant, leads_of, view_of
+from fedgossip.protocols.gossip.open_round import ExchangedRound, OwnWeights, Sources
+from fedgossip.protocols.gossip.partner_set import LATELY_ROUNDS
+from fedgossip.protocols.gossip.vector_check import VectorCheck
+
+
+class SyncGossip(AwaitedRound[State]):
+    """One peer of a synchronous run.  `schema` is the layout that its neighbours must share.
+
+    `resumed`: go on from there, in a new life, in which no edge has a past.
+    """
+
+    def __init__(
+        self,
+        node: NodeId,
+        schedule: MixingSchedule,
+        algorithm: GossipAlgorithm[State],
+        initial: Vector,
+        schema: str,
+        settings: SyncSettings,
+        resumed: Checkpoint | None = None,
+        combine: Combination = LINEAR,
+    ) -> None:
+        self.combine = combine
+        super().__init__(node, schedule, Learner(algorithm, initial, resumed), settings, resumed)
+        self.layout = VectorCheck(node, schema, initial.dtype, initial.size, len(algorithm.slots))
+        self.schedule = schedule
+        self.ledger = EdgeLedger(schema)
+        self.mailbox = Mailbox(leads_of(node, schedule, self.company.partners))
+        self.open = ExchangedRound()
+        self.own = OwnWeights()  # those of this round
+        self.summed = 0  # elements
+
+    def rostered(self, schedule: object) -> None:
+        self.schedule, self.own = schedule, OwnWeights()  # type: ignore[assignment]
+        self.company.change(self.schedule.partners(self.node))
+        self.mailbox.leads = leads_of(self.node, self.schedule, self.company.partners)
+
+    def received(self, sender: NodeId, message: Message, now_ns: int) -> list[Effect]:
+        match message:
+            case Model():
+                return self._model(sender, message, now_ns)
+            case Account(round, used, missing, asks):
+                effects = self._account(sender, round, used, missing, now_ns)
+                effects += self._say_again(sender, round, now_ns) if asks else []
+                return effects + self.end_if_complete(now_ns) + self.end_if_settled()
+        raise self.misplaced(sender, message, "a synchronous run")
+
+    def came(self, node: NodeId, now_ns: int, *, reborn: bool) -> list[Effect]:  # noqa: ARG002
+        if not reborn:
+            return []
+        waits = self.phase == "waiting"
+        asked = waits and self.ledger.edge(node).offered == self.round
+        self.mailbox.reborn(node, self.round if waits else None)
+        if not self.ledger.reborn(node, asked=asked):
+            return []
+        return [Report("unsettled", {"peer": node, "round": self.round}, self.round)]
+
+    # --- a round --------------------------------------------------------------------------------------------------
+
+    def trained(self, event: Trained, now_ns: int) -> list[Effect]:
+        effects = self._catch_up()
+        if self.ledger.opens(self.round, view_of(self.schedule, self.round)):  # what tracks the sum of others
+            self.learner.rejoined()
+        outgoing = self.learner.trained(event.update, Step.of(self.round, event.metrics))
+        self.phase = "waiting"
+        self.clock.heard(now_ns)  # who was here before us was in time
+        if not (self.own.row and is_constant(self.schedule)):
+            self.own = OwnWeights.of(self.node, self.schedule.mixing(self.round))
+        targets = self.own.targets
+        self.open = ExchangedRound.of(self.own, self.mailbox.here(self.round))
+        self.company.meets(self.own.met, self.round)
+        self.carried.due(self.open.sources.all)
+        effects.append(Outgoing(self.round + 1, self.learner.seen))
+        hear = [to for to in targets if to not in self.company.left] if self.company.left else targets
+        effects += self.ledger.models(self.round, outgoing, hear)
+        effects += [Send(j, self.ledger.account(j, self.round)) for j in self._open_beside(targets)]
+        return [*effects, self.until_the_deadline(), self.until_asked(0), *self.end_if_complete(now_ns)]
+
+    def _open_beside(self, targets: Collection[NodeId]) -> list[NodeId]:
+        """Those with whom an account is open, and who get no model in this round."""
+        opened = [j for j, edge in self.ledger.edges.items() if edge.open is not None]
+        return [j for j in opened if j not in targets and j not in self.company.done]
+
+    def _catch_up(self) -> list[Effect]:
+        """Go to the latest round to which one who needs our model has gone on; the rounds between are lost."""
+        if not self.mailbox.ahead(self.round):
+            return []
+        heard = self.company.linked - self.company.absent
+        listening = [j for j in self.company.partners if j in heard]
+        unbelieved = self.mailbox.unbelieved(listening, self.round)
+        effects: list[Effect] = [Report("far_ahead", {"peer": j, "round": r}, self.round) for j, r in unbelieved]
+        gone_on = [r for j, r in self.mailbox.ahead(self.round) if self._given_up_by(j, r)]
+        if gone_on:
+            effects.append(Report("skipped", max(gone_on) - self.round, max(gone_on)))
+            self._go_to(max(gone_on))
+        return effects
+
+    def _given_up_by(self, node: NodeId, round: int) -> bool:
+        return given_up(self.schedule, node, round, self.node, self.round)
+
+    def ask(self, times: int) -> list[Effect]:
+        silent = self.open.one_way | self.company.absent
+        late = [j for j in sorted(self.open.sources.missing) if j in self.company.linked and j not in silent]
+        asks = [Send(j, self.ledger.account(j, self.round, asks=True)) for j in late]
+        return [*asks, self.until_asked(times + 1)]
+
+    def _model(self, sender: NodeId, model: Model, now_ns: int) -> list[Effect]:
+        round = model.round
+        if not 0 <= round < self.settings.rounds:
+            raise self._beyond(sender, round)
+        self.layout.check(sender, model)
+        self.layout.check_values(sender, model)
+        effects = self._account(sender, round, model.used, model.missing, now_ns)
+        absent, sources = self.company.absent, self.open.sources
+        if sender in absent and sender in self.company.linked and (round >= self.round - 1 or sources.alone):
+            absent.discard(sender)
+        if round < self.round:
+            self.ledger.edge(sender).late(model)
+            effects.append(Report("late", {"peer": sender, "round": round}, self.round))
+            return [*effects, *self._repair(sender), *self.end_if_settled()]
+        if not self.mailbox.put(sender, model, self.round):
+            return [*effects, Report("repeated", {"peer": sender, "round": round}, self.round)]
+        if round == self.round:
+            sources.missing.discard(sender)
+            self.clock.heard(now_ns)
+        return effects + self.end_if_complete(now_ns)
+
+    def _beyond(self, sender: NodeId, round: int) -> ProtocolError:
+        return ProtocolError(
+            f"node {self.node}, round {self.round}: model of round {round} from node {sender};"
+            f" the run has {self.settings.rounds} rounds",
+            "Were the peers started from the same experiment file?",
+            peer=sender,
+        )
+
+    @property
+    def awaited(self) -> Sources:
+        return self.open.sources
+
+    def gone_on(self, node: NodeId) -> bool:
+        return self.mailbox.newest.get(node, -1) > self.round
+
+    def end_round(self, now_ns: int) -> list[Effect]:
+        sources, round = self.open.sources, self.round
+        missing = sorted(sources.missing)
+        effects: list[Effect] = [Report("missed", missing, round)] if missing else []
+        if one_sided := [j for j in missing if j in self.open.one_way]:
+            effects.append(Report("one_sided", one_sided, round))
+        if len(missing) < len(sources.all):
+            self.clock.over(self.began_ns)
+        row, outgoing = self._agreed(), self.learner.outgoing
+        if len(row) < len(self.open.row) and (held := sorted(self.open.row.keys() - row.keys() - set(missing))):
+            effects.append(Report("held", held, round))
+        self.summed += (len(row) - 1) * sum([vector.size for vector in outgoing])
+        self.learner.mixed(self._combined(row, outgoing))
+        self.ledger.closes(round, outgoing)
+        self._go_to(round + 1)
+        effects.append(RoundDone(self.round, self.learner.model))
+        effects.append(self.learner.checkpoint(self.round, {}, self.carried.saved()))
+        return effects + self.go_on(now_ns)
+
+    def _combined(self, row: Mapping[NodeId, float], own: Vectors) -> Vectors:
+        """What comes of this round, one vector per slot."""
+        here, node = self.mailbox.here(self.round), self.node
+        inputs = [own if j == node else here[j].vectors for j in row]
+        if self.combine.linear:
+            return tuple([_mixed(list(zip(row.values(), of, strict=True))) for of in zip(*inputs, strict=True)])
+        of_slots = [dict(zip(row, of, strict=True)) for of in zip(*inputs, strict=True)]
+        return tuple([self.combine.combine(node, row, of_slot) for of_slot in of_slots])
+
+    def _agreed(self) -> Mapping[NodeId, float]:
+        """This round's weights, those of edges that do not count given to oneself; settles who has mixed whom."""
+        row, one_way, sources, round = self.open.row, self.open.one_way, self.open.sources, self.round
+        for j in sources.missing:
+            self.ledger.edge(j).missed(round, row[j], self.learner.outgoing)
+        here = sources.all.difference(sources.missing) if sources.missing else sources.all
+        mixed = self.ledger.counted(round, here.difference(one_way) if one_way else here, self.mailbox.here(round))
+        mixed += here.intersection(one_way) if one_way else ()
+        self.carried.came(*mixed)
+        if len(mixed) == len(sources.all):
+            return row
+        own = row[self.node]
+        for j, weight in row.items():
+            if j != self.node and j not in mixed:
+                own += weight
+        return {j: own if j == self.node else weight for j, weight in row.items() if j == self.node or j in mixed}
+
+    def _go_to(self, round: int) -> None:
+        self.round = round
+        self.mailbox.go_to(round)
+
+    # --- accounts -------------------------------------------------------------------------------------------------
+
+    def _account(self, sender: NodeId, round: int, used: int, missing: int, now_ns: int) -> list[Effect]:
+        """Take what a partner says of our edge: repair our round, send what it misses, forget what it has."""
+        edge = self.ledger.heard(sender, round, used, missing)
+        self.mailbox.heard(sender, round)
+        effects = self._repair(sender) if edge.open is not None else []
+        if 0 <= missing < self.round:
+            effects += self.ledger.help(sender, missing, self.round, now_ns, self.clock.patience_ns(0))
+        return effects
+
+    def _say_again(self, sender: NodeId, asked: int, now_ns: int) -> list[Effect]:
+        outgoing, again_ns = self.learner.outgoing, self.clock.patience_ns(0)
+        return self.ledger.say_again(sender, asked, self.round, outgoing, now_ns, again_ns)
+
+    def _repair(self, node: NodeId) -> list[Effect]:
+        repaired = self.ledger.repair(node)
+        if repaired is None or not self.combine.linear:  # what a rule would have made of it, nobody can tell now
+            return []
+        assert repaired.theirs is not None
+        self.carried.came(node)
+        differences = tuple(
+            scaled_difference(repaired.weight, theirs, own)
+            for theirs, own in zip(repaired.theirs, repaired.own, strict=True)
+        )
+        if repaired.round < self.ledger.since:  # what tracks began anew since; the models did not
+            slots = zip(self.learner.algorithm.slots, differences, strict=True)
+            differences = tuple(one if slot == MODEL else subtract(one, one) for slot, one in slots)
+        self.learner.corrected(differences)
+        mixed = bool(self.learner.outgoing)  # what is open now is mixed as it went out
+        return [Report("repaired", {"peer": node, "round": repaired.round, "mixed": mixed}, self.round)]
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def left(self, sender: NodeId, leaving: Leaving, now_ns: int) -> list[Effect]:
+        if leaving.done:
+            self.company.done.add(sender)
+        effects = self._account(sender, leaving.round, leaving.used, leaving.missing, now_ns)
+        self.ledger.edge(sender).parted(leaving.round)
+        return effects
+
+    def close(self) -> list[Effect]:
+        self.learner.abandoned()
+        return []
+
+    def may_leave(self) -> bool:
+        return True
+
+    def leaving(self, to: NodeId) -> Leaving:
+        edge = self.ledger.edge(to)
+        return Leaving(self.round, edge.used, edge.missing, done=to in self.company.left and edge.settled)
+
+    def open_with(self, node: NodeId) -> bool:
+        edge = self.ledger.edges.get(node)
+        return edge is not None and edge.open is not None and edge.missing >= self.round - LATELY_ROUNDS
+
+    def done_with(self, node: NodeId) -> bool:
+        return node in self.company.done and self.ledger.edge(node).settled
+
+    def unsettled(self) -> list[Effect]:
+        company = self.company
+        open_with = self.ledger.unsettled(company.absent | (company.left - company.linked))
+        self.mailbox.clear()
+        self.ledger.sent.clear()
+        return [Report("unsettled", {"peer": j, "round": round}, self.round) for j, round in open_with]
+
+    def expected(self) -> Collection[NodeId]:
+        """Where each round has a graph of its own a pair may meet once, and lose that model: heard of is enough."""
+        fixed = self.schedule.period > 0
+        return [j for j in self.company.partners if fixed or j not in self.mailbox.newest]
+
+
+def _mixed(terms: Sequence[tuple[float, Vector]]) -> Vector:
+    """The sum, in the memory of a term that came over a link, if there is one: it is ours, and not needed again."""
+    for _, vector in terms:
+        if vector.flags.writeable:
+            return ordered_mix(terms, vector)
+    return ordered_mix(terms)
+
+
+def resume_point(algorithm: GossipAlgorithm[Any], round: int, model: Vector) -> Checkpoint:
+    """Return from where a peer goes on that has `model` after `round` rounds: what another has learned."""
+    return Learner(algorithm, model).checkpoint(round, {}, FRESH)

@@ -1,0 +1,339 @@
+"""One participant of a run whose members come and go: membership, a gossip machine, and the model for a late start.
+
+    founder    gossips from the first round on; where others tell that it was here before, it comes back as below
+    joiner     contact --> fetch the model --> announce the first round to take part in --> that round --> gossip
+
+Whoever was here before and has no verdict on it takes its place again at once.  The gossip machine knows nothing of
+all this: it is told of links, and of a new schedule; messages and timers of membership and transfer pass it by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from fedgossip.base.errors import ProtocolError
+from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import (
+    Checkpoint,
+    Effect,
+    Event,
+    Failure,
+    Finish,
+    Fired,
+    Machine,
+    Moved,
+    NodeId,
+    PeerGone,
+    PeerJoined,
+    Received,
+    Report,
+    Rostered,
+    RoundDone,
+    SetTimer,
+    Started,
+    Stopping,
+    Train,
+    Trained,
+)
+from fedgossip.core.messages import (
+    ChunkRequest,
+    Compare,
+    IndirectAck,
+    Join,
+    MembershipUpdate,
+    Model,
+    ModelChunk,
+    ModelInfo,
+    ModelQuery,
+    Ping,
+    PingReq,
+    Pong,
+)
+from fedgossip.protocols.gossip.failures import nobody_came
+from fedgossip.protocols.gossip.refusals import far_ahead, refused_by
+from fedgossip.protocols.members.membership import Membership
+from fedgossip.protocols.members.own_entry import Outcome
+from fedgossip.protocols.members.roster import boundary_after
+from fedgossip.protocols.members.roster_schedule import RosterSchedule
+from fedgossip.protocols.transfer.state_transfer import Giver, Taker
+
+OURS = (
+    Ping,
+    Pong,
+    PingReq,
+    IndirectAck,
+    MembershipUpdate,
+    Compare,
+    Join,
+    ModelQuery,
+    ModelInfo,
+    ChunkRequest,
+    ModelChunk,
+)
+
+NEAR_ROUNDS = 16
+"""One that comes back and is not further behind goes on from what it had written down."""
+
+BEGIN_NS = 10_000_000_000
+"""How long a joiner waits for a second one to say that its first round is near."""
+
+MakeGossip = Callable[[RosterSchedule, Checkpoint | None, int], Machine]
+"""(graphs, from where to go on, our incarnation)."""
+
+TakeUp = Callable[[int, Vector], Checkpoint]
+"""(round, model): from where a machine goes on that has this model after so many rounds."""
+
+
+class Member:
+    """`make` gives the gossip machine, from a checkpoint where the run has begun.  `layout`: schema, length, dtype.
+
+    `take_up` makes that checkpoint from a model of others.  `join`: the run has begun without us.  `resumed`: what an
+    earlier life had written down.  `rounds`: of the run.  `start_ns`: how long a joiner waits for one that answers.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        make: MakeGossip,
+        take_up: TakeUp,
+        layout: tuple[str, int, str],
+        rounds: int,
+        *,
+        join: bool = False,
+        resumed: Checkpoint | None = None,
+        start_ns: int = 300_000_000_000,
+    ) -> None:
+        self.membership, self.rounds, self.resumed, self.start_ns = membership, rounds, resumed, start_ns
+        self.gossip: Machine | None = None
+        self.joining = join
+        self.since: int | None = None
+        """The round in which we begin, once it is announced."""
+        self.giver = Giver(layout[0])
+        self.taker = Taker(*layout)
+        self._make, self._take_up = make, take_up
+        self._early: dict[NodeId, Model] = {}
+        self._training = self._forgotten = 0
+        self._finished = self._seeking = self._mixed = False
+        self._asked_to_begin = self._waited = False
+        self._failure: Failure | None = None  # why it ends before its time
+
+    def introduction(self) -> Join | None:
+        """The first word on every link, before the members know us; None where they do."""
+        return self.membership.introduction()
+
+    def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
+        """Take one event; see machine.Machine."""
+        if self._finished:
+            return []
+        if isinstance(event, Stopping):
+            return self._stop(now_ns)
+        effects = self._settle(self.membership.handle(event, now_ns), now_ns)
+        effects += self._unless_refused(lambda: self._transferred(event, now_ns))
+        match event:
+            case Started() if not self.joining:
+                effects += self._begin(self.resumed, now_ns)
+            case Started():
+                effects += [Report("asks", self.membership.contacts, 0), self._start_timer()]
+            case Fired(("member", "start" | "begin" as what)) if self.joining:
+                return [*effects, *self._time_is_up(what, now_ns)]
+            case Trained() if self._forgotten:
+                self._forgotten -= 1
+            case Received(sender, Model() as model) if self.gossip is None:
+                effects += self._unless_refused(lambda: self._keep(sender, model))
+            case PeerJoined() | PeerGone() | Moved() | Fired(("member" | "transfer", *_)):
+                pass  # membership says what the gossip machine is to know of links
+            case Received(_, message) if isinstance(message, OURS):
+                pass
+            case _:
+                effects += self._gossiped(event, now_ns)
+        if ended := self.membership.ended:
+            self._failure = self._failure or ended
+            return [*effects, *self._stop(now_ns)]
+        if self.membership.returning and self.since is None and not (self._mixed or self.joining):
+            effects += self._come_back()
+        return [*effects, *self._join(now_ns)] if self.joining else effects
+
+    def _transferred(self, event: Event, now_ns: int) -> list[Effect]:
+        match event:
+            case Received(sender, ModelQuery() | ChunkRequest() as asked):
+                return self.giver.handle(sender, asked, now_ns)
+            case Received(sender, ModelInfo(round)) if round > self.rounds:
+                return [far_ahead(sender, round, self.rounds)]
+            case Received(sender, ModelInfo() | ModelChunk() as offered) if self._seeking:
+                return self.taker.handle(sender, offered)
+            case Fired(("transfer", *rest)) if self._seeking:
+                return self.taker.fired(rest)
+            case PeerJoined(node) if self._seeking:
+                return self.taker.joined(node)
+            case PeerGone(node) if self._seeking:
+                return self.taker.gone(node)
+        return []
+
+    def _unless_refused(self, tell: Callable[[], Sequence[Effect]]) -> Sequence[Effect]:
+        """Return the effects, or the report that a part of us has refused the message: the others have not."""
+        try:
+            return tell()
+        except ProtocolError as error:
+            return [refused_by(error, max(self.membership.round, 0))]
+
+    # --- the gossip machine ---------------------------------------------------------------------------------------
+
+    def _settle(self, outcomes: Iterable[Outcome], now_ns: int) -> list[Effect]:
+        """Sort what membership says: effects for the driver, events for the gossip machine."""
+        effects: list[Effect] = []
+        for outcome in outcomes:
+            if isinstance(outcome, PeerJoined | PeerGone | Rostered):
+                effects += self._gossiped(outcome, now_ns)
+            else:
+                effects.append(outcome)  # type: ignore[arg-type]
+        return effects
+
+    def _gossiped(self, event: Event, now_ns: int) -> list[Effect]:
+        if self.gossip is None or self._finished:
+            return []
+        if isinstance(event, Trained):
+            self._training -= 1
+        gossip, effects = self.gossip, list[Effect]()
+        for effect in self._unless_refused(lambda: gossip.handle(event, now_ns)):
+            match effect:
+                case RoundDone(round, model):
+                    self._mixed, self.membership.round = True, round
+                    self.giver.latest = round, model
+                case Train():
+                    self._training += 1
+                case Finish(model, failure):
+                    self._finished = True
+                    effects += [*self._farewell(), Finish(model, failure or self._failure)]
+                    continue
+            effects.append(effect)
+        return effects
+
+    def _begin(self, resumed: Checkpoint | None, now_ns: int) -> list[Effect]:
+        schedule = self.membership.schedule()
+        self.gossip = self._make(schedule, resumed, self.membership.me.incarnation)
+        self.membership.round = resumed.round if resumed else 0
+        effects = self._gossiped(Started(), now_ns)
+        for node in sorted(self.membership.linked):
+            effects += self._gossiped(PeerJoined(node, self.membership.lives.get(node, 0)), now_ns)
+        if self.joining:  # the others have begun: who is not there now is not waited for
+            for node in schedule.partners(self.membership.node):
+                if node not in self.membership.linked:
+                    effects += self._gossiped(PeerGone(node), now_ns)
+        self.joining = self._seeking = False
+        for sender, model in sorted(self._early.items()):
+            effects += self._gossiped(Received(sender, model), now_ns)
+        self._early.clear()
+        return effects
+
+    def _keep(self, sender: NodeId, model: Model) -> list[Effect]:
+        """A model that came before we begin: one per neighbour, the latest is what we begin with."""
+        if not model.round < self.rounds:
+            text = f"model of round {model.round} from node {sender}; the run has {self.rounds} rounds"
+            raise ProtocolError(text, "Were the peers started from the same experiment file?", peer=sender)
+        self._early[sender] = model
+        return []
+
+    # --- coming later, or again -----------------------------------------------------------------------------------
+
+    def _come_back(self) -> list[Effect]:
+        """We were here before: what was begun as if this were the start is given up."""
+        self.joining, self.gossip = True, None
+        self._forgotten, self._training = self._forgotten + self._training, 0
+        self.membership.round = -1
+        return [self._start_timer()]
+
+    def _start_timer(self) -> SetTimer:
+        return SetTimer(("member", "start"), self.start_ns)
+
+    def _time_is_up(self, what: str, now_ns: int) -> list[Effect]:
+        if what == "start":
+            return self._go_on_waiting(now_ns)
+        self._waited = True
+        return self._join(now_ns)
+
+    def _go_on_waiting(self, now_ns: int) -> list[Effect]:
+        """Wait on where somebody is there who has begun, else end: those that wait themselves have no model to give."""
+        members = self.membership
+        begun = [node for node in members.others() if node in members.linked and members.reached.get(node, -1) >= 0]
+        if members.contact and begun:
+            return [self._start_timer()]
+        if members.contact:
+            facts = {"rounds": max(members.network_round(), 0)}
+            return [Report("stopped_with_the_others", facts, 0), *self._stop(now_ns)]
+        self._failure = nobody_came(members.contacts)
+        return [Report("nobody_came", members.contacts, 0), *self._stop(now_ns)]
+
+    def _join(self, now_ns: int) -> list[Effect]:
+        members = self.membership
+        if not members.contact or not members.linked:
+            return []
+        if self.since is not None:
+            return self._begin_if_time(now_ns)
+        effects: list[Effect] = []
+        start = self._start()
+        if start is None:
+            if not self._seeking:
+                self._seeking = True
+                effects += self.taker.begin(sorted(members.linked))
+            return effects
+        if not members.informed(now_ns):
+            return effects
+        reached = max(members.network_round(), min(start.round, max(members.claims(), default=start.round)))
+        there = members.roster.takes_part(members.node, reached) and not members.roster.gone(members.node)
+        self.since = reached if there else boundary_after(reached)
+        if self.since >= self.rounds:
+            return [Report("too_late", {"round": reached, "rounds": self.rounds}, reached), *self._stop(now_ns)]
+        since = members.roster.entries[members.node].since if there else self.since
+        return [*self._settle(members.announce(since), now_ns), *self._begin_if_time(now_ns)]
+
+    def _start(self) -> Checkpoint | None:
+        """What to begin with: what was fetched, or what we had, if it is not too old."""
+        if self.taker.model is not None:
+            return self._take_up(*self.taker.model)
+        near = self.resumed and self.membership.network_round() - self.resumed.round <= NEAR_ROUNDS
+        return self.resumed if near else None
+
+    def _begin_if_time(self, now_ns: int) -> list[Effect]:
+        """Begin when the others are about to reach our first round, or have."""
+        assert self.since is not None
+        start, claims = self._start(), self._claims()
+        if not claims or claims[0] < self.since - 1 or start is None:
+            return []
+        reached = claims[min(1, len(claims) - 1)]
+        if reached < self.since - 1 and not self._waited:  # one alone may say anything
+            return [] if self._asked_to_begin else self._begin_timer()
+        self.giver.latest = self.taker.model
+        begun = Checkpoint(max(self.since, reached), start.vectors, start.facts, start.durable)
+        return self._begin(begun, now_ns)
+
+    def _begin_timer(self) -> list[Effect]:
+        self._asked_to_begin = True
+        return [SetTimer(("member", "begin"), BEGIN_NS)]
+
+    def _claims(self) -> list[int]:
+        """In which rounds the others are, by their own words and by their models, the latest first."""
+        members = self.membership
+        partners = members.schedule().partners(members.node) if self._early else ()
+        said = {node: members.reached[node] for node in members.others() if node in members.reached}
+        for sender, model in self._early.items():
+            if sender in partners:
+                said[sender] = max(model.round, said.get(sender, -1))
+        return sorted(said.values(), reverse=True)
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def _stop(self, now_ns: int) -> list[Effect]:
+        if self.gossip is None:  # begin for the model that is here, and end
+            start = self._start() or self.resumed
+            self.gossip = self._make(self.membership.schedule(), start, self.membership.me.incarnation)
+            self.joining = False
+        return self._gossiped(Stopping(), now_ns)
+
+    def _farewell(self) -> list[Effect]:
+        """Tell the others that we leave, so that nobody looks for us; they go on without us from a round to come."""
+        members = self.membership
+        if not members.announced or members.superseded or members.sent_away:
+            return []
+        until = boundary_after(max(members.round, members.network_round(), 0))
+        said = members.announce(members.me.since, until)
+        return [one for one in said if not isinstance(one, PeerJoined | PeerGone | Rostered)]  # type: ignore[misc]

@@ -1,0 +1,182 @@
+"""Which news is believed: what its author has signed, of those who are known, about lives that are known.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+
+from fedgossip.core.machine import NodeId
+from fedgossip.core.messages import MEMBERS_MAX, ConfirmDead, Entry, News, Revocation, Suspicion
+from fedgossip.protocols.members import verdicts
+from fedgossip.protocols.members.roster import LAST_INCARNATION, LAST_ROUND, Roster
+
+Sign = Callable[[bytes], str]
+Verify = Callable[[str, bytes, str], bool]
+"""(public key, what was signed, the signature), texts in hex."""
+
+# --- signatures -------------------------------------------------------------------------------------------------------
+
+
+def content(news: News) -> bytes:
+    """Return what is signed: the kind and every field but the signature, each with its length."""
+    values = (str(getattr(news, f.name)).encode() for f in fields(news) if f.name != "signature")
+    return b"".join(b"%d:%b," % (len(v), v) for v in (type(news).__name__.encode(), *values))
+
+
+def admission_of(node: NodeId, key: str, verify: str) -> bytes:
+    """Return what the organiser signs to let `node` in."""
+    return f"fedgossip admission {node} {key} {verify}".encode()
+
+
+def signed(news: News, sign: Sign) -> News:
+    """Return `news` with its signature."""
+    return replace(news, signature=sign(content(news)))
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Whom to believe: the keys that the run began with, the organiser's for later ones, and how to check."""
+
+    founders: Mapping[NodeId, tuple[str, str]]
+    """(key of the links, key of the signatures) by id."""
+    verify: Verify
+    organiser: str = ""
+    """Public key whose signature lets others in and sends members away; without one nobody comes in, or is sent."""
+
+
+# --- merging ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NewsRefusal:
+    """News that cannot be accepted; `reason` is one word for counting."""
+
+    reason: str
+    news: News
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """The roster with the news in it; what of it was new; what was refused, and why."""
+
+    roster: Roster
+    new: tuple[News, ...]
+    refused: tuple[NewsRefusal, ...]
+
+
+def merge(roster: Roster, news: Iterable[News], trust: Trust) -> Merged:
+    """Take what is new and signed.  The order of news does not matter, except that a verdict needs its judge's entry.
+
+    Refused: "signature", "identity" (another member's id), "unadmitted" (nobody let it in), "twin" (two entries of one
+    incarnation: two processes run with one key), "stale" (an older incarnation), "ahead" (of a life that nobody has
+    heard of), "stranger" (of or by one who is not in the roster), "itself" (a judge of itself), "range" (no possible
+    round or incarnation), "full", "revoked" (by or of one that was sent away).
+    Suspicions change no roster; see `check_suspicion`.
+    """
+    new: list[News] = []
+    refused: list[NewsRefusal] = []
+    for item in sorted(news, key=_precedence):
+        reason, known = _refused(roster, item, trust), roster
+        if reason:
+            refused.append(NewsRefusal(reason, item))
+            continue
+        match item:
+            case Revocation():
+                roster = _without(roster, item)
+            case Entry() if item != roster.entries.get(item.node):
+                roster = replace(roster, entries={**roster.entries, item.node: item})
+            case ConfirmDead():
+                before = roster.verdicts.get(item.node, ())
+                said = verdicts.with_verdict(before, item)
+                if said is not before:
+                    roster = replace(roster, verdicts={**roster.verdicts, item.node: said})
+        if roster is not known:
+            new.append(item)
+    return Merged(roster, tuple(new), tuple(refused))
+
+
+def _precedence(news: News) -> int:
+    """Revocations first, for they decide what else is heard; entries before what is said of them."""
+    return 0 if isinstance(news, Revocation) else 1 if isinstance(news, Entry) else 2
+
+
+def _without(roster: Roster, revocation: Revocation) -> Roster:
+    """Return the roster without all that is said by or of one that was sent away."""
+    node = revocation.node
+    if node in roster.revoked:
+        return roster
+    said = {i: tuple(v for v in of if v.by != node) for i, of in roster.verdicts.items() if i != node}
+    kept = {i: of for i, of in said.items() if of}
+    return replace(roster, verdicts=kept, revoked={**roster.revoked, node: revocation})
+
+
+def check_suspicion(roster: Roster, suspicion: Suspicion, trust: Trust) -> str:
+    """Return why `suspicion` is refused, or ""."""
+    reason = _said_refused(roster, suspicion, trust)
+    if reason or suspicion.incarnation >= roster.entries[suspicion.node].incarnation:
+        return reason
+    return "stale"
+
+
+def _refused(roster: Roster, news: News, trust: Trust) -> str:
+    match news:
+        case Entry():
+            return _entry_refused(roster, news, trust)
+        case Revocation():
+            return _revocation_refused(roster, news, trust)
+        case _:
+            return _said_refused(roster, news, trust)
+
+
+def _entry_refused(roster: Roster, entry: Entry, trust: Trust) -> str:
+    known = roster.entries.get(entry.node)
+    if entry == known:
+        return ""
+    if entry.node in roster.revoked:
+        return "revoked"
+    if not (0 < entry.incarnation <= LAST_INCARNATION and max(entry.since, entry.until) <= LAST_ROUND):
+        return "range"
+    if known and (entry.key, entry.verify) != (known.key, known.verify):
+        return "identity"
+    if any(entry.key == other.key for other in roster.entries.values() if other.node != entry.node):
+        return "identity"
+    if not trust.verify(entry.verify, content(entry), entry.signature):
+        return "signature"
+    if known and entry.incarnation <= known.incarnation:
+        return "stale" if entry.incarnation < known.incarnation else "twin"
+    if known:
+        return ""
+    if entry.node in trust.founders:
+        return "" if trust.founders[entry.node] == (entry.key, entry.verify) else "identity"
+    statement = admission_of(entry.node, entry.key, entry.verify)
+    if not (trust.organiser and trust.verify(trust.organiser, statement, entry.admission)):
+        return "unadmitted"
+    return "full" if len(roster.entries) >= MEMBERS_MAX else ""
+
+
+def _revocation_refused(roster: Roster, revocation: Revocation, trust: Trust) -> str:
+    if revocation == roster.revoked.get(revocation.node):
+        return ""
+    known = roster.entries.get(revocation.node)
+    if known and (revocation.key, revocation.verify) != (known.key, known.verify):
+        return "identity"
+    if not (trust.organiser and trust.verify(trust.organiser, content(revocation), revocation.signature)):
+        return "signature"
+    return "full" if len(roster.revoked) >= MEMBERS_MAX else ""
+
+
+def _said_refused(roster: Roster, said: Suspicion | ConfirmDead, trust: Trust) -> str:
+    """Why what one member says of another is refused.  What is said of an earlier life may be evidence against it."""
+    if isinstance(said, ConfirmDead) and said in roster.verdicts.get(said.node, ()):
+        return ""
+    if said.node in roster.revoked or said.by in roster.revoked:
+        return "revoked"
+    if said.node not in roster.entries or said.by not in roster.entries:
+        return "stranger"
+    if said.by == said.node:
+        return "itself"
+    if said.incarnation > LAST_INCARNATION or (isinstance(said, ConfirmDead) and said.until > LAST_ROUND):
+        return "range"
+    if not trust.verify(roster.entries[said.by].verify, content(said), said.signature):
+        return "signature"
+    return "ahead" if said.incarnation > roster.entries[said.node].incarnation else ""

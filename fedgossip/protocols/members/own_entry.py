@@ -1,0 +1,144 @@
+"""A member's own entry: it is announced to all, moved, refuted by, and defended against another life or a twin.
+
+A member that was here before learns at its first contact what it said in an earlier life, and says nothing until then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from fedgossip.core.machine import Effect, Event, Failure, NodeId, Rostered
+from fedgossip.core.messages import Entry, Join
+from fedgossip.protocols.gossip.failures import sent_away, superseded
+from fedgossip.protocols.members.dissemination import Dissemination
+from fedgossip.protocols.members.failure_detector import MemberSettings
+from fedgossip.protocols.members.known_members import KnownMembers
+from fedgossip.protocols.members.news import NewsRefusal, Sign, Trust, merge, signed
+from fedgossip.protocols.members.roster import NOBODY, Roster, boundary_after
+from fedgossip.protocols.members.roster_schedule import Make
+
+Outcome = Effect | Event
+"""An effect for the driver, or an event for the gossip machine."""
+
+
+class OwnEntry(KnownMembers):
+    """`me` is the first entry of this life; its incarnation is above those of earlier lives."""
+
+    def __init__(
+        self,
+        me: Entry,
+        roster: Roster,
+        trust: Trust,
+        sign: Sign,
+        make: Make,
+        settings: MemberSettings,
+        rounds: int,
+        rng: np.random.Generator,
+    ) -> None:
+        super().__init__(me, roster, trust, make, settings, rounds)
+        self.contact = False
+        """Whether somebody told us what it knows of us."""
+        self.returning = False
+        """Whether we were here before, in an earlier life."""
+        self.announced = False
+        """Whether we have told anybody of this life; before, what is said of us is said of an earlier one."""
+        self.superseded = False
+        """Whether another process runs with our id and key, and began later."""
+        self.suspected_at = -1
+        """The highest incarnation in which somebody suspected us."""
+        self._sign = sign
+        self._claimed_ns = -1  # when somebody first said that we had been here before
+        self._spread = Dissemination(me.node, settings, rng)
+        if me.node not in roster.entries:
+            self._announce(me)  # nobody has a link yet: it goes out with the first word on each
+
+    @property
+    def sent_away(self) -> bool:
+        """Whether the organiser has revoked our own membership."""
+        return self.node in self.roster.revoked
+
+    @property
+    def ended(self) -> Failure | None:
+        """Why we can take part no more; None where we can."""
+        if self.superseded:
+            return superseded(self.node)
+        return sent_away(self.node) if self.sent_away else None
+
+    def introduction(self) -> Join | None:
+        """The first word to members that do not know us; None where everybody does."""
+        return None if self.node in self.trust.founders else Join(self.me)
+
+    @property
+    def refusals(self) -> dict[str, int]:
+        """How often each kind of news was refused."""
+        return self._spread.refusals
+
+    def announce(self, since: int, until: int = -1) -> list[Outcome]:
+        """Say to all that we take part from round `since` on, and before `until`."""
+        return self._announce(replace(self.me, since=since, until=until))
+
+    def _announce(self, entry: Entry) -> list[Outcome]:
+        known = self.roster.entries.get(self.node)
+        least = (known.incarnation if known else 0) + 1
+        said = signed(replace(entry, incarnation=max(entry.incarnation, least)), self._sign)
+        assert isinstance(said, Entry)
+        before = self.roster
+        self.roster = replace(before, entries={**before.entries, self.node: said})
+        self.me, self.announced = said, True
+        rostered: list[Outcome] = [Rostered(self.schedule())] if self._changed(before, [said]) else []
+        return [*self._spread.tell(self.linked, [said]), *rostered]
+
+    def _moved(self, address: str) -> list[Outcome]:
+        """Say where we can be called now; again to all, for who was cut off with us has not heard it."""
+        if address == self.me.address:
+            return [*self._spread.tell(self.linked, [self.me])]
+        moved = self._report("moved", {"node": self.node, "address": address})
+        return [moved, *self._announce(replace(self.me, address=address))]
+
+    def _refute(self) -> list[Outcome]:
+        """Say with a higher incarnation that we are here; from a later round on where our end came too near."""
+        if not self.announced or not self._blamed():
+            return []
+        since, round = self.me.since, max(self.round, self.network_round())
+        if since >= 0 and replace(self.roster, own=NOBODY).end(self.node) <= round + 1:  # as others see it
+            since = max(since, boundary_after(round))
+        return self._announce(replace(self.me, since=since))
+
+    def _blamed(self) -> bool:
+        """Whether the latest that is known of us is not our own word; what is said of a far round has time."""
+        near = boundary_after(boundary_after(max(self.round, self.network_round(), 0)))
+        return self.suspected_at >= self.me.incarnation or any(
+            said.until <= near for said in self.roster.standing(self.node)
+        )
+
+    def _hear_of_ourselves(self, entry: Entry, sender: NodeId) -> list[Outcome]:
+        """An entry of ours: of this life, of an earlier one, or of another process that has our key."""
+        if entry == self.me or entry.incarnation < self.me.incarnation:
+            return []
+        if merge(Roster({}, {}), [entry], replace(self.trust, founders={self.node: (self.me.key, self.me.verify)})).new:
+            if self.me.since < 0:  # an earlier life, whose clock was ahead of ours
+                self.me = replace(self.me, incarnation=entry.incarnation + 1)
+                self.returning = self.contact = True
+                return []
+            if entry.incarnation == self.me.incarnation:
+                self.suspected_at = entry.incarnation
+                return [*self._refuse(NewsRefusal("twin", entry), sender), *self._refute()]
+            if self.superseded:
+                return []
+            self.superseded = True
+            return [self._report("superseded", {"node": self.node, "address": entry.address})]
+        return self._refuse(NewsRefusal("identity", entry), sender)
+
+    def _begin_contact(self) -> list[Outcome]:
+        self.contact = True
+        return self._announce(self.me) if not self.returning and self.me.since >= 0 else []
+
+    def _contacted(self, now_ns: int) -> list[Outcome]:
+        """Whoever says that we were here before, and does not show it, is not waited for."""
+        waited = self._claimed_ns >= 0 and now_ns - self._claimed_ns >= self.settings.answer_ns
+        return self._begin_contact() if waited and not self.contact else []
+
+    def _refuse(self, refusal: NewsRefusal, sender: NodeId) -> list[Outcome]:
+        return [*self._spread.refuse(refusal, sender, max(self.round, 0))]

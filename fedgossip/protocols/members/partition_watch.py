@@ -1,0 +1,46 @@
+"""A partition is named: members that are lost within a while of each other, and are back again together."""
+
+from __future__ import annotations
+
+from fedgossip.core.machine import Effect, NodeId, SetTimer
+
+
+class PartitionWatch:
+    """Who is lost, and since when; who is named as on the other side, which only those are that were lost.
+
+    Several must be lost within a window, for one may have crashed.  Names are said two periods after the last loss, so
+    that one partition is one event.
+    """
+
+    def __init__(self, period_ns: int) -> None:
+        self._period_ns = period_ns
+        self._lost: dict[NodeId, int] = {}
+        self._apart: set[NodeId] = set()
+        self._back: set[NodeId] = set()
+
+    def lost(self, node: NodeId, now_ns: int) -> Effect:
+        self._lost[node] = now_ns
+        return SetTimer(("member", "partition"), 2 * self._period_ns)
+
+    def found(self, node: NodeId) -> list[Effect]:
+        """It is here again; where it was named, that is said soon, for all that come back with it."""
+        self._lost.pop(node, None)
+        if node not in self._apart:
+            return []
+        self._back.add(node)
+        return [SetTimer(("member", "merged"), 2 * self._period_ns)]
+
+    def parted(self, now_ns: int, window_ns: int) -> list[NodeId]:
+        """Return who is on the other side, where that is news; ascending."""
+        within_ns = window_ns + 3 * self._period_ns
+        recent = {node for node, at in self._lost.items() if now_ns - at <= within_ns}
+        if len(recent) < 2 or recent <= self._apart:
+            return []
+        self._apart |= recent
+        return sorted(recent)
+
+    def merged(self) -> list[NodeId]:
+        """Return who is back since this was asked, ascending."""
+        back, self._back = sorted(self._back), set()
+        self._apart -= set(back)
+        return back

@@ -1,0 +1,274 @@
+"""Private gossip: synchronous rounds in which a peer learns the weighted sum of its neighbours' models, and no model.
+
+    phase      event                                next phase
+    joining    RunKeys                              training
+    training   Trained                              waiting end
+    training   Stopping                             end
+    waiting    Masked Leaving PeerGone              training end
+    waiting    deadline pace                        training end
+    waiting    Stopping                             end
+
+What the neighbours S_j of j send to it is masked in pairs, and only the sum over all of them is not (`neighbourhood`).
+Who they are follows from the experiment, which all share: no receiver can choose.  A peer sends nothing to one with
+fewer than NEIGHBOURS_MIN neighbours.
+
+A sum is never tried again among others.  Where one vector is missing, j keeps its own model in this round and reports a
+`skipped_mix`: the mean of all models moves then, by j's share of the disagreement.  That is the price for one message
+per edge and round, as in plain gossip.  A neighbour that is gone for good costs j all its mixes; j still sends, so that
+its other neighbours have theirs.
+
+Masks are made with keys of the run (`secure/pairs`): a peer tells its own on every new link, with those of its other
+neighbours, and passes a new one of a neighbour on to the others.  It begins when it has those of all that send to a
+receiver of its own, or at the start timer; to one of whose senders it lacks a key it sends nothing (`withheld`).
+
+One key masks one vector.  A peer masks at most once in a round, and its rounds only go up: within a life `round` does,
+and before anything of round r leaves, a Checkpoint says r + 1, with the vector as it is without this round's mixing.
+So a life that takes up the newest checkpoint masks nothing again that may have left; a driver that writes checkpoints
+later than it sends must remember the rounds by itself (`runs/mask_ledger.py`).
+
+The beginning and the end are those of every gossip peer (`lifecycle`).  Waiting, deadlines and what happens to a peer
+that is behind are those of `sync_gossip`, with two differences: sums are added up as they come (`masked_sums`), and a
+peer goes on to a later round only when two of its neighbours have done so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import cast
+
+import numpy as np
+
+from fedgossip.algorithms.gossip.base import Step
+from fedgossip.algorithms.gossip.dsgd import DSGD, Iterate
+from fedgossip.base.errors import ProtocolError, TrainingError
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.machine import Checkpoint, Effect, NodeId, Outgoing, Report, RoundDone, Send, Trained
+from fedgossip.core.messages import CHECK_WORDS, Leaving, Masked, Message, RunKeys
+from fedgossip.protocols.gossip.awaited_round import AwaitedRound, SyncSettings
+from fedgossip.protocols.gossip.learner import Learner
+from fedgossip.protocols.gossip.mixing_schedule import MixingSchedule, RoundWeights, given_up, leads_of
+from fedgossip.protocols.gossip.open_round import Sources
+from fedgossip.protocols.private.masked_sums import MaskedSums, times
+from fedgossip.protocols.private.run_keys import KeyBook
+from fedgossip.secure.neighbourhood import Grid, masked, opened
+from fedgossip.secure.pairs import Pairs
+from fedgossip.secure.ring import Words
+from fedgossip.topology.exposure.privacy import NEIGHBOURS_MIN
+
+MODEL = "state/x"
+"""The model's name in a checkpoint, the same as in sync_gossip with DSGD."""
+
+
+class PrivateGossip(AwaitedRound[Iterate]):
+    """One peer of a private run.  `schema` is the layout that its neighbours must share.
+
+    `resumed`: go on from there, in a new life.
+    """
+
+    def __init__(
+        self,
+        node: NodeId,
+        schedule: MixingSchedule,
+        initial: Vector,
+        schema: str,
+        settings: SyncSettings,
+        grid: Grid,
+        pairs: Pairs,
+        resumed: Checkpoint | None = None,
+    ) -> None:
+        super().__init__(node, schedule, Learner(DSGD(), initial, resumed), settings, resumed)
+        partners = schedule.partners(node)
+        self.schedule, self.schema, self.grid = schedule, schema, grid
+        self.book = KeyBook(node, pairs, partners, (one for to in partners for one in schedule.partners(to)))
+        self.company.keyless = self.book.lacking
+        self.sums = MaskedSums(max(leads_of(node, schedule, partners).values(), default=1))
+        self.sources = Sources()  # of the round that is exchanged
+        self.given: Words = np.zeros(0, np.uint32)  # what the receivers of our model take of it
+        self.newest: dict[NodeId, int] = {}  # the latest round that each was heard of in
+
+    def rostered(self, schedule: object) -> None:  # noqa: ARG002
+        raise ProtocolError(f"node {self.node}: who takes part in a private run is fixed before it begins")
+
+    def received(self, sender: NodeId, message: Message, now_ns: int) -> list[Effect]:
+        match message:
+            case Masked():
+                return self._part(sender, message, now_ns)
+            case RunKeys(keys):
+                passed = self.book.told(sender, keys, self.company.linked)
+                self.company.keyless = self.book.lacking
+                return [*passed, *self.begin_if_gathered(now_ns)]
+        raise self.misplaced(sender, message, "a private run")
+
+    def came(self, node: NodeId, now_ns: int, *, reborn: bool) -> list[Effect]:  # noqa: ARG002
+        if reborn:
+            self.newest.pop(node, None)
+        return list(self.book.introduction(node)) if node in self.company.partners else []
+
+    # --- a round --------------------------------------------------------------------------------------------------
+
+    def trained(self, event: Trained, now_ns: int) -> list[Effect]:
+        (x,) = self.learner.trained(event.update, Step.of(self.round, event.metrics))
+        self._check_bound(x)
+        effects: list[Effect] = []
+        if (newest := self._gone_on_to()) > self.round:  # the rounds between are lost
+            effects.append(Report("skipped", newest - self.round, newest))
+            self._go_to(newest)
+        self.phase = "waiting"
+        self.clock.heard(now_ns)  # who was here before us was in time
+        mixing = self.schedule.mixing(self.round)
+        row = self._others(mixing, self.node)
+        here = self.sums.heard(self.round)
+        self.sources = Sources.of(row, lambda j: j in here)
+        effects.append(Outgoing(self.round + 1, x))
+        self.carried.due(row)
+        # first: what leaves is never masked again
+        effects.append(Checkpoint(self.round + 1, {MODEL: x}, self.carried.saved()))
+        effects += self._parts(x, mixing, row)
+        return [*effects, self.until_the_deadline(), *self.end_if_complete(now_ns)]
+
+    def _others(self, mixing: RoundWeights, node: NodeId) -> dict[NodeId, float]:
+        return {other: weight for other, weight in mixing.row(node).items() if other != node}
+
+    def _parts(self, x: Vector, mixing: RoundWeights, row: dict[NodeId, float]) -> list[Effect]:
+        """What each neighbour gets of our model; equal weights, as on regular graphs, are rounded once."""
+        wholes = {weight: self.grid.whole(x, weight) for weight in set(row.values())}
+        self.given = times([(wholes[weight], count) for weight, count in Counter(row.values()).items()])
+        lacking = self.book.lacking
+        effects: list[Effect] = []
+        for to, weight in row.items():
+            senders = self._others(mixing, to)
+            if len(senders) < NEIGHBOURS_MIN:
+                effects.append(Report("withheld", {"peer": to, "senders": len(senders)}, self.round))
+            elif keys := [other for other in senders if other in lacking]:
+                effects.append(Report("withheld", {"peer": to, "keys": keys}, self.round))
+            elif to not in self.company.left:
+                words = self._under_masks(wholes[weight], to, [other for other in senders if other != self.node])
+                effects.append(Send(to, Masked(self.round, self.schema, (frozen(cast(Vector, words)),))))
+        return effects
+
+    def _under_masks(self, whole: Words, to: NodeId, others: Sequence[NodeId]) -> Words:
+        keys = {other: self.book.pairs.key(other, to, self.round, whole.size) for other in others}
+        added = [key for other, key in keys.items() if other > self.node]
+        return masked(whole, added, [key for other, key in keys.items() if other < self.node])
+
+    def _check_bound(self, x: Vector) -> None:
+        if (largest := self.grid.beyond(x)) is not None:
+            raise TrainingError(
+                f"node {self.node}, round {self.round}: a model with a weight of {largest:.6g}, beyond algorithm.bound"
+                f" = {self.grid.bound:g}",
+                "Raise algorithm.bound, the same on all peers; or lower train.lr, if the training has diverged.",
+            )
+
+    def _gone_on_to(self) -> int:
+        """The latest round to which two who need our model have gone on without it; one voice moves nobody."""
+        heard = [(j, r) for j, r in self.newest.items() if r > self.round and j not in self.company.absent]
+        ahead = [r for j, r in heard if given_up(self.schedule, j, r, self.node, self.round)]
+        return sorted(ahead)[-2] if len(ahead) > 1 else self.round
+
+    def _part(self, sender: NodeId, message: Masked, now_ns: int) -> list[Effect]:
+        words, round = self._checked(sender, message), message.round
+        self.newest[sender] = max(round, self.newest.get(sender, -1))
+        if sender in self.company.linked and (round >= self.round - 1 or self.sources.alone):
+            self.company.absent.discard(sender)
+        if round < self.round:
+            return [Report("late", {"peer": sender, "round": round}, self.round)]
+        if not self.sums.put(sender, round, words, self.round):
+            return [Report("repeated", {"peer": sender, "round": round}, self.round)]
+        if round == self.round:
+            self.sources.missing.discard(sender)
+            self.clock.heard(now_ns)
+        return self.end_if_complete(now_ns)
+
+    def _checked(self, sender: NodeId, message: Masked) -> Words:
+        where = f"node {self.node}, round {self.round}"
+        senders = self.schedule.mixing(message.round).row(self.node) if message.round < self.settings.rounds else ()
+        if sender not in senders or message.round < 0:
+            raise ProtocolError(
+                f"{where}: a masked model of round {message.round} from node {sender}, which has none to send then",
+                "Were the peers started from the same experiment file?",
+                peer=sender,
+            )
+        shapes = [(v.dtype.name, v.size) for v in message.vectors]
+        if message.schema != self.schema or shapes != [("uint32", self.learner.model.size + CHECK_WORDS)]:
+            raise ProtocolError(
+                f"{where}: node {sender} sends a model of another layout (schema {message.schema}, ours {self.schema})",
+                "Give every peer the same [model] section.",
+                peer=sender,
+            )
+        return message.vectors[0].view(np.uint32)
+
+    @property
+    def awaited(self) -> Sources:
+        return self.sources
+
+    def gone_on(self, node: NodeId) -> bool:
+        """It is behind this round; or it was here before us by more rounds than are kept."""
+        return self.newest.get(node, -1) >= self.round
+
+    def ask(self, times: int) -> list[Effect]:  # noqa: ARG002
+        return []  # a part is masked once, and never said again
+
+    def end_round(self, now_ns: int) -> list[Effect]:
+        if len(self.sources.missing) < len(self.sources.all):
+            self.clock.over(self.began_ns)
+        effects = self._mix(sorted(self.sources.missing))
+        self._go_to(self.round + 1)
+        self.given = np.zeros(0, np.uint32)
+        effects.append(RoundDone(self.round, self.learner.model))
+        effects.append(self.learner.checkpoint(self.round, {}, self.carried.saved()))
+        return effects + self.go_on(now_ns)
+
+    def _mix(self, missing: Sequence[NodeId]) -> list[Effect]:
+        """Take the sum up if all of it is here; else keep our own model."""
+        (x,), senders = self.learner.outgoing, self.sources.all
+        self.carried.heard(senders.difference(missing))
+        wrong: dict[str, object] = {}
+        total = None if missing or not senders else opened(self.sums.take(self.round), len(senders))
+        if total is None:
+            wrong = {"missing": missing} if missing or not senders else {"garbled": sorted(senders)}
+        elif not self.grid.possible(total, len(senders)):
+            wrong = {"beyond": sorted(senders)}
+        if total is None or wrong:
+            self.learner.mixed((x,))
+            return [Report("skipped_mix", wrong, self.round)]
+        self.learner.mixed((self.grid.moved(x, total, self.given),))
+        for sender in senders:
+            self.carried.came(sender)
+        return []
+
+    def _go_to(self, round: int) -> None:
+        self.round = round
+        self.sums.go_to(round)
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def left(self, sender: NodeId, leaving: Leaving, now_ns: int) -> list[Effect]:  # noqa: ARG002
+        if leaving.done:
+            self.company.done.add(sender)
+        return []
+
+    def close(self) -> list[Effect]:
+        """Keep what was trained: its round is masked, and will not be again."""
+        if self.learner.outgoing:
+            self.learner.mixed(self.learner.outgoing)
+        return []
+
+    def may_leave(self) -> bool:
+        return True
+
+    def leaving(self, to: NodeId) -> Leaving:
+        return Leaving(self.round, done=to in self.company.left)
+
+    def open_with(self, node: NodeId) -> bool:  # noqa: ARG002
+        return False
+
+    def done_with(self, node: NodeId) -> bool:
+        return node in self.company.done
+
+    def unsettled(self) -> list[Effect]:
+        self.sums.of.clear()
+        return []
+
+    def expected(self) -> Collection[NodeId]:
+        return self.company.partners

@@ -1,0 +1,290 @@
+"""What both machines of push-sum have in common: parcels of mass, sent again until they are accepted.
+
+What goes out and what becomes of the sums is the algorithm's (`algorithms/gossip/push_sum`, or another whose `needs` are
+columns and whose last slot is a weight); at node i, in every round:
+
+    v_i  <-  what goes out after training          vectors and a weight
+    send  a v_i  to each out-neighbour;  keep what is left                 a: the column of i in the mixing
+    v_i  <-  the sum of what was kept and what has come
+
+Nobody needs to know who hears it, nor that anybody does: the sums of all v_i stay.
+
+Where we differ from Assran et al. (ICML 2019): the network may lose messages.  What is sent is a numbered `Parcel` of
+the sender's mass, sent again until it is `Accepted`; a receiver that is gone or has left, or whose last one is not
+accepted in time, gets none, and its share stays where it is.  Mass that is late counts when it comes.  So nothing is
+lost and nothing counts twice (`mass_ledger`).
+
+The end.  A peer that has done its rounds waits until its parcels are accepted, then says `Leaving`: the last number
+that it has taken of each.  From then on it takes nothing; what is on the way goes back to who sent it.  Who is left
+behind alone ends its run early.  A parcel to a peer that is gone is taken back at the very end.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fedgossip.algorithms.gossip.base import GossipAlgorithm, State, Step, Vectors
+from fedgossip.base.errors import ProtocolError
+from fedgossip.base.vectors import Vector, ordered_mix
+from fedgossip.core.machine import Checkpoint, Effect, NodeId, Report, RoundDone, Send, SetTimer, Trained
+from fedgossip.core.messages import Accepted, Account, Leaving, Message, Parcel
+from fedgossip.protocols.gossip.carried import FRESH
+from fedgossip.protocols.gossip.deadlines import Deadline
+from fedgossip.protocols.gossip.learner import Learner
+from fedgossip.protocols.gossip.lifecycle import Lifecycle
+from fedgossip.protocols.gossip.mixing_schedule import MixingSchedule
+from fedgossip.protocols.gossip.run_limits import RunLimits
+from fedgossip.protocols.gossip.vector_check import VectorCheck
+from fedgossip.protocols.push_sum.mass_ledger import Arcs, share_of
+
+WEIGHT_MOST = 2.0**31
+"""Maximum weight of a parcel: there are as many as nodes in all the network."""
+
+LONGER = 3
+"""So often the wait for an acceptance doubles: a parcel holds back the round of its receiver."""
+
+
+@dataclass(frozen=True, slots=True)
+class PushSettings(RunLimits):
+    """Limits of one run of push-sum.  Times in nanoseconds."""
+
+    seed: int = 0
+    targets: Literal["all", "one"] = "all"
+    """Asynchronous: push to every out-neighbour in a round, or half of the mass to one of them."""
+    deadline_ns: int = 30_000_000_000
+    """Synchronous: the longest wait for the in-neighbours' parcels after sending one's own."""
+    least_deadline_ns: int = 5_000_000_000
+    """The deadline follows the rounds that were seen, within these two; equal: it is constant."""
+    answer_ns: int = 10_000_000_000
+    """The longest wait for an acceptance before a parcel is sent again."""
+    first_answer_ns: int = 1_000_000_000
+    """That wait until some answers were seen."""
+    least_answer_ns: int = 100_000_000
+    """That wait follows the acceptances that were seen, within these two."""
+
+
+class PushPeer(Lifecycle[State]):
+    """Links, parcels and the end; `push_sum` and `async_push_sum` say when shares are given, and when mass counts.
+
+    At most one parcel to each partner is out.  What is out, here and in the sums of all others adds up to what there
+    was at the beginning and all updates since.
+    """
+
+    settings: PushSettings
+
+    def __init__(
+        self,
+        node: NodeId,
+        schedule: MixingSchedule,
+        algorithm: GossipAlgorithm[State],
+        initial: Vector,
+        schema: str,
+        settings: PushSettings,
+        resumed: Checkpoint | None = None,
+        incarnation: int = 0,
+    ) -> None:
+        least_ns = min(settings.least_answer_ns, settings.answer_ns)
+        patience = Deadline(settings.answer_ns, least_ns, first_ns=settings.first_answer_ns)
+        learner = Learner(algorithm, initial, resumed)
+        super().__init__(node, schedule.partners(node), learner, patience, settings, resumed)
+        self.schedule, self.schema = schedule, schema
+        self.layout = VectorCheck(node, schema, initial.dtype, initial.size, len(algorithm.slots) - 1)
+        self.arcs = Arcs(incarnation)
+        self.packed_ns: dict[NodeId, int] = {}  # when the parcel that is out was sent, if that was once
+        self.heard: set[NodeId] = set()  # ever
+        if resumed:
+            self.arcs = Arcs.restored(resumed.vectors, resumed.facts, schema, incarnation)
+        self.ready(resumed)
+
+    # --- what the two kinds do differently ------------------------------------------------------------------------
+
+    @abstractmethod
+    def ready(self, resumed: Checkpoint | None) -> None:
+        """The peer is made: make what is the kind's own, or take it up where the life before left it."""
+
+    @abstractmethod
+    def exchange(self, now_ns: int) -> list[Effect]:
+        """A round is open: give shares of what goes out away, and go on."""
+
+    @abstractmethod
+    def arrived(self, sender: NodeId, round: int, share: Vectors, now_ns: int) -> list[Effect]:
+        """Mass has come from `sender`, or back from there in the round in which it was given."""
+
+    @abstractmethod
+    def none_comes(self, sender: NodeId, round: int, now_ns: int) -> list[Effect]:
+        """Nothing comes from `sender` in `round`."""
+
+    @abstractmethod
+    def freed(self, now_ns: int) -> list[Effect]:
+        """An arc is free again, or who is here has changed."""
+
+    @abstractmethod
+    def woken(self, key: Hashable, now_ns: int) -> list[Effect]:
+        """A timer of the rounds."""
+
+    # --- events ---------------------------------------------------------------------------------------------------
+
+    def follow(self, schedule: object) -> None:
+        """Others take part from now on."""
+        self.schedule = schedule  # type: ignore[assignment]
+        self.company.change(self.schedule.partners(self.node))
+
+    def received(self, sender: NodeId, message: Message, now_ns: int) -> list[Effect]:
+        match message:
+            case Parcel() as parcel:
+                return self._parcel(sender, parcel, now_ns)
+            case Accepted(number):
+                return self._accepted(sender, number, now_ns)
+            case Account(round):
+                return self.none_comes(sender, round, now_ns)
+        raise self.misplaced(sender, message, "a run of push-sum")
+
+    def fired(self, key: Hashable, now_ns: int) -> list[Effect]:
+        match key:
+            case ("parcel", int(to), number, int(attempt)) if self._is_out(to, number):
+                self.packed_ns.pop(to, None)  # which one is accepted cannot be told (Karn and Partridge, SIGCOMM 1987)
+                return self._send_out(to, attempt + 1)
+        return self.woken(key, now_ns)
+
+    def came(self, node: NodeId, now_ns: int, *, reborn: bool) -> list[Effect]:  # noqa: ARG002
+        self.company.absent.discard(node)
+        return self._send_out(node, 0) if node in self.arcs.out else []
+
+    def changed(self, now_ns: int) -> list[Effect]:
+        effects = self.freed(now_ns)
+        last = self.phase == "training" and self.round == self.settings.rounds - 1  # as good as done
+        busy = self.phase in ("training", "blocked", "waiting", "pausing")
+        deserted = self.company.deserted and not (last or self.settings.endless)
+        return [*effects, *self.end_with_the_others()] if busy and deserted else effects
+
+    # --- a round --------------------------------------------------------------------------------------------------
+
+    def trained(self, event: Trained, now_ns: int) -> list[Effect]:
+        self.carried.due(j for j in self.schedule.mixing(self.round).row(self.node) if j != self.node)
+        self.learner.trained(event.update, Step.of(self.round, event.metrics))
+        return self.exchange(now_ns)
+
+    def round_done(self, vectors: Mapping[str, Vector], facts: Mapping[str, object]) -> list[Effect]:
+        """The round is behind us; `vectors` and `facts` go into the checkpoint beside the parcels."""
+        self.round += 1
+        out, accounts = self.arcs.saved()
+        saved = self.learner.checkpoint(self.round, {**out, **vectors}, {**accounts, **facts, **self.carried.saved()})
+        return [RoundDone(self.round, self.learner.model, self.learner.staleness), saved]
+
+    def free(self, targets: Sequence[NodeId]) -> list[NodeId]:
+        """Those of the targets that can be sent to now."""
+        here = set(self.company.here())
+        return [to for to in targets if to in here and to not in self.arcs.out]
+
+    def give(self, shares: Mapping[NodeId, float], now_ns: int) -> list[Effect]:
+        """Send each its share of what goes out; what is left is not taken off."""
+        made: dict[float, Vectors] = {}
+        effects: list[Effect] = []
+        for to, share in shares.items():
+            if share not in made:
+                made[share] = part_of(self.learner.outgoing, share)
+            self.arcs.pack(to, self.round, self.schema, made[share])
+            self.packed_ns[to] = now_ns
+            effects += self._send_out(to, 0)
+        return effects
+
+    def _send_out(self, to: NodeId, attempt: int) -> list[Effect]:
+        """Send the parcel that is out; to one who is gone: when it is back."""
+        if to not in self.company.linked:
+            return []
+        parcel = self.arcs.out[to]
+        wait = min(self.deadline.now_ns() << min(attempt, LONGER), self.deadline.longest_ns)
+        return [Send(to, parcel), SetTimer(("parcel", to, parcel.number, attempt), wait)]
+
+    def _is_out(self, to: NodeId, number: object) -> bool:
+        return to in self.arcs.out and self.arcs.out[to].number == number
+
+    # --- parcels --------------------------------------------------------------------------------------------------
+
+    def _parcel(self, sender: NodeId, parcel: Parcel, now_ns: int) -> list[Effect]:
+        self.layout.check(sender, parcel)
+        if not 0 <= parcel.round < self.settings.rounds or not 0 < parcel.weight <= WEIGHT_MOST:
+            raise ProtocolError(
+                f"node {self.node}, round {self.round}: a parcel of round {parcel.round} and weight {parcel.weight:g}"
+                f" from node {sender}; the run has {self.settings.rounds} rounds",
+                "Were the peers started from the same experiment file?",
+                peer=sender,
+            )
+        self.layout.check_values(sender, parcel)
+        self.heard.add(sender)
+        if self.phase == "leaving" and parcel.number > self.arcs.taken.get(sender, -1):
+            return [Send(sender, self.leaving(sender))]  # it is the sender's again
+        effects: list[Effect] = []
+        if self.arcs.take(sender, parcel.number):
+            self.carried.came(sender)
+            effects = self.arrived(sender, parcel.round, share_of(parcel), now_ns)
+        return [Send(sender, Accepted(self.arcs.taken[sender])), *effects]
+
+    def _accepted(self, sender: NodeId, number: int, now_ns: int) -> list[Effect]:
+        if not self.arcs.may_have_sent(sender, number):
+            raise ProtocolError(
+                f"node {self.node}: node {sender} accepts parcel {number}, which was never sent", peer=sender
+            )
+        self.heard.add(sender)
+        if not self.arcs.accepted(sender, number):
+            return []
+        if sender in self.packed_ns:
+            self.deadline.saw(now_ns - self.packed_ns.pop(sender))
+        return self.freed(now_ns) + self.end_if_settled()
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def left(self, sender: NodeId, leaving: Leaving, now_ns: int) -> list[Effect]:
+        self.heard.add(sender)
+        if leaving.done:
+            self.company.done.add(sender)
+        self.arcs.accepted(sender, leaving.used)
+        parcel = self.arcs.out.pop(sender, None)
+        if parcel is None:
+            return []
+        report = Report("returned", {"from": sender, "weight": parcel.weight}, self.round)
+        return [report, *self.arrived(self.node, parcel.round, share_of(parcel), now_ns)]
+
+    def may_leave(self) -> bool:
+        return not self.company.linked & self.arcs.out.keys()
+
+    def leaving(self, to: NodeId) -> Leaving:
+        """`used`: the last parcel of yours that I have taken, or ever will."""
+        done = to in self.company.left and to not in self.arcs.out
+        return Leaving(self.round, used=self.arcs.taken.get(to, -1), done=done)
+
+    def open_with(self, node: NodeId) -> bool:
+        return node in self.arcs.out
+
+    def done_with(self, node: NodeId) -> bool:
+        return node in self.company.left and node not in self.arcs.out
+
+    def unsettled(self) -> list[Effect]:
+        """What is out to those who are gone is ours again; of who is there and says nothing we do not know."""
+        effects: list[Effect] = []
+        for to, parcel in sorted(self.arcs.out.items()):
+            gone = to not in self.company.linked
+            if gone:
+                self.learner.corrected(share_of(parcel))
+            name = "taken_back" if gone else "unsettled"
+            effects.append(Report(name, {"to": to, "weight": parcel.weight}, self.round))
+        return effects
+
+    def expected(self) -> Collection[NodeId]:
+        """Where every round has a graph of its own two may have met once, and lost that parcel: heard of is enough."""
+        fixed = self.schedule.period > 0
+        return [j for j in self.company.partners if fixed or j not in self.heard]
+
+
+def part_of(whole: Vectors, share: float) -> Vectors:
+    """This share of each vector and of the weight."""
+    return tuple(ordered_mix([(share, vector)]) for vector in whole)
+
+
+def resume_point(algorithm: GossipAlgorithm[Any], round: int, model: Vector) -> Checkpoint:
+    """Return from where a peer goes on that has `model` after `round` rounds, and the weight of one who begins."""
+    vectors, facts = Arcs(0).saved()
+    return Learner(algorithm, model).checkpoint(round, vectors, {"mail": [], **facts, **FRESH})

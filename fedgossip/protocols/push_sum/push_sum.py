@@ -1,0 +1,159 @@
+"""Synchronous push-sum: a round is mixed when the parcels of all in-neighbours are here, on any directed graph.
+
+    phase      event                                         next phase
+    joining    Rostered                                      training
+    training   Trained                                       blocked waiting end
+    training   Leaving PeerGone Stopping                     end
+    blocked    Accepted Leaving PeerGone blocked             waiting training end
+    blocked    Stopping                                      end
+    waiting    Parcel Account Leaving PeerGone deadline      training end
+    waiting    Stopping                                      end
+    closing    Accepted Leaving PeerGone                     leaving finished
+    closing    drain                                         finished
+    leaving    Accepted                                      finished
+
+Parcels, the mathematics and the end are those of `push_peer`.  In every round a peer waits for the acceptance of its
+last parcels ("blocked"), then for the parcels of its in-neighbours, or until the deadline; it tells a receiver that
+gets none (`Account`).  Where no deadline is missed the bits are those of the stacked engine, whatever was lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from fedgossip.algorithms.gossip.base import State, Vectors
+from fedgossip.base.errors import ProtocolError
+from fedgossip.base.vectors import ordered_mix
+from fedgossip.core.machine import Checkpoint, Effect, NodeId, Outgoing, Report, Send, SetTimer
+from fedgossip.core.messages import Account
+from fedgossip.protocols.gossip.deadlines import Deadline
+from fedgossip.protocols.gossip.mixing_schedule import leads_of
+from fedgossip.protocols.gossip.open_round import Sources
+from fedgossip.protocols.push_sum.parcel_mail import ParcelMail
+from fedgossip.protocols.push_sum.push_peer import PushPeer
+
+
+class SyncPushSum(PushPeer[State]):
+    """One peer of a synchronous run.  `resumed`: go on from there, with the mass that had come and not counted."""
+
+    def ready(self, resumed: Checkpoint | None) -> None:
+        settings = self.settings
+        self.mail = ParcelMail(self._leads())
+        self.kept: float | None = None  # the own share, between giving and mixing
+        self.sources = Sources()  # of this round
+        self.silent: set[NodeId] = set()  # out-neighbours whose acceptance is not waited for
+        self.wait = Deadline(settings.deadline_ns, min(settings.least_deadline_ns, settings.deadline_ns))
+        self.sent_ns = 0
+        if resumed:
+            self.mail.restore(resumed.vectors, resumed.facts["mail"], len(self.learner.algorithm.slots) - 1)
+
+    def rostered(self, schedule: object) -> None:
+        self.follow(schedule)
+        self.mail.leads = self._leads()
+
+    def _leads(self) -> dict[NodeId, int]:
+        """What comes back to ourselves is of no round that is to come."""
+        return {self.node: -1, **leads_of(self.node, self.schedule, self.company.partners)}
+
+    # --- giving ---------------------------------------------------------------------------------------------------
+
+    def exchange(self, now_ns: int) -> list[Effect]:
+        if self._blocked():
+            self.phase = "blocked"
+            return [SetTimer(("blocked", self.round), self.wait.now_ns())]
+        return self._share(now_ns)
+
+    def _blocked(self) -> set[NodeId]:
+        """Those whose last parcel is not accepted yet: until it is they cannot get this round's."""
+        targets = set(self.schedule.mixing(self.round).targets(self.node)) - self.silent
+        return targets & self.arcs.out.keys() & set(self.company.here())
+
+    def _share(self, now_ns: int) -> list[Effect]:
+        mixing = self.schedule.mixing(self.round)
+        row, targets = mixing.row(self.node), mixing.targets(self.node)
+        shares = {to: mixing.row(to)[self.node] for to in targets}
+        given = {to: shares[to] for to in self.free(targets)}
+        withheld = [to for to in targets if to not in given]
+        self.kept = row[self.node] + sum(shares[to] for to in withheld)
+        self.sources = Sources.of(row.keys() - {self.node}, lambda j: self.mail.has(j, self.round))
+        self.phase, self.sent_ns = "waiting", now_ns
+        effects: list[Effect] = [Outgoing(self.round + 1, self.learner.seen)]
+        effects += self.give(given, now_ns)
+        effects += [Report("withheld", to, self.round) for to in withheld]
+        effects += [Send(to, Account(self.round)) for to in withheld if to in self.company.here()]
+        effects.append(SetTimer(("deadline", self.round), self.wait.now_ns()))
+        return effects + self._mix_if_complete(now_ns)
+
+    # --- what comes -----------------------------------------------------------------------------------------------
+
+    def arrived(self, sender: NodeId, round: int, share: Vectors, now_ns: int) -> list[Effect]:
+        if self.phase in ("closing", "leaving"):
+            self.learner.corrected(share)
+            return []
+        if round >= self.round - 1:
+            self.company.absent.discard(sender)
+        self.mail.put(sender, round, share, self.round)
+        if round == self.round:
+            self.sources.missing.discard(sender)
+        return self._mix_if_complete(now_ns)
+
+    def none_comes(self, sender: NodeId, round: int, now_ns: int) -> list[Effect]:
+        if not 0 <= round < self.settings.rounds:
+            raise ProtocolError(f"node {self.node}: node {sender} speaks of round {round}", peer=sender)
+        self.mail.none_comes(sender, round)
+        return self._mix_if_complete(now_ns)
+
+    def freed(self, now_ns: int) -> list[Effect]:
+        self.silent &= self.arcs.out.keys()
+        if self.phase == "blocked":
+            return [] if self._blocked() else self._share(now_ns)
+        return self._mix_if_complete(now_ns)
+
+    def woken(self, key: Hashable, now_ns: int) -> list[Effect]:
+        match self.phase, key:
+            case "blocked", ("blocked", self.round):
+                self.silent |= self._blocked()
+                return self._share(now_ns)
+            case "waiting", ("deadline", self.round):
+                self.company.absent.update(self.sources.missing)
+                return self._mix(now_ns)
+        return []
+
+    # --- mixing ---------------------------------------------------------------------------------------------------
+
+    def _mix_if_complete(self, now_ns: int) -> list[Effect]:
+        complete = self.phase == "waiting" and all(map(self._will_not_come, self.sources.missing))
+        return self._mix(now_ns) if complete else []
+
+    def _will_not_come(self, node: NodeId) -> bool:
+        here = node in self.company.linked and node not in self.company.left
+        return not here or node in self.company.absent or self.mail.none.get(node, -1) >= self.round
+
+    def _mix(self, now_ns: int) -> list[Effect]:
+        missing = sorted(self.sources.missing)
+        effects: list[Effect] = [Report("missed", missing, self.round)] if missing else []
+        if not missing:
+            self.wait.saw(now_ns - self.sent_ns)
+        self._sum(self.round)
+        vectors, mail = self.mail.saved()
+        return [*effects, *self.round_done(vectors, {"mail": mail}), *self.go_on(now_ns)]
+
+    def _sum(self, until: int) -> None:
+        """Mix what is here of rounds up to `until`, by ascending ids, our own in its place; late mass comes last."""
+        come = self.mail.take(until)
+        if outgoing := self.learner.outgoing:
+            terms = [(self.node, 0, 1.0 if self.kept is None else self.kept, outgoing)]
+            terms += [(j, round, 1.0, share) for j, round, share in come]
+            terms.sort(key=lambda term: term[:2])
+            slots = range(len(outgoing))
+            self.learner.mixed(tuple(ordered_mix([(part, sum[k]) for *_, part, sum in terms]) for k in slots))
+        else:
+            for *_, share in come:
+                self.learner.corrected(share)
+        if late := self.mail.take_late():
+            self.learner.corrected(late)
+        self.kept = None
+
+    def close(self) -> list[Effect]:
+        self._sum(self.settings.rounds)
+        return []

@@ -1,0 +1,201 @@
+"""What a worker has of a table: the rows that its batch needs, and those that the run watches where it is measured.
+
+Each clock begins with the question which rows the batch needs.  Of each shard at least one row is pulled, its first
+where the batch needs none, for an answer says that the push before it is in; a gradient without rows of a shard is said
+as such (`NoRows`).
+
+A list of keys goes before the first word that is of it; with the key-cache filter no more than once to each server, as
+long as that has it.  What is pushed is mostly a part of what was pulled, and told by a bit for each of those keys.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from fedgossip.algorithms.descent.row_filters import KEY_CACHE, Memory, Pushing, RowFilter, applied
+from fedgossip.algorithms.ring import Placement
+from fedgossip.base.errors import TrainingError
+from fedgossip.base.keyed_rows import KeyedTable, Keys, Rows, digest_of, frozen_keys, no_rows, united
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.machine import ChooseRows, Effect, NodeId, Report, RowsChosen, Train
+from fedgossip.core.messages import LIST_KEYS_MAX, Message, NoRows, RowKeys, RowPull, RowPush, SomeKeys
+from fedgossip.protocols.allreduce.chunk_links import Chunk
+from fedgossip.protocols.servers.key_lists import NewestLists
+from fedgossip.protocols.servers.model_parts import PushFacts
+from fedgossip.protocols.servers.pieces import pieces
+
+
+class RowParts:
+    """One worker's part of a run on a table.  `model` are the watched rows as they were when last pulled."""
+
+    always_whole = False
+
+    def __init__(
+        self,
+        node: NodeId,
+        seed: int,
+        placement: Placement,
+        table: KeyedTable,
+        schema: str,
+        model: Vector,
+        rounds: int,
+        every: int,
+        accumulate: int,
+        filters: Mapping[str, RowFilter | None],
+    ) -> None:
+        """`filters` by their texts; None for the key-cache.  `every`: rounds between two measurements."""
+        self.node, self.seed, self.placement, self.table, self.schema = node, seed, placement, table, schema
+        self.model, self.rounds, self.every, self.accumulate = model, rounds, every, accumulate
+        self.names, self.caches = [name for name in filters if name != KEY_CACHE], KEY_CACHE in filters
+        self.filters: Sequence[RowFilter] = [one for one in filters.values() if one is not None]
+        self.memories: list[Memory] = [None] * len(self.filters)
+        self.ready, self.clock = False, -1
+        self.batch = no_rows(model.dtype)
+        self._index = placement.index()
+        self._watched: Keys | None = None
+        self._batch_keys = self._all = self.batch.keys
+        self._lists: dict[int, Keys] = {}  # by shard: what is pulled
+        self._digests: dict[int, str] = {}
+        self._parts: dict[int, Rows] = {}  # by shard: what is pushed
+        self._told: dict[int, NewestLists] = {}
+        self._untold: dict[int, dict[str, Keys]] = {}  # lists of now that go before the next word
+        self._saved: Counter[str] = Counter()
+        self._sent = 0
+
+    # --- what is pulled -------------------------------------------------------------------------------------------
+
+    def choose(self, clock: int) -> list[Effect]:
+        self.ready, self.clock = False, clock
+        measured = clock % self.every == 0 or clock == self.rounds
+        return [ChooseRows(clock, self.accumulate if clock < self.rounds else 0, measured)]
+
+    def chosen(self, event: RowsChosen) -> None:
+        if self.ready or event.job != self.clock:
+            return
+        lists = [event.keys] if event.watched is None else [event.keys, event.watched]
+        for keys in lists:
+            if keys.dtype != np.uint32 or not (keys[1:] > keys[:-1]).all() or (keys[-1:] >= self.table.rows).any():
+                text = f"worker {self.node}, round {self.clock}: its task needs rows {keys[:1]} to {keys[-1:]}"
+                raise TrainingError(text, f"Give uint32 keys, strictly ascending, below {self.table.rows}.")
+        self._batch_keys, self._watched = event.keys, event.watched
+        self._all = event.keys if event.watched is None else united(event.keys, event.watched)
+        of = self._index.shards_of(self._all)
+        for shard in self.placement.shards:
+            keys = self._all[of == shard.number]
+            if not keys.size:
+                keys = np.array([shard.ranges[0][0]])
+            self._lists[shard.number] = mine = frozen_keys(keys)
+            self._digests[shard.number] = digest_of(mine)
+            self._announce(shard.number, mine)
+        self.ready = True
+
+    def _announce(self, shard: int, keys: Keys) -> None:
+        """See to it that a list is told that is spoken of from now on."""
+        if keys.size > LIST_KEYS_MAX:
+            text = f"worker {self.node}, round {self.clock}: {keys.size} rows of one server in a batch"
+            raise TrainingError(text, f"At most {LIST_KEYS_MAX} go: lower train.batch_size, or take more servers.")
+        digest, told = digest_of(keys), self._told.setdefault(shard, NewestLists())
+        if self.caches and told.get(digest) is not None:
+            part = digest != self._digests.get(shard) and self._smaller(keys, self._lists[shard])
+            self._saved[KEY_CACHE] += -(-self._lists[shard].size // 8) if part else keys.nbytes
+        else:
+            self._untold.setdefault(shard, {})[digest] = keys
+        told.put(digest, keys)
+
+    def fits(self, clock: int) -> bool:
+        return self.ready and clock == self.clock
+
+    def length(self, shard: int) -> int:
+        return self._lists[shard].size * self.table.width if shard in self._lists else 0
+
+    def digest(self, shard: int) -> str:
+        return self._digests.get(shard, "")
+
+    def pull(self, epoch: int, shard: int, clock: int, first: int) -> list[Message]:
+        digest = self._digests[shard]
+        return [*self._told_first(epoch, shard, digest), RowPull(epoch, shard, clock, first, digest)]
+
+    def _told_first(self, epoch: int, shard: int, digest: str) -> list[Message]:
+        keys = self._untold.get(shard, {}).pop(digest, None)
+        if keys is None:
+            return []
+        whole = self._lists[shard]
+        if self._smaller(keys, whole) and digest != (among := self._digests[shard]):
+            bits = np.packbits(np.isin(whole, keys, assume_unique=True))
+            return [SomeKeys(epoch, shard, digest, among, whole.size, self.schema, (bits,))]  # type: ignore[arg-type]
+        return [RowKeys(epoch, shard, digest, keys.size, self.schema, (keys,))]  # type: ignore[arg-type]
+
+    @staticmethod
+    def _smaller(keys: Keys, whole: Keys) -> bool:
+        """Whether keys cost less as some of the list that was pulled."""
+        return -(-whole.size // 8) < keys.nbytes and bool(np.isin(keys, whole, assume_unique=True).all())
+
+    def take(self, pulled: Mapping[int, Vector], clock: int) -> None:  # noqa: ARG002
+        width, of = self.table.width, self._index.shards_of(self._all)
+        whole = np.empty((self._all.size, width), self.model.dtype)
+        for shard in self.placement.shards:
+            if (mine := of == shard.number).any():
+                whole[mine] = pulled[shard.number].reshape(-1, width)
+        rows = Rows(self._all, frozen(whole.reshape(-1)))
+        self.batch = rows.at(self._batch_keys) if self._batch_keys.size else no_rows(self.model.dtype)
+        if self._watched is not None:
+            self.model = rows.at(self._watched).values
+        self._parts, self._untold = {}, {}
+
+    # --- what is pushed -------------------------------------------------------------------------------------------
+
+    def training(self, clock: int, accumulate: int | None) -> Train:
+        return Train(clock, self.batch.values, gradient=True, accumulate=accumulate, keys=self.batch.keys)
+
+    def divide(self, gradient: Vector | None, clock: int) -> None:
+        values = gradient if gradient is not None else frozen(np.zeros_like(self.batch.values))
+        if values.shape != self.batch.values.shape:
+            what = f"a gradient of {values.shape}, its rows are {self.batch.values.shape}"
+            text = f"worker {self.node}, round {clock}: {what}"
+            raise TrainingError(text, "A gradient job's answer has the shape of its vector.")
+        pushing = Pushing(Rows(self.batch.keys, values), self.batch, clock, self.node, self.seed)
+        rows, kept_back = applied(self.filters, self.memories, pushing)
+        size = 4 + self.table.width * self.model.dtype.itemsize
+        self._saved.update({name: count * size for name, count in zip(self.names, kept_back, strict=True)})
+        of = self._index.shards_of(rows.keys)
+        for shard in self.placement.shards:
+            part = rows.only(of == shard.number) if rows.keys.size else rows
+            self._parts[shard.number] = part
+            if part.keys.size:
+                self._announce(shard.number, part.keys)
+                self._sent += part.values.nbytes + part.keys.nbytes
+
+    def push(self, facts: PushFacts) -> tuple[list[Message], list[Chunk]]:
+        epoch, shard, part = facts[0], facts[1], self._parts[facts[1]]
+        if not part.keys.size:
+            return [], [NoRows(*facts)]
+        digest = digest_of(part.keys)
+        found = [RowPush(*facts, digest, start, one.size, self.schema, (one,)) for start, one in pieces(part.values)]
+        return self._told_first(epoch, shard, digest), list[Chunk](found)
+
+    @property
+    def saved(self) -> Mapping[str, Vector]:
+        return {}
+
+    # --- what servers know of it ----------------------------------------------------------------------------------
+
+    def told_anew(self, shards: Iterable[int]) -> None:
+        for shard in shards:
+            self._told.pop(shard, None)
+            now = [self._lists.get(shard), self._parts[shard].keys if shard in self._parts else None]
+            self._untold[shard] = {digest_of(keys): keys for keys in now if keys is not None and keys.size}
+
+    def wanted(self, epoch: int, shard: int, digest: str) -> list[Message]:
+        now = [self._lists.get(shard), self._parts[shard].keys if shard in self._parts else None]
+        found = [keys for keys in now if keys is not None and keys.size and digest_of(keys) == digest]
+        return [RowKeys(epoch, shard, digest, keys.size, self.schema, (keys,)) for keys in found[:1]]  # type: ignore[arg-type]
+
+    def summary(self) -> list[Effect]:
+        if not self.filters and not self.caches:
+            return []
+        names = [*self.names, *([KEY_CACHE] if self.caches else [])]
+        saved = {name: int(self._saved[name]) for name in names}
+        return [Report("push_filters", {"pushed": self._sent, "saved": saved}, max(self.clock, 0))]

@@ -1,0 +1,332 @@
+"""A parameter server: it holds shards of the model, takes workers' gradients for them, and gives them back.
+
+    phase     event                                                        next phase
+    new       Started                                                      serving
+    serving   ShardPush ShardPull PieceTaken PeerJoined Tenure             serving
+    serving   PeerGone late Leaving start ShardLost                        serving finished
+
+and from everywhere Stopping to finished.
+
+A worker pushes the gradient of its clock and pulls the shard for its next one; the pull is answered when
+`shard_clocks` lets it read and all copies are safe (`shard_copies`).  A pull for clock c + 1 that is answered says that
+the push of c is in: so a worker has one push under way for each shard, repeats it as long as it has no answer, and it
+counts once.  What is said again is answered from what is kept.  A worker that is silent while others wait is left out
+(`attendance`).
+
+A step makes new arrays, and what was sent never changes: a reply that is on its way is of one step alone.
+
+Who owns which shard follows from the tenure, of which a manager tells (`server_manager`).  Words of another epoch than
+one's own are not heard, so an owner that is cut off can answer nothing more: its copies have gone on.  A server that is
+to own what it has no copy of says that it is lost.
+
+Of a table workers push and pull rows: RowPush, NoRows and RowPull go where the others do, by lists of keys that they
+have told (`key_lists`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedgossip.base.errors import ProtocolError
+from fedgossip.base.keyed_rows import Keys, Rows
+from fedgossip.core.machine import (
+    Effect,
+    Event,
+    Failure,
+    Fired,
+    NodeId,
+    PeerGone,
+    PeerJoined,
+    Received,
+    Report,
+    Send,
+    SetTimer,
+    Started,
+    Stopping,
+)
+from fedgossip.core.messages import (
+    ChangeHead,
+    ChangeMessage,
+    ChunksAsked,
+    ChunksHere,
+    CodedPush,
+    CopyHead,
+    CopyMessage,
+    KeysWanted,
+    Leaving,
+    Message,
+    NoRows,
+    PieceTaken,
+    PullHeld,
+    RowKeys,
+    RowPull,
+    RowPush,
+    ShardLost,
+    ShardPull,
+    ShardPush,
+    SomeKeys,
+    Tenure,
+    TenureTaken,
+)
+from fedgossip.protocols.allreduce.chunk_links import PushChunk
+from fedgossip.protocols.servers.served_shards import ServedShards
+from fedgossip.protocols.servers.shard_clocks import ShardChange
+from fedgossip.protocols.servers.shard_records import saved_shards
+from fedgossip.protocols.servers.waiting_pulls import HeldPull
+
+OfRows = RowKeys | SomeKeys | RowPull | RowPush | NoRows
+"""What workers say of a table."""
+
+
+class ParameterServer(ServedShards):
+    """One server of `workers`; `placement` says which shards it has, and `manager` tells who else is there.
+
+    In a life after the first, where there is a manager, it has nothing until that says so.  `width`: of a row, where
+    the shards are rows of a table; None: elements of a vector.  `coding`: how shards go up and down, if by codecs.
+    """
+
+    # --- events ---------------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
+        """Take one event; see machine.Machine."""
+        if self.phase == "finished":
+            return []
+        match event:
+            case Received(sender, message):
+                effects = self._received(sender, message, now_ns)
+                self._noticed(sender, now_ns)  # where it was not refused
+                return effects
+            case Fired(key):
+                return self._fired(key, now_ns)
+            case PeerJoined(node, life):
+                return self._joined(node, life, now_ns)
+            case PeerGone(node):
+                self._noticed(node, now_ns)
+                self.workers.linked.discard(node)
+                return [*self._watch(now_ns), *self._end_if_over()]
+            case Started():
+                self.phase, self._sign_ns = "serving", now_ns
+                return [SetTimer(("start",), self.settings.start_ns)]
+            case Stopping():
+                others = [*self.workers.present, *self._servers, *([] if self.manager is None else [self.manager])]
+                return [*(Send(other, Leaving(self.told)) for other in others), *self._finish()]
+        return []
+
+    def _received(self, sender: NodeId, message: Message, now_ns: int) -> list[Effect]:
+        worker = sender in self.workers.workers
+        match message:
+            case PieceTaken() | ChunksAsked() | ChunksHere() if sender in self.links:
+                return self._of_pieces(sender, message, now_ns)
+            case ShardPush() | CodedPush() if worker and self.width is None:
+                return self._pushed(sender, message, now_ns)
+            case ShardPull() if worker and self.width is None:
+                return self._pulled(sender, message, None, now_ns)
+            case RowKeys() | SomeKeys() | RowPull() | RowPush() | NoRows() if worker and self.width is not None:
+                return self._of_rows(sender, message, now_ns)
+            case Leaving(round) if worker:
+                self.workers.leave(sender)
+                self._forget(sender)
+                back = [] if message.done else [Send(sender, Leaving(round, done=True))]
+                return [*back, *self._go_on(now_ns), *self._end_if_over()]
+            case Leaving() if sender in self.links or sender == self.manager:
+                return []  # what becomes of it the manager says
+            case ChangeHead() | CopyHead() if sender in self.links and not worker:
+                return self._copied(sender, message)
+            case Tenure() if sender == self.manager:
+                return self._ruled(message, now_ns)
+            case ShardLost() if sender in self.links and not worker:
+                if message.epoch != self.epoch:
+                    return []
+                self.tenure.check_owner(sender, message.shard)
+                return self._lost(message.shard)
+        text = f"a {type(message).__name__} of {sender}, which has nothing of that kind to say"
+        raise ProtocolError(f"server {self.node}: {text}", peer=sender)
+
+    def _of_pieces(self, sender: NodeId, word: PieceTaken | ChunksAsked | ChunksHere, now_ns: int) -> list[Effect]:
+        worker, link = sender in self.workers.workers, self.links[sender]
+        if isinstance(word, ChunksAsked):
+            return link.heard(word, now_ns)
+        names = [word.name] if isinstance(word, PieceTaken) else word.names
+        if worker and any(link.has(name) for name in names):
+            self._hear(sender, now_ns)
+        effects = link.heard(word, now_ns)
+        return [*effects, *(self._tell() if worker else self._go_on(now_ns))]
+
+    def _fired(self, key: Any, now_ns: int) -> list[Effect]:
+        match key:
+            case ("again", other, timer) if other in self.links:
+                return self.links[other].again(timer, now_ns)
+            case ("late",):
+                self._waits = False
+                return self._leave_out(now_ns)
+            case ("start",):
+                return self._finish() if self.epoch < 0 else self._end_if_alone(now_ns)
+        return []
+
+    # --- workers that come and go ---------------------------------------------------------------------------------
+
+    def _joined(self, node: NodeId, life: int, now_ns: int) -> list[Effect]:
+        if node == self.manager and self.epoch > 0:
+            return [Send(node, TenureTaken(self.epoch))]  # it knows that tenure, or is another manager
+        if node not in self.links:
+            return []
+        worker = node in self.workers.workers
+        self._noticed(node, now_ns)
+        if life > self.lives[node]:  # it knows nothing of what it had said and heard
+            self.lives[node] = life
+            self.links[node].drop()
+            if worker:
+                self._forget(node)
+                self.workers.left.discard(node)
+            else:  # what was on its way to it is lost, a copy for this life perhaps: none is safe before it has it
+                return self.tenure.tell(now_ns, [node])
+        if worker:
+            self.workers.linked.add(node)
+            self._hear(node, now_ns)
+        return self.links[node].resent(now_ns)
+
+    def _end_if_alone(self, now_ns: int) -> list[Effect]:
+        """End where no worker has given a sign for as long as they are waited for at the beginning.
+
+        One at work may be silent; one that waits for an answer asks for it again and again.
+        """
+        if (left := self._sign_ns + self.settings.start_ns - now_ns) > 0:
+            return [SetTimer(("start",), left), *self._leave_out(now_ns)]
+        if self.workers.linked and not self.pulls.held:
+            return [SetTimer(("start",), self.settings.start_ns), *self._leave_out(now_ns)]
+        if not self._met and not self.first_life:
+            return self._finish()  # the run had ended before this life
+        who = f"no worker is there any more, after round {self.told}" if self._met else "no worker has come"
+        return self._finish(Failure("network", who, "Look at the workers' logs, and at the addresses."))
+
+    def _watch(self, now_ns: int) -> list[Effect]:
+        """Wait no longer than until the first is silent of those that others wait for, or that have no link."""
+        waited = self._waited()
+        if self._waits or not waited:
+            return []
+        self._waits = True
+        soonest = min(self.workers.due_ns(worker) for worker in waited)
+        return [SetTimer(("late",), max(soonest - now_ns, 0) + 1)]
+
+    def _leave_out(self, now_ns: int) -> list[Effect]:
+        silent = self.workers.lose_silent(self._waited(), now_ns)
+        told = [Report("silent_workers", silent, self.told)] if silent else []
+        for worker in silent:
+            self._forget(worker)
+        return [*told, *self._go_on(now_ns), *self._watch(now_ns), *self._end_if_over()]
+
+    # --- pushes and pulls -----------------------------------------------------------------------------------------
+
+    def _of_rows(self, sender: NodeId, message: OfRows, now_ns: int) -> list[Effect]:
+        """Take a word on rows; ask for the keys that it is of where they are not here."""
+        if message.epoch != self.epoch:
+            return []
+        self._shard(sender, message.shard)
+        match message:
+            case RowKeys():
+                self.lists.take(sender, message)
+                return []
+            case SomeKeys():
+                self.lists.take_some(sender, message)
+                return []
+            case NoRows():
+                return self._pushed(sender, message, now_ns)
+        keys = self.lists.of(sender, message.shard, message.digest)
+        over = isinstance(message, RowPush) and message.clock < self.shards[message.shard].clocks[sender]
+        if keys is None and not over:
+            return [Send(sender, KeysWanted(self.epoch, message.shard, message.digest))]
+        if isinstance(message, RowPull):
+            effects = self._pulled(sender, message, keys, now_ns)
+        else:
+            effects = self._pushed(sender, message, now_ns)
+        self.lists.used(sender, message.shard, message.digest)
+        return effects
+
+    def _pushed(self, sender: NodeId, push: PushChunk, now_ns: int) -> list[Effect]:
+        if push.epoch != self.epoch:
+            return []
+        clocks, name = self._shard(sender, push.shard), PieceTaken(*push.name)
+        if push.clock < clocks.clocks[sender]:
+            return [self.links[sender].took(name)]  # said again, or of a clock that the others have closed
+        begun = self.intake.begun(sender, push.shard)
+        whole = self.intake.take(sender, push, clocks, self.width)
+        if not begun:
+            self.workers.pushed(sender, now_ns)
+        self._hear(sender, now_ns)
+        taken = self.links[sender].took(name)
+        if whole is None:
+            return [taken]
+        self.summed += whole.values.size if isinstance(whole, Rows) else whole.size
+        change = clocks.push(sender, push.weight, push.steps, whole, self.rate)
+        made = self._make(push.shard, change, now_ns) if change else []
+        return [taken, *made, *self._go_on(now_ns)]
+
+    def _make(self, number: int, change: ShardChange, now_ns: int) -> list[Effect]:
+        """Make a change, here and where copies are kept."""
+        self._changed = True
+        return self.tenure.apply(number, change, now_ns)
+
+    def _pulled(self, sender: NodeId, pull: ShardPull | RowPull, keys: Keys | None, now_ns: int) -> list[Effect]:
+        if pull.epoch != self.epoch:
+            return []
+        clocks, place = self._shard(sender, pull.shard), (pull.shard, sender)
+        if pull.clock > self.settings.rounds or pull.first not in (pull.clock, pull.clock - 1):
+            text = f"worker {sender} pulls for clock {pull.clock} from {pull.first} on"
+            raise ProtocolError(f"server {self.node}, shard {pull.shard}: {text}", peer=sender)
+        if self.links[sender].carries(pull.shard):
+            return []  # the answer is under way
+        again = place in self.pulls.held
+        anew = pull.first == pull.clock and not again
+        if anew or sender in self.workers.absent:
+            self._hear(sender, now_ns)
+        clocks.enter(sender, pull.clock if place in self.pulls.late else pull.first)
+        self.pulls.held[place] = HeldPull(pull, keys)
+        effects = self._go_on(now_ns)
+        waits = again and place in self.pulls.held
+        return [Send(sender, PullHeld(self.epoch, pull.shard, pull.clock)), *effects] if waits else effects
+
+    def _go_on(self, now_ns: int) -> list[Effect]:
+        """Close what can be closed, and answer all who can read."""
+        effects: list[Effect] = []
+        present = self.workers.present
+        for number, clocks in self.shards.items():
+            while (change := clocks.close(present, self.rate)) is not None:
+                effects += self._make(number, change, now_ns)
+        if self._changed:
+            self._changed = False
+            kept = saved_shards(self.version, self.tenure.everything, self.epoch, durable=self._durable)
+            effects.insert(0, kept)
+        for place in list(self.pulls.held):
+            number, worker = place
+            if self.tenure.copies.safe(number):
+                answered = place, self.shards[number], present, self.epoch, self.links[worker]
+                effects += self.pulls.answer(*answered, now_ns)
+        return [*effects, *self._tell(), *self._watch(now_ns)]
+
+    # --- who has which shard --------------------------------------------------------------------------------------
+
+    def _ruled(self, tenure: Tenure, now_ns: int) -> list[Effect]:
+        """Go by what the manager says from now on."""
+        assert self.manager is not None
+        if self.epoch < 0 and not tenure.anew and self.node not in tenure.joining:
+            return []  # the manager does not know yet that this is another life
+        taken = Send(self.manager, TenureTaken(max(self.epoch, tenure.epoch)))
+        if tenure.epoch <= self.epoch:
+            return [taken, *self._ready()]
+        for link in self.links.values():
+            link.drop()
+        self.intake.forget()
+        self.pulls.forget()
+        self.tenure.begin(tenure)
+        if lost := self.tenure.lost:
+            told = [Send(other, ShardLost(self.epoch, lost[0])) for other in [*self.links, self.manager]]
+            return [taken, *told, *self._lost(lost[0])]
+        return [taken, *self.tenure.tell(now_ns), *self._ready(), *self._go_on(now_ns)]
+
+    def _copied(self, sender: NodeId, message: ChangeMessage | CopyMessage) -> list[Effect]:
+        if message.epoch != self.epoch:
+            return []
+        lacked = self.tenure.copies.lacking
+        effects = self.tenure.take(sender, message)
+        return [*effects, *(self._ready() if lacked else []), *self._tell()]

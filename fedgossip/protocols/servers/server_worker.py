@@ -1,0 +1,440 @@
+"""A worker of parameter servers: it pushes gradients to whom the shards belong, and pulls the model from them.
+
+    phase     event                               next phase
+    new       Started                             joining
+    joining   PeerJoined (the last server)        training pulling
+    joining   start                               finished
+    training  Trained                             pulling
+    pulling   Pulled                              training leaving pulling
+    pulling   lost Leaving                        finished
+    training  lost Leaving                        finished
+    leaving   Leaving bye                         finished
+
+and from everywhere Stopping to finished.
+
+It goes by clocks: at the model of clock c it asks for its gradient, pushes that to all shards, and pulls each for clock
+c + 1.  What is not answered is asked for again, and so is what was pushed; servers take it once.  A server may answer
+for a later clock, where the others went on without this worker: then it goes on from there with all shards.
+A server that holds a pull for longer than an honest one can is as good as gone.
+
+What it has of the model is its `ModelParts`: of a table it asks first which rows a clock needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedgossip.algorithms.ring import Placement
+from fedgossip.base.errors import ProtocolError, TrainingError
+from fedgossip.base.vectors import all_finite
+from fedgossip.core.machine import (
+    Checkpoint,
+    Effect,
+    Event,
+    Failure,
+    Finish,
+    Fired,
+    NodeId,
+    Outgoing,
+    PeerGone,
+    PeerJoined,
+    Received,
+    RoundDone,
+    RowsChosen,
+    Send,
+    SetTimer,
+    Started,
+    Stopping,
+    Trained,
+)
+from fedgossip.core.messages import (
+    ChunksAsked,
+    ChunksHere,
+    CodedPulled,
+    KeysWanted,
+    Leaving,
+    Message,
+    PieceTaken,
+    Pulled,
+    PullHeld,
+    RowsPulled,
+    ShardLost,
+    Tenure,
+    TenureTaken,
+)
+from fedgossip.protocols.allreduce.chunk_links import ChunkLink
+from fedgossip.protocols.allreduce.round_sums import weight_of
+from fedgossip.protocols.servers.model_parts import ModelParts
+from fedgossip.protocols.servers.pulled_shards import PulledPiece, PulledShard, PulledShards
+from fedgossip.protocols.servers.shard_coding import ShardCoding
+
+BYES_MAX = 5
+"""Maximum number of goodbyes to a server that does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """Limits of a run.  Times in nanoseconds."""
+
+    rounds: int
+    accumulate: int | None = 1
+    """Batches of a gradient."""
+    deadline_ns: int = 30_000_000_000
+    start_ns: int = 300_000_000_000
+    again_ns: int = 1_000_000_000
+    """The shortest time after which something is said again that was not answered."""
+
+
+class PushPullWorker:
+    """One worker.  `servers` are all there are; `placement` says which shard belongs to whom."""
+
+    def __init__(
+        self,
+        node: NodeId,
+        servers: Sequence[NodeId],
+        manager: NodeId | None,
+        placement: Placement,
+        parts: ModelParts,
+        schema: str,
+        settings: WorkerSettings,
+        resumed: Checkpoint | None = None,
+        coding: ShardCoding | None = None,
+    ) -> None:
+        """`parts` begins with the model of `resumed`, where there is one; `coding`: how shards come, if by a codec."""
+        self.node, self.manager, self.placement = node, manager, placement
+        self.parts, self.settings = parts, settings
+        self.phase, self.epoch = "new", 0
+        self.alive: tuple[NodeId, ...] = tuple(servers)
+        self.clock = resumed.round if resumed else 0
+        self._fresh = resumed is None
+        self.weight: float | None = None  # of this clock's gradient, while it is pushed
+        self.given: dict[int, PulledShard] = {}  # at this clock: what the gradient is computed from
+        self.wanted = self.clock  # the clock that shards are pulled for
+        self.first = self.clock  # the clock from which on this worker pushes
+        self.pulled = PulledShards(node, placement, schema, settings.rounds, coding)  # for `wanted`, or later
+        self.links = {server: ChunkLink(server, settings.deadline_ns) for server in servers}
+        self.lives: dict[NodeId, int] = dict.fromkeys(servers, 0)
+        self.linked: set[NodeId] = set()
+        self.gone: set[NodeId] = set()  # servers that have said goodbye
+        self._asks = self._byes = self._began_ns = 0
+        self._held: set[int] = set()  # shards whose server has said that it knows of the pull
+        self._hurried, self._asked_ns = 0, 0  # repeats of a pull, and when all were asked for
+        self._heard_ns: dict[NodeId, int] = {}
+        self._went_back = False
+
+    # --- events ---------------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
+        """Take one event; see machine.Machine."""
+        if self.phase == "finished":
+            return []
+        match event:
+            case Received(sender, message):
+                return self._received(sender, message, now_ns)
+            case Trained(job):
+                return self._trained(event, now_ns) if self.phase == "training" and job == self.clock else []
+            case RowsChosen():
+                self.parts.chosen(event)
+                return list(self._pulls())
+            case Fired(key):
+                return self._fired(key, now_ns)
+            case PeerJoined(node, life):
+                return self._joined(node, life, now_ns)
+            case PeerGone(node):
+                return self._lost(node)
+            case Started():
+                self.phase = "joining"
+                return [SetTimer(("start",), self.settings.start_ns), *self._begin_if_gathered(now_ns)]
+            case Stopping():
+                return [*self._goodbye(), *self._finish()]
+        return []
+
+    def _received(self, sender: NodeId, message: Message, now_ns: int) -> list[Effect]:
+        if sender == self.manager:
+            return self._managed(message, now_ns)
+        if sender not in self.links:
+            raise ProtocolError(f"worker {self.node}: a message of {sender}, which is no server", peer=sender)
+        match message:
+            case Pulled() | CodedPulled() | RowsPulled():
+                effects = self._given(sender, message, now_ns)
+                self._heard_ns[sender] = now_ns
+                return effects
+            case PullHeld(epoch, number, clock):
+                self._heard_ns[sender] = now_ns
+                if (epoch, clock) == (self.epoch, self.wanted) and self.pulled.owned_by(sender, number, self.alive):
+                    self._held.add(number)
+                return []
+            case KeysWanted(epoch, number, digest):
+                return self._told_again(sender, number, digest, now_ns) if epoch == self.epoch else []
+            case PieceTaken() | ChunksAsked() | ChunksHere():
+                self._heard_ns[sender] = now_ns
+                return self.links[sender].heard(message, now_ns)
+            case Leaving():
+                self.gone.add(sender)
+                if self.phase == "leaving":
+                    return self._end_if_answered()
+                return self._without(sender, "has left") if self.manager is None else []
+            case ShardLost(epoch, number) if epoch == self.epoch and number < len(self.placement.shards):
+                words = self.placement.shards[number].words
+                text = f"no server has a copy of elements {words} of the model, after round {self.clock}"
+                return self._failed(text, "Start all again with --resume, or raise replication.")
+            case ShardLost():
+                return []
+        raise ProtocolError(f"worker {self.node}: a {type(message).__name__}, which no server sends", peer=sender)
+
+    def _fired(self, key: Any, now_ns: int) -> list[Effect]:
+        match key:
+            case ("again", server, timer) if server in self.links:
+                return self.links[server].again(timer, now_ns)
+            case ("ask", number) if number == self._asks and self.phase == "pulling":
+                return self._ask_again(now_ns)
+            case ("lost", server) if server not in self.linked and self.phase in ("training", "pulling"):
+                return self._without(server, "is gone")
+            case ("start",) if self.phase == "joining":
+                missing = sorted(self._needed - self.linked)
+                text = f"servers {missing} have not come: worker {self.node} cannot begin"
+                return self._finish(Failure("network", text, "Look at their logs, and at the addresses."))
+            case ("bye",) if self.phase == "leaving":
+                self._byes += 1
+                return self._finish() if self._byes > BYES_MAX else self._bye()
+        return []
+
+    @property
+    def _needed(self) -> set[NodeId]:
+        """Those without which there is no model."""
+        return {*self.alive} if self.manager is None else {*self.alive, self.manager}
+
+    @property
+    def _partners(self) -> set[NodeId]:
+        return {*self.links} if self.manager is None else {*self.links, self.manager}
+
+    # --- links ----------------------------------------------------------------------------------------------------
+
+    def _joined(self, server: NodeId, life: int, now_ns: int) -> list[Effect]:
+        if server == self.manager:
+            self.linked.add(server)
+            return self._begin_if_gathered(now_ns)
+        if server not in self.links:
+            return []
+        self.linked.add(server)
+        if life > self.lives[server]:  # what it had taken, but not answered, it knows nothing of
+            self.lives[server] = life
+            self.links[server].drop()
+            self.parts.told_anew([shard.number for shard in self.placement.owned(server, self.alive)])
+            return [*self._push(now_ns, [server]), *self._pulls([server]), *self._begin_if_gathered(now_ns)]
+        return [*self.links[server].resent(now_ns), *self._begin_if_gathered(now_ns)]
+
+    def _lost(self, server: NodeId) -> list[Effect]:
+        self.linked.discard(server)
+        if self.phase == "leaving":
+            return self._end_if_answered()
+        return [SetTimer(("lost", server), self._patience_ns)] if server in self.links else []
+
+    @property
+    def _patience_ns(self) -> int:
+        """How long a server is waited for; where there is a manager another takes its place before."""
+        return self.settings.deadline_ns if self.manager is None else self.settings.start_ns
+
+    def _without(self, server: NodeId, what: str) -> list[Effect]:
+        """End where a server does not come back that has a part of the model."""
+        owned = self.placement.owned(server, self.alive)
+        if not owned or self.phase not in ("joining", "training", "pulling"):
+            return []
+        words = "; ".join(shard.words for shard in owned[:3])
+        text = f"server {server} {what}, and with it elements {words} of the model, after round {self.clock}"
+        advice = "Start all again with --resume; set parallel.server.replication to go on without it."
+        return self._failed(text, advice)
+
+    def _failed(self, text: str, advice: str) -> list[Effect]:
+        return [*self._goodbye(), *self._finish(Failure("network", text, advice))]
+
+    def _managed(self, message: Message, now_ns: int) -> list[Effect]:
+        """Take a word of the manager: by a new tenure what is not answered is said to others."""
+        match message:
+            case Tenure(epoch):
+                taken = Send(self.manager or 0, TenureTaken(max(epoch, self.epoch)))
+                if epoch <= self.epoch:
+                    return [taken]
+                self.epoch, self.alive = epoch, message.servers
+                for link in self.links.values():
+                    link.drop()
+                self.pulled.broken_off()
+                self.parts.told_anew([shard.number for shard in self.placement.shards])
+                self._began_ns = now_ns
+                pushed = self._push(now_ns, self.alive) if self.phase == "pulling" else []
+                return [taken, *pushed, *self._pulls(), *self._begin_if_gathered(now_ns)]
+            case Leaving():
+                self.gone.add(self.manager or 0)
+                return self._end_if_answered()
+        raise ProtocolError(f"worker {self.node}: a {type(message).__name__} of the manager", peer=self.manager)
+
+    # --- clocks ---------------------------------------------------------------------------------------------------
+
+    def _begin_if_gathered(self, now_ns: int) -> list[Effect]:
+        if self.phase != "joining" or self._needed - self.linked:
+            return []
+        if self._fresh and self.parts.always_whole:
+            return self._go_on()
+        return self._pull(self.clock, self.clock, now_ns)
+
+    def _go_on(self) -> list[Effect]:
+        """Ask for the gradient of this clock, or take leave."""
+        if self.clock >= self.settings.rounds:
+            self.phase = "leaving"
+            return self._bye()
+        self.phase = "training"
+        return [self.parts.training(self.clock, self.settings.accumulate)]
+
+    def _trained(self, event: Trained, now_ns: int) -> list[Effect]:
+        if event.update is not None and not all_finite(event.update):
+            text = f"worker {self.node}, round {self.clock}: its gradient is not finite"
+            raise TrainingError(text, "Lower train.lr, or look at the data of this worker.")
+        self.parts.divide(event.update, self.clock)
+        self.weight = weight_of(event.examples, event.metrics)
+        began: list[Effect] = [Outgoing(self.clock + 1, self.parts.model)] if self.parts.always_whole else []
+        self.pulled.clear()
+        pushed = self._push(now_ns, self.alive)
+        return [*began, *pushed, *self._pull(self.clock + 1, self.clock, now_ns)]
+
+    def _push(self, now_ns: int, servers: Sequence[NodeId]) -> list[Effect]:
+        """Push the gradient of this clock to the shards of these servers that have not answered."""
+        effects: list[Effect] = []
+        for shard in self.placement.shards if self.weight is not None else ():
+            (owner,) = shard.holders(self.alive, 1)
+            if owner not in servers or shard.number in self.pulled.here:
+                continue
+            read = self.given.get(shard.number)
+            facts = self.epoch, shard.number, self.clock, read.version if read else 0, read.steps if read else 0
+            before, parts = self.parts.push((*facts, self.weight or 0.0))
+            effects += [Send(owner, one) for one in before]
+            for part in parts:
+                effects += self.links[owner].send(part, now_ns)
+        return effects
+
+    def _pull(self, clock: int, first: int, now_ns: int) -> list[Effect]:
+        """Pull all shards for a clock."""
+        self.phase, self.wanted, self.first, self._began_ns = "pulling", clock, first, now_ns
+        self.pulled.clear()
+        self._went_back = False
+        return [*self.parts.choose(clock), *self._pulls(), *self._ask_anew(now_ns)]
+
+    def _pulls(self, servers: Sequence[NodeId] | None = None, but: Collection[int] = ()) -> list[Send]:
+        """Ask for the shards that are not here; of these servers, or of all, but for some shards."""
+        if self.phase != "pulling" or not self.parts.ready:
+            return []
+        missing = [shard for shard in self.placement.shards if shard.number not in self.pulled.here]
+        asked = [(shard.holders(self.alive, 1)[0], shard.number) for shard in missing]
+        return [
+            Send(owner, message)
+            for owner, number in asked
+            if (servers is None or owner in servers) and number not in but
+            for message in self.parts.pull(self.epoch, number, self.wanted, self.first)
+        ]
+
+    def _told_again(self, server: NodeId, number: int, digest: str, now_ns: int) -> list[Effect]:
+        """A server lacks the keys of something that it was sent: tell them, and say that again."""
+        told = self.parts.wanted(self.epoch, number, digest) if self.pulled.owned_by(server, number, self.alive) else []
+        if not told:
+            return []
+        return [*(Send(server, one) for one in told), *self.links[server].resent(now_ns), *self._pulls([server])]
+
+    def _ask_again(self, now_ns: int) -> list[Effect]:
+        """Ask again for what is missing; end where a server has not said a word for too long."""
+        if now_ns - self._asked_ns >= self.settings.again_ns:
+            asked, later = self._pulls(), self._ask_anew(now_ns)
+        else:
+            self._hurried += 1
+            asked, later = self._pulls(but=self._held), self._ask_later(now_ns)
+        silent = [one.to for one in asked if now_ns - self._since_ns(one.to) > self._patience_ns]
+        ended = self._without(silent[0], "does not answer") if silent else []
+        if not ended and asked and now_ns - self._began_ns > self._longest_ns:
+            ended = self._without(asked[0].to, f"has held a pull for {self._longest_ns // 1_000_000_000} seconds")
+        return ended or [*asked, *later]
+
+    @property
+    def _longest_ns(self) -> int:
+        """How long an honest server holds a pull at most: others are left out before, or the run ends."""
+        return self.settings.start_ns + self.settings.deadline_ns
+
+    def _since_ns(self, server: NodeId) -> int:
+        return max(self._heard_ns.get(server, 0), self._began_ns)
+
+    def _ask_anew(self, now_ns: int) -> list[Effect]:
+        """All shards have been asked for."""
+        self._held, self._hurried, self._asked_ns = set(), 0, now_ns
+        return self._ask_later(now_ns)
+
+    def _ask_later(self, now_ns: int) -> list[Effect]:
+        """Wait for answers: of servers that may not have heard of the pull as long as their links' answers take."""
+        self._asks += 1
+        wait_ns = max(self._asked_ns + self.settings.again_ns - now_ns, 0)
+        missing = [one for one in self.placement.shards if one.number not in {*self.pulled.here, *self._held}]
+        owners = {one.holders(self.alive, 1)[0] for one in missing}
+        if owners:
+            usual_ns = max(self.links[owner].round_trips.timeout_ns for owner in owners)
+            wait_ns = min(wait_ns, usual_ns << self._hurried)
+        return [SetTimer(("ask", self._asks), wait_ns)]
+
+    def _given(self, sender: NodeId, piece: PulledPiece, now_ns: int) -> list[Effect]:
+        if piece.epoch != self.epoch:
+            return []
+        wanted = self.wanted if self.phase == "pulling" and self.parts.ready else None
+        whole = self.pulled.take(sender, piece, self.alive, wanted, self.parts)
+        return [self.links[sender].took(PieceTaken(*piece.name)), *(self._settle(now_ns) if whole else [])]
+
+    def _settle(self, now_ns: int) -> list[Effect]:
+        """Go on where all shards are here and of one clock; pull again those that are not of it."""
+        here = self.pulled.here
+        if len(here) < len(self.placement.shards):
+            return []
+        clocks = {one.clock for one in here.values()}
+        low, high = min(clocks), max(clocks)
+        if low == high and self.parts.fits(low):
+            return self._next(low)
+        back = self.first == self.wanted and high - low == 1 and not self._went_back
+        clock, self.weight = low if back else high, None
+        for link in self.links.values():  # what is of another clock is given up, and may come under the same name again
+            link.forget_here()
+        if not self.parts.fits(clock):
+            again = self._pull(clock, clock, now_ns)
+            self._went_back = True
+            return again
+        self._went_back = True
+        self.wanted = self.first = clock
+        self.pulled.here = {number: one for number, one in here.items() if one.clock == clock}
+        return [*self._pulls(), *self._ask_anew(now_ns)]
+
+    def _next(self, clock: int) -> list[Effect]:
+        """All shards are here for this clock: the model is whole."""
+        self.given, self.weight = self.pulled.here, None
+        self.pulled.clear()
+        self.parts.take({number: one.vector for number, one in self.given.items()}, clock)
+        moved, self.clock = clock > self.clock, clock
+        done: list[Effect] = []
+        if moved:
+            model = self.parts.model
+            done = [RoundDone(clock, model, self._staleness), Checkpoint(clock, {"x": model, **self.parts.saved})]
+        return [*done, *self._go_on()]
+
+    @property
+    def _staleness(self) -> int | None:
+        """Steps that the last push had missed, at most of all shards; None where clocks are closed together."""
+        apart = any(one.steps != one.version for one in self.given.values())
+        return max(one.missed for one in self.given.values()) if apart else None
+
+    # --- the end --------------------------------------------------------------------------------------------------
+
+    def _bye(self) -> list[Effect]:
+        return [*self._goodbye(), SetTimer(("bye",), self.settings.again_ns), *self._end_if_answered()]
+
+    def _goodbye(self) -> list[Effect]:
+        return [Send(server, Leaving(self.clock)) for server in sorted(self._partners - self.gone)]
+
+    def _end_if_answered(self) -> list[Effect]:
+        return self._finish() if self.phase == "leaving" and not self.linked - self.gone else []
+
+    def _finish(self, failure: Failure | None = None) -> list[Effect]:
+        self.phase = "finished"
+        return [*self.parts.summary(), Finish(self.parts.model, failure)]

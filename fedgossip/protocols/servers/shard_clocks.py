@@ -1,0 +1,285 @@
+"""One shard of the model at its server: the pushes that are in it, and what workers may read of it.
+
+A worker at clock c has pushed for the clocks below c.  Two ways to step on pushes:
+
+    StepPerClock   all pushes of a clock make one mean, which takes one step: the bits of an all-reduce
+    StepPerPush    each push takes a step when it comes; a worker reads what has the pushes of all workers
+                   present for the clocks below c - s at least, and all of its own
+
+The second is the rule of stale synchronous parallel computation: a worker at clock c sees all updates of clocks up to
+c - s - 1, may see later ones, and always sees its own; so the fastest is at most s clocks ahead of the slowest.  The
+condition is given as it is known from the literature; s = 0 there is not StepPerClock, for its updates are applied one
+by one.
+
+    invariant   clocks[w] only grows, and every push of w for a clock below it is in the shard once, or never will be
+
+Source: Ho, Cipar, Cui, Lee, Kim, Gibbons, Gibson, Ganger and Xing, More effective distributed ML via a stale
+synchronous parallel parameter server, NIPS 2013, section 2; rates by staleness: Zhang, Gupta, Lian and Liu,
+Staleness-aware Async-SGD for distributed deep learning, IJCAI 2016.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedgossip.algorithms.descent.base import DescentState
+from fedgossip.algorithms.descent.rows import RowSum, RowTable
+from fedgossip.algorithms.federated.sums import REACH, ExactSum
+from fedgossip.base.keyed_rows import Keys, Rows
+from fedgossip.base.vectors import Vector, frozen, largest, summable
+from fedgossip.core.machine import NodeId
+
+Rate = Callable[[int], float]
+"""The step size of a clock."""
+ShardDescent = Any
+"""A Descent of a vector [n], or a RowDescent of rows."""
+Content = Vector | RowTable
+"""What a shard is: its elements [n], or the rows of it that were touched."""
+Gradient = Vector | Rows
+"""What is pushed: of all its elements, or of some rows."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardReading:
+    """What a worker is given: the shard for its clock `clock`; see messages.Pulled."""
+
+    clock: int
+    version: int
+    content: Content
+
+    def vector_of(self, keys: Keys | None) -> Vector:
+        """Return the shard [n], or of a table the rows of these keys."""
+        if keys is None:
+            assert not isinstance(self.content, RowTable), "rows go by keys"
+            return self.content
+        assert isinstance(self.content, RowTable), "elements have no keys"
+        return self.content.rows(keys)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardChange:
+    """What has become of a shard: a step of `rate` along `gradient`, which closes `clock` of `workers`, () for all.
+
+    Without a gradient a clock was closed for which nobody had pushed, or a push has no row of a table.
+    """
+
+    clock: int
+    rate: float
+    workers: tuple[NodeId, ...]
+    gradient: Gradient | None
+    """Frozen: it is told to copies after its step, which else could lie in its memory."""
+
+    def __post_init__(self) -> None:
+        numbers = self.gradient.values if isinstance(self.gradient, Rows) else self.gradient
+        if numbers is not None:
+            frozen(numbers)
+
+
+class ShardClocks(ABC):
+    """A shard and whose pushes are in it.  It begins with x [n]; a table's with rows that nobody has touched."""
+
+    def __init__(self, descent: ShardDescent, x: Any, workers: Sequence[NodeId], rounds: int) -> None:
+        self.descent, self.rounds = descent, rounds
+        self.state: DescentState | RowTable = descent.start(x)
+        self.steps = 0
+        self.clocks: dict[NodeId, int] = dict.fromkeys(workers, 0)
+        self.closed = 0
+        """Clocks that have had their step; 0 where each push has one."""
+        self.missed: dict[NodeId, int] = dict.fromkeys(workers, 0)
+        """Steps between what a worker had read and its last push."""
+
+    @property
+    def x(self) -> Content:
+        return self.state.x
+
+    @property
+    def extra(self) -> Sequence[Content]:
+        """What it is beside the state of the descent, each as large as x."""
+        return ()
+
+    @abstractmethod
+    def become(
+        self,
+        state: DescentState | RowTable,
+        closed: int,
+        steps: int,
+        clocks: Sequence[int],
+        extra: Sequence[Content],
+    ) -> None:
+        """Be what another was: `clocks` of the workers, ascending by id."""
+
+    def enter(self, worker: NodeId, clock: int) -> None:
+        """A worker comes, or comes back, and pushes from this clock on."""
+        self.clocks[worker] = max(self.clocks[worker], clock)
+
+    @abstractmethod
+    def fits(self, weight: float, vector: Vector) -> bool:
+        """Whether numbers of a push can be added: finite, and not so large that a sum could overflow."""
+
+    @abstractmethod
+    def push(self, worker: NodeId, weight: float, steps: int, gradient: Gradient, rate: Rate) -> ShardChange | None:
+        """Take the whole gradient of a worker for the clock that it is in, at what had `steps` steps.
+
+        Returns the step, where one is due at once; it is to be applied.
+        """
+
+    @abstractmethod
+    def close(self, present: Collection[NodeId], rate: Rate) -> ShardChange | None:
+        """Return the step that is due, with those present, or the clock that is closed without any; to be applied."""
+
+    @abstractmethod
+    def apply(self, change: ShardChange) -> None:
+        """Make a change, at the owner and at those that keep copies: the same bits everywhere."""
+
+    @abstractmethod
+    def version(self, present: Collection[NodeId]) -> int:
+        """The first clock of which a push of somebody present may be missing."""
+
+    @abstractmethod
+    def reading(
+        self, worker: NodeId, clock: int, present: Collection[NodeId], *, anew: bool, late: bool
+    ) -> ShardReading | None:
+        """Return what a worker gets that pulls for `clock`; None where it is to wait.
+
+        `anew`: it has nothing to push before; `late`: the others went on without it.
+        """
+
+
+class StepPerClock(ShardClocks):
+    """Synchronous: closed clocks have one step each, on the mean by examples of all that pushed for it."""
+
+    def __init__(self, descent: ShardDescent, x: Any, workers: Sequence[NodeId], rounds: int) -> None:
+        super().__init__(descent, x, workers, rounds)
+        self.before: Content = self.x
+        """The shard a clock earlier, for workers that come anew while another shard is there still."""
+        self._sum: ExactSum | RowSum | None = None
+
+    @property
+    def extra(self) -> Sequence[Content]:
+        return (self.before,)
+
+    def become(
+        self,
+        state: DescentState | RowTable,
+        closed: int,
+        steps: int,
+        clocks: Sequence[int],  # noqa: ARG002
+        extra: Sequence[Content],
+    ) -> None:
+        self.state, self.closed, self.steps, (self.before,) = state, closed, steps, extra
+        self._sum, self.clocks = None, dict.fromkeys(self.clocks, closed)  # pushes that waited are pushed again
+
+    def fits(self, weight: float, vector: Vector) -> bool:
+        if not summable(vector):
+            return False
+        return weight * largest(vector) * len(self.clocks) < REACH / 2  # as large as all terms together
+
+    def push(self, worker: NodeId, weight: float, steps: int, gradient: Gradient, rate: Rate) -> None:  # noqa: ARG002
+        if self._sum is None:
+            self._sum = RowSum() if isinstance(gradient, Rows) else ExactSum()
+        self._sum.add(weight, gradient)  # type: ignore[arg-type]
+        self.clocks[worker] += 1
+
+    def close(self, present: Collection[NodeId], rate: Rate) -> ShardChange | None:
+        if not present or min(self.clocks[worker] for worker in present) <= self.closed:
+            return None
+        mean = self._sum.mean(self.x.dtype) if self._sum is not None else None
+        self._sum = None
+        return ShardChange(self.closed, rate(self.closed), (), mean)
+
+    def apply(self, change: ShardChange) -> None:
+        self.before = self.x
+        if change.gradient is not None:
+            self.state, self.steps = self.descent.step(self.state, change.gradient, change.rate), self.steps + 1
+        self.closed = change.clock + 1
+        self.clocks = {worker: max(clock, self.closed) for worker, clock in self.clocks.items()}
+
+    def version(self, present: Collection[NodeId]) -> int:  # noqa: ARG002
+        return self.closed
+
+    def reading(
+        self,
+        worker: NodeId,  # noqa: ARG002
+        clock: int,
+        present: Collection[NodeId],  # noqa: ARG002
+        *,
+        anew: bool,
+        late: bool,  # noqa: ARG002
+    ) -> ShardReading | None:
+        if anew and clock == self.closed - 1:
+            return ShardReading(clock, clock, self.before)
+        return ShardReading(self.closed, self.closed, self.x) if clock <= self.closed else None
+
+
+class StepPerPush(ShardClocks):
+    """Asynchronous, or stale synchronous: `staleness` clocks between the fastest and the slowest; None: no bound.
+
+    `damped`: a push whose reading has missed k steps goes at rate / (1 + k).
+    """
+
+    def __init__(
+        self,
+        descent: ShardDescent,
+        x: Any,
+        workers: Sequence[NodeId],
+        rounds: int,
+        staleness: int | None,
+        damped: bool,
+    ) -> None:
+        super().__init__(descent, x, workers, rounds)
+        self.staleness, self.damped = staleness, damped
+
+    def become(
+        self,
+        state: DescentState | RowTable,
+        closed: int,  # noqa: ARG002
+        steps: int,
+        clocks: Sequence[int],
+        extra: Sequence[Content],  # noqa: ARG002
+    ) -> None:
+        self.state, self.steps = state, steps
+        self.clocks = dict(zip(self.clocks, clocks, strict=True))
+
+    def fits(self, weight: float, vector: Vector) -> bool:  # noqa: ARG002
+        return summable(vector)
+
+    def push(self, worker: NodeId, weight: float, steps: int, gradient: Gradient, rate: Rate) -> ShardChange:  # noqa: ARG002
+        clock, missed = self.clocks[worker], self.steps - steps
+        self.missed[worker] = missed
+        return ShardChange(clock, rate(clock) / (1 + missed if self.damped else 1), (worker,), gradient)
+
+    def close(self, present: Collection[NodeId], rate: Rate) -> None:  # noqa: ARG002
+        return None
+
+    def apply(self, change: ShardChange) -> None:
+        if change.gradient is not None:
+            self.state = self.descent.step(self.state, change.gradient, change.rate)
+        self.steps += 1
+        for worker in change.workers:
+            self.clocks[worker] = change.clock + 1
+
+    def version(self, present: Collection[NodeId]) -> int:
+        return min((self.clocks[worker] for worker in present), default=max(self.clocks.values()))
+
+    def reading(
+        self,
+        worker: NodeId,
+        clock: int,
+        present: Collection[NodeId],
+        *,
+        anew: bool,  # noqa: ARG002
+        late: bool,
+    ) -> ShardReading | None:
+        if late and self.staleness is not None:
+            others = [other for other in present if other != worker]
+            clock = max(clock, self.version(others))
+            self.enter(worker, clock)
+        if self.clocks[worker] < clock:
+            return None  # its own push is not here yet
+        clock = self.clocks[worker]
+        version = self.version([*present, worker])
+        bound = 0 if clock >= self.rounds else self.staleness
+        return None if bound is not None and clock - version > bound else ShardReading(clock, version, self.x)

@@ -1,0 +1,138 @@
+"""Shards of a model by codecs, between workers and servers: gradients up, and what is given back.
+
+    ShardCoding    by which codec a shard goes up or down, and how it is read again: the same at all
+    CodedPushes    one worker's gradients, and what its codec left out of them
+
+Each shard is said by itself, as its server sees no other.  A push that is said again, also to another server that has
+taken the shard over, is the same payload.  A shard that is given back is said anew each time, from the exact elements
+that servers keep: nothing of what a codec leaves out adds up, and what is given after the last round goes whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from fedgossip.algorithms.codecs.base import Codec, CodecTurn, Payload, VectorLayout
+from fedgossip.algorithms.codecs.senders import Sender
+from fedgossip.algorithms.ring import Placement
+from fedgossip.base.errors import ProtocolError
+from fedgossip.base.vectors import Vector, frozen, summable
+from fedgossip.core.machine import NodeId
+from fedgossip.core.task import Segment
+from fedgossip.protocols.allreduce.coded_gradients import CodecMemory
+from fedgossip.protocols.allreduce.round_sums import Contribution, weight_of
+
+
+@dataclass(frozen=True)
+class ShardCoding:
+    """`pushing`, `pulling`: None: as they are.  `segments`: the tensors of each shard, where it has them whole."""
+
+    placement: Placement
+    kind: np.dtype[np.floating]
+    seed: int
+    rounds: int
+    pushing: Codec | None = None
+    pulling: Codec | None = None
+    segments: tuple[tuple[Segment, ...], ...] = ()
+
+    @cached_property
+    def layouts(self) -> tuple[VectorLayout, ...]:
+        """Of the shards."""
+        shards = self.placement.shards
+        return tuple(
+            VectorLayout.of_length(one.length, self.kind, self.segments[one.number] if self.segments else ())
+            for one in shards
+        )
+
+    def push_turn(self, shard: int, worker: NodeId, clock: int) -> CodecTurn:
+        """Of a worker's push of a shard."""
+        return CodecTurn(self.seed, worker, clock, shard + 1)
+
+    def push_size(self, shard: int, clock: int) -> int:
+        """Return the bytes of a push."""
+        assert self.pushing
+        return self.pushing.size(self.layouts[shard], clock)
+
+    def pushed(self, payload: Payload, shard: int, worker: NodeId, clock: int) -> Vector:
+        """Return the gradient of a shard that a push stands for.  Raises ProtocolError as `Codec.decode`."""
+        assert self.pushing
+        return self.pushing.decode(payload, self.layouts[shard], self.push_turn(shard, worker, clock))
+
+    def gives_coded(self, clock: int) -> bool:
+        """Whether a shard for this clock of a worker goes by a codec."""
+        return self.pulling is not None and clock < self.rounds
+
+    def pull_size(self, shard: int) -> int:
+        """Return the bytes of a shard that is given back by a codec."""
+        assert self.pulling
+        return self.pulling.size(self.layouts[shard], 0)
+
+    def said(self, part: Vector, shard: int) -> Payload:
+        """Return the payload of a shard that is given back; it follows from its elements alone."""
+        assert self.pulling
+        return frozen(self.pulling.encode(part, self.layouts[shard], CodecTurn(0, 0, 0)))
+
+    def given(self, payload: Payload, shard: int) -> Vector:
+        """Return the shard that such a payload stands for.  Raises ProtocolError as `Codec.decode`."""
+        assert self.pulling
+        return self.pulling.decode(payload, self.layouts[shard], CodecTurn(0, 0, 0))
+
+    def seen(self, model: Vector, clock: int) -> Vector:
+        """Return what workers have of a model [d] at a clock; the first nobody has pulled."""
+        if clock == 0 or not self.gives_coded(clock):
+            return model
+        whole = np.empty_like(model)
+        for one in self.placement.shards:
+            one.put_into(whole, self.given(self.said(one.taken_from(model), one.number), one.number))
+        return frozen(whole)
+
+
+class CodedPushes(CodecMemory):
+    """One worker's gradients by a codec for each shard, a round being a clock.
+
+    A worker that the others went on without loses what it sent in that clock, and not what was left out of that.
+    """
+
+    def __init__(self, node: NodeId, sender: Sender, coding: ShardCoding) -> None:
+        super().__init__(node, sender.start(VectorLayout.of_length(coding.placement.length, coding.kind)))
+        self._sender, self._coding = sender, coding
+
+    def coded(
+        self, gradient: Vector | None, examples: int, metrics: Mapping[str, float], round: int
+    ) -> Contribution | None:
+        """Return what goes out for the gradient of a clock, a payload for each shard; None of one no sum can hold."""
+        assert gradient is not None, "a gradient was asked for"
+        return (weight_of(examples, metrics), self.payloads(gradient, round)) if summable(gradient) else None
+
+    def payloads(self, gradient: Vector, round: int) -> tuple[Payload, ...]:
+        """Return the payload of each shard of a clock's gradient [d]."""
+        found, left = [], [np.empty_like(one) for one in self.memory]
+        for shard in self._coding.placement.shards:
+            held = tuple(shard.taken_from(one) for one in self.memory)
+            about = self._coding.layouts[shard.number], self._coding.push_turn(shard.number, self._node, round)
+            payload, kept = self._sender.send(held, shard.taken_from(gradient), *about)
+            found.append(frozen(payload))
+            for whole, part in zip(left, kept, strict=True):
+                shard.put_into(whole, part)
+        self._round, self._next = round, tuple(map(frozen, left))
+        return tuple(found)
+
+    def came(self, found: Vector) -> None:
+        """The clock came to this: what was left out is known without."""
+
+    def settled(self, rounds: int) -> None:
+        """So many clocks are behind the worker."""
+        if 0 <= self._round < rounds:
+            self.memory = self._next
+        self._round, self._next = -1, self.memory
+
+
+def told_apart(*, coded: bool, expected: bool, what: str, sender: NodeId) -> None:
+    """Raise ProtocolError for what goes by a codec and should not, or the other way round."""
+    if coded != expected:
+        by = "by a codec" if coded else "without its codec"
+        raise ProtocolError(f"{what} {by}", "Have all the same experiment file?", peer=sender)

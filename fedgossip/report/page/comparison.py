@@ -1,0 +1,334 @@
+"""Several runs beside each other: one table, their curves in common axes, their graphs in a row."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedgossip.base.plain import line
+from fedgossip.base.scores import Score
+from fedgossip.report.page import drawing, figures, graphs
+from fedgossip.report.page.drawing import draw, series_style
+from fedgossip.report.page.endings import notice, unfinished
+from fedgossip.report.page.forecast_grid import forecasts
+from fedgossip.report.page.markup import Markup, figure, grid, join, paragraph, section, table, text
+from fedgossip.report.page.numbers import byte_unit, count, data_size, duration, number, percent, plural
+from fedgossip.report.page.reading import RecordedRun
+from fedgossip.report.page.rows import ReportedRound
+from fedgossip.report.page.terms import method_of, terms_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Named = tuple[str, RecordedRun]
+DRIVERS = {
+    "sim": "simulated",
+    "stacked": "stacked",
+    "local": "real processes",
+    "peers": "started one by one",
+    "slurm": "tasks of Slurm",
+    "ray": "actors of Ray",
+}
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """A run and the place of its own report, which may not exist."""
+
+    run: RecordedRun
+    report: Path
+
+
+def head_and_body(entries: Sequence[ComparedRun], title: str, folder: Path) -> tuple[Markup, Markup]:
+    """Return the head and the body of the page, whose links start in `folder`."""
+    names = _names([entry.run for entry in entries])
+    runs = [(name, entry.run) for name, entry in zip(names, entries, strict=True)]
+    head = join(
+        [
+            paragraph("Comparison of fedgossip runs", "over"),
+            Markup(f"<h1>{text(title)}</h1>"),
+            paragraph(_verdict(runs), "lead"),
+            *(notice(unfinished(name, run)) for name, run in runs if run.summary.status != "finished"),
+        ]
+    )
+    body = join([_table(runs, entries, folder), _curves(runs), forecasts(runs), _graphs(runs)])
+    return head, body
+
+
+def _names(runs: Sequence[RecordedRun]) -> list[str]:
+    """Return a different name for each run: its own; where two are alike with what it did, its driver or a number."""
+    names = [run.name for run in runs]
+    tellings: tuple[Callable[[RecordedRun], str], ...] = (
+        method_of,
+        lambda run: DRIVERS.get(run.summary.driver, run.summary.driver),
+    )
+    for tell in tellings:
+        for name in [name for name, amount in Counter(names).items() if amount > 1]:
+            alike = [at for at, each in enumerate(names) if each == name]
+            if len({tell(runs[at]) for at in alike}) > 1:
+                for at in alike:
+                    names[at] = f"{name}, {tell(runs[at])}"
+    total, seen = Counter(names), Counter[str]()
+    for at, name in enumerate(names):
+        seen[name] += 1
+        if total[name] > 1:
+            names[at] = f"{name} #{seen[name]}"
+    return names
+
+
+def _verdict(runs: Sequence[Named]) -> str:
+    def best(pick: Callable[[RecordedRun], float | None]) -> tuple[float, str] | None:
+        known = {name: value for name, run in runs if (value := pick(run)) is not None}
+        top = metric.best(known.values()) if known else None
+        return next(((value, name) for name, value in known.items() if value == top), None)
+
+    metric, shown = metric_of(runs), runs[0][1].summary.score.shown
+    averaged = best(_scored(metric, "averaged"))
+    worst = best(_scored(metric, "worst_peer"))
+    said = f"{plural(len(runs), 'run')} side by side."
+    if averaged:
+        said += f" The {terms_of([run for _, run in runs]).model} is best in “{averaged[1]}” ({shown(averaged[0])})"
+        said += f", the worst peer is best off in “{worst[1]}” ({shown(worst[0])})." if worst else "."
+    return said
+
+
+def _table(runs: Sequence[Named], entries: Sequence[ComparedRun], folder: Path) -> Markup:
+    """Return the table of the runs, the best of each column marked."""
+    terms = terms_of([run for _, run in runs])
+    metric, shown = metric_of(runs), runs[0][1].summary.score.shown
+    columns: list[
+        tuple[str, Callable[[RecordedRun], float | None], Callable[..., str], Callable[..., float] | None]
+    ] = [
+        (terms.members, lambda run: run.summary.n, lambda value: count(int(value)), None),
+        ("Gap", lambda run: run.summary.forecast.spectral_gap, number, None),
+        ("n_W", lambda run: run.summary.forecast.n_w, number, None),
+        (terms.in_table, _scored(metric, "averaged"), shown, metric.best),
+        ("Mean peer", _scored(metric, "mean_peer"), shown, metric.best),
+        ("Worst peer", _scored(metric, "worst_peer"), shown, metric.best),
+        ("Consensus distance", lambda run: run.summary.consensus_distance, number, min),
+        ("Forecast kept", lambda run: run.summary.forecast_kept, percent, None),
+        ("At the clients", _at_clients(metric), shown, metric.best),
+        ("Abandoned", _abandoned, lambda value: count(int(value)), None),
+        ("Privacy ε", lambda run: run.summary.privacy.epsilon if run.summary.privacy else None, number, None),
+        ("Sent", lambda run: run.summary.bytes_sent, data_size, None),
+        ("Time", lambda run: run.summary.seconds, duration, None),
+    ]
+    columns = [column for column in columns if any(column[1](run) is not None for _, run in runs)]
+    rows = []
+    for at, (name, run) in enumerate(runs):
+        cells = [_linked(at, name, entries[at].report, folder), method_of(run)]
+        for _, pick, shown, better in columns:
+            value = pick(run)
+            known = [other for _, each in runs if (other := pick(each)) is not None]
+            first = better is not None and value is not None and len(set(known)) > 1 and value == better(known)
+            cell = text("–" if value is None else shown(value))
+            cells.append(Markup(f'<span class="best">{cell}</span>') if first else cell)
+        rows.append(cells)
+    return table(["Run", terms.method, *(column[0] for column in columns)], rows, numbers=len(columns))
+
+
+def metric_of(runs: Sequence[Named]) -> Score:
+    """Return the score by which the runs are compared, that of the first run; runs with another have no value."""
+    return runs[0][1].summary.score.metric
+
+
+def _scored(metric: Score, which: str) -> Callable[[RecordedRun], float | None]:
+    return lambda run: getattr(run.summary.score, which) if run.summary.score.metric == metric else None
+
+
+def _at_clients(metric: Score) -> Callable[[RecordedRun], float | None]:
+    """Return the function that gives the mean score that the clients measured last."""
+
+    def pick(run: RecordedRun) -> float | None:
+        tested = run.participation.at_clients if run.participation else {}
+        return tested[max(tested)][0] if tested and run.summary.score.metric == metric else None
+
+    return pick
+
+
+def _abandoned(run: RecordedRun) -> float | None:
+    return len(run.participation.abandoned) if run.participation else None
+
+
+def _linked(at: int, name: str, report: Path, folder: Path) -> Markup:
+    """Return the colour of the run in the figures and its name, linked to its own report where there is one."""
+    colour, _, _ = series_style(at)
+    square = f'<rect width="1" height="1" style="fill: {colour}"/>'
+    swatch = f'<svg class="swatch" viewBox="0 0 1 1" aria-hidden="true">{square}</svg>'
+    if not report.is_file():
+        return Markup(f"{swatch}{text(name)}")
+    from urllib.parse import quote
+
+    place = quote(Path(os.path.relpath(report, folder)).as_posix())
+    return Markup(f'{swatch}<a href="./{place}">{text(name)}</a>')
+
+
+def _curves(runs: Sequence[Named]) -> Markup | None:
+    def by_bytes(row: ReportedRound) -> float:
+        return row.bytes_sent / size
+
+    def of_model(name: str, axis: figures.Axis = BY_ROUND) -> str | None:
+        label = f"test {metric.word}, {terms.model}"
+        return overlay(runs, name, _by_score(metric, column_of("score_averaged")), label, shape, axis)
+
+    metric = metric_of(runs)
+    shape, worst = drawing.percent_axis if metric.percent else None, f"test {metric.word}, worst peer"
+    terms = terms_of([run for _, run in runs])
+    unit, size = byte_unit(max((row.bytes_sent for _, run in runs for row in run.network), default=0))
+    distance, at_clients = "consensus distance", f"{metric.word} at the clients"
+    return section(
+        "The curves",
+        grid(
+            figure(
+                "averaged-by-round",
+                of_model("averaged-by-round"),
+                terms.model.capitalize(),
+                f"Test {metric.word} of {terms.of_model}{metric.note}.",
+            ),
+            figure(
+                "worst-by-round",
+                overlay(runs, "worst-by-round", _by_score(metric, column_of("score_worst_peer")), worst, shape),
+                "Worst peer",
+                f"Test {metric.word} of the peer that does worst in each round: what everyone can rely on.",
+            ),
+            figure(
+                "averaged-by-bytes",
+                of_model("averaged-by-bytes", (f"sent by {terms.senders} ({unit})", by_bytes)),
+                f"{terms.model.capitalize()} by bytes",
+                f"The same against what {terms.senders} have sent: what the network was paid.",
+            ),
+            figure(
+                "at-clients-by-round",
+                overlay(runs, "at-clients-by-round", _by_score(metric, _tested), at_clients, shape),
+                "At the clients",
+                f"Mean {metric.word} of the global model on examples that the clients keep to test on.",
+            ),
+            figure(
+                "consensus-by-round",
+                overlay(runs, "consensus-by-round", _disagreement, distance, drawing.log_axis),
+                "Consensus distance",
+                "How far the models of the peers lie from their mean after each round: lower is closer agreement.",
+            ),
+            figure(
+                "loss-by-round",
+                overlay(runs, "loss-by-round", column_of("loss"), "training loss", None),
+                "Training loss",
+                f"What training makes smaller, as a mean over {terms.learners}.",
+            ),
+            figure(
+                "bought",
+                _bought(runs, "bought"),
+                "What the graph bought",
+                f"The final {metric.word} of the worst peer against the number of neighbours whose updates a peer "
+                "really averages, which the graph alone decides.",
+            ),
+        ),
+    )
+
+
+Series = list[tuple[ReportedRound, float]]
+BY_ROUND: figures.Axis = "round", lambda row: row.round
+
+
+def column_of(name: str) -> Callable[[RecordedRun], Series]:
+    return lambda run: run.series(name)
+
+
+def _by_score(metric: Score, pick: Callable[[RecordedRun], Series]) -> Callable[[RecordedRun], Series]:
+    """Return `pick` for the runs that are judged by this metric; others have no curve."""
+    return lambda run: pick(run) if run.summary.score.metric == metric else []
+
+
+def _disagreement(run: RecordedRun) -> Series:
+    """Return the consensus distance without the equal models of the start, which a logarithm cannot show."""
+    return [pair for pair in run.series("consensus_distance") if pair[1] > 0]
+
+
+def _tested(run: RecordedRun) -> Series:
+    tested = run.participation.at_clients if run.participation else {}
+    return [(row, tested[row.round][0]) for row in run.network if row.round in tested]
+
+
+def overlay(
+    runs: Sequence[Named],
+    name: str,
+    pick: Callable[[RecordedRun], Series],
+    label_of_y: str,
+    shape: Callable[[Axes], None] | None,
+    axis: figures.Axis = BY_ROUND,
+) -> str | None:
+    """Return one curve of every run in common axes; None where no run has one."""
+    lines = [(at, label, pick(run)) for at, (label, run) in enumerate(runs)]
+    lines = [line for line in lines if line[2] or not runs[line[0]][1].summary.led]
+    if not any(series for _, _, series in lines):
+        return None
+    columns, height = legend_size(runs)
+
+    def paint(canvas: Figure) -> None:
+        axes = canvas.subplots()
+        label_of_x, place = axis
+        for at, label, series in lines:
+            x, y = [place(row) for row, _ in series], [value for _, value in series]
+            colour, dash, _ = series_style(at)
+            rounds = [row.round for row, _ in series]
+            figures.curve(axes, x, y, label=line(label, 28), colour=colour, dash=dash, rounds=rounds)
+        axes.set_xlabel(label_of_x)
+        axes.set_ylabel(label_of_y)
+        if label_of_x == "round":
+            drawing.whole_axis(axes)
+        if shape is not None:
+            shape(axes)
+        drawing.legend_above(axes, columns)
+        drawing.zoomable(axes)
+
+    return draw(name, height, paint)
+
+
+def _bought(runs: Sequence[Named], name: str) -> str | None:
+    """Return the worst peer's score over n_W, one mark for each run; None with fewer than two."""
+    metric = metric_of(runs)
+    worst = _scored(metric, "worst_peer")
+    marks = [(at, label, run.summary.forecast.n_w, worst(run)) for at, (label, run) in enumerate(runs)]
+    known = [(at, label, x, y) for at, label, x, y in marks if x is not None and y is not None]
+    if len(known) < 2:
+        return None
+    columns, height = legend_size(runs)
+
+    def paint(canvas: Figure) -> None:
+        axes = canvas.subplots()
+        for at, label, x, y in known:
+            colour, _, shape = series_style(at)
+            axes.plot([x], [y], shape, color=colour, markersize=7, label=line(label, 28))
+        axes.margins(0.12)
+        axes.set_xlabel("effective neighbours n_W")
+        axes.set_ylabel(f"test {metric.word}, worst peer")
+        if metric.percent:
+            drawing.percent_axis(axes)
+        drawing.legend_above(axes, columns)
+
+    return draw(name, height, paint)
+
+
+def legend_size(runs: Sequence[Named]) -> tuple[int, float]:
+    """Return the columns of the legend and the height, in inches, of a figure that has room for it."""
+    columns = 3 if max(len(label) for label, _ in runs) <= 12 else 2
+    return columns, figures.HEIGHT + 0.17 * ((len(runs) - 1) // columns)
+
+
+def _graphs(runs: Sequence[Named]) -> Markup | None:
+    def pictures() -> Iterable[Markup | None]:
+        for at, (name, run) in enumerate(runs):
+            graph = run.summary.topology
+            if graph is None or not graphs.drawable(graph):
+                continue
+            known = run.summary.forecast
+            said = f"{plural(graph.n, 'peer')}, {plural(len(graph.edges), 'edge')}"
+            said += "" if known.n_w is None else f", n_W {number(known.n_w)}"
+            yield figure(f"graph-{at}", graphs.miniature(graph, f"graph-{at}"), name, f"{said}.")
+
+    return section("The graphs", grid(*pictures(), kind="grid small"))

@@ -1,0 +1,230 @@
+"""One way to make a figure: fixed style in, the text of one SVG out, the same bytes every time.
+
+Every colour is written plainly into the SVG, so that a figure that is saved from the page is ready for a paper.  The
+dark page needs no other figures: its style sheet names the few colours of `DARK` and shows others in their place.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pathlib
+import re
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedgossip.base import owner_files
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.path import Path
+    from numpy.typing import NDArray
+
+    Places = NDArray[np.floating[Any]]
+
+INK, QUIET, EDGE, LINE, PALE = "#1f2430", "#5b6472", "#aeb6c1", "#c9ced6", "#e9ecf0"
+# Okabe and Ito, Color universal design (2008): told apart with every common colour blindness; without the yellow
+BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"
+SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER, QUIET, INK)
+# Paul Tol's "muted" (2018): ten classes, safe as neighbouring areas
+CLASSES = (
+    "#332288", "#88ccee", "#44aa99", "#117733", "#999933", "#ddcc77", "#cc6677", "#882255", "#aa4499", "#bbbbbb",
+)  # fmt: skip
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.2, 1.4)), (0, (6, 2, 1.2, 2)))
+MARKERS = "osD^vP*X"
+DARK = {
+    INK: "#e6e9ef",
+    QUIET: "#a3adbb",
+    LINE: "#444c5a",
+    PALE: "#2a303b",
+    EDGE: "#5d6775",
+    BLUE: "#4596e6",
+    SKY: "#a3dafa",
+    ORANGE: "#ff8b4a",
+    GREEN: "#35c79b",
+    "#332288": "#7a6fe0",
+    "#117733": "#3aa35c",
+    "#882255": "#c2558a",
+}
+WIDTH = 4.7  # inches: one column of the page, one column and a little of a paper
+
+# Any: the names of the settings are typed one by one, and other versions of matplotlib know others
+STYLE: Any = {
+    "svg.fonttype": "none",  # text stays text: it can be searched, copied and edited
+    "svg.hashsalt": "fedgossip",
+    "font.family": ["DejaVu Sans"],  # the widest usual font: what fits in it fits in the reader's
+    "font.size": 9.0,
+    "text.parse_math": False,  # a label with two dollars is a label, not a formula
+    "text.color": INK,
+    "axes.labelcolor": QUIET,
+    "axes.labelsize": 9.0,
+    "axes.edgecolor": LINE,
+    "axes.linewidth": 0.8,
+    "axes.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.axisbelow": True,
+    "axes.unicode_minus": True,
+    "axes.formatter.useoffset": False,
+    "grid.color": PALE,
+    "grid.linewidth": 0.8,
+    "xtick.color": LINE,
+    "ytick.color": LINE,
+    "xtick.labelcolor": QUIET,
+    "ytick.labelcolor": QUIET,
+    "ytick.major.size": 0,
+    "ytick.minor.size": 0,
+    "xtick.major.size": 3,
+    "lines.linewidth": 1.8,
+    "lines.solid_capstyle": "round",
+    "figure.facecolor": "none",
+    "savefig.facecolor": "none",
+    "legend.frameon": False,
+    "legend.fontsize": 8.5,
+    "legend.handlelength": 2.2,
+}
+
+
+def series_style(at: int) -> tuple[str, Any, str]:
+    """Return the colour, the dash and the mark of series number `at`: dash and mark differ where colours come again."""
+    turn = at + at // len(SERIES)
+    return SERIES[at % len(SERIES)], DASHES[turn % len(DASHES)], MARKERS[turn % len(MARKERS)]
+
+
+def draw(name: str, height: float, paint: Callable[[Figure], None], width: float = WIDTH) -> str:
+    """Return the SVG of a figure of `width` x `height` inches that `paint` draws; `name` keeps its ids apart."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        # a label may hold characters that the measuring font lacks; the reader's browser draws the text
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        matplotlib.rcdefaults()  # not the reader's matplotlibrc: the same run gives the same page everywhere
+        matplotlib.rcParams.update(STYLE)
+        figure = Figure(figsize=(width, height), layout="constrained")
+        paint(figure)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg")
+        axes = next((json.dumps(_axes(one)) for one in figure.axes if one.get_gid() == ZOOMABLE), None)
+    svg = _inline(buffer.getvalue(), name)
+    return svg if axes is None else svg.replace("<svg ", f"<svg data-axes='{axes}' ", 1)
+
+
+def print_pdf(place: pathlib.Path, height: float, paint: Callable[[Figure], None], width: float = WIDTH) -> None:
+    """Write the same figure as PDF, without the time at which it was made.  Raises OSError."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update({**STYLE, "pdf.fonttype": 42})  # letters stay letters, as journals ask
+        figure = Figure(figsize=(width, height), layout="constrained")
+        paint(figure)
+        content = io.BytesIO()
+        figure.savefig(content, format="pdf", metadata={"CreationDate": None})
+    owner_files.placed(place, content.getvalue())
+
+
+ZOOMABLE = "zoomable"
+
+
+def zoomable(axes: Axes) -> None:
+    """Let the page's script enlarge what is drawn here: lines and areas, over axes that are linear or logarithmic."""
+    axes.set_gid(ZOOMABLE)
+
+
+def _axes(axes: Axes) -> dict[str, Any]:
+    """Where the axes lie in the drawn figure, in its units from the top left, and what they range over."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    width, height = (72 * inches for inches in figure.get_size_inches())
+    box = axes.get_position()
+    frame = {"x": box.x0 * width, "y": (1 - box.y1) * height, "width": box.width * width, "height": box.height * height}
+    sides = {"x": (axes.get_xlim(), axes.get_xscale()), "y": (axes.get_ylim(), axes.get_yscale())}
+    told: dict[str, Any] = {"frame": {key: round(float(value), 3) for key, value in frame.items()}}
+    for name, ((low, high), scale) in sides.items():
+        told[name] = {"low": float(low), "high": float(high), "log": scale == "log", "percent": False}
+    told["y"]["percent"] = axes.yaxis.get_gid() == PERCENT
+    return told
+
+
+PERCENT = "percent"
+
+
+def _inline(svg: str, name: str) -> str:
+    """Return `svg` for the inside of a page: no prologue, no metadata, only the ids in use, and these made unique."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(
+        r'id="(?:matplotlib\.axis_([12])|percent)"', lambda m: f'data-axis="{"y" if m[1] != "1" else "x"}"', svg
+    )
+    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg)
+    svg = re.sub(r"<!--.*?-->\s*", "", svg, flags=re.DOTALL)
+    svg = svg.replace("'DejaVu Sans'", "'DejaVu Sans', sans-serif")
+    used = set(re.findall(r'#([\w.-]+)[")]', svg))
+    svg = re.sub(r'\sid="([\w.-]+)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", svg)
+    svg = re.sub(r'(href="|url\()#', rf"\1#{name}-", svg)
+    return re.sub(r"\s*\n\s*", "\n", svg).strip()
+
+
+def rectangles(left: Places, right: Places, bottom: Places, top: Places) -> Path:
+    """Return one path of as many rectangles: few bytes, and one colour."""
+    from matplotlib.path import Path
+
+    x = np.stack([left, right, right, left, left], axis=1)
+    y = np.stack([bottom, bottom, top, top, bottom], axis=1)
+    codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(x)
+    return Path(np.stack([x, y], axis=2).reshape(-1, 2), codes)
+
+
+def legend_above(axes: Axes, columns: int = 3) -> None:
+    """Put the legend above the plot, where it hides no data."""
+    axes.legend(
+        loc="lower left",
+        bbox_to_anchor=(0.0, 1.0),
+        ncols=columns,
+        borderaxespad=0.2,
+        columnspacing=1.4,
+        handletextpad=0.6,
+    )
+
+
+def percent_axis(axes: Axes) -> None:
+    """Label the y axis, which holds shares of one, in percent."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value * 100:g} %"))
+    axes.yaxis.set_gid(PERCENT)
+
+
+def whole_axis(axes: Axes) -> None:
+    """Keep fractions of rounds or peers off the x axis."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(7, integer=True))
+
+
+def log_axis(axes: Axes) -> None:
+    """Make the y axis logarithmic, labelled in plain text: decades, and 2 and 5 between them where there are few.
+
+    To be called when the curves are drawn, whose range decides.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+    from fedgossip.report.page.numbers import power_of_ten
+
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    few = high / low < 200
+    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0) if few else (1.0,), numticks=8))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(value)))
+    axes.yaxis.set_minor_formatter(NullFormatter())

@@ -1,0 +1,313 @@
+"""The sections of a federated run: one model of a coordinator, and the clients that took part in its rounds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from fedgossip.report.page import attendance, bars, figures, sections, spending
+from fedgossip.report.page.drawing import BLUE, DASHES, GREEN, ORANGE
+from fedgossip.report.page.figures import Line
+from fedgossip.report.page.markup import Markup, cards, facts_table, figure, folded, grid, paragraph, section, table
+from fedgossip.report.page.naming import shown_round
+from fedgossip.report.page.numbers import NOTHING, count, data_size, duration, number, plural
+from fedgossip.report.page.participation import Participation
+from fedgossip.report.page.reading import RecordedRun
+from fedgossip.report.page.reasons import given_up, gravest_first, reason
+from fedgossip.report.page.rows import ReportedEvent
+
+MOST_ROUNDS_LISTED = 40
+IN_THE_CLEAR = (
+    "In the clear: the coordinator saw the update of every single client.",
+    "An update tells much about the examples behind it.  A secure sum (coordinator.secure.on = true) hides it among"
+    " the others, where an algorithm needs no more than their sum.",
+)
+FEDBUFF = "fedbuff"
+
+
+def parts(run: RecordedRun, took: Participation) -> Iterable[Markup | None]:
+    """Give the sections of the page, in reading order."""
+    yield learning(run, took)
+    yield sections.logged(run)
+    yield participation(run, took)
+    yield spending.privacy(run, took)
+    yield clients(run, took)
+    yield coordinator(run, took)
+    yield events(run)
+    yield sections.provenance(run, "the global model")
+
+
+def head(run: RecordedRun, took: Participation) -> Markup:
+    """Return the name of the run, what it was, whether the coordinator saw updates, and its key figures."""
+    summary = run.summary
+    some = summary.cohort is not None and summary.cohort < summary.n and summary.algorithm != FEDBUFF
+    what = [
+        summary.algorithm,
+        plural(summary.n, run.roles.one),
+        f"{count(summary.cohort)} in a round" if some else "",
+        plural(summary.rounds, "round"),
+        *_secrecy(summary.secure),
+    ]
+    warning = IN_THE_CLEAR if summary.secure is False else None
+    return sections.head_of(run, what, cards(_key_figures(run, took)), warning)
+
+
+def _secrecy(secure: bool | None) -> Iterable[Markup]:
+    if secure is not None:
+        word, kind = ("secure sum", "good") if secure else ("NO secure sum", "warn")
+        yield Markup(f'<li class="{kind}">{word}</li>')
+
+
+def _key_figures(run: RecordedRun, took: Participation) -> Iterable[tuple[str, str, str]]:
+    summary, lost = run.summary, len(took.abandoned)
+    score = summary.score
+    if score.averaged is not None:
+        word = f"{score.metric.word} on the common test set{score.metric.note}{run.measured_when}"
+        yield "Global model", score.shown(score.averaged), word
+    elif summary.test_loss is not None:
+        yield "Global model", number(summary.test_loss), "loss"
+    if took.at_clients:
+        at = max(took.at_clients)
+        mean, worst = took.at_clients[at]
+        lowest = "" if worst is None else f", worst {score.shown(worst)}"
+        noisy = ", with noise" if summary.privacy else ""  # without it nothing is told where there is a budget
+        yield "At the clients", score.shown(mean), f"mean on their own examples{lowest}, in round {count(at)}{noisy}"
+    yield "Abandoned", count(lost), f"of {plural(summary.rounds, 'round')}" + (": changed nothing" if lost else "")
+    if summary.privacy is not None:
+        yield spending.card(summary.privacy)
+    yield "Sent", data_size(summary.bytes_sent), _per_contribution(run, took)
+    yield from sections.time_and_digest(run, "of the global model")
+
+
+def _per_contribution(run: RecordedRun, took: Participation) -> str:
+    total = sum(took.contributions.values())
+    return f"{data_size(run.summary.bytes_sent / total)} per contribution" if total else "by all together"
+
+
+# --- what was learned -------------------------------------------------------------------------------------------------
+
+
+def lines(run: RecordedRun, took: Participation) -> list[Line]:
+    """Return the score of the global model, and what the clients measured of it where they did."""
+    found: list[Line] = [("global model", BLUE, "-", run.series("score_averaged"))]
+    rows = {row.round: row for row in run.network}
+    tested = [(rows[at], *values) for at, values in sorted(took.at_clients.items()) if at in rows]
+    found.append(("mean client", GREEN, DASHES[1], [(row, mean) for row, mean, _ in tested]))
+    worst = [(row, lowest) for row, _, lowest in tested if lowest is not None]
+    return [*found, ("worst client", ORANGE, DASHES[2], worst)]
+
+
+def learning(run: RecordedRun, took: Participation) -> Markup | None:
+    """Return the learning curves."""
+    drawn, one = lines(run, took), run.roles.one
+    score = run.summary.score.metric
+    of_what = score.word if took.at_clients else f"test {score.word}"
+    said = f"{score.heading} of the global model on the common test set"
+    if took.at_clients:
+        said += f", and at the {one}s, on examples of their own"
+    said += f"{score.note}."
+
+    def curve(name: str, axis: figures.ByRow, title: str, caption: str) -> Markup | None:
+        return figure(name, figures.scores(run, name, axis, drawn, of_what), title, caption)
+
+    losses = figures.loss(run, "loss", f"on the {run.roles.one}s’ own data")
+    what = "What training makes smaller, as a mean over those who took part."
+    if not run.series("loss"):  # training under a budget tells no loss
+        what = "The loss of the global model on the common test set."
+    return section(
+        "What was learned",
+        grid(
+            curve("score-by-round", figures.by_round, f"{score.heading} by round", said),
+            figure("loss", losses, "Loss by round", what),
+            curve("score-by-bytes", figures.by_all_bytes, f"{score.heading} by bytes",
+                  f"The same against what {run.roles.label(len(run.learners))} and {one}s together have sent."),
+            curve("score-by-time", figures.by_seconds, f"{score.heading} by time",
+                  "The same against the time that has passed, waiting included."),
+        ),
+    )  # fmt: skip
+
+
+# --- who took part ----------------------------------------------------------------------------------------------------
+
+
+def participation(run: RecordedRun, took: Participation) -> Markup | None:
+    """Return how many contributed to each round, who did, and why rounds were abandoned."""
+    if not took.rounds:
+        return None
+    wanted = None if run.summary.algorithm == FEDBUFF else run.summary.cohort
+    return section(
+        "Who took part",
+        paragraph(attended(took, wanted), "lead"),
+        grid(
+            figure(
+                "contributions",
+                attendance.contributions(took, wanted, "contributions"),
+                "Contributions by round",
+                f"How many {run.roles.one}s’ updates are in the sum of each round"
+                + ("; a cross marks a round that was abandoned." if took.abandoned else "."),
+            ),
+            figure(
+                "lanes",
+                attendance.lanes(took, "lanes", _counted(run)),
+                f"{run.roles.one.capitalize()} by {run.roles.one}",
+                _lanes_caption(run, took),
+            ),
+            figure(
+                "turns",
+                attendance.turns(took, "turns"),
+                f"{run.roles.one.capitalize()} by {run.roles.one}",
+                f"In how many rounds each {run.roles.one} has trained.",
+            ),
+        ),
+        _abandoned(took),
+    )
+
+
+def attended(took: Participation, wanted: int | None) -> str:
+    """Return in words how many took part, and how many rounds came to nothing."""
+    counts = list(took.contributions.values())
+    low, high = min(counts, default=0), max(counts, default=0)
+    if not counts:
+        said = "No round had enough contributions."
+    elif low == high:
+        who = f"all {plural(high, took.one)}" if high == took.clients else plural(high, took.one)
+        said = f"Every round that counted holds the updates of {who}."
+    else:
+        mean = number(sum(counts) / len(counts))
+        said = f"A round holds the updates of {low} to {high} {took.one}s, {mean} on average"
+        said += "." if wanted is None else f"; {wanted} were wanted."
+    if took.abandoned:
+        verb, it = ("was", "it") if len(took.abandoned) == 1 else ("were", "they")
+        lost = f"{plural(len(took.abandoned), 'round')} of {count(took.rounds)}"
+        said += f" {lost} {verb} abandoned: {it} changed nothing."
+    return said
+
+
+def _counted(run: RecordedRun) -> str:
+    """Return what "trained" means for a client: no row tells in which step of FedBuff its work counted."""
+    return "trained" if run.summary.algorithm == FEDBUFF else "in the sum"
+
+
+def _lanes_caption(run: RecordedRun, took: Participation) -> str:
+    said = f"What each {run.roles.one} did in each round"
+    said += ", by the round whose model it trained from." if run.summary.algorithm == FEDBUFF else "."
+    return said + (" A grey column is a round that was abandoned." if took.abandoned else "")
+
+
+def _abandoned(took: Participation) -> Markup | None:
+    if not took.abandoned:
+        return None
+    listed = sorted(took.abandoned.items())[:MOST_ROUNDS_LISTED]
+    rows = [[count(round), given_up(facts)] for round, facts in listed]
+    more = len(took.abandoned) - len(rows)
+    if more:
+        rows.append([NOTHING, f"{plural(more, 'more round')} in metrics.jsonl"])
+    return table(["Abandoned round", "Why"], rows, numbers=0)
+
+
+# --- the clients and their coordinator --------------------------------------------------------------------------------
+
+
+def clients(run: RecordedRun, took: Participation) -> Markup | None:
+    """Return what each client had, did and reached."""
+    data, one = run.summary.data, run.roles.one
+    return section(
+        f"The {one}s",
+        grid(
+            figure(
+                "data",
+                bars.data_shares(run, "data"),
+                f"Data of each {one}",
+                sections.examples_said(data, one),
+            ),
+            figure(
+                "time",
+                bars.time_spent(run, "time"),
+                "Where the time went",
+                f"How long each {one} trained, and communicated (models came in or went out), over all rounds; "
+                "the rest it waited, or took its part in the sum.",
+            ),
+        ),
+        _client_table(run, took) if run.summary.n <= sections.MOST_PEERS_LISTED else None,
+    )
+
+
+def _client_table(run: RecordedRun, took: Participation) -> Markup | None:
+    if not any(took.turns):
+        return None
+    tested = any(client.score is not None for client in run.learners)
+    learned = any(client.loss is not None for client in run.learners)
+    scored = [run.summary.score.metric.heading] if tested else []
+    heads = [run.roles.one.capitalize(), "Rounds", *scored, *(["Loss"] if learned else [])]
+    heads += ["Sent", "Received", *(name.capitalize() for name, _ in bars.CLIENT_ACTIVITIES)]
+    rows = []
+    for node, client in enumerate(run.learners):
+        seconds = bars.time_of(run, client)
+        rows.append(
+            [
+                str(node),
+                count(took.turns[node]),
+                *([run.summary.score.shown(client.score)] if tested else []),
+                *([number(client.loss)] if learned else []),
+                data_size(client.bytes_sent),
+                data_size(client.bytes_received),
+                *(duration(seconds[activity]) for activity, _ in bars.CLIENT_ACTIVITIES),
+            ]
+        )
+    listed = table(heads, rows, numbers=len(heads) - 1)
+    return listed if run.summary.n <= 20 else folded(f"All {plural(run.summary.n, run.roles.one)}", listed)
+
+
+def coordinator(run: RecordedRun, took: Participation) -> Markup | None:
+    """Return the coordinator's own account, apart from those of its clients."""
+    own, secure = run.peers[run.summary.n], run.summary.secure
+    if not own.rounds:
+        return None
+    saw = {True: "sums alone", False: "every update", None: NOTHING}[secure]
+    busy = own.seconds["mixing"]
+    rows = [
+        ("Rounds that counted", f"{count(len(took.contributions))} of {count(own.rounds)}", ""),
+        ("What it saw", saw, f"of what the {run.roles.one}s trained"),
+        ("Sent", data_size(own.bytes_sent), "models, and what a secure sum needs" if secure else "models"),
+        ("Received", data_size(own.bytes_received), ""),
+        *([("Summing", duration(busy), "over all rounds")] if busy else []),
+    ]
+    return section(f"The {run.roles.label(len(run.learners))}", grid(facts_table("Its own account", rows)))
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+def events(run: RecordedRun) -> Markup | None:
+    """Return the other events, counted and then one by one, without those that the section on rounds tells."""
+    counts = run.summary.events or Counter(event.name for event in run.events)
+    if not counts:
+        return None
+    said = ", ".join(f"{name.replace('_', ' ')}: {count(amount)}" for name, amount in gravest_first(counts))
+    found = sections.spells(run.events)
+    rows = [_event(run, event, last) for event, _, last, _ in found[: sections.MOST_EVENTS_LISTED]]
+    return section(
+        "Events and faults",
+        paragraph(f"In this run – {said}.", "lead"),
+        sections.refusals(run),
+        table(["Round", "Who", "Event", "What"], rows, numbers=0) if rows else None,
+        paragraph("The first are listed; all are in metrics.jsonl.", "lead") if len(found) > len(rows) else None,
+    )
+
+
+def _event(run: RecordedRun, event: ReportedEvent, last: int) -> list[str]:
+    shown = shown_round(event.name, event.round, run.roles)
+    until = "" if last == event.round else f" – {count(shown_round(event.name, last, run.roles))}"
+    who = NOTHING if event.peer is None or event.peer < 0 else run.roles.label(event.peer)
+    about = event.value
+    what = run.roles.label(about) if event.name == "gone" and isinstance(about, int) else _value(about)
+    return [NOTHING if shown < 0 else count(shown) + until, who, event.name.replace("_", " "), what[:80]]
+
+
+def _value(value: object) -> str:
+    if isinstance(value, Mapping):
+        facts = {str(key): reason(one) if key == "reason" else _value(one) for key, one in value.items()}
+        return ", ".join(f"{'client' if key == 'peer' else key} {one}" for key, one in facts.items() if one)
+    if isinstance(value, list):
+        return ", ".join(map(_value, value))
+    return "" if value is None else str(value)

@@ -1,0 +1,245 @@
+"""The curves of one run: score, loss and disagreement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedgossip.base.plain import line
+from fedgossip.core.records import LoggedPoint
+from fedgossip.report.page import drawing
+from fedgossip.report.page.drawing import BLUE, DASHES, GREEN, ORANGE, PURPLE, QUIET, draw, legend_above, zoomable
+from fedgossip.report.page.forecast import ROUNDING, Band
+from fedgossip.report.page.numbers import byte_unit, second_unit
+from fedgossip.report.page.reading import RecordedRun
+from fedgossip.report.page.rows import ReportedRound
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from fedgossip.core.forecasts import RunForecast
+
+HEIGHT = 3.1
+LOGGED_LETTERS = 40
+"""Maximum number of letters of the name of a logged number."""
+CONSENSUS_HEIGHT = 4.1  # as high as the table beside it
+SCORES = (
+    ("score_averaged", "averaged model", BLUE, "-"),
+    ("score_mean_peer", "mean peer", GREEN, DASHES[1]),
+    ("score_worst_peer", "worst peer", ORANGE, DASHES[2]),
+)
+Axis = tuple[str, Callable[[ReportedRound], float]]  # a label and the place of a row on it
+ByRow = Callable[[list[ReportedRound]], Axis]
+Line = tuple[str, str, Any, list[tuple[ReportedRound, float]]]  # its name, colour and dash, and what was measured when
+
+
+def by_round(_: list[ReportedRound]) -> Axis:
+    return "round", lambda row: row.round
+
+
+def by_bytes(rows: list[ReportedRound]) -> Axis:
+    unit, size = byte_unit(max((row.bytes_sent for row in rows), default=0))
+    return f"sent by all peers together ({unit})", lambda row: row.bytes_sent / size
+
+
+def by_all_bytes(rows: list[ReportedRound]) -> Axis:
+    """The same as `by_bytes`, for runs in which not only peers send."""
+    label, place = by_bytes(rows)
+    return label.replace("all peers", "all"), place
+
+
+def by_seconds(rows: list[ReportedRound]) -> Axis:
+    unit, length = second_unit(max((row.seconds for row in rows), default=0.0))
+    return f"time since the start ({unit})", lambda row: row.seconds / length
+
+
+def of_peers(run: RecordedRun) -> list[Line]:
+    """Return the three scores of a network of peers."""
+    return [(label, colour, dash, run.series(column)) for column, label, colour, dash in SCORES]
+
+
+def scores(run: RecordedRun, name: str, axis: ByRow, lines: list[Line], label: str = "") -> str | None:
+    """Return the curves of a score over rounds, bytes or seconds; None without any, or where the
+    axis never moves: peers that send nothing."""
+    lines = [line for line in lines if line[3]]
+    axis_label, place = axis(run.network)
+    score = run.summary.score.metric
+    if not lines or (len(run.network) > 1 and not any(place(row) for row in run.network)):
+        return None
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        for who, colour, dash, series in lines:
+            at, values = [place(row) for row, _ in series], [value for _, value in series]
+            curve(axes, at, values, label=who, colour=colour, dash=dash, rounds=[row.round for row, _ in series])
+        if axis is by_round:
+            _foretold_scores(axes, run)
+        axes.set_xlabel(axis_label)
+        axes.set_ylabel(label or f"test {score.word}")
+        if axis is by_round:
+            drawing.whole_axis(axes)
+        if score.percent:
+            drawing.percent_axis(axes)
+        legend_above(axes)
+        zoomable(axes)
+
+    return draw(name, HEIGHT, paint)
+
+
+def _foretold_scores(axes: Axes, run: RecordedRun) -> None:
+    """Draw where the scores of the mean and of the worst peer were forecast to lie, before the run."""
+    told = run.foretold.scores if run.foretold else None
+    if told is None or len(told.rounds) < 2:
+        return
+    for ends, colour in ((told.mean_peer, GREEN), (told.worst_peer, ORANGE)):
+        low, high = zip(*ends, strict=True)
+        axes.fill([*told.rounds, *told.rounds[::-1]], [*low, *high[::-1]], color=colour, alpha=0.15, linewidth=0)
+
+
+def loss(run: RecordedRun, name: str, own: str = "on each peer’s own data") -> str | None:
+    """Return training and test loss by round; None when neither was recorded."""
+    lines = [(own, BLUE, "-", run.series("loss"))]
+    lines.append(("on the test data", ORANGE, DASHES[1], run.series("test_loss")))
+    lines = [line for line in lines if line[3]]
+    if not lines:
+        return None
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        for label, colour, dash, series in lines:
+            curve(
+                axes,
+                [row.round for row, _ in series],
+                [value for _, value in series],
+                label=label,
+                colour=colour,
+                dash=dash,
+            )
+        axes.set_xlabel("round")
+        axes.set_ylabel("loss")
+        axes.set_ylim(bottom=0.0 if min(axes.get_ylim()) >= 0 else None)
+        drawing.whole_axis(axes)
+        legend_above(axes)
+        zoomable(axes)
+
+    return draw(name, HEIGHT, paint)
+
+
+def consensus(run: RecordedRun, name: str, forecast: Band | None) -> str | None:
+    """Return the consensus distance by round on a logarithmic axis, with its forecast drawn behind it."""
+    after = [(row.round, value) for row, value in run.series("consensus_distance") if value > 0]
+    before = [(row.round, value) for row, value in run.series("consensus_before") if value > 0]
+    if not after or (len(after) == 1 and len(run.network) > 2):  # one of many rounds: the number stands above
+        return None
+    smallest, largest = min(value for _, value in after), max(value for _, value in after + before)
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        if forecast is not None:
+            _forecast(axes, forecast, floor=max(smallest * 0.02, largest * ROUNDING * 1e-2))
+        if run.realised is not None:
+            _realised(axes, run.realised, {round for round, _ in after})
+        if before and before != after:
+            curve(axes, *_columns(before), label="before mixing", colour=PURPLE, dash=DASHES[2])
+        curve(axes, *_columns(after), label="after mixing" if before else "measured", colour=BLUE, dash="-")
+        drawing.log_axis(axes)
+        axes.set_xlabel("round")
+        axes.set_ylabel("consensus distance")
+        drawing.whole_axis(axes)
+        legend_above(axes)
+        zoomable(axes)
+
+    return draw(name, CONSENSUS_HEIGHT, paint)
+
+
+def curve(
+    axes: Axes,
+    x: Sequence[float],
+    y: Sequence[float],
+    *,
+    label: str,
+    colour: str,
+    dash: Any,
+    rounds: Sequence[float] | None = None,
+) -> None:
+    """Draw one line.  Few points are marked; two points stand alone, as nothing is known of what lies between them.
+
+    The line breaks where rounds were not measured; a point between two breaks is marked.  `rounds`: of the points,
+    where `x` is something else.
+    """
+    marker = "o" if len(x) <= 12 else ""
+    stroke = dash if len(x) > 2 else "none"
+    parts = unbroken(x if rounds is None else rounds)
+    broken_x, broken_y = ([value for start, stop in parts for value in (*of[start:stop], np.nan)][:-1] for of in (x, y))
+    axes.plot(broken_x, broken_y, label=label, color=colour, linestyle=stroke, marker=marker, markersize=3.5)
+    alone = [start for start, stop in parts if stop == start + 1]
+    if alone and not marker:
+        axes.plot([x[at] for at in alone], [y[at] for at in alone], "o", color=colour, markersize=3.5)
+
+
+def unbroken(rounds: Sequence[float]) -> list[tuple[int, int]]:
+    """Return (first, behind the last) of each stretch of rounds that are as near to each other as most are."""
+    apart = np.diff(rounds)
+    usual = float(np.median(apart)) if len(apart) else 0.0
+    cuts = [0, *(int(at) + 1 for at in np.flatnonzero(apart > 1.5 * usual)), len(rounds)]
+    return list(pairwise(cuts))
+
+
+def logged(points: Sequence[LoggedPoint], name: str, number: str, one: str) -> str:
+    """Return the mean of a number that loops have logged, and the lowest and highest of the peers behind it."""
+    rounds, mean, low, high = zip(*points, strict=True)
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        label = f"lowest to highest {one}"
+        for start, stop in unbroken(rounds) if low != high else ():
+            part = slice(start, stop)
+            along, across = [*rounds[part], *rounds[part][::-1]], [*low[part], *high[part][::-1]]
+            axes.fill(along, across, label=label, color=drawing.SKY, alpha=0.3, linewidth=0 if stop > start + 1 else 3)
+            label = ""
+        curve(axes, rounds, mean, label="mean", colour=BLUE, dash="-")
+        axes.set_xlabel("round")
+        axes.set_ylabel(line(number, LOGGED_LETTERS))
+        drawing.whole_axis(axes)
+        legend_above(axes)
+        zoomable(axes)
+
+    return draw(name, HEIGHT, paint)
+
+
+def _forecast(axes: Axes, forecast: Band, floor: float) -> None:
+    """Draw the band, or the bound, down to `floor`: a bound that falls for ever would flatten the measured curve."""
+    rounds, upper = forecast.rounds, forecast.upper
+    seen = upper >= floor
+    if forecast.lower is None:
+        axes.plot(rounds[seen], upper[seen], label="forecast bound", color=QUIET, linestyle=DASHES[1], linewidth=1.4)
+        return
+    lower = forecast.lower.clip(min=floor)
+    along = np.concatenate([rounds[seen], rounds[seen][::-1]])  # one path, which the page's script can enlarge
+    across = np.concatenate([lower[seen], upper[seen][::-1]])
+    label = "forecast" if forecast.foretold else "forecast band"
+    axes.fill(along, across, label=label, color=drawing.SKY, alpha=0.3, linewidth=3 if _is_line(forecast) else 0)
+
+
+def _realised(axes: Axes, told: RunForecast, measured: Container[float]) -> None:
+    """Draw the edges of what would have been forecast, had it been known what would be lost, in `measured` rounds.
+
+    In others too few took part for a distance.
+    """
+    for number, edge in enumerate([told.upper] if told.exact else [told.upper, told.lower]):
+        known = [(round, value) for round, value in enumerate(edge, start=1) if round in measured and value > 0]
+        label = None if number else "of what was mixed"
+        axes.plot(*_columns(known), label=label, color=drawing.ORANGE, linestyle=":", linewidth=1.6)
+
+
+def _is_line(forecast: Band) -> bool:
+    """Whether the edges are one, so that an area between them would not be seen."""
+    return forecast.lower is not None and bool((forecast.lower == forecast.upper).all())
+
+
+def _columns(points: list[tuple[int, float]]) -> tuple[list[float], list[float]]:
+    return [float(x) for x, _ in points], [y for _, y in points]

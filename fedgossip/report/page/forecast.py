@@ -1,0 +1,207 @@
+"""The forecast of the disagreement beside its measurement: where the band lies, and how often the run was inside it.
+
+Learning keeps pushing the peers apart (the spread of their updates) while mixing pulls them together; from the spread
+of every round and the eigenvalues of the mixing follows a band for the consensus distance.  Without pushing there is
+one curve above the measurement, ‖X_t - X̄‖ <= slem^t ‖X_0 - X̄‖ (Xiao and Boyd, Systems & Control Letters 53, 2004).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedgossip.report.page.numbers import near_one, number, percent, plural
+from fedgossip.report.page.reading import RecordedForecast, RecordedRun
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+BOUND_SLACK = 1e-3  # float32 vectors against float64 formulas
+BAND_SLACK = 0.05  # the edges of the band are expected values, around which single rounds scatter
+ROUNDING = 1e-6  # a distance below this share of the first one is rounding, which no mixing shrinks further
+
+
+@dataclass(frozen=True)
+class Band:
+    """A forecast for `rounds`: the distance lies below `upper` and, where it is known, above `lower`."""
+
+    rounds: NDArray[np.int64]
+    lower: NDArray[np.float64] | None
+    upper: NDArray[np.float64]
+    foretold: bool = False
+    """Made before the run, and not from the spread of its own updates."""
+
+
+def band(run: RecordedRun) -> Band | None:
+    """Return the forecast of the consensus distance, or None where the run recorded too little for one."""
+    if not run.network or not run.series("consensus_distance") or run.summary.mode != "sync":
+        return None
+    if told := run.foretold:
+        rounds = np.arange(1, told.rounds + 1)
+        return Band(rounds, np.array(told.lower), np.array(told.upper), foretold=True)
+    if not run.summary.summed:
+        return None
+    if recorded := run.summary.band:
+        rounds = np.arange(1, len(recorded.upper) + 1)
+        return Band(rounds, np.array(recorded.lower), np.array(recorded.upper))
+    spread = _spread(run)
+    if _modes_known(run) and spread is not None:
+        return _disagreement(run, spread)
+    return _contraction(run)
+
+
+def _modes_known(run: RecordedRun) -> bool:
+    """Whether the eigenvalues are there: of a directed mixing that is not normal only singular values are."""
+    drawn = run.summary.topology
+    directed = drawn is not None and drawn.directed
+    return run.summary.modes is not None if directed else run.summary.eigenvalues is not None
+
+
+def inside(run: RecordedRun, forecast: Band) -> float | None:
+    """Return the share of the measured rounds, the start left out, in which the distance keeps to the forecast."""
+    series = run.series("consensus_distance")
+    largest = max((value for _, value in series), default=0.0)
+    slack = BOUND_SLACK if forecast.lower is None else BAND_SLACK
+    held = []
+    for row, value in series:
+        if row.round <= forecast.rounds[0] or value <= ROUNDING * largest:
+            continue
+        at = int(np.searchsorted(forecast.rounds, row.round))
+        if at >= len(forecast.rounds):
+            continue
+        lower = 0.0 if forecast.lower is None else float(forecast.lower[at])
+        held.append(lower * (1 - slack) <= value <= float(forecast.upper[at]) * (1 + slack))
+    return sum(held) / len(held) if held else None
+
+
+def sentence(run: RecordedRun, forecast: Band | None) -> str:
+    """Return what the spectrum forecast and what was measured, in plain words."""
+    facts, measured = run.summary.forecast, run.summary.measured_contraction
+    parts = []
+    if run.summary.mode != "sync":
+        said = (
+            "These peers exchanged in pairs, or gave shares away, when it suited them.  What the graph promised is of"
+            " synchronous rounds: it ranks graphs for both, but bounds only those."
+        )
+        pairs = run.summary.pairwise
+        if pairs is None or pairs.round is None:
+            return said
+        alone = "Forecast of exchanges between pairs that are drawn uniformly: without training, a round of them leaves"
+        return f"{said}  {alone} {near_one(pairs.round)} of the disagreement in the long run."
+    if not run.summary.summed:
+        left = "" if measured is None else f"  Measured: a round of it left {near_one(measured)} of the disagreement."
+        return (
+            "What the graph promised is of weighted sums of honest models.  These models were put together by another"
+            f" rule, or some of the peers lied: what becomes of the disagreement was not forecast.{left}"
+        )
+    if facts.period != 1:
+        parts.append(_of_changing(facts))
+    elif facts.slem is not None and facts.mean_contraction is None:
+        said = "in the long run one round of mixing leaves"
+        parts.append(f"Forecast: {said} {near_one(facts.slem)} of the disagreement.")
+    elif facts.slem is not None:
+        typical = "" if facts.mean_contraction is None else f", {number(facts.mean_contraction)} on average"
+        parts.append(
+            f"Forecast: one round of mixing leaves at most {near_one(facts.slem)} of the disagreement{typical}."
+        )
+    if measured is not None:
+        bounded = facts.slem is not None and facts.mean_contraction is not None
+        verdict = _verdict(measured, facts.slem) if bounded and facts.slem is not None else ""
+        parts.append(f"Measured: {near_one(measured)}{verdict}.")
+    if forecast is not None and forecast.foretold:
+        return " ".join([*parts, _foretold(run)])
+    if run.summary.forecast_file is not None and run.foretold is None:
+        parts.append("The file forecast.json is not the one that this run began with: it is not drawn.")
+    share = None if forecast is None else inside(run, forecast)
+    if forecast is not None and share is not None:
+        where = (
+            "below the bound"
+            if forecast.lower is None
+            else f"inside the band, give or take {number(BAND_SLACK * 100)}\u202f%,"
+        )
+        parts.append(f"The measurement lies {where} in {percent(share)} of the rounds.")
+    return " ".join(parts)
+
+
+def _of_changing(facts: RecordedForecast) -> str:
+    """What mixing alone promises where every round has another graph."""
+    said = []
+    if facts.mean_contraction is not None:
+        said.append(f"one round of mixing leaves {number(facts.mean_contraction)} of a disagreement on average")
+    if facts.exact_after is not None:
+        said.append(f"{plural(facts.exact_after, 'round')} without training leave nothing of it")
+    return f"Forecast: {', and '.join(said)}." if said else ""
+
+
+HOW = {
+    "shadow": "a training at the peers\u2019 mean",
+    "followed": "a training at the peers\u2019 mean, and theirs in one round of three",
+}
+"""What a level of a forecast trained; a probe three jobs a peer."""
+
+
+def _foretold(run: RecordedRun) -> str:
+    """What was forecast before the run, and how far it was kept."""
+    told, summary = run.foretold, run.summary
+    assert told is not None
+    how = HOW.get(told.level, "three jobs a peer")
+    edges = "exactly" if told.exact else f"between edges {number(told.width)} times apart"
+    wide = "; this graph ties its peers weakly, so that is wide" if told.wide else ""
+    said = f"Before the run the distance was forecast {edges}, by {how}{wide}."
+    if summary.forecast_kept is not None:
+        slack = f"give or take {number(BAND_SLACK * 100)}\u202f%"
+        said += f" The measurement kept to it, {slack}, in {percent(summary.forecast_kept)} of the rounds."
+    if run.realised and summary.forecast_realised_kept is not None:
+        said += (
+            " Messages or peers were lost: of the rounds as they were mixed the same gives the dotted edges, to which"
+            f" it kept in {percent(summary.forecast_realised_kept)}."
+        )
+    return said
+
+
+def _verdict(measured: float, slem: float) -> str:
+    return ", within the bound" if measured <= slem * (1 + BOUND_SLACK) else ", above the bound"
+
+
+def _spread(run: RecordedRun) -> NDArray[np.float64] | None:
+    """Return the spread of the updates of rounds 1, 2, ...; a round without one holds the value before it.
+
+    None where no round has a spread or all are zero: then nothing pushes the peers apart.
+    """
+    known = {row.round: value for row, value in run.series("update_spread")}
+    if not any(known.values()):
+        return None
+    held = known.get(0) or known[min(known)]
+    values = []
+    for number_of_round in range(1, run.network[-1].round + 1):
+        held = known.get(number_of_round, held)
+        values.append(held)
+    return np.array(values, dtype=np.float64)
+
+
+def _disagreement(run: RecordedRun, spread: NDArray[np.float64]) -> Band:
+    """Return the band of a learning run; a first distance that is not zero decays on top of it."""
+    from fedgossip.topology.spectra.spectral import disagreement_band
+
+    modes = [complex(*mode) for mode in run.summary.modes or []]
+    lower, upper = disagreement_band(np.array(modes or (run.summary.eigenvalues or [])[1:]), spread)
+    rounds = np.arange(1, len(spread) + 1)
+    first_row, first = run.series("consensus_distance")[0]
+    if first_row.round == 0 and first > 0 and run.summary.forecast.slem is not None:
+        decayed = first * run.summary.forecast.slem**rounds
+        lower, upper = np.maximum(np.asarray(lower) - decayed, 0.0), np.asarray(upper) + decayed
+    return Band(rounds, np.asarray(lower, dtype=np.float64), np.asarray(upper, dtype=np.float64))
+
+
+def _contraction(run: RecordedRun) -> Band | None:
+    """Return slem^t from the first distance that is not zero."""
+    slem = run.summary.forecast.slem
+    if run.summary.forecast.mean_contraction is None:  # only columns sum to one: no round by itself is bounded
+        return None
+    start = next(((row.round, value) for row, value in run.series("consensus_distance") if value > 0), None)
+    if slem is None or start is None or any(value > 0 for _, value in run.series("update_spread")):
+        return None
+    rounds = np.arange(start[0], run.network[-1].round + 1)
+    return Band(rounds, None, start[1] * slem ** (rounds - start[0]).astype(np.float64))

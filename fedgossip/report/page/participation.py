@@ -1,0 +1,115 @@
+"""Who took part in the rounds of a federated run, folded from its rows while they are read.
+
+Rounds are counted by completion, as in the rows: what the coordinator tells of the round that is open stands one lower.
+Single rounds of single clients are kept for FOLLOWED_MOST clients at most; of more, how often each took part.  The
+coordinator's rows say who is in each sum; the clients' own, where they are there, what else each of them did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedgossip.core.records import FOLLOWED_MOST
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fedgossip.report.page.rows import ReportedEvent, ReportedPeerRound
+
+
+class Took(IntEnum):
+    """The part of one client in one round."""
+
+    NOTHING = 0
+    """The client was not invited, as far as the rows tell."""
+    COUNTED = 1
+    UNCOUNTED = 2
+    """The client trained and is not in the sum: it was too late, or not among the first that were wanted."""
+    ABANDONED = 3
+    """The client trained for a round that was abandoned."""
+    SILENT = 4
+    """The client was invited and trained nothing."""
+
+
+class Participation:
+    """`contributions[round]` of the rounds that counted; `abandoned[round]` says why one did not."""
+
+    def __init__(self, clients: int, one: str = "client") -> None:
+        self.clients, self.one = clients, one
+        self.contributions: dict[int, int] = {}
+        self.abandoned: dict[int, Mapping[str, Any]] = {}
+        self.too_few: Mapping[str, Any] | None = None
+        """The event that ended the run early for lack of clients, if any."""
+        self.at_clients: dict[int, tuple[float, float | None]] = {}
+        """By the rounds behind the model: mean and worst accuracy on examples that the clients keep to test on."""
+        self.epsilon: dict[int, float] = {}
+        """The privacy that was spent by each round; the largest where clients differ."""
+        self.turns = [0] * clients
+        """The number of rounds that each client has trained in."""
+        self._trained: list[set[int]] = [set() for _ in range(min(clients, FOLLOWED_MOST))]
+        self._missed: list[set[int]] = [set() for _ in self._trained]
+        self._counted: dict[int, set[int]] = {}
+        """By the round, who is in its sum, as far as the coordinator says it."""
+
+    @property
+    def followed(self) -> bool:
+        """Whether it is known what each client did in each round."""
+        return self.clients <= FOLLOWED_MOST and (any(self.turns) or bool(self._counted))
+
+    @property
+    def rounds(self) -> int:
+        return max([*self.contributions, *self.abandoned], default=0)
+
+    def row(self, row: ReportedPeerRound) -> None:
+        """Fold a row of a client, or of the coordinator."""
+        if row.epsilon is not None:
+            self.epsilon[row.round] = max(row.epsilon, self.epsilon.get(row.round, 0.0))
+        if row.peer < self.clients:
+            self.turns[row.peer] += 1
+            if row.peer < len(self._trained):
+                self._trained[row.peer].add(row.round)
+            return
+        if row.clients is not None:
+            self.contributions[row.round] = row.clients
+            if row.counted is not None:
+                self._counted[row.round] = {node for node in row.counted if 0 <= node < self.clients}
+        if row.score_clients is not None:
+            self.at_clients[row.round - 1] = row.score_clients, row.score_worst_client
+
+    def event(self, event: ReportedEvent) -> bool:
+        """Fold an event; return whether all that it says is told here."""
+        facts = event.value if isinstance(event.value, Mapping) else {}
+        match event.name:
+            case "abandoned":
+                self.abandoned[event.round + 1] = facts
+            case "too_few":
+                self.too_few = facts
+            case "missed" if event.peer == self.clients and isinstance(event.value, list):
+                for node in event.value:
+                    if isinstance(node, int) and 0 <= node < len(self._missed):
+                        self._missed[node].add(event.round + 1)
+            case _:
+                return False
+        return True
+
+    def table(self) -> NDArray[np.int8]:
+        """Return what each client took in each round, as `Took`: [clients, rounds]."""
+        found = np.zeros((self.clients, self.rounds), dtype=np.int8)
+        for node, (trained, missed) in enumerate(zip(self._trained, self._missed, strict=True)):
+            counted = {round for round, nodes in self._counted.items() if node in nodes}
+            for round in trained | missed | counted:
+                if 0 < round <= self.rounds:
+                    took = self._took(round, trained=round in trained, missed=round in missed)
+                    found[node, round - 1] = Took.COUNTED if round in counted else took
+        return found
+
+    def _took(self, round: int, *, trained: bool, missed: bool) -> Took:
+        if not trained:
+            return Took.SILENT
+        if round in self.abandoned:
+            return Took.ABANDONED
+        return Took.UNCOUNTED if missed or round in self._counted or round not in self.contributions else Took.COUNTED

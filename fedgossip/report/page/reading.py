@@ -1,0 +1,491 @@
+"""Read a run directory: summary.json, metrics.jsonl and experiment.toml, as typed values.
+
+Unknown kinds and keys are ignored, so that an older page reads a newer run.  The records of the peers are summed while
+they are read: what is kept grows with peers plus rounds, never with their product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from fedgossip.base import outside_files
+from fedgossip.base.decoding import UnreadableError, json_value
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.plain import masked
+from fedgossip.base.scores import ACCURACY, Score
+from fedgossip.core.event_kinds import kind_of
+from fedgossip.core.forecasts import REALISED, RunForecast, read_forecast
+from fedgossip.core.records import LoggedNumbers, LoggedPoint, renamed
+from fedgossip.core.roles import Role, Roles, federated_roles, peer_roles
+from fedgossip.data.objectives import score_told
+from fedgossip.report.page.numbers import number, percent
+from fedgossip.report.page.participation import Participation
+from fedgossip.report.page.rows import ReportedEvent, ReportedPeerRound, ReportedRound
+
+LAUNCHED = "launched.json"
+"""The file of a run directory that names the script of its loops."""
+
+EVENTS_KEPT = 200
+PARTICIPANTS_MAX = 1_000_000
+"""Maximum number of participants of a run that is read."""
+ABOUT_SEVERAL_MODELS = (
+    "score_mean_peer",
+    "score_worst_peer",
+    "consensus_distance",
+    "consensus_before",
+    "update_spread",
+)
+"""Columns of a network's row."""
+ACTIVITIES = ("training", "communicating", "waiting", "mixing")
+"""What the time of a round goes to; docs/numerics.md says which is which."""
+ROUNDS_FREE = 1_000_000
+"""A row can be so many rounds ahead of its line: what is drawn has as many columns as there are rounds."""
+T = TypeVar("T")
+
+
+class Scores(msgspec.Struct, frozen=True):
+    """The three scores that are always told together; None for tasks that have none."""
+
+    name: str = ACCURACY.name
+    better: str = ACCURACY.better
+    unit: str = ACCURACY.unit
+    averaged: float | None = None
+    mean_peer: float | None = None
+    worst_peer: float | None = None
+    round: int | None = None
+    """In which they were measured; None in runs of releases that did not write it."""
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a value."""
+        return any(value is not None for value in (self.averaged, self.mean_peer, self.worst_peer))
+
+    @property
+    def metric(self) -> Score:
+        """What they are values of."""
+        return score_told({"name": self.name, "better": self.better, "unit": self.unit})
+
+    def shown(self, value: float | None) -> str:
+        """Return a value for people."""
+        return percent(value) if self.metric.percent else number(value)
+
+
+class BestRound(msgspec.Struct, frozen=True):
+    """The round whose averaged model had the best score."""
+
+    round: int
+    score: float
+    at: str = ""
+    """clients: measured by them, on examples of their own; else on what the run's score is measured on."""
+
+
+class RecordedForecast(msgspec.Struct, frozen=True):
+    """What the spectrum of the mixing said before the run."""
+
+    edges: int | None = None
+    degree_max: int | None = None
+    slem: float | None = None
+    spectral_gap: float | None = None
+    n_w: float | None = None
+    gamma: float | None = None
+    rounds_to_halve: float | None = None
+    rounds_to_1_percent: float | None = None
+    typical_to_halve: float | None = None
+    typical_to_1_percent: float | None = None
+    mean_contraction: float | None = None
+    algebraic_connectivity: float | None = None
+    floor: float | None = None
+    ceiling: float | None = None
+    period: int = 1
+    rate: float | None = None
+    exact_after: int | None = None
+
+
+class RecordedPairs(msgspec.Struct, frozen=True):
+    """What was said of exchanges between pairs: the share of a distance that a round of them leaves."""
+
+    round: float | None = None
+
+
+class RecordedBand(msgspec.Struct, frozen=True):
+    """Edges of the consensus distance after rounds 1, 2, ..., of a graph that no eigenvalues describe."""
+
+    lower: list[float]
+    upper: list[float]
+
+
+class RecordedFile(msgspec.Struct, frozen=True):
+    """What a summary says of the forecast.json that the run began with."""
+
+    level: str
+    sha256: str
+
+
+class Graph(msgspec.Struct, frozen=True):
+    """The graph with its mixing weights: ``rows[i][j]`` is w_ij; nothing where there were too many."""
+
+    n: int
+    name: str = ""
+    directed: bool = False
+    edges: list[tuple[int, int]] = []
+    labels: list[str] | None = None
+    rows: list[dict[int, float]] | None = None
+
+
+class DataSpread(msgspec.Struct, frozen=True):
+    """How the examples lie: ``shares[peer][class]`` counts, ``sizes[peer]`` counts."""
+
+    source: str | None = None
+    classes: int | None = None
+    shares: list[list[float]] | None = None
+    sizes: list[float] | None = None
+    notes: list[str] = []
+
+
+class PrivacySpent(msgspec.Struct, frozen=True):
+    """What differential privacy promised, and what was spent of it."""
+
+    epsilon: float | None = None
+    delta: float | None = None
+    max_epsilon: float | None = None
+    unit: str = ""
+
+    @property
+    def bound(self) -> float | None:
+        """What was spent; where only the clients know that, what they may spend at most."""
+        return self.max_epsilon if self.epsilon is None else self.epsilon
+
+
+class RecordedRefusal(msgspec.Struct, frozen=True):
+    """One cause for which one participant refused something, and how often."""
+
+    peer: int
+    times: int
+    text: str
+    advice: str = ""
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """summary.json.  `n` counts those that learn."""
+
+    name: str
+    n: int
+    rounds: int
+    status: str
+    roles: list[Role] = []
+    lacking: list[str] = []
+    in_vain: bool = False
+    refusals: list[RecordedRefusal] = []
+    driver: str = ""
+    seed: int | None = None
+    graph: str = ""
+    mode: str = "sync"
+    digest: str | None = None
+    score: Scores = Scores()
+    best: BestRound | None = None
+    consensus_distance: float | None = None
+    bytes_sent: int = 0
+    seconds: float | None = None
+    wall_seconds: float | None = None
+    parameters: int | None = None
+    forecast: RecordedForecast = RecordedForecast()
+    measured_contraction: float | None = None
+    topology: Graph | None = None
+    eigenvalues: list[float] | None = None
+    modes: list[tuple[float, float]] | None = None
+    summed: bool = True
+    """Whether every peer went on with the weighted sum of honest models: what the graph promises is of that."""
+    """Of a directed mixing: the eigenvalues, real and imaginary part, without the mean's."""
+    links: str = ""
+    """How many links there are, in words."""
+    band: RecordedBand | None = None
+    pairwise: RecordedPairs | None = None
+    forecast_file: RecordedFile | None = None
+    forecast_kept: float | None = None
+    forecast_realised_kept: float | None = None
+    forecast_scores_kept: dict[str, float] = {}
+    data: DataSpread | None = None
+    events: dict[str, int] = {}
+    versions: dict[str, Any] = {}
+    test_loss: float | None = None
+    algorithm: str = ""
+    cohort: int | None = None
+    secure: bool | None = None
+    privacy: PrivacySpent | None = None
+    processor: str | None = None
+    kernels: str | None = None
+
+    @property
+    def who(self) -> Roles:
+        """All participants; of a run that tells no roles peers, or clients of a coordinator."""
+        if self.roles:
+            return Roles(tuple(self.roles))
+        return federated_roles(self.n) if self.mode == "federated" else peer_roles(self.n)
+
+    @property
+    def led(self) -> bool:
+        """Whether one leads, whose model is the only one."""
+        return self.who.leader is not None
+
+
+@dataclass(slots=True)
+class PeerTotal:
+    """All rounds of one peer: the last known loss and score, the sums of bytes and seconds."""
+
+    rounds: int = 0
+    loss: float | None = None
+    score: float | None = None
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    payload_sent: int = 0
+    payload_received: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ACTIVITIES, 0.0))
+
+    def add(self, row: ReportedPeerRound) -> None:
+        self.rounds = max(self.rounds, row.round)
+        self.loss = self.loss if row.loss is None else row.loss
+        self.score = self.score if row.score is None else row.score
+        self.bytes_sent += row.bytes_sent
+        self.bytes_received += row.bytes_received
+        self.payload_sent += row.payload_sent
+        self.payload_received += row.payload_received
+        for activity in ACTIVITIES:
+            self.seconds[activity] += getattr(row, f"seconds_{activity}") or 0.0
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run directory, read.  `network` ascends by round; `events` holds the first EVENTS_KEPT.
+
+    `participation`: of a run that one leads, with what its events tell of rounds.
+    """
+
+    summary: Summary
+    network: list[ReportedRound]
+    peers: list[PeerTotal]
+    events: list[ReportedEvent]
+    experiment: str | None
+    participation: Participation | None = None
+    logged: dict[str, list[LoggedPoint]] = field(default_factory=dict)
+    """What loops have logged, by name."""
+    fallen: frozenset[int] = frozenset()
+    """Those that died, hung or failed and did not return."""
+    script: tuple[str, ...] = ()
+    """The script of loops that were launched, and its arguments."""
+    foretold: RunForecast | None = None
+    """What was forecast before the run; None also where the file is not the one that the run began with."""
+    realised: RunForecast | None = None
+    """The same of the rounds as they were mixed, where messages or peers were lost."""
+
+    @property
+    def name(self) -> str:
+        return self.summary.name
+
+    @property
+    def roles(self) -> Roles:
+        return self.summary.who
+
+    @property
+    def learners(self) -> list[PeerTotal]:
+        """Those that learn: all peers; or the clients, without their coordinator."""
+        return self.peers[: self.summary.n]
+
+    @property
+    def measured_when(self) -> str:
+        """In which round the scores of the summary were measured, and which round had the best, where that differs."""
+        at, best, last = self.summary.score.round, self.summary.best, self.summary.score.averaged
+        said = "" if at in (None, self.summary.rounds) else f", in round {at}"
+        if best is None or best.score == last or best.round == (self.summary.rounds if at is None else at):
+            return said
+        where = " on the clients' own examples" if best.at else ""
+        return f"{said}; best {self.summary.score.shown(best.score)}{where}, in round {best.round}"
+
+    def series(self, column: str) -> list[tuple[ReportedRound, float]]:
+        """Return (row, value) for the rounds in which `column` was measured."""
+        values = ((row, getattr(row, column)) for row in self.network)
+        return [(row, value) for row, value in values if value is not None]
+
+
+def read_run(folder: Path) -> RecordedRun:
+    """Return the run in `folder`.
+
+    Raises ConfigError, naming file and line, when the summary or the metrics are missing or cannot be read.  A last
+    line of metrics.jsonl without its newline is an interrupted write and is left out.
+    """
+    summary = _summary(folder / "summary.json")
+    outside_files.checked_folder(folder)
+    network: dict[int, ReportedRound] = {}
+    nothing = PeerTotal()  # of all that have no row: of a million clients few may ever be in a cohort
+    totals = [nothing] * summary.who.n
+    events: list[ReportedEvent] = []
+    logged, fallen = LoggedNumbers(), set[int]()
+    participation = Participation(summary.n, summary.who.one) if summary.led else None
+    for count, (place, record) in enumerate(_records(folder / "metrics.jsonl")):
+        kind = record.get("kind")
+        if isinstance(round := record.get("round"), int) and abs(round) > ROUNDS_FREE + count:
+            raise ConfigError(f"{place}: round {round} after {count} rows, fewer than so many rounds write.", _NOT_OURS)
+        if kind == "peer":
+            row = _convert(record, ReportedPeerRound, place)
+            if not 0 <= row.peer < len(totals):
+                raise ConfigError(f"{place}: peer {row.peer}, but the summary says {summary.n} peers.", _MIXED_UP)
+            if totals[row.peer] is nothing:
+                totals[row.peer] = PeerTotal()
+            totals[row.peer].add(row)
+            logged.add(row.round, row.logged)
+            if participation:
+                participation.row(row)
+        elif kind == "network":
+            one = _convert(record, ReportedRound, place)
+            network[one.round] = _of_one_model(one) if participation else one
+        elif kind == "event":
+            event = _convert(record, ReportedEvent, place)
+            _follow(fallen, event)
+            if not (participation and participation.event(event)) and len(events) < EVENTS_KEPT:
+                events.append(event)
+    experiment = folder / "experiment.toml"
+    text = masked(outside_files.read_text(experiment, errors="replace")) if experiment.is_file() else None
+    rounds, script = [network[r] for r in sorted(network)], _script_of(folder)
+    if rounds and rounds[-1].round == summary.score.round:
+        rounds[-1] = _measured_at_the_end(rounds[-1], summary)
+    told = _foretold(folder, summary), _realised(folder, summary)
+    return RecordedRun(
+        summary, rounds, totals, events, text, participation, logged.lines(), frozenset(fallen), script, *told
+    )
+
+
+def _measured_at_the_end(row: ReportedRound, summary: Summary) -> ReportedRound:
+    """Return the last round with what the summary measured of it, where the run was stopped between two evaluations."""
+    score = summary.score
+    values = {"averaged": score.averaged, "mean_peer": score.mean_peer, "worst_peer": score.worst_peer}
+    found = {f"score_{name}": value for name, value in values.items()} | {"test_loss": summary.test_loss}
+    return msgspec.structs.replace(row, **{name: value for name, value in found.items() if getattr(row, name) is None})
+
+
+def _follow(fallen: set[int], event: ReportedEvent) -> None:
+    """Add to `fallen`, or take from it, the one of whom an event says that it has ended or lives again."""
+    tells = kind_of(event.name).tells
+    if event.peer is not None and tells == "ended":
+        fallen.add(event.peer)
+    elif event.peer is not None and tells == "again":
+        fallen.discard(event.peer)
+
+
+def _foretold(folder: Path, summary: Summary) -> RunForecast | None:
+    found = read_forecast(folder) if summary.forecast_file else None
+    if found is None or summary.forecast_file is None or found[1] != summary.forecast_file.sha256:
+        return None
+    return found[0]
+
+
+def _realised(folder: Path, summary: Summary) -> RunForecast | None:
+    found = read_forecast(folder, REALISED) if summary.forecast_realised_kept is not None else None
+    return None if found is None else found[0]
+
+
+def _script_of(folder: Path) -> tuple[str, ...]:
+    """Return the name of the script that was launched and its arguments, () where there was none."""
+    try:
+        told = json_value(outside_files.read_bytes(folder / LAUNCHED))
+        return (Path(told["script"]).name, *(masked(str(one)) for one in told["arguments"]))
+    except (OSError, UnreadableError, TypeError, KeyError):
+        return ()
+
+
+def _of_one_model(row: ReportedRound) -> ReportedRound:
+    """Leave out what is told of several models: a leader's is the only one, and agrees with itself."""
+    nothing = dict.fromkeys(ABOUT_SEVERAL_MODELS)
+    return msgspec.structs.replace(row, **nothing)
+
+
+_MIXED_UP = "The files of two runs may lie in one folder; run the experiment again into an empty folder."
+_NOT_OURS = "No run writes that: ask where the folder comes from."
+_MEND = "Remove that line, or copy the run again."
+_IN_ITS_MIDDLE = "`fedgossip watch` shows it as it is, `fedgossip run --resume` goes on with one that was killed."
+_RUN_AGAIN = "Is this the folder of a run?  `fedgossip run experiment.toml` makes one."
+
+
+def _summary(path: Path) -> Summary:
+    place = str(path)
+    try:
+        record = _parse(outside_files.read_bytes(path))
+    except FileNotFoundError:
+        begun = (path.parent / "metrics.jsonl").exists()
+        advice = f"The run goes on, or was killed: {_IN_ITS_MIDDLE}" if begun else _RUN_AGAIN
+        raise ConfigError(f"{place}: there is no such file.", advice) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{place}: cannot be read as JSON ({error}).", _RUN_AGAIN) from None
+    summary = _convert(renamed(record), Summary, place)
+    _check_sizes(summary, place)
+    if not summary.led:
+        return summary
+    nothing = dict.fromkeys(("consensus_distance", "measured_contraction"))
+    privacy = summary.privacy if summary.privacy and summary.privacy.unit != "none" else None
+    alone = msgspec.structs.replace(summary.score, mean_peer=None, worst_peer=None)
+    return msgspec.structs.replace(summary, score=alone, privacy=privacy, **nothing)
+
+
+def _check_sizes(summary: Summary, place: str) -> None:
+    """Raise ConfigError unless every per-peer list is as long as there are peers and every edge ends at a peer."""
+    graph, data = summary.topology, summary.data
+    lists = {
+        "topology.labels": graph.labels if graph else None,
+        "topology.rows": graph.rows if graph else None,
+        "data.shares": data.shares if data else None,
+        "data.sizes": data.sizes if data else None,
+    }
+    if not 0 <= summary.n <= PARTICIPANTS_MAX:
+        raise ConfigError(f"{place}: n = {summary.n}; a run has 0 to {PARTICIPANTS_MAX} participants.", _NOT_OURS)
+    try:
+        told = summary.who.learners
+    except ValueError as error:
+        raise ConfigError(f"{place}: roles: {error}.", _MIXED_UP) from None
+    if summary.who.n > PARTICIPANTS_MAX:
+        raise ConfigError(f"{place}: roles of {summary.who.n} participants, more than a run has.", _NOT_OURS)
+    if told != summary.n:
+        raise ConfigError(f"{place}: {summary.n} learn, and by their roles {told}.", _MIXED_UP)
+    for name, values in lists.items():
+        if values is not None and len(values) != summary.n:
+            raise ConfigError(f"{place}: {name} has {len(values)} entries for {summary.n} peers.", _MIXED_UP)
+    if (band := summary.band) and len(band.lower) != len(band.upper):
+        raise ConfigError(f"{place}: a band of {len(band.lower)} and {len(band.upper)} edges.", _MIXED_UP)
+    if graph and graph.n != summary.n:
+        raise ConfigError(f"{place}: the graph has {graph.n} nodes for {summary.n} peers.", _MIXED_UP)
+    if graph and not all(0 <= node < summary.n for edge in graph.edges for node in edge):
+        raise ConfigError(f"{place}: an edge of the graph ends outside the {summary.n} peers.", _MIXED_UP)
+
+
+def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield ("file, line 7", record) for each line of a JSON lines file."""
+    try:
+        for number, line in enumerate(outside_files.lines_of(path), start=1):
+            place = f"{path}, line {number}"
+            try:
+                record = _parse(line)
+            except ValueError as error:
+                if not line.endswith(b"\n"):
+                    return
+                if not line.strip():
+                    continue
+                raise ConfigError(f"{place}: not JSON ({error}).", _MEND) from None
+            if not isinstance(record, dict):
+                raise ConfigError(f"{place}: expected one JSON object.", _MEND)
+            yield place, renamed(record)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror}).", _RUN_AGAIN) from None
+
+
+def _parse(text: bytes) -> Any:
+    """Return the JSON value of `text`; NaN and infinities, which diverging runs write, become None: not measured."""
+    return json_value(text, parse_constant=lambda _: None)
+
+
+def _convert(record: Any, kind: type[T], place: str) -> T:
+    try:
+        return msgspec.convert(record, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{place}: {error}.", "Was it written by another version of fedgossip?") from None

@@ -1,0 +1,63 @@
+"""Why a round is given up, and why a client stays out of one, in words; which events come first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fedgossip.core.event_kinds import event_kinds
+
+REASONS = {
+    "TOO_FEW": "too few clients",
+    "DEADLINE": "it took too long",
+    "INTERRUPTED": "the coordinator was stopped in it",
+    "POLICY": "the session is not one that a client’s own policy allows",
+    "COMPANY": "a sum of other clients than those before",
+    "POINT": "what was asked does not follow from the sums before, or few records count there",
+    "ROSTER": "somebody is not in the roster, or the rosters differ",
+    "SIG": "a signature is not that client’s",
+    "DUPKEY": "a key is not one client’s alone",
+    "AEAD": "a sealed share was changed on its way",
+    "SCHEMA": "numbers of another layout than agreed",
+    "MODEL_HASH": "the model is not the one that was announced",
+    "REPLAY": "the round is not later than the last",
+    "TWICE": "what is done once was asked for again",
+    "INCONSISTENT_U3": "lists of survivors that cannot all be true",
+    "SHARE_INVALID": "a secret could not be put together from its shares",
+    "OVERFLOW": "a number that the sum cannot hold",
+    "BOUND": "a sum that clients which keep to the bounds cannot make",
+    "NOT_FINITE": "the model would not have been finite",
+    "BUDGET": "its budget of privacy is used up",
+}
+"""Of `secure.aborts.Reason`, and of the coordinator's own."""
+
+STAGES = {
+    "KEYS": "while keys were exchanged",
+    "SHARES": "while shares of secrets were handed out",
+    "MASKED": "while masked updates came in",
+    "CONSIST": "while the survivors were confirmed",
+    "UNMASK": "while the sum was unmasked",
+}
+"""Of `secure.aborts.Stage`."""
+
+
+def gravest_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return the counts of events in the order in which a reader needs them; names of other versions come last."""
+    rank = {name: place for place, name in enumerate(event_kinds())}
+    return sorted(counts.items(), key=lambda one: (rank.get(one[0], len(rank)), one[0]))
+
+
+def reason(word: object) -> str:
+    """Return a reason in words; one that is not known as it is."""
+    return REASONS.get(str(word)) or str(word).replace("_", " ").lower()
+
+
+def given_up(facts: Mapping[str, Any]) -> str:
+    """Return why a round was abandoned, from the value of its event."""
+    word = str(facts.get("reason", "TOO_FEW"))
+    stage = re.search(r"stage (\w+)\)", str(facts.get("text", "")))
+    why = " ".join([reason(word), *([STAGES[stage[1]]] if stage and stage[1] in STAGES else [])])
+    if word != "TOO_FEW":
+        return why
+    return f"{why}: {facts.get('contributions', '?')} came through, {facts.get('needed', '?')} are needed"

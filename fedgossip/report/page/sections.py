@@ -1,0 +1,427 @@
+"""The sections of a report, in reading order; each gives nothing where the run recorded nothing for it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+
+from fedgossip.base.plain import line
+from fedgossip.report.page import bars, figures, graphs
+from fedgossip.report.page.endings import notice, unfinished
+from fedgossip.report.page.forecast import Band, sentence
+from fedgossip.report.page.markup import (
+    Markup,
+    cards,
+    facts_table,
+    figure,
+    folded,
+    grid,
+    join,
+    paragraph,
+    section,
+    table,
+    text,
+)
+from fedgossip.report.page.numbers import NOTHING, count, data_size, duration, near_one, number, plural
+from fedgossip.report.page.reading import DataSpread, Graph, RecordedRun
+from fedgossip.report.page.reasons import gravest_first
+from fedgossip.report.page.repeating import repeating
+from fedgossip.report.page.rows import ReportedEvent
+
+MOST_PEERS_LISTED = 64
+MOST_EVENTS_LISTED = 40
+DRIVERS = {
+    "sim": "in the simulator",
+    "stacked": "as stacked arrays",
+    "local": "as real processes on one machine",
+    "peers": "as real processes, started one by one",
+    "slurm": "as real processes, tasks of Slurm",
+    "ray": "as real processes, actors of Ray",
+}
+SIMULATED = {"sim", "stacked"}
+
+
+def head(run: RecordedRun) -> Markup:
+    """Return the name of the run, what it was, whether it ended, and its key figures."""
+    summary = run.summary
+    return head_of(
+        run,
+        [
+            summary.graph or (summary.topology.name if summary.topology else ""),
+            *sizes(run),
+            plural(summary.rounds, "round"),
+        ],
+        cards(_key_figures(run)),
+    )
+
+
+def sizes(run: RecordedRun) -> list[str]:
+    """Return how many there are of each role."""
+    return [plural(count, name) for name, count in run.roles.sizes().items()]
+
+
+def head_of(
+    run: RecordedRun, what: Iterable[str], key_figures: Markup, warning: tuple[str, str] | None = None
+) -> Markup:
+    """Return the head of a page: the name, what it was in a few words each, what to be warned of, key figures."""
+    summary = run.summary
+    driver = DRIVERS.get(summary.driver, f"on {summary.driver}" if summary.driver else "")
+    finished = summary.status == "finished"
+    seed = "" if summary.seed is None else f"seed {summary.seed}"
+    facts = [
+        Markup(f'<li class="{"good" if finished else "warn"}">{text(summary.status)}</li>'),
+        *(
+            fact if isinstance(fact, Markup) else Markup(f"<li>{text(fact)}</li>")
+            for fact in (*what, driver, seed)
+            if fact
+        ),
+    ]
+    return join(
+        [
+            paragraph("Report of a fedgossip run", "over"),
+            Markup(f"<h1>{text(summary.name)}</h1>"),
+            Markup(f'<ul class="facts">{"".join(facts)}</ul>'),
+            notice(warning) if warning else None,
+            None if finished else notice(unfinished("This run", run)),
+            key_figures,
+        ]
+    )
+
+
+def _key_figures(run: RecordedRun) -> Iterable[tuple[str, str, str]]:
+    summary, one = run.summary, run.roles.measured
+    three, score = summary.score, summary.score.metric
+    if three != type(three)():
+        word = f"{score.word} of the mean of all models{score.note}{run.measured_when}"
+        yield "Averaged model", three.shown(three.averaged), word
+        yield f"Mean {one}", three.shown(three.mean_peer), f"mean {score.word} of the {one}s’ own models"
+        yield f"Worst {one}", three.shown(three.worst_peer), _worst(run)
+    else:
+        yield "Contraction", near_one(summary.measured_contraction), "disagreement left by one round, measured"
+    yield "Consensus distance", number(summary.consensus_distance), "how far the models lie from their mean"
+    yield "Sent", data_size(summary.bytes_sent), _per_peer_and_round(run)
+    yield from time_and_digest(run, "of all final models")
+
+
+def time_and_digest(run: RecordedRun, digest_of: str) -> Iterable[tuple[str, str, str]]:
+    """Return the last key figures: how long it took, and the digest, as far as there is one."""
+    summary = run.summary
+    computed = "" if summary.wall_seconds is None else f", computed in {duration(summary.wall_seconds)}"
+    yield (
+        "Time",
+        duration(summary.seconds),
+        f"simulated{computed}" if summary.driver in SIMULATED else "on the wall clock",
+    )
+    if summary.digest:
+        short = summary.digest.removeprefix("sha256:")[:12]
+        yield "Digest", Markup(f'<code title="{text(summary.digest)}">{text(short)}</code>'), digest_of
+
+
+def _worst(run: RecordedRun) -> str:
+    score = run.summary.score.metric
+    ended = graphs.fallen(run)
+    known = {node: peer.score for node, peer in enumerate(run.peers) if peer.score is not None and node not in ended}
+    if not known:
+        return f"the worst {score.word} of one {run.roles.measured}"
+    worst = score.worst(known.values())
+    return f"{_called(run, next(node for node, value in known.items() if value == worst))} at the end"
+
+
+def _per_peer_and_round(run: RecordedRun) -> str:
+    turns = run.summary.n * run.summary.rounds
+    return f"{data_size(run.summary.bytes_sent / turns)} per {run.roles.one} and round" if turns else "by all together"
+
+
+def _called(run: RecordedRun, node: int) -> str:
+    return f"{run.roles.one} {_label(run, node)}" if run.roles.alike else run.roles.label(node)
+
+
+def _label(run: RecordedRun, node: int) -> str:
+    graph = run.summary.topology
+    if not run.roles.alike:
+        return run.roles.label(node)
+    return f"{node} ({graph.labels[node]})" if graph and graph.labels and graph.labels[node] != str(node) else str(node)
+
+
+def _head(run: RecordedRun) -> str:
+    """The head of a column of participants."""
+    return run.roles.one.capitalize() if run.roles.alike else "Who"
+
+
+def learning(run: RecordedRun) -> Markup | None:
+    """Return the learning curves."""
+    score = run.summary.score.metric
+    return section(
+        "What was learned",
+        grid(
+            figure(
+                "score-by-round",
+                figures.scores(run, "score-by-round", figures.by_round, figures.of_peers(run)),
+                f"{score.heading} by round",
+                f"Test {score.word} of the average of all models, of the mean peer and of the worst peer{score.note}: "
+                "where the lines part, the peers do not agree yet.",
+            ),
+            figure(
+                "loss",
+                figures.loss(run, "loss"),
+                "Loss by round",
+                "What training makes smaller, as a mean over the peers.",
+            ),
+            figure(
+                "score-by-bytes",
+                figures.scores(run, "score-by-bytes", figures.by_bytes, figures.of_peers(run)),
+                f"{score.heading} by bytes",
+                "The same against what all peers together have sent: what the network was paid.",
+            ),
+            figure(
+                "score-by-time",
+                figures.scores(run, "score-by-time", figures.by_seconds, figures.of_peers(run)),
+                f"{score.heading} by time",
+                "The same against the time that has passed, waiting included.",
+            ),
+        ),
+    )
+
+
+def logged(run: RecordedRun) -> Markup | None:
+    """Return the numbers that loops have logged beside their loss."""
+    one = run.roles.one
+    drawn = [
+        figure(
+            f"logged-{place}",
+            figures.logged(points, f"logged-{place}", name, one),
+            line(name, figures.LOGGED_LETTERS),
+            f"Logged by the loops: the mean over a round, of all {one}s that logged it.",
+        )
+        for place, (name, points) in enumerate(run.logged.items())
+    ]
+    return section("What the loops logged", grid(*drawn))
+
+
+def agreement(run: RecordedRun, forecast: Band | None) -> Markup | None:
+    """Return the consensus distance beside its forecast."""
+    title, caption = "Consensus distance by round", "How far the models of the peers lie from their mean."
+    if forecast is not None and forecast.foretold:
+        caption = "How far the models of the peers lie from their mean, drawn over what was forecast before the run."
+    elif forecast is not None and forecast.lower is not None:
+        caption = (
+            "How far the models of the peers lie from their mean, drawn over the band that was forecast "
+            "from the graph and the spread of the peers’ updates."
+        )
+    elif forecast is not None:
+        caption = (
+            "How far the vectors of the peers lie from their mean, under the bound D₀ · slemᵗ "
+            "that was forecast from the graph’s eigenvalues."
+        )
+    drawn = figure("consensus", figures.consensus(run, "consensus", forecast), title, caption)
+    facts = facts_table("What the graph promised", _forecast_rows(run))
+    said = sentence(run, forecast)
+    if drawn is None and facts is None:
+        return None
+    return section("How well the peers agree", paragraph(said, "lead") if said else None, grid(drawn, facts))
+
+
+def _forecast_rows(run: RecordedRun) -> Iterable[tuple[str, str, str]]:
+    facts = run.summary.forecast
+    gamma = "" if facts.gamma is None else f", at γ = {number(facts.gamma)}"
+    rows = (
+        ("Spectral gap", facts.spectral_gap, "1 − slem: the share of disagreement that each round removes at least"),
+        ("Second largest eigenvalue modulus (slem)", facts.slem, "the share that each round leaves at most"),
+        ("Mean contraction", facts.mean_contraction, "the share that a round leaves on average"),
+        ("Effective neighbours n_W", facts.n_w, f"how many peers’ updates one peer really averages{gamma}"),
+        ("Rounds to halve", facts.rounds_to_halve, "until half of a disagreement is left, in the worst direction"),
+        ("Rounds to 1 %", facts.rounds_to_1_percent, "until a hundredth of it is left, in the worst direction"),
+        ("Typical rounds to halve", facts.typical_to_halve, "the same, over all directions"),
+        ("Typical rounds to 1 %", facts.typical_to_1_percent, "the same, over all directions"),
+        ("Lowest steady disagreement", facts.floor, "per unit of spread that each round adds, if always fresh"),
+        ("Highest steady disagreement", facts.ceiling, "per unit of spread that each round adds, if always the same"),
+        ("Algebraic connectivity", facts.algebraic_connectivity, "the second smallest Laplacian eigenvalue"),
+    )
+    return ((name, near_one(value), why) for name, value, why in rows if value is not None)
+
+
+def graph(run: RecordedRun) -> Markup | None:
+    """Return the drawing of the graph and its spectrum."""
+    drawn = run.summary.topology
+    values = "singular values" if drawn is not None and drawn.directed else "eigenvalues"
+    spectrum = figure(
+        "spectrum",
+        graphs.spectrum(run, "spectrum"),
+        "Spectrum",
+        f"The {values} of the mixing: the first is always 1, and the largest other one in size, "
+        "the slem, sets how fast disagreement dies out.",
+    )
+    if drawn is None:
+        return section("The graph", spectrum)
+    facts = facts_table("The graph in numbers", _graph_rows(run, drawn))
+    right = grid(spectrum, facts, kind="stack")
+    if not graphs.drawable(drawn):
+        size = f"{plural(drawn.n, 'peer')} and {plural(_edges(run, drawn), 'edge')}"
+        said = f"With {size} a drawing would show only a blot; its numbers stand here instead."
+        if not _edges(run, drawn):
+            said = "There is no edge to draw: every peer was on its own."
+        return section("The graph", paragraph(said, "lead"), grid(spectrum, facts))
+    weights = "" if drawn.rows is None else "; a thicker line is a larger mixing weight"
+    scored = any(peer.score is not None for peer in run.peers)
+    colours = f"last measured {run.summary.score.metric.word}" if scored else "number of neighbours"
+    picture = figure(
+        "graph",
+        graphs.network(run, drawn, "graph"),
+        "Who talks to whom",
+        f"Each disc is a peer, coloured by its {colours}, and each line a pair that exchanges models{weights}."
+        + (" Those in squares lie, and are in no score." if graphs.attackers(run) else "")
+        + (" An empty disc with a cross is a peer that ended before the run." if graphs.fallen(run) else "")
+        + (" Dashed: a pair of which one never got a model of the other." if graphs.never_exchanged(run) else ""),
+    )
+    return section("The graph", grid(picture, right))
+
+
+def _graph_rows(run: RecordedRun, drawn: Graph) -> Iterable[tuple[str, str, str]]:
+    yield "Graph", drawn.name or NOTHING, ""
+    yield "Peers", count(drawn.n), ""
+    if run.summary.forecast.period != 1 and run.summary.links:
+        shown = "of a whole period" if run.summary.forecast.period else "of the first round"
+        yield "Links", run.summary.links, f"which change from round to round; the drawing has those {shown}"
+        return
+    yield ("Arcs" if drawn.directed else "Edges"), count(_edges(run, drawn)), ""
+    if drawn.edges:
+        degrees = Counter(node for edge in drawn.edges for node in edge)
+        low, high = (pick(degrees[node] for node in range(drawn.n)) for pick in (min, max))
+        yield "Neighbours of a peer", str(low) if low == high else f"{low} to {high}", ""
+    elif run.summary.forecast.degree_max is not None:
+        yield "Neighbours of a peer", f"up to {run.summary.forecast.degree_max}", ""
+
+
+def _edges(run: RecordedRun, drawn: Graph) -> int:
+    """Return the number of edges, also where the run did not keep them."""
+    return len(drawn.edges) or run.summary.forecast.edges or 0
+
+
+def examples_said(data: DataSpread | None, one: str) -> str:
+    """Return what stands under the figure of everybody's examples: whence they are, and what became of them."""
+    source = f" ({data.source})" if data is not None and data.source else ""
+    unlike = data is not None and bars.by_class(data)
+    colours = f", coloured by class: unlike bars mean that the {one}s see unlike worlds." if unlike else "."
+    notes = "".join(f"  {note}." for note in (data.notes if data is not None else ()))
+    return f"How many examples each {one} holds{source}{colours}{notes}"
+
+
+def peers(run: RecordedRun) -> Markup | None:
+    """Return what each peer had, did and reached."""
+    data = run.summary.data
+    one = run.roles.one
+    return section(
+        f"The {one}s" if run.roles.alike else "Who took part",
+        grid(
+            figure(
+                "data",
+                bars.data_shares(run, "data"),
+                f"Data of each {one}",
+                examples_said(data, one),
+            ),
+            figure(
+                "time",
+                bars.time_spent(run, "time"),
+                "Where the time went",
+                f"How long each {one} trained, communicated (models came in or went out), waited for others and mixed, "
+                "over all rounds.",
+            ),
+        ),
+        _peer_table(run) if run.summary.n <= MOST_PEERS_LISTED else None,
+    )
+
+
+def _peer_table(run: RecordedRun) -> Markup | None:
+    if not any(peer.rounds for peer in run.peers):
+        return None
+    learned = any(peer.score is not None or peer.loss is not None for peer in run.peers)
+    scored = [run.summary.score.metric.heading, "Loss"] if learned else []
+    heads = [_head(run), *scored, "Sent", "Received", *(name.capitalize() for name, _ in bars.ACTIVITIES)]
+    rows = [
+        [
+            _label(run, node),
+            *([run.summary.score.shown(peer.score), number(peer.loss)] if learned else []),
+            data_size(peer.bytes_sent),
+            data_size(peer.bytes_received),
+            *(duration(peer.seconds[activity]) for activity, _ in bars.ACTIVITIES),
+        ]
+        for node, peer in enumerate(run.peers)
+    ]
+    listed = table(heads, rows, numbers=len(heads) - 1)
+    return listed if run.summary.n <= 20 else folded(f"All {plural(run.summary.n, run.roles.one)}", listed)
+
+
+def faults(run: RecordedRun) -> Markup | None:
+    """Return what went wrong, counted and then one by one."""
+    counts = run.summary.events or Counter(event.name for event in run.events)
+    if not counts:
+        return None
+    said = ", ".join(f"{name.replace('_', ' ')}: {count(amount)}" for name, amount in gravest_first(counts))
+    found = spells(run.events)
+    rows = [
+        [
+            count(first) if first == last else f"{count(first)} – {count(last)}",
+            NOTHING if event.peer is None else str(event.peer) if run.roles.alike else run.roles.label(event.peer),
+            event.name,
+            "" if event.value is None else json.dumps(event.value, ensure_ascii=False)[:80],
+        ]
+        for event, first, last, _ in found[:MOST_EVENTS_LISTED]
+    ]
+    rest = sum(counts.values()) - sum(times for *_, times in found[:MOST_EVENTS_LISTED])
+    return section(
+        "Events and faults",
+        paragraph(f"In this run – {said}.", "lead"),
+        refusals(run),
+        table(["Round", _head(run), "Event", "Value"], rows, numbers=0) if rows else None,
+        paragraph(f"{count(rest)} more in metrics.jsonl.", "lead") if rows and rest > 0 else None,
+    )
+
+
+def spells(events: Iterable[ReportedEvent]) -> list[tuple[ReportedEvent, int, int, int]]:
+    """Return (event, its first round, its last, how often): one that repeats round after round, as of a peer that is
+    dead and missed, is one."""
+    found: list[tuple[ReportedEvent, int, int, int]] = []
+    open_at: dict[tuple[int | None, str, str], int] = {}
+    for event in events:
+        key = event.peer, event.name, json.dumps(event.value, sort_keys=True)
+        place = open_at.get(key)
+        if place is not None and event.round - found[place][2] in (0, 1):
+            first, _, last, times = found[place]
+            found[place] = first, found[place][1], max(last, event.round), times + 1
+        else:
+            open_at[key] = len(found)
+            found.append((event, event.round, event.round, 1))
+    return found
+
+
+def refusals(run: RecordedRun) -> Markup | None:
+    """Return why something was refused: each cause once."""
+    rows = [
+        [run.roles.label(cause.peer), count(cause.times), f"{cause.text}  {cause.advice}".strip()]
+        for cause in run.summary.refusals
+    ]
+    return table(["Refused by", "Times", "Why"], rows, numbers=0) if rows else None
+
+
+def provenance(
+    run: RecordedRun,
+    digest_of: str = "all final models",
+) -> Markup | None:
+    """Return everything that is needed to repeat the run."""
+    summary, how = run.summary, repeating(run)
+    rows = [
+        (f"Digest of {digest_of}", summary.digest or NOTHING, ""),
+        ("Seed", NOTHING if summary.seed is None else str(summary.seed), ""),
+        ("Parameters of one model", count(summary.parameters), ""),
+        *((name, str(version), "") for name, version in sorted(summary.versions.items())),
+    ]
+    command = f"\n<pre>{text(how.command)}</pre>" if how.command else ""
+    told = Markup(f"<p>{text(how.text)}</p>{command}")
+    experiment = Markup(f"<pre>{text(run.experiment)}</pre>")
+    return section(
+        "How to repeat this run",
+        told,
+        Markup(f'<div class="wide origin">{facts_table("What ran", rows)}</div>'),
+        folded("The whole experiment (experiment.toml)", experiment) if run.experiment else None,
+    )

@@ -1,0 +1,235 @@
+"""Follows a place: reads what is new in its files and keeps the state of the run up to date.
+
+The record of a run is its metrics.jsonl.  Beside it, while a run on this machine goes on, each peer writes rows of its
+own, which the record repeats when all have passed the round: of those only the newest figures are taken.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from fedgossip.base import outside_files
+from fedgossip.base.decoding import UnreadableError, json_value
+from fedgossip.core.records import Row, row_of
+from fedgossip.report.watch.places import ENDED, EXPERIMENT, ROWS, SUMMARY, Facts, RunPlace, facts_of
+from fedgossip.report.watch.state import State
+from fedgossip.report.watch.tail import Tail
+
+PACE_SECONDS = 20.0
+"""Rounds per second are those of so long."""
+
+DRIVERS = {
+    "sim": "simulated",
+    "stacked": "stacked",
+    "local": "real processes, this machine",
+    "peers": "real processes, started one by one",
+    "slurm": "real processes, tasks of Slurm",
+    "ray": "real processes, actors of Ray",
+}
+
+
+class Follower:
+    """Reads `place`; `state` and what else it holds are as of the last `poll`.
+
+    `heard` is called with each row of the record that tells anything new, when it is in the state.
+    """
+
+    def __init__(self, place: RunPlace, heard: Callable[[Row], None] | None = None) -> None:
+        self.place, self.heard = place, heard
+        self.facts: Facts = facts_of(place)
+        self.driver = "" if place.folder else "peers"
+        self.unreadable = 0
+        """Lines that are no rows; they are passed over."""
+        self.version = 0
+        """Changes when anything else does."""
+        self.news_at = time.time()
+        self.began_at = self._began()
+        self.ended_at: float | None = None
+        self.lacking: list[str] = []
+        """What did not happen in a run that has ended, in sentences."""
+        self.wall_seconds: float | None = None
+        self._decoder = msgspec.json.Decoder(Row)
+        self._pace: deque[tuple[float, float]] = deque()
+        self._start()
+
+    def _start(self) -> None:
+        facts = self.facts
+        self.state = State(facts.roles, facts.rounds, facts.topology, facts.federation, facts.score)
+        self.state.foretold = facts.foretold
+        self._record = {-1: Tail(self.place.folder / ROWS)} if self.place.folder else {}
+        self._own: dict[int, Tail] = {}
+        self._ended: set[int] = set()
+        self._pace.clear()
+        if not self.place.folder:
+            for peer in self.state.peers.values():
+                peer.watched = False
+            for node, folder in self.place.peers.items():
+                self._record[node] = Tail(folder / ROWS)
+                if peer_there := self.state.peer(node):
+                    peer_there.watched = True
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run has ended and all that it wrote is read."""
+        return bool(self.state.status) and not self.behind
+
+    @property
+    def behind(self) -> int:
+        """Bytes of the record that are there and not read yet."""
+        return sum(tail.behind for tail in self._record.values())
+
+    @property
+    def read_share(self) -> float:
+        """How much of the record is read: 1.0 where all is."""
+        whole = sum(tail.size for tail in self._record.values())
+        return 1.0 if not whole else 1.0 - self.behind / whole
+
+    @property
+    def seconds(self) -> float:
+        """How long the run goes on, or took, on the clock on the wall."""
+        if self.wall_seconds is not None:
+            return self.wall_seconds
+        return max(0.0, (self.ended_at or time.time()) - self.began_at)
+
+    @property
+    def rounds_per_second(self) -> float | None:
+        """Of late, by the mean peer; of a run that has ended, over all of it; None where it cannot be told."""
+        if self.state.status:
+            return self.state.round / self.seconds if self.seconds > 0 and self.state.round else None
+        if len(self._pace) < 2 or self._pace[-1][0] - self._pace[0][0] < 1.0:
+            return None
+        (began, at), (now, here) = self._pace[0], self._pace[-1]
+        return (here - at) / (now - began)
+
+    def poll(self, seconds: float = 0.25) -> bool:
+        """Read what is new, for about `seconds`; return whether anything was."""
+        until = time.monotonic() + seconds
+        over = self._last_words()  # asked before reading: what was written before it is then read too
+        news = self._read(self._record, until, own=False)
+        if not self.behind and self.place.folder and not self.state.status:
+            self._meet()
+            news = self._read(self._own, until, own=True) or news
+        if any(tail.again for tail in self._record.values()):
+            self._start()
+            news = True
+        if over and not self.behind and self.state.status != over:
+            self._end(over)
+            news = True
+        if news:
+            self.version += 1
+            self.news_at = time.time()
+        self._measure_pace()
+        return news
+
+    def _end(self, status: str) -> None:
+        """All is read.  Of one without a row in a run that was put together there was no folder."""
+        self.state.status = status
+        if self.driver == "peers" and self.place.folder:
+            for peer in self.state.peers.values():
+                peer.watched = peer.turns > 0
+
+    def _read(self, tails: dict[int, Tail], until: float, *, own: bool) -> bool:
+        news = False
+        for tail in list(tails.values()):
+            while lines := tail.lines():
+                news = True
+                for line in lines:
+                    self._fold(line, own=own)
+                if time.monotonic() > until:
+                    return True
+        return news
+
+    def _fold(self, line: bytes, *, own: bool) -> None:
+        try:
+            row = row_of(self._decoder, line)
+        except UnreadableError:
+            self.unreadable += bool(line.strip())
+            return
+        if own:
+            self.state.preview(row)
+        elif self.state.take(row) and self.heard:
+            self.heard(row)
+
+    def _meet(self) -> None:
+        """Find the files of peers on this machine as they appear."""
+        assert self.place.folder
+        if len(self._own) < self.state.n and (self.place.folder / "peers").is_dir():
+            for node in range(self.state.n):
+                path = self.place.folder / "peers" / f"{node:02d}" / ROWS
+                if node not in self._own and path.exists():
+                    self._own[node] = Tail(path, newest=True)
+
+    def _measure_pace(self) -> None:
+        if self.behind or not self.state.peers:
+            return
+        now = time.monotonic()
+        self._pace.append((now, self.state.progress))
+        while now - self._pace[0][0] > PACE_SECONDS:
+            self._pace.popleft()
+
+    # --- beginning and end ------------------------------------------------------------------------------------------
+
+    def _began(self) -> float:
+        folders = [self.place.folder] if self.place.folder else list(self.place.peers.values())
+        names = (EXPERIMENT, "endpoint.toml", ROWS)
+        times = [path.stat().st_mtime for folder in folders for name in names if (path := folder / name).exists()]
+        return min(times, default=time.time())
+
+    def _last_words(self) -> str:
+        """Return how the run ended, or "" while it goes on."""
+        if self.state.status:
+            return self.state.status
+        if self.place.folder:
+            return self._summary(self.place.folder)
+        for node, folder in self.place.peers.items():
+            if node not in self._ended and (word := _json(folder / ENDED)):
+                self._ended.add(node)
+                self.ended_at = _changed(folder / ENDED)
+                if peer := self.state.peer(node):
+                    peer.ended = str(word.get("status"))
+                if peer and peer.ended == "partial" and isinstance(text := word.get("message"), str):
+                    self.lacking.append(text)
+                self.version += 1
+        if len(self._ended) < len(self.place.peers):
+            return ""
+        words = {self.state.peers[node].ended for node in self.place.peers if node in self.state.peers}
+        return next((word for word in ("failed", "interrupted", "partial") if word in words), "finished")
+
+    def _summary(self, folder: Path) -> str:
+        if not self.driver:
+            local = (folder / "peers").is_dir()
+            self.driver = "local" if local else next((d for d in DRIVERS if f"-{d}-" in folder.name), "")
+        summary = _json(folder / SUMMARY)
+        if not summary:
+            return ""
+        self.ended_at = _changed(folder / SUMMARY)
+        wall, driver = summary.get("wall_seconds"), summary.get("driver")
+        if wall is None:  # put together from folders: what the peers themselves took
+            wall = summary.get("seconds")
+        self.wall_seconds = float(wall) if isinstance(wall, int | float) else None
+        self.driver = driver if isinstance(driver, str) else self.driver
+        lacking = summary.get("lacking")
+        self.lacking = [text for text in lacking if isinstance(text, str)] if isinstance(lacking, list) else []
+        return str(summary.get("status") or "ended")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Return the object in a file; an empty one while it is not there, or not whole."""
+    try:
+        content = json_value(outside_files.read_bytes(path))
+    except (OSError, UnreadableError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _changed(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None

@@ -1,0 +1,233 @@
+"""Pages on this machine alone: answers to GET, and nothing else.
+
+It listens on 127.0.0.1, which no other machine can reach, and answers its own user and root alone: other users of this
+machine may not read the files that it shows.  Linux has a table of whose each connection is; elsewhere all users are
+answered.  A page of somewhere else that a browser shows cannot read it: a name that was pointed at 127.0.0.1 is not
+among the hosts that are answered, and no answer allows other origins.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import io
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import parse_qs
+
+from fedgossip.base.errors import NetworkError
+from fedgossip.base.guarded_threads import guarded_thread
+
+HOST = "127.0.0.1"
+CONNECTIONS = 32
+"""Answered at once; for one more the oldest that has not sent its request is hung up on, or it is turned away."""
+REQUEST_SECONDS = 10.0
+"""For a whole request to arrive, and as long for its answer to be taken."""
+ROOM_SECONDS = 1.0
+"""Maximum wait for the place of a connection that is hung up on."""
+WORDS_MAX = 256
+"""Maximum number of words after the "?" of a request."""
+
+OF_DATA = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+"""The policy of what is no page."""
+STYLE, SCRIPT = "/*STYLE*/", "/*SCRIPT*/"
+"""Where in a page they go."""
+
+TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+"""Connections of this machine, with their users."""
+
+Query = dict[str, list[str]]
+
+
+def users_of(near: tuple[str, int], far: tuple[str, int]) -> set[int]:
+    """Return the users of a connection's end at `near`, an address of IPv4 and a port; none where no table has it."""
+    here, there = (
+        f"{int.from_bytes(socket.inet_aton(host), sys.byteorder):08X}:{port:04X}" for host, port in (near, far)
+    )
+    found = set()
+    for table in TABLES:
+        with contextlib.suppress(OSError):
+            for words in map(str.split, table.read_text().splitlines()[1:]):
+                if words[1].endswith(here) and words[2].endswith(there):  # of IPv6, an address of IPv4 is its end
+                    found.add(int(words[7]))
+    return found
+
+
+@dataclass(frozen=True)
+class HttpAnswer:
+    """What is sent back: its media type, its bytes, and what a browser may do with it."""
+
+    kind: str
+    content: bytes
+    policy: str = OF_DATA
+
+
+def page_of(page: str, scripts: Sequence[str], styles: Sequence[str]) -> HttpAnswer:
+    """Return a page: it loads nothing, runs its own script, and asks this server alone.
+
+    Each is a file, "package:name"; `page` says by STYLE and SCRIPT where the others go.
+    """
+    style, script = ("".join(_text(name) for name in names) for names in (styles, scripts))
+    text = _text(page).replace(STYLE, style).replace(SCRIPT, script)
+    allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    rest = OF_DATA.removeprefix("default-src 'none'; ")
+    policy = (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{allowed}'; connect-src 'self'; "
+        f"img-src data:; {rest}"
+    )
+    return HttpAnswer("text/html; charset=utf-8", text.encode(), policy)
+
+
+def _text(name: str) -> str:
+    package, _, file = name.partition(":")
+    return files(package).joinpath(file).read_text("utf-8")
+
+
+class LocalServer:
+    """Answers with what `found(path, query)` gives, in threads of its own; a context manager.
+
+    found: None for what is not there.  port: 0 takes a free one.  Raises NetworkError for one that cannot be had.
+    """
+
+    def __init__(self, found: Callable[[str, Query], HttpAnswer | None], port: int = 0) -> None:
+        self.found = found
+        try:
+            self._server = _Server((HOST, port), _handler(self))
+        except OSError as error:
+            raise NetworkError(f"port {port}: {error.strerror}", "Take another with --port, or none.") from None
+        self.port: int = self._server.server_address[1]
+        self.url = f"http://{HOST}:{self.port}/"
+        self.hosts = {f"{name}:{self.port}" for name in (HOST, "localhost")}
+        self._tells_users = hasattr(os, "getuid") and bool(users_of((HOST, self.port), ("0.0.0.0", 0)))
+        self._thread = guarded_thread(self._server.serve_forever, "page", 0.1)
+
+    def is_own(self, near: tuple[str, int]) -> bool:
+        """Whether a connection is of this process's user, or of root; true where this machine does not say."""
+        users = users_of(near, (HOST, self.port)) if self._tells_users else {0}
+        return bool(users) and users <= {0, os.getuid()}
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    allow_reuse_address = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._room = threading.BoundedSemaphore(CONNECTIONS)
+        self._unsaid: dict[socket.socket, None] = {}
+        """Connections that have not sent their request, the oldest first."""
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not (self._room.acquire(blocking=False) or self._make_room()):
+            return self.shutdown_request(request)
+        self._unsaid[request] = None
+        return super().process_request(request, client_address)
+
+    def _make_room(self) -> bool:
+        """Hang up on who has waited longest with its request: slow ones, were they a thousand, keep nobody out."""
+        oldest = next(iter([*self._unsaid]), None)
+        if oldest is None:
+            return False
+        self.said(oldest)
+        with contextlib.suppress(OSError):
+            oldest.shutdown(socket.SHUT_RDWR)
+        return self._room.acquire(timeout=ROOM_SECONDS)
+
+    def said(self, request: socket.socket) -> None:
+        self._unsaid.pop(request, None)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.said(request)
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that closes in the middle of an answer is no event."""
+
+
+class _Request(io.RawIOBase):
+    """What a connection sends, all of it within REQUEST_SECONDS: one byte now and then would never be too slow."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._until = connection, time.monotonic() + REQUEST_SECONDS
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("a request that does not end")
+        self._connection.settimeout(left)
+        return self._connection.recv_into(buffer)
+
+
+def _handler(server: LocalServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = REQUEST_SECONDS
+        server_version, sys_version = "fedgossip", ""
+
+        def setup(self) -> None:
+            super().setup()
+            self.rfile = io.BufferedReader(_Request(self.connection))
+
+        def do_GET(self) -> None:  # other methods are not there: 501
+            self.server.said(self.connection)  # type: ignore[attr-defined]
+            self.connection.settimeout(REQUEST_SECONDS)  # for all of an answer
+            if not server.is_own(self.client_address[:2]):
+                return self._refuse(403, "this address answers its own user only")
+            if self.headers.get("Host", "").lower() not in server.hosts:
+                return self._refuse(403, "this address answers to its own name only")
+            path, _, words = self.path.partition("?")
+            try:
+                query = parse_qs(words, max_num_fields=WORDS_MAX)
+            except ValueError:
+                return self._refuse(400, "too many words after the question mark")
+            answer = server.found(path, query)
+            return self._refuse(404, "there is no such page") if answer is None else self._answer(200, answer)
+
+        def _refuse(self, code: int, why: str) -> None:
+            self._answer(code, HttpAnswer("text/plain; charset=utf-8", f"{why}\n".encode()))
+
+        def _answer(self, code: int, answer: HttpAnswer) -> None:
+            self.send_response(code)
+            for name, value in (
+                ("Content-Type", answer.kind),
+                ("Content-Length", str(len(answer.content))),
+                ("Content-Security-Policy", answer.policy),
+                ("Cross-Origin-Resource-Policy", "same-origin"),
+                ("X-Content-Type-Options", "nosniff"),
+                ("Referrer-Policy", "no-referrer"),
+                ("Cache-Control", "no-store"),
+            ):
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(answer.content)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nothing: what is asked for is always the same."""
+
+    return Handler

@@ -1,0 +1,221 @@
+"""What is watched: the directory of a run, or the folders that peers of a run on several machines write."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedgossip.base import outside_files
+from fedgossip.base.decoding import from_toml, json_value
+from fedgossip.base.errors import ConfigError, FedgossipError
+from fedgossip.base.plain import line
+from fedgossip.base.scores import ACCURACY, Score
+from fedgossip.core.forecasts import RunForecast, read_forecast
+from fedgossip.core.roles import PEERS, ROLES, Roles, federated_roles, peer_roles, roles_from
+from fedgossip.data.objectives import AS_THE_DATA, KINDS, objective_of
+from fedgossip.report.watch.federation import Federation, federation_of, star
+from fedgossip.topology import Topology, resolve, resolve_schedule, union
+
+EXPERIMENT, ROWS, SUMMARY, ENDED, INCOMPLETE = (
+    "experiment.toml", "metrics.jsonl", "summary.json", "ended.json", "INCOMPLETE"
+)  # fmt: skip
+OF_A_RUN = (EXPERIMENT, SUMMARY, INCOMPLETE)
+OF_A_PEER = ("endpoint.toml", ENDED, ROWS)
+"""A participant of several machines keeps the experiment too, and endpoint.toml beside it."""
+MOST_EDGES = 200_000
+"""Of larger graphs the links are not followed."""
+DEEP = 3
+"""Runs lie at most so many folders below `runs`: the demo keeps its nine in folders of its own."""
+
+
+@dataclass(frozen=True)
+class RunPlace:
+    """`folder` is the directory of a run; or `peers` are folders of peers, by node, and there is no such directory."""
+
+    folder: Path | None
+    peers: dict[int, Path] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return str(self.folder) if self.folder else ", ".join(str(path) for path in self.peers.values())
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a run's experiment says of it; what is not known is empty, 0 or None.
+
+    `federation`: of a run with a coordinator, which has a node of its own.
+    """
+
+    name: str = ""
+    graph: str = ""
+    """What the run does: its graph, or its method."""
+    roles: Roles = PEERS
+    rounds: int = 0
+    topology: Topology | None = None
+    federation: Federation | None = None
+    score: Score = ACCURACY
+    foretold: RunForecast | None = None
+    """What was forecast before the run began."""
+
+    @property
+    def n(self) -> int:
+        """All participants; 0 where nobody says how many there are."""
+        return self.roles.n
+
+
+def find(given: Sequence[Path], base: Path = Path("runs")) -> RunPlace:
+    """Return what `given` names; the newest run under `base` where nothing is given.  Raises ConfigError."""
+    if not given:
+        return RunPlace(outside_files.checked_folder(_newest(base)))
+    if len(given) == 1 and _is_run(given[0]):
+        return RunPlace(outside_files.checked_folder(given[0]))
+    peers: dict[int, Path] = {}
+    for folder in given:
+        node = _node(outside_files.checked_folder(folder))
+        if node in peers:
+            raise ConfigError(f"{folder}: peer {node} is in {peers[node]} already", "Give each once.")
+        peers[node] = folder
+    return RunPlace(None, peers)
+
+
+def _newest(base: Path) -> Path:
+    runs = list(_runs(base))
+    if not runs:
+        advice = "Start one with `fedgossip run`, or name its folder: fedgossip watch RUN"
+        raise ConfigError(f"{base}: no run there", advice)
+    return max(runs, key=_touched)
+
+
+def _runs(base: Path, deep: int = DEEP) -> Iterator[Path]:
+    for path in sorted(path for path in base.iterdir() if path.is_dir()) if base.is_dir() else []:
+        if _is_run(path):
+            yield path
+        elif deep > 1:
+            yield from _runs(path, deep - 1)
+
+
+def _touched(run: Path) -> float:
+    return max((path.stat().st_mtime for name in (EXPERIMENT, ROWS) if (path := run / name).exists()), default=0.0)
+
+
+def _is_run(folder: Path) -> bool:
+    return _holds(folder, OF_A_RUN) and not _holds(folder, OF_A_PEER[:1])
+
+
+def _holds(folder: Path, names: Sequence[str]) -> bool:
+    return any((folder / name).is_file() for name in names)
+
+
+def _node(folder: Path) -> int:
+    """Return which peer wrote `folder`: its endpoint.toml says so."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder", "`fedgossip runs` lists the runs that are there.")
+    if _is_run(folder):
+        raise ConfigError(f"{folder}: a whole run among folders of peers", "Watch one run at a time.")
+    if not _holds(folder, OF_A_PEER):
+        raise ConfigError(f"{folder}: neither a run nor a peer", "Give the folder that --out named, or no folder.")
+    try:
+        (peer,) = from_toml(outside_files.read_text(folder / "endpoint.toml"))["peer"]
+        return int(peer["id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError(f"{folder}: its endpoint.toml does not say which peer it is of", "Give others.") from None
+
+
+def facts_of(place: RunPlace) -> Facts:
+    """Return what the experiment file beside the rows says; nothing where there is none, or none that can be read."""
+    content = next((found for path in _beside(place, EXPERIMENT) if (found := _read(path))), {})
+    told = next((known for path in _beside(place, ROLES) if (known := _told(path))), None)
+    return replace(_facts(content, told), score=_score(content), foretold=_foretold(place))
+
+
+def _foretold(place: RunPlace) -> RunForecast | None:
+    try:
+        found = read_forecast(place.folder) if place.folder else None
+    except ConfigError:  # the report says why; here a run goes on
+        return None
+    return found[0] if found else None
+
+
+def _score(content: dict[str, Any]) -> Score:
+    """Return what the run is judged by; its accuracy where the file says nothing that is known."""
+    task, data = content.get("task"), content.get("data")
+    task, data = task if isinstance(task, dict) else {}, data if isinstance(data, dict) else {}
+    kind, metrics = task.get("kind", AS_THE_DATA), task.get("metrics", [])
+    if kind not in (*KINDS, AS_THE_DATA) or not isinstance(metrics, list):
+        return ACCURACY
+    try:
+        score = objective_of(kind, "", [str(metric) for metric in metrics], str(data.get("source", ""))).score
+    except ConfigError:
+        return ACCURACY
+    return replace(score, unit=line(score.unit, 80))
+
+
+def _facts(content: dict[str, Any], told: _RolesFile | None) -> Facts:
+    rounds, name = content.get("rounds"), content.get("name")
+    title, whole = name if isinstance(name, str) else "", rounds if isinstance(rounds, int) else 0
+    if federation := federation_of(content):
+        who = federated_roles(federation.clients)
+        return Facts(title, federation.method, who, whole, _links(federation), federation)
+    section = content.get("topology")
+    if not isinstance(section, dict):
+        return Facts(title, told.name, told.roles, whole) if told else Facts(title, rounds=whole)
+    graph, n, seed = section.get("graph"), section.get("n"), content.get("seed", 1)
+    topology = _topology(graph, n, seed) if isinstance(graph, str) else None
+    who = told.roles if told else peer_roles(n if isinstance(n, int) and n > 0 else 0)
+    who = peer_roles(topology.n) if topology else who  # the graph may lie on another machine
+    return Facts(title, graph if isinstance(graph, str) else "", who, whole, topology)
+
+
+def _links(federation: Federation) -> Topology | None:
+    return star(federation.clients) if federation.clients <= MOST_EDGES else None
+
+
+def _beside(place: RunPlace, name: str) -> Iterator[Path]:
+    """Where the file of this name can lie that tells what run it is."""
+    if place.folder:
+        yield place.folder / name
+    for path in place.peers.values():
+        yield path / name
+        if path.resolve().parent.name == "peers":  # of a run on this machine
+            yield path.resolve().parents[1] / name
+
+
+@dataclass(frozen=True)
+class _RolesFile:
+    name: str
+    roles: Roles
+
+
+def _told(path: Path) -> _RolesFile | None:
+    """What a run said of itself when it began; None where it said nothing, or nothing that can be."""
+    try:
+        content = json_value(outside_files.read_bytes(path))
+        roles = roles_from(content["roles"])
+        return _RolesFile(str(content["name"]), roles) if roles.n <= MOST_EDGES else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return from_toml(outside_files.read_text(path))
+    except (OSError, ValueError):
+        return {}
+
+
+def _topology(graph: str, n: object, seed: object) -> Topology | None:
+    """Return the graph, of one that changes by the round all links that it ever has.
+
+    None for a file that lies on another machine: its links are then unknown, and no more.
+    """
+    size = n if isinstance(n, int) else None
+    root = seed if isinstance(seed, int) else 1
+    with contextlib.suppress(FedgossipError, OSError):
+        return resolve(graph, size, seed=root)
+    with contextlib.suppress(FedgossipError, OSError):
+        return union(resolve_schedule(graph, size, seed=root))
+    return None

@@ -1,0 +1,185 @@
+"""A followed run as plain data: what the page is told, and what words a table needs.
+
+Texts from files become one printable line each; what shows them must still treat them as text, not as markup.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fedgossip.base.plain import line
+from fedgossip.core.records import EventRow
+from fedgossip.core.roles import PEERS, Roles
+from fedgossip.report.page.naming import shown_round
+from fedgossip.report.watch.federation import Led
+from fedgossip.report.watch.follow import DRIVERS, Follower
+from fedgossip.report.watch.layout import MOST_NODES, places
+from fedgossip.report.watch.peers import Peer
+from fedgossip.report.watch.state import ENDED, FALLEN, State
+
+LISTED = 60
+"""Peers told one by one where there are too many to draw: the most interesting."""
+EVENTS_LISTED = 40
+LETTERS = 40
+"""Maximum number of letters of the name of a logged number."""
+
+Words = Callable[[EventRow], str]
+
+
+def graph(follower: Follower) -> dict[str, Any]:
+    """What does not change while a run goes on: its name, and the graph with a place for each node, in 0..1."""
+    facts, state = follower.facts, follower.state
+    n = facts.n or max(state.peers, default=-1) + 1
+    found = places(n, facts.topology)
+    labels = facts.topology.labels if facts.topology else None
+    return {
+        "name": line(title(follower)),
+        "graph": line(facts.graph),
+        "n": n,
+        "rounds": facts.rounds,
+        "directed": bool(facts.topology and facts.topology.directed),
+        "nodes": None if found is None else [[round(float(x), 4), round(float(y), 4)] for x, y in found],
+        "edges": state.edges if found is not None else [],
+        "labels": [line(label, 24) for label in labels] if labels and found is not None else None,
+        "coordinator": state.roles.leader if state.led else None,
+        "roles": state.roles.plain,
+        "wanted": facts.federation.wanted if facts.federation else None,
+        "score": {"word": facts.score.word, "note": facts.score.note, "percent": facts.score.percent},
+        "clear": bool(facts.federation and not facts.federation.secure),
+    }
+
+
+def title(follower: Follower) -> str:
+    """What a run is called: its name, else its graph, else its folders."""
+    return follower.facts.name or follower.facts.graph or follower.place.name
+
+
+def moment(follower: Follower, words: Words) -> dict[str, Any]:
+    """What there is to tell now."""
+    state = follower.state
+    down = state.links()
+    curves = state.curves | (state.led.curves if state.led else {})
+    all_listed = len(state.peers) <= MOST_NODES
+    shown = in_order(state) if all_listed else state.by_interest()[:LISTED]
+    tested, distance = state.tested, state.distance
+    return {
+        "status": state.status if follower.ended else "",
+        "lacking": follower.lacking if follower.ended else [],
+        "driver": DRIVERS.get(follower.driver, line(follower.driver)),
+        "round": state.round,
+        "rounds": state.rounds,
+        "n": len(state.learners),
+        "seconds": round(follower.seconds, 1),
+        "pace": follower.rounds_per_second,
+        "read": follower.read_share,
+        "quiet": round(max(0.0, time.time() - follower.news_at), 1),
+        "tested": tested.round if tested else None,
+        "averaged": tested.score_averaged if tested else None,
+        "mean": tested.score_mean_peer if tested and not state.led else None,
+        "worst": tested.score_worst_peer if tested and not state.led else None,
+        "loss": tested.test_loss if tested else None,
+        "distance": distance.consensus_distance if distance else None,
+        "measured": distance.round if distance else None,
+        "bytes": sum(peer.bytes_sent for peer in state.peers.values()),
+        "links": len(state.edges),
+        "counts": list(state.counts().items()),
+        "peers": [_peer(state, peer, down) for peer in shown],
+        "others": len(state.peers) - len(shown),
+        "down": [[u, v, word] for (u, v), word in sorted(down.items())] if all_listed else [],
+        "led": _led(state, state.led) if state.led else None,
+        "curves": {name: [[at, *values] for at, values in curve.points()] for name, curve in curves.items()},
+        "logged": [[line(name, LETTERS), points] for name, points in state.logged.lines().items()],
+        "events": [
+            {"round": counted(row, state.roles), "peer": row.peer, "text": said(row, words)}
+            for row in list(state.events)[: -EVENTS_LISTED - 1 : -1]
+        ],
+        "seen": state.events_seen,
+        "unreadable": follower.unreadable,
+    }
+
+
+def in_order(state: State) -> list[Peer]:
+    """Return all by their ids; a coordinator comes before its clients."""
+    return sorted(state.peers.values(), key=lambda peer: (peer.node != state.roles.leader, peer.node))
+
+
+def counted(row: EventRow, roles: Roles) -> int | None:
+    """The round of an event as people count, or None where it has none."""
+    return shown_round(row.name, row.round, roles) if row.round >= 0 else None
+
+
+def _led(state: State, led: Led) -> dict[str, Any]:
+    """What there is to tell of a coordinator."""
+    tested = led.tested
+    return {
+        "contributions": led.contributions,
+        "answered": led.answered(state.peers.values()),
+        "abandoned": led.abandoned,
+        "mean": tested.score_clients if tested else None,
+        "worst": tested.score_worst_client if tested else None,
+    }
+
+
+def _peer(state: State, peer: Peer, down: dict[tuple[int, int], str]) -> dict[str, Any]:
+    links = links_up(state, peer, down)
+    return {
+        "id": peer.node,
+        "state": state.condition(peer),
+        "round": peer.round if peer.known else None,
+        "loss": peer.loss,
+        "score": peer.score,
+        "tested": peer.tested,
+        "waiting": peer.waiting,
+        "turns": peer.turns,
+        "sent": peer.bytes_sent if peer.known else None,
+        "received": peer.bytes_received if peer.known else None,
+        "links": links,
+        "note": note(state, peer),
+    }
+
+
+def links_up(state: State, peer: Peer, down: dict[tuple[int, int], str]) -> str:
+    """Return how many of a peer's links work, of how many: "1/2"; "?/2" where that is not known, "" without links."""
+    near = state.neighbours.get(peer.node, [])
+    words = [down.get((min(peer.node, other), max(peer.node, other)), "") for other in near]
+    unknown, lost = words.count("unknown"), words.count("down") + words.count("missed")
+    up = "?" if unknown == len(near) else f"{len(near) - lost - unknown}{'?' if unknown else ''}"
+    return f"{up}/{len(near)}" if near else ""
+
+
+def note(state: State, peer: Peer) -> str:
+    """Who says what of a peer: "gone for 1, 3", and whom it reaches through a relay; empty where there is nothing."""
+    said_of = []
+    for name, verb in (("gone", "gone for"), ("suspected", "suspected by"), ("missed", "missed by")):
+        if (by := peer.witnesses(name)) and not (peer.ended in ENDED and state.status):
+            said_of.append(f"{verb} {_listed(by, state.roles)}")
+    if peer.relayed:
+        said_of.append(f"via relay to {_listed(sorted(peer.relayed), state.roles)}")
+    return "; ".join(said_of)
+
+
+def _listed(ids: Sequence[int], roles: Roles, most: int = 4) -> str:
+    shown = ", ".join(f"the {roles.label(node)}" if node == roles.leader else str(node) for node in ids[:most])
+    return shown if len(ids) <= most else f"{shown} and {len(ids) - most} more"
+
+
+def in_trouble(word: str) -> bool:
+    """Whether a state needs somebody's eye."""
+    return word in (*FALLEN, "gone", "suspected")
+
+
+def event_line(row: EventRow, words: Words, roles: Roles = PEERS) -> str:
+    """An event with its round, where it has one, and who tells it."""
+    round = counted(row, roles)
+    when = f"round {round}, " if round is not None else ""
+    return f"{when}{roles.label(row.peer)}: {said(row, words)}"
+
+
+def said(row: EventRow, words: Words) -> str:
+    """An event in one line of words, whatever its value is."""
+    try:
+        return line(words(row))
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError):  # a value of another shape than its name has
+        return line(f"{row.name}: {row.value}")

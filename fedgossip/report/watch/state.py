@@ -1,0 +1,371 @@
+"""All rows of a run folded into one state: what is newest of each peer, of the network and of the links.
+
+Its size grows with the peers, never with the rounds.  Rows come from outside: a node that cannot be is passed over, an
+event with an unknown name is told in its words and changes nothing else.
+
+What somebody says of another is a *mark*: gone, missed or suspected.  The word that the other joined again, or refutes
+it, lifts it; and `missed` a round of the one who said it in which the other was not missed.  A peer is gone where
+somebody says so and it writes no rows of its own after that.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+
+from fedgossip.base.scores import ACCURACY, Score
+from fedgossip.core.event_kinds import event_kinds, kind_of
+from fedgossip.core.forecasts import NarrowedForecast, RunForecast
+from fedgossip.core.records import EventRow, LoggedNumbers, NetworkRow, PeerRow, Row
+from fedgossip.core.roles import PEERS, Roles
+from fedgossip.report.watch.curves import Curve
+from fedgossip.report.watch.federation import Federation, Led
+from fedgossip.report.watch.peers import Mark, Peer
+from fedgossip.report.watch.places import MOST_EDGES
+from fedgossip.topology import Topology
+
+EVENTS_KEPT = 200
+MOST_PEERS = 100_000
+"""A row of a peer with a higher id is passed over, where no experiment tells how many there are."""
+MOST_WITNESSES = 64
+"""Others whose word on one peer is kept."""
+
+ENDED = ("finished", "partial", "exhausted")
+"""Last words, of a peer or of a run, that came to its end."""
+FALLEN = tuple(name for name, kind in event_kinds().items() if kind.tells == "ended")
+"""Events that end a peer; the name is its state."""
+SERIOUS = ("failed", "died", "crashed", "hung", "gone", "suspected", "asleep", "starting", "left", "stopped",
+           "leading", "training", "ready", "answered", "done", "elsewhere")  # fmt: skip
+"""Every state of a peer, the most interesting first."""
+
+
+class State:
+    """Fold rows with `take`; rows that the record will repeat later, with `preview`."""
+
+    def __init__(
+        self,
+        roles: Roles = PEERS,
+        rounds: int = 0,
+        topology: Topology | None = None,
+        federation: Federation | None = None,
+        score: Score = ACCURACY,
+    ) -> None:
+        self.score = score
+        self.roles, self.n, self.rounds = roles, roles.n, rounds
+        self.led = Led(federation) if federation else None
+        self.peers: dict[int, Peer] = {node: Peer(node) for node in range(min(self.n, MOST_PEERS))}
+        self.network: NetworkRow | None = None
+        self.tested: NetworkRow | None = None
+        """The newest row with a measurement on the test set."""
+        self.distance: NetworkRow | None = None
+        """The newest row with a consensus distance."""
+        self.foretold: RunForecast | None = None
+        """What was forecast before the run began."""
+        self.narrowed: NarrowedForecast | None = None
+        """The same, narrowed by what was measured so far."""
+        self.curves = {name: Curve() for name in ("score", "loss", "distance")}
+        self.logged = LoggedNumbers()
+        """What loops have logged."""
+        self.events: deque[EventRow] = deque(maxlen=EVENTS_KEPT)
+        """The newest; without those that miss the same neighbours as in the round before."""
+        self.events_seen = 0
+        self.status = ""
+        """Of the run: finished, partial, interrupted, failed; empty while it goes on."""
+        self._marked: dict[int, set[int]] = {}  # whom each one has marked
+        self.neighbours: dict[int, list[int]] = {}
+        self.edges: list[tuple[int, int]] = []
+        if topology is not None and len(topology.edges) <= MOST_EDGES:
+            self._link(topology)
+
+    def _link(self, topology: Topology) -> None:
+        self.edges = [(int(u), int(v)) for u, v in topology.edges.tolist()]
+        for u, v in sorted({(min(edge), max(edge)) for edge in self.edges}):
+            self.neighbours.setdefault(u, []).append(v)
+            self.neighbours.setdefault(v, []).append(u)
+
+    def peer(self, node: object) -> Peer | None:
+        """Return the peer with this id, a new one where nobody said how many there are; None for what is no id."""
+        if not isinstance(node, int) or isinstance(node, bool) or not 0 <= node < (self.n or MOST_PEERS):
+            return None
+        return self.peers.setdefault(node, Peer(node, watched=False)) if not self.n else self.peers.get(node)
+
+    def _known(self, value: object) -> list[int]:
+        return [node for node in named(value) if node in self.peers]
+
+    @property
+    def learners(self) -> list[Peer]:
+        """All that learn; where nobody says how many there are, all."""
+        return [peer for peer in self.peers.values() if not self.n or peer.node < self.roles.learners]
+
+    @property
+    def round(self) -> int:
+        """How many rounds all have behind them; of folders of peers, all those that are watched and there."""
+        if self.network:
+            return self.network.round
+        if self.led:
+            leader = self.peers.get(self.led.federation.coordinator)
+            known = [peer.round for peer in self.peers.values() if peer.known]
+            return self.leading if leader and leader.known else max(known, default=0)
+        there = [peer.round for peer in self.peers.values() if peer.watched and not peer.fallen]
+        return min(there, default=0)
+
+    @property
+    def progress(self) -> float:
+        """Rounds behind the mean peer; behind the coordinator, where there is one."""
+        if self.led:
+            return self.leading
+        return sum(peer.round for peer in self.peers.values()) / len(self.peers)
+
+    @property
+    def leading(self) -> int:
+        """How many rounds the coordinator has behind it, as far as it is heard."""
+        leader = self.peers.get(self.led.federation.coordinator) if self.led else None
+        return leader.round if leader else 0
+
+    # --- rows -----------------------------------------------------------------------------------------------------
+
+    def take(self, row: Row) -> bool:
+        """Fold the next row of the record; return whether it tells anything that was not told in the round before."""
+        repeated = isinstance(row, EventRow) and self._repeated(row)
+        match row:
+            case NetworkRow():
+                self._network(row)
+            case EventRow():
+                self.events_seen += 1
+                if not repeated:
+                    self.events.append(row)
+                self._event(row)
+            case PeerRow() if peer := self.peer(row.peer):
+                if row.round > peer.counted:
+                    if self.led and peer.node == self.led.federation.coordinator:
+                        self.led.row(row)
+                        self._answered(peer.node, row.clients or 0)
+                    peer.counted = row.round
+                    peer.turns += 1
+                    peer.bytes_sent += row.bytes_sent
+                    peer.bytes_received += row.bytes_received
+                    self.logged.add(row.round, row.logged)
+                self.preview(row)
+                self._heard_all(peer.node, row.round)
+        return not repeated
+
+    def preview(self, row: Row) -> None:
+        """Fold a peer's own row before the record has it: the record waits until all have passed the round."""
+        if isinstance(row, PeerRow) and (peer := self.peer(row.peer)) and row.round > peer.round:
+            peer.step(row)
+
+    def _network(self, row: NetworkRow) -> None:
+        alone, self.network = self.roles.leader is not None, row
+        if row.score_averaged is not None or (row.score_mean_peer is not None and not alone):
+            others = (None, None) if alone else (row.score_mean_peer, row.score_worst_peer)
+            self.curves["score"].add(row.round, row.score_averaged, *others)
+        if row.loss is not None or row.test_loss is not None:
+            self.curves["loss"].add(row.round, row.loss, row.test_loss)
+        if row.measured:
+            self.tested = row
+        if row.consensus_distance is not None and not alone:
+            self.distance = row
+            self._held_against_the_forecast(row.round, row.consensus_distance)
+
+    def _held_against_the_forecast(self, round: int, distance: float) -> None:
+        """Keep the distance beside what was forecast of it before the run, and by what was measured until then."""
+        if self.foretold and self.narrowed is None:
+            self.narrowed = NarrowedForecast(self.foretold)
+        edges = self.foretold.edges(round) if self.foretold else None
+        inner = self.narrowed.edges(round) if self.narrowed else None
+        self.curves["distance"].add(round, distance, *(edges or ()), *(inner or ()))
+        if self.narrowed:
+            self.narrowed.take(round, distance)
+
+    def _event(self, row: EventRow) -> None:
+        peer = self.peer(row.peer)
+        if peer is None:
+            return
+        if self.led:
+            self.led.event(row)
+        match kind_of(row.name).tells:
+            case "gone" | "suspected" | "missed" as mark:
+                for node in named(row.value):
+                    self._mark(_witness(row), node, mark, row.round)
+            case "back" | "there":
+                self._back(peer, row)
+            case "ended":
+                peer.fallen = row.name
+            case "asleep" | "awake" as state:
+                peer.asleep = state == "asleep"
+            case "again":
+                peer.returned(_round(row.value))
+            case "relayed":
+                peer.relayed.update(self._known(row.value))
+            case "direct":
+                peer.relayed.difference_update(self._known(row.value))
+            case "left":
+                for node in self._known(row.value):
+                    self.peers[node].left = True
+
+    def _back(self, peer: Peer, row: EventRow) -> None:
+        """Somebody is there again: for `peer`, which says so; for all, where the one itself is known to say it."""
+        nodes = self._known(row.value)
+        itself = not nodes or kind_of(row.name).tells == "there"
+        for node in nodes or [peer.node]:
+            for by in list(self.peers[node].seen_by) if itself else [peer.node]:
+                self._lift(by, node)
+            self.peers[node].back()
+
+    def _answered(self, coordinator: int, clients: int) -> None:
+        """So many are in a round of the coordinator: where it is all, nobody is gone for it."""
+        if self.led and clients == self.led.federation.clients:
+            for node in list(self._marked.get(coordinator, ())):
+                self._lift(coordinator, node)
+                self.peers[node].back()
+
+    def _repeated(self, row: EventRow) -> bool:
+        """Whether it misses the same neighbours as in the round before: a peer that is gone is missed in each."""
+        if row.name != "missed":
+            return False
+        missed = [self.peers[node].seen_by.get(row.peer) for node in self._known(row.value)]
+        return bool(missed) and all(mark and mark.round in (row.round - 1, row.round) for mark in missed)
+
+    # --- what one says of another -----------------------------------------------------------------------------------
+
+    def _mark(self, by: int, node: int, name: str, round: int) -> None:
+        peer = self.peer(node)
+        if peer is None or peer.node == by:
+            return
+        before = peer.seen_by.get(by)
+        if before is None and len(peer.seen_by) >= MOST_WITNESSES:
+            return
+        if name == "missed" and before is not None and before.name != "missed":
+            before.round = max(before.round, round)  # gone, and still missed
+        else:
+            peer.seen_by[by] = Mark(name, round)
+            self._marked.setdefault(by, set()).add(peer.node)
+        if name == "gone":
+            peer.gone_since = max(round, peer.gone_since or 0)
+
+    def _lift(self, by: int, node: int) -> None:
+        self.peers[node].seen_by.pop(by, None)
+        self._marked.get(by, set()).discard(node)
+
+    def _heard_all(self, by: int, round: int) -> None:
+        """`by` has mixed its round number `round`: whom it did not miss in that or the one before, it hears again.
+
+        Unless it said that it is gone and nobody has heard of it since: then it is not even waited for.
+        """
+        for node in list(self._marked.get(by, ())):
+            peer = self.peers[node]
+            mark = peer.seen_by[by]
+            heard = mark.name == "missed" or (mark.name == "gone" and peer.gone_since is None)
+            if heard and round >= mark.round + 2:
+                self._lift(by, node)
+
+    # --- what follows from it ---------------------------------------------------------------------------------------
+
+    def condition(self, peer: Peer) -> str:
+        """The state of a peer in a word of SERIOUS."""
+        if peer.fallen or peer.ended == "failed":
+            return peer.fallen or "failed"
+        if peer.ended in ENDED or self._done(peer):
+            return "done"
+        if peer.gone_since is not None or peer.left:
+            return "left" if peer.left else "gone"
+        if not peer.known:
+            return "elsewhere"
+        if peer.ended or self.status:
+            return "stopped"
+        if peer.witnesses("suspected"):
+            return "suspected"
+        if peer.asleep:
+            return "asleep"
+        if not peer.watched:
+            return "elsewhere"
+        if self.led:
+            return self.led.word(peer, self.leading)
+        return "training" if peer.round or self._begun(peer) else "starting"
+
+    def _done(self, peer: Peer) -> bool:
+        """Whether nothing is left to do; a client of a run that is over may not have been in its last round."""
+        if self.led:
+            over = self.status in ENDED or (self.rounds and self.leading >= self.rounds)
+            return bool(over) and peer.known and peer.gone_since is None and not peer.left
+        if self.status in ENDED and not self.rounds and not peer.left:
+            return peer.gone_since is None and peer.known and not peer.ended  # it ended when its loop did
+        return (bool(self.rounds) and peer.round >= self.rounds) or (self.status in ENDED and self._looks_on(peer))
+
+    def _looks_on(self, peer: Peer) -> bool:
+        """Whether no rounds are expected of it: it neither learns nor counts."""
+        role = self.roles.of(peer.node) if peer.node < self.n else None
+        return role is not None and not (role.learns or role.counted)
+
+    def _begun(self, peer: Peer) -> bool:
+        """In the first round nobody has written anything; but when a neighbour has a round behind it, all trained."""
+        return any(self.peers[node].round for node in self.neighbours.get(peer.node, ()))
+
+    def counts(self) -> dict[str, int]:
+        """How many peers, or clients, are in each state, the most interesting first."""
+        found: dict[str, int] = {}
+        for peer in self.learners:
+            word = self.condition(peer)
+            found[word] = found.get(word, 0) + 1
+        return {word: found[word] for word in SERIOUS if word in found}
+
+    def by_interest(self) -> list[Peer]:
+        """All peers: those in trouble first, then those behind, then those that wait least: others wait for them.
+
+        One that leads comes before the others.
+        """
+        order = {word: place for place, word in enumerate(SERIOUS)}
+
+        def key(peer: Peer) -> tuple[bool, int, int, float, int]:
+            least = peer.waiting if peer.waiting is not None else 1.0
+            follows = peer.node != self.roles.leader
+            return follows, order[self.condition(peer)], peer.round, least, peer.node
+
+        return sorted(self.peers.values(), key=key)
+
+    def links(self) -> dict[tuple[int, int], str]:
+        """Return the links that are not up: (u, v) with u < v -> "down", "suspected", "missed" or "unknown".
+
+        Down where one end is no more, or says that the other is gone; missed where a round went on without its model;
+        unknown where neither end has told of a round yet.
+        """
+        found: dict[tuple[int, int], str] = {}
+        rank = {"missed": 0, "suspected": 1, "down": 2}
+        for u, v, word in self._troubles():
+            edge = (min(u, v), max(u, v))
+            if rank[word] >= rank[found.get(edge, "missed")]:
+                found[edge] = word
+        silent = {node for node, peer in self.peers.items() if not peer.heard}
+        for u in silent:
+            for v in silent.intersection(self.neighbours.get(u, ())):
+                found.setdefault((min(u, v), max(u, v)), "unknown")
+        return found
+
+    def _troubles(self) -> Iterator[tuple[int, int, str]]:
+        for node, peer in self.peers.items():
+            near: Iterable[int] = self.neighbours.get(node, ())
+            if self.condition(peer) in (*FALLEN, "gone", "left"):
+                yield from ((node, other, "down") for other in near)
+            elif peer.seen_by:
+                for other, mark in peer.seen_by.items():
+                    if other in near:
+                        yield node, other, "down" if mark.name == "gone" else mark.name
+
+
+def named(value: object) -> list[int]:
+    """Return the ids that an event names: one, a list of them, or what a mapping holds as "node" and the like."""
+    if isinstance(value, Mapping):
+        value = next((value[key] for key in ("node", "unreachable", "back") if key in value), None)
+    found = value if isinstance(value, list | tuple) else [value]
+    return [one for one in found if isinstance(one, int) and not isinstance(one, bool)]
+
+
+def _witness(row: EventRow) -> int:
+    """Return who says it: the one who tells the event, unless it names another."""
+    by = row.value.get("by") if isinstance(row.value, Mapping) else None
+    return by if isinstance(by, int) and not isinstance(by, bool) else row.peer
+
+
+def _round(value: object) -> int | None:
+    round = value.get("round") if isinstance(value, Mapping) else None
+    return round if isinstance(round, int) and not isinstance(round, bool) and round >= 0 else None

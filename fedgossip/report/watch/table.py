@@ -1,0 +1,254 @@
+"""A followed run on a terminal: one screen, as large as there is room."""
+
+from __future__ import annotations
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from fedgossip.base.plain import line
+from fedgossip.base.scores import Score
+from fedgossip.core.records import NetworkRow
+from fedgossip.report.page.numbers import data_size, number, percent
+from fedgossip.report.watch.federation import Led
+from fedgossip.report.watch.follow import DRIVERS, Follower
+from fedgossip.report.watch.peers import Peer
+from fedgossip.report.watch.snapshot import Words, event_line, in_order, in_trouble, links_up, note, title
+from fedgossip.report.watch.state import State
+
+COLOURS = {"training": "blue", "leading": "blue", "answered": "green", "done": "green",
+           "suspected": "yellow", "asleep": "magenta", "starting": "dim",
+           "left": "dim", "stopped": "dim", "elsewhere": "dim"}  # fmt: skip
+"""Of a state's word; what ends a peer is red.  The word is always there: a colour says nothing alone."""
+EVENTS_SHOWN = 5
+LEAST_ROWS = 3
+NARROW = 84
+"""Columns below which what was received, the loss and the links are left out."""
+
+
+class Screen:
+    """Draws the follower as it is when it is drawn.  `whole`: every peer, however many lines there are."""
+
+    def __init__(self, follower: Follower, words: Words, *, footer: str = "", whole: bool = False) -> None:
+        self.follower, self.words, self.footer, self.whole = follower, words, footer, whole
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        above, below = self._above(), self._below()
+        room = console.height - len(above) - len(below) - 3  # the head of the table, the line of the rest, the cursor
+        state = self.follower.state
+        shown = in_order(state)
+        if not self.whole and len(shown) > room:
+            shown = state.by_interest()[: max(room, LEAST_ROWS)]
+        listed = clients_table if state.led else peers_table
+        yield Group(*above, listed(state, shown, options.max_width), *rest(state, shown), *below)
+
+    def _above(self) -> list[RenderableType]:
+        return [_one(text) for text in heading(self.follower)]
+
+    def _below(self) -> list[RenderableType]:
+        found: list[RenderableType] = []
+        state = self.follower.state
+        for row in list(state.events)[-EVENTS_SHOWN:]:
+            found.append(_one(event_line(row, self.words, state.roles), "dim"))
+        return [*found, _one(self.footer)] if self.footer else found
+
+
+def heading(follower: Follower) -> list[str]:
+    """What run it is; how far it is; how well it learns."""
+    state, facts = follower.state, follower.facts
+    what = [line(title(follower)), facts.graph if facts.graph != title(follower) else ""]
+    what += [told(state), DRIVERS.get(follower.driver, follower.driver)]
+    pace = follower.rounds_per_second
+    where = [f"round {state.round} of {state.rounds}" if state.rounds else f"round {state.round}"]
+    where += rounds_led(state, state.led) if state.led else []
+    where += [clock(follower.seconds), "" if pace is None else f"{number(pace)} rounds/s", status(follower)]
+    lines = [" · ".join(line(part) for part in what if part), " · ".join(part for part in where if part)]
+    lines += [words] if (words := " · ".join(learned(state))) else []
+    return lines + ([line(text) for text in follower.lacking] if follower.ended else [])
+
+
+def told(state: State) -> str:
+    """How many there are of each role; where no experiment tells it, as many as were heard of."""
+    return state.roles.said if state.n else f"{len(state.learners)} {state.roles.one}s"
+
+
+def status(follower: Follower) -> str:
+    """How it stands, in a word or two."""
+    if follower.ended:
+        return line(follower.state.status)
+    if follower.read_share < 1:
+        return f"reading, {100 * follower.read_share:.0f} %"
+    return "running"
+
+
+def rounds_led(state: State, led: Led) -> list[str]:
+    """How the open round of a coordinator stands, and how many rounds came to nothing."""
+    wanted, words = led.federation.wanted, []
+    answered = led.answered(state.peers.values())
+    if wanted is not None and answered is not None and not state.status and state.round < state.rounds:
+        words.append(f"{answered} of {wanted} have answered")
+    return [*words, f"{led.abandoned} abandoned"] if led.abandoned else words
+
+
+def at_clients(led: Led, now: int, score: Score) -> list[str]:
+    """What the clients measured last of the global model, where they did: of the round before, mostly."""
+    tested = led.tested
+    return [f"{shown(score, tested.score_clients)} at the clients{_of(tested.round - 1, now)}"] if tested else []
+
+
+def _of(round: int, now: int) -> str:
+    """The round of a measurement that is not of now."""
+    return "" if round == now else f" (round {round})"
+
+
+def learned(state: State) -> list[str]:
+    """The three scores, or the loss, and the consensus distance, as far as they are measured."""
+    words, tested, distance, score = [], state.tested, state.distance, state.score
+    of_round = _of(tested.round, state.round) if tested else ""
+    if state.led and tested is not None and tested.score_averaged is not None:
+        of_model = f"{score.word} {shown(score, tested.score_averaged)} global model{of_round}"
+        words.append(", ".join([of_model, *at_clients(state.led, state.round, score)]))
+    elif tested is not None and tested.score_averaged is not None and state.roles.leader is not None:
+        words.append(f"{score.word} {shown(score, tested.score_averaged)}{of_round}")
+    elif tested is not None and tested.score_averaged is not None:
+        words.append(three(score, tested) + of_round)
+    elif tested is not None:
+        words.append(f"loss {number(tested.test_loss)}{of_round}")
+    if distance is not None:
+        words.append(disagreement(state, distance) + _of(distance.round, state.round))
+    return words
+
+
+def disagreement(state: State, row: NetworkRow) -> str:
+    """The consensus distance of a round, and between what edges it was forecast before the run."""
+    said = f"disagreement {number(row.consensus_distance)}"
+    edges = state.foretold.edges(row.round) if state.foretold else None
+    if edges is None:
+        return said
+    return f"{said} (forecast {_between(edges)}{_at_the_end(state, row.round)})"
+
+
+def _at_the_end(state: State, round: int) -> str:
+    """Where the last round that was forecast will be, by what was measured so far; "" where nothing narrows it."""
+    last = state.foretold.rounds if state.foretold else 0
+    inner = state.narrowed.edges(last) if state.narrowed and round < last else None
+    return "" if inner is None else f"; as it goes, {_between(inner)} in round {last}"
+
+
+def _between(edges: tuple[float, float]) -> str:
+    low, high = (number(edge) for edge in edges)
+    return low if low == high else f"{low} to {high}"
+
+
+def shown(score: Score, value: float | None) -> str:
+    """Return a value of a score for people."""
+    return percent(value) if score.percent else number(value)
+
+
+def three(score: Score, row: NetworkRow) -> str:
+    """The three scores of a round, in words."""
+    values = (row.score_averaged, row.score_mean_peer, row.score_worst_peer)
+    named = zip(values, ("averaged", "mean peer", "worst peer"), strict=True)
+    return f"{score.word} " + ", ".join(f"{shown(score, value)} {name}" for value, name in named)
+
+
+def peers_table(state: State, peers: list[Peer], width: int) -> Table:
+    """One line per participant."""
+    wide = width >= NARROW
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    scored, who = state.score.word, state.roles.one if state.roles.alike else "who"
+    heads = (who, "state", "round", "loss", scored, "waiting", "sent", "received", "links", "what others say")
+    left = ("who", "state", "what others say")
+    for head in heads:
+        if wide or head not in ("loss", "received", "links"):
+            table.add_column(head, justify="left" if head in left else "right", no_wrap=True, overflow="ellipsis")
+    down = state.links()
+    for peer in peers:
+        links = links_up(state, peer, down)
+        whole = len(set(links.split("/"))) == 1
+        cells = {
+            who: Text(str(peer.node) if state.roles.alike else state.roles.label(peer.node)),
+            "state": _state(state.condition(peer)),
+            "round": Text(_round(state, peer)),
+            "loss": Text(number(peer.loss)),
+            state.score.word: Text(_score(state.score, peer)),
+            "waiting": Text("–" if peer.waiting is None else f"{100 * peer.waiting:.0f} %"),
+            "sent": Text(data_size(peer.bytes_sent if peer.known else None)),
+            "received": Text(data_size(peer.bytes_received if peer.known else None)),
+            "links": Text(links or "–", style="" if whole else "yellow"),
+            "what others say": Text(note(state, peer)),
+        }
+        table.add_row(*(cells[str(column.header)] for column in table.columns))
+    return table
+
+
+def clients_table(state: State, peers: list[Peer], width: int) -> Table:
+    """One line for the coordinator, and one per client."""
+    wide = width >= NARROW
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    heads = ("client", "state", "last round", "rounds", "loss", state.score.word, "sent", "received", "what is said")
+    left = ("client", "state", "what is said")
+    for head in heads:
+        if wide or head not in ("loss", "received", "rounds"):
+            table.add_column(head, justify="left" if head in left else "right", no_wrap=True, overflow="ellipsis")
+    for peer in peers:
+        leads, known = peer.node == state.roles.leader, peer.known
+        cells = {
+            "client": Text(state.roles.label(peer.node) if leads else str(peer.node)),
+            "state": _state(state.condition(peer)),
+            "last round": Text(_round(state, peer)),
+            "rounds": Text("–" if leads or not known else str(peer.turns)),
+            "loss": Text(number(peer.loss)),
+            state.score.word: Text(_score(state.score, peer)),
+            "sent": Text(data_size(peer.bytes_sent if known else None)),
+            "received": Text(data_size(peer.bytes_received if known else None)),
+            "what is said": Text(_account(state) if leads and not note(state, peer) else note(state, peer)),
+        }
+        table.add_row(*(cells[str(column.header)] for column in table.columns))
+    return table
+
+
+def _round(state: State, peer: Peer) -> str:
+    if not peer.known:
+        return "–"
+    return f"{peer.round}/{state.rounds}" if state.rounds else str(peer.round)
+
+
+def _score(score: Score, peer: Peer) -> str:
+    """The last that was measured, with its round where that is over."""
+    return shown(score, peer.score) + ("" if peer.score is None else _of(peer.tested, peer.round))
+
+
+def _account(state: State) -> str:
+    """What a coordinator has to tell of its last round."""
+    given = state.led.contributions if state.led else None
+    return "" if given is None else f"{given} contributions in the last round"
+
+
+def rest(state: State, shown: list[Peer]) -> list[RenderableType]:
+    """The peers that are not shown, counted by state."""
+    there = {peer.node for peer in shown}
+    counts: dict[str, int] = {}
+    for peer in state.peers.values():
+        if peer.node not in there:
+            word = state.condition(peer)
+            counts[word] = counts.get(word, 0) + 1
+    if not counts:
+        return []
+    named = ", ".join(f"{count} {word}" for word, count in counts.items())
+    return [_one(f"and {sum(counts.values())} more: {named}", "dim")]
+
+
+def clock(seconds: float) -> str:
+    """Return 1:05:09, or 5:09 below an hour."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _state(word: str) -> Text:
+    return Text(word, style="bold red" if in_trouble(word) and word != "suspected" else COLOURS.get(word, ""))
+
+
+def _one(text: str, style: str = "") -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")

@@ -1,0 +1,105 @@
+"""The signed log that a participant of a federated run keeps for others, and the coordinator's transcripts."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from fedgossip.audit.entries import NAME, Owner
+from fedgossip.audit.log import AuditLog
+from fedgossip.audit.transcript import Transcript
+from fedgossip.base import owner_files
+from fedgossip.base.vectors import digest
+from fedgossip.base.version import __version__
+from fedgossip.core.machine import Log, NodeId, Witness
+from fedgossip.net.identity import Identity
+from fedgossip.plans.federated.credentials import Logged
+from fedgossip.plans.federated.ledger import SpentLedger
+from fedgossip.plans.federated.privacy_budget import SPENT
+from fedgossip.secure.session import ParticipantRoster
+
+CONSENT = "consent"
+"""The kind of the line that is written before a client signs the others of a sum."""
+ROUNDS = "rounds"
+"""The folder of a coordinator's transcripts."""
+
+
+class Recorder:
+    """Writes log and transcripts.  A context manager.  Raises NotWrittenError: nothing may leave that is not logged."""
+
+    def __init__(self, folder: Path, node: NodeId, role: str, identity: Identity, run: str, *, synced: bool) -> None:
+        self.folder, self._identity = folder, identity
+        owner = Owner(node, role, bytes.fromhex(identity.verify), run, __version__)
+        self._log = AuditLog(folder / NAME, owner, identity.sign_bytes, time.time_ns, synced=synced)
+        self._roster: ParticipantRoster | None = None
+        self._open: tuple[int, Transcript] | None = None
+        self._ledger: SpentLedger | None = None
+        self._companies: SpentLedger | None = None
+
+    def account(self, ledger: SpentLedger) -> Sequence[Mapping[str, object]]:
+        """Write every spend into the ledger too, before the log; return the ledger's spends that this log lacks."""
+        self._ledger = ledger
+        return ledger.take_up(self._log.first, [facts for kind, facts in self._log.past if kind == SPENT])
+
+    def keep_companies(self, ledger: SpentLedger) -> None:
+        """Write with whom exact sums are made into the ledger too, before the log."""
+        self._companies = ledger
+
+    @property
+    def first(self) -> str:
+        """The hash of the log's first entry, which no other log has."""
+        return self._log.first
+
+    @property
+    def past(self) -> Sequence[Logged]:
+        """The lines that earlier lives have written."""
+        return self._log.past
+
+    def transcribe(self, roster: ParticipantRoster) -> None:
+        """Keep a transcript of every session from now on, of these clients."""
+        self._roster = roster
+
+    def log(self, line: Log) -> None:
+        facts = {**line.facts, "sha256": digest(line.hashed)} if line.hashed else line.facts
+        if line.kind == SPENT and self._ledger:
+            self._ledger.add(facts)
+        if line.kind == CONSENT and self._companies and "company" in facts:
+            self._companies.note_company(str(facts["layout"]), str(facts["company"]), self.first)
+        self._log.append(line.kind, facts)
+
+    def witness(self, seen: Witness) -> None:
+        if self._roster is None:
+            return
+        if not seen.frame:
+            self._close(seen.session, seen.outcome)
+            return
+        transcript = self._transcript(seen.session, self._roster)
+        if seen.sent:
+            transcript.sent(seen.client, seen.frame)
+        else:
+            assert seen.client is not None, "a frame that was taken came from somebody"
+            transcript.received(seen.client, seen.frame)
+
+    def _transcript(self, session: int, roster: ParticipantRoster) -> Transcript:
+        if self._open is None or self._open[0] != session:
+            folder = self.folder / ROUNDS
+            owner_files.made(folder)
+            key = bytes.fromhex(self._identity.verify)
+            self._open = session, Transcript(folder, session, roster, key, self._identity.sign_bytes)
+        return self._open[1]
+
+    def _close(self, session: int, outcome: str) -> None:
+        if self._open and self._open[0] == session:
+            digest = self._open[1].close(outcome)
+            self._open = None
+            self._log.append("transcript", {"session": session, "outcome": outcome, "sha256": digest.hex()})
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        with contextlib.suppress(Exception) if error else contextlib.nullcontext():
+            self._log.close()

@@ -1,0 +1,40 @@
+"""What a peer needs to go on after a crash: its machine's vectors and facts, its task's memory, and whose they are.
+
+    checkpoint.safetensors             the newest
+    checkpoint.previous.safetensors    the one before: taken where the newest cannot be read
+    incarnation                        how many lives this peer has begun; on disk before its first Hello
+
+A checkpoint is a safetensors file: tensors `vector/NAME` (the machine's) and `task/NAME` (optimizer slots, steps taken,
+local buffers), and in its metadata `about` (JSON) with the sha256 over everything.  It is written beside the old one,
+synced, and renamed: a reader sees a whole file or none.  Random streams need no state of their own: they are functions
+of the seed and of the round.
+"""
+
+from fedgossip.runs.checkpoints.keeper import SECONDS, Checkpoints
+from fedgossip.runs.checkpoints.lives import LIVES, begin_life, incarnation_of
+from fedgossip.runs.checkpoints.sameness import MAY_DIFFER, About, check_same, differences
+from fedgossip.runs.checkpoints.stored import Stored, drop, load, read, write
+from fedgossip.runs.checkpoints.tensor_file import DTYPES, NEWEST, PREVIOUS, RefusedError, put, take
+
+__all__ = [
+    "DTYPES",
+    "LIVES",
+    "MAY_DIFFER",
+    "NEWEST",
+    "PREVIOUS",
+    "SECONDS",
+    "About",
+    "Checkpoints",
+    "RefusedError",
+    "Stored",
+    "begin_life",
+    "check_same",
+    "differences",
+    "drop",
+    "incarnation_of",
+    "load",
+    "put",
+    "read",
+    "take",
+    "write",
+]

@@ -1,0 +1,34 @@
+"""How many lives a peer has begun: a number in its folder, on disk before its first Hello."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedgossip.base import outside_files, owner_files
+from fedgossip.base.errors import NotWrittenError, ResumeError
+from fedgossip.runs.checkpoints.tensor_file import write_synced
+
+LIVES = "incarnation"
+
+
+def incarnation_of(folder: Path) -> int:
+    """Return the number of the life that was begun last in `folder`; -1 where none was.  Raises ResumeError."""
+    path = folder / LIVES
+    try:
+        return int(outside_files.read_text(path))
+    except FileNotFoundError:
+        return -1
+    except (OSError, ValueError):
+        advice = "Write a number into it that is higher than that of any life of this peer before."
+        raise ResumeError(f"{path}: not a number", advice) from None
+
+
+def begin_life(folder: Path, incarnation: int) -> None:
+    """Write down that life `incarnation` begins; on disk when this returns.  Raises NotWrittenError."""
+    part = folder / f"{LIVES}.part"
+    try:
+        write_synced(part, [f"{incarnation}\n".encode()])
+        part.replace(folder / LIVES)
+        owner_files.sync_folder(folder)
+    except OSError as error:
+        raise NotWrittenError(folder / LIVES, error) from None

@@ -1,0 +1,53 @@
+"""The forecast that a run began with: written before its first row, and held against its rows when it has ended.
+
+Where messages or peers were lost, the same is computed again of the rounds as they were mixed, to tell apart what the
+forecast missed and what the network did.  That is a second curve, never the forecast of record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedgossip.base.scores import Score
+from fedgossip.core.forecasts import RunForecast, digest_of, encoded, kept, read_forecast, scores_kept
+from fedgossip.core.records import NetworkRow, Row
+
+
+@dataclass(frozen=True)
+class Foretold:
+    """A forecast and the sha256 of its file."""
+
+    forecast: RunForecast
+    sha256: str
+    again: Callable[[Sequence[Row]], RunForecast | None] | None = None
+    """Makes the same forecast of the rounds as a record says that they were mixed; None where they were as planned."""
+
+    @classmethod
+    def of(cls, forecast: RunForecast | None) -> Foretold | None:
+        """The forecast of a run that begins."""
+        return None if forecast is None else cls(forecast, digest_of(encoded(forecast)))
+
+    @classmethod
+    def left_in(cls, folder: Path) -> Foretold | None:
+        """The forecast of a run that goes on.  Raises ConfigError for a file that is none."""
+        found = read_forecast(folder)
+        return None if found is None else cls(*found)
+
+    def realised(self, rows: Sequence[Row]) -> RunForecast | None:
+        """What would have been forecast, had it been known what would be lost."""
+        return self.again(rows) if self.again else None
+
+    def facts(self, rows: Sequence[NetworkRow], score: Score, realised: RunForecast | None = None) -> dict[str, Any]:
+        """What the summary says of it, and of that of the rounds as they were mixed."""
+        one = self.forecast
+        later = {} if realised is None else {"forecast_realised_kept": kept(realised, rows)}
+        file = {"level": one.level, "sha256": self.sha256, "exact": one.exact, "width": one.width, "wide": one.wide}
+        return {
+            "forecast_file": file,
+            "forecast_kept": kept(one, rows),
+            "forecast_scores_kept": scores_kept(one, rows, share=score.share),
+            **later,
+        }

@@ -1,0 +1,191 @@
+"""The files of one peer: what it writes while it runs, and its last word."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from fedgossip.base import owner_files
+from fedgossip.base.errors import BudgetError, ConfigError, FedgossipError, NotWrittenError
+from fedgossip.base.scores import BestSoFar
+from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import NodeId
+from fedgossip.core.records import PeerRow, RowWriter
+from fedgossip.core.task import LocalTask
+from fedgossip.experiment import BEST
+from fedgossip.learning.models.model_files import MODEL, MODEL_BEST
+from fedgossip.plans.plan import EXHAUSTED, Plan
+from fedgossip.runs import incarnations
+from fedgossip.runs.best_model import kept_in, take_up
+from fedgossip.runs.checkpoints import incarnation_of
+from fedgossip.runs.run_directory import save_model, write_whole
+
+
+class PeerEnded(msgspec.Struct):
+    """ended.json: `status` is finished, partial, exhausted, interrupted or failed; the rest says why."""
+
+    status: str
+    rounds: int
+    counts: dict[str, int]
+    message: str = ""
+    advice: str = ""
+    exit_code: int = 0
+    experiment: str = ""
+    schema: str = ""
+    code: str = ""
+    """The hash in the Hello: folders of two runs are not put together."""
+    checkpoint: int | None = None
+    """The round from which a next life would go on; None where there is no checkpoint."""
+    incarnation: int = 0
+    processor: str = ""
+    kernels: str = ""
+    payload: dict[int, int] = {}
+    """Bytes of vectors that this life has sent to each partner."""
+
+
+class PeerFiles:
+    """Writes the files of a peer while it runs.  Rounds are counted by completion."""
+
+    def __init__(self, folder: Path, node: NodeId, plan: Plan, task: LocalTask, *, snapshots: bool) -> None:
+        self.folder, self.node, self.task = folder, node, task
+        self.rounds, self.every, self.snapshots = plan.experiment.rounds, plan.experiment.eval.every, snapshots
+        self.round = 0
+        self._score = plan.experiment.score
+        self._last: float | None = None
+        self._scored = 0
+        """The round after which that was measured."""
+        e = plan.experiment
+        keeps = e.eval.keep == BEST and node == plan.roles.leader and not snapshots  # else its reader does
+        self._best = BestSoFar(e.score) if keeps else None
+        self._keep, self._at_clients = kept_in(folder), e.selects_at_clients
+        self._best_model = take_up(self._best, folder)
+        self._whose = node if node < plan.learners else None  # others have nothing of their own in their model
+        self._left_to_others = plan.one_model and snapshots
+        """Whoever reads the snapshots measures the one model once."""
+        self._led, self._gives_model = plan.roles.leader is not None, plan.gives_model
+        incarnations.mend_rows(folder / "metrics.jsonl")  # left by an earlier life
+        self.snapshots_lost = 0
+        self._before: Vector | None = None
+        self._outgoing: Vector | None = None
+        try:
+            self.writer = RowWriter(folder / "metrics.jsonl")
+            if snapshots:
+                owner_files.made(folder / "snapshots")
+        except OSError as error:
+            raise NotWrittenError(folder / "metrics.jsonl", error) from None
+
+    def _evaluated(self, round: int) -> bool:
+        return round % self.every == 0 or round == self.rounds
+
+    def started(self, round: int, vector: Vector | None) -> None:
+        """Note that the peer begins with `vector`, or goes on after `round` rounds with a vector of its own, if that is
+        known."""
+        self.round = round
+        self._before = vector if self._reads_before and self._evaluated(round + 1) else None
+
+    @property
+    def _reads_before(self) -> bool:
+        """Whether the model that a round begins with is wanted of the rounds that are evaluated."""
+        return self.snapshots or (self._best is not None and self._at_clients)
+
+    def outgoing(self, round: int, vector: Vector) -> None:
+        self._outgoing = vector if self.snapshots and self._evaluated(round) else None
+
+    def mixed(self, row: PeerRow, vector: Vector) -> float | None:
+        """Write what an evaluated round needs; return this peer's score in it.  Raises NotWrittenError."""
+        self.round = round = row.round
+        score = None
+        if self._evaluated(round):
+            if not self._left_to_others:
+                score = self.measure(round, vector)
+            if self.snapshots:
+                self._snapshot(round, vector)
+            if self._at_clients:
+                self._compare(round - 1, row.score_clients, self._before)
+            else:
+                self._compare(round, score, vector)
+        self._before = vector if self._reads_before and self._evaluated(round + 1) else None
+        return score
+
+    def measure(self, round: int, vector: Vector) -> float | None:
+        """Return the score of the model after `round`."""
+        if self._scored != round:
+            self._scored, self._last = round, self.task.evaluate([vector])[0].get(self._score.name)
+        return self._last
+
+    def _compare(self, round: int, score: float | None, model: Vector | None) -> None:
+        """Keep the model after `round` where it is the best until now.  Raises NotWrittenError."""
+        known = self._best is not None and score is not None and model is not None and round > 0
+        if known and self._best.takes(round, score):  # type: ignore[union-attr, arg-type]
+            self._best_model = model
+            self._keep(round, score, model)  # type: ignore[arg-type]
+
+    def _snapshot(self, round: int, vector: Vector) -> None:
+        from safetensors.numpy import save
+
+        vectors = {"before": self._before, "outgoing": self._outgoing, "mixed": vector}
+        content = save({name: v for name, v in vectors.items() if v is not None})
+        try:
+            write_whole(self.folder / "snapshots" / f"{round:06d}.safetensors", content)
+        except NotWrittenError:  # the collector measures this round without us
+            self.snapshots_lost += 1
+
+    def lost(self) -> dict[str, int]:
+        """Close the record; return how much of it, and of the snapshots, did not fit on the disk."""
+        self.writer.close()
+        found = {"rows_lost": self.writer.lost, "snapshots_lost": self.snapshots_lost}
+        return {name: count for name, count in found.items() if count}
+
+    def save(self, vector: Vector | None) -> None:
+        """Write the final vector, if there is one, and as a model if it was trained.  Raises NotWrittenError."""
+        if vector is None:
+            return
+        from safetensors.numpy import save
+
+        metadata = {"peer": str(self.node), "round": str(self.round)}
+        if self._gives_model and self._trained(vector):
+            score = {"name": self._score.name, "value": self._last, "rounds": self.round}
+            save_model(self.folder / MODEL, self.task, vector, self._whose, score=score)
+            if self._best and self._best_model is not None:
+                score = {"name": self._score.name, "value": self._best.value, "rounds": self._best.round}
+                save_model(self.folder / MODEL_BEST, self.task, self._best_model, self._whose, score=score)
+        write_whole(self.folder / "vector.safetensors", save({"vector": vector}, metadata=metadata))
+
+    def _trained(self, vector: Vector) -> bool:
+        """Whether the vector differs from the first one: all rounds of a coordinator may have come to nothing."""
+        untouched = self._led or not self.round
+        return not (untouched and np.array_equal(vector, self.task.initial(self.node)))
+
+
+def write_ended(folder: Path, ended: PeerEnded) -> None:
+    """Write a peer's last word.  Raises NotWrittenError."""
+    write_whole(folder / "ended.json", msgspec.json.encode(ended))
+
+
+def try_to_tell(folder: Path, ended: PeerEnded) -> None:
+    """Write the last word of a peer that failed; where the disk has no room, the error itself is all that is said."""
+    with contextlib.suppress(NotWrittenError):
+        write_ended(folder, ended)
+
+
+def failed(error: FedgossipError, rounds: int = 0) -> PeerEnded:
+    """Return the record of a peer that could not go on."""
+    status = EXHAUSTED if isinstance(error, BudgetError) else "failed"
+    return PeerEnded(status, rounds, {}, str(error), error.advice, error.exit_code)
+
+
+def empty_folder(folder: Path) -> Path:
+    """Make `folder`, or take it if it is empty.  Raises ConfigError."""
+    try:
+        owner_files.made(folder)
+        empty = not any(folder.iterdir())
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}", "Choose a folder that can be written, with --out.") from None
+    if not empty:
+        left = incarnation_of(folder) >= 0
+        advice = "Go on with what is there: the same command with --resume.  Or give a new folder with --out."
+        raise ConfigError(f"{folder}: not empty", advice if left else "Give a new folder with --out.")
+    return folder

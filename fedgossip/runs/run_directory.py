@@ -1,0 +1,326 @@
+"""The run directory: the files that a run leaves, and how they look while it is not finished.
+
+    experiment.toml      the resolved experiment
+    roles.json           who takes part, as what
+    plan.json            of a federated run, what its sites are asked to approve; approval.jsonl: a site's answer
+    metrics.jsonl        a line per peer and round, per round, per event; written as they come
+    summary.json         written last, in one piece
+    forecast.json        what was forecast, written before the first row; where that was asked for
+    forecast-realised.json   the same of the rounds as they were mixed, where messages or peers were lost
+    model/               the averaged model with all that it takes to use it, see learning.model_files
+    model-best/          the same of the best round, where eval.keep = "best"
+    best.safetensors     that model while the run goes on in processes
+    table.safetensors    of a model that is a table, the rows that were touched
+    report.html          one page, no external request
+    peers/03/            what each real process wrote itself
+    launched.json        the script of loops that were launched or simulated, and its arguments
+    placed.json          what was asked of a cluster, and cluster/: how its tasks met; of a run that was placed on one
+    INCOMPLETE           there until all of the above is, and still there when a run was interrupted or failed
+
+A run's status is `finished`; `exhausted`, when its budget of privacy was; `partial`, when it came to its end without
+some of the peers, or of what it is for (`lacking`); `interrupted`, by somebody; or `failed`, when a peer's training or
+network did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from fedgossip.base import outside_files, owner_files
+from fedgossip.base.errors import ConfigError, FedgossipError, NotWrittenError
+from fedgossip.base.vectors import Vector
+from fedgossip.core.forecasts import FORECAST, encoded
+from fedgossip.core.machine import NodeId
+from fedgossip.core.records import NetworkRow, Row, RowWriter, read_rows
+from fedgossip.core.roles import ROLES
+from fedgossip.core.task import LocalTask, whole_model_of
+from fedgossip.data.agreed.agreed import AGREED_FILE
+from fedgossip.data.named_code import ALLOW
+from fedgossip.experiment import load_experiment
+from fedgossip.learning.models import model_files
+from fedgossip.learning.models.model_files import MODEL, MODEL_BEST
+from fedgossip.plans import compose
+from fedgossip.plans.approvals import plan_statement
+from fedgossip.plans.compose import Plan
+from fedgossip.plans.federated.federation import FederationPlan
+from fedgossip.plans.plan import EXHAUSTED, PARTIAL
+from fedgossip.report.page.reading import LAUNCHED
+from fedgossip.runs.checkpoints import NEWEST, PREVIOUS
+from fedgossip.runs.foretold import Foretold
+from fedgossip.runs.run_lock import RunLock
+from fedgossip.runs.trained_table import TrainedTable
+
+INCOMPLETE = "INCOMPLETE"
+BEST_FILE = "best.safetensors"
+_INCOMPLETE = "This run has not finished; metrics.jsonl holds what was measured so far.\n"
+
+PLACED = "placed.json"
+"""What was asked of a cluster for a run whose participants were placed on one."""
+WHOLE = frozenset({"finished", PARTIAL, EXHAUSTED})
+"""The statuses of runs that ended by themselves, and of which nothing is half written."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that ended.  `vectors` holds the final vector of each peer, ascending; None where a peer has none."""
+
+    summary: dict[str, Any]
+    rows: list[Row]
+    vectors: list[Vector | None]
+    directory: Path | None
+    table: TrainedTable | None = None
+    """The model, where it is a table, which servers hold: their touched rows together."""
+
+    @property
+    def digest(self) -> str | None:
+        """sha256 over all final vectors; None where a peer did not finish."""
+        value: str | None = self.summary["digest"]
+        return value
+
+    @property
+    def score(self) -> Mapping[str, Any]:
+        """averaged, mean_peer, worst_peer, on the common test set; and name, better, unit: which metric that is."""
+        score: Mapping[str, Any] = self.summary["score"]
+        return score
+
+    @property
+    def accuracy(self) -> Mapping[str, float | None]:
+        """`score` of a run that is judged by its accuracy.  Raises ConfigError for other runs."""
+        if self.score["name"] not in ("accuracy", ""):
+            raise ConfigError(f"the score of this run is {self.score['name']}, not accuracy", "Use run.score.")
+        return {which: self.score[which] for which in ("averaged", "mean_peer", "worst_peer")}
+
+    def network(self) -> list[NetworkRow]:
+        """One row per round, for all peers together."""
+        return [row for row in self.rows if isinstance(row, NetworkRow)]
+
+
+class RunDirectory:
+    """Made when a run starts; refuses a folder that holds something else, or another's run at work.
+
+    As a context it closes its record and unlocks its folder, whatever ends the run.
+    """
+
+    def __init__(self, path: Path, plan: Plan, foretold: Foretold | None = None) -> None:
+        try:
+            owner_files.made(path)
+            if any(path.iterdir()):
+                raise ConfigError(f"{path}: not empty", _advice_on(path))
+            self._open(path, plan, foretold)
+        except OSError as error:
+            raise _not_writable(path, error) from None
+
+    @classmethod
+    def again(cls, path: Path, plan: Plan, rows: int) -> RunDirectory:
+        """Open the directory of a run that was stopped, and cut its record to the first `rows` bytes."""
+        directory = cls.__new__(cls)
+        try:
+            directory._open(path, plan, rows=rows)
+        except OSError as error:
+            raise _not_writable(path, error) from None
+        return directory
+
+    def _open(self, path: Path, plan: Plan, foretold: Foretold | None = None, rows: int | None = None) -> None:
+        self.path, self._gives_model = path, plan.gives_model
+        with contextlib.ExitStack() as opened:
+            opened.callback(RunLock(path).release)
+            owner_files.written(path / INCOMPLETE, _INCOMPLETE.encode())
+            if foretold:
+                write_whole(path / FORECAST, encoded(foretold.forecast))
+            describe(path, plan)
+            self.writer = RowWriter(path / "metrics.jsonl")
+            opened.callback(self.writer.close)
+            if rows is not None:
+                os.truncate(path / "metrics.jsonl", min(rows, (path / "metrics.jsonl").stat().st_size))
+                (path / "summary.json").unlink(missing_ok=True)
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> RunDirectory:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.abandon()
+
+    def finish(
+        self,
+        summary: Mapping[str, Any],
+        task: LocalTask,
+        model: Vector | None,
+        *,
+        best: Vector | None = None,
+        report: bool,
+    ) -> None:
+        """Write the model, that of the best round where it is kept, the summary and the report; the run counts as whole
+        when this returns."""
+        try:
+            self._finish(summary, task, model, best, report=report)
+        finally:
+            self.abandon()
+
+    def _finish(
+        self, summary: Mapping[str, Any], task: LocalTask, model: Vector | None, best: Vector | None, *, report: bool
+    ) -> None:
+        self.writer.close()
+        trained = summary["rounds"] > summary.get("rounds_abandoned", 0)
+        if self._gives_model and model is not None and trained:
+            save_model(self.path / MODEL, task, model, score=_scored(summary))
+        if best is not None and trained:
+            score = {**_scored(summary), "value": summary["best"]["score"], "rounds": summary["best"]["round"]}
+            save_model(self.path / MODEL_BEST, task, best, score=score)
+        _write_summary(self.path, summary)
+        if report:
+            from fedgossip.report.page.page import write_report
+
+            try:
+                write_report(self.path)
+            except OSError as error:
+                raise NotWrittenError(self.path / "report.html", error) from None
+        if summary["status"] in WHOLE:
+            for name in (INCOMPLETE, NEWEST, PREVIOUS, BEST_FILE):
+                (self.path / name).unlink(missing_ok=True)
+
+    def rows(self) -> list[Row]:
+        """Return the record so far."""
+        return read_rows(self.path / "metrics.jsonl")
+
+    def abandon(self) -> None:
+        """Close the record with what was measured so far; INCOMPLETE stays beside it.  Nothing happens the second time,
+        or after `finish`."""
+        self._opened.close()
+
+
+def keep(folder: Path, plan: Plan, run: Run) -> None:
+    """Write what a run was, that has ended without a directory, into a new one.
+
+    Raises ConfigError, NotWrittenError.
+    """
+    try:
+        owner_files.made(folder)
+        writer = RowWriter(folder / "metrics.jsonl")
+    except OSError as error:
+        raise _not_writable(folder, error) from None
+    for row in run.rows:
+        writer.write(row)
+    writer.close()
+    describe(folder, plan)
+    _write_summary(folder, run.summary)
+
+
+def _write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    write_whole(folder / "summary.json", msgspec.json.format(msgspec.json.encode(summary), indent=1))
+
+
+def _not_writable(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{path}: {error.strerror}", "Choose a folder that can be written, with --out.")
+
+
+def new_path(plan: Plan, driver: str, base: Path) -> Path:
+    """Return runs/NAME-nN-DRIVER-TIME, a folder that does not exist yet."""
+    name = plan.experiment.name or plan.name
+    safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip(".-") or "run"
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    path = base / f"{safe}-n{plan.learners}-{driver}-{stamp}"
+    number = 1
+    while path.exists():
+        number += 1
+        path = base / f"{safe}-n{plan.learners}-{driver}-{stamp}-{number}"
+    return path
+
+
+def _advice_on(path: Path) -> str:
+    """Return the advice for a folder that is not empty: a run that stopped there can go on."""
+    new = "Give a new folder with --out, or none to have one made."
+    stopped = (path / INCOMPLETE).exists() or (path / "summary.json").exists()
+    return f"To go on with it: {resume_line(path)}.  {new}" if stopped else new
+
+
+def resume_line(path: Path) -> str:
+    """Return the command that goes on with the run of a folder; it allows what the folder names beyond itself."""
+    command = "launch" if is_launched(path) or is_placed(path) else "run"
+    allowed = f" {ALLOW}" if is_launched(path) or _reaches_out(path) else ""
+    return f"fedgossip {command} --resume {shlex.quote(os.fspath(path))}{allowed}"
+
+
+def _reaches_out(path: Path) -> bool:
+    try:
+        return bool(load_experiment(path / "experiment.toml").reaches)
+    except FedgossipError:
+        return False
+
+
+def is_launched(path: Path) -> bool:
+    """Whether a run directory is one of scripts that were launched."""
+    return (path / LAUNCHED).exists() and (path / "peers").is_dir()
+
+
+def is_placed(path: Path) -> bool:
+    """Whether a run directory is one whose participants were placed on a cluster."""
+    return (path / PLACED).is_file()
+
+
+def describe(folder: Path, plan: Plan) -> None:
+    """Write what the run is, for its readers: the roles of those that take part, and the resolved experiment."""
+    import tomli_w
+
+    write_whole(folder / ROLES, msgspec.json.encode({"name": plan.name, "roles": plan.roles.plain}))
+    write_whole(folder / "experiment.toml", tomli_w.dumps(plan.experiment.to_dict()).encode())
+
+
+def state_plan(folder: Path, plan: Plan, task: LocalTask) -> None:
+    """Write what the sites of a federated run were asked to approve, and the statistics that it was trained on, which
+    the plan does not hold.  Raises NotWrittenError."""
+    if isinstance(plan, FederationPlan) and plan.gives_model:
+        plan_statement.write(folder / plan_statement.PLAN, plan_statement.statement_of(plan, task))
+        if plan_statement.agrees(plan.experiment):
+            agreed = outside_files.named(plan.experiment.data.agreed)
+            write_whole(folder / AGREED_FILE, outside_files.read_bytes(agreed))
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that a reader sees all of it or none.  Raises NotWrittenError; `path` is unchanged then."""
+    part = path.with_name(path.name + ".part")
+    try:
+        owner_files.written(part, content)
+        part.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise NotWrittenError(path, error) from None
+
+
+def save_model(
+    folder: Path, task: LocalTask, vector: Vector, node: NodeId | None = None, *, score: Mapping[str, Any]
+) -> None:
+    """Write the folder of a model: of `node` with what stays there, or of all.  Raises NotWrittenError."""
+    model = whole_model_of(task, vector, node)
+    try:
+        model_files.write_model(
+            folder, model, write_whole, schema=task.schema, node=node, score=score, versions=compose.versions()
+        )
+    except OSError as error:
+        raise NotWrittenError(folder, error) from None
+
+
+def _scored(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model's folder says of the score of a run: of the averaged model, on which examples."""
+    score, (kind, colon, rest) = summary["score"], summary["data"]["test"].partition(":")
+    path, mark, query = rest.partition("?")
+    on = f"{kind}{colon}{Path(path).name}{mark}{query}" if mark else summary["data"]["test"]  # folders are nobody's
+    return {"name": score["name"], "value": score["averaged"], "on": on, "rounds": summary["rounds"]}
+
+
+def amend(run: Run, **facts: Any) -> None:
+    """Add facts to a finished run's summary, in memory and in its directory."""
+    run.summary.update(facts)
+    if run.directory:
+        _write_summary(run.directory, {key: value for key, value in run.summary.items() if key != "run_dir"})

@@ -1,0 +1,173 @@
+"""The summary of a run, as summary.json has it: how it ended, what it cost and brought, with which versions."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedgossip.base import kernels
+from fedgossip.base.scores import Score
+from fedgossip.base.vectors import Vector, consensus_distance, digest, mean
+from fedgossip.core.machine import NodeId
+from fedgossip.core.metrics import Network
+from fedgossip.core.records import EventRow, NetworkRow, Row
+from fedgossip.core.task import LocalTask
+from fedgossip.plans import compose
+from fedgossip.plans.completeness import Lacking, of_numbers
+from fedgossip.plans.compose import DataShares, Plan
+from fedgossip.plans.plan import PARTIAL
+from fedgossip.runs.busiest import busiest
+from fedgossip.runs.races import race_facts
+from fedgossip.runs.row_keeper import Keeper
+from fedgossip.runs.run_directory import WHOLE
+
+CAUSES_KEPT = 20
+"""Maximum number of causes of refusals in a summary."""
+
+
+@dataclass(frozen=True)
+class RunOutcome:
+    """How a driver left a run: the final vectors, and the counts of what happened."""
+
+    vectors: Sequence[Vector | None]
+    counts: Mapping[str, int]
+    status: str
+    wall_seconds: float | None
+    """None where the driver was not there."""
+    payload: Mapping[tuple[NodeId, NodeId], int] = field(default_factory=dict)
+    """Bytes of vectors on each link, where the driver has links."""
+
+
+def status_of(plan: Plan, words: Sequence[str | None], rows: Sequence[Row], vectors: Sequence[Vector | None]) -> str:
+    """Return the run's status, by everybody's last word; partial where something that it is for is lacking.
+
+    `vectors`: everybody's final model.
+    """
+    said = plan.verdict(words)
+    return PARTIAL if said == "finished" and lacking_of(plan, rows, vectors).said else said
+
+
+def lacking_of(plan: Plan, rows: Sequence[Row], vectors: Sequence[Vector | None]) -> Lacking:
+    """Return what a run is for and did not happen, a model that can be used among it."""
+    found = plan.lacking(rows)
+    wrong = of_numbers(rows, plan.outcome(vectors), plan.segments)
+    return Lacking((*found.said, *wrong), found.in_vain) if wrong else found
+
+
+def summarize(
+    plan: Plan, driver: str, task: LocalTask, shares: DataShares, record: Network, keeper: Keeper, ended: RunOutcome
+) -> dict[str, Any]:
+    """Return the summary of a run, as summary.json and `--json` have it."""
+    networks = [row for row in keeper.rows if isinstance(row, NetworkRow)]
+    last = networks[-1] if networks else NetworkRow(0, plan.n, 0.0, 0)
+    outcome = plan.outcome(ended.vectors)
+    there = [vector for vector in outcome if vector is not None]
+    evaluated = next((row for row in reversed(networks) if row.measured), last)
+    if evaluated is not last and there:  # the run ended before the round that would have been evaluated
+        evaluated = NetworkRow(last.round, len(there), last.seconds, last.bytes_sent)
+        record.fill(evaluated, there)
+        if not evaluated.measured:  # of loops that were stopped nobody is left who could measure
+            evaluated = next((row for row in reversed(networks) if row.measured), evaluated)
+    whole = len(there) == len(outcome) and ended.status in WHOLE
+    experiment = plan.experiment
+    events = {**keeper.events, **ended.counts}
+    if keeper.lost:
+        events["rows_lost"] = ended.counts.get("rows_lost", 0) + keeper.lost
+    lacking = lacking_of(plan, keeper.rows, ended.vectors) if ended.status == PARTIAL else Lacking()
+    return {
+        "name": experiment.name or plan.name,
+        "driver": driver,
+        "status": ended.status,
+        "lacking": lacking.said,
+        "in_vain": lacking.in_vain,
+        "seed": experiment.seed,
+        "n": plan.learners,
+        "roles": plan.roles.plain,
+        "rounds": last.round,
+        "digest": digest(there) if whole else None,
+        "score": {
+            **told_of(experiment.score),
+            "averaged": evaluated.score_averaged,
+            "mean_peer": evaluated.score_mean_peer,
+            "worst_peer": evaluated.score_worst_peer,
+            "round": evaluated.round,
+        },
+        **(chosen(record) if record.best else best_of(experiment.score, [*networks, evaluated])),
+        "test_loss": evaluated.test_loss,
+        "consensus_distance": consensus_distance(there) if there else last.consensus_distance,
+        "bytes_sent": record.bytes_sent,
+        "busiest": busiest(keeper.rows, ended.payload),
+        "seconds": last.seconds,
+        "wall_seconds": ended.wall_seconds,
+        "parameters": task.length,
+        "dtype": task.dtype.name,
+        "schema": task.schema,
+        "measured_contraction": record.measured_contraction(),
+        "events": dict(sorted(events.items())),
+        "refusals": refusals(keeper.rows),
+        "data": {
+            "source": shares.source,
+            "test": shares.test,
+            "classes": shares.classes,
+            "shares": shares.counts,
+            "sizes": shares.sizes,
+            **({"notes": list(shares.notes)} if shares.notes else {}),
+        },
+        "versions": compose.versions(),
+        "cores": os.cpu_count(),
+        "processor": kernels.processor(),
+        "kernels": kernels.used(),
+        **race_facts(experiment, keeper.rows),
+        **plan.facts(keeper.rows),
+        **keeper.held_against_the_forecast(networks, experiment.score, whole=ended.status in (*WHOLE, PARTIAL)),
+    }
+
+
+def told_of(score: Score) -> dict[str, str]:
+    """What a summary says of the metric beside its three values."""
+    return {"name": score.name, "better": score.better, "unit": score.unit}
+
+
+def chosen(record: Network) -> dict[str, Any]:
+    """Return the round whose model is kept, or from which on the run waited for a better one, and where its score was
+    measured; nothing before a round was evaluated."""
+    best, where = record.best, {"at": "clients"} if record.at_clients else {}
+    return {"best": {"round": best.round, "score": best.value, **where}} if best and best.round else {}
+
+
+def best_of(score: Score, rows: Sequence[NetworkRow]) -> dict[str, Any]:
+    """Return the first round whose averaged model had the best score; nothing where none was scored."""
+    known = [(row.round, row.score_averaged) for row in rows if row.score_averaged is not None]
+    known = [(round, value) for round, value in known if math.isfinite(value)]
+    if not known:
+        return {}
+    most = score.best(value for _, value in known)
+    return {"best": {"round": next(round for round, value in known if value == most), "score": most}}
+
+
+def refusals(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Return why each participant refused something: each cause once, with its count, the most frequent first."""
+    earlier: dict[tuple[NodeId, str, str], int] = {}  # refusals of lives that are over
+    newest: dict[tuple[NodeId, str, str], int] = {}
+    for row in rows:
+        if isinstance(row, EventRow) and row.name == "refused":
+            facts = row.value if isinstance(row.value, Mapping) else {"text": row.value}
+            cause = row.peer, str(facts.get("text") or facts.get("reason")), str(facts.get("advice", ""))
+            count = facts.get("count", 1)  # refusals of this life so far
+            before, newest[cause] = newest.get(cause, 0), count if isinstance(count, int) else 1
+            earlier[cause] = earlier.get(cause, 0) + (before if newest[cause] <= before else 0)
+    total = {cause: count + earlier[cause] for cause, count in newest.items()}
+    found = sorted(total, key=lambda cause: (-total[cause], cause))
+    return [
+        {"peer": peer, "times": total[peer, text, advice], "text": text, "advice": advice}
+        for peer, text, advice in found[:CAUSES_KEPT]
+    ]
+
+
+def averaged(vectors: Sequence[Vector | None]) -> Vector | None:
+    """Return the mean of the vectors that are there."""
+    there = [vector for vector in vectors if vector is not None]
+    return mean(there) if there else None

@@ -1,0 +1,354 @@
+"""Files of traces: a machine's events are written before it acts, so that a fresh machine can be told the same.
+
+A machine's effects are a function of the events and times that it was told; so a run that cannot be repeated, because
+the order of arrival belongs to the network, can be replayed: `fedgossip replay`.  After each event stand the effects
+that came of it, vectors by their hash: a replay tells the first event at which it differs.
+
+    file      "fgtrace1", then records
+    record    header bytes u32, body bytes u64, crc32 of both u32 | header, msgpack | body, raw little-endian numbers
+    headers   opening (once, first) | told | answered, in turn
+
+All integers are little-endian.  A record cut short by a kill ends the trace; all before it counts.  Nothing is
+unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any, BinaryIO, Literal
+
+import msgspec
+import numpy as np
+
+from fedgossip.base import outside_files, owner_files
+from fedgossip.base.decoding import from_msgpack, json_value
+from fedgossip.base.errors import ProtocolError
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.machine import Checkpoint, Effect, Event, Machine, NodeId, told
+from fedgossip.core.task import PARAMETER, STATISTIC, Segment, statistics_in
+from fedgossip.runs.trace.events import Array, TraceError, described, put_together, raw, taken_apart
+
+MAGIC = b"fgtrace1"
+
+_KINDS = ("float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+DTYPES = frozenset({"bool", *_KINDS})
+"""The types that arrays of a trace may have."""
+
+LIMIT_BYTES = 2 << 30
+"""Maximum bytes of a peer's trace; later events are not written, and the run goes on."""
+
+HEADER_BYTES_MAX = 64 << 20
+
+_FRAME = struct.Struct("<IQI")
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+class _Shape(msgspec.Struct, array_like=True):
+    """One array of the body, one-dimensional.  `mine`: it belonged to the machine, which may have written to it."""
+
+    dtype: str
+    size: Annotated[int, msgspec.Meta(ge=0)]
+    mine: bool = False
+
+
+class _Record(msgspec.Struct, tag_field="kind", forbid_unknown_fields=True):
+    pass
+
+
+class _Resumed(msgspec.Struct, array_like=True):
+    round: int
+    names: list[str]
+    facts: str
+    """The experiment as JSON, whose whole numbers may be longer than 64 bits."""
+
+
+class _Opening(_Record, tag="opening"):
+    node: int
+    incarnation: int
+    schema: str
+    version: str
+    experiment: dict[str, Any]
+    resumed: _Resumed | None
+    arrays: list[_Shape]
+    segments: list[tuple[str, int, tuple[int, ...]]] = []
+    """The segments of the vector; None in older traces: one segment."""
+    statistics: int = 0
+    """Elements at the end of the vector that are statistics."""
+
+
+class _Told(_Record, tag="told"):
+    now_ns: int
+    event: str
+    fields: dict[str, Any]
+    arrays: list[_Shape]
+
+
+class _Answered(_Record, tag="answered"):
+    effects: list[str]
+
+
+_decoder: msgspec.msgpack.Decoder[_Opening | _Told | _Answered] = msgspec.msgpack.Decoder(_Opening | _Told | _Answered)
+
+
+def _number(value: object) -> object:
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is no part of a trace")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_number)
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Opening:
+    """All that it takes to make the same machine again."""
+
+    node: NodeId
+    incarnation: int
+    schema: str
+    version: str
+    experiment: Mapping[str, Any]
+    initial: Vector
+    resumed: Checkpoint | None = None
+    segments: tuple[Segment, ...] = ()
+
+
+class Trace:
+    """Writes one life of a peer.  `stopped(name, text)` is called once, if the trace ends before the peer does."""
+
+    def __init__(
+        self, path: Path, opening: Opening, stopped: Callable[[str, str], None], limit_bytes: int = LIMIT_BYTES
+    ) -> None:
+        self.path, self.limit_bytes = path, limit_bytes
+        self._stopped = stopped
+        self._file: BinaryIO | None = None
+        self._size = 0
+        try:
+            self._file = owner_files.opened(path, "wb")
+            self._file.write(MAGIC)
+        except OSError as error:
+            self._give_up("trace_failed", error.strerror or str(error))
+        self._size = len(MAGIC)
+        resumed, arrays = None, [opening.initial]
+        if opening.resumed:
+            at = opening.resumed
+            resumed = _Resumed(at.round, list(at.vectors), json.dumps(at.facts))
+            arrays += at.vectors.values()
+        o = opening
+        about = o.node, o.incarnation, o.schema, o.version, dict(o.experiment)
+        segments = [(one.name, one.start, one.shape) for one in o.segments]
+        header = _Opening(*about, resumed, _shapes(arrays), segments, statistics_in(o.segments))
+        self._write(header, arrays)
+
+    def told(self, now_ns: int, event: Event) -> None:
+        """Write an event, before the machine sees it, which may use up the vectors that it brings."""
+        if self._file:
+            fields, arrays = taken_apart(event)
+            self._write(_Told(now_ns, type(event).__name__, fields, _shapes(arrays)), arrays)
+
+    def answered(self, effects: Sequence[Effect | str]) -> None:
+        """Write the effects of the event; a text stands for itself."""
+        if self._file:
+            digests: dict[int, str] = {}
+            self._write(_Answered([e if isinstance(e, str) else described(e, digests) for e in effects]), [])
+
+    def _write(self, header: _Record, arrays: Sequence[Array]) -> None:
+        if self._file is None:
+            return
+        text, bodies = _encoder.encode(header), [raw(array) for array in arrays]
+        size, crc = sum(len(body) for body in bodies), zlib.crc32(text)
+        for body in bodies:
+            crc = zlib.crc32(body, crc)
+        whole = _FRAME.size + len(text) + size
+        if self._size + whole > self.limit_bytes:
+            self._give_up("trace_full", f"{self._size:,} bytes written; the limit is {self.limit_bytes:,}")
+            return
+        try:
+            self._file.write(_FRAME.pack(len(text), size, crc) + text)
+            for body in bodies:
+                self._file.write(body)
+            self._file.flush()  # handed to the system, so that it outlives a kill of this process
+        except OSError as error:
+            self._give_up("trace_failed", error.strerror or str(error))
+            return
+        self._size += whole
+
+    def _give_up(self, name: str, text: str) -> None:
+        file, self._file = self._file, None
+        if file:
+            with contextlib.suppress(OSError):  # the rest of the buffer has no room either
+                file.close()
+            if self._size > len(MAGIC):
+                os.truncate(self.path, self._size)
+            else:  # not even the opening was written: there is no trace
+                self.path.unlink(missing_ok=True)
+        self._stopped(name, text)
+
+    def close(self) -> None:
+        if self._file:
+            self._file.close()
+            self._file = None
+
+
+def _shapes(arrays: Sequence[Array]) -> list[_Shape]:
+    return [_Shape(array.dtype.name, array.size, bool(array.flags.writeable)) for array in arrays]
+
+
+class Traced:
+    """A machine whose events and effects are written into a trace."""
+
+    def __init__(self, machine: Machine, trace: Trace) -> None:
+        self.machine, self.trace = machine, trace
+
+    def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
+        self.trace.told(now_ns, event)
+        try:
+            effects = told(self.machine, event, now_ns)
+        except ProtocolError as error:
+            self.trace.answered([refusal(error)])
+            raise
+        self.trace.answered(effects)
+        return effects
+
+
+def refusal(error: ProtocolError) -> str:
+    """The texts that stand in a trace in place of effects."""
+    return f"refused: {error}"
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TraceEntry:
+    """The `number`-th event, from 1; `answer` is None where the trace ends before it."""
+
+    number: int
+    now_ns: int
+    event: Event
+    answer: list[str] | None
+
+
+class Reading:
+    """Reads one trace from its beginning, holding one event at a time.  A context manager.
+
+    `end` is "whole" as long as no fault was found, and "torn" once the last record was found to be cut short.  Raises
+    TraceError for a file that is no trace, and for a record that was changed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.end: Literal["whole", "torn"] = "whole"
+        try:
+            self._file = outside_files.open_file(path, outside_files.ROWS)
+            self._bytes = path.stat().st_size
+        except OSError as error:
+            raise TraceError(f"{path}: {error.strerror}", "Record one with --trace.") from None
+        try:
+            self.opening = self._opening()
+        except TraceError:
+            self._file.close()
+            raise
+
+    def _opening(self) -> Opening:
+        if self._file.read(len(MAGIC)) != MAGIC:
+            raise self._broken("not a trace")
+        first = self._next()
+        if first is None:
+            raise self._broken("it ends before it begins")
+        header, arrays = first
+        if not isinstance(header, _Opening):
+            raise self._broken("no opening")
+        try:
+            return _opened(header, arrays)
+        except Exception as error:  # a stranger's file may raise anything; reading changes nothing
+            raise self._broken(f"no opening that can be read: {error!r}") from None
+
+    def __iter__(self) -> Iterator[TraceEntry]:
+        number = 0
+        while (record := self._next()) is not None:
+            header, arrays = record
+            number += 1
+            if not isinstance(header, _Told):
+                raise self._broken(f"event {number} is missing")
+            try:
+                event = put_together(header.event, header.fields, arrays)
+            except TraceError as error:
+                raise TraceError(f"{self.path}: event {number}: {error}", error.advice) from None
+            except Exception as error:  # as above
+                raise self._broken(f"event {number}, {header.event}: {error!r}") from None
+            answer = self._next()
+            yield TraceEntry(number, header.now_ns, event, _lines(answer))
+
+    def _next(self) -> tuple[_Opening | _Told | _Answered, list[Array]] | None:
+        at = self._file.tell()
+        frame = self._file.read(_FRAME.size)
+        if not frame:
+            return None
+        if len(frame) < _FRAME.size:
+            self.end = "torn"
+            return None
+        length, size, crc = _FRAME.unpack(frame)
+        if at + _FRAME.size + length + size > self._bytes:
+            self.end = "torn"
+            return None
+        text, body = self._file.read(min(length, HEADER_BYTES_MAX)), bytearray(size)
+        self._file.readinto(body)
+        if zlib.crc32(body, zlib.crc32(text)) != crc:
+            raise self._broken(f"the record at byte {at} is not as it was written")
+        try:
+            header = from_msgpack(_decoder, text)
+            arrays = [] if isinstance(header, _Answered) else list(_arrays(header.arrays, body))
+        except Exception as error:  # as above
+            raise self._broken(f"the record at byte {at}: {error}") from None
+        return header, arrays
+
+    def _broken(self, text: str) -> TraceError:
+        return TraceError(f"{self.path}: {text}", "Was it copied whole, and written by this fedgossip?")
+
+    def __enter__(self) -> Reading:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._file.close()
+
+
+def _lines(record: tuple[_Opening | _Told | _Answered, list[Array]] | None) -> list[str] | None:
+    return record[0].effects if record and isinstance(record[0], _Answered) else None
+
+
+def _arrays(shapes: Sequence[_Shape], body: bytearray) -> Iterator[Array]:
+    start = 0
+    for shape in shapes:
+        if shape.dtype not in DTYPES:
+            raise ValueError("an array of another kind than are written here")
+        dtype = np.dtype(shape.dtype).newbyteorder("<")
+        array = np.frombuffer(body, dtype, shape.size, start).astype(np.dtype(shape.dtype))
+        start += array.nbytes
+        yield array if shape.mine else frozen(array)
+    if start != len(body):
+        raise ValueError("a body of another size than it says")
+
+
+def _opened(header: _Opening, arrays: list[Array]) -> Opening:
+    initial, *saved = arrays
+    resumed = None
+    if header.resumed:
+        at = header.resumed
+        resumed = Checkpoint(at.round, dict(zip(at.names, saved, strict=True)), json_value(at.facts))
+    about = header.node, header.incarnation, header.schema, header.version, header.experiment
+    counted = initial.size - header.statistics
+    segments = (Segment(*one, STATISTIC if one[1] >= counted else PARAMETER) for one in header.segments)
+    return Opening(*about, initial, resumed, tuple(segments))

@@ -1,0 +1,439 @@
+"""evaluation.json: how well a model answers at all sites together, in its groups and at each site, by sums alone.
+
+No count from 1 to `suppress` - 1 is in it, nor can one be computed from it (`suppression`): of groups, of a confusion's
+cells, of records that have an outcome or are answered wrong.  Figures under a budget have noise, which hides them all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from fedgossip.base.seeds import stream
+from fedgossip.data.agreed.suppression import (
+    hidden_confusion,
+    hidden_places,
+    hidden_rows,
+    suppressed,
+    told_share,
+    told_shares,
+)
+from fedgossip.data.agreed.told_files import read_told
+from fedgossip.data.objectives import CLASSIFICATION, REGRESSION
+from fedgossip.sites.evaluation.evaluation_sums import PLACES, SITES, EvaluationLayout, score_of
+from fedgossip.sites.evaluation.noisy_evaluation import DECILES, SHIFT, Name, Numbers
+
+EVALUATION = "evaluation.json"
+"""In the folder of the model."""
+FORMAT = 1
+
+
+class ReliabilityPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The records to which the model gives a probability within some bounds; None where figures are of too few."""
+
+    low: float
+    high: float
+    records: int | None
+    said: float | None
+    """The mean probability."""
+    were: float | None
+    """The share that have the outcome."""
+
+
+class OutcomeFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """One outcome: of two classes the second, of more each against the rest, each of several labels."""
+
+    name: str
+    positives: int | None = None
+    """Number of records that have it."""
+    brier: float | None = None
+    """Mean squared difference of probability and truth."""
+    said: float | None = None
+    """The mean probability that the model gives it."""
+    were: float | None = None
+    """The share of records that have it."""
+    auroc: float | None = None
+    auroc_within: float | None = None
+    """So far the AUROC may lie from that of the records themselves: by the width of the histograms' bins."""
+    calibration_error: float | None = None
+    """The mean difference of what was said and what was, over the parts, by their records."""
+    parts: tuple[ReliabilityPart, ...] = ()
+    noise_within: Mapping[str, float] = {}
+    """By the name of a figure: so far noise has moved it at most, 95 times of 100."""
+
+
+class NumberFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One label of a regression, in its unit."""
+
+    name: str
+    rmse: float
+    mae: float
+
+
+class GroupFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """The records of a group; all None where they are too few to be told."""
+
+    name: str
+    records: int | None = None
+    score: float | None = None
+    score_within: float = 0.0
+    """So far it may be off: it is told in steps, lest few records be found that are answered wrong, or right."""
+    loss: float | None = None
+    outcomes: tuple[OutcomeFigures, ...] = ()
+    noise_within: Mapping[str, float] = {}
+
+
+class SiteFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One site, where all have allowed that it is named."""
+
+    site: int
+    records: int
+    score: float | None
+    score_within: float = 0.0
+
+
+class MembershipFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the sites' own membership tests say, and the gap between records trained on and kept."""
+
+    tested: int
+    """Number of sites with enough records for a test."""
+    flagged: int
+    records: int
+    score: float | None
+    loss: float
+
+
+class Evaluation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """The file."""
+
+    format: int = FORMAT
+    layout: EvaluationLayout
+    suppress: int
+    sites: int
+    least: int
+    """Number of sites that a sum is over, at least."""
+    records: int
+    score: float | None
+    score_within: float = 0.0
+    """So far it may be off, as in `GroupFigures`."""
+    loss: float | None = None
+    """None under a budget: there is no most that one record adds to it."""
+    outcomes: tuple[OutcomeFigures, ...] = ()
+    numbers: tuple[NumberFigures, ...] = ()
+    confusion: tuple[tuple[int | None, ...], ...] = ()
+    """[true class][answered class]; None where one could tell of few records."""
+    groups: tuple[GroupFigures, ...] = ()
+    places: tuple[tuple[float, float], ...] = ()
+    """Between which bounds the score of each site lies, the worst first; () beside sites by name whose scores are not
+    told exactly, for these are told with their numbers of records."""
+    named: tuple[SiteFigures, ...] = ()
+    membership: MembershipFigures | None = None
+    noise_within: Mapping[str, float] = {}
+
+
+def evaluation_of(layout: EvaluationLayout, numbers: Numbers, suppress: int, least: int) -> Evaluation:
+    """Return what the sums over the sites say."""
+    records = numbers["records",]
+    counts = [numbers["group", group, "records"] for group in layout.groups]
+    apart = {place for place, group in enumerate(layout.groups) if 0 < numbers.get(("at", group), SITES) < SITES}
+    told = suppressed(counts, suppress, apart, records - sum(counts))
+    shown = [group for group, count in zip(layout.groups, told, strict=True) if count is not None]
+    every = PublishedFigures(layout, numbers, suppress, shown)
+    named = _named(layout, numbers, suppress)
+    score, within = every.score
+    return Evaluation(
+        layout=layout,
+        suppress=suppress,
+        sites=numbers["sites",],
+        least=least,
+        records=records,
+        score=score,
+        score_within=within,
+        loss=_loss(numbers, (), records),
+        outcomes=tuple(_outcome(layout, numbers, (), one, every) for one in layout.outcomes),
+        numbers=tuple(_number(numbers, one) for one in layout.labels if layout.kind == REGRESSION),
+        confusion=tuple(
+            tuple(None if (j, k) in every.confusion else count for k, count in enumerate(row))
+            for j, row in enumerate(_confusion(layout, numbers))
+        ),
+        groups=tuple(
+            GroupFigures(name=group) if group not in shown else _group(layout, numbers, group, every)
+            for group in layout.groups
+        ),
+        places=tuple(
+            (place / PLACES, (place + 1) / PLACES)
+            for place in range(PLACES)
+            for _ in range(numbers.get(("place", str(place)), 0))
+            if not any(one.score is None or one.score_within for one in named)
+        ),
+        named=named,
+        membership=_membership(layout, numbers, suppress),
+    )
+
+
+def _confusion(layout: EvaluationLayout, numbers: Numbers) -> list[list[int]]:
+    return [[numbers["confusion", true, said] for said in layout.classes] for true in layout.classes]
+
+
+class PublishedFigures:
+    """What of an evaluation may be published; of one with noise all but groups of few."""
+
+    def __init__(self, layout: EvaluationLayout, numbers: Numbers, suppress: int, groups: Sequence[str]) -> None:
+        """`groups`: those whose number of records is told."""
+        self._layout, self._numbers, self.suppress, self._groups = layout, numbers, suppress, groups
+        self._exact, self._counted = not layout.noise, layout.kind != REGRESSION
+
+    @property
+    def score(self) -> tuple[float | None, float]:
+        layout, numbers = self._layout, self._numbers
+        if not self._exact or not self._counted or not numbers["records",]:
+            return score_of(layout, numbers, ()), 0.0
+        return told_share(numbers["right",], numbers["records",], self.suppress)
+
+    @cached_property
+    def scores(self) -> Mapping[str, tuple[float | None, float]]:
+        """Return the score of each group, and how far it may be off."""
+        layout, numbers = self._layout, self._numbers
+        if not self._exact or not self._counted:
+            return {one: (score_of(layout, numbers, ("group", one)), 0.0) for one in self._groups}
+        right = [numbers["group", one, "right"] for one in self._groups]
+        rows = [(a, numbers["group", one, "records"] - a) for a, one in zip(right, self._groups, strict=True)]
+        rest = numbers["right",] - sum(right), numbers["records",] - numbers["right",] - sum(b for _, b in rows)
+        return dict(zip(self._groups, told_shares(rows, self.suppress, rest), strict=True))
+
+    @cached_property
+    def classes(self) -> Collection[int]:
+        """Return the places of outcomes of which it is not told how many records have them."""
+        layout, records = self._layout, self._numbers["records",]
+        positives = [self._numbers["positives", one] for one in layout.outcomes]
+        if not self._exact:
+            return ()
+        if layout.kind == CLASSIFICATION and len(layout.outcomes) > 1:
+            return hidden_places(positives, self.suppress)
+        return [k for k, one in enumerate(positives) if hidden_places([one, records - one], self.suppress)]
+
+    @cached_property
+    def confusion(self) -> Collection[tuple[int, int]]:
+        if not self._exact or self._layout.kind != CLASSIFICATION:
+            return ()
+        table = _confusion(self._layout, self._numbers)
+        found = hidden_confusion(table, self.suppress)
+        if len(table) == 2:
+            return {(j, k) for j in range(2) for k in range(2)} if self.classes else found
+        return {*found, *((j, k) for j in self.classes for k in range(len(table)))}
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether probabilities may be told in parts: of two classes both halves of them are the confusion."""
+        return not (self._exact and len(self._layout.classes) == 2 and self.confusion)
+
+    def hidden_parts(self, rows: Sequence[tuple[int, int]]) -> Collection[int]:
+        """Return the parts, by their numbers of records without and with an outcome, of which these are not told."""
+        half = len(rows) // 2 if len(self._layout.classes) == 2 else len(rows)
+        found = [begin + k for begin in (0, half) for k in hidden_rows(rows[begin : begin + half], self.suppress)]
+        return found if self._exact else ()
+
+    @cached_property
+    def groups_of(self) -> Mapping[str, Collection[str]]:
+        """Return by outcome the groups of which it is told how many records have it."""
+        layout = self._layout
+        rows = {one: {group: self._row(one, ("group", group)) for group in self._groups} for one in layout.outcomes}
+        found: dict[str, Collection[str]] = {}
+        if not self._exact:
+            for one, row in rows.items():
+                found[one] = [group for group, cells in row.items() if min(cells) >= self.suppress]
+            return found
+        together = layout.kind == CLASSIFICATION
+        for one, row in rows.items():
+            cells = [[k for other in rows for k in rows[other][group]] if together else row[group] for group in row]
+            whole = [k for other in rows for k in self._row(other, ())] if together else list(self._row(one, ()))
+            rest = [whole[k] - sum(row[k] for row in cells) for k in range(len(whole))]
+            hidden = hidden_rows([*cells, rest], self.suppress)
+            if hidden == {len(cells)}:
+                hidden = frozenset(range(len(cells) + 1))
+            found[one] = [group for k, group in enumerate(self._groups) if k not in hidden]
+        return found
+
+    def _row(self, outcome: str, where: Name) -> tuple[int, int]:
+        positives = self._numbers[*where, "positives", outcome]
+        return self._numbers[*where, "records"] - positives, positives
+
+    def tells(self, where: Name, outcome: str) -> bool:
+        """Return whether it is told how many records have an outcome, of all or of a group."""
+        if where:
+            return where[1] in self.groups_of[outcome]
+        return self._layout.outcomes.index(outcome) not in self.classes
+
+
+def _named(layout: EvaluationLayout, numbers: Numbers, suppress: int) -> tuple[SiteFigures, ...]:
+    there = {site: count for site in range(layout.named) if (count := numbers["site", str(site), "records"])}
+    scores: list[float | None] = [_mean(numbers["site", str(site), "score"], 1) for site in there]
+    shares: list[tuple[float | None, float]] = [(score, 0.0) for score in scores]
+    if layout.kind != REGRESSION:
+        right = [round((score or 0.0) * count) for score, count in zip(scores, there.values(), strict=True)]
+        rows = [(a, count - a) for a, count in zip(right, there.values(), strict=True)]
+        rest = numbers["right",] - sum(right), numbers["records",] - numbers["right",] - sum(b for _, b in rows)
+        shares = told_shares(rows, suppress, rest)
+        scores = [None if share is None else share if within else own
+                  for own, (share, within) in zip(scores, shares, strict=True)]  # fmt: skip
+    return tuple(
+        SiteFigures(site, count, score, within)
+        for (site, count), score, (_, within) in zip(there.items(), scores, shares, strict=True)
+    )
+
+
+def _loss(numbers: Numbers, where: Name, records: int) -> float | None:
+    return _mean(numbers[*where, "loss"], records) if (*where, "loss") in numbers else None
+
+
+DRAWS = 100
+"""Times that other noise is drawn, to see how far it moves a figure."""
+
+
+def noisy_evaluation_of(layout: EvaluationLayout, numbers: Numbers, suppress: int, least: int) -> Evaluation:
+    """Return what sums with noise say, and how far noise of this size moves each figure."""
+    sites = numbers["sites",]
+
+    def of(noisy: Numbers) -> Evaluation:
+        return evaluation_of(layout, {("sites",): sites} | layout.noisy.completed(noisy), suppress, least)
+
+    draw = stream(0, "noise of an evaluation", 0)  # the same at all, who write the same file
+    moved = [of(layout.noisy.moved(numbers, sites, draw)) for _ in range(DRAWS)]
+    found = of(numbers)
+    groups = tuple(
+        _with_noise(one, [other.groups[place] for other in moved], ("records", "score"))
+        for place, one in enumerate(found.groups)
+    )
+    found = msgspec.structs.replace(found, groups=groups)
+    return _with_noise(found, moved, ("records", "score"))
+
+
+Figures = TypeVar("Figures", Evaluation, GroupFigures)
+OF_OUTCOMES = ("positives", "brier", "said", "were", "auroc")
+
+
+def _with_noise(one: Figures, moved: Sequence[Figures], names: Sequence[str]) -> Figures:
+    outcomes = []
+    for place, outcome in enumerate(one.outcomes):
+        others = [other.outcomes[place] for other in moved if other.outcomes]
+        outcomes.append(msgspec.structs.replace(outcome, noise_within=_widths(outcome, others, OF_OUTCOMES)))
+    return msgspec.structs.replace(one, outcomes=tuple(outcomes), noise_within=_widths(one, moved, names))
+
+
+def _widths(one: object, moved: Sequence[object], names: Sequence[str]) -> dict[str, float]:
+    found = {}
+    for name in (name for name in names if getattr(one, name) is not None):
+        values = [value for other in moved if (value := getattr(other, name)) is not None]
+        found[name] = float(f"{1.96 * np.std(values):.2g}") if len(values) > 1 else math.inf
+    return found
+
+
+def _mean(total: int, count: int) -> float:
+    return total / (count << SHIFT) if count else 0.0
+
+
+def _number(numbers: Numbers, label: str) -> NumberFigures:
+    records = numbers["records",]
+    squared, absolute = (_mean(numbers[what, label], records) for what in ("squared", "absolute"))
+    return NumberFigures(label, squared**0.5, absolute)
+
+
+def _membership(layout: EvaluationLayout, numbers: Numbers, suppress: int) -> MembershipFigures | None:
+    records = numbers.get(("trained", "records"), 0)
+    if not records:
+        return None
+    score = None if layout.kind == REGRESSION else told_share(numbers["trained", "right"], records, suppress)[0]
+    loss = _mean(numbers["trained", "loss"], records)
+    return MembershipFigures(numbers["tested",], numbers["flagged",], records, score, loss)
+
+
+def _group(layout: EvaluationLayout, numbers: Numbers, group: str, told: PublishedFigures) -> GroupFigures:
+    where = ("group", group)
+    records = numbers[*where, "records"]
+    return GroupFigures(
+        name=group,
+        records=records,
+        score=told.scores[group][0],
+        score_within=told.scores[group][1],
+        loss=_loss(numbers, where, records) if records else None,
+        outcomes=tuple(_outcome(layout, numbers, where, one, told) for one in layout.outcomes if records),
+    )
+
+
+def _outcome(
+    layout: EvaluationLayout, numbers: Numbers, where: Name, name: str, told: PublishedFigures
+) -> OutcomeFigures:
+    """Return the figures of an outcome, those alone that do not show how few have it, or have it not."""
+    records, positives = numbers[*where, "records"], numbers[*where, "positives", name]
+    brier = _mean(numbers[*where, "brier", name], records)
+    said = _mean(numbers[*where, "said", name], records)
+    if not told.tells(where, name):
+        return OutcomeFigures(name=name, brier=brier, said=said)
+    bins = [str(k) for k in range(layout.bins)]
+    having, lacking = ([numbers[*where, what, name, k] for k in bins] for what in ("with", "without"))
+    area, within = area_of(having, lacking)
+    parts = _parts(numbers, name, told) if not where and told.has_parts else ()
+    return OutcomeFigures(
+        name=name,
+        positives=positives,
+        brier=brier,
+        said=said,
+        were=positives / records if records else 0.0,
+        auroc=area,
+        auroc_within=within,
+        calibration_error=None if where or layout.noise else _calibration_error(numbers, name),
+        parts=parts,
+    )
+
+
+def area_of(having: Sequence[int], lacking: Sequence[int]) -> tuple[float | None, float | None]:
+    """Return the AUROC by the counts in each bin, and how far it may lie from that of the values themselves.
+
+    Of pairs within a bin half count; any order of them is possible.  None where one side is empty; counts with noise
+    may be below 0, what is made of them not.
+    """
+    pairs = sum(having) * sum(lacking)
+    if pairs <= 0 or sum(having) < 0:
+        return None, None
+    below = above = same = 0
+    for one, other in zip(having, lacking, strict=True):
+        above += one * below
+        same += one * other
+        below += other
+    return min(max((2 * above + same) / (2 * pairs), 0.0), 1.0), max(same / (2 * pairs), 0.0)
+
+
+def _parts(numbers: Numbers, name: str, told: PublishedFigures) -> tuple[ReliabilityPart, ...]:
+    parts = [("part", name, str(part)) for part in range(DECILES)]
+    positives = [numbers[*part, "positives"] for part in parts]
+    counts = [numbers[*part, "records"] for part in parts]
+    few = told.hidden_parts([(count - has, has) for count, has in zip(counts, positives, strict=True)])
+    found = []
+    for part, count in enumerate(suppressed(counts, told.suppress)):
+        bounds = part / DECILES, (part + 1) / DECILES
+        if not count or part in few:
+            found.append(ReliabilityPart(*bounds, count, None, None))
+            continue
+        said = _mean(numbers[*parts[part], "said"], count)
+        found.append(ReliabilityPart(*bounds, count, said, positives[part] / count))
+    return tuple(found)
+
+
+def _calibration_error(numbers: Numbers, name: str) -> float:
+    total, records = 0.0, numbers["records",]
+    for part in map(str, range(DECILES)):
+        said, positives = numbers["part", name, part, "said"], numbers["part", name, part, "positives"]
+        total += abs(said - (positives << SHIFT)) / (1 << SHIFT)
+    return total / records if records else 0.0
+
+
+def read(path: Path) -> Evaluation:
+    """Read the file.  Raises ConfigError where it is not there, or none."""
+    advice = "The sites make it together: fedgossip evaluate MODEL EXPERIMENT.toml."
+    return read_told(Evaluation, path, FORMAT, "evaluation there", advice)

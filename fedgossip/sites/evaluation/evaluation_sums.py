@@ -1,0 +1,274 @@
+"""The numbers by which sites judge one model together: whole, so that their sum is exact and is all that is seen.
+
+    first round     how many sites there are, and at how many each group of records is
+    second round    of the records: right answers, losses, confusion; of each outcome, histograms of its probability
+                    among the records that have it and the others; the same of each group that enough sites have;
+                    in which hundredth a site's own score lies
+
+Under a budget there is one round alone, of numbers with noise (`noisy_evaluation`).
+
+A number x counts as the whole number nearest to x 2^104, so what is made of the sums is what all records in one place
+would give, to 1e-12 and better.  An AUROC follows from histograms, to the width of their bins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import Vector
+from fedgossip.data.objectives import CLASSIFICATION, MULTI_LABEL, REGRESSION
+from fedgossip.learning.one_model.record_losses import losses_of, right_of
+from fedgossip.secure.exact_sums import ExactSums, as_vector, integers_of, words_in, words_of
+from fedgossip.sites.evaluation import noisy_evaluation
+from fedgossip.sites.evaluation.noisy_evaluation import (
+    DECILES,
+    RECORDS,
+    SHIFT,
+    Name,
+    NoisyNumbers,
+    Numbers,
+    Values,
+    whole,
+)
+
+BINS = 256
+"""Of a histogram of probabilities: the steps of their log-odds from -16 to 16, and what lies beyond."""
+EDGES = 1 / (1 + np.exp(-np.linspace(-16, 16, BINS - 1)))
+PLACES = 100
+"""Parts of the range of a site's own score."""
+LARGEST = 40
+"""Bits of the largest number that a regression may be about."""
+SITES = 3
+"""Minimum number of sites with a group whose records are counted: a sum over fewer tells about each."""
+OUTCOMES = 100
+"""Maximum number of classes, or of labels."""
+
+
+@dataclass(frozen=True, eq=False)
+class SiteAnswers:
+    """What a model answers at one site: `answers` [m, k] as `LoadedModel` gives them, of records with labels y.
+
+    `groups`: the place of each record's group in the layout, [m].  `trained`: (loss, right) of the records that this
+    site has trained on, where `y` are others; `flagged`: whether its own membership test tells them apart.
+    """
+
+    answers: Values
+    y: npt.NDArray[np.generic]
+    groups: npt.NDArray[np.int64] | None = None
+    trained: tuple[Values, npt.NDArray[np.bool_] | None] | None = None
+    flagged: bool | None = None
+
+
+class EvaluationLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
+    """Which number of a vector is what.  Raises ConfigError for too many outcomes, and for text."""
+
+    model: str
+    """sha256 of the weights that are judged."""
+    kind: str
+    classes: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    group_column: str = ""
+    groups: tuple[str, ...] = ()
+    kept: bool = False
+    """Whether the records are those that each site has kept from its training."""
+    named: int = 0
+    """Number of sites whose own scores are told by their ids; 0: of none."""
+    noise: float = 0.0
+    """On each site's sums, in units of what one record can add to them; 0: they are exact."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in (CLASSIFICATION, MULTI_LABEL, REGRESSION):
+            raise ConfigError(f"a model of {self.kind} has no records to be judged on", "Judge it on a common file.")
+        if self.noise and self.kind != CLASSIFICATION:
+            text = f"a model of {self.kind}: nobody knows how much one record adds to its errors, so no noise hides it"
+            raise ConfigError(text, "If the sites allow exact sums:  --set coordinator.privacy.unit=none")
+        if len(self.outcomes) > OUTCOMES:
+            text = f"{len(self.outcomes)} classes; at most {OUTCOMES} are judged by sums"
+            raise ConfigError(text, "Judge the model on a common file: fedgossip evaluate MODEL FILE.csv.")
+
+    @property
+    def outcomes(self) -> tuple[str, ...]:
+        """What has a probability: of two classes the second, of more each; each of several labels."""
+        if self.kind == CLASSIFICATION:
+            return self.classes[1:] if len(self.classes) == 2 else self.classes
+        return self.labels if self.kind == MULTI_LABEL else ()
+
+    @property
+    def score(self) -> str:
+        """What the score of a site, and of a group, is called."""
+        return {CLASSIFICATION: "accuracy", MULTI_LABEL: "all labels right", REGRESSION: "R²"}[self.kind]
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:32]
+
+    @cached_property
+    def bounds(self) -> Mapping[Name, int]:
+        """Return the largest magnitude of each number of a site, in the order of the vector."""
+        found: dict[Name, int] = {("sites",): 1}
+        if self.noise:
+            return {**found, **self.noisy.bounds}
+        found |= {("at", group): 1 for group in self.groups}
+        found |= self._of_records(())
+        for group in self.groups:
+            found |= self._of_records(("group", group))
+        if self.kind == CLASSIFICATION:
+            found |= {("confusion", true, said): RECORDS for true in self.classes for said in self.classes}
+        for outcome in self.outcomes:
+            for part in range(DECILES):
+                found |= {("part", outcome, str(part), what): RECORDS for what in ("records", "positives")}
+                found["part", outcome, str(part), "said"] = RECORDS << SHIFT
+        found |= {("place", str(place)): 1 for place in range(PLACES)}
+        for site in map(str, range(self.named)):
+            found |= {("site", site, "records"): RECORDS, ("site", site, "score"): 2 << SHIFT}
+        found |= {("tested",): 1, ("flagged",): 1, ("trained", "records"): RECORDS, ("trained", "right"): RECORDS}
+        found["trained", "loss"] = self._loss
+        return found
+
+    @cached_property
+    def noisy(self) -> NoisyNumbers:
+        """Return the numbers of a model that is judged under a budget."""
+        return NoisyNumbers(self.classes, self.outcomes, self.groups, self.noise)
+
+    @property
+    def bins(self) -> int:
+        """Return the number of bins of a histogram."""
+        return noisy_evaluation.BINS if self.noise else BINS
+
+    @property
+    def _loss(self) -> int:
+        bits = 2 * (LARGEST + 1) if self.kind == REGRESSION else 17
+        return RECORDS << (SHIFT + bits)
+
+    def _of_records(self, where: Name) -> dict[Name, int]:
+        """The numbers of all records, or of a group."""
+        found = {(*where, "records"): RECORDS, (*where, "right"): RECORDS, (*where, "loss"): self._loss}
+        for label in self.labels if self.kind == REGRESSION else ():
+            found |= {(*where, "squared", label): self._loss, (*where, "absolute", label): self._loss}
+            found |= {(*where, "sum", label): self._loss, (*where, "squares", label): self._loss}
+        for outcome in self.outcomes:
+            found[*where, "positives", outcome] = RECORDS
+            found |= {(*where, what, outcome): RECORDS << SHIFT for what in ("said", "brier")}
+            found |= {(*where, what, outcome, str(k)): RECORDS for what in ("with", "without") for k in range(BINS)}
+        return found
+
+    @property
+    def exact(self) -> ExactSums:
+        return ExactSums(tuple(self.bounds.values()), layout=self.digest)
+
+    def vector(self, numbers: Numbers) -> Vector:
+        """Return a vector of the numbers; those that are not named are 0."""
+        return as_vector(words_of([numbers.get(name, 0) for name in self.bounds]))
+
+    def numbers(self, vector: Vector) -> Numbers:
+        """Return the numbers of a vector by their names.  Raises ConfigError for a vector that holds none."""
+        words = words_in(vector)
+        if words is None or words.size != self.exact.length:
+            raise ConfigError("what came holds no sums of an evaluation", "Were all started with the same files?")
+        return dict(zip(self.bounds, integers_of(words), strict=True))
+
+
+def presence(layout: EvaluationLayout, site: SiteAnswers) -> dict[Name, int]:
+    """Return a site's numbers of the first round."""
+    there = set() if site.groups is None else set(site.groups.tolist())
+    return {("sites",): 1} | {("at", group): int(place in there) for place, group in enumerate(layout.groups)}
+
+
+def judged_sums(layout: EvaluationLayout, site: SiteAnswers, pooled: Numbers, node: int, least: int) -> dict[Name, int]:
+    """Return a site's numbers of the second round, by the sums of the first; `least` records make a group of a site's.
+
+    Raises ConfigError where numbers are too large.
+    """
+    found = _of_records(layout, site, ()) | _trained(site)
+    for place, group in enumerate(layout.groups):
+        if site.groups is not None and pooled["at", group] >= SITES:
+            found |= _of_records(layout, _chosen(site, site.groups == place), ("group", group))
+    if layout.kind == CLASSIFICATION:
+        table = np.zeros((len(layout.classes),) * 2, np.int64)
+        np.add.at(table, (site.y.astype(np.int64), site.answers.argmax(axis=1)), 1)
+        for true, row in zip(layout.classes, table.tolist(), strict=True):
+            found |= {("confusion", true, said): count for said, count in zip(layout.classes, row, strict=True)}
+    for outcome, said, positive in _outcomes(layout, site):
+        parts = np.minimum((said * DECILES).astype(np.int64), DECILES - 1)
+        for part in range(DECILES):
+            inside = parts == part
+            found["part", outcome, str(part), "records"] = int(inside.sum())
+            found["part", outcome, str(part), "positives"] = int(positive[inside].sum())
+            found["part", outcome, str(part), "said"] = whole(said[inside])
+    score = score_of(layout, found, ())
+    if score is not None and len(site.y) >= least:
+        found["place", str(min(int(max(score, 0.0) * PLACES), PLACES - 1))] = 1
+        if layout.named:
+            found["site", str(node), "records"] = len(site.y)
+            found["site", str(node), "score"] = whole(np.array([max(score, -1.0)]))
+    return found
+
+
+def _chosen(site: SiteAnswers, rows: npt.NDArray[np.bool_]) -> SiteAnswers:
+    return SiteAnswers(site.answers[rows], site.y[rows])
+
+
+def _outcomes(layout: EvaluationLayout, site: SiteAnswers) -> Sequence[tuple[str, Values, npt.NDArray[np.bool_]]]:
+    """Return of each outcome its name, its probability and whether it was so, of each record."""
+    if layout.kind == MULTI_LABEL:
+        return [(name, site.answers[:, k], site.y[:, k] == 1) for k, name in enumerate(layout.labels)]
+    places = [(layout.classes.index(name), name) for name in layout.outcomes]
+    return [(name, site.answers[:, k], site.y == k) for k, name in places]
+
+
+def _of_records(layout: EvaluationLayout, site: SiteAnswers, where: Name) -> dict[Name, int]:
+    losses, right = losses_of(layout.kind, site.answers, site.y), right_of(layout.kind, site.answers, site.y)
+    if layout.kind == REGRESSION and max(map(_largest, (site.answers, site.y))) > 2.0**LARGEST:
+        raise ConfigError(f"numbers beyond 2^{LARGEST}", "Give the label in a larger unit.")
+    found: dict[Name, int] = {(*where, "records"): len(site.y), (*where, "loss"): whole(losses)}
+    found[*where, "right"] = 0 if right is None else int(right.sum())
+    for k, label in enumerate(layout.labels if layout.kind == REGRESSION else ()):
+        truth, error = site.y[:, k].astype(np.float64), np.abs(site.answers[:, k] - site.y[:, k].astype(np.float64))
+        found |= {(*where, "squared", label): whole(error * error), (*where, "absolute", label): whole(error)}
+        found |= {(*where, "sum", label): whole(truth), (*where, "squares", label): whole(truth * truth)}
+    for outcome, said, positive in _outcomes(layout, site) if layout.outcomes else ():
+        found[*where, "positives", outcome] = int(positive.sum())
+        found |= {(*where, "said", outcome): whole(said), (*where, "brier", outcome): whole((said - positive) ** 2)}
+        for what, rows in (("with", positive), ("without", ~positive)):
+            counts = np.bincount(np.searchsorted(EDGES, said[rows], side="right"), minlength=BINS)
+            found |= {(*where, what, outcome, str(k)): count for k, count in enumerate(counts.tolist())}
+    return found
+
+
+def _largest(values: npt.NDArray[np.generic]) -> float:
+    return float(np.abs(values.astype(np.float64)).max(initial=0.0))
+
+
+def _trained(site: SiteAnswers) -> dict[Name, int]:
+    """What a site tells of the records that it has trained on: the gap to the others, and its test's verdict."""
+    if site.trained is None:
+        return {}
+    losses, right = site.trained
+    found: dict[Name, int] = {("trained", "records"): len(losses), ("trained", "loss"): whole(losses)}
+    found["trained", "right"] = 0 if right is None else int(right.sum())
+    return found | ({} if site.flagged is None else {("tested",): 1, ("flagged",): int(site.flagged)})
+
+
+def score_of(layout: EvaluationLayout, numbers: Numbers, where: Name) -> float | None:
+    """Return the score of all records, or of a group; None without records, and of numbers that are all the same."""
+    records = numbers[*where, "records"]
+    if not records:
+        return None
+    if layout.kind != REGRESSION:
+        return numbers[*where, "right"] / records
+    explained = []
+    for label in layout.labels:
+        total, squares = numbers[*where, "sum", label], numbers[*where, "squares", label]
+        spread = (squares * records << SHIFT) - total * total
+        if spread <= 0:
+            return None
+        explained.append(1 - (numbers[*where, "squared", label] * records << SHIFT) / spread)
+    return sum(explained) / len(explained)

@@ -1,0 +1,185 @@
+"""The numbers by which sites judge a model under a budget of records: each site adds noise to its own.
+
+Every record is hidden in them, whoever adds them up, as in statistics (`noisy_sums`): its part is one release of a
+Gaussian mechanism.  They are few, and what follows from others is left out, for each costs noise on all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.data.agreed.noisy_sums import GRAIN, MOST, divided, grains_of, hidden
+from fedgossip.secure.primitives import Entropy
+
+BINS = 20
+"""Of a histogram of probabilities: the steps of their log-odds from -5 to 5, and what lies beyond."""
+EDGES = 1 / (1 + np.exp(-np.linspace(-5, 5, BINS - 1)))
+DECILES = 10
+"""Parts of equal width in which what a model says is compared with what was."""
+SHIFT = 104
+"""Bits behind the point."""
+RECORDS = 1 << 31
+"""Maximum number of records of a site."""
+
+Name = tuple[str, ...]
+Numbers = Mapping[Name, int]
+Values = npt.NDArray[np.float64]
+Places = npt.NDArray[np.int64]
+
+
+def whole(values: Values) -> int:
+    """Return the sum of numbers, each as the whole number nearest to it times 2^SHIFT."""
+    return sum(int(value) for value in np.rint(np.ldexp(values, SHIFT)).tolist())
+
+
+@dataclass(frozen=True)
+class NoisyNumbers:
+    """The numbers of a model of classes; `noise`: a multiple of the length of what one record adds to them."""
+
+    classes: tuple[str, ...]
+    outcomes: tuple[str, ...]
+    groups: tuple[str, ...]
+    noise: float
+
+    @cached_property
+    def units(self) -> Mapping[Name, int]:
+        """Return the most that one record adds to each number."""
+        found: dict[Name, int] = {("confusion", true, said): 1 for true in self.classes for said in self.classes}
+        found |= {("group", group, what): 1 for group in self.groups for what in ("right", "wrong")}
+        for where in ((), *(("group", group) for group in self.groups)):
+            for one in self.outcomes:
+                found |= {(*where, what, one, str(k)): 1 for what in ("with", "without") for k in range(BINS)}
+                found |= {(*where, what, one): 1 << SHIFT for what in (("said", "brier") if where else ("brier",))}
+        for one in self.outcomes:
+            for part in map(str, range(DECILES)):
+                found |= {("part", one, part, "having"): 1, ("part", one, part, "lacking"): 1}
+                found["part", one, part, "said"] = 1 << SHIFT
+        return found
+
+    @property
+    def length(self) -> float:
+        """Return the greatest length of what one record adds, in units.
+
+        It is in one cell of the confusion, and of each outcome in one bin and one part.  The probabilities of classes
+        are together at most 1, and their squared differences from the truth 2.  In its group the same again, without
+        parts.
+        """
+        k = len(self.outcomes)
+        said, brier = min(k, 1), min(k, 2)
+        return math.sqrt(1 + 2 * k + said + brier + (1 + k + said + brier if self.groups else 0))
+
+    @property
+    def grains(self) -> float:
+        """Return the deviation of the noise of a site on each number, in grains of its unit."""
+        return grains_of(self.length, len(self.units), self.noise)
+
+    @property
+    def bounds(self) -> Mapping[Name, int]:
+        """Return the largest magnitude of each number of a site."""
+        room = math.ceil(MOST * (self.grains / GRAIN + 1))
+        return {name: (RECORDS + room) * unit for name, unit in self.units.items()}
+
+    # --- at a site ------------------------------------------------------------------------------------------------
+
+    def of_records(self, answers: Values, y: npt.NDArray[np.generic], groups: Places | None) -> dict[Name, int]:
+        """Return the numbers of records with labels y [m], answers [m, k] and places of their groups [m], no noise."""
+        table = np.zeros((len(self.classes),) * 2, np.int64)
+        truth, answered = y.astype(np.int64), answers.argmax(axis=1)
+        np.add.at(table, (truth, answered), 1)
+        found: dict[Name, int] = {
+            ("confusion", true, said): count
+            for true, row in zip(self.classes, table.tolist(), strict=True)
+            for said, count in zip(self.classes, row, strict=True)
+        }
+        everybody = np.ones(len(truth), bool)
+        found |= self._of_outcomes((), answers, truth, everybody)
+        for place, group in enumerate(self.groups):
+            rows = everybody & False if groups is None else groups == place
+            right = int((truth[rows] == answered[rows]).sum())
+            found |= {("group", group, "right"): right, ("group", group, "wrong"): int(rows.sum()) - right}
+            found |= self._of_outcomes(("group", group), answers, truth, rows)
+        return found
+
+    def _of_outcomes(self, where: Name, answers: Values, truth: Places, rows: npt.NDArray[np.bool_]) -> dict[Name, int]:
+        found: dict[Name, int] = {}
+        for one in self.outcomes:
+            place = self.classes.index(one)
+            said, positive = answers[rows, place].clip(0, 1), truth[rows] == place
+            found[*where, "brier", one] = whole((said - positive) ** 2)
+            for what, some in (("with", positive), ("without", ~positive)):
+                counts = np.bincount(np.searchsorted(EDGES, said[some], side="right"), minlength=BINS)
+                found |= {(*where, what, one, str(k)): count for k, count in enumerate(counts.tolist())}
+            if where:
+                found[*where, "said", one] = whole(said)
+                continue
+            parts = np.minimum((said * DECILES).astype(np.int64), DECILES - 1)
+            for part in range(DECILES):
+                inside = parts == part
+                found["part", one, str(part), "having"] = int(positive[inside].sum())
+                found["part", one, str(part), "lacking"] = int((~positive[inside]).sum())
+                found["part", one, str(part), "said"] = whole(said[inside])
+        return found
+
+    def hidden(self, numbers: Numbers, entropy: Entropy) -> Numbers:
+        """Return a site's numbers as they may leave it."""
+        return hidden(numbers, lambda name: self.units[name], self.grains, entropy)
+
+    # --- of all sites ---------------------------------------------------------------------------------------------
+
+    def moved(self, numbers: Numbers, sites: int, draw: np.random.Generator) -> Numbers:
+        """Return the sums over so many sites as they might be with other noise on top of what they have."""
+        grains = np.rint(draw.normal(0, self.grains * math.sqrt(sites), len(self.units))).astype(np.int64).tolist()
+        return {name: numbers[name] + divided(one * unit, GRAIN)
+                for (name, unit), one in zip(self.units.items(), grains, strict=True)}  # fmt: skip
+
+    def completed(self, numbers: Numbers) -> dict[Name, int]:
+        """Return what follows from noisy sums, within what can be: the names of exact ones, without losses."""
+        cells = {(true, said): numbers["confusion", true, said] for true in self.classes for said in self.classes}
+        records = max(0, sum(cells.values()))
+        found: dict[Name, int] = {
+            ("records",): records,
+            ("right",): _within(sum(cells[one, one] for one in self.classes), records),
+        }
+        found |= {("confusion", *names): max(0, count) for names, count in cells.items()}
+        for one in self.outcomes:
+            positives = sum(cells[one, said] for said in self.classes)
+            parts = [("part", one, str(part)) for part in range(DECILES)]
+            said = sum(numbers[*part, "said"] for part in parts)
+            found |= self._of_one((), one, numbers, records, (positives, said))
+            for part in parts:
+                having, lacking = (max(0, numbers[*part, what]) for what in ("having", "lacking"))
+                found |= {(*part, "records"): having + lacking, (*part, "positives"): having}
+                found[*part, "said"] = _inside(part, numbers[*part, "said"], having + lacking)
+        for group in self.groups:
+            where = ("group", group)
+            count = max(0, numbers[*where, "right"] + numbers[*where, "wrong"])
+            found |= {(*where, "records"): count, (*where, "right"): _within(numbers[*where, "right"], count)}
+            for one in self.outcomes:
+                positives = sum(numbers[*where, "with", one, str(k)] for k in range(BINS))
+                found |= self._of_one(where, one, numbers, count, (positives, numbers[*where, "said", one]))
+        return found
+
+    def _of_one(self, where: Name, one: str, numbers: Numbers, records: int, sums: tuple[int, int]) -> dict[Name, int]:
+        positives, said = sums
+        found: dict[Name, int] = {(*where, "positives", one): _within(positives, records)}
+        found[*where, "said", one] = _within(said, records << SHIFT)
+        found[*where, "brier", one] = _within(numbers[*where, "brier", one], records << SHIFT)
+        bins: Sequence[Name] = [(*where, what, one, str(k)) for what in ("with", "without") for k in range(BINS)]
+        return found | {name: numbers[name] for name in bins}
+
+
+def _inside(part: Name, said: int, records: int) -> int:
+    """Return what the model says in all of so many records in a part: of each, between where it begins and ends."""
+    number = int(str(part[-1]))
+    least, most = ((records * end << SHIFT) // DECILES for end in (number, number + 1))
+    return min(max(said, least), most)
+
+
+def _within(value: int, most: int) -> int:
+    return min(max(value, 0), most)

@@ -1,0 +1,288 @@
+"""The numbers by which sites fit proportional hazards: whole, so that their sum is exact and is all that is seen.
+
+    counts     records of each stratum; events and censorings at each time of the agreed grid: told times follow
+    risk       at a point, at each told time: d, S0 and S1; of the told events eta and u            see `cox`
+    moments    by the hazards that follow from them: u again, and M
+    last       at the last point: d and S0; of pairs of records at one site how many can be compared, and are right
+
+With Efron's ties the same sums over the events of each time go along, E0 and E1.
+What goes down is the state (`cox_steps`): which of them is asked for, the point, and the hazards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import Vector
+from fedgossip.data.columns.encodings import TableEncoding
+from fedgossip.secure.exact_sums import ExactSums, as_vector, integers_of, words_in, words_of
+from fedgossip.sites.fits.cox.cox import RiskSums, Whole, concordance, exact_totals, hazards_of, linear_predictor, real
+from fedgossip.sites.fits.glm.glm import Values
+from fedgossip.sites.fits.survival.survival_sums import counted
+from fedgossip.sites.fits.survival.survival_times import Counts, TimeCounts
+
+BRESLOW, EFRON = "breslow", "efron"
+TOLD = 100
+"""Maximum number of told times."""
+LARGEST = 1 << 180
+"""Maximum magnitude of a site's number."""
+
+Numbers = Sequence[int]
+
+
+class CoxDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is fitted to what; all sites have the same."""
+
+    time: str
+    event: str
+    unit: str = ""
+    """Of the times."""
+    grid: tuple[float, ...]
+    least: int
+    """Events of a told time, at least, of each stratum that has any then."""
+    ties: str = BRESLOW
+    """How events at one told time are taken: BRESLOW or EFRON."""
+    ridge: float = 0.0
+    """Weight of b'b, of scaled columns, in -2 log L."""
+    strata_column: str = ""
+    strata: tuple[str, ...] = ("",)
+    """Each has a hazard of its own; "" alone: all have one."""
+    encoding: TableEncoding = TableEncoding(())
+    """How a table becomes the features of which `places` tells."""
+    columns: tuple[str, ...]
+    places: tuple[int, ...]
+    """Of each among the features of a table as the sites agreed on it."""
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    """By which each is scaled while it is fitted."""
+    against: tuple[str, ...] = ()
+    """Categories that others are compared with."""
+    constant: tuple[str, ...] = ()
+    """Columns that are left out, for they have one value at every site."""
+    agreed: str = ""
+    """The hash of what the sites have agreed on."""
+    steps: int
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(b"cox" + msgspec.json.encode(self)).hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class TimedRecords:
+    """m records: scaled columns [p][m], times [m], their places in the grid [m], events [m], places of strata [m]."""
+
+    columns: Sequence[Values]
+    times: Values
+    places: Counts
+    events: npt.NDArray[np.bool_]
+    strata: Whole
+
+
+@dataclass(frozen=True)
+class CoxLayout:
+    """Which number of a sum is what."""
+
+    design: CoxDesign
+
+    @property
+    def width(self) -> int:
+        return len(self.design.columns)
+
+    @property
+    def strata(self) -> int:
+        return len(self.design.strata)
+
+    @property
+    def tied(self) -> bool:
+        """Whether the sums over the events of a time are told beside those over all at risk."""
+        return self.design.ties == EFRON
+
+    @property
+    def told(self) -> int:
+        """Told times that there may be."""
+        return min(TOLD, len(self.design.grid))
+
+    @cached_property
+    def upper(self) -> tuple[Whole, Whole]:
+        return np.triu_indices(self.width)
+
+    @property
+    def opened(self) -> tuple[str, ...]:
+        """What the coordinator sees of all sites together, in words."""
+        d, of = self.design, f" of each of {self.strata} strata" if self.design.strata_column else ""
+        told = f"at each of at most {self.told} told times{of}, {self.width + 1} sums over all at risk then"
+        told += " and as many over those with their event then" if self.tied else ""
+        return (
+            f"first the number of records{of}, and at {len(d.grid)} times of {d.time} those of events and censorings",
+            f"then, in each of at most {d.steps} steps, {told}; {len(self.upper[0])} of products of columns over all",
+            "last pairs of records at one site that go in the order that is said",
+        )
+
+    @cached_property
+    def numbers(self) -> int:
+        """Of the longest sum."""
+        counts = self.strata * (1 + 2 * len(self.design.grid))
+        more = 1 + self.width if self.tied else 0
+        risk = 2 + self.width + self.strata * self.told * (2 + self.width + more)
+        moments = 1 + self.width + len(self.upper[0])
+        return max(counts, risk, moments, 4 + (3 if self.tied else 2) * self.strata * self.told)
+
+    @cached_property
+    def exact(self) -> ExactSums:
+        return ExactSums((LARGEST,) * self.numbers, layout=self.design.digest)
+
+    def vector(self, numbers: Numbers) -> Vector:
+        """Return a vector with numbers, and zeros behind them."""
+        return as_vector(words_of([*numbers, *(0,) * (self.numbers - len(numbers))]))
+
+    def integers(self, vector: Vector) -> list[int]:
+        """Return the numbers of a sum.  Raises ConfigError for a vector that holds none."""
+        words = words_in(vector)
+        if words is None or words.size != self.exact.length:
+            raise ConfigError("what came holds no sums of hazards", "Were all started with the same experiment file?")
+        return integers_of(words)
+
+    # --- what sums say --------------------------------------------------------------------------------------------
+
+    def counts(self, numbers: Numbers) -> Sequence[TimeCounts]:
+        """Return how many records, events and censorings there are in each stratum."""
+        times = len(self.design.grid)
+        found = []
+        for stratum in range(self.strata):
+            records, *others = numbers[stratum * (1 + 2 * times) :][: 1 + 2 * times]
+            found.append(TimeCounts(records, np.array(others[:times], np.int64), np.array(others[times:], np.int64)))
+        return found
+
+    def risk(self, numbers: Numbers, told: int) -> RiskSums:
+        records, eta, *others = numbers
+        shift, others = others[: self.width], others[self.width :]
+        cells = self.strata * told
+        count = 2 + self.width + (1 + self.width if self.tied else 0)
+        parts = [np.array(others[k * cells : (k + 1) * cells], object) for k in range(count)]
+        events, *reals = (part.reshape(self.strata, told) for part in parts)
+        s0, *s1 = (_reals(one) for one in reals[: 1 + self.width])
+        found = RiskSums(records, real(eta), _reals(shift), events.astype(np.int64), s0, np.stack(s1, axis=-1))
+        if not self.tied:
+            return found
+        e0, *e1 = (_reals(one) for one in reals[1 + self.width :])
+        return replace(found, e0=e0, e1=np.stack(e1, axis=-1))
+
+    def moments(self, numbers: Numbers) -> tuple[int, Values, Values]:
+        """Return the records, u [p] and M [p, p]."""
+        whole = np.zeros((self.width, self.width))
+        whole[self.upper] = _reals(numbers[1 + self.width : 1 + self.width + len(self.upper[0])])
+        whole.T[self.upper] = whole[self.upper]
+        return numbers[0], _reals(numbers[1 : 1 + self.width]), whole
+
+    def last(self, numbers: Numbers, told: int) -> tuple[RiskSums, int, float]:
+        """Return the sums at the last point, without S1, the pairs that can be compared, and how many are right."""
+        records, eta, pairs, right = numbers[:4]
+        cells = self.strata * told
+        parts = [np.array(numbers[4 + k * cells : 4 + (k + 1) * cells], object) for k in range(2 + self.tied)]
+        events, s0 = parts[:2]
+        shape, width = (self.strata, told), self.width
+        found = RiskSums(
+            records, real(eta), np.zeros(width), events.astype(np.int64).reshape(shape), _reals(s0).reshape(shape),
+            np.zeros((*shape, width)), *(_reals(one).reshape(shape) for one in parts[2:]),
+        )  # fmt: skip
+        return found, pairs, right / 2
+
+
+def _reals(numbers: npt.ArrayLike) -> Values:
+    whole = np.asarray(numbers, object)
+    return np.array([real(one) for one in whole.ravel().tolist()], np.float64).reshape(whole.shape)
+
+
+class SiteHazards:
+    """One site's numbers of each stage."""
+
+    def __init__(self, layout: CoxLayout, records: TimedRecords) -> None:
+        self.layout, self.records = layout, records
+
+    def counts(self) -> Numbers:
+        r, found = self.records, list[int]()
+        for stratum in range(self.layout.strata):
+            rows = r.strata == stratum
+            one = counted(len(self.layout.design.grid), r.places[rows], r.events[rows])
+            found += [one.records, *one.events.tolist(), *one.censored.tolist()]
+        return found
+
+    def risk(self, ends: Whole, point: Values) -> Numbers:
+        """Return the numbers of the told times that end at these places of the grid, at a point [p]."""
+        told, index, eta, w = self._at(ends, point)
+        r, cells = self.records, self._cells(index, len(ends))
+        parts = [self._events(cells, told, len(ends))]
+        weighted = [w, *(w * column for column in r.columns)]
+        parts += [self._at_risk(one, cells, len(ends)) for one in weighted]
+        parts += [self._of_events(one, cells, told, len(ends)) for one in weighted] if self.layout.tied else []
+        return [len(r.times), *self._total(eta[told]), *self._shift(told), *(one for part in parts for one in part)]
+
+    def moments(self, ends: Whole, point: Values, hazard: Values, spared: Values | None = None) -> Numbers:
+        """`hazard`: at each told time, [s, k]; `spared`: how much less of it those have whose event is then."""
+        told, index, _, w = self._at(ends, point)
+        before = np.concatenate([np.zeros((len(hazard), 1)), np.cumsum(hazard, axis=1)], axis=1)
+        share = before[self.records.strata, np.minimum(index + 1, len(ends))]
+        if spared is not None:
+            share[told] -= spared[self.records.strata[told], index[told]]
+        weight = w * share
+        columns = self.records.columns
+        found = [self._total(weight * columns[a] * columns[b])[0] for a, b in zip(*self.layout.upper, strict=True)]
+        return [len(self.records.times), *self._shift(told), *found]
+
+    def last(self, ends: Whole, point: Values) -> Numbers:
+        told, index, eta, w = self._at(ends, point)
+        r, cells = self.records, self._cells(index, len(ends))
+        pairs = right = 0
+        for stratum in range(self.layout.strata):
+            rows = r.strata == stratum
+            more, of_them = concordance(r.times[rows], r.events[rows], eta[rows])
+            pairs, right = pairs + more, right + of_them
+        parts = [self._events(cells, told, len(ends)), self._at_risk(w, cells, len(ends))]
+        parts += [self._of_events(w, cells, told, len(ends))] if self.layout.tied else []
+        return [len(r.times), *self._total(eta[told]), pairs, right, *(one for part in parts for one in part)]
+
+    def _at(self, ends: Whole, point: Values) -> tuple[npt.NDArray[np.bool_], Whole, Values, Values]:
+        """Return which events are told, each record's told time, eta and its hazard, [m] each."""
+        index = np.searchsorted(ends, self.records.places, side="left")
+        eta = linear_predictor(self.records.columns, point)
+        return self.records.events & (index < len(ends)), index, eta, hazards_of(eta)
+
+    def _cells(self, index: Whole, told: int) -> Whole:
+        """Return each record's cell among strata and told times; there is one more behind the last time."""
+        return np.asarray(self.records.strata * (told + 1) + index)
+
+    def _events(self, cells: Whole, told: npt.NDArray[np.bool_], times: int) -> Numbers:
+        found = np.bincount(cells[told], minlength=self.layout.strata * (times + 1))
+        return found.reshape(-1, times + 1)[:, :-1].ravel().tolist()
+
+    def _of_events(self, values: Values, cells: Whole, told: npt.NDArray[np.bool_], times: int) -> Numbers:
+        """Return the sums over the told events of each time."""
+        totals = exact_totals(values[told], cells[told], self.layout.strata * (times + 1))
+        return [one for begin in range(0, len(totals), times + 1) for one in totals[begin : begin + times]]
+
+    def _at_risk(self, values: Values, cells: Whole, times: int) -> Numbers:
+        """Return the sums over those at risk at each time: of each stratum, those of this time and of all later."""
+        totals = exact_totals(values, cells, self.layout.strata * (times + 1))
+        found = []
+        for begin in range(0, len(totals), times + 1):
+            each, sums = sum(totals[begin : begin + times + 1]), []
+            for total in totals[begin : begin + times]:
+                sums.append(each)
+                each -= total
+            found += sums
+        return found
+
+    def _shift(self, told: npt.NDArray[np.bool_]) -> Numbers:
+        return [self._total(column[told])[0] for column in self.records.columns]
+
+    def _total(self, values: Values) -> list[int]:
+        return exact_totals(values, np.zeros(len(values), np.int64), 1)

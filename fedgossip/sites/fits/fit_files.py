@@ -1,0 +1,46 @@
+"""fit.json, whatever was fitted: found in its folder, and read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fedgossip.base.errors import ConfigError
+from fedgossip.data.agreed.told_files import read_told
+from fedgossip.sites.fits.cox.cox_fit import CoxFit
+from fedgossip.sites.fits.glm.glm_fit import FIT, FORMAT, GlmFit
+from fedgossip.sites.fits.survival.survival_fit import CURVES, CurveFit
+from fedgossip.sites.fits.trees import tree_fit
+from fedgossip.sites.fits.trees.tree_fit import FIT_OF_TREES, TreesFit
+
+Fit = GlmFit | CoxFit
+Told = Fit | CurveFit | TreesFit
+ADVICE = "The sites make it together: fedgossip fit EXPERIMENT."
+
+
+def fit_in(path: Path) -> Fit | None:
+    """Return the fit in a folder; None where there is none.  Raises ConfigError for one that is not at its end."""
+    if not (path / FIT).is_file() and (path / CURVES).is_file():
+        text = f"{path}: survival curves, which are of groups and say nothing of one record"
+        raise ConfigError(text, f'Read {CURVES}; model.source = "cox?..." fits hazards, which do.')
+    if not (path / FIT).is_file():
+        return None
+    kinds: Any = Fit  # a type to msgspec, and none to type checkers
+    fit: Fit = read_told(kinds, path / FIT, FORMAT, "fit", ADVICE)
+    if not fit.converged:
+        text = f"{path / FIT}: not at the end after {fit.design.steps} steps, so its estimates say nothing"
+        raise ConfigError(text, "Fit again, as the command has advised.")
+    return fit
+
+
+def told_in(path: Path) -> tuple[str, Told] | None:
+    """Return the name of the file of a fit, of any kind, and what it tells; None where there is none.
+
+    Raises ConfigError as `fit_in`.
+    """
+    if (path / CURVES).is_file():
+        return CURVES, read_told(CurveFit, path / CURVES, FORMAT, "survival curves", ADVICE)
+    if (path / FIT_OF_TREES).is_file():
+        return FIT_OF_TREES, read_told(TreesFit, path / FIT_OF_TREES, tree_fit.FORMAT, "trees", ADVICE)
+    fit = fit_in(path)
+    return None if fit is None else (FIT, fit)

@@ -1,0 +1,71 @@
+"""A table with what a fit of all sites says of each row, and the 95 % intervals: `fedgossip predict` of fit.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedgossip.base.errors import ConfigError
+from fedgossip.data.columns.encoded_tables import found_columns, number_of, read_features
+from fedgossip.data.columns.encodings import EncodedColumn, TableEncoding
+from fedgossip.data.csv_columns import CsvColumns
+from fedgossip.learning.models.scored_tables import PREDICTED, class_places, with_columns
+from fedgossip.sites.fits.glm.glm import Values
+from fedgossip.sites.fits.glm.glm_fit import GlmFit
+from fedgossip.sites.fits.glm.glm_predictions import measured, predictions
+
+BETWEEN = "95 % from", "95 % to"
+
+
+def scored(fit: GlmFit, path: Path) -> tuple[str, Sequence[str]]:
+    """Return the rows of a CSV file with what the fit says of them, and the columns that it does not know.
+
+    Raises ConfigError for a file without the columns that were fitted, and for cells that are none of theirs.
+    """
+    table, d = CsvColumns(path), fit.design
+    said = predictions(fit, read_features(table, d.encoding, [d.outcome]))
+    known = [said.mean, said.low, said.high]
+    if d.family == "logistic":
+        chosen = [d.classes[int(one > 0.5)] for one in said.mean]
+        named = f"probability of {d.of}"
+        added = {PREDICTED: chosen, f"probability of {d.classes[0]}": cells_of(1 - said.mean)}
+    else:
+        named, added = f"{PREDICTED} {d.outcome}", {}
+    names = [named, *(f"{named}, {b}" for b in BETWEEN)]
+    added |= {name: cells_of(one) for name, one in zip(names, known, strict=True)}
+    if said.record is not None:
+        added |= {f"{d.outcome} of a record, {b}": cells_of(one) for b, one in zip(BETWEEN, said.record, strict=True)}
+    return with_columns(table, added), unknown_of(table, d.encoding, [d.outcome])
+
+
+def unknown_of(table: CsvColumns, encoding: TableEncoding, outcomes: Sequence[str]) -> Sequence[str]:
+    """Return the columns that nothing is read of."""
+    known = set(found_columns(table, encoding.columns).values())
+    return [name for place, name in enumerate(table.header) if place not in known and name not in outcomes]
+
+
+def cells_of(values: Values) -> list[str]:
+    """Return numbers as a table has them: nothing where there is none."""
+    return [f"{one:.9g}" if np.isfinite(one) else "" for one in values.tolist()]
+
+
+def judged(fit: GlmFit, path: Path) -> tuple[int, Mapping[str, float]]:
+    """Return how many records a CSV file has, and how well the fit says their outcomes.
+
+    Raises ConfigError for other columns, and for outcomes that are none.
+    """
+    table, d = CsvColumns(path), fit.design
+    features = read_features(table, d.encoding, [d.outcome])
+    place = found_columns(table, [EncodedColumn(d.outcome, d.unit)])[d.outcome]
+    if d.family == "logistic":
+        y = class_places(table, place, d.classes).astype(np.float64)
+    else:
+        y = np.array([number_of(table, row, place) for row in range(len(features))])
+    if d.family == "poisson" and (wrong := [row for row, one in enumerate(y) if one < 0 or one != np.floor(one)]):
+        text = f"{path}, line {table.line(wrong[0])}, column {d.outcome!r}: no count"
+        raise ConfigError(text, "A poisson model is of whole numbers from 0.")
+    if not len(y):
+        raise ConfigError(f"{path}: no records", "Name a table with the columns of the fit, and its outcome.")
+    return len(y), measured(fit, features, y)

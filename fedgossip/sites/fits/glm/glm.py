@@ -1,0 +1,220 @@
+"""Generalised linear models with canonical links, fitted to sums alone: Newton's method, and what its result tells.
+
+    X   [m, 1 + p], the first column ones            eta = X b,   mu = h(eta),   w = h'(eta)
+    g   = X'(y - mu)        A = X' W X               b  <-  b + A^-1 g
+
+    linear    h = eta          logistic    h = 1 / (1 + exp(-eta))          poisson    h = exp(eta)
+
+g, A and the deviance are sums over records, so sums over sites give every step that all records in one place would.
+A step after which the deviance is larger is halved.  Where A is singular, in units of its diagonal, a ridge is added to
+it: the steps then end where g is zero, at one of the fits that are equally good.
+
+Source: McCullagh and Nelder, Generalized linear models, 2nd edition, 1989, chapters 2 and 4.  numpy alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.base.errors import TrainingError
+
+Values = npt.NDArray[np.float64]
+
+CONVERGED = 1e-16
+"""Newton's g' A^-1 g, which is twice what the deviance would still fall: a step of 1e-8 standard errors."""
+RIDGE, SINGULAR = 1e-6, 1e-11
+"""What is added to A, scaled to a diagonal of ones, where its smallest eigenvalue is below the other."""
+INVOLVED = 1e-3
+"""A column's part in a direction of which the records say nothing."""
+STEEPEST = 40.0
+"""Of eta: beyond it a mean is 0, 1 or 2e17, and a point so far out is never the end of a step that is taken."""
+
+
+@dataclass(frozen=True)
+class ExponentialFamily:
+    """A distribution with its canonical link; all functions are of arrays."""
+
+    name: str
+    mean: Callable[[Values], Values]
+    weight: Callable[[Values], Values]
+    deviance: Callable[[Values, Values], Values]
+    """Of (y, eta), per record."""
+    least: Callable[[Values], Values]
+    """-2 log likelihood of the model that fits every record, per record: AIC = deviance + least + 2 parameters."""
+    link: Callable[[float], float]
+
+
+def _expit(eta: Values) -> Values:
+    return np.asarray(1 / (1 + np.exp(-eta)))
+
+
+def _log_factorials(y: Values) -> Values:
+    return np.array([math.lgamma(value + 1) for value in y])
+
+
+def _times_log(y: Values) -> Values:
+    return np.asarray(y * np.log(np.where(y > 0, y, 1)))
+
+
+FAMILIES: Mapping[str, ExponentialFamily] = {
+    one.name: one
+    for one in (
+        ExponentialFamily("linear", lambda eta: eta, np.ones_like, lambda y, eta: (y - eta) ** 2, np.zeros_like, float),
+        ExponentialFamily(
+            "logistic",
+            _expit,
+            lambda eta: _expit(eta) * _expit(-eta),
+            lambda y, eta: 2 * (np.logaddexp(0, eta) - y * eta),
+            np.zeros_like,
+            lambda mean: math.log(mean / (1 - mean)),
+        ),
+        ExponentialFamily(
+            "poisson",
+            np.exp,
+            np.exp,
+            lambda y, eta: 2 * (_times_log(y) - y * eta - y + np.exp(eta)),
+            lambda y: 2 * (y - _times_log(y) + _log_factorials(y)),
+            math.log,
+        ),
+    )
+}
+
+
+@dataclass(frozen=True, eq=False)
+class PointSums:
+    """What all sites together have found at one point: sums over their records."""
+
+    sites: int
+    records: int
+    deviance: float
+    least: float
+    gradient: Values
+    """g [p + 1]."""
+    information: Values
+    """A [p + 1, p + 1]."""
+
+
+def _predictor(family: ExponentialFamily, x: Values, point: Values) -> Values:
+    return np.clip(x @ point, -STEEPEST, STEEPEST) if family.name != "linear" else np.asarray(x @ point)
+
+
+def working_weights(family: ExponentialFamily, x: Values, point: Values) -> Values:
+    """Return w of records x [m, p + 1] at b = `point`."""
+    return family.weight(_predictor(family, x, point))
+
+
+def site_sums(family: ExponentialFamily, x: Values, y: Values, point: Values) -> PointSums:
+    """Return the sums of one site's records, x [m, p + 1] with its ones, y [m], at b = `point`."""
+    eta = _predictor(family, x, point)
+    weighted = x * family.weight(eta)[:, None]
+    return PointSums(
+        1,
+        len(y),
+        math.fsum(family.deviance(y, eta)),
+        math.fsum(family.least(y)),
+        x.T @ (y - family.mean(eta)),
+        x.T @ weighted,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Newton:
+    """Where the steps have come to: the last point that was an improvement, and the one to be asked about next."""
+
+    point: Values
+    best: Values
+    sums: PointSums | None = None
+    left: float = math.inf
+    """g' A^-1 g at `best`."""
+    steps: int = 0
+    """Until that was CONVERGED."""
+    first: PointSums | None = None
+    """At the start: the mean of all, and no column has a part."""
+    silent: tuple[int, ...] = ()
+    """The columns that take part in directions of which the records say nothing."""
+
+    @property
+    def converged(self) -> bool:
+        return self.left <= CONVERGED
+
+
+def start(family: ExponentialFamily, records: int, total: float, columns: int) -> Newton:
+    """Return the first point, of the mean alone.  Raises TrainingError for outcomes that are all alike."""
+    mean = total / records
+    if family.name != "linear" and (mean <= 0 or (family.name == "logistic" and mean >= 1)):
+        text = f"all {records} records have the same outcome"
+        raise TrainingError(text, "There is nothing to tell them apart by: look at the label.")
+    point = np.zeros(columns + 1)
+    point[0] = family.link(mean)
+    return Newton(point, point)
+
+
+def is_worse(state: Newton, records: int, deviance: float) -> bool:
+    """Return whether the point that was asked about has a larger deviance than the best, over the same records."""
+    before = state.sums
+    if before is None or before.records != records:
+        return False
+    return not deviance <= before.deviance + 1e-9 * (1 + abs(before.deviance))
+
+
+def halved(state: Newton) -> Newton:
+    """Return half the step, to be asked about next."""
+    return replace(state, point=state.best + (state.point - state.best) / 2, steps=state.steps + 1)
+
+
+def moved(state: Newton, sums: PointSums) -> Newton:
+    """Return where the steps have come to when the sums at `state.point` are there."""
+    before = state.sums
+    comparable = before is not None and before.records == sums.records  # else other sites: begun anew from here
+    if is_worse(state, sums.records, sums.deviance):
+        return halved(state)
+    values, directions, scale = _spectrum(sums.information)
+    dark = values < SINGULAR
+    silent = np.flatnonzero((np.abs(directions[:, dark]) > INVOLVED).any(axis=1)) if dark.any() else np.empty(0, int)
+    eased = values + RIDGE if dark.any() else values
+    step = scale * (directions @ (directions.T @ (scale * sums.gradient) / eased))
+    left = float(sums.gradient @ step)
+    steps = state.steps if state.converged and comparable else state.steps + (left > CONVERGED)
+    first = state.first or sums
+    return Newton(state.point + step, state.point, sums, left, steps, first, tuple(silent.tolist()))
+
+
+def covariance(state: Newton, dispersion: float) -> Values:
+    """Return the covariance of the estimates, [p + 1, p + 1]: dispersion A^-1; NaN for columns that are `silent`.
+
+    Where A is singular, its inverse is that of the directions of which the records say something: those columns that
+    are not silent have their errors beside all that the silent ones explain, whichever of those are taken.
+    """
+    assert state.sums is not None
+    values, directions, scale = _spectrum(state.sums.information)
+    told = values >= SINGULAR
+    inverse = (directions[:, told] / values[told]) @ directions[:, told].T
+    found = dispersion * inverse * scale[:, None] * scale
+    found[list(state.silent)] = found[:, list(state.silent)] = math.nan
+    return found
+
+
+def rank_of(information: Values) -> int:
+    """Return of how many directions the records say something."""
+    values, _, _ = _spectrum(information)
+    return int((values >= SINGULAR).sum())
+
+
+def _spectrum(information: Values) -> tuple[Values, Values, Values]:
+    """Return eigenvalues and directions of A scaled to a diagonal of ones, and the scale by which it was."""
+    scale = 1 / np.sqrt(np.maximum(np.diag(information), np.finfo(float).tiny))
+    values, directions = np.linalg.eigh(information * scale[:, None] * scale)
+    return values, directions, scale
+
+
+def in_units(names: Sequence[str], mean: Values, deviation: Values) -> Values:
+    """Return T [p + 1, p + 1]: T b are coefficients of columns as they were read, b those of (x - mean) / deviation."""
+    turned = np.diag(np.concatenate([[1.0], 1 / deviation]))
+    turned[0, 1:] = -mean / deviation
+    assert len(turned) == len(names) + 1
+    return turned

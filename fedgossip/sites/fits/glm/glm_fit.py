@@ -1,0 +1,223 @@
+"""fit.json: a generalised linear model that sites have fitted together, as statisticians print it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fedgossip.base.vectors import Vector
+from fedgossip.sites.fits.glm.glm import PointSums, Values, covariance, in_units, rank_of
+from fedgossip.sites.fits.glm.glm_sums import GlmDesign, GlmLayout
+
+FIT = "fit.json"
+FORMAT = 2
+INTERCEPT = "(intercept)"
+LEVEL = 0.95
+RATIO = {"logistic": "odds ratio", "poisson": "rate ratio"}
+"""What exp(estimate) is called, by the family."""
+
+
+class Coefficient(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One coefficient, of the column as it was read; what cannot be told of it is None."""
+
+    name: str
+    estimate: float
+    error: float | None = None
+    """Standard error."""
+    statistic: float | None = None
+    """estimate / error: z, of a linear model t."""
+    p: float | None = None
+    """Probability of one so far from 0, or further, if it were 0."""
+    low: float | None = None
+    high: float | None = None
+    """Of the 95 % interval."""
+
+    @property
+    def ratio(self) -> tuple[float, float | None, float | None]:
+        """By what the odds, or the rate, are multiplied when the column grows by 1, with its interval."""
+        return tuple(None if one is None else _exp(one) for one in (self.estimate, self.low, self.high))  # type: ignore[return-value]
+
+
+class GlmFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind", tag="glm"):
+    """The file."""
+
+    format: int = FORMAT
+    design: GlmDesign
+    sites: int
+    """In the last sums."""
+    least: int
+    """Sites that a sum has at least."""
+    records: int
+    steps: int
+    converged: bool
+    deviance: float
+    null_deviance: float | None
+    """Of the mean alone; None where other sites were there then."""
+    aic: float | None
+    """None of a linear model."""
+    dispersion: float
+    """Of a linear model the residual variance; else 1."""
+    coefficients: tuple[Coefficient, ...]
+    covariance: tuple[tuple[float | None, ...], ...]
+    """Of the estimates."""
+    rank: int
+    """Coefficients that the records can tell apart: fewer than there are where columns depend on each other."""
+    silent: tuple[str, ...] = ()
+    """Columns that depend on each other: which of them an effect belongs to the records do not say."""
+    eta: tuple[float, ...] = ()
+    """Coefficients of scaled columns."""
+    rounded: bool = False
+    """Whether estimates, errors and deviances are, for exact ones would tell of fewer records than `data.suppress`."""
+
+    @property
+    def free(self) -> int:
+        """Degrees of freedom that the records leave."""
+        return self.records - self.rank
+
+
+def fit_of(layout: GlmLayout, vector: Vector, least: int, suppress: int = 1) -> GlmFit | None:
+    """Return what the sums say; None where too few rounds have come together.
+
+    Where fewer than `suppress` records share two categories, exact errors would tell how many: errors have two digits
+    then, estimates one more, no covariance is told, and deviances have two digits of a deviance's own error, which is
+    sqrt(2 free): of few combinations of categories an exact one leaves few ways to fill them.
+    """
+    design, state = layout.design, layout.reached(vector, layout.rounds)
+    if state is None or state.sums is None:
+        return None
+    sums, rank = state.sums, rank_of(state.sums.information)
+    free = sums.records - rank
+    linear = design.family == "linear"
+    dispersion = (sums.deviance / free if free > 0 else math.nan) if linear else 1.0
+    turned = in_units(design.columns, np.array(design.mean), np.array(design.deviation))
+    best = state.point if state.converged else state.best
+    estimates, spread = turned @ best, covariance(state, dispersion)
+    spread = _turned(turned, spread)
+    names = (INTERCEPT, *design.columns)
+    errors = np.sqrt(np.diag(spread))
+    if few := _few_share(layout, state.first, suppress):
+        errors = np.array([_digits(one, one, 2) for one in errors.tolist()])
+        estimates = np.array([_digits(*one, 3) for one in zip(estimates.tolist(), errors.tolist(), strict=True)])
+        best, spread = np.asarray(np.linalg.solve(turned, estimates), np.float64), np.diag(errors**2)
+        spread[~np.eye(len(errors), dtype=bool)] = math.nan
+        dispersion = _digits(dispersion, dispersion * math.sqrt(2 / max(free, 1)), 2)
+    loss_error = dispersion * math.sqrt(2 * max(free, 1))
+
+    def told(loss: float) -> float:
+        return _digits(loss, loss_error, 2) if few else loss
+
+    found = [coefficient(*one, free if linear else None) for one in zip(names, estimates, errors, strict=True)]
+    first = state.first if state.first is not None and state.first.records == sums.records else None
+    return GlmFit(
+        design=design,
+        sites=sums.sites,
+        least=least,
+        records=sums.records,
+        steps=state.steps,
+        converged=state.converged,
+        deviance=told(sums.deviance),
+        null_deviance=None if first is None else told(first.deviance),
+        aic=None if linear else told(sums.deviance + sums.least) + 2 * rank,
+        dispersion=dispersion,
+        coefficients=tuple(found),
+        covariance=tuple(tuple(known(value) for value in row) for row in spread.tolist()),
+        rank=rank,
+        silent=tuple(names[place] for place in state.silent),
+        eta=tuple(best.tolist()),
+        rounded=few,
+    )
+
+
+def _few_share(layout: GlmLayout, first: PointSums | None, suppress: int) -> bool:
+    """Return whether two categories of different columns are of 1 to `suppress` - 1 records together.
+
+    At the first point all records weigh the same, so the products of columns count them.  A number that is a or a + 1
+    at all records is a category too: then, of whole numbers alone, the sum of (x - a)(x - a - 1) is 0.
+    """
+    design = layout.design
+    columns = design.columns
+    if first is None:
+        return False
+    codes = list[int]()
+    units = np.diag([1.0, *design.deviation])
+    units[1:, 0] = design.mean
+    counts = units @ (first.information * (first.records / first.information[0, 0])) @ units.T
+    for place in range(1, len(counts)):
+        low = math.floor(counts[0, place] / first.records + 1e-9)
+        off = counts[place, place] - (2 * low + 1) * counts[0, place] + low * (low + 1) * first.records
+        if abs(off) < 1e-6 * first.records:
+            less = np.eye(len(counts))
+            less[place, 0] = -low
+            counts = less @ counts @ less.T
+            codes.append(place)
+    groups: dict[str, list[int]] = {}
+    for place, name in enumerate(columns, 1):
+        column = next((one for one in layout.design.encoding.columns if name in one.features), None)
+        if (column is not None and column.categories) or place in codes:
+            groups.setdefault(column.name if column else name, []).append(place)
+    for one, other in itertools.combinations(groups.values(), 2):
+        table = counts[np.ix_([0, *one], [0, *other])].copy()
+        table[0] -= table[1:].sum(axis=0)  # of the category that others are compared with
+        table[:, 0] -= table[:, 1:].sum(axis=1)
+        whole = np.rint(table)
+        if ((whole > 0) & (whole < suppress)).any():
+            return True
+    return False
+
+
+def _digits(value: float, error: float, digits: int) -> float:
+    """Return a number rounded to so many digits of its error."""
+    if not (math.isfinite(value) and math.isfinite(error) and error > 0):
+        return value
+    return round(value, digits - 1 - math.floor(math.log10(error)))
+
+
+def _turned(turned: Values, spread: Values) -> Values:
+    """Return T S T' of what is known of S: the intercept's row is NaN where a column's that it is made of is."""
+    found = turned @ np.nan_to_num(spread) @ turned.T
+    unknown = (np.abs(turned) @ np.isnan(spread).astype(float) @ np.abs(turned).T) > 0
+    found[unknown] = math.nan
+    return np.asarray(found)
+
+
+def known(value: float) -> float | None:
+    """Return a number as JSON has it: None for what is none."""
+    return value if math.isfinite(value) else None
+
+
+def _exp(value: float) -> float:
+    return math.exp(min(value, 700.0))
+
+
+def coefficient(name: str, estimate: float, error: float, free: int | None = None) -> Coefficient:
+    """Return an estimate with what follows from its error.
+
+    `free`: degrees of freedom of Student's t; None of a normal distribution.
+    """
+    from scipy import special
+
+    if not (math.isfinite(error) and error > 0):
+        return Coefficient(name=name, estimate=float(estimate))
+    statistic = float(estimate / error)
+    if free is None:
+        p, reach = math.erfc(abs(statistic) / math.sqrt(2)), float(special.ndtri((1 + LEVEL) / 2))
+    else:
+        p, reach = 2 * float(special.stdtr(free, -abs(statistic))), float(special.stdtrit(free, (1 + LEVEL) / 2))
+    low, high = float(estimate - reach * error), float(estimate + reach * error)
+    return Coefficient(
+        name=name, estimate=float(estimate), error=float(error), statistic=statistic, p=p, low=low, high=high
+    )
+
+
+def tensors_of(fit: GlmFit, features: int) -> dict[str, Any]:
+    """Return the fit as the linear layer of a softmax, a regression or a rate, over all `features` of the table."""
+    weights = np.zeros(features, np.float64)
+    weights[list(fit.design.places)] = fit.eta[1:]
+    rows, biases = (np.array(one)[None] for one in (weights, fit.eta[0]))
+    if fit.design.family == "logistic":  # the first class has none, so that the second's are log-odds
+        rows, biases = np.concatenate([0 * rows, rows]), np.concatenate([0 * biases, biases])
+    return {"layer1.weight": rows.astype(np.float32), "layer1.bias": biases.astype(np.float32)}

@@ -1,0 +1,208 @@
+"""The numbers by which sites fit a generalised linear model: whole, so that their sum is exact and is all that is seen.
+
+    first round       records, and the sum of their outcomes: the first point follows
+    further rounds    deviance, g and A at the point that follows from all rounds before, see `glm`
+
+A vector has a place for every round, so whoever has it knows the point of the next; a round that does not come together
+leaves zeros, and its point is asked about again.  A number x counts as the whole number nearest to x 2^104.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import Vector
+from fedgossip.data.columns.encodings import TableEncoding
+from fedgossip.secure.exact_sums import ExactSums, as_vector, integers_of, words_in, words_of
+from fedgossip.sites.fits.glm.glm import FAMILIES, ExponentialFamily, Newton, PointSums, Values, moved, site_sums, start
+
+SHIFT = 104
+"""Bits behind the point."""
+LARGEST = 90
+"""Bits of the largest number of one record."""
+RECORDS = 1 << 31
+"""Maximum number of records of a site."""
+
+
+class GlmDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is fitted to what; all sites have the same."""
+
+    family: str
+    outcome: str
+    """The label column."""
+    unit: str = ""
+    of: str = ""
+    """Of a logistic model: the class whose probability it gives."""
+    classes: tuple[str, ...] = ()
+    """Of a logistic model: both, `of` the second."""
+    encoding: TableEncoding = TableEncoding(())
+    """How a table becomes the features of which `places` tells."""
+    columns: tuple[str, ...]
+    """Without the intercept, which comes before them."""
+    places: tuple[int, ...]
+    """Of each among the features of a table as the sites agreed on it."""
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    """By which each is scaled while it is fitted."""
+    against: tuple[str, ...] = ()
+    """Categories that others are compared with."""
+    constant: tuple[str, ...] = ()
+    """Columns that are left out, for they have one value at every site."""
+    agreed: str = ""
+    """The hash of what the sites have agreed on."""
+    steps: int
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(msgspec.json.encode(self)).hexdigest()
+
+    @property
+    def of_family(self) -> ExponentialFamily:
+        return FAMILIES[self.family]
+
+
+@dataclass(frozen=True, eq=False)
+class SiteRecords:
+    """x [m, p + 1], scaled, with its ones; y [m]."""
+
+    x: Values
+    y: Values
+
+
+@dataclass(frozen=True)
+class GlmLayout:
+    """Which number of a vector is what."""
+
+    design: GlmDesign
+
+    @property
+    def width(self) -> int:
+        return len(self.design.columns) + 1
+
+    @cached_property
+    def _upper(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.triu_indices(self.width)
+
+    @property
+    def rounds(self) -> int:
+        return self.design.steps + 1
+
+    @property
+    def opened(self) -> tuple[str, ...]:
+        """What the coordinator sees of all sites together, in words."""
+        told = f"the deviance, {self.width} sums of columns by residuals, {len(self._upper[0])} of products of columns"
+        return (
+            f"first the number of records, and the sum of {self.design.outcome}",
+            f"then, in each of at most {self.design.steps} steps, {told}",
+        )
+
+    @cached_property
+    def exact(self) -> ExactSums:
+        real = RECORDS << LARGEST + SHIFT
+        one = (1, RECORDS, real, real, *(real,) * (self.width + len(self._upper[0])))
+        return ExactSums((1, RECORDS, real, *one * self.design.steps), layout=self.design.digest)
+
+    @property
+    def _each(self) -> int:
+        """Numbers of a round but the first."""
+        return 4 + self.width + len(self._upper[0])
+
+    def vector(self, round: int, numbers: list[int]) -> Vector:
+        """Return a vector with the numbers of a round, and zeros."""
+        whole = [0] * len(self.exact.bounds)
+        begin = self.of_round(round).start
+        whole[begin : begin + len(numbers)] = numbers
+        return as_vector(words_of(whole))
+
+    def of_round(self, round: int) -> slice:
+        """Return the places of the numbers of a round."""
+        return slice(0, 3) if round == 0 else slice(3 + (round - 1) * self._each, 3 + round * self._each)
+
+    @cached_property
+    def counts(self) -> npt.NDArray[np.bool_]:
+        """Which numbers are below 0 at no site: sites, records, deviance, the diagonal of A."""
+        diagonal = self._upper[0] == self._upper[1]
+        one = np.concatenate([[True, True, True, False], np.zeros(self.width, bool), diagonal])
+        return np.concatenate([[True, True, False], np.tile(one, self.design.steps)])
+
+    def first_point(self, pooled: Vector) -> float:
+        """Return eta of the first point, of the mean alone.  Raises TrainingError as `reached`."""
+        words = words_in(pooled[: self.of_round(0).stop * self.exact.width])
+        assert words is not None, "`reached` has looked"
+        _, records, total = integers_of(words)
+        return float(start(self.design.of_family, records, _real(total), 0).point[0])
+
+    def site(self, records: SiteRecords, round: int, state: Newton | None) -> Vector:
+        """Return a site's sums of a round, by where the steps are.
+
+        Raises ConfigError for a record that is too far from all others.
+        """
+        if round == 0:
+            return self.vector(0, [1, len(records.y), _whole(float(np.sum(records.y)))])
+        if state is None:
+            return self.vector(round, [])
+        found = site_sums(self.design.of_family, records.x, records.y, state.point)
+        reals = [found.deviance, found.least, *found.gradient.tolist(), *found.information[self._upper].tolist()]
+        return self.vector(round, [1, found.records, *map(_whole, reals)])
+
+    def reached(self, pooled: Vector, rounds: int) -> Newton | None:
+        """Return where the steps are after so many rounds; None where the first has not come together.
+
+        Raises ConfigError for a vector that holds no sums, TrainingError for outcomes that are all alike.
+        """
+        words = words_in(pooled)
+        if words is None or words.size != self.exact.length:
+            raise ConfigError("what came holds no sums of a fit", "Were all started with the same experiment file?")
+        numbers = integers_of(words)
+        _, records, total = numbers[:3]
+        if not records:
+            return None
+        state = start(self.design.of_family, records, _real(total), self.width - 1)
+        for number in range(rounds - 1):
+            begin = 3 + number * self._each
+            sums = self._sums(numbers[begin : begin + self._each])
+            if sums.records:
+                state = moved(state, sums)
+        return state
+
+    def _sums(self, numbers: list[int]) -> PointSums:
+        sites, records, *reals = numbers
+        deviance, least, *others = map(_real, reals)
+        gradient, upper = np.array(others[: self.width]), np.array(others[self.width :])
+        information = np.zeros((self.width, self.width))
+        information[self._upper] = upper
+        information.T[self._upper] = upper
+        return PointSums(sites, records, deviance, least, gradient, information)
+
+
+def _whole(value: float) -> int:
+    shifted = float(np.ldexp(value, SHIFT))
+    if not abs(shifted) < float(RECORDS << LARGEST + SHIFT):
+        text = "a record so far from the mean of its column that no sum can hold it"
+        raise ConfigError(text, "Declare the column's bounds in [data.columns], or correct the record.")
+    return int(np.rint(shifted))
+
+
+def _real(number: int) -> float:
+    return number / (1 << SHIFT)
+
+
+def known_outcomes(design: GlmDesign, y: Values) -> Values:
+    """Return outcomes as the family takes them.  Raises ConfigError for counts that are none."""
+    if design.family == "poisson" and not ((y >= 0) & (y == np.floor(y))).all():
+        text = f"column {design.outcome!r} holds numbers that are no counts"
+        raise ConfigError(text, "A poisson model is of whole numbers from 0; glm:linear is of any.")
+    return y
+
+
+def scaled(design: GlmDesign, x: Values) -> Values:
+    """Return the design matrix [m, p + 1] of features as they were read."""
+    there = (x[:, list(design.places)] - np.array(design.mean)) / np.array(design.deviation)
+    return np.concatenate([np.ones((len(x), 1)), there], axis=1)

@@ -1,0 +1,67 @@
+"""A LocalTask whose vector are the sums by which sites fit a generalised linear model: a Newton step a round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.base.errors import TrainingError
+from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import NodeId
+from fedgossip.core.task import Job
+from fedgossip.data.agreed.sums_task import PooledSumsTask
+from fedgossip.sites.fits.effective_records import too_few
+from fedgossip.sites.fits.glm.glm import Newton, working_weights
+from fedgossip.sites.fits.glm.glm_sums import GlmLayout, SiteRecords
+
+
+class GlmTask(PooledSumsTask):
+    """The records of the sites that are held here, by their ids; others are asked elsewhere."""
+
+    again = "Fit"
+
+    def __init__(self, layout: GlmLayout, sites: Mapping[NodeId, SiteRecords], suppress: int = 0) -> None:
+        super().__init__(layout.exact, layout.design.digest)
+        self.layout, self._sites, self._suppress = layout, sites, suppress
+        self._steps: tuple[Vector, int, Newton | None] | None = None
+        """Where they were last: all sites that are here are asked from the same sums."""
+
+    def sums(self, job: Job) -> Vector:
+        """Return a site's sums of a round.  Raises TrainingError where the first round has brought nothing."""
+        state = self._reached(job.vector, job.round) if job.round else None
+        if job.round and state is None:
+            raise self.nothing_there(job.node)
+        return self.layout.site(self._sites[job.node], job.round, state)
+
+    def _reached(self, pooled: Vector, round: int) -> Newton | None:
+        if self._steps is None or self._steps[0] is not pooled or self._steps[1] != round:
+            self._steps = pooled, round, self.layout.reached(pooled, round)
+        return self._steps[2]
+
+    def places(self, round: int) -> npt.NDArray[np.bool_]:
+        found = np.zeros(len(self.exact.bounds), bool)
+        found[self.layout.of_round(round)] = True
+        return found
+
+    def counts(self) -> npt.NDArray[np.bool_]:
+        return self.layout.counts
+
+    def uneven(self, node: NodeId, round: int, model: Vector) -> str:
+        try:
+            with np.errstate(all="ignore"):
+                state = self._reached(model, round) if round else None
+        except TrainingError:  # outcomes that are all alike: they are said when it is asked for sums
+            return ""
+        except np.linalg.LinAlgError:
+            return "its sums lead to no point"
+        if state is None:
+            return ""
+        if not np.isfinite(state.point).all():
+            return "its sums lead to no point"
+        site, design = self._sites[node], self.layout.design
+        weights = working_weights(design.of_family, site.x, state.point)
+        unit = float(design.of_family.weight(np.array([self.layout.first_point(model)]))[0])
+        named = zip(("(intercept)", *design.columns), site.x.T, strict=True)
+        return too_few(weights, unit, list(named), self._suppress)

@@ -1,0 +1,134 @@
+"""The numbers by which sites count who survives: whole, so that their sum is exact and is all that is seen.
+
+first round     sites, records; at how many sites each group is
+second round    events and censorings at each time of the agreed grid: of all, and of each group at enough sites
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.vectors import Vector
+from fedgossip.data.agreed.column_sums import RECORDS, SITES
+from fedgossip.secure.exact_sums import ExactSums, as_vector, integers_of, words_in, words_of
+from fedgossip.sites.fits.survival.survival_times import Counts, TimeCounts
+
+ALL = ""
+"""Stands for all records, where a group's name stands."""
+
+Name = tuple[str, ...]
+Numbers = Mapping[Name, int]
+
+
+class CurveDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is counted; all sites have the same."""
+
+    time: str
+    event: str
+    unit: str = ""
+    """Of the times."""
+    grid: tuple[float, ...]
+    group_column: str = ""
+    groups: tuple[str, ...] = ()
+    agreed: str = ""
+    """The hash of what the sites have agreed on."""
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(b"kaplan-meier" + msgspec.json.encode(self)).hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class SiteTimes:
+    """One site's records: their places in the grid [m], whether they have the event [m], and their groups' places."""
+
+    places: Counts
+    events: npt.NDArray[np.bool_]
+    groups: Counts | None = None
+
+
+def counted(length: int, places: Counts, events: npt.NDArray[np.bool_]) -> TimeCounts:
+    """Return the counts of records at their places in a grid of so many times; behind it nothing is counted."""
+    inside = places < length
+    both = (np.bincount(places[inside & one], minlength=length) for one in (events, ~events))
+    return TimeCounts(len(places), *both)
+
+
+@dataclass(frozen=True)
+class CurveLayout:
+    """Which number of a vector is what."""
+
+    design: CurveDesign
+
+    @cached_property
+    def bounds(self) -> Mapping[Name, int]:
+        d = self.design
+        found: dict[Name, int] = {("sites",): 1}
+        for group in d.groups:
+            found["at", group] = 1
+        for group in (ALL, *d.groups):
+            found["of", group] = RECORDS
+            found |= {(what, group, str(k)): RECORDS for what in ("events", "censored") for k in range(len(d.grid))}
+        return found
+
+    @property
+    def opened(self) -> tuple[str, ...]:
+        """What the coordinator sees of all sites together, in words."""
+        d = self.design
+        groups = f" and each of {len(d.groups)} groups that {SITES} sites have" if d.groups else ""
+        first = (f"first at how many sites each of {len(d.groups)} groups is",) if d.groups else ()
+        times = f"{len(d.grid)} times of {d.time}"
+        return (*first, f"the number of records, and at {times} those of events and censorings, of all{groups}")
+
+    @property
+    def exact(self) -> ExactSums:
+        return ExactSums(tuple(self.bounds.values()), layout=self.design.digest)
+
+    def first(self, site: SiteTimes) -> Vector:
+        there = set() if site.groups is None else set(site.groups.tolist())
+        found: dict[Name, int] = {("sites",): 1}
+        for place, group in enumerate(self.design.groups):
+            found["at", group] = int(place in there)
+        return self._vector(found)
+
+    def second(self, site: SiteTimes, pooled: Numbers) -> Vector:
+        """Return a site's counts, of all and of the groups that are at SITES sites or more."""
+        found: dict[Name, int] = {}
+        for place, group in enumerate((ALL, *self.design.groups)):
+            if group == ALL:
+                rows = np.ones(len(site.places), bool)
+            elif site.groups is None or pooled["at", group] < SITES:
+                continue
+            else:
+                rows = site.groups == place - 1
+            counts = counted(len(self.design.grid), site.places[rows], site.events[rows])
+            found["of", group] = counts.records
+            for what, values in (("events", counts.events), ("censored", counts.censored)):
+                found |= {(what, group, str(k)): count for k, count in enumerate(values.tolist())}
+        return self._vector(found)
+
+    def _vector(self, numbers: Numbers) -> Vector:
+        return as_vector(words_of([numbers.get(name, 0) for name in self.bounds]))
+
+    def numbers(self, vector: Vector) -> Numbers:
+        """Return the numbers of a vector by their names.  Raises ConfigError for a vector that holds none."""
+        words = words_in(vector)
+        if words is None or words.size != self.exact.length:
+            raise ConfigError("what came holds no counts of times", "Were all started with the same experiment file?")
+        return dict(zip(self.bounds, integers_of(words), strict=True))
+
+    def counts(self, numbers: Numbers, group: str = ALL) -> TimeCounts:
+        """Return what the sums say of a group."""
+        both = (
+            np.array([numbers[what, group, str(k)] for k in range(len(self.design.grid))], np.int64)
+            for what in ("events", "censored")
+        )
+        return TimeCounts(numbers["of", group], *both)

@@ -1,0 +1,267 @@
+"""Times until an event, on a grid that all sites have agreed on, and what of it may be told.
+
+A record counts at the first time of the grid that is not before its own; at one time events come before censorings, and
+whoever is there after the last time is censored behind it.  Told are fewer times: neighbours are put together
+
+    events        until each group has none or `least` of them
+    censorings    until there are `least`, in each group by itself, all of which leave in the middle of their times
+
+so no count below `least` can be found in what is told, and every figure is that of all records in one place whose times
+are rounded up so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from urllib.parse import parse_qsl
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.base.errors import ConfigError
+from fedgossip.data.agreed.agreed import AgreedColumn
+
+TIMES = 400
+"""Maximum number of times of a grid."""
+OPTIONS = ("every", "until", "times")
+
+Counts = npt.NDArray[np.int64]
+
+
+def grid_of(source: str, agreed: AgreedColumn) -> tuple[float, ...]:
+    """Return the times that "MODEL?every=30&until=720" or "MODEL?times=30,90,365" names, ascending.
+
+    Without either the edges above 0 of the histogram that the sites have agreed on.  Raises ConfigError for times that
+    are none.
+    """
+    name, _, query = source.partition("?")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    usual = f'Write "{name}?every=30&until=720", or "{name}?times=30,90,365".'
+    if unknown := [key for key in options if key not in OPTIONS]:
+        raise ConfigError(f"model.source = {source!r}: unknown option {unknown[0]!r}", usual)
+    if not options:
+        found = [edge for edge in agreed.edges if edge > 0]
+    elif "times" in options and len(options) == 1:
+        found = [_number(source, one, usual) for one in options["times"].split(",")]
+    elif set(options) == {"every", "until"}:
+        every, until = (_number(source, options[key], usual) for key in ("every", "until"))
+        if not 0 < every <= until:
+            raise ConfigError(f"model.source = {source!r}: every {every:g} until {until:g}", usual)
+        if until / every > TIMES:
+            raise ConfigError(f"model.source = {source!r}: more than {TIMES} times", "Take a larger every.")
+        found = [every * (k + 1) for k in range(round(np.ceil(until / every - 1e-9)))]
+    else:
+        raise ConfigError(f"model.source = {source!r}: times, or every and until", usual)
+    if len(found) > TIMES or not found:
+        raise ConfigError(f"model.source = {source!r}: {len(found)} times; there are 1 to {TIMES}", usual)
+    if found[0] < 0 or any(after <= before for before, after in pairwise(found)):
+        raise ConfigError(f"model.source = {source!r}: times go up, from 0", usual)
+    return tuple(found)
+
+
+def _number(source: str, text: str, advice: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = np.nan
+    if not np.isfinite(value):
+        raise ConfigError(f"model.source = {source!r}: {text!r} is no time", advice)
+    return value
+
+
+def checked_times(
+    grid: Sequence[float], times: npt.NDArray[np.float64], events: npt.NDArray[np.float64], names: Sequence[str]
+) -> None:
+    """Raise ConfigError for times [m] below 0 or all behind the grid, and for events [m] that are not 0 or 1."""
+    time, event = names
+    if (times < 0).any():
+        text = f"column {time!r} holds times below 0, in {int((times < 0).sum())} records"
+        raise ConfigError(text, "A time is counted from when a record begins; correct it, or leave the row out.")
+    if not np.isin(events, (0, 1)).all():
+        text = f"column {event!r} holds something else than 0 and 1"
+        raise ConfigError(text, "1: the event was seen at that time; 0: it was not seen until then.")
+    if (times > grid[-1]).all():
+        text = f"column {time!r}: all times are behind the last of the grid, {grid[-1]:g}"
+        raise ConfigError(text, "Are they in the same unit at all sites?  Else take later times in model.source.")
+
+
+def places_of(grid: Sequence[float], times: npt.NDArray[np.float64]) -> Counts:
+    """Return the place in the grid of each time, [m]; len(grid) behind it."""
+    return np.searchsorted(np.asarray(grid), times, side="left")
+
+
+@dataclass(frozen=True, eq=False)
+class TimeCounts:
+    """Of a group of records: how many, and how many events and censorings at each time of a grid, [k]."""
+
+    records: int
+    events: Counts
+    censored: Counts
+
+    def __sub__(self, other: TimeCounts) -> TimeCounts:
+        return TimeCounts(self.records - other.records, self.events - other.events, self.censored - other.censored)
+
+    def __add__(self, other: TimeCounts) -> TimeCounts:
+        return TimeCounts(self.records + other.records, self.events + other.events, self.censored + other.censored)
+
+
+@dataclass(frozen=True, eq=False)
+class ToldCounts:
+    """Of a group, at the told times [e]: how many are at risk, and how many have the event."""
+
+    records: int
+    risk: Counts
+    events: Counts
+    fewest: Counts
+    """That can have been at risk at some event of a told time, by what is told: the product-limit estimate of times
+    rounded up to the grid lies between those of `fewest` and of `most`."""
+    most: Counts
+
+
+def enough(count: int, least: int) -> bool:
+    return count == 0 or count >= least
+
+
+def told_ends(groups: Sequence[TimeCounts], least: int) -> list[int]:
+    """Return the places in the grid at which told times stand: the events since the one before belong to it.
+
+    [] where there are fewer than `least` events in some group that has any.
+    """
+    ends: list[int] = []
+    counts: list[list[int]] = []
+    run = [0] * len(groups)
+    for place in range(len(groups[0].events)):
+        run = [one + int(group.events[place]) for one, group in zip(run, groups, strict=True)]
+        if any(run) and all(enough(one, least) for one in run):
+            ends, counts, run = [*ends, place], [*counts, run], [0] * len(groups)
+    if any(run):  # what is left goes to the times before, until it is enough
+        ends.append(max(place for group in groups for place in np.flatnonzero(group.events).tolist()))
+        counts.append(run)
+        while len(ends) > 1 and not all(enough(one, least) for one in counts[-1]):
+            ends.pop(-2)
+            last = counts.pop()
+            counts[-1] = [a + b for a, b in zip(counts[-1], last, strict=True)]
+        if not all(enough(one, least) for one in counts[-1]):
+            return []
+    while ends and not all(_left(group, ends, least) for group in groups):
+        ends.pop()  # or how few are there in the end would be told
+    return ends
+
+
+def ends_of_risk_sets(groups: Sequence[TimeCounts], least: int, *, apart: bool) -> list[int]:
+    """Return the places of told times at which sums over all at risk are told: every event belongs to one of them.
+
+    Each has, in each group, no events or `least`; `apart`, where those with their event are told from all at risk, no
+    censorings or `least` either, for these are what else two of them differ by.  What is left behind the last but one
+    goes into the last, with all who are there after it.  Where that cannot be, as so few have no event, late events are
+    left out; [] where there are fewer than `least` events in some group that has any.
+    """
+    events = [np.concatenate([[0], np.cumsum(one.events)]) for one in groups]
+    gone = [np.concatenate([[0], np.cumsum(one.censored)]) for one in groups]
+
+    def is_told(begin: int, end: int, *, last: bool = False) -> bool:
+        """Whether the places from `begin` to before `end` can be one told time."""
+        for one, had, left in zip(groups, events, gone, strict=True):
+            if not enough(int(had[end] - had[begin]), least):
+                return False
+            others = one.records - int(had[end]) - int(left[begin]) if last else int(left[end] - left[begin])
+            if (apart or last) and not enough(others, least):
+                return False
+        return any(had[end] > had[begin] for had in events)
+
+    final = max((int(place) for one in groups for place in np.flatnonzero(one.events)), default=-1) + 1
+    for end in range(final, 0, -1):  # where so few have no event that they would be told, late events are left out
+        if not any(one.events[end - 1] for one in groups):
+            continue
+        cuts = [0]
+        for place in range(1, end):
+            if is_told(cuts[-1], place):
+                cuts.append(place)
+        while len(cuts) > 1 and not is_told(cuts[-1], end, last=True):
+            cuts.pop()
+        if is_told(cuts[-1], end, last=True):
+            return [place - 1 for place in (*cuts[1:], end)]
+    return []
+
+
+def _left(group: TimeCounts, ends: Sequence[int], least: int) -> bool:
+    told = told_counts(group, ends, least)
+    return enough(int(told.risk[-1] - told.events[-1]), least)
+
+
+@dataclass(frozen=True)
+class CensoredRun:
+    """Censorings at the places from `begin` to before `end`, told together: `count` of them, which leave at `place`."""
+
+    begin: int
+    end: int
+    place: int
+    count: int
+
+
+def censored_runs(group: TimeCounts, least: int) -> list[CensoredRun]:
+    """Return all who have no event until the end of the grid, by when they leave, in runs of at least `least`.
+
+    Those behind the grid have the place behind it; the fewer at the end are in the run before them; [] where there are
+    fewer in all, who never leave then.  A run leaves at the place in whose middle its records are, as many of them too
+    late as too early; one with a record that is there after the last event stays for it.
+    """
+    behind = group.records - int(group.events.sum()) - int(group.censored.sum())
+    censored = [*group.censored.tolist(), behind]
+    cuts, begin, run = list[tuple[int, int]](), 0, 0
+    for place, count in enumerate(censored):
+        run += count
+        if run >= least:
+            cuts, begin, run = [*cuts, (begin, place + 1)], place + 1, 0
+    if run and cuts:
+        cuts[-1] = cuts[-1][0], max(place for place, count in enumerate(censored) if count) + 1
+    last, found = max((int(place) for place in np.flatnonzero(group.events)), default=-1), list[CensoredRun]()
+    for begin, end in cuts:
+        inside = np.cumsum(censored[begin:end])
+        middle = begin + int(np.searchsorted(inside, (int(inside[-1]) + 1) // 2))
+        found.append(CensoredRun(begin, end, middle if end <= last else max(middle, last), int(inside[-1])))
+    return found
+
+
+def told_counts(group: TimeCounts, ends: Sequence[int], least: int) -> ToldCounts:
+    """Return the counts of a group at the told times."""
+    places = np.asarray(ends)
+    cumulated = np.cumsum(group.events)[places]
+    events = np.diff(cumulated, prepend=0)
+    before = group.records - (cumulated - events)
+    runs, begins = censored_runs(group, least), [0, *(place + 1 for place in ends[:-1])]
+    gone = [sum(one.count for one in runs if one.place < place) for place in ends]
+    surely = [sum(one.count for one in runs if one.end <= begin) for begin in begins]
+    few = 0 if runs else least - 1  # as many may leave whenever they like, for all that is told
+    perhaps = [sum(one.count for one in runs if one.begin < end) + few for end in ends]
+    return ToldCounts(
+        group.records, before - np.array(gone), events, np.maximum(before - perhaps, 0), before - np.array(surely)
+    )
+
+
+def told_groups(
+    groups: Mapping[str, TimeCounts], everybody: TimeCounts, never: set[str], least: int
+) -> tuple[dict[str, TimeCounts], TimeCounts | None]:
+    """Return the groups that may be told, and all other records together, None where there are none.
+
+    Groups that are `never` told are at too few sites; where the others would tell of a single one, or of few, the
+    smallest of them is left out too.
+    """
+    there = {name: one for name, one in groups.items() if one.records}
+    told = {
+        name: one
+        for name, one in there.items()
+        if name not in never and one.records >= least and enough(int(one.events.sum()), least)
+    }
+    while told:
+        rest = everybody
+        for one in told.values():
+            rest = rest - one
+        if not rest.records:
+            return told, None
+        if len(there) - len(told) > 1 and rest.records >= least and enough(int(rest.events.sum()), least):
+            return told, rest
+        told.pop(min(told, key=lambda name: told[name].records))
+    return {}, everybody

@@ -1,0 +1,40 @@
+"""A LocalTask of sites that grow boosted trees together: down goes the ensemble, up go the sums that it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core.machine import NodeId
+from fedgossip.core.task import Job
+from fedgossip.data.agreed.sums_task import SumsTask
+from fedgossip.secure.past import AskedBefore
+from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteMargins, SiteTable, TreesLayout
+
+
+class TreesTask(SumsTask):
+    """The records of the sites that are held here, by their ids; others are asked elsewhere."""
+
+    again = "Fit"
+
+    def __init__(self, layout: TreesLayout, sites: Mapping[NodeId, SiteTable]) -> None:
+        super().__init__(layout.exact, layout.design.digest)
+        self.layout, self.length = layout, layout.length
+        self._sites = {node: SiteMargins(layout, table) for node, table in sites.items()}
+
+    def initial(self, node: NodeId) -> Vector:  # noqa: ARG002
+        return frozen(np.zeros(self.length))
+
+    def sums(self, job: Job) -> Vector:
+        return self._sites[job.node].numbers(job.vector)
+
+    def broken(self, model: Vector, before: AskedBefore) -> str:
+        growing, after = GrowingTrees(self.layout, before.model), GrowingTrees(self.layout, model)
+        if before.clients and after.sites != before.clients:
+            return f"sums of {after.sites} sites, where {before.clients} were signed"
+        return growing.broken(after)
+
+    def below_own(self, node: NodeId, model: Vector, before: AskedBefore) -> str:  # noqa: ARG002
+        return self._sites[node].beyond(GrowingTrees(self.layout, model))

@@ -1,0 +1,127 @@
+"""Sites fit proportional hazards together: a federated run of two rounds for each step, of exact sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import parse_qsl, urlencode
+
+import numpy as np
+
+from fedgossip.base.errors import ConfigError, TooFewPeersError
+from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import NodeId
+from fedgossip.data.agreed.agreed import AgreedTable
+from fedgossip.data.agreed.federated_tables import read_for_fit
+from fedgossip.data.columns.encoded_tables import categories_in
+from fedgossip.data.objectives import COX, REGRESSION
+from fedgossip.experiment import Experiment
+from fedgossip.plans.federated.federation import FederationPlan
+from fedgossip.plans.tasks import site_file
+from fedgossip.sites.fits.cox.cox_fit import CoxFit, cox_fit
+from fedgossip.sites.fits.cox.cox_steps import CoxServer, rounds_of
+from fedgossip.sites.fits.cox.cox_sums import BRESLOW, EFRON, CoxDesign, CoxLayout, TimedRecords
+from fedgossip.sites.fits.cox.cox_task import CoxTask
+from fedgossip.sites.fits.survival.survival_times import grid_of, places_of
+from fedgossip.sites.plans.design_columns import design_columns
+from fedgossip.sites.plans.sums import asking, plan_of_sums, sites_that_fit
+from fedgossip.sites.plans.survival import agreed_times, checked_site, column_of_words, time_and_event
+
+STEPS = 16
+"""Of Newton's method; four to seven are usual."""
+LEAST = 10
+"""Events of a told time."""
+NUMBERS = 1 << 16
+"""Maximum number of whole numbers in a sum: 2 MiB."""
+RIDGES = 1e9
+
+
+def is_cox(source: str) -> bool:
+    return source.partition("?")[0] == COX
+
+
+def cox_plan(experiment: Experiment) -> tuple[FederationPlan, CoxLayout, AgreedTable]:
+    """Return the plan of the run in which the sites of an experiment fit hazards, its numbers, and its columns.
+
+    Raises ConfigError as `survival_plan`, for options that are none, and for sums that would be too large.
+    """
+    whole, agreed = agreed_times(experiment, COX, "a fit is", "the sums of a fit are")
+    layout = CoxLayout(_design(whole.model.source, agreed))
+    if layout.numbers > NUMBERS:
+        text = f"{layout.numbers:,} numbers in a sum; there are at most {NUMBERS:,}"
+        raise ConfigError(text, "Leave columns out, drop=A,B, or take fewer times or strata.")
+    plan = plan_of_sums(whole, COX, rounds_of(layout), layout.exact)
+    return replace(plan, federated=replace(plan.federated, server=CoxServer(layout))), layout, agreed
+
+
+def _design(source: str, agreed: AgreedTable) -> CoxDesign:
+    time, event = time_and_event(COX, agreed)
+    options = dict(parse_qsl(source.partition("?")[2], keep_blank_values=True))
+    strata_column = options.pop("strata", "")
+    ties = options.pop("ties", BRESLOW)
+    if ties not in (BRESLOW, EFRON):
+        raise ConfigError(f"model.source = {source!r}: ties={ties}", f"It is {BRESLOW} or {EFRON}.")
+    least = _number(source, "events", options.pop("events", str(LEAST)), 1, 1 << 30)
+    ridge = _number(source, "ridge", options.pop("ridge", "0"), 0, RIDGES)
+    if least != math.floor(least) or least < agreed.suppress:
+        text = f"model.source = {source!r}: events={least:g}; data.suppress is {agreed.suppress}"
+        raise ConfigError(text, f"A told time has a whole number of events, {agreed.suppress} or more.")
+    without = f"{COX}?{urlencode(options, safe=',')}" if options else COX
+    strata = column_of_words(source, strata_column, agreed)
+    column = next(one for one in agreed.columns if one.name == time.name)
+    c = design_columns(agreed, COX, 0, [strata_column])
+    return CoxDesign(
+        time=time.name, event=event.name, unit=time.unit, grid=grid_of(without, column), least=int(least), ties=ties,
+        ridge=ridge,
+        strata_column=strata_column, strata=strata or ("",), encoding=agreed.encoding, columns=c.names,
+        places=c.places, mean=c.mean, deviation=c.deviation, against=c.against, constant=c.constant,
+        agreed=agreed.digest, steps=STEPS,
+    )  # fmt: skip
+
+
+def _number(source: str, name: str, text: str, low: float, high: float) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not low <= value <= high:
+        raise ConfigError(f"model.source = {source!r}: {name}={text}", f"It is a number from {low:g} to {high:g}.")
+    return value
+
+
+def cox_task(
+    plan: FederationPlan, layout: CoxLayout, agreed: AgreedTable, held: Sequence[NodeId]
+) -> tuple[FederationPlan, CoxTask, Mapping[NodeId, ConfigError]]:
+    """Return the plan with those that abstain, the task of the sites that are `held`, and why some do not fit."""
+
+    def records(node: NodeId) -> TimedRecords:
+        return records_in(site_file(plan.experiment, node), layout.design, agreed)
+
+    plan, sites, refused = sites_that_fit(plan, held, records)
+    return asking(plan, CoxTask(layout, sites, agreed.suppress), refused)
+
+
+def records_in(path: Path, d: CoxDesign, agreed: AgreedTable) -> TimedRecords:
+    """Return a site's records.  Raises ConfigError for a file that does not fit, and for too few records."""
+    found = read_for_fit(path, agreed, REGRESSION, (d.time, d.event))
+    times, events = checked_site(found, d.grid, (d.time, d.event))
+    strata = np.zeros(len(found), np.int64)
+    if d.strata_column:
+        strata = categories_in(found.x, d.strata_column, agreed.schema.features)
+    if (strata < 0).any():
+        text = f"column {d.strata_column!r}: empty in {int((strata < 0).sum())} records"
+        raise ConfigError(text, "A stratum has to be known: fill the cells, or leave the rows out.")
+    scale = zip(d.places, d.mean, d.deviation, strict=True)
+    columns = [np.ascontiguousarray((found.x[:, place] - mean) / deviation) for place, mean, deviation in scale]
+    return TimedRecords(columns, times, places_of(d.grid, times), events, strata)
+
+
+def hazards_from(plan: FederationPlan, layout: CoxLayout, vector: Vector | None) -> CoxFit:
+    """Return what the sums say.  Raises TooFewPeersError where the rounds have not come together."""
+    found = None if vector is None else cox_fit(layout, vector, plan.least)
+    if found is None:
+        text = "too few sites came together for the sums of a fit"
+        raise TooFewPeersError(text, "Fit again when they are there: coordinator.min_clients are needed.")
+    return found

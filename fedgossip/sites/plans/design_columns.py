@@ -1,0 +1,87 @@
+"""The columns of a regression, of what sites have agreed on: categories against the first, numbers by their scale."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedgossip.base.errors import ConfigError
+from fedgossip.data.agreed.agreed import AgreedTable
+from fedgossip.data.columns.table_schema import SchemaColumn
+
+COLUMNS = 200
+RECORDS_EACH = 5
+"""Records that there must be for each coefficient, or sums of products would say much of single ones."""
+
+
+@dataclass(frozen=True)
+class DesignColumns:
+    """Each column of a design matrix but the intercept."""
+
+    names: tuple[str, ...]
+    places: tuple[int, ...]
+    """Of each among the features of a table."""
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    against: tuple[str, ...]
+    """Categories that others are compared with."""
+    constant: tuple[str, ...]
+    """Columns that are left out, for they have one value at every site."""
+
+
+def design_columns(agreed: AgreedTable, of: str, coefficients: int = 1, without: Sequence[str] = ()) -> DesignColumns:
+    """Return the columns of a model `of` a kind, which has `coefficients` beside them, `without` some.
+
+    Raises ConfigError for none or too many, for too few records, and for categories of so few that a coefficient would
+    tell of them.
+    """
+    check_counted(agreed, [one for one in agreed.schema.features if one.name not in without])
+    known = {one.name: one for one in agreed.columns}
+    names, places, mean, deviation, against, constant = [], [], [], [], [], []
+    place = 0
+    for one in agreed.schema.features:
+        if one.name in without:
+            pass
+        elif one.categories:
+            there = [k for k, count in enumerate(known[one.name].counts) if count]
+            constant += [f"{one.name}={name}" for k, name in enumerate(one.categories) if k not in there]
+            against += [f"{one.name}={one.categories[k]}" for k in there[:1]]
+            names += [f"{one.name}={one.categories[k]}" for k in there[1:]]
+            places += [place + k for k in there[1:]]
+            mean += [0.0] * len(there[1:])
+            deviation += [1.0] * len(there[1:])
+        elif not known[one.name].deviation:
+            constant.append(one.name)
+        else:
+            names.append(one.name)
+            places.append(place)
+            mean.append(known[one.name].mean or 0.0)
+            deviation.append(known[one.name].deviation or 1.0)
+        place += len(one.categories) or 1
+    if not 0 < len(names) <= COLUMNS:
+        raise ConfigError(f"{of} of {len(names)} columns", f"There are 1 to {COLUMNS}; leave some out: drop=A,B.")
+    every = len(names) + coefficients
+    if agreed.records < RECORDS_EACH * every:
+        text = f"{agreed.records} records for {every} coefficients: sums of products would tell of single ones"
+        raise ConfigError(text, f"Leave columns out, drop=A,B: {RECORDS_EACH} records for each coefficient are needed.")
+    return DesignColumns(*map(tuple, (names, places, mean, deviation, against, constant)))  # type: ignore[arg-type]
+
+
+def check_counted(agreed: AgreedTable, columns: Sequence[SchemaColumn]) -> None:
+    """Raise ConfigError for columns with a category of so few records that a sum over them would tell of each.
+
+    Of numbers too, where all sites together have few different ones.
+    """
+    names = {one.name for one in columns}
+    for one in (column for column in agreed.columns if column.name in names):
+        label = "take another label" if one.label else f"leave the column out, drop={one.name}"
+        if one.rare and one.is_coded:
+            text = f"column {one.name!r}: few different values, one of them of under {agreed.suppress} records"
+            raise ConfigError(text, f"A coefficient of it would tell of them: {label}, or put values together.")
+        few = [name for name, count in zip(one.categories, one.counts, strict=False) if count is None]
+        if few:
+            lone, others = (", ".join([k for k in few if (k in one.uncounted) == are][:5]) for are in (True, False))
+            rare = f"of under {agreed.suppress} records, or not told lest another be found"
+            told = [f"{lone} at too few sites" if lone else "", f"{others} {rare}" if others else ""]
+            text = f"column {one.name!r}: {'; '.join(filter(None, told))}"
+            raise ConfigError(text, f"A coefficient of it would tell of them: {label}.")

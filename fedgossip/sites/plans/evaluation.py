@@ -1,0 +1,183 @@
+"""Sites judge one model together: a federated run of two rounds whose sums are exact.
+
+Each site asks the model about its own records: those that it keeps from its training (data.local_test), else all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedgossip.base.errors import ConfigError, TooFewPeersError
+from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import NodeId
+from fedgossip.data.agreed.sums_task import Draw, from_system
+from fedgossip.data.objectives import EVALUATION
+from fedgossip.data.per_peer import PLACE
+from fedgossip.data.record_groups import group_rows, groups_of, path_of
+from fedgossip.experiment import Experiment, FederatedExperiment
+from fedgossip.experiment.data_section import NAMED, RANK
+from fedgossip.learning.one_model.record_losses import losses_of, right_of
+from fedgossip.plans.approvals.plan_statement import PlanStatement, statement_of
+from fedgossip.plans.federated.federation import FederationPlan
+from fedgossip.plans.tasks import SharedExamples, examples_of
+from fedgossip.privacy.membership import LEAST, MembershipTest, membership_test
+from fedgossip.sites.evaluation.evaluated import Evaluation, evaluation_of, noisy_evaluation_of
+from fedgossip.sites.evaluation.evaluation_sums import EvaluationLayout, SiteAnswers
+from fedgossip.sites.evaluation.evaluation_task import ROUNDS, EvaluationTask
+from fedgossip.sites.plans.sums import asking, check_exact, check_secure, noise_of, plan_of_sums, sites_that_fit
+
+if TYPE_CHECKING:
+    from fedgossip.data.dataset import Dataset
+    from fedgossip.learning.models.loaded_model import LoadedModel
+    from fedgossip.learning.models.model_files import ModelFacts
+
+
+def evaluation_plan(experiment: Experiment, facts: ModelFacts) -> tuple[FederationPlan, EvaluationLayout]:
+    """Return the plan of the run in which the sites of an experiment judge a model of these facts, and its numbers.
+
+    Under a budget of records it has noise.  Raises ConfigError where there is no secure sum, beside a budget that
+    hides clients, and for groups that are not known.
+    """
+    if not isinstance(experiment, FederatedExperiment):
+        text = "no [coordinator]: sites judge a model by sums over clients"
+        raise ConfigError(text, "Judge it on a file: fedgossip evaluate MODEL FILE.csv.")
+    c, d = experiment.coordinator, experiment.data
+    noise = noise_of(experiment)
+    check_secure(experiment, "an evaluation is")
+    if c.privacy.unit != "record" or not noise:
+        check_exact(experiment, "an evaluation is", "what sites tell of a model is")
+    if noise and d.site_scores == NAMED:
+        text = 'data.site_scores = "named": a site\'s own score is of few records, and is not told under a budget'
+        raise ConfigError(text, f'Set data.site_scores = "{RANK}".')
+    layout = EvaluationLayout(
+        model=facts.weights,
+        kind=facts.kind,
+        classes=facts.classes if facts.kind == "classification" else (),
+        labels=facts.labels or tuple(map(str, range(facts.outputs))),
+        group_column=d.groups,
+        groups=_groups(experiment),
+        kept=d.local_test > 0,
+        named=c.clients if d.site_scores == NAMED else 0,
+        noise=noise,
+    )
+    return plan_of_sums(experiment, EVALUATION, 1 if noise else ROUNDS, layout.exact), layout
+
+
+def stated_evaluation(experiment: Experiment, facts: ModelFacts) -> tuple[FederationPlan, PlanStatement]:
+    """Return the run in which the sites judge a model of these facts, and its plan: of this model and no other."""
+    plan, layout = evaluation_plan(experiment, facts)
+    plan, task, _ = evaluation_task(plan, layout, experiment, None, [])
+    return plan, statement_of(plan, task, opened_by(layout))
+
+
+def opened_by(layout: EvaluationLayout) -> tuple[str, ...]:
+    """Return what the coordinator sees of all sites together, in words."""
+    of = "that each site has kept from its training" if layout.kept else "of each site, also those trained on"
+    told = [f"how well the model with weights {layout.model[:16]} answers on the records {of}: "
+            f"the number of records, {layout.score}, and a histogram of its answers for each outcome"]  # fmt: skip
+    if layout.groups:
+        told.append(f"the same of each of {len(layout.groups)} groups of {layout.group_column}")
+    if not layout.noise:
+        told.append("at how many sites the score is which, and how many sites the model tells its training to")
+    if layout.named:
+        told.append("the score of each site, by its id")
+    return tuple(told)
+
+
+def _groups(experiment: FederatedExperiment) -> tuple[str, ...]:
+    d = experiment.data
+    if not d.groups:
+        return ()
+    if PLACE not in d.source:
+        text = f"data.groups = {d.groups!r}: groups are a column of the sites' own CSV files"
+        raise ConfigError(text, f"Name a file of each site, data.source = csv:site-{PLACE}.csv?label=COLUMN.")
+    return groups_of(path_of(str(d.test)), d.groups, d.columns)
+
+
+def evaluation_task(
+    plan: FederationPlan,
+    layout: EvaluationLayout,
+    experiment: Experiment,
+    model: LoadedModel | None,
+    held: Sequence[NodeId],
+    draw: Draw = from_system,
+) -> tuple[FederationPlan, EvaluationTask, Mapping[NodeId, ConfigError]]:
+    """Return the plan with those that abstain, the task of the sites that are `held`, and why some do not fit.
+
+    `model`: None where no site is held, and nothing is asked of it.
+    """
+    own = PLACE in experiment.data.source
+    everybody = None if own else examples_of(experiment, range(plan.learners), plan.learners)
+
+    def read(node: NodeId) -> SiteAnswers:
+        assert model is not None, "a site asks the model"
+        examples = everybody or examples_of(experiment, [node], plan.learners)
+        return _answers(layout, experiment, model, node, examples)
+
+    plan, sites, refused = sites_that_fit(plan, held, read)
+    return asking(plan, EvaluationTask(layout, sites, experiment.data.suppress, draw), refused)
+
+
+def _answers(
+    layout: EvaluationLayout, experiment: Experiment, model: LoadedModel, node: NodeId, examples: SharedExamples
+) -> SiteAnswers:
+    """Ask the model about a site's records.  Raises ConfigError for fewer than data.suppress."""
+    judged, trained = parted(experiment, node, examples)
+    least = experiment.data.suppress
+    if len(judged) < least:
+        text = f"fewer than {least} records to judge the model on"
+        raise ConfigError(text, "A site with so few would be seen in the sums; it takes no part.")
+    answers, y = asked(model, examples.train.subset(judged))
+    groups = None
+    if layout.groups:
+        path = path_of(experiment.data.source.replace(PLACE, str(node)))
+        groups = group_rows(path, layout.group_column, layout.groups)[judged]
+    if not len(trained):
+        return SiteAnswers(answers, y, groups)
+    known, known_y = asked(model, examples.train.subset(trained))
+    told = losses_of(layout.kind, known, known_y), right_of(layout.kind, known, known_y)
+    flagged = None
+    if min(len(judged), len(trained)) >= LEAST:
+        flagged = compared(layout.kind, (known, known_y), (answers, y)).flagged
+    return SiteAnswers(answers, y, groups, told, flagged)
+
+
+Asked = tuple[np.ndarray, np.ndarray]
+
+
+def compared(kind: str, trained: Asked, others: Asked) -> MembershipTest:
+    """Return the membership test of (answers, labels) of records trained on and of others.  Raises ConfigError."""
+    losses = [losses_of(kind, *side) for side in (trained, others)]
+    right = [right_of(kind, *side) for side in (trained, others)]
+    both = (right[0], right[1]) if right[0] is not None and right[1] is not None else None
+    return membership_test(losses[0], losses[1], both)
+
+
+def asked(model: LoadedModel, examples: Dataset) -> Asked:
+    """Return a model's answers to scaled examples, and their labels in the units of what was read."""
+    y = examples.in_units(examples.y) if examples.label_mean else examples.y
+    return model.of_scaled(examples), y
+
+
+def parted(experiment: Experiment, node: NodeId, examples: SharedExamples) -> tuple[np.ndarray, np.ndarray]:
+    """Return which of the examples a site judges a model on, and which it has trained on: none where all are judged."""
+    share, mine = experiment.data.local_test, examples.shares[node]
+    if not share:
+        return mine, mine[:0]
+    from fedgossip.data.partitions import kept_apart
+
+    trained, kept = kept_apart({node: mine}, share, experiment.seed)
+    return kept[node], trained[node]
+
+
+def evaluated_from(task: EvaluationTask, vector: Vector | None, suppress: int, least: int) -> Evaluation:
+    """Return what the sums say.  Raises TooFewPeersError where a round has not come together."""
+    numbers = task.layout.numbers(vector) if vector is not None else {}
+    if not numbers.get(("sites",)) or not numbers.get(("records",), 1):
+        text = "too few sites came together for the sums"
+        raise TooFewPeersError(text, "Evaluate again when they are there: coordinator.min_clients are needed.")
+    found = noisy_evaluation_of if task.layout.noise else evaluation_of
+    return found(task.layout, numbers, suppress, least)

@@ -1,0 +1,91 @@
+"""Statistics that sites agree on before they train: a federated run of two rounds whose sums are exact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from fedgossip.base.errors import ConfigError, TooFewPeersError
+from fedgossip.base.vectors import Vector
+from fedgossip.core.machine import NodeId
+from fedgossip.data.agreed.agreed import AgreedTable, agreed_of, common_moments
+from fedgossip.data.agreed.column_sums import SumLayout
+from fedgossip.data.agreed.noisy_sums import check_bounded
+from fedgossip.data.agreed.statistics_task import ROUNDS, StatisticsTask
+from fedgossip.data.agreed.sums_task import Draw, from_system
+from fedgossip.data.columns.table_schema import FEDERATED, SiteColumns, TableSchema
+from fedgossip.data.objectives import STATISTICS
+from fedgossip.experiment import Experiment, FederatedExperiment
+from fedgossip.plans.approvals.plan_statement import PlanStatement, statement_of
+from fedgossip.plans.federated.federation import FederationPlan
+from fedgossip.plans.tasks import schema_of_experiment, site_file
+from fedgossip.sites.plans.sums import asking, noise_of, plan_of_sums, sites_that_fit
+
+
+def statistics_plan(experiment: Experiment) -> tuple[FederationPlan, TableSchema]:
+    """Return the plan of the run that makes the statistics of an experiment, and the schema that they are of.
+
+    Raises ConfigError where there is no secure sum, where nothing is to be agreed on, and beside a budget that
+    hides clients, or without bounds.
+    """
+    if not isinstance(experiment, FederatedExperiment):
+        advice = "Give at least:  [coordinator]  clients = 5"
+        raise ConfigError("no [coordinator]: statistics are sums over clients", advice)
+    if experiment.data.scale != FEDERATED:
+        raise ConfigError('data.scale is "source": there is nothing to agree on', f'Set data.scale = "{FEDERATED}".')
+    c = experiment.coordinator
+    if not c.secure.on:
+        raise ConfigError("coordinator.secure.on = false: statistics are secure sums", "Leave it out.")
+    if c.privacy.unit == "client":
+        text = "coordinator.privacy.unit = client: whole tables are hidden, and statistics tell of them"
+        raise ConfigError(text, "If the sites allow that:  --set coordinator.privacy.unit=none")
+    schema = schema_of_experiment(experiment)
+    if experiment.budget is not None:
+        check_bounded(schema)
+    noise = noise_of(experiment)
+    return plan_of_sums(experiment, STATISTICS, ROUNDS, SumLayout(schema, noise).exact), schema
+
+
+def stated_statistics(experiment: Experiment) -> tuple[FederationPlan, PlanStatement]:
+    """Return the run that makes the statistics of an experiment, and its plan where no other has it as a step."""
+    plan, schema = statistics_plan(experiment)
+    plan, task, _ = statistics_task(plan, schema, [])
+    return plan, statement_of(plan, task, opened_by(task))
+
+
+def opened_by(task: StatisticsTask) -> tuple[str, ...]:
+    """Return what the coordinator sees of all sites together, in words."""
+    columns = task.layout.schema.columns
+    categories = sum(bool(one.categories) for one in columns)
+    told = ["how many records"]
+    if numbers := len(columns) - categories:
+        told.append(f"of columns of numbers ({numbers}) the sum, the sum of squares, and a histogram")
+    if categories:
+        told.append(f"of columns of categories ({categories}) how many records and sites have each")
+    return (", ".join([*told, "and how many cells are empty"]),)
+
+
+def statistics_task(
+    plan: FederationPlan, schema: TableSchema, held: Sequence[NodeId], draw: Draw = from_system
+) -> tuple[FederationPlan, StatisticsTask, Mapping[NodeId, ConfigError]]:
+    """Return the plan with those that abstain, the task of the sites that are `held`, and why some do not fit."""
+
+    def read(node: NodeId) -> SiteColumns:
+        site = SiteColumns(site_file(plan.experiment, node), schema, plan.experiment.data.suppress)
+        StatisticsTask(schema, {node: site})
+        return site
+
+    plan, sites, refused = sites_that_fit(plan, held, read)
+    common = partial(common_moments, str(plan.experiment.data.test))
+    levels = plan.experiment.data.levels
+    return asking(plan, StatisticsTask(schema, sites, noise_of(plan.experiment), draw, common, levels), refused)
+
+
+def agreed_from(task: StatisticsTask, vector: Vector | None, schema: TableSchema, suppress: int) -> AgreedTable:
+    """Return what the sums say.  Raises TooFewPeersError where a round has not come together."""
+    numbers = task.layout.numbers(vector) if vector is not None else {}
+    counted = [place for place, count in numbers.items() if place[1:2] in (("bin",), ("of",)) and count]
+    if not numbers.get(("sites",)) or not counted:
+        text = "too few sites came together for both rounds of sums"
+        raise TooFewPeersError(text, "Agree again when they are there: coordinator.min_clients are needed.")
+    return agreed_of(schema, numbers, suppress, task.layout.noise, task.common, task.levels)

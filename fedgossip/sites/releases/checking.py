@@ -1,0 +1,249 @@
+"""Checks a release offline, from its file alone, on any machine: no torch, no network, nothing of the run.
+
+First the signature, which is of every byte; then what is in it against each other: files and their hashes, the model's
+weights, the plan and what the sites have signed, their logs and the coordinator's transcripts of the rounds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from fedgossip.audit import entries, records
+from fedgossip.audit.verify import Verification, verify_log
+from fedgossip.audit.verify_round import verify_transcripts
+from fedgossip.base import outside_files
+from fedgossip.base.decoding import UnreadableError, from_json
+from fedgossip.base.errors import ConfigError, FedgossipError
+from fedgossip.learning.models import model_files
+from fedgossip.learning.models.model_files import MODEL, ModelFacts
+from fedgossip.net.endpoints import load_blocks, roster_of
+from fedgossip.plans.approvals.approvals import APPROVAL, JOINING, read_signed, site_of
+from fedgossip.plans.approvals.plan_statement import PLAN
+from fedgossip.secure.session import ParticipantRoster
+from fedgossip.sites.evaluation.evaluated import EVALUATION
+from fedgossip.sites.releases.released import FACTS, FORMAT, PAGE, USE, Release, ReleasedLog
+from fedgossip.sites.releases.signed_zip import ASK, ReleaseError, SignedZip, open_signed
+
+ENDPOINTS, LOGS = "endpoints.toml", "logs"
+
+
+@dataclass(frozen=True)
+class CheckedRelease:
+    """A release whose signature holds.  `faults`: what in it does not fit together, in words."""
+
+    release: Release
+    logs: tuple[ReleasedLog, ...]
+    whose: str
+    """Who signed, as far as the keys in the release, or those that were given, tell."""
+    faults: tuple[str, ...]
+
+
+def check(path: Path, known: Path | None = None) -> CheckedRelease:
+    """Check a release; `known`: an endpoints.toml of one's own, among whose keys the signer's must be.
+
+    Raises ReleaseError for a file with any byte changed, and for what is signed and no release.
+    """
+    archive = open_signed(path)
+    release = _facts(archive)
+    with tempfile.TemporaryDirectory() as folder:
+        _unpacked(archive, Path(folder))
+        faults = [
+            *_of_files(archive, release),
+            *_of_model(archive, Path(folder), release),
+            *_of_plan(Path(folder), release),
+        ]
+        logs = verified(Path(folder))
+        faults += _of_keys(Path(folder), known)
+        whose = _signer(release.signer, known or Path(folder) / ENDPOINTS, given=known is not None)
+    faults += [f"{one.file}: {one.told}" for one in logs if not one.sound]
+    if logs != release.logs:
+        faults.append("the logs say something else than when the release was made")
+    if archive.signer != release.signer:
+        faults.append("signed with another key than it names")
+    return CheckedRelease(release, logs, whose, tuple(faults))
+
+
+def _facts(archive: SignedZip) -> Release:
+    try:
+        release = from_json(msgspec.json.Decoder(Release), archive.read(FACTS))
+    except UnreadableError as error:
+        raise ReleaseError(f"{archive.path}: signed, and {FACTS} cannot be read: {error}", ASK) from None
+    if release.format != FORMAT:
+        advice = "Use the release of fedgossip that wrote it."
+        raise ReleaseError(f"{archive.path}: format {release.format}; this is fedgossip for {FORMAT}", advice)
+    return release
+
+
+def _unpacked(archive: SignedZip, folder: Path) -> None:
+    """Unpack what is to be looked at; names were looked at already."""
+    for name in archive.names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(archive.read(name))
+
+
+def _of_files(archive: SignedZip, release: Release) -> Iterator[str]:
+    if set(archive.names) != {FACTS, *release.files}:
+        yield f"other files than {FACTS} names"
+    about = [f"{MODEL}/{model_files.FACTS}"] if release.model.file.startswith(f"{MODEL}/") else []
+    for name in (PAGE, USE, PLAN, *about, release.model.file, *([release.fit] if release.fit else [])):
+        if name not in archive.names:
+            yield f"no {name} in it"
+    for name, known in release.files.items():
+        if name in archive.names and hashlib.sha256(archive.read(name)).hexdigest() != known:
+            yield f"{name}: another hash than {FACTS} names"
+
+
+def _of_model(archive: SignedZip, folder: Path, release: Release) -> Iterator[str]:
+    weights, about = folder / release.model.file, folder / MODEL / model_files.FACTS
+    if release.model.file not in archive.names:
+        return
+    found = said = hashlib.sha256(outside_files.read_bytes(weights, outside_files.LARGE)).hexdigest()
+    try:
+        if about.is_file():
+            said = from_json(msgspec.json.Decoder(ModelFacts), outside_files.read_bytes(about)).weights
+    except UnreadableError as error:
+        yield f"{MODEL}/{model_files.FACTS}: {error}"
+        return
+    if not found == said == release.model.weights:
+        yield f"{release.model.file}: not the weights that the card tells of"
+    if release.judged:
+        from fedgossip.sites.evaluation import evaluated
+
+        try:
+            if evaluated.read(folder / MODEL / EVALUATION).layout.model != found:
+                yield f"{MODEL}/{EVALUATION}: of another model"
+        except ConfigError as error:
+            yield str(error).replace(f"{folder}/", "")
+
+
+def _of_plan(folder: Path, release: Release) -> Iterator[str]:
+    path = folder / PLAN
+    if path.is_file() and hashlib.sha256(outside_files.read_bytes(path)).hexdigest() != release.plan:
+        yield f"{PLAN}: not the plan that the card tells of"
+    if not (folder / APPROVAL).is_file():
+        if release.approvals:
+            yield f"no {APPROVAL} in it"
+        return
+    try:
+        signed = read_signed(folder / APPROVAL)
+        keys = _keys(folder)
+    except FedgossipError as error:
+        yield str(error).replace(f"{folder}/", "")
+        return
+    sites = [(site_of(one, keys), one.key) for one in signed]
+    if sites != [(one.site, one.key) for one in release.approvals]:
+        yield f"{APPROVAL}: other approvals than the card tells of"
+    for (site, key), one in zip(sites, signed, strict=True):
+        who = "a site that joined" if site == JOINING else f"site {site}"
+        if one.plan != release.plan:
+            yield f"{APPROVAL}: {who} approved another plan"
+        if keys and keys.get(site) != key:
+            yield f"{APPROVAL}: {who} signed with a key that is not its own"
+
+
+def _of_keys(folder: Path, known: Path | None) -> Iterator[str]:
+    """Compare the keys by which logs and approvals were checked with those of one's own list."""
+    if known is None:
+        return
+    own = {node: block.verify for node, block in load_blocks(known).items()}
+    for node, key in _keys(folder).items():
+        if own.get(node) != key:
+            yield f"{ENDPOINTS}: participant {node} has another key there than in {known}"
+
+
+def _keys(folder: Path) -> Mapping[int, str]:
+    path = folder / ENDPOINTS
+    return {node: block.verify for node, block in load_blocks(path).items()} if path.is_file() else {}
+
+
+def _signer(signer: str, path: Path, *, given: bool) -> str:
+    """Say whose key has signed.  Raises ReleaseError where it is none of those that were given."""
+    if not path.is_file():
+        return "nobody's that is known here: compare it with its owner"
+    for node, block in load_blocks(path).items():
+        if block.verify == signer:
+            by = "your own list" if given else "the list that is in it: compare the key with its owner"
+            return f"participant {node}'s, by {by}"
+    if given:
+        raise ReleaseError(f"signed with {signer[:16]}, which is no key of {path}", "Ask who has made this release.")
+    return "nobody's who took part: compare it with its owner"
+
+
+# --- logs -------------------------------------------------------------------------------------------------------------
+
+
+def verified(folder: Path) -> tuple[ReleasedLog, ...]:
+    """Verify the logs and transcripts below `folder`/logs, by the keys in its endpoints.toml."""
+    if not (folder / LOGS).is_dir():
+        return ()
+    try:
+        blocks = load_blocks(folder / ENDPOINTS)
+        *clients, coordinator = roster_of(blocks).members
+    except (FedgossipError, ValueError) as error:
+        return (ReleasedLog(ENDPOINTS, "everybody's keys", sound=False, told=str(error).replace(f"{folder}/", "")),)
+    found = []
+    for path in sorted((folder / LOGS).rglob(entries.NAME)):
+        who = _owner(path)
+        key = bytes.fromhex(blocks[who].verify) if who in blocks else b"\0" * 32
+        found.append(_said(folder, verify_log(path, key)))
+    for rounds in sorted({path.parent for path in (folder / LOGS).rglob(f"*{records.SUFFIX}")}):
+        verdicts = verify_transcripts(rounds, ParticipantRoster(tuple(clients)), coordinator.identity)
+        found += [_said(folder, one) for one in verdicts]
+    return tuple(found)
+
+
+def _owner(path: Path) -> int:
+    try:
+        return entries.owner_of(next(entries.entries(path))).participant
+    except (FedgossipError, ValueError, StopIteration):
+        return -1
+
+
+def _said(folder: Path, one: Verification) -> ReleasedLog:
+    facts = one.facts
+    if "entries" in facts:
+        told = f"{facts['entries']} entries, {facts['first']} to {facts['last']}"
+    else:
+        told = f"{facts.get('outcome') or 'no end'}, {facts.get('survivors', 0)} of {facts.get('cohort', 0)} in the sum"
+    told = told if one.sound else "; ".join(one.worded())
+    return ReleasedLog(one.path.relative_to(folder).as_posix(), one.what, one.sound, told)
+
+
+def logs_of(contents: Mapping[str, bytes | Path]) -> tuple[ReleasedLog, ...]:
+    """Return the verdicts on the logs among the files of a release that is being made."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in contents.items():
+            if name == ENDPOINTS or name.startswith(f"{LOGS}/"):
+                path = Path(folder) / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(
+                    content if isinstance(content, bytes) else outside_files.read_bytes(content, outside_files.LARGE)
+                )
+        return verified(Path(folder))
+
+
+# --- when a site withdraws --------------------------------------------------------------------------------------------
+
+
+def contains(release: Release, site: int) -> Sequence[str]:
+    """Return what of a release contains what site `site` has contributed.  Raises ConfigError for no such site."""
+    if not 0 <= site < release.sites:
+        raise ConfigError(f"there is no site {site}", f"Sites are 0 to {release.sites - 1}.")
+    what, found = "its records" if release.fit else "its updates", []
+    if not release.counted:
+        found.append(f"{release.model.file}: {what} may be in the sums of all {release.rounds} rounds")
+    elif rounds := release.counted[site]:
+        found.append(f"{release.model.file}: {what} are in the sums of {len(rounds)} of {release.rounds} rounds")
+    if release.agreed:
+        name = release.agreed_file
+        found.append(f"{name}: its records are in the statistics, if it agreed with the others: sums do not say")
+    if release.judged:
+        found.append(f"{MODEL}/{EVALUATION}: its records are in the figures, if it judged with the others")
+    return found

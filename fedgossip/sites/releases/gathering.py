@@ -1,0 +1,277 @@
+"""What goes into a release: everything is read from what a run, an evaluation and the sites have left."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from fedgossip.audit import entries, records
+from fedgossip.base import outside_files
+from fedgossip.base.errors import ConfigError
+from fedgossip.base.version import __version__
+from fedgossip.data.agreed import agreed
+from fedgossip.data.agreed.agreed import AGREED_FILE
+from fedgossip.data.agreed.told_files import encoded
+from fedgossip.data.objectives import REGRESSION
+from fedgossip.learning.models import model_files
+from fedgossip.learning.models.model_files import MODEL
+from fedgossip.net.endpoints import load_blocks
+from fedgossip.plans import compose
+from fedgossip.plans.approvals import plan_statement
+from fedgossip.plans.approvals.approvals import APPROVAL, Approval, read_signed, site_of
+from fedgossip.plans.approvals.plan_statement import PLAN
+from fedgossip.report.page.participation import Took
+from fedgossip.report.page.reading import read_run
+from fedgossip.sites.evaluation import evaluated
+from fedgossip.sites.fits import fit_files
+from fedgossip.sites.fits.cox.cox_fit import CoxFit
+from fedgossip.sites.fits.fit_files import Told
+from fedgossip.sites.fits.survival.survival_fit import CurveFit
+from fedgossip.sites.releases import model_card, released
+from fedgossip.sites.releases.checking import ENDPOINTS, LOGS, logs_of
+from fedgossip.sites.releases.fitted import numbers_of
+from fedgossip.sites.releases.privacy_words import privacy_of
+from fedgossip.sites.releases.released import (
+    FACTS,
+    PAGE,
+    USE,
+    Release,
+    ReleasedApproval,
+    ReleasedModel,
+    ReleasedPrivacy,
+)
+
+if TYPE_CHECKING:
+    from fedgossip.data.agreed.agreed import AgreedTable
+    from fedgossip.plans.approvals.plan_statement import PlanStatement
+    from fedgossip.sites.evaluation.evaluated import Evaluation
+
+USE_LETTERS = 20_000
+"""Maximum length of what is said of the use."""
+
+Contents = dict[str, bytes | Path]
+
+
+@dataclass(frozen=True)
+class ReleaseSources:
+    """Where things lie: the run's directory, the folders of those whose logs go along, everybody's keys."""
+
+    run: Path
+    use: Path
+    logs: Sequence[Path] = ()
+    endpoints: Path | None = None
+
+    @property
+    def keys(self) -> Path | None:
+        """The file with everybody's keys: as given, or as a run of this machine has left it."""
+        own = self.run / ENDPOINTS
+        return self.endpoints or (own if own.is_file() else None)
+
+    @property
+    def folders(self) -> Sequence[Path]:
+        return self.logs or [self.run]
+
+
+def gathered(sources: ReleaseSources, signer: str, now: datetime | None = None) -> tuple[Release, Contents]:
+    """Return what a release says, and its files, in the order in which they are written.
+
+    Raises ConfigError for a run without a model, of another kind, or with files that do not belong together.
+    """
+    run = read_run(sources.run)
+    took = run.participation
+    if took is None:
+        raise ConfigError(f"{sources.run}: no federated run", "A release is of a run with a [coordinator].")
+    if run.summary.status not in ("finished", "partial"):
+        raise ConfigError(f"{sources.run}: this run is {run.summary.status}", "Release one that came to its end.")
+    fitted = fit_files.told_in(sources.run)
+    plan = plan_statement.read(sources.run / PLAN)
+    model = _told(sources.run, fitted, str(plan.experiment["model"]["source"]))
+    statistics = _agreed(sources, plan)
+    evaluation, evaluation_file = _evaluation(sources, model.weights, plan)
+    contents: Contents = {USE: _use(sources.use).encode()}
+    contents |= _model(model_files.found(sources.run)) if model.file.startswith(f"{MODEL}/") else {}
+    if fitted:
+        contents[fitted[0]] = sources.run / fitted[0]
+    if evaluation_file:
+        contents[f"{MODEL}/{evaluated.EVALUATION}"] = evaluation_file
+    contents[PLAN] = outside_files.read_bytes(sources.run / PLAN)
+    if statistics:
+        contents[AGREED_FILE] = encoded(statistics)
+    logs = _logs(sources)
+    approvals = _approvals(sources, plan.hash, contents, logs)
+    contents |= logs
+    table = took.table() if took.followed else np.zeros((0, 0))
+    release = Release(
+        version=__version__,
+        name=run.name,
+        made=(now or datetime.now(UTC)).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        signer=signer,
+        use=_use(sources.use),
+        model=model,
+        privacy=_with_opened(
+            privacy_of(sources.run, run.summary, plan, statistics, evaluation), plan.terms.sent if fitted else ""
+        ),
+        plan=plan.hash,
+        approvals=approvals,
+        rounds=run.summary.rounds,
+        clients=run.summary.n,
+        least=plan.experiment["coordinator"].get("min_clients") or run.summary.n,
+        counted=tuple(tuple((np.flatnonzero(row == Took.COUNTED) + 1).tolist()) for row in table),
+        logs=logs_of(contents),
+        agreed=statistics.digest if statistics else "",
+        agreed_file=str(plan.experiment["data"].get("agreed") or AGREED_FILE),
+        judged=evaluation is not None,
+        fit=fitted[0] if fitted else "",
+        files={},
+    )
+    contents[PAGE] = model_card.page(release, statistics, evaluation, fitted[1] if fitted else None).encode()
+    files = {name: _sha256(content) for name, content in contents.items()}
+    release = released_with(release, files)
+    return release, {FACTS: released.encoded(release), **contents}
+
+
+def released_with(release: Release, files: Mapping[str, str]) -> Release:
+    """Return the release with the hashes of its files."""
+    return msgspec.structs.replace(release, files=dict(files))
+
+
+def _sha256(content: bytes | Path) -> str:
+    return hashlib.sha256(
+        content if isinstance(content, bytes) else outside_files.read_bytes(content, outside_files.LARGE)
+    ).hexdigest()
+
+
+def _use(path: Path) -> str:
+    advice = f"Write into {path} in a few sentences what the model is for, for whom, and what it must not be used for."
+    try:
+        text = outside_files.read_text(outside_files.named(path)).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}", advice) from None
+    if not 20 <= len(text) <= USE_LETTERS:
+        raise ConfigError(f"{path}: {len(text)} letters; the use takes 20 to {USE_LETTERS}", advice)
+    return text
+
+
+def _with_opened(privacy: ReleasedPrivacy, opened: str) -> ReleasedPrivacy:
+    """Return the statement, with what sums have opened where a model was fitted by them."""
+    return msgspec.structs.replace(privacy, words=(*privacy.words, ("opened", opened))) if opened else privacy
+
+
+def _told(run: Path, fitted: tuple[str, Told] | None, source: str) -> ReleasedModel:
+    """Return what the model is; `source`: as the plan has it, which says of a fit more than the file it is used by."""
+    if fitted and not (run / MODEL).is_dir():
+        name, fit = fitted
+        labels = (fit.design.time, fit.design.event) if isinstance(fit, CoxFit | CurveFit) else (fit.design.outcome,)
+        columns = fit.design.groups if isinstance(fit, CurveFit) else fit.design.columns
+        return ReleasedModel(
+            source=source, kind=REGRESSION, numbers=numbers_of(fit), weights=_sha256(run / name), file=name,
+            columns=columns, labels=labels, versions=compose.versions(),
+        )  # fmt: skip
+    facts = model_files.facts_of(model_files.found(run))
+    numbers = sum(int(np.prod(shape)) for _, shape in facts.layout)
+    return ReleasedModel(
+        source=source if fitted else facts.source or "tensors without a recipe",
+        kind=facts.kind,
+        numbers=numbers or (numbers_of(fitted[1]) if fitted else 0),
+        weights=facts.weights,
+        file=f"{MODEL}/{model_files.weights_file(facts)}",
+        classes=facts.classes,
+        columns=facts.columns,
+        labels=facts.labels,
+        score=dict(facts.score),
+        versions=dict(facts.versions),
+    )
+
+
+def _model(folder: Path) -> Contents:
+    """The files of the model, checked against what model.json says."""
+    facts = model_files.facts_of(folder)
+    found: Contents = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != evaluated.EVALUATION and not path.name.endswith(".pyc"):
+            found[f"{MODEL}/{path.relative_to(folder).as_posix()}"] = path
+    if _sha256(found[f"{MODEL}/{model_files.weights_file(facts)}"]) != facts.weights:
+        raise ConfigError(f"{folder}: not the weights that {model_files.FACTS} tells of", "Copy the folder again.")
+    return found
+
+
+def _agreed(sources: ReleaseSources, plan: PlanStatement) -> AgreedTable | None:
+    """The statistics of the run: as its folder has them; of a fit, the file that its experiment names, if it is still
+    the one of the plan."""
+    if AGREED_FILE not in {Path(name).name for name in plan.files} and plan.table is None:
+        return None
+    if (sources.run / AGREED_FILE).is_file():
+        return agreed.read(sources.run / AGREED_FILE)
+    from fedgossip.experiment import file_kept_in, load_experiment
+
+    path = Path(load_experiment(file_kept_in(sources.run)).data.agreed)
+    advice = f"Put {path.name} beside the experiment as it was in the run."
+    table = agreed.read(path)
+    if plan.files.get(path.name) != hashlib.sha256(outside_files.read_bytes(outside_files.named(path))).hexdigest():
+        raise ConfigError(f"{path}: not what the sites had agreed on when they trained", advice)
+    return table
+
+
+def _evaluation(sources: ReleaseSources, weights: str, plan: PlanStatement) -> tuple[Evaluation | None, Path | None]:
+    """The evaluation in the run's model, or in that of one whose logs go along.
+
+    Raises ConfigError for that of another model, and for one on records that were kept from no training of this plan.
+    """
+    where = [(run, kept) for run in (sources.run, *sources.folders) for kept in model_files.KEPT]
+    for run, kept in where:
+        path = run / kept / evaluated.EVALUATION
+        if path.is_file():
+            found = evaluated.read(path)
+            if found.layout.model != weights:
+                text = f"{path}: of another model, weights {found.layout.model[:16]} and not {weights[:16]}"
+                raise ConfigError(text, "Evaluate the model that is released.")
+            if found.layout.kept and not plan.experiment["data"].get("local_test"):
+                text = f"{path}: on records kept apart (data.local_test), and the plan of the training keeps none"
+                raise ConfigError(
+                    text, "Evaluate with the experiment as it was trained, without --set data.local_test."
+                )
+            return found, path
+    return None, None
+
+
+def _approvals(sources: ReleaseSources, plan: str, contents: Contents, logs: Contents) -> tuple[ReleasedApproval, ...]:
+    folders = dict.fromkeys((sources.run, *sources.logs))  # of a fit each site has its own in the folder of its log
+    found = list[Approval]()
+    for path in (folder / APPROVAL for folder in folders):
+        for one in read_signed(path) if path.is_file() else ():
+            if one.plan != plan:
+                raise ConfigError(
+                    f"{path}: site {one.participant} approved another plan", "Put the run together again."
+                )
+            found += [one] if one.hash not in {other.hash for other in found} else []
+    if not found:
+        return ()
+    contents[APPROVAL] = b"".join(one.line for one in found)
+    # by the keys in the release: whoever checks it has no others
+    known = load_blocks(sources.keys) if sources.keys and ENDPOINTS in logs else {}
+    keys = {node: one.verify for node, one in known.items()}
+    return tuple(ReleasedApproval(site_of(one, keys), one.by, one.time, one.until, one.key) for one in found)
+
+
+def _logs(sources: ReleaseSources) -> Contents:
+    """Return the logs and transcripts below the folders, each in a folder of its own, and everybody's keys."""
+    logs = sorted({path for folder in sources.folders for path in folder.rglob(entries.NAME)})
+    rounds = sorted({path for folder in sources.folders for path in folder.rglob(f"*{records.SUFFIX}")})
+    if not logs and not rounds:
+        return {}
+    if sources.keys is None:
+        raise ConfigError("logs can be verified by everybody's keys alone", "Name them: --endpoints endpoints.toml")
+    found: Contents = {ENDPOINTS: sources.keys}
+    owners = sorted({path.parent for path in logs} | {path.parent.parent for path in rounds})
+    for number, owner in enumerate(owners):
+        found |= {f"{LOGS}/{number:03d}/{entries.NAME}": path for path in logs if path.parent == owner}
+        mine = [path for path in rounds if path.parent.parent == owner]
+        found |= {f"{LOGS}/{number:03d}/{path.parent.name}/{path.name}": path for path in mine}
+    return found

@@ -1,0 +1,318 @@
+"""What a curious node can solve for: others' vectors, from all that it is told in some rounds.
+
+A curious node follows the protocol, knows the graph and the weights, and forgets nothing.  All that it sees is linear
+in what it does not know.  Two exchanges, each in two situations:
+
+    clear   plain gossip: in round t it sees the vectors y_j(t) of its neighbours, and its own
+    sums    private gossip: it sees its own, and sum_j w_j y_j(t) over its neighbours
+
+    averaging   nothing is trained: y(t + 1) = W_t y(t).  Unknown are the first vectors y_v(0), one per node
+    training    one mixing per local update: y(t + 1) = W_t y(t) + u(t + 1).  Every update is another unknown, and so is
+                then every y_v(t): what is seen in one round tells nothing about another.  Exposed is a model as it
+                comes out of local training, and with the first one, where all begin alike, the update itself
+
+v is exposed to nodes that pool what they see when its unit vector lies in the span of the rows that they have seen.
+That is tested twice:
+
+    exact     modulo a prime, with the weights as fractions: what numbers without rounding would give away.  Wrong only
+              where the prime divides a determinant: a chance of about 2^-31 for each
+    float32   with every number that is seen off by 2^-24 of the spread of the first vectors: v is exposed when the best
+              linear estimate leaves at most 1 % of the spread.  Averaging wipes out old differences, so that long runs
+              give away much in theory that no longer stands in the numbers
+
+Training is the best case of a run that learns: where updates have become small, models hardly differ from what
+averaging makes of them, and the counts of averaging are those to look at.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import combinations
+from math import comb
+from typing import Any, Generic, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.base import seeds
+from fedgossip.base.errors import ConfigError
+from fedgossip.topology.graphs.graph import FloatArray, IntArray
+from fedgossip.topology.schedules.schedules import Schedule
+from fedgossip.topology.spectra.eigen import one_thread
+from fedgossip.topology.weights.mixing import Mixing
+
+PRIME = (1 << 31) - 1
+
+ROUNDING = 2.0**-24
+"""Half the distance of two float32 numbers about 1."""
+
+SOLVED = 0.01
+"""The share of the spread that may be left unknown of a vector that counts as solved for."""
+
+SETS_MAX = 1000
+"""Sets of colluding nodes that are tried: all of them up to so many, else neighbours with each other."""
+
+NODES_MAX, ROUNDS_MAX = 128, 100
+
+Exchange = Literal["clear", "sums"]
+Situation = Literal["averaging", "training"]
+Set = tuple[int, ...]
+Kind = TypeVar("Kind", np.int64, np.float64)
+Victims = Mapping[int, int]
+"""node -> after how many rounds it is exposed."""
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """Who is exposed to whom, in one exchange and situation; sets to which nobody is are there too, empty."""
+
+    exchange: Exchange
+    situation: Situation
+    exact: Mapping[Set, Victims]
+    float32: Mapping[Set, Victims]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as plain data; sets as texts, "0+3"."""
+        return {
+            "exchange": self.exchange,
+            "situation": self.situation,
+            "exact": _plain(self.exact),
+            "float32": _plain(self.float32),
+        }
+
+
+def worst(count: Mapping[Set, Victims]) -> tuple[Set, Victims]:
+    """Return the set to which most are exposed, the earliest of equals, and who they are."""
+    return max(count.items(), key=lambda one: (len(one[1]), -max(one[1].values(), default=0)))
+
+
+def _plain(count: Mapping[Set, Victims]) -> dict[str, dict[str, int]]:
+    return {"+".join(map(str, curious)): {str(v): r for v, r in found.items()} for curious, found in count.items()}
+
+
+@dataclass(frozen=True)
+class Audit:
+    """`sets`: how many sets of `colluding` nodes were tried, and whether these are all there are."""
+
+    n: int
+    rounds: int
+    colluding: int
+    sets: int
+    all_sets: bool
+    exposures: tuple[Exposure, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as plain data."""
+        facts = {name: getattr(self, name) for name in ("n", "rounds", "colluding", "sets", "all_sets")}
+        return {**facts, "exposures": [exposure.to_dict() for exposure in self.exposures]}
+
+    def of(self, exchange: Exchange, situation: Situation) -> Exposure:
+        """Return what was found in one exchange (clear or sums) and situation (averaging or training)."""
+        return next(e for e in self.exposures if (e.exchange, e.situation) == (exchange, situation))
+
+
+def audit(schedule: Schedule, rounds: int, colluding: int = 1) -> Audit:
+    """Return what any `colluding` nodes can solve for together within `rounds`.
+
+    About a second for 64 nodes of 4 neighbours, 20 rounds and one curious node.  Raises ConfigError above 128
+    nodes or 100 rounds, and where nobody is left to be exposed.
+    """
+    n = schedule.n
+    if n > NODES_MAX or not 1 <= rounds <= ROUNDS_MAX or not 1 <= colluding < n:
+        raise ConfigError(
+            f"an audit of {colluding} curious among {n} nodes in {rounds} rounds",
+            f"Up to {NODES_MAX} nodes, 1 to {ROUNDS_MAX} rounds, and at least one node that is not curious.",
+        )
+    mixings = [schedule.mixing(round) for round in range(rounds)]
+    sets = list(_sets(mixings, n, colluding))
+    with one_thread():
+        exposures = [_averaging(exchange, mixings, sets) for exchange in _EXCHANGES]
+        exposures += [_training(exchange, mixings, sets) for exchange in _EXCHANGES]
+    return Audit(n, rounds, colluding, len(sets), len(sets) == comb(n, colluding), tuple(exposures))
+
+
+_EXCHANGES: tuple[Exchange, ...] = ("clear", "sums")
+
+
+def _sets(mixings: Sequence[Mixing], n: int, colluding: int) -> Iterator[Set]:
+    """All sets; where they are too many, those of a node and its neighbours in round 0, drawn if these are too."""
+    if comb(n, colluding) <= SETS_MAX:
+        yield from combinations(range(n), colluding)
+        return
+    near = {chosen for node in range(n) for chosen in combinations(mixings[0].row(node), colluding)}
+    found = sorted(near)
+    if len(found) > SETS_MAX:
+        places = seeds.stream(0, "audit").choice(len(found), SETS_MAX, replace=False)
+        found = [found[place] for place in sorted(places.tolist())]
+    yield from found
+
+
+# --- what is seen -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Round(Generic[Kind]):
+    """What there is to be seen in one round, all of it as rows over what is unknown."""
+
+    near: Sequence[tuple[int, ...]]
+    """Each node and its neighbours."""
+    vectors: npt.NDArray[Kind]
+    """[n, n]: a node's vector."""
+    sums: npt.NDArray[Kind]
+    """[n, n]: the weighted sum of its neighbours' vectors."""
+
+    def seen(self, exchange: Exchange, curious: Set) -> npt.NDArray[Kind]:
+        """Return the rows that a set of nodes sees."""
+        if exchange == "clear":
+            return self.vectors[sorted({other for node in curious for other in self.near[node]})]
+        return np.concatenate([self.vectors[list(curious)], self.sums[list(curious)]])
+
+
+def _shown(
+    mixings: Sequence[Mixing],
+    matrix: Callable[[Mixing], npt.NDArray[Kind]],
+    product: Callable[[npt.NDArray[Kind], npt.NDArray[Kind]], npt.NDArray[Kind]],
+) -> list[_Round[Kind]]:
+    """Return what averaging shows in these rounds, in one arithmetic or the other."""
+    found: list[_Round[Kind]] = []
+    power: npt.NDArray[Kind] | None = None
+    for mixing in mixings:
+        W = matrix(mixing)
+        power = np.eye(mixing.n, dtype=W.dtype.type) if power is None else power
+        near = [tuple(mixing.row(node)) for node in range(mixing.n)]
+        found.append(_Round(near, power, product(W * (1 - np.eye(mixing.n, dtype=W.dtype.type)), power)))
+        power = product(W, power)
+    return found
+
+
+def _averaging(exchange: Exchange, mixings: Sequence[Mixing], sets: Sequence[Set]) -> Exposure:
+    in_field, in_floats = _shown(mixings, _in_field, _product), _shown(mixings, Mixing.matrix, np.matmul)
+    exact = {curious: _exposed(in_field, exchange, curious) for curious in sets}
+    float32 = {curious: _exposed_in_floats(in_floats, exchange, curious) for curious in sets}
+    return Exposure(exchange, "averaging", exact, float32)
+
+
+def _training(exchange: Exchange, mixings: Sequence[Mixing], sets: Sequence[Set]) -> Exposure:
+    """Every round stands for itself: the vectors in it are unknowns of their own."""
+    exact: dict[Set, dict[int, int]] = {curious: {} for curious in sets}
+    float32: dict[Set, dict[int, int]] = {curious: {} for curious in sets}
+    before: set[int] = set()
+    for round, mixing in enumerate(mixings):
+        if id(mixing) in before:
+            continue
+        before.add(id(mixing))
+        in_field, in_floats = _shown([mixing], _in_field, _product), _shown([mixing], Mixing.matrix, np.matmul)
+        for curious in sets:
+            for victim in _exposed(in_field, exchange, curious):
+                exact[curious].setdefault(victim, round + 1)
+            for victim in _exposed_in_floats(in_floats, exchange, curious):
+                float32[curious].setdefault(victim, round + 1)
+    return Exposure(exchange, "training", exact, float32)
+
+
+# --- exact: over a prime field ----------------------------------------------------------------------------------
+
+
+def _in_field(mixing: Mixing) -> IntArray:
+    """Return W modulo the prime.  A weight is the fraction with a denominator up to 10^6 that it rounds to, if there is
+    one, so that a third is a third; else the binary fraction that it is."""
+    found = np.zeros((mixing.n, mixing.n), np.int64)
+    known: dict[float, int] = {}
+    for node in range(mixing.n):
+        row = mixing.row(node)
+        for other, weight in row.items():
+            if weight not in known:
+                simple = Fraction(weight).limit_denominator(10**6)
+                fraction = simple if abs(float(simple) - weight) <= 1e-15 else Fraction(weight)
+                known[weight] = fraction.numerator * pow(fraction.denominator, -1, PRIME) % PRIME
+            found[node, other] = known[weight]
+        # what is left of one, which the sum of rounded weights may miss
+        found[node, node] = (1 - int(found[node].sum() - found[node, node])) % PRIME
+    return found
+
+
+def _product(left: IntArray, right: IntArray) -> IntArray:
+    """Return left @ right modulo the prime, in two halves of 16 bits, whose products do not overflow 64."""
+    high, low = left >> 16, left & 0xFFFF
+    return ((high @ right % PRIME << 16) + low @ right) % PRIME
+
+
+class _Span:
+    """Rows modulo the prime in reduced echelon form: a unit vector lies in their span where it is one of them."""
+
+    def __init__(self, n: int) -> None:
+        self.rows = np.zeros((0, n), np.int64)
+        self.pivots: list[int] = []
+
+    def add(self, row: IntArray) -> None:
+        if self.pivots:
+            row = (row - _product(row[None, self.pivots], self.rows)[0]) % PRIME
+        (places,) = np.nonzero(row)
+        if not len(places):
+            return
+        pivot = int(places[0])
+        row = row * pow(int(row[pivot]), -1, PRIME) % PRIME
+        self.rows = (self.rows - self.rows[:, pivot, None] * row) % PRIME
+        self.rows = np.concatenate([self.rows, row[None]])
+        self.pivots.append(pivot)
+
+    def units(self) -> list[int]:
+        """Return the places whose unit vectors are in the span."""
+        alone = (self.rows != 0).sum(axis=1) == 1
+        return [pivot for pivot, unit in zip(self.pivots, alone.tolist(), strict=True) if unit]
+
+
+def _exposed(rounds: Sequence[_Round[np.int64]], exchange: Exchange, curious: Set) -> dict[int, int]:
+    """Return who is exposed to a set by what it sees, and after how many rounds."""
+    n = len(rounds[0].near)
+    span, found = _Span(n), dict[int, int]()
+    for number, round in enumerate(rounds, 1):
+        for row in round.seen(exchange, curious):
+            span.add(row)
+        for victim in span.units():
+            if victim not in curious:
+                found.setdefault(victim, number)
+        if len(found) + len(curious) == n:
+            break
+    return found
+
+
+# --- in float32: what rounding leaves ---------------------------------------------------------------------------
+
+
+def _exposed_in_floats(rounds: Sequence[_Round[np.float64]], exchange: Exchange, curious: Set) -> dict[int, int]:
+    """As `_exposed`, for the best linear estimate from rounded numbers.
+
+    The rows of the first r rounds are kept as their triangular factor, at most n by n; rounds are found by halving.
+    """
+    n = len(rounds[0].near)
+    factors: list[FloatArray] = [np.zeros((0, n))]
+    solved: dict[int, set[int]] = {}
+
+    def at(number: int) -> set[int]:
+        while len(factors) <= number:
+            seen = rounds[len(factors) - 1].seen(exchange, curious)
+            factors.append(np.asarray(np.linalg.qr(np.concatenate([factors[-1], seen]), mode="r")))
+        if number not in solved:
+            solved[number] = set(np.flatnonzero(_left(factors[number]) <= SOLVED).tolist()) - set(curious)
+        return solved[number]
+
+    last = min(4, len(rounds))
+    while last < len(rounds) and len(at(last)) + len(curious) < n:
+        last = min(2 * last, len(rounds))
+    numbers = range(1, last + 1)
+    return {v: numbers[bisect_left(numbers, True, key=lambda number: v in at(number))] for v in sorted(at(last))}
+
+
+def _left(rows: FloatArray) -> FloatArray:
+    """Return [n], the share of the spread of each node's first vector that stays unknown to who has seen these rows.
+
+    y(0) ~ N(0, 1) per node, noise ROUNDING: in the direction of a singular vector with value s, e^2 / (s^2 + e^2) of
+    the variance is left.
+    """
+    _, singular, directions = np.linalg.svd(rows, full_matrices=False)
+    known = singular**2 / (singular**2 + ROUNDING**2)
+    return np.asarray(np.sqrt(np.maximum(1.0 - known @ directions**2, 0.0)))

@@ -1,0 +1,350 @@
+"""Graph families: pure functions from sizes (and a seed, where something is drawn) to a Topology.
+
+A size that a family does not have raises ConfigError with the nearest sizes that it has.  The drawn families are
+functions of their arguments alone: the same seed gives the same graph on every machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fedgossip.base import seeds
+from fedgossip.base.errors import ConfigError
+from fedgossip.topology.graphs.graph import IntArray, Topology
+from fedgossip.topology.spectra import laplacians
+
+MAX_NODES = 20_000_000
+MAX_EDGES = 50_000_000  # 800 MB of edges; a graph beyond this is a mistake in the file, seldom a wish
+TRIES = 200  # draws of a random graph until one is connected
+
+
+# --- one parameter ----------------------------------------------------------------------------------------------
+
+
+def empty(n: int) -> Topology:
+    """Return n nodes and no edge: the baseline in which nobody exchanges anything."""
+    _require("none", n, lambda size: size >= 1)
+    return Topology.from_edges(n, np.empty((0, 2), np.int64), "none", circulant=())
+
+
+def ring(n: int) -> Topology:
+    """Return the cycle of n >= 2 nodes (of 2: one edge).  Raises ConfigError for fewer nodes."""
+    _require("ring", n, lambda size: size >= 2)
+    return circulant(n, (1,), name="ring")
+
+
+def path(n: int) -> Topology:
+    """Return n >= 2 nodes in a line.  Raises ConfigError for fewer nodes."""
+    _require("path", n, lambda size: size >= 2)
+    ids = np.arange(n, dtype=np.int64)
+    found = Topology.from_edges(n, np.stack([ids[:-1], ids[1:]], axis=1), "path")
+    return replace(found, laplacian=partial(laplacians.path, n))
+
+
+def star(n: int) -> Topology:
+    """Return node 0 joined to all others; n >= 2.  Raises ConfigError for fewer nodes."""
+    _require("star", n, lambda size: size >= 2)
+    leaves = np.arange(1, n, dtype=np.int64)
+    found = Topology.from_edges(n, np.stack([np.zeros_like(leaves), leaves], axis=1), "star")
+    return replace(found, laplacian=partial(laplacians.star, n))
+
+
+def complete(n: int) -> Topology:
+    """Return n >= 2 nodes, each joined to every other.
+
+    Raises ConfigError for fewer nodes, and for more edges than fit.
+    """
+    _require("complete", n, lambda size: size >= 2)
+    _limit_edges("complete", n, n * (n - 1) // 2)
+    return circulant(n, tuple(range(1, n // 2 + 1)), name="complete")
+
+
+def hypercube(n: int) -> Topology:
+    """Return n = 2^d nodes, joined where their binary ids differ in one digit.
+
+    Raises ConfigError for a size that it does not have.
+    """
+    _require("hypercube", n, lambda size: size >= 2 and size & (size - 1) == 0)
+    ids = np.arange(n, dtype=np.int64)
+    flips = [np.stack([ids, ids ^ (1 << bit)], axis=1) for bit in range(n.bit_length() - 1)]
+    found = Topology.from_edges(n, np.concatenate(flips), "hypercube")
+    return replace(found, laplacian=partial(laplacians.hypercube, len(flips)))
+
+
+def exponential(n: int) -> Topology:
+    """Return the undirected static exponential graph: i joined to i + 1, i + 2, i + 4, ... mod n, both ways."""
+    _require("exponential", n, lambda size: size >= 2)
+    return circulant(n, _powers(n), name="exponential")
+
+
+def directed_exponential(n: int) -> Topology:
+    """Return the directed static exponential graph: i sends to i + 2^j mod n, for 2^j < n.
+
+    Source: Ying et al., Exponential graph is provably efficient for decentralized deep training, NeurIPS 2021.
+    """
+    _require("directed-exponential", n, lambda size: size >= 2)
+    steps = _powers(n)
+    return Topology(n, partial(_turned, n, steps, True), "directed-exponential", True, circulant=steps)
+
+
+def two_cliques(n: int) -> Topology:
+    """Return two cliques of n/2 nodes joined by one edge; n even, at least 4.  Raises ConfigError for other n."""
+    _require("two-cliques", n, lambda size: size >= 4 and size % 2 == 0)
+    return _renamed(barbell(n // 2, 0), "two-cliques")
+
+
+# --- more parameters --------------------------------------------------------------------------------------------
+
+
+def circulant(n: int, offsets: tuple[int, ...], name: str = "circulant") -> Topology:
+    """Return i joined to (i + o) mod n for every offset o, both ways.  May be disconnected: see `resolve`.
+
+    Raises ConfigError for fewer than 2 nodes and for an offset that is 0 modulo n.
+    """
+    _require(name, n, lambda size: size >= 2)
+    small = sorted({min(o % n, -o % n) for o in offsets})
+    if not small or small[0] == 0:
+        raise ConfigError(f"{name} of {n} nodes with offsets {offsets}", f"Give offsets between 1 and {n - 1}.")
+    _limit_edges(name, n, n * len(small))
+    return Topology(n, partial(_turned, n, tuple(small), False), name, circulant=tuple(small))
+
+
+def torus(rows: int, columns: int) -> Topology:
+    """Return the rows x columns grid with both borders joined; sides >= 2.  A side of 2 gives degree 3, not 4.
+
+    Raises ConfigError for smaller sides.
+    """
+    return _lattice("torus", rows, columns, wrapped=True)
+
+
+def grid(rows: int, columns: int) -> Topology:
+    """Return the open rows x columns grid; sides >= 2.  Raises ConfigError for smaller sides."""
+    return _lattice("grid", rows, columns, wrapped=False)
+
+
+def tree(n: int, branching: int = 2) -> Topology:
+    """Return the tree in which node i >= 1 hangs below (i - 1) // branching; n >= 2.
+
+    Raises ConfigError for fewer nodes, and for no branches.
+    """
+    _require("tree", n, lambda size: size >= 2)
+    if branching < 1:
+        raise ConfigError(f"tree with {branching} branches per node", "Give at least 1, e.g. tree:2.")
+    children = np.arange(1, n, dtype=np.int64)
+    return Topology.from_edges(n, np.stack([(children - 1) // branching, children], axis=1), "tree")
+
+
+def barbell(clique: int, between: int) -> Topology:
+    """Return two cliques of `clique` >= 2 nodes joined by a path of `between` more nodes, as networkx numbers them.
+
+    Raises ConfigError for smaller cliques.
+    """
+    if clique < 2 or between < 0:
+        raise ConfigError(f"barbell:{clique},{between}", "Give cliques of at least 2 and 0 or more nodes between.")
+    n = 2 * clique + between
+    _limit_edges("barbell", n, clique * clique)
+    return Topology(n, partial(_barbell, clique, between), "barbell")
+
+
+def _barbell(clique: int, between: int) -> IntArray:
+    counts = np.arange(clique - 1, 0, -1)  # of each node's neighbours with higher ids
+    lower = np.repeat(np.arange(clique - 1), counts)
+    higher = np.arange(len(lower)) - np.repeat(np.cumsum(counts) - counts - np.arange(1, clique), counts)
+    middle = np.arange(clique - 1, clique + between)
+    further = clique + between
+    edges = np.empty((2 * len(lower) + len(middle), 2), np.int64)
+    for column, (near, bridge) in enumerate([(lower, middle), (higher, middle + 1)]):
+        edges[: len(lower), column] = near
+        edges[len(lower) : -len(lower), column] = bridge
+        np.add(near, further, out=edges[len(edges) - len(lower) :, column])
+    edges.flags.writeable = False
+    return edges
+
+
+def petersen() -> Topology:
+    """Return the Petersen graph: 10 nodes of degree 3, diameter 2."""
+    import networkx as nx
+
+    return Topology.from_networkx(nx.petersen_graph(), "petersen")
+
+
+def heawood() -> Topology:
+    """Return the Heawood graph: 14 nodes of degree 3, no cycle shorter than 6."""
+    import networkx as nx
+
+    return Topology.from_networkx(nx.heawood_graph(), "heawood")
+
+
+def icosahedron() -> Topology:
+    """Return the icosahedron: 12 nodes of degree 5."""
+    import networkx as nx
+
+    return Topology.from_networkx(nx.icosahedral_graph(), "icosahedron")
+
+
+# --- drawn ------------------------------------------------------------------------------------------------------
+
+
+def random_regular(n: int, degree: int, seed: int) -> Topology:
+    """Return a connected random graph in which every node has `degree` neighbours, redrawn until connected.
+
+    Raises ConfigError where there is no such graph (n times degree is even, and degree below n), and where none of
+    `TRIES` draws is connected.
+    """
+    if degree < 1:
+        raise ConfigError(f"regular:{degree}", "Give a degree of at least 1, e.g. regular:3.")
+    _require(f"regular:{degree}", n, lambda size: _has_regular(size, degree))
+    _limit_edges("regular", n, n * degree // 2)
+    if degree == n - 1:
+        return _renamed(complete(n), "regular")
+    import networkx as nx
+
+    def draw(number: int) -> Any:
+        return nx.random_regular_graph(degree, n, number)
+
+    return _connected("regular", draw, (n, degree, seed), "Degree 2 seldom joins all: use ring, or a larger degree.")
+
+
+def erdos_renyi(n: int, p: float, seed: int) -> Topology:
+    """Return a connected graph in which each pair is joined with probability p, redrawn until connected.
+
+    Raises ConfigError for a p outside [0, 1], and where none of `TRIES` draws is connected: below p = ln(n) / n hardly
+    any is.
+    """
+    _require("erdos-renyi", n, lambda size: size >= 2)
+    _probability("erdos-renyi", p)
+    _limit_edges("erdos-renyi", n, int(p * n * (n - 1) / 2))
+    import networkx as nx
+
+    def draw(number: int) -> Any:
+        return nx.fast_gnp_random_graph(n, p, number)
+
+    enough = min(1.0, 2 * math.log(n) / n)
+    return _connected("erdos-renyi", draw, (n, seed), f"Raise p: about {enough:.2g} is enough for {n} nodes.")
+
+
+def small_world(n: int, k: int, p: float, seed: int) -> Topology:
+    """Return a connected Watts-Strogatz graph: a ring with k neighbours each, every edge rewired with probability p.
+
+    Raises ConfigError for an odd k or one of n and more, a p outside [0, 1], and where none of `TRIES` draws is
+    connected.
+    """
+    _require("small-world", n, lambda size: size > k)
+    _probability("small-world", p)
+    if k < 2 or k % 2:
+        raise ConfigError(f"small-world:{k},{p:g}", "Give an even number of neighbours, at least 2.")
+    import networkx as nx
+
+    def draw(number: int) -> Any:
+        return nx.watts_strogatz_graph(n, k, p, number)
+
+    return _connected("small-world", draw, (n, k, seed), "Lower p or raise k.")
+
+
+def barabasi_albert(n: int, m: int, seed: int) -> Topology:
+    """Return a graph grown by preferential attachment, m edges per new node; connected by construction.
+
+    Raises ConfigError for an m below 1, and for one of n and more.
+    """
+    if m < 1:
+        raise ConfigError(f"barabasi-albert:{m}", "Give at least 1 edge per new node.")
+    _require("barabasi-albert", n, lambda size: size > m)
+    import networkx as nx
+
+    def draw(number: int) -> Any:
+        return nx.barabasi_albert_graph(n, m, number)
+
+    return _connected("barabasi-albert", draw, (n, m, seed), "")
+
+
+# --- shared -----------------------------------------------------------------------------------------------------
+
+
+def most_square(n: int) -> tuple[int, int]:
+    """Return (rows, columns), rows <= columns, rows * columns = n, as square as n allows; rows >= 2.
+
+    Raises ConfigError for an n without such sides.
+    """
+    _require("torus or grid", n, _has_sides)
+    rows = next(side for side in range(math.isqrt(n), 1, -1) if n % side == 0)
+    return rows, n // rows
+
+
+def _has_sides(n: int) -> bool:
+    return n >= 4 and any(n % side == 0 for side in range(2, math.isqrt(n) + 1))
+
+
+def _has_regular(n: int, degree: int) -> bool:
+    if degree == 1:
+        return n == 2  # more pairs would not hang together
+    return n > degree and n * degree % 2 == 0
+
+
+def _require(name: str, n: int, allowed: Callable[[int], bool]) -> None:
+    if n <= MAX_NODES and n >= 1 and allowed(n):
+        return
+    span = range(max(1, min(n, MAX_NODES)), 0, -1), range(max(1, n + 1), min(2 * max(n, 1) + 64, MAX_NODES))
+    sizes = [size for some in span for size in [next(filter(allowed, some), None)] if size is not None]
+    advice = f"Nearest sizes that it has: {' and '.join(map(str, sizes))}." if sizes else "Give another size."
+    raise ConfigError(f"{name} has no form with {n} {'node' if n == 1 else 'nodes'}", advice)
+
+
+def _limit_edges(name: str, n: int, edges: int) -> None:
+    if edges > MAX_EDGES:
+        raise ConfigError(
+            f"{name} of {n} nodes has about {edges:.3g} edges; at most {MAX_EDGES:.3g} fit",
+            "Use fewer nodes, or a sparse graph such as exponential or regular:4.",
+        )
+
+
+def _probability(name: str, p: float) -> None:
+    if not 0 <= p <= 1:
+        raise ConfigError(f"{name} with probability {p:g}", "Give a probability between 0 and 1.")
+
+
+def _powers(n: int) -> tuple[int, ...]:
+    # not int(math.log2(n)): wrong for large n just below a power of two
+    return tuple(1 << j for j in range((n - 1).bit_length()))
+
+
+def _lattice(name: str, rows: int, columns: int, wrapped: bool) -> Topology:
+    if rows < 2 or columns < 2:
+        raise ConfigError(f"{name}:{rows}x{columns}", "Both sides are at least 2; one row is a ring or a path.")
+    ids = np.arange(rows * columns, dtype=np.int64).reshape(rows, columns)
+    right, down = _pairs(ids, np.roll(ids, -1, axis=1)), _pairs(ids, np.roll(ids, -1, axis=0))
+    if not wrapped:
+        right, down = _pairs(ids[:, :-1], ids[:, 1:]), _pairs(ids[:-1], ids[1:])
+    places = np.stack([np.tile(np.arange(columns), rows), -np.repeat(np.arange(rows), columns)], axis=1)
+    edges = np.concatenate([right, down])
+    # a torus folds over itself when drawn on its grid, so only the open grid brings its places along
+    found = Topology.from_edges(rows * columns, edges, name, positions=None if wrapped else places)
+    return replace(found, laplacian=partial(laplacians.torus if wrapped else laplacians.grid, rows, columns))
+
+
+def _pairs(left: IntArray, right: IntArray) -> IntArray:
+    return np.stack([left.ravel(), right.ravel()], axis=1)
+
+
+def _renamed(topology: Topology, name: str) -> Topology:
+    return replace(topology, name=name)
+
+
+def _turned(n: int, offsets: tuple[int, ...], directed: bool) -> IntArray:
+    """Return the edges from every i to (i + o) mod n."""
+    ids = np.arange(n, dtype=np.int64)
+    edges = np.concatenate([np.stack([ids, (ids + o) % n], axis=1) for o in offsets])
+    return Topology.from_edges(n, edges, directed=directed).edges
+
+
+def _connected(name: str, draw: Callable[[int], Any], ids: tuple[int, ...], advice: str) -> Topology:
+    for attempt in range(TRIES):
+        topology = Topology.from_networkx(draw(seeds.integer(ids[-1], name, *ids[:-1], attempt)), name)
+        if topology.is_connected:
+            return topology
+    raise ConfigError(f"{name}: none of {TRIES} draws with {ids[0]} nodes and seed {ids[-1]} is connected", advice)

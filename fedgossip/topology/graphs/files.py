@@ -1,0 +1,298 @@
+"""Graphs as files: TOML with a source and the numbers it must have, or a plain list of edges.
+
+A graph in a file can be named, cited and exchanged, and says itself what it should come out as: a file whose
+[expect] block does not hold is refused, so that a slip of the pen is not an experiment.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.topology.graphs import grammar, graph_formats
+from fedgossip.topology.graphs.edge_lists import listed, text_of
+from fedgossip.topology.graphs.given_graphs import GivenGraph, mixing_of, topology_of
+from fedgossip.topology.graphs.graph import IntArray, Topology, require_connected
+from fedgossip.topology.spectra.spectra import spectrum
+from fedgossip.topology.weights.mixing import TOLERANCE, Mixing, Stochastic, assemble
+from fedgossip.topology.weights.weights import build, rule_names
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+READY_FOLDERS = (_PACKAGE / "topologies", _PACKAGE.parent / "topologies")
+"""In an installed wheel inside the package, in a checkout beside it."""
+
+NEAR = 1e-6  # how far a number may be from what [expect] says
+
+
+class Expect(msgspec.Struct, forbid_unknown_fields=True):
+    """What the graph must come out as; rates are under its own weights, or Metropolis weights, and hold to 1e-6."""
+
+    n: int | None = None
+    edges: int | None = None
+    degree_min: int | None = None
+    degree_max: int | None = None
+    connected: bool | None = None
+    slem: float | None = None
+    spectral_gap: float | None = None
+    algebraic_connectivity: float | None = None
+
+
+class GraphFile(msgspec.Struct, forbid_unknown_fields=True):
+    """A graph's TOML file.  Either `family`, or `edges` or `arcs` with `nodes` (labels) or `n`.
+
+    arcs: [u, v, w]: u sends to v, who gives its model the weight w; each node keeps what is left of one, or what an arc
+    to itself says.  rule: what these weights are called.  matchings: the edges again, in sets that share no node, where
+    "matcha" shall use these.
+    """
+
+    name: str
+    title: str
+    source: str
+    nodes: list[str] | None = None
+    n: int | None = None
+    edges: list[tuple[int | str, int | str]] | None = None
+    arcs: list[tuple[int | str, int | str, float]] | None = None
+    rule: str | None = None
+    family: str | None = None
+    directed: bool = False
+    weights: str | None = None
+    positions: list[tuple[float, float]] | None = None
+    matchings: list[list[tuple[int | str, int | str]]] | None = None
+    expect: Expect = msgspec.field(default_factory=Expect)
+
+
+def load(path: Path | str) -> Topology:
+    """Return the graph in a file: TOML by its suffix, else a list of edges or another program's.
+
+    Raises ConfigError where the file is missing or too large, cannot be read as what it is, or is not what it
+    expects of itself.
+    """
+    place = Path(path)
+    if place.suffix == ".toml":
+        return load_toml(place)
+    given = given_graph(place)
+    return topology_of(given, place) if given.weights is None else mixing_of(given, place).topology
+
+
+def given_graph(path: Path) -> GivenGraph:
+    """Return what a file says of a graph: the file of another program, or a list of edges.  Raises ConfigError."""
+    text = text_of(path)
+    return graph_formats.read(path, text) or listed(path, text)
+
+
+def load_weighted(path: Path | str) -> Mixing:
+    """Return the symmetric mixing of a "u v weight" file; each node keeps what its edges leave of one.
+
+    Raises ConfigError, naming the line, for other words, a loop and an edge given twice.
+    """
+    given = given_graph(Path(path))
+    if given.weights is None:
+        raise ConfigError(f"{path}: no weights", "Write: u v 0.25.")
+    return mixing_of(given, Path(path))
+
+
+def load_toml(path: Path) -> Topology:
+    """Return the graph that a TOML file describes, checked against its [expect] block.
+
+    Raises ConfigError for a file that cannot be read, a rule of weights that is not known, and a graph that is not what
+    [expect] says.
+    """
+    described = read(path)
+    topology = replace(_from_description(described, path), weights=described.weights)
+    if described.matchings is not None:
+        topology = replace(topology, matchings=_matchings(described.matchings, topology, path))
+    if described.weights is not None and described.weights not in rule_names():
+        raise ConfigError(
+            f"{path}: unknown weight rule {described.weights!r}", nearest(described.weights, rule_names())
+        )
+    if described.arcs is None:
+        _check(described.expect, topology, path)
+    elif (mixing := load_mixing(path)) is not None:  # its numbers are of its own weights
+        topology = mixing.topology
+    return topology
+
+
+def load_mixing(path: Path | str) -> Mixing | None:
+    """Return the graph in a file with the weights that the file gives: arcs of TOML, or "u v weight" lines.
+
+    None where it gives none.  Raises ConfigError as `load` and `load_weighted` do.
+    """
+    place = Path(path)
+    if place.suffix != ".toml":
+        given = given_graph(place)
+        return None if given.weights is None else mixing_of(given, place)
+    described = read(place)
+    if described.arcs is None:
+        return None
+    mixing = _from_arcs(described, place)
+    _check(described.expect, mixing.topology, place, mixing)
+    return mixing
+
+
+def read(path: Path) -> GraphFile:
+    """Return what a TOML file says, typed, without building the graph.
+
+    Raises ConfigError for what is no such file, and for one without a source.
+    """
+    text = text_of(path)
+    try:
+        described = msgspec.toml.decode(text, type=GraphFile)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise ConfigError(f"{path}: {error}", "See topologies/abilene.toml for every field a graph may have.") from None
+    if not described.source.strip():
+        raise ConfigError(f"{path}: source is empty", "Say where the graph is from: a paper, a map, yourself.")
+    return described
+
+
+def written(mixing: Mixing, name: str, title: str, source: str) -> str:
+    """Return the TOML text of a graph with its weights: what `load_mixing` reads back, to the last digit."""
+    keep = mixing.values != 0
+    arcs = zip(mixing.ids[keep].tolist(), mixing.receivers[keep].tolist(), mixing.values[keep].tolist(), strict=True)
+    lines = [f"    [{u}, {v}, {w!r}]," for u, v, w in arcs]
+    head = [f"{key} = {json.dumps(value)}" for key, value in (("name", name), ("title", title), ("source", source))]
+    rest = [f"n = {mixing.n}", f"rule = {json.dumps(mixing.rule)}", "arcs = [ # [sender, receiver, weight]"]
+    return "\n".join([*head, *rest, *lines, "]", "", "[expect]", f"edges = {mixing.topology.edge_count}", ""])
+
+
+def ready_names() -> tuple[str, ...]:
+    """Return the names of the graphs that come with fedgossip."""
+    return tuple(sorted({path.stem for folder in READY_FOLDERS for path in folder.glob("*.toml")}))
+
+
+def ready_path(name: str) -> Path | None:
+    """Return the file of a graph that comes with fedgossip, None where there is none of this name."""
+    if not name or not all(letter.isalnum() or letter in "-_" for letter in name):
+        return None
+    return next((path for folder in READY_FOLDERS if (path := folder / f"{name}.toml").is_file()), None)
+
+
+def ready(name: str) -> Topology:
+    """Return a graph that comes with fedgossip.  Raises ConfigError for an unknown name."""
+    path = ready_path(name)
+    if path is None:
+        raise ConfigError(f"no ready graph is called {name!r}", nearest(name, ready_names()))
+    return load_toml(path)
+
+
+# --- TOML -------------------------------------------------------------------------------------------------------
+
+
+def _from_description(described: GraphFile, path: Path) -> Topology:
+    if described.family is not None:
+        return _from_family(described, path)
+    if described.arcs is not None:
+        return _from_arcs(described, path).topology
+    if described.edges is None or (described.nodes is None) == (described.n is None):
+        raise ConfigError(f"{path}: the graph is not given", "Give family, or edges or arcs with nodes or n.")
+    labels = None if described.nodes is None else tuple(described.nodes)
+    n = len(labels) if labels is not None else described.n or 0
+    edges = [(_id(u, labels, path), _id(v, labels, path)) for u, v in described.edges]
+    return Topology.from_edges(
+        n, edges, described.name, described.directed, labels=labels, positions=described.positions
+    )
+
+
+def _from_arcs(described: GraphFile, path: Path) -> Mixing:
+    arcs = described.arcs or []
+    if not arcs or described.edges is not None or described.weights is not None:
+        text = f"{path}: arcs, which bring their weights, beside edges or weights" if arcs else f"{path}: no arcs"
+        raise ConfigError(text, "Give arcs = [[u, v, weight], ...] alone, with nodes or n.")
+    if (described.nodes is None) == (described.n is None):
+        raise ConfigError(f"{path}: the graph is not given", "Give arcs with either nodes or n.")
+    labels = None if described.nodes is None else tuple(described.nodes)
+    n = len(labels) if labels is not None else described.n or 0
+    ends = np.array([(_id(one, labels, path), _id(other, labels, path)) for one, other, _ in arcs], np.int64)
+    u, v = ends.T
+    weights = np.array([weight for _, _, weight in arcs], np.float64)
+    if (outside := (ends < 0) | (ends >= n)).any():
+        place = int(outside.any(axis=1).argmax())
+        raise ConfigError(f"{path}: arc ({u[place]}, {v[place]}), but the nodes are 0..{n - 1}", "Number them from 0.")
+    if len(np.unique(u * n + v)) != len(arcs):
+        raise ConfigError(f"{path}: an arc is given twice, and with weights", "Give each arc once.")
+    loops = u == v
+    others = np.stack([u[~loops], v[~loops]], axis=1)
+    mirrored = np.array_equal(np.unique(u[~loops] * n + v[~loops]), np.unique(v[~loops] * n + u[~loops]))
+    topology = Topology.from_edges(
+        n, others, described.name, directed=not mirrored, labels=labels, positions=described.positions
+    )
+    own = np.asarray(1.0 - np.bincount(v[~loops], weights[~loops], n), np.float64)
+    own[u[loops]] = weights[loops]
+    heard = np.bincount(v[~loops], weights[~loops], n) + own
+    given = np.bincount(u[~loops], weights[~loops], n) + own
+    sums = [bool(np.abs(one - 1.0).max() <= TOLERANCE) for one in (heard, given)]
+    kept: Stochastic = "columns" if sums == [False, True] else "rows" if sums == [True, False] else "both"
+    try:
+        return assemble(topology, described.rule or "given", others[:, 1], others[:, 0], weights[~loops], own, kept)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}", error.advice) from None
+
+
+def _matchings(given: list[list[tuple[int | str, int | str]]], topology: Topology, path: Path) -> tuple[IntArray, ...]:
+    sets = [[sorted((_id(u, topology.labels, path), _id(v, topology.labels, path))) for u, v in one] for one in given]
+    for place, one in enumerate(sets):
+        ends = [node for edge in one for node in edge]
+        if len(set(ends)) < len(ends):
+            node = next(node for node in ends if ends.count(node) > 1)
+            text = f"{path}: matching {place} has two edges at node {topology.label(node)}"
+            raise ConfigError(text, "No two edges of a matching share a node.")
+    if topology.directed or sorted(edge for one in sets for edge in one) != topology.edges.tolist():
+        raise ConfigError(f"{path}: the matchings together are not the edges", "Give every edge in one of them.")
+    return tuple(np.array(one, np.int64).reshape(-1, 2) for one in sets)
+
+
+def _from_family(described: GraphFile, path: Path) -> Topology:
+    assert described.family is not None
+    if described.edges is not None or described.nodes is not None or described.directed:
+        raise ConfigError(f"{path}: family and edges, nodes or directed", "Give the one or the other.")
+    made = grammar.family(described.family, described.n)
+    if made is None:
+        raise ConfigError(
+            f"{path}: unknown family {described.family!r}",
+            nearest(described.family.partition(":")[0], grammar.family_names()),
+        )
+    placed = Topology.from_edges(made.n, made.edges, positions=described.positions).positions
+    return replace(made, name=described.name, positions=made.positions if placed is None else placed)
+
+
+def _id(node: int | str, labels: tuple[str, ...] | None, path: Path) -> int:
+    if isinstance(node, int):
+        return node
+    if labels is None or node not in labels:
+        raise ConfigError(
+            f"{path}: an edge names node {node!r}, which is not among the nodes",
+            nearest(node, labels) if labels else "Give nodes = [...], or use ids.",
+        )
+    return labels.index(node)
+
+
+def _check(expect: Expect, topology: Topology, path: Path, mixing: Mixing | None = None) -> None:
+    if expect.connected is not False:
+        require_connected(topology)
+    for key, expected in msgspec.structs.asdict(expect).items():
+        if expected is None:
+            continue
+        found = _found(key, topology, mixing)
+        near = isinstance(expected, float) and found is not None and abs(found - expected) <= NEAR
+        if not near and found != expected:
+            raise ConfigError(
+                f"{path}: expects {key} = {expected}, found {found}",
+                "One of them has a slip: check the edges against the source, then the number.",
+            )
+
+
+def _found(key: str, topology: Topology, mixing: Mixing | None) -> Any:
+    counted = {"n": topology.n, "edges": len(topology.edges)}
+    if key in counted:
+        return counted[key]
+    if key == "connected":
+        return topology.is_connected
+    if key.startswith("degree"):
+        degrees = topology.degrees()
+        return int(degrees.min() if key == "degree_min" else degrees.max())
+    return getattr(spectrum(mixing or build(topology)), key)

@@ -1,0 +1,447 @@
+"""What a name means: of a family, "torus:4x4", "regular:3" with n = 16; or of a schedule, "base:2", "el-oracle:4".
+
+The three tables at the end are the grammar, read by `resolve`, the files and `fedgossip topology list`: graphs, graphs
+that bring their weights, and schedules.  Some take other names behind their colon: matcha:0.5:regular:4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fedgossip.base import seeds
+from fedgossip.base.errors import ConfigError
+from fedgossip.topology.graphs import composed, equitopo, families, words
+from fedgossip.topology.graphs.graph import Topology
+from fedgossip.topology.schedules import cycles, leja, matcha, random_schedules
+from fedgossip.topology.schedules.schedules import Schedule
+from fedgossip.topology.weights.mixing import Mixing
+from fedgossip.topology.weights.weights import build
+
+Number = TypeVar("Number", int, float)
+
+Inner = Callable[[str, int | None, int], Topology]
+"""(name, n, seed) -> the graph of a name behind a colon."""
+
+ANY = ("any",)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One use of a family: `spec` as written, what stands behind its colon, and what was asked for beside it."""
+
+    spec: str
+    arguments: str
+    n: int | None
+    seed: int
+    form: str
+    weights: str | None = None
+    """The rule that was asked for, where a schedule has more than one."""
+    inner: Inner | None = None
+    """What makes a graph of a name behind the colon; None: families alone."""
+
+    def size(self) -> int:
+        """Return n.  Raises ConfigError where none was given."""
+        if self.n is None:
+            raise ConfigError(f"graph {self.spec!r} needs a number of nodes", "Give n, at the command line --n 16.")
+        return self.n
+
+    def numbers(self, kind: Callable[[str], Number], count: int | None, separator: str = ",") -> list[Number]:
+        """Return the numbers behind the colon.
+
+        Raises ConfigError unless there are `count` of them (None: at least one).
+        """
+        try:
+            found = [kind(word) for word in self.arguments.split(separator)]
+        except ValueError:
+            found = []
+        if not found or (count is not None and len(found) != count):
+            raise ConfigError(f"graph {self.spec!r} cannot be read", f"Write it as {self.form}.")
+        return found
+
+    def plain(self) -> None:
+        """Raise ConfigError where something stands behind a colon that says nothing for this family."""
+        if self.arguments:
+            raise ConfigError(f"graph {self.spec!r}: nothing belongs behind the colon", f"Write it as {self.form}.")
+
+    def graph(self, spec: str) -> Topology:
+        """Return the graph of a name behind the colon.  Raises ConfigError as `resolve` does."""
+        if not spec:
+            raise ConfigError(f"graph {self.spec!r} names no graph", f"Write it as {self.form}.")
+        found = self.inner(spec, self.n, self.seed) if self.inner else family(spec, self.n, self.seed)
+        if found is None:
+            raise ConfigError(f"graph {self.spec!r}: no graph is called {spec!r}", f"Write it as {self.form}.")
+        return found
+
+    def mixing(self, spec: str) -> Mixing:
+        """Return a graph behind the colon with the weights that were asked for, metropolis by default."""
+        if (made := weighted(spec, self.n, self.seed)) is not None:
+            return made
+        topology = self.graph(spec)
+        return build(topology, self.weights or topology.weights or "metropolis")
+
+    def changing(self, spec: str) -> Schedule:
+        """Return what a name behind the colon means: a schedule, or a graph with weights."""
+        return schedule(spec, self.n, seed=self.seed, inner=self.inner) or self.mixing(spec)
+
+    def fixed(self, topology: Topology) -> Topology:
+        """Return a graph whose size is given by its name.  Raises ConfigError where another n was asked for."""
+        return require_size(topology, self.spec, self.n)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A line of FAMILIES: a word that stands for graphs."""
+
+    form: str
+    """How to write it."""
+    what: str
+    make: Callable[[Request], Topology]
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """A line of WEIGHTED: a word that stands for a graph with its weights."""
+
+    form: str
+    """How to write it."""
+    what: str
+    make: Callable[[Request], Mixing]
+
+
+@dataclass(frozen=True)
+class TimeVarying:
+    """A line of SCHEDULES: a word that stands for a graph that changes by the round."""
+
+    form: str
+    """How to write it."""
+    what: str
+    make: Callable[[Request], Schedule]
+    weights: tuple[str, ...]
+    """The weight rules that may be asked for: names of the numbers it has anyway, or a choice that it offers; ANY:
+    those of the graph behind the colon."""
+
+
+def require_size(topology: Topology, spec: str, n: int | None) -> Topology:
+    """Return `topology`.  Raises ConfigError where `n` was asked for and is not its size."""
+    if n is not None and n != topology.n:
+        raise ConfigError(f"graph {spec!r} has {topology.n} nodes, not {n}", f"Leave n out or set it to {topology.n}.")
+    return topology
+
+
+def family(spec: str, n: int | None = None, seed: int = seeds.USUAL, inner: Inner | None = None) -> Topology | None:
+    """Return the graph that `spec` names among the families, or None where its first word is no family.
+
+    `inner`: what makes a graph of a name behind the colon, where the families are not all there is.
+    Raises ConfigError for a size the family does not have and for arguments that cannot be read.
+    """
+    word, _, arguments = spec.strip().partition(":")
+    entry = FAMILIES.get(word.strip().lower())
+    if entry is None:
+        return None
+    return entry.make(Request(spec.strip(), arguments.strip(), n, seed, entry.form, inner=inner))
+
+
+def weighted(spec: str, n: int | None = None, seed: int = seeds.USUAL) -> Mixing | None:
+    """Return the graph with weights that `spec` names, or None where its first word is none of WEIGHTED.
+
+    Raises ConfigError as `family` does.
+    """
+    word, _, arguments = spec.strip().partition(":")
+    entry = WEIGHTED.get(word.strip().lower())
+    if entry is None:
+        return None
+    return entry.make(Request(spec.strip(), arguments.strip(), n, seed, entry.form))
+
+
+def weighted_names() -> tuple[str, ...]:
+    """Return the first words of all graphs that bring their weights."""
+    return tuple(WEIGHTED)
+
+
+def family_names() -> tuple[str, ...]:
+    """Return the first words of all families."""
+    return tuple(FAMILIES)
+
+
+def schedule(
+    spec: str,
+    n: int | None = None,
+    *,
+    weights: str | None = None,
+    seed: int = seeds.USUAL,
+    inner: Inner | None = None,
+) -> Schedule | None:
+    """Return the time-varying schedule that `spec` names, or None where its first word is none.
+
+    Raises ConfigError for a size that it does not have, arguments that cannot be read and weights that it does not
+    have.
+    """
+    word, _, arguments = spec.strip().partition(":")
+    entry = SCHEDULES.get(word.strip().lower())
+    if entry is None:
+        return None
+    if weights is not None and weights not in entry.weights and entry.weights != ANY:
+        known = f"it has {' and '.join(entry.weights)}" if entry.weights else "it has no others"
+        raise ConfigError(
+            f"{weights} weights on {spec.strip()!r}, whose rounds bring their own", f"Leave them out: {known}."
+        )
+    return entry.make(Request(spec.strip(), arguments.strip(), n, seed, entry.form, weights, inner))
+
+
+def schedule_names() -> tuple[str, ...]:
+    """Return the first words of all time-varying schedules."""
+    return tuple(SCHEDULES)
+
+
+# --- how each is made -------------------------------------------------------------------------------------------
+
+
+def _sized(make: Callable[[int], Topology]) -> Callable[[Request], Topology]:
+    def made(request: Request) -> Topology:
+        request.plain()
+        return make(request.size())
+
+    return made
+
+
+def _named(make: Callable[[], Topology]) -> Callable[[Request], Topology]:
+    def made(request: Request) -> Topology:
+        request.plain()
+        return request.fixed(make())
+
+    return made
+
+
+def _lattice(make: Callable[[int, int], Topology]) -> Callable[[Request], Topology]:
+    def made(request: Request) -> Topology:
+        if not request.arguments:
+            return make(*families.most_square(request.size()))
+        rows, columns = request.numbers(int, 2, separator="x")
+        return request.fixed(make(rows, columns))
+
+    return made
+
+
+def _circulant(request: Request) -> Topology:
+    return families.circulant(request.size(), tuple(request.numbers(int, None)))
+
+
+def _regular(request: Request) -> Topology:
+    return families.random_regular(request.size(), request.numbers(int, 1)[0], request.seed)
+
+
+def _erdos_renyi(request: Request) -> Topology:
+    return families.erdos_renyi(request.size(), request.numbers(float, 1)[0], request.seed)
+
+
+def _small_world(request: Request) -> Topology:
+    k, p = request.numbers(float, 2)
+    if k != int(k):
+        raise ConfigError(f"graph {request.spec!r} cannot be read", f"Write it as {request.form}.")
+    return families.small_world(request.size(), int(k), p, request.seed)
+
+
+def _barabasi_albert(request: Request) -> Topology:
+    return families.barabasi_albert(request.size(), request.numbers(int, 1)[0], request.seed)
+
+
+def _tree(request: Request) -> Topology:
+    branching = request.numbers(int, 1)[0] if request.arguments else 2
+    return families.tree(request.size(), branching)
+
+
+def _barbell(request: Request) -> Topology:
+    clique, between = request.numbers(int, 2)
+    return request.fixed(families.barbell(clique, between))
+
+
+def _cycle(make: Callable[[int], Schedule]) -> Callable[[Request], Schedule]:
+    def made(request: Request) -> Schedule:
+        request.plain()
+        return make(request.size())
+
+    return made
+
+
+def _matching(request: Request) -> Schedule:
+    request.plain()
+    return random_schedules.random_matching(request.size(), request.seed)
+
+
+def _base(request: Request) -> Schedule:
+    return cycles.base(request.size(), request.numbers(int, 1)[0])
+
+
+def _simple_base(request: Request) -> Schedule:
+    return cycles.simple_base(request.size(), request.numbers(int, 1)[0])
+
+
+def _oracle(request: Request) -> Schedule:
+    return random_schedules.epidemic_oracle(request.size(), request.numbers(int, 1)[0], request.seed)
+
+
+def _local(request: Request) -> Schedule:
+    make = random_schedules.epidemic_push if request.weights == "push" else random_schedules.epidemic_local
+    return make(request.size(), request.numbers(int, 1)[0], request.seed)
+
+
+def _spanning_tree(request: Request) -> Topology:
+    return composed.spanning_tree(request.graph(request.arguments))
+
+
+def _debruijn(request: Request) -> Mixing:
+    return words.debruijn(request.size(), request.numbers(int, 1)[0])
+
+
+def _kautz(request: Request) -> Mixing:
+    return words.kautz(request.size(), request.numbers(int, 1)[0])
+
+
+def _equi_static(both_ways: bool) -> Callable[[Request], Mixing]:
+    def made(request: Request) -> Mixing:
+        return equitopo.static(request.size(), request.numbers(int, 1)[0], request.seed, both_ways)
+
+    return made
+
+
+def _equi_dynamic(make: Callable[[int, float, int], Schedule]) -> Callable[[Request], Schedule]:
+    def made(request: Request) -> Schedule:
+        eta = request.numbers(float, 1)[0] if request.arguments else equitopo.ETA
+        return make(request.size(), eta, request.seed)
+
+    return made
+
+
+def _matcha(request: Request) -> Schedule:
+    budget, _, graph = request.arguments.partition(":")
+    try:
+        share = float(budget)
+    except ValueError:
+        raise ConfigError(f"graph {request.spec!r}: no budget", f"Write it as {request.form}.") from None
+    return matcha.matcha(request.graph(graph), share, request.seed)
+
+
+def _leja(request: Request) -> Schedule:
+    return leja.leja(request.graph(request.arguments))
+
+
+def _shuffled(request: Request) -> Schedule:
+    return composed.shuffled(request.mixing(request.arguments), request.seed)
+
+
+def _every(request: Request) -> Schedule:
+    count, _, rest = request.arguments.partition(":")
+    seldom, usual = _two_names(rest)
+    if not count.isdecimal() or not usual:
+        raise ConfigError(f"graph {request.spec!r} cannot be read", f"Write it as {request.form}.")
+    return composed.every(request.spec, int(count), request.changing(seldom), request.changing(usual))
+
+
+def _two_names(text: str) -> tuple[str, str]:
+    """Return "regular:4" and "base:1" of "regular:4:base:1"; a name that takes names has them in it."""
+    parts = text.split(":")
+    place = _end_of_name(parts, 0)
+    return ":".join(parts[:place]), ":".join(parts[place:])
+
+
+def _end_of_name(parts: list[str], start: int) -> int:
+    """Return the place after the name that begins at `start`: its word, the numbers that follow, the names it takes."""
+    place = start + 1
+    while place < len(parts) and not parts[place][:1].isalpha():
+        place += 1
+    for _ in range(NESTING.get(parts[start], 0)):
+        place = _end_of_name(parts, place) if place < len(parts) else place
+    return place
+
+
+NESTING = {"spanning-tree": 1, "matcha": 1, "leja": 1, "shuffled": 1, "every": 2}
+"""How many names stand behind the colon of these."""
+
+
+DRAWN = frozenset(
+    (
+        *("regular", "erdos-renyi", "small-world", "barabasi-albert", "random-matching", "el-oracle", "el-local"),
+        *("equi-static", "u-equi-static", "equi-dynamic", "u-equi-dynamic", "matcha", "shuffled"),
+    )
+)
+"""Words of what depends on the seed, also where they stand behind a colon."""
+
+FAMILIES: dict[str, Family] = {
+    "ring": Family("ring", "each node joined to the next, in a circle", _sized(families.ring)),
+    "path": Family("path", "a ring with one edge taken out", _sized(families.path)),
+    "star": Family("star", "node 0 joined to all others: a server", _sized(families.star)),
+    "complete": Family("complete", "everybody joined to everybody", _sized(families.complete)),
+    "torus": Family("torus or torus:4x4", "a grid whose borders are joined", _lattice(families.torus)),
+    "grid": Family("grid or grid:4x4", "an open grid", _lattice(families.grid)),
+    "hypercube": Family("hypercube", "2^d nodes, joined where one binary digit differs", _sized(families.hypercube)),
+    "exponential": Family("exponential", "joined at distances 1, 2, 4, ...", _sized(families.exponential)),
+    "directed-exponential": Family(
+        "directed-exponential", "sends to the nodes 1, 2, 4, ... further on", _sized(families.directed_exponential)
+    ),
+    "circulant": Family("circulant:1,2,4", "joined at the distances given, on a circle", _circulant),
+    "regular": Family("regular:3", "random, every node with 3 neighbours", _regular),
+    "erdos-renyi": Family("erdos-renyi:0.2", "random, each pair joined with probability 0.2", _erdos_renyi),
+    "small-world": Family("small-world:4,0.1", "a ring with 4 neighbours each, a tenth rewired", _small_world),
+    "barabasi-albert": Family("barabasi-albert:2", "grown, 2 edges per new node: a few hubs", _barabasi_albert),
+    "tree": Family("tree or tree:2", "each node with 2 below it", _tree),
+    "two-cliques": Family("two-cliques", "two complete halves joined by one edge", _sized(families.two_cliques)),
+    "barbell": Family("barbell:5,0", "two complete graphs of 5, 0 nodes between them", _barbell),
+    "petersen": Family("petersen", "10 nodes of degree 3, any two at most 2 apart", _named(families.petersen)),
+    "heawood": Family("heawood", "14 nodes of degree 3, any two at most 3 apart", _named(families.heawood)),
+    "icosahedron": Family("icosahedron", "12 nodes of degree 5", _named(families.icosahedron)),
+    "spanning-tree": Family("spanning-tree:karate", "a tree of shortest ways out of a graph", _spanning_tree),
+    "none": Family("none", "no edge at all: everybody learns alone", _sized(families.empty)),
+}
+
+WEIGHTED: dict[str, Weighted] = {
+    "debruijn": Weighted("debruijn:2", "each sends to 2 others, i to 2i and 2i + 1: exact after log2 n", _debruijn),
+    "kautz": Weighted("kautz:2", "each sends to 2 others, i to -2i - 1 and -2i - 2: a small diameter", _kautz),
+    "equi-static": Weighted("equi-static:4", "4 random shifts of a circle, one way", _equi_static(False)),
+    "u-equi-static": Weighted("u-equi-static:4", "the same both ways", _equi_static(True)),
+}
+
+SCHEDULES: dict[str, TimeVarying] = {
+    "one-peer-exponential": TimeVarying(
+        "one-peer-exponential",
+        "each sends to one other: 1 further on, then 2, 4, ...",
+        _cycle(cycles.one_peer_exponential),
+        ("uniform", "push"),
+    ),
+    "one-peer-hypercube": TimeVarying(
+        "one-peer-hypercube",
+        "2^d nodes in pairs, along one dimension per round: exact after d",
+        _cycle(cycles.one_peer_hypercube),
+        ("metropolis", "uniform", "push"),
+    ),
+    "base": TimeVarying("base:1", "at most 1 link (or K) per node and round: exact after a few, any n", _base, ()),
+    "simple-base": TimeVarying("simple-base:1", "the same, built more simply; sometimes longer", _simple_base, ()),
+    "window-doubling": TimeVarying(
+        "window-doubling",
+        "exact after log2 n rounds, any n; for the algorithm of this name",
+        _cycle(cycles.window_doubling),
+        (),
+    ),
+    "random-matching": TimeVarying(
+        "random-matching", "new random pairs in every round", _matching, ("metropolis", "push")
+    ),
+    "el-oracle": TimeVarying(
+        "el-oracle:4", "a new random graph per round, everybody with 4", _oracle, ("metropolis", "uniform", "push")
+    ),
+    "el-local": TimeVarying(
+        "el-local:4", "each sends to 4 new random others; the mean may wander", _local, ("uniform", "push")
+    ),
+    "equi-dynamic": TimeVarying(
+        "equi-dynamic", "one random shift of a circle per round", _equi_dynamic(equitopo.dynamic), ()
+    ),
+    "u-equi-dynamic": TimeVarying(
+        "u-equi-dynamic", "pairs along a random shift, new in every round", _equi_dynamic(equitopo.dynamic_pairs), ()
+    ),
+    "matcha": TimeVarying(
+        "matcha:0.5:regular:4", "half of a graph's matchings per round, critical links more often", _matcha, ()
+    ),
+    "leja": TimeVarying("leja:torus:4x4", "one graph, weights that end at the exact mean; may be negative", _leja, ()),
+    "shuffled": TimeVarying("shuffled:ring", "a graph whose nodes get new places in every round", _shuffled, ANY),
+    "every": TimeVarying("every:10:complete:ring", "the first graph in every 10th round, else the second", _every, ANY),
+}

@@ -1,0 +1,224 @@
+"""Graphs in the files of other programs, known by how they begin, whatever they are called:
+
+    GraphML, GEXF             XML without a DOCTYPE: nothing in it is expanded, and nothing fetched       networkx
+    GML                       graph [ node [ ... ] edge [ ... ] ]                                         networkx
+    node-link, adjacency      JSON as networkx.node_link_data and adjacency_data make it
+    Matrix Market             %%MatrixMarket: edges at the entries of a square matrix                     scipy
+    NAME.adjlist              a node and its neighbours per line
+
+Weights count where not all of them are 1.  Sizes are checked before anything is read; what these libraries raise is a
+ConfigError of one line.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import msgspec
+
+from fedgossip.base.decoding import UnreadableError, from_json
+from fedgossip.base.errors import ConfigError
+from fedgossip.topology.graphs.given_graphs import GivenGraph
+
+BYTES_MAX = 16 << 20
+"""Maximum size of a file that these programs read."""
+NODES_MAX = 1 << 20
+"""Maximum number of nodes that a matrix may have, whatever its header claims."""
+
+_FORBIDDEN = re.compile(r"<!\s*(doctype|entity)", re.IGNORECASE)
+_MATRIX = "%%matrixmarket"
+_OTHERS: Mapping[str, str] = {
+    "%": "Matrix Market begins with %%MatrixMarket; of KONECT write the edges alone, from 0.",
+    "*vertices": "Of Pajek's files networkx makes GraphML: networkx.write_graphml(networkx.read_pajek(FILE), ...).",
+    "p edge": "Of DIMACS write the edges alone, without e, from 0.",
+    "c ": "Of DIMACS write the edges alone, without e, from 0.",
+    "digraph": "Of Graphviz's files networkx makes GraphML: read_dot, write_graphml.",
+    "strict graph": "Of Graphviz's files networkx makes GraphML: read_dot, write_graphml.",
+}
+"""Beginnings of files that are not read, and what to do with them."""
+
+
+def read(path: Path, text: str) -> GivenGraph | None:
+    """Return what the file of another program says, None where it is a list of edges.  Raises ConfigError."""
+    begin = text[:4096].lstrip()
+    low = begin.lower()
+    reader = _reader(path, low)
+    if reader is None:
+        for other, advice in _OTHERS.items():
+            if low.startswith(other):
+                raise ConfigError(f"{path}: begins with {begin.split()[0]!r}: not a list of edges", advice)
+        if re.match(r"graph\s+\w*\s*\{", low):
+            raise ConfigError(f"{path}: a graph of Graphviz", _OTHERS["digraph"])
+        return None
+    if len(text) > BYTES_MAX:
+        raise ConfigError(f"{path}: over {BYTES_MAX >> 20} MiB", "Write it as a list of edges, one per line.")
+    try:
+        return reader(path, text)
+    except ConfigError:
+        raise
+    except Exception as error:  # a damaged file raises what its reader likes
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        advice = "Write it again with networkx or scipy, or as a list of edges, one per line."
+        raise ConfigError(f"{path}: cannot be read: {said[:200]}", advice) from None
+
+
+def _reader(path: Path, low: str) -> Callable[[Path, str], GivenGraph] | None:
+    if low.startswith(("<?xml", "<graphml", "<gexf", "<!")):
+        return _xml
+    if low.startswith(_MATRIX):
+        return _matrix
+    if low.startswith("{"):
+        return _json
+    if re.match(r"(creator\s.*\n|version\s.*\n|#.*\n|comment\s.*\n|\s)*graph\s*\[", low):
+        return _gml
+    return _adjacency_list if path.suffix.lower() == ".adjlist" else None
+
+
+# --- by networkx ------------------------------------------------------------------------------------------------
+
+
+def _xml(path: Path, text: str) -> GivenGraph:
+    import networkx as nx
+
+    if _FORBIDDEN.search(text):
+        raise ConfigError(f"{path}: a DOCTYPE or an entity, which no graph needs", "Take it out of the file.")
+    root = ElementTree.fromstring(text)
+    kind = root.tag.rpartition("}")[2].lower()
+    whole = ElementTree.tostring(root, encoding="unicode")
+    if kind == "graphml":
+        return _of_networkx(nx.parse_graphml(whole), path)
+    if kind == "gexf":
+        return _of_networkx(nx.read_gexf(io.BytesIO(whole.encode())), path)
+    raise ConfigError(f"{path}: XML of {kind!r}, neither graphml nor gexf", "Give GraphML or GEXF.")
+
+
+def _gml(path: Path, text: str) -> GivenGraph:
+    import networkx as nx
+
+    try:
+        graph = nx.parse_gml(text, label="label")
+    except nx.NetworkXError:  # nodes without a label, or of one: their ids are their names
+        graph = nx.parse_gml(text, label="id")
+    return _of_networkx(graph, path)
+
+
+def _of_networkx(graph: Any, path: Path) -> GivenGraph:
+    edges = [(str(u), str(v)) for u, v in graph.edges()]
+    weights = [data.get("weight") for _, _, data in graph.edges(data=True)]
+    nodes = tuple(map(str, graph.nodes))
+    if len(set(nodes)) < len(nodes):
+        raise ConfigError(f"{path}: two nodes have one name", "Give each a name of its own.")
+    return _given(path, nodes, edges, weights, directed=graph.is_directed())
+
+
+def _adjacency_list(path: Path, text: str) -> GivenGraph:
+    lines = [line.split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    if wrong := next((word for words in lines for word in words if "#" in word), ""):
+        raise ConfigError(f"{path}: {wrong!r}: a comment stands in a line of its own", "Write it as edges, u v.")
+    nodes = tuple(dict.fromkeys(word for words in lines for word in words))
+    edges = [(words[0], other) for words in lines for other in words[1:]]
+    return _given(path, nodes, edges, [None] * len(edges), directed=False)
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------
+
+
+class _Node(msgspec.Struct):
+    id: int | float | str
+
+
+class _Link(msgspec.Struct):
+    source: int | float | str
+    target: int | float | str
+    weight: float | None = None
+
+
+class _Neighbour(msgspec.Struct):
+    id: int | float | str
+    weight: float | None = None
+
+
+class _Graph(msgspec.Struct):
+    nodes: list[_Node]
+    directed: bool = False
+    links: list[_Link] | None = None
+    edges: list[_Link] | None = None
+    adjacency: list[list[_Neighbour]] | None = None
+
+
+def _json(path: Path, text: str) -> GivenGraph:
+    try:
+        found = from_json(msgspec.json.Decoder(_Graph), text.encode())
+    except UnreadableError as error:
+        advice = "Write networkx.node_link_data(graph) or adjacency_data(graph)."
+        raise ConfigError(f"{path}: not a graph in JSON: {error}", advice) from None
+    nodes = tuple(str(one.id) for one in found.nodes)
+    if (found.adjacency is None) == ((links := found.links if found.links is not None else found.edges) is None):
+        raise ConfigError(f"{path}: neither links nor adjacency", "Write networkx.node_link_data(graph).")
+    if links is not None:
+        edges = [(str(one.source), str(one.target)) for one in links]
+        return _given(path, nodes, edges, [one.weight for one in links], directed=found.directed)
+    rows = found.adjacency or []
+    if len(rows) != len(nodes):
+        raise ConfigError(f"{path}: {len(nodes)} nodes, and neighbours of {len(rows)}", "Give a list for each node.")
+    both = [(node, str(one.id), one.weight) for node, row in zip(nodes, rows, strict=True) for one in row]
+    if not found.directed:  # each edge stands at both ends
+        once = {frozenset((u, v)): (u, v, weight) for u, v, weight in both}
+        both = list(once.values())
+    return _given(path, nodes, [(u, v) for u, v, _ in both], [w for _, _, w in both], directed=found.directed)
+
+
+# --- Matrix Market ----------------------------------------------------------------------------------------------
+
+
+def _matrix(path: Path, text: str) -> GivenGraph:
+    from scipy.io import mmread
+    from scipy.sparse import coo_array
+
+    head = text.partition("\n")[0].lower().split()
+    sizes = next((line for line in text.splitlines()[1:] if line.strip() and not line.startswith("%")), "").split()
+    usual = "The first line is: %%MatrixMarket matrix coordinate pattern symmetric."
+    if len(head) != 5 or head[1:3] != ["matrix", "coordinate"] or head[3] not in ("pattern", "real", "integer"):
+        raise ConfigError(f"{path}: a matrix of {' '.join(head[1:])!r}, not of edges", usual)
+    if head[4] not in ("general", "symmetric") or len(sizes) != 3 or not all(one.isdecimal() for one in sizes):
+        raise ConfigError(f"{path}: its sizes {' '.join(sizes)!r} cannot be read", usual)
+    rows, columns, entries = map(int, sizes)
+    if rows != columns or rows > NODES_MAX or 4 * entries > len(text):
+        text = f"{path}: {rows} rows, {columns} columns and {entries} entries"
+        raise ConfigError(text, f"A graph is a square matrix, of at most {NODES_MAX} rows, with all entries there.")
+    matrix = coo_array(mmread(io.BytesIO(text.encode())))
+    found = {(int(u), int(v)): float(value) for u, v, value in zip(*matrix.coords, matrix.data, strict=True)}
+    mirrored = all(found.get((v, u)) == value for (u, v), value in found.items())
+    kept = {(u, v): value for (u, v), value in found.items() if not mirrored or u < v or u == v}
+    edges = [(str(u), str(v)) for u, v in kept]
+    weights: list[Any] = [None] * len(kept) if head[3] == "pattern" else list(kept.values())
+    return _given(path, tuple(map(str, range(rows))), edges, weights, directed=not mirrored)
+
+
+def _given(
+    path: Path, nodes: tuple[str, ...], edges: list[tuple[str, str]], weights: list[Any], *, directed: bool
+) -> GivenGraph:
+    """Return what was read; weights where all edges have one and not all are 1.  Raises ConfigError."""
+    known = set(nodes)
+    if strange := next((node for edge in edges for node in edge if node not in known), None):
+        raise ConfigError(f"{path}: an edge names node {strange!r}, which is not among the nodes", "Name it there.")
+    if not edges:
+        raise ConfigError(f"{path}: no edges", "A graph has at least one.")
+    there = [weight for weight in weights if weight is not None]
+    if there and len(there) < len(weights):
+        raise ConfigError(
+            f"{path}: {len(there)} of {len(weights)} edges have a weight", "Give all of them one, or none."
+        )
+    if not all(isinstance(weight, int | float) for weight in there):
+        raise ConfigError(f"{path}: a weight that is no number", "Give each edge a number, or none.")
+    mirrored = directed and {(v, u) for u, v in edges} == set(edges)
+    if mirrored and not there:
+        directed = False
+    if all(weight == 1 for weight in there):
+        return GivenGraph(nodes, edges, None, directed)
+    return GivenGraph(nodes, edges, [float(weight) for weight in there], directed)

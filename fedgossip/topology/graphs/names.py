@@ -1,0 +1,137 @@
+"""From what somebody wrote for a graph to the graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedgossip.base import seeds
+from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.topology.graphs import files
+from fedgossip.topology.graphs.grammar import (
+    DRAWN,
+    FAMILIES,
+    family,
+    family_names,
+    require_size,
+    schedule,
+    schedule_names,
+    weighted,
+    weighted_names,
+)
+from fedgossip.topology.graphs.graph import Topology, require_connected
+from fedgossip.topology.schedules.schedules import Schedule
+from fedgossip.topology.weights.mixing import Mixing
+from fedgossip.topology.weights.weights import build
+
+__all__ = [
+    "family_names",
+    "is_drawn",
+    "require_connected",
+    "resolve",
+    "resolve_schedule",
+    "schedule_names",
+    "weighted_names",
+]
+
+SUFFIXES = (
+    ".toml", ".txt", ".edges", ".edgelist", ".csv", ".tsv", ".adjlist",
+    ".graphml", ".gexf", ".xml", ".gml", ".json", ".mtx",
+)  # fmt: skip
+
+
+def resolve(
+    graph: str,
+    n: int | None = None,
+    *,
+    seed: int = seeds.USUAL,
+    base: Path | None = None,
+    allow_disconnected: bool = False,
+) -> Topology:
+    """Return the connected graph that `graph` names.
+
+    graph: a family ("ring", "torus:4x4", "regular:3"; see grammar.FAMILIES), a ready graph ("karate"), or the path
+    of a TOML file or list of edges, relative to `base`.  n: the number of nodes, where the name leaves it open.
+    seed: for the drawn families; the default is that of an experiment, so that both draw the same.  Only "none" may be
+    disconnected, where others are not allowed to; those that are drawn are drawn again until they are not.
+
+    Raises ConfigError for an unknown name, a size that the graph does not have, a bad file, or a graph that falls
+    apart.
+    """
+    word, whole = graph.strip(), (lambda one: one) if allow_disconnected else require_connected
+    if not word:
+        raise ConfigError("no graph was named", "Try ring, or see fedgossip topology list.")
+    if _looks_like_path(word) and word.partition(":")[0] not in FAMILIES:
+        path = Path(word).expanduser()
+        found = files.load(base / path if base is not None else path)
+        return whole(require_size(found, word, n))
+
+    def inner(name: str, size: int | None, number: int) -> Topology:
+        return resolve(name, size, seed=number, base=base)
+
+    made = family(word, n, seed, inner)
+    if made is not None:
+        return made if made.name == "none" else whole(made)
+    if (bringing := weighted(word, n, seed)) is not None:
+        return whole(bringing.topology)
+    if files.ready_path(word) is not None:
+        return require_size(files.ready(word), word, n)
+    if word.partition(":")[0].lower() in schedule_names():
+        advice = "Use it where rounds are asked for: topology.graph of an experiment, or resolve_schedule."
+        raise ConfigError(f"{word!r} is not one graph: every round has its own", advice)
+    known = (*family_names(), *weighted_names(), *files.ready_names(), *schedule_names())
+    raise ConfigError(f"no graph is called {word!r}", nearest(word.partition(":")[0], known))
+
+
+def resolve_schedule(
+    graph: str,
+    n: int | None = None,
+    *,
+    weights: str | None = None,
+    seed: int = seeds.USUAL,
+    base: Path | None = None,
+    allow_disconnected: bool = False,
+) -> Schedule:
+    """Return the mixings that `graph` names: of one graph with its weights, or of a graph that changes by the round.
+
+    graph: what `resolve` takes, or a schedule ("one-peer-exponential", "base:2", "el-oracle:4"; see
+    grammar.SCHEDULES).  weights: the rule for one graph (None: the one that its file asks for, or metropolis); most
+    schedules bring their own.  seed: for what is drawn.
+
+    Raises ConfigError as `resolve` and `build` do, and for weights that a schedule does not have.
+    """
+
+    def inner(name: str, size: int | None, number: int) -> Topology:
+        return resolve(name, size, seed=number, base=base)
+
+    changing = schedule(graph, n, weights=weights, seed=seed, inner=inner)
+    if changing is not None:
+        return changing
+    bringing = weighted(graph, n, seed) or _from_file(graph.strip(), n, base)
+    if bringing is not None:
+        if weights not in (None, bringing.rule):
+            raise ConfigError(f"{weights} weights on {graph.strip()!r}, which brings its own", "Leave them out.")
+        if not allow_disconnected:
+            require_connected(bringing.topology)
+        return bringing
+    topology = resolve(graph, n, seed=seed, base=base, allow_disconnected=allow_disconnected)
+    return build(topology, weights or topology.weights or "metropolis")
+
+
+def _from_file(word: str, n: int | None, base: Path | None) -> Mixing | None:
+    """Return the graph of a file that gives weights, None of others."""
+    if not _looks_like_path(word) or word.partition(":")[0] in FAMILIES:
+        return None
+    path = Path(word).expanduser()
+    found = files.load_mixing(base / path if base is not None else path)
+    if found is not None:
+        require_size(found.topology, word, n)
+    return found
+
+
+def is_drawn(graph: str) -> bool:
+    """Whether the graph that is called so depends on the seed."""
+    return any(word.strip().lower() in DRAWN for word in graph.split(":"))
+
+
+def _looks_like_path(word: str) -> bool:
+    return "/" in word or "\\" in word or word.lower().endswith(SUFFIXES)

@@ -1,0 +1,327 @@
+"""What a schedule promises: rounds to the exact mean, the rate over whole periods, effective neighbours.
+
+A sequence is never judged by one step: every round of one-peer exponential has slem 1 for even n, and log2 n of them
+give the exact mean of 2^p nodes.  So slem and gap stay None here, and `rate` says what a round leaves in the long run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from fedgossip.base import seeds
+from fedgossip.topology.graphs.graph import FloatArray
+from fedgossip.topology.schedules.schedules import Cycle, Endless, Random, Schedule
+from fedgossip.topology.spectra import eigen, estimates, products
+from fedgossip.topology.spectra.spectra import Spectrum
+from fedgossip.topology.spectra.spectral import Forecast, check_gamma, forecast, rounds_to
+from fedgossip.topology.weights.mixing import Mixing
+
+WORST_LIMIT = 512  # nodes; beyond it dense products are not made, and n_w, floor and rounds are estimated
+LEAST = 0.01  # how far the worst direction is followed,
+PERIODS = 100  # and for how many periods at most
+DRAWS, DRAWS_WORK, DRAWN_LIMIT = 64, 4_000_000, 256
+"""Sequences of a random schedule that are drawn to see their worst directions: at most so many, so that draws * n^3 is
+at most this, and none for more nodes than the last."""
+MOMENT_LIMIT, MOMENT_ROUNDS, MOMENT_END = 200, 600, 1e-8
+"""Second moments, dense, are followed for no more nodes and rounds than these, and until so little is left."""
+UNKNOWN = (
+    *("lambda2", "lambda_n", "slem", "spectral_gap", "algebraic_connectivity", "n_w", "mean_contraction"),
+    *("rounds_to_halve", "rounds_to_1_percent", "typical_to_halve", "typical_to_1_percent"),
+    *("floor", "ceiling", "rate", "exact_after"),
+)  # None unless a schedule's own numbers say more
+
+
+def forecast_of(schedule: Schedule, gamma: float = 0.9, found: Spectrum | None = None) -> Forecast:
+    """Return what is known of any schedule before anything is trained; None for what is not.
+
+    One graph: `spectral.forecast`; `found` is its spectrum, if at hand.  A cycle: the products of its rounds, in closed
+    form where all are circulant, else densely; of large exact ones only when they are exact.  A random one: expected
+    values, and the worst directions of sequences that are drawn.  Raises ConfigError for a gamma outside [0, 1).
+    """
+    check_gamma(gamma)
+    if isinstance(schedule, Mixing):
+        return forecast(schedule, gamma, found)
+    if schedule.n == 1:  # nobody to disagree with, in whatever round
+        return forecast(schedule.mixing(0), gamma)
+    if isinstance(schedule, Random):
+        return _forecast_random(schedule, gamma)
+    if isinstance(schedule, Endless):
+        return _report(schedule, gamma, "unknown")
+    return _forecast_cycle(schedule, gamma)
+
+
+def product_norm(schedule: Schedule) -> float | None:
+    """Return ||W_p ... W_2 W_1 - J||_2 over one period, what it leaves of the worst disagreement.
+
+    None where rounds never repeat, and for what is neither exact nor circulant above 512 nodes.
+    """
+    if not schedule.period:
+        return None
+    if _exact_after(schedule):
+        return 0.0
+    left = _left(schedule, products.worst)
+    return None if left is None else left[schedule.period - 1]
+
+
+# --- cycles -----------------------------------------------------------------------------------------------------
+
+
+def _forecast_cycle(schedule: Schedule, gamma: float) -> Forecast:
+    if isinstance(schedule, Cycle) and schedule.algorithm:
+        exact: int | None = schedule.period
+        numbers = dict.fromkeys(("exact_after", "rounds_to_halve", "rounds_to_1_percent"), exact)
+        return _report(schedule, gamma, "construction", rate=0.0, **numbers)
+    exact, norm = _exact_after(schedule), product_norm(schedule)
+    if _sizes(schedule) is None and schedule.n > WORST_LIMIT and schedule.stochastic == "both":
+        return _forecast_large(schedule, gamma, exact)
+    worst, typical = _left(schedule, products.worst), _left(schedule, products.typical)
+    deviation, lasting = _deviation(schedule, gamma), _deviation(schedule, 1.0)
+    return _report(
+        schedule,
+        gamma,
+        "dense" if _sizes(schedule) is None else "closed form",
+        rate=None if norm is None else norm ** (1.0 / schedule.period),
+        exact_after=exact,
+        n_w=None if deviation is None else schedule.n / (1.0 + (1.0 - gamma) * deviation),
+        mean_contraction=math.sqrt(_mean_left(schedule)),
+        floor=None if lasting is None else math.sqrt(lasting / (schedule.n - 1)),
+        rounds_to_halve=exact if worst is None else _first(worst, 0.5),
+        rounds_to_1_percent=exact if worst is None else _first(worst, LEAST),
+        typical_to_halve=None if typical is None else _first(typical, 0.5),
+        typical_to_1_percent=None if typical is None else _first(typical, LEAST),
+    )
+
+
+def _forecast_large(schedule: Schedule, gamma: float, exact: int | None) -> Forecast:
+    """What random vectors and Lanczos say of a cycle that is neither circulant nor small."""
+    remembered, lasting = estimates.deviation(schedule, gamma), estimates.deviation(schedule, 1.0)
+    typical, norm = estimates.typical_left(schedule, LEAST), None if exact else estimates.period_left(schedule)
+    numbers: dict[str, float | int | None] = {}
+    if remembered is not None:
+        n_w = schedule.n / (1.0 + (1.0 - gamma) * remembered.value)
+        numbers = {"n_w": n_w, "n_w_error": n_w * n_w / schedule.n * (1.0 - gamma) * remembered.error}
+    return _report(
+        schedule,
+        gamma,
+        "estimated",
+        **numbers,
+        rate=0.0 if exact else None if norm is None else norm ** (1.0 / schedule.period),
+        exact_after=exact,
+        mean_contraction=math.sqrt(_mean_left(schedule)),
+        floor=None if lasting is None else math.sqrt(lasting.value / (schedule.n - 1)),
+        rounds_to_halve=estimates.worst_reached(schedule, 0.5),
+        rounds_to_1_percent=estimates.worst_reached(schedule, LEAST),
+        typical_to_halve=None if typical is None else _first(typical, 0.5),
+        typical_to_1_percent=None if typical is None else _first(typical, LEAST),
+    )
+
+
+def _sizes(schedule: Schedule) -> list[FloatArray] | None:
+    """Return |eigenvalue| [n - 1] per round on the same Fourier modes, the mean's left out; None if not circulant."""
+    found = []
+    for round in range(schedule.period):
+        generator = schedule.mixing(round).generator
+        if generator is None:
+            return None
+        deficits, imaginary = eigen.circulant_deficits(schedule.n, *generator)
+        found.append(np.hypot(1.0 - deficits, imaginary)[1:])
+    return found
+
+
+def _exact_after(schedule: Schedule) -> int | None:
+    """Return the rounds after which everybody has the exact mean; None where one period does not bring it.
+
+    Found by running a period on random vectors: what is not exact leaves something of them.
+    """
+    x = np.random.Generator(np.random.PCG64(0)).standard_normal((schedule.n, 2))
+    mean = x.mean(axis=0)
+    for round in range(schedule.period):
+        x = schedule.mixing(round).sparse() @ x
+        if np.abs(x - mean).max() < products.EXACT:
+            return round + 1
+    return None
+
+
+def _left(schedule: Schedule, share_of: Callable[[FloatArray, str], float]) -> list[float] | None:
+    """Return what k = 1, 2, ... rounds leave, a period at least, until it is 1 %; None where too costly.
+
+    `share_of`: products.worst or products.typical.
+    """
+    sizes = _sizes(schedule)
+    if sizes is None and schedule.n > WORST_LIMIT:
+        return None
+    found: list[float] = []
+    with eigen.one_thread():
+        for share in _shares(schedule, share_of) if sizes is None else _shares_circulant(sizes, share_of):
+            found.append(share)
+            whole = len(found) >= schedule.period
+            if (whole and share <= LEAST) or len(found) == PERIODS * schedule.period:
+                break
+    return found
+
+
+def _shares(schedule: Schedule, share_of: Callable[[FloatArray, str], float]) -> Iterator[float]:
+    product = np.eye(schedule.n)
+    for round in itertools.count():
+        product = schedule.mixing(round).sparse() @ product
+        yield share_of(product, schedule.stochastic)
+
+
+def _shares_circulant(sizes: list[FloatArray], share_of: Callable[[FloatArray, str], float]) -> Iterator[float]:
+    left = np.ones_like(sizes[0])
+    for size in itertools.cycle(sizes):
+        left = left * size
+        yield float(left.max() if share_of is products.worst else np.sqrt(np.mean(left**2)))
+
+
+def _first(left: list[float], factor: float) -> int | None:
+    # the allowance keeps a half that is reached exactly a half, whatever it rounds to
+    return next((rounds for rounds, share in enumerate(left, 1) if share <= factor * (1 + 1e-9)), None)
+
+
+def _deviation(schedule: Schedule, gamma: float) -> float | None:
+    """Return sum_{k>=1} gamma^(k-1) ||W_{r+k-1} ... W_r - J||_F^2, the mean over the rounds r of a period.
+
+    Backwards: with G_r = sum_k gamma^(k-1) D' D, D = W_{r+k-1} ... W_r - J, is G_r = W_r' (I - J + gamma G_{r+1}) W_r.
+    """
+    sizes = _sizes(schedule)
+    if sizes is not None:
+        return _deviation_circulant(sizes, gamma)
+    if schedule.n > WORST_LIMIT or not _exact_after(schedule):
+        return None
+    centred = np.eye(schedule.n) - 1.0 / schedule.n
+    G, total = np.zeros_like(centred), 0.0
+    for round in reversed(range(2 * schedule.period)):  # an exact period clears what G was begun with
+        Wt = schedule.mixing(round).sparse().T.tocsr()
+        G = Wt @ (Wt @ (centred + gamma * G)).T
+        total += float(np.trace(G)) if round < schedule.period else 0.0
+    return max(0.0, total) / schedule.period
+
+
+def _deviation_circulant(sizes: list[FloatArray], gamma: float) -> float | None:
+    """The same recursion per mode, g_r = s_r^2 (1 + gamma g_{r+1}), with g periodic: g_0 = a + b g_0."""
+    a, b = np.zeros_like(sizes[0]), np.ones_like(sizes[0])
+    for size in reversed(sizes):
+        a, b = size**2 * (1.0 + gamma * a), size**2 * gamma * b
+    if float(b.max()) >= 1.0:
+        return None
+    g, total = a / (1.0 - b), 0.0
+    for size in reversed(sizes):
+        g = size**2 * (1.0 + gamma * g)
+        total += float(g.sum())
+    return total / len(sizes)
+
+
+def _mean_left(schedule: Schedule) -> float:
+    """Return the mean of (||W_r||_F^2 - 1)/(n - 1) over a period: what a round leaves of the square, on average."""
+    squares = [float(np.sum(schedule.mixing(round).values ** 2)) for round in range(schedule.period)]
+    return max(0.0, (math.fsum(squares) / len(squares) - 1.0) / (schedule.n - 1))
+
+
+# --- random ones ------------------------------------------------------------------------------------------------
+
+
+def _forecast_random(schedule: Random, gamma: float) -> Forecast:
+    """Expected values: with c what a round leaves of sum ||x_i - mean||^2, E ||W_k ... W_1 - J||_F^2 = (n - 1) c^k."""
+    left = schedule.contraction
+    if schedule.moment is not None and schedule.n <= MOMENT_LIMIT:
+        return _forecast_by_moments(schedule, schedule.moment, gamma)
+    if left is None:
+        return _report(schedule, gamma, "unknown")
+    rate = math.sqrt(left)
+    numbers: dict[str, float | int | None] = {
+        "rate": rate,
+        "mean_contraction": rate,
+        "typical_to_halve": rounds_to(0.5, rate),
+        "typical_to_1_percent": rounds_to(0.01, rate),
+        **_worst_of_draws(schedule, rounds_to(LEAST, rate)),
+    }
+    if schedule.stochastic == "both":  # else the mean moves, and with it what n_w and the floors are about
+        numbers["n_w"] = schedule.n / (1.0 + (schedule.n - 1) * (1.0 - gamma) * left / (1.0 - gamma * left))
+    if schedule.stochastic == "both" and left < 1.0:  # a graph that never mixes has no floor to settle at
+        numbers["floor"] = math.sqrt(left / (1.0 - left))
+        numbers["ceiling"] = math.sqrt(left * (1.0 + 2.0 * _kept(schedule) / (1.0 - _kept(schedule))) / (1.0 - left))
+    return _report(schedule, gamma, "expected", **numbers)
+
+
+def _forecast_by_moments(schedule: Random, moment: Callable[[FloatArray], FloatArray], gamma: float) -> Forecast:
+    """Expected values where directions differ: E ||W_k ... W_1 - J||_F^2 = tr M_k, M_k = E[W' M_k-1 W], M_0 = I - J."""
+    n = schedule.n
+    M = np.eye(n) - 1.0 / n
+    lefts: list[float] = []
+    with eigen.one_thread():
+        while len(lefts) < MOMENT_ROUNDS and not (lefts and lefts[-1] < MOMENT_END):
+            M = moment(M)
+            lefts.append(max(0.0, float(np.trace(M))) / (n - 1))
+    squares = np.array(lefts)
+    rate2 = float(squares[-1] / squares[-2]) if len(lefts) > 1 and squares[-2] > 0 else float(squares[-1])
+    ended = rate2 < 1.0 - 1e-9
+    tail = float(squares[-1]) * rate2 / (1.0 - rate2) if ended else math.inf  # of what comes after: a geometric series
+    weights = gamma ** np.arange(len(lefts))
+    remembered = float(weights @ squares) + gamma ** len(lefts) * float(squares[-1]) * rate2 / (1.0 - gamma * rate2)
+    reached = {factor: next((k for k, c in enumerate(lefts, 1) if c <= factor**2), None) for factor in (0.5, LEAST)}
+    numbers: dict[str, float | int | None] = {
+        "rate": math.sqrt(rate2),
+        "mean_contraction": math.sqrt(lefts[0]),
+        "typical_to_halve": reached[0.5],
+        "typical_to_1_percent": reached[LEAST],
+        "n_w": n / (1.0 + (n - 1) * (1.0 - gamma) * remembered),
+        "floor": math.sqrt(float(squares.sum()) + tail) if ended else None,
+        **_worst_of_draws(schedule, reached[LEAST]),
+    }
+    return _report(schedule, gamma, "expected", **numbers)
+
+
+def _worst_of_draws(schedule: Random, typical: int | None) -> dict[str, float | int | None]:
+    """Return the rounds until half, and 1 %, are left in the worst direction of sequences that were drawn.
+
+    `typical`: the rounds until 1 % is left in expectation; a draw is followed for ten times as many.
+    """
+    n = schedule.n
+    if typical is None or n > DRAWN_LIMIT:
+        return {}
+    draws = min(DRAWS, max(4, DRAWS_WORK // n**3))
+    seen: list[tuple[int, int]] = []
+    with eigen.one_thread():
+        for draw in range(draws):
+            fresh = dataclasses.replace(schedule, seed=int(seeds.stream(0, "forecast", n, draw).integers(1 << 31)))
+            shares = itertools.islice(_shares(fresh, products.worst), 10 * typical)
+            above = list(itertools.takewhile(lambda share: share > LEAST, shares))
+            seen.append((1 + sum(share > 0.5 for share in above), 1 + len(above)))
+    quantiles = [math.ceil(np.quantile(found, q)) for found in zip(*seen, strict=True) for q in (0.5, 0.9)]
+    names = ("rounds_to_halve", "late_to_halve", "rounds_to_1_percent", "late_to_1_percent")
+    return {**dict(zip(names, quantiles, strict=True)), "draws": draws}
+
+
+def _kept(schedule: Random) -> float:
+    """Return the w of E W = w I + (1 - w) J: what is left of x_i itself, on average over what is drawn."""
+    mixing = schedule.mixing(0)
+    trace = float(mixing.values[mixing.ids == mixing.receivers].sum())
+    return (trace - 1.0) / (schedule.n - 1)
+
+
+# --- both -------------------------------------------------------------------------------------------------------
+
+
+def _report(schedule: Schedule, gamma: float, method: str, **numbers: float | int | None) -> Forecast:
+    mixings = [schedule.mixing(round) for round in range(schedule.period or 1)]
+    sent = [mixing.topology.out_degrees for mixing in mixings]
+    unknown: dict[str, float | int | None] = dict.fromkeys(UNKNOWN)
+    return Forecast(
+        n=schedule.n,
+        edges=max(mixing.topology.edge_count for mixing in mixings),
+        degree_max=max(int(degrees.max()) for degrees in sent),
+        weights=schedule.rule,
+        gamma=gamma,
+        method=method,
+        residual=0.0,
+        resolved=True,
+        messages=float(np.mean(sent)),
+        period=schedule.period,
+        **{**unknown, "n_w_error": 0.0, **numbers},  # type: ignore[arg-type]
+    )

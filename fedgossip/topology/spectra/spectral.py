@@ -1,0 +1,270 @@
+"""How fast a mixing brings models together, and how many neighbours a model effectively averages with.
+
+Words that papers use differently, here: slem = ||W - J||_2 (for a symmetric W max(|l_2|, |l_n|)), spectral_gap =
+1 - slem: what one round leaves at most.  rate = the size of the largest eigenvalue but the mean's: what a round leaves
+in the long run.  For symmetric and other normal mixings the two are one number; for others rounds are counted by the
+norms of the powers themselves (`products`), for neither number says them.  Two numbers are always given together: the
+gap is the worst direction's rate, and ranks a star above two cliques; the effective number of neighbours n_W is the
+average direction's, and ranks them as training does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedgossip.base.errors import ConfigError
+from fedgossip.topology.graphs.graph import FloatArray
+from fedgossip.topology.spectra import eigen, products
+from fedgossip.topology.spectra.products import Reached
+from fedgossip.topology.spectra.spectra import Spectrum, spectrum
+from fedgossip.topology.weights.mixing import Mixing
+
+_ONE = 1 - 1e-12  # an eigenvalue this near to 1 in size counts as 1
+_EXACT = 1e-12  # a slem below this is 0
+_QUADRATURE_STEPS = 300
+_TYPICAL_LIMIT = 100_000  # nodes; beyond it the mean over all directions, taken some 80 times, costs seconds
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a graph and its weights promise before anything is trained; None for what is not known.
+
+    rounds_to_halve, rounds_to_1_percent: rounds of pure mixing until the disagreement has shrunk to this share in
+    the worst direction; None also for never.  typical_to_halve, typical_to_1_percent: the same for the root mean square
+    over all directions.  (Of large directed graphs the worst are upper bounds, from slem.)  Where rounds are drawn the
+    worst are medians over `draws` realised sequences, in nine of ten of which late_to_halve and late_to_1_percent are
+    enough; the typical ones are of the expected square.  mean_contraction: what one round leaves of a disagreement in a
+    random direction.  floor, ceiling: stationary disagreement per unit of spread added each round, before mixing:
+    `floor` when each round's spread is fresh noise, `ceiling` when it is the same every round.  n_w_error: standard
+    error of n_w, 0 where it is exact.
+
+    Of a schedule whose graph changes (`sequences.forecast_of`) edges and degree_max are those of the busiest round,
+    and slem, gap and eigenvalues are None: one step says little.  messages: that a node sends per round, on average.
+    period: after how many rounds the mixings repeat; 1 for one graph, 0 for never.  rate: what a round leaves of the
+    worst disagreement in the long run: |l_2| of one graph, ||product of a period - J||^(1/period) of a cycle, the root
+    of the expected share of squares of a random one.  exact_after: rounds to the exact mean; None for never.
+    """
+
+    n: int
+    edges: int
+    degree_max: int
+    weights: str
+    lambda2: float | None
+    lambda_n: float | None
+    slem: float | None
+    spectral_gap: float | None
+    algebraic_connectivity: float | None
+    n_w: float | None
+    n_w_error: float
+    gamma: float
+    rounds_to_halve: int | None
+    rounds_to_1_percent: int | None
+    mean_contraction: float | None
+    floor: float | None
+    ceiling: float | None
+    method: str
+    residual: float
+    resolved: bool
+    messages: float
+    period: int
+    rate: float | None
+    exact_after: int | None
+    typical_to_halve: int | None = None
+    typical_to_1_percent: int | None = None
+    late_to_halve: int | None = None
+    late_to_1_percent: int | None = None
+    draws: int = 0
+
+    def to_dict(self) -> dict[str, float | int | str | bool | None]:
+        """Return the fields as a dict that JSON can hold."""
+        return dataclasses.asdict(self)
+
+
+def effective_neighbours(mixing: Mixing, gamma: float) -> float | None:
+    """Return n_W(gamma), with how many models the neighbours' noise is averaged away, between 1 and n.
+
+    n_W = [1 / (1 - gamma)] / mean_i sum_{k>=1} gamma^(k-1) ||(W^k)_i||^2: 1 without exchange, n on a complete graph.
+    gamma in [0, 1) says how long a contribution is remembered; 0.9 is about ten rounds.  Exact where all eigenvalues
+    are at hand; a stochastic estimate (reproducible) for other large graphs; None where that would not be reliable.
+    Raises ConfigError for a gamma outside [0, 1).
+
+    Source: Vogels, Hendrikx and Jaggi, Beyond spectral gap, NeurIPS 2022.
+    """
+    check_gamma(gamma)
+    return _effective(mixing, gamma, spectrum(mixing))[0]
+
+
+def rounds_to(factor: float, slem: float) -> int | None:
+    """Return the rounds after which slem^rounds <= factor; None where slem >= 1, which is never.
+
+    Raises ConfigError for a factor outside (0, 1).
+    """
+    if not 0 < factor < 1:
+        raise ConfigError(f"shrink to {factor:g}", "Give a factor between 0 and 1, e.g. 0.5.")
+    return _rounds(factor, 1.0 - slem)
+
+
+def forecast(mixing: Mixing, gamma: float = 0.9, found: Spectrum | None = None) -> Forecast:
+    """Return everything that the spectrum says about `mixing`; see Forecast.  `found`: its spectrum, if at hand.
+
+    Raises ConfigError for a gamma outside [0, 1).
+    """
+    check_gamma(gamma)
+    found = found or spectrum(mixing)
+    n_w, error = _effective(mixing, gamma, found)
+    floor, ceiling = _stationary(found)
+    halve, percent = _reached(mixing, found)
+    exact = _exact_after(mixing, found)
+    return Forecast(
+        n=mixing.n,
+        edges=mixing.topology.edge_count,
+        degree_max=int(mixing.topology.degrees().max()),
+        weights=mixing.rule,
+        lambda2=found.lambda2,
+        lambda_n=found.lambda_n,
+        slem=found.slem,
+        spectral_gap=found.spectral_gap,
+        algebraic_connectivity=found.algebraic_connectivity,
+        n_w=n_w,
+        n_w_error=error,
+        gamma=gamma,
+        rounds_to_halve=halve.worst,
+        rounds_to_1_percent=percent.worst,
+        typical_to_halve=halve.typical,
+        typical_to_1_percent=percent.typical,
+        mean_contraction=_mean_contraction(mixing),
+        floor=floor,
+        ceiling=ceiling,
+        method=found.method,
+        residual=found.residual,
+        resolved=found.resolved,
+        messages=float(mixing.topology.out_degrees.mean()),
+        period=1,
+        rate=0.0 if exact else found.rate,
+        exact_after=exact,
+    )
+
+
+def disagreement_band(
+    modes: npt.NDArray[np.complexfloating] | FloatArray, spread: npt.NDArray[np.floating]
+) -> tuple[FloatArray, FloatArray]:
+    """Return (lower [t], upper [t]), between which the disagreement lies when round s adds a spread of spread[s].
+
+    modes: the eigenvalues [n - 1] of a normal mixing, real or complex; the mean's takes no part.  The update comes
+    first and is mixed.  Two cases, exact for spread that lies in no special direction of the graph: updates that have
+    nothing to do with each other, fresh_t^2 = sum_{s<=t} spread_s^2 mean_k |l_k|^(2(t-s+1)), and updates that all point
+    the same way, steady_t^2 = mean_k |sum_{s<=t} l_k^(t-s+1) spread_s|^2.  The lower edge is the smaller of them.
+    """
+    values, counts = np.unique(np.asarray(modes, np.complex128), return_counts=True)
+    shares, sizes = counts / max(1, counts.sum()), np.abs(values)
+    fresh, steady = np.zeros_like(sizes), np.zeros_like(values)
+    lower, upper = np.zeros(len(spread)), np.zeros(len(spread))
+    for t, delta in enumerate(np.asarray(spread, np.float64)):
+        fresh = sizes**2 * (fresh + delta**2)
+        steady = values * (steady + delta)
+        edges = math.sqrt(shares @ fresh), math.sqrt(shares @ np.abs(steady) ** 2)
+        lower[t], upper[t] = min(edges), max(edges)
+    return lower, upper
+
+
+# --- what follows from a spectrum -------------------------------------------------------------------------------
+
+
+def check_gamma(gamma: float) -> None:
+    """Raise ConfigError unless 0 <= gamma < 1."""
+    if not 0 <= gamma < 1:
+        raise ConfigError(f"gamma {gamma:g}", "Give a memory of at least 0 and below 1, e.g. 0.9.")
+
+
+def _effective(mixing: Mixing, gamma: float, found: Spectrum) -> tuple[float | None, float]:
+    """Return n_W and its standard error."""
+    if mixing.stochastic != "both":
+        return None, 0.0
+    if found.eigenvalues is not None and found.normal:
+        squares = found.eigenvalues**2
+        return _n_w(mixing.n, gamma, float(np.sum(squares / (1.0 - gamma * squares)))), 0.0
+    if mixing.n <= eigen.DENSE_LIMIT:
+        return _n_w(mixing.n, gamma, _doubled_sum(mixing.matrix(), gamma)), 0.0
+    return _estimated(mixing, gamma) if mixing.symmetric else (None, 0.0)
+
+
+def _n_w(n: int, gamma: float, total: float) -> float:
+    return n / ((1.0 - gamma) * total)
+
+
+def _doubled_sum(W: FloatArray, gamma: float) -> float:
+    """Return sum_{k>=1} gamma^(k-1) ||W^k||_F^2 by doubling: S_2m = S_m + gamma^m W^m S_m W^m'."""
+    total, power, share = W @ W.T, W, gamma
+    while share > 1e-18:
+        total = total + share * (power @ total @ power.T)
+        power, share = power @ power, share * share
+    return float(np.trace(total))
+
+
+def _estimated(mixing: Mixing, gamma: float) -> tuple[float | None, float]:
+    # the nearest poles of l^2 / (1 - gamma l^2) lie at +-1/sqrt(gamma), which sets how fast the quadrature converges
+    edge = 1.0 / math.sqrt(max(gamma, 1e-6))
+    steps = math.ceil(8.0 / math.log(edge + math.sqrt(edge**2 - 1.0)))
+    if steps > _QUADRATURE_STEPS:
+        return None, 0.0
+    W = mixing.sparse()
+    trace, error = eigen.quadrature(
+        W.dot, mixing.n, lambda values: values**2 / (1.0 - gamma * values**2), max(8, steps)
+    )
+    total = trace + 1.0 / (1.0 - gamma)
+    n_w = _n_w(mixing.n, gamma, total)
+    return n_w, n_w * error / total
+
+
+def _mean_contraction(mixing: Mixing) -> float | None:
+    # sqrt(mean_{k>=2} l_k^2) = ||W - J||_F / sqrt(n - 1), which needs no eigenvalue
+    if mixing.n == 1:
+        return 0.0
+    if mixing.stochastic != "both":
+        return None
+    row = mixing.turned
+    squares = float(mixing.values @ mixing.values if row is None else mixing.n * (row[1] @ row[1]))
+    return math.sqrt(max(0.0, squares - 1.0) / (mixing.n - 1))
+
+
+def _reached(mixing: Mixing, found: Spectrum) -> tuple[Reached, Reached]:
+    """Return when half of a disagreement is left, and when 1 %."""
+    if not found.normal and mixing.n <= products.LIMIT:
+        powers = products.Powers(mixing)
+        return powers.reached(0.5), powers.reached(0.01)
+    gap = found.spectral_gap
+    worst = [None if gap is None else _rounds(factor, gap) for factor in (0.5, 0.01)]
+    if found.eigenvalues is None or not found.normal or found.n > _TYPICAL_LIMIT:
+        return Reached(worst[0], None), Reached(worst[1], None)
+    share = products.typical_of(np.abs(found.eigenvalues[1:]))
+    return Reached(worst[0], products.first(share, 0.5)), Reached(worst[1], products.first(share, 0.01))
+
+
+def _exact_after(mixing: Mixing, found: Spectrum) -> int | None:
+    if found.normal:
+        return 1 if found.slem is not None and found.slem < _EXACT else None
+    return products.Powers(mixing).exact_after if mixing.n <= products.LIMIT else None
+
+
+def _stationary(found: Spectrum) -> tuple[float | None, float | None]:
+    if found.eigenvalues is None or not found.normal or found.n == 1:
+        return None, None
+    others = found.eigenvalues[1:] if found.modes is None else found.modes
+    if float(np.abs(others).max()) >= _ONE:
+        return None, None
+    squares, steady = np.abs(others) ** 2, np.abs(others / (1.0 - others))
+    return math.sqrt(float((squares / (1.0 - squares)).mean())), math.sqrt(float((steady**2).mean()))
+
+
+def _rounds(factor: float, gap: float) -> int | None:
+    if gap <= 0:
+        return None
+    if gap >= 1:
+        return 1
+    # the small allowance keeps 0.5 at a slem of 0.5 one round whatever the logarithms round to
+    return max(1, math.ceil(math.log(factor) / math.log1p(-gap) - 1e-9))

@@ -1,0 +1,173 @@
+"""The rules that make weights of a graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.topology.graphs.graph import FloatArray, Topology
+from fedgossip.topology.spectra import eigen
+from fedgossip.topology.weights.mixing import Mixing, Stochastic, assemble, from_edge_weights, turned
+from fedgossip.topology.weights.optimal import fastest
+from fedgossip.topology.weights.stationary import SIZES, inverse, read_pi, sinkhorn, weighted
+
+
+def build(topology: Topology, rule: str = "metropolis") -> Mixing:
+    """Return the mixing that `rule` makes of the graph.
+
+    - metropolis: 1 / (1 + max(d_i, d_j)).  On a directed graph where every node sends to d and hears d others, the
+      same number for all, 1 / (1 + d), which is what the formula would give; ConfigError on others.
+    - max-degree: 1 / (1 + largest degree)
+    - uniform: 1 / (1 + d), a plain average; every node must have the same degree d
+    - lazy: half Metropolis, half keeping: no negative eigenvalue
+    - best-constant: the one edge weight with the fastest worst case, 2 / (mu_2 + mu_n) to 36 bits, the same on unlike
+      processors; may weigh oneself negatively
+    - fmmc, fdla: the edge weights with the fastest worst case, none negative or any (`optimal`); to 200 nodes
+    - sinkhorn: doubly stochastic on any strongly connected graph (`stationary`)
+    - inverse: 1 / (1 + heard), a plain average on any graph: rows sum to 1 and columns need not
+    - pi:FILE: Metropolis weights that keep a weighted mean, one number per node in the file: rows sum to 1;
+      "sizes", of an experiment alone, takes the numbers of its peers' examples
+    - push: 1 / (1 + successors of the sender), on any graph: columns sum to 1 and rows need not (`push_weights`)
+
+    Raises ConfigError for an unknown rule and for a rule that the graph does not allow.
+
+    Source: Xiao and Boyd, Fast linear iterations for distributed averaging, Systems & Control Letters 53 (2004).
+    """
+    word, _, argument = rule.partition(":")
+    if word == "pi":
+        return weighted(topology, read_pi(Path(argument).expanduser()), rule)
+    if rule == SIZES:
+        text = "sizes, weights by numbers of examples, on a graph without an experiment"
+        raise ConfigError(text, "Set topology.weights of an experiment, or topology make GRAPH --data EXPERIMENT.")
+    if rule not in rule_names() or argument:
+        raise ConfigError(f"unknown weight rule {rule!r}", nearest(rule, rule_names()))
+    if topology.turned and (rule in _EQUAL_SHARES or (not topology.directed and rule in ("lazy", *_EQUAL_WEIGHTS))):
+        return _build_turned(topology, rule)
+    return _build_whole(topology, rule)
+
+
+def _build_turned(topology: Topology, rule: str) -> Mixing:
+    """Return the mixing of a graph whose nodes are all alike, without its arrays until somebody asks."""
+    share = 1.0 / (1.0 + int(topology.degrees()[0]))
+    weight = {"lazy": 0.5 * share}.get(rule, share) if rule != "best-constant" else _best_weight(topology)
+    stochastic: Stochastic = "columns" if rule == "push" else "both"
+    named = "uniform" if topology.directed and rule != "push" else rule
+    return turned(topology, named, weight, lambda: _build_whole(topology, rule), stochastic)
+
+
+_EQUAL_SHARES = ("metropolis", "uniform", "push")
+_EQUAL_WEIGHTS = ("max-degree", "best-constant")
+
+
+def _build_whole(topology: Topology, rule: str) -> Mixing:
+    if rule in _WHOLE:
+        return _WHOLE[rule](topology)
+    if topology.directed:
+        return _build_directed(topology, rule)
+    return from_edge_weights(topology, rule, _RULES[rule](topology))
+
+
+def rule_names() -> tuple[str, ...]:
+    """Return the names that `build` knows."""
+    return (*_RULES, *_WHOLE)
+
+
+def push_weights(topology: Topology) -> Mixing:
+    """Return the column-stochastic mixing in which each node gives away equal shares, 1 / (1 + its successors).
+
+    A node needs to know only to how many it sends, so this works on every directed graph.  Rows need not sum to 1:
+    for push-sum, which carries the mass of every node along and divides by it.
+
+    Source: Kempe, Dobra and Gehrke, Gossip-based computation of aggregate information, FOCS 2003.
+    """
+    shares = np.asarray(1.0 / (1.0 + topology.out_degrees), np.float64)
+    starts, receivers = topology.outgoing
+    senders = np.repeat(np.arange(topology.n, dtype=np.int64), np.diff(starts))
+    return assemble(topology, "push", receivers, senders, shares[senders], shares, "columns")
+
+
+def _metropolis(topology: Topology) -> FloatArray:
+    degrees = topology.degrees()
+    u, v = topology.edges.T
+    return np.asarray(1.0 / (1.0 + np.maximum(degrees[u], degrees[v])), np.float64)
+
+
+def _lazy(topology: Topology) -> FloatArray:
+    return 0.5 * _metropolis(topology)
+
+
+def _max_degree(topology: Topology) -> FloatArray:
+    return np.full(len(topology.edges), 1.0 / (1.0 + int(topology.degrees().max())))
+
+
+def _uniform(topology: Topology) -> FloatArray:
+    degrees = topology.degrees()
+    low, high = int(degrees.min()), int(degrees.max())
+    if low != high:
+        raise ConfigError(
+            f"uniform weights on {topology.name!r}, whose degrees go from {low} to {high}: the mean would drift",
+            "Use metropolis, which weighs unequal neighbours so that the mean is kept.",
+        )
+    return np.full(len(topology.edges), 1.0 / (1.0 + high))
+
+
+def _best_constant(topology: Topology) -> FloatArray:
+    return np.full(len(topology.edges), _best_weight(topology) if len(topology.edges) else 0.0)
+
+
+def _best_weight(topology: Topology) -> float:
+    ends = eigen.laplacian_ends(topology)
+    if not ends.resolved:
+        raise ConfigError(
+            f"best-constant weights on {topology.name!r}: the spectrum did not resolve in {ends.steps} steps",
+            "Use metropolis, which needs no spectrum.",
+        )
+    return _agreed(2.0 / (ends.low + ends.high))
+
+
+def _agreed(weight: float) -> float:
+    """Return the weight to its first AGREED_BITS bits, those that all processors agree on.
+
+    LAPACK and vectorised sines round differently on unlike processors, by at most 2e-15 of the weight where it was
+    measured.  Two processors still disagree where a midpoint between two such numbers lies within that: one graph in
+    10 000.  What is lost of the rate is as small as the rounding, 1e-11.
+    """
+    mantissa, exponent = math.frexp(weight)
+    return math.ldexp(round(math.ldexp(mantissa, AGREED_BITS)), exponent - AGREED_BITS)
+
+
+AGREED_BITS = 36
+"""Bits of a weight that comes of eigenvalues."""
+
+
+_RULES: dict[str, Callable[[Topology], FloatArray]] = {
+    "metropolis": _metropolis,
+    "max-degree": _max_degree,
+    "uniform": _uniform,
+    "lazy": _lazy,
+    "best-constant": _best_constant,
+    "fmmc": partial(fastest, positive=True),
+    "fdla": partial(fastest, positive=False),
+}
+
+_WHOLE: dict[str, Callable[[Topology], Mixing]] = {"push": push_weights, "sinkhorn": sinkhorn, "inverse": inverse}
+"""Rules on any graph, directed or not."""
+
+
+def _build_directed(topology: Topology, rule: str) -> Mixing:
+    degrees = np.concatenate([topology.in_degrees, topology.out_degrees])
+    if rule not in ("metropolis", "uniform") or degrees.min() != degrees.max():
+        reason = "whose degrees differ" if degrees.min() != degrees.max() else "which is directed"
+        raise ConfigError(
+            f"{rule} weights on {topology.name!r}, {reason}: they would not keep the mean",
+            "Use an undirected graph, directed-exponential with uniform weights, or push-sum.",
+        )
+    senders, receivers = topology.edges.T
+    weights = np.full(len(senders), 1.0 / (1.0 + int(degrees[0])))
+    own = np.asarray(1.0 - np.bincount(receivers, weights, topology.n), np.float64)
+    return assemble(topology, "uniform", receivers, senders, weights, own)
