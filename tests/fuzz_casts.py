@@ -25,7 +25,7 @@ from fedgossip.plans import compose
 from fedgossip.plans.federated.credentials import Credentials
 from fedgossip.plans.federated.privacy_budget import purse_of
 from fedgossip.protocols.federated import secure_round
-from fedgossip.protocols.members.news import admission_of, signed
+from fedgossip.protocols.members.membership_updates import admission_of, signed
 from fedgossip.secure import client, frames
 from fedgossip.secure.server import Summed
 

@@ -31,7 +31,7 @@ from fedgossip.core.machine import (
 from fedgossip.core.messages import Entry
 from fedgossip.protocols.members.failure_detector import MemberSettings
 from fedgossip.protocols.members.membership import Membership
-from fedgossip.protocols.members.news import Sign, Trust, admission_of
+from fedgossip.protocols.members.membership_updates import Sign, Trust, admission_of
 from fedgossip.protocols.members.roster import Roster
 from fedgossip.topology import Mixing, build, resolve
 

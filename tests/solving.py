@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from fedgossip.data.agreed.agreed import AgreedColumn, AgreedTable
+from fedgossip.data.agreed.agreed_table import AgreedColumn, AgreedTable
 
 MOST = 1500
 """Maximum number of solutions that are enumerated."""

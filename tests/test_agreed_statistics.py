@@ -26,7 +26,7 @@ import fedgossip
 from fedgossip import ConfigError, load_experiment, load_model, simulate
 from fedgossip.cli.sites.data import _agreed_line
 from fedgossip.core.records import EventRow, Row
-from fedgossip.data.agreed.agreed import AgreedTable
+from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.agreed.column_sums import (
     BINS,
     SumLayout,
@@ -38,8 +38,8 @@ from fedgossip.data.agreed.column_sums import (
     shift_of,
 )
 from fedgossip.data.agreed.noisy_sums import GRAIN, divided, hidden, length_of
+from fedgossip.data.agreed.sum_files import encoded
 from fedgossip.data.agreed.suppression import suppressed
-from fedgossip.data.agreed.told_files import encoded
 from fedgossip.data.columns.table_schema import SchemaColumn, SiteColumns, TableSchema
 from fedgossip.drivers.proposals import shared
 from fedgossip.drivers.simulate import simulate_plan

@@ -194,7 +194,7 @@ def test_the_words_for_nothing_are_in_small_letters() -> None:
 
 
 def test_agreed_examples_keep_the_note(tmp_path: Path) -> None:
-    from fedgossip.data.agreed.agreed import AgreedColumn, AgreedTable
+    from fedgossip.data.agreed.agreed_table import AgreedColumn, AgreedTable
 
     (tmp_path / "t.csv").write_text(",a,y\n0,1.5,0\n1,2.5,1\n")
     schema = schema_of(f"csv:{tmp_path}/t.csv?label=y", {}, "classification")

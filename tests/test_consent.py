@@ -25,7 +25,7 @@ from fedgossip.cli.people.join import _Own
 from fedgossip.core.messages import Proposal
 from fedgossip.data import custom
 from fedgossip.data.named_code import NamesCode, code_by_key, code_in, keys_of_code
-from fedgossip.data.sources import code_of
+from fedgossip.data.user_code import code_of
 from fedgossip.drivers import joining, proposals
 from fedgossip.drivers.proposals import proposal_of, shared
 from fedgossip.drivers.replay import machine_of

@@ -40,7 +40,7 @@ from fedgossip.core.machine import (
 from fedgossip.core.messages import Contribution, Final, Invite, Leaving, Model, Refusal
 from fedgossip.core.records import NetworkRow
 from fedgossip.data.data import load
-from fedgossip.drivers import snapshot
+from fedgossip.drivers import image_write
 from fedgossip.learning.analytic import Quadratic
 from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.protocols.federated.buffered import Buffered, BufferedSettings
@@ -474,7 +474,7 @@ def test_a_simulation_that_was_written_down_on_the_way_goes_on_with_the_same_bit
             nonlocal count
             count += 1
             if count == 60:
-                image.update(snapshot.taken([simulator], None, known))
+                image.update(image_write.taken([simulator], None, known))
                 raise Stopped
 
         with contextlib.suppress(Stopped):
@@ -485,7 +485,7 @@ def test_a_simulation_that_was_written_down_on_the_way_goes_on_with_the_same_bit
             again.rebirth = simulator.rebirth
             again.script, again.write, again.task = simulator.script, simulator.write, simulator.task
             again.record = simulator.record
-            ((attributes,), _) = snapshot.restored(image, [again], known)
+            ((attributes,), _) = image_write.restored(image, [again], known)
             vars(again).update(attributes)
             results = again.run(3600)
             expected, _ = whole.run()

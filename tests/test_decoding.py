@@ -137,7 +137,7 @@ ELSEWHERE = {
     "drivers/fork_server.py": "orders of the process that started it, by its own pipe",
     "drivers/peer_processes.py": "what the fork server says, by its own pipe",
     "learning/processes/ipc.py": "between the processes of one client",
-    "drivers/snapshot.py": "images, which have a reader of their own",
+    "drivers/image_write.py": "images, which have a reader of their own",
     "runs/checkpoints/sameness.py": "what has been written here a moment before",
     "topology/graphs/files.py": "msgspec.toml, which is tomllib",
 }

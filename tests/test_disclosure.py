@@ -17,11 +17,11 @@ from commands import typed
 from fit_sites import SITES, own_tables
 
 from fedgossip.base.vectors import Vector
-from fedgossip.data.agreed.agreed import AgreedColumn, AgreedTable, agreed_of
-from fedgossip.data.agreed.agreed import read as agreed_file
+from fedgossip.data.agreed.agreed_table import AgreedColumn, AgreedTable, agreed_of
+from fedgossip.data.agreed.agreed_table import read as agreed_file
 from fedgossip.data.agreed.column_sums import Numbers, first_sums, second_sums
+from fedgossip.data.agreed.sum_files import encoded
 from fedgossip.data.agreed.suppression import suppressed
-from fedgossip.data.agreed.told_files import encoded
 from fedgossip.data.columns.encodings import EncodedColumn, TableEncoding
 from fedgossip.data.columns.table_schema import MEAN, SchemaColumn, SiteColumns, TableSchema
 from fedgossip.learning.models.tree_file import encoded_trees, trees_file

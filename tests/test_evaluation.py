@@ -29,7 +29,7 @@ from fedgossip import ConfigError, load_experiment, load_model
 from fedgossip.base.errors import PeerError
 from fedgossip.base.version import __version__
 from fedgossip.core.messages import Hello
-from fedgossip.data.agreed.agreed import AgreedTable
+from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.columns.table_schema import SchemaColumn, TableSchema
 from fedgossip.data.record_groups import NOT_SAID
 from fedgossip.drivers.simulate import simulate_plan

@@ -34,7 +34,7 @@ from fedgossip.drivers.loops.experiments import Wished, experiment_of
 from fedgossip.drivers.loops.scripts import LOG, Command, Scripts
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
-from fedgossip.protocols.members.news import signed
+from fedgossip.protocols.members.membership_updates import signed
 from fedgossip.report.page.numbers import percent
 from fedgossip.report.page.page import write_report
 from fedgossip.report.page.rows import ReportedEvent

@@ -26,7 +26,7 @@ from fedgossip.plans.federated.credentials import real
 from fedgossip.plans.federated.ledger import SpentLedger, data_of
 from fedgossip.runs.audit_recorder import Recorder
 from fedgossip.secure.aborts import Reason, RoundAbandoned
-from fedgossip.secure.past import AskedBefore
+from fedgossip.secure.session_history import AskedBefore
 from fedgossip.sites.fits.cox.cox_steps import NEAR, RISK, FittedHazards
 from fedgossip.sites.fits.effective_records import effective
 

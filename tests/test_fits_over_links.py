@@ -15,7 +15,7 @@ from fedgossip import load_experiment
 from fedgossip.algorithms.federated.base import Aggregate, is_over
 from fedgossip.base.vectors import Vector
 from fedgossip.core.task import Job
-from fedgossip.data.agreed.told_files import encoded
+from fedgossip.data.agreed.sum_files import encoded
 from fedgossip.secure.exact_sums import as_vector, integers_of, words_in, words_of
 from fedgossip.sites.plans.cox import cox_plan, cox_task, hazards_from
 from fedgossip.sites.plans.glm import fitted_from, glm_plan, glm_task

@@ -22,8 +22,8 @@ from fedgossip.base.errors import ConfigError, NotWrittenError
 from fedgossip.cli import cli
 from fedgossip.core.machine import Train, Trained
 from fedgossip.core.meter import Meter
-from fedgossip.data.agreed.agreed import AgreedTable
-from fedgossip.data.agreed.told_files import encoded
+from fedgossip.data.agreed.agreed_table import AgreedTable
+from fedgossip.data.agreed.sum_files import encoded
 from fedgossip.data.objectives import SUMS
 from fedgossip.data.record_digests import source_digest
 from fedgossip.learning.analytic import Averaging

@@ -22,7 +22,7 @@ from fedgossip.net.identity import Identity, verify
 from fedgossip.net.links.guests import GUEST_WORDS
 from fedgossip.net.links.mesh import Links
 from fedgossip.net.transport import NOBODY
-from fedgossip.protocols.members.news import admission_of
+from fedgossip.protocols.members.membership_updates import admission_of
 
 pytestmark = pytest.mark.sockets
 

@@ -18,8 +18,8 @@ from test_resume import ctrl_c_after
 
 from fedgossip.base.errors import ResumeError
 from fedgossip.base.vectors import Vector
-from fedgossip.drivers import sim_checkpoint, simulate, snapshot
-from fedgossip.drivers.declared import declared
+from fedgossip.drivers import image_write, sim_checkpoint, simulate
+from fedgossip.drivers.image_types import declared
 from fedgossip.drivers.sim_checkpoint import CheckpointedSimulation, Pauses
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment
@@ -107,7 +107,7 @@ def taken_up(fresh: CheckpointedSimulation, arrays: Mapping[str, Any]) -> tuple[
 
 def read(fresh: CheckpointedSimulation, known: Mapping[str, object], arrays: Mapping[str, Any]) -> Any:
     copies = {name: array.copy() for name, array in arrays.items()}
-    return snapshot.restored(copies, [fresh.run, fresh.record], known)
+    return image_write.restored(copies, [fresh.run, fresh.record], known)
 
 
 @pytest.mark.parametrize("engine", ["sim", "stacked"])
@@ -175,7 +175,7 @@ class Table:
 def as_a_command(table: Table, command: str) -> None:
     """Have `rebirth` run a function of Python's for a node that is called so: what an image could do before."""
     node, nobody = "os:system", table.many("list")
-    restart = table.add("object", "fedgossip.simulation.coming:Restart", [])
+    restart = table.add("object", "fedgossip.simulation.event_queue:Restart", [])
     zero = table.many("tuple", 0, 0)
     table.put("rebirth", table.add("function", "fedgossip.data.custom:call"))
     coming = table.many("list", table.many("tuple", 1, node, restart, zero, zero))
@@ -280,9 +280,9 @@ def test_no_attribute_is_set_that_there_is_not(attribute: str, monkeypatch: pyte
 # --- images changed at random -----------------------------------------------------------------------------------------
 
 CALLED = (
-    "fedgossip.drivers.snapshot",
-    "fedgossip.drivers.fitting",
-    "fedgossip.drivers.declared",
+    "fedgossip.drivers.image_write",
+    "fedgossip.drivers.image_restore",
+    "fedgossip.drivers.image_types",
     "fedgossip.base.errors",
 )
 """Modules whose functions reading an image calls; nothing of the rest."""

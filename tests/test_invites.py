@@ -44,7 +44,7 @@ from fedgossip.net.invites.invite_admission import HOLD_SECONDS, Guest, InviteAd
 from fedgossip.net.invites.invite_client import InviteClient, turned_away
 from fedgossip.net.invites.invite_server import InviteServer
 from fedgossip.plans import compose
-from fedgossip.protocols.members.news import admission_of
+from fedgossip.protocols.members.membership_updates import admission_of
 from fedgossip.secure.session import RosterMember
 
 PROPOSAL = Proposal("rounds = 3\n", "", "", 5, "float32")

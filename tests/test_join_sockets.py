@@ -21,7 +21,7 @@ from commands import wait_until
 from fedgossip.core.machine import NodeId
 from fedgossip.net.endpoints import Endpoint, block
 from fedgossip.net.identity import Identity
-from fedgossip.protocols.members.news import admission_of
+from fedgossip.protocols.members.membership_updates import admission_of
 
 pytestmark = pytest.mark.sockets
 

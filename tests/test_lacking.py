@@ -20,7 +20,7 @@ from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.endpoints import text as endpoints_text
 from fedgossip.net.identity import Identity
 from fedgossip.plans import compose
-from fedgossip.protocols.gossip.carried import FRESH, Carried
+from fedgossip.protocols.gossip.never_exchanged import FRESH, Carried
 from fedgossip.report.page.graphs import never_exchanged
 from fedgossip.report.page.page import write_report
 from fedgossip.report.page.reading import read_run

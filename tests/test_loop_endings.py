@@ -24,12 +24,12 @@ import fedgossip
 from fedgossip.base import file_locks
 from fedgossip.base.errors import TrainingError
 from fedgossip.base.vectors import frozen
-from fedgossip.core.likeness import Likeness
+from fedgossip.core.model_fingerprint import Likeness
 from fedgossip.core.records import PeerRow
 from fedgossip.drivers.loops import description
 from fedgossip.drivers.loops.asked import OVER, AnsweringLoop
+from fedgossip.drivers.loops.handoff import Meeting
 from fedgossip.drivers.loops.hosting import HostThread
-from fedgossip.drivers.loops.meeting import Meeting
 from fedgossip.drivers.loops.seats import hold, is_there
 from fedgossip.learning.own_loop.parameters import Exchanged
 from fedgossip.runs.run_lock import RunLock

@@ -7,7 +7,7 @@ from members import World, membership, signer
 
 from fedgossip.core.machine import Moved, PeerGone, PeerJoined, Received, Refused, Rostered, Started
 from fedgossip.core.messages import ConfirmDead, MembershipUpdate, Ping, Pong, Suspicion
-from fedgossip.protocols.members.news import signed
+from fedgossip.protocols.members.membership_updates import signed
 
 SEEDS = range(12)
 NOTICED = 15.0

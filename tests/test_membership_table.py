@@ -13,7 +13,7 @@ from fedgossip.core.machine import Fired, PeerGone, PeerJoined, Received, SetTim
 from fedgossip.core.messages import ConfirmDead, Entry, MembershipUpdate, News, Pong, Revocation, Suspicion
 from fedgossip.protocols.members import membership as module
 from fedgossip.protocols.members.membership import Membership
-from fedgossip.protocols.members.news import signed
+from fedgossip.protocols.members.membership_updates import signed
 from fedgossip.protocols.members.roster import boundary_after
 
 N, OTHER = 7, 1

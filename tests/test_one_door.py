@@ -18,7 +18,7 @@ from rooms import FILES, PACKAGE
 
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.errors import ConfigError, ResumeError
-from fedgossip.base.plain import quoted
+from fedgossip.base.untrusted_text import quoted
 from fedgossip.drivers.resume import resume
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment

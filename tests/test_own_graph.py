@@ -23,9 +23,9 @@ from fedgossip.algorithms.gossip.push_sum import PushSum
 from fedgossip.base import registry
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.base.vectors import digest
-from fedgossip.core.likeness import CODE
 from fedgossip.core.messages import Hello
-from fedgossip.data.sources import codes_of
+from fedgossip.core.model_fingerprint import CODE
+from fedgossip.data.user_code import codes_of
 from fedgossip.drivers.members import check_open, graphs_of
 from fedgossip.net.greeting import refused
 from fedgossip.plans import compose

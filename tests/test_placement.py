@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedgossip.algorithms.ring import owners, placed
+from fedgossip.algorithms.hash_ring import owners, placed
 from fedgossip.core.task import Segment
 
 LENGTH = 20_000

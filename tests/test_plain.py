@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedgossip.base.decoding import UnreadableError
-from fedgossip.base.plain import json_text, line, masked, no_formula, printable
+from fedgossip.base.untrusted_text import json_text, line, masked, no_formula, printable
 from fedgossip.cli import text, wording
 from fedgossip.cli.run import progress
 from fedgossip.core.headers import VOCABULARY

@@ -18,7 +18,7 @@ from fedgossip.privacy.adaptive import Clip, bit, bits_noise, share_shorter, spl
 from fedgossip.privacy.forecast import PrivacyForecast, PrivacyPlan, forecast
 from fedgossip.privacy.guarantee import guarantee, meaning
 from fedgossip.privacy.wording import lines, verdict
-from fedgossip.protocols.federated.telling import Telling
+from fedgossip.protocols.federated.client_metrics import Telling
 from fedgossip.secure.noise import discrete_gaussian
 from fedgossip.secure.noise_rule import client_sigma
 

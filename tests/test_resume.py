@@ -22,7 +22,7 @@ from fedgossip.audit.log import read as read_log
 from fedgossip.base.errors import ConfigError, FedgossipError, ResumeError
 from fedgossip.cli.run.run import show
 from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row, read_rows
-from fedgossip.drivers import sim_checkpoint, snapshot
+from fedgossip.drivers import image_write, sim_checkpoint
 from fedgossip.drivers.local import run_local_plan
 from fedgossip.drivers.resume import resume
 from fedgossip.drivers.simulate import simulate_plan
@@ -233,19 +233,19 @@ def test_what_an_image_cannot_hold_whole_is_refused() -> None:
         Counter("aab"),
         OrderedDict(a=1),
     ]
-    again = snapshot.restored(snapshot.taken([], kept, {}), [], {})[1]
+    again = image_write.restored(image_write.taken([], kept, {}), [], {})[1]
     assert [one.maxlen for one in again[:2]] == [3, None]
     assert again == kept and [*map(type, again)] == [*map(type, kept)]
     mine = type("Mine", (tuple,), {"__module__": "fedgossip.here"})
     for one in (defaultdict(list), signal.SIGINT, mine((1,))):
-        with pytest.raises(snapshot.ImageError):
-            snapshot.taken([], [one], {})
+        with pytest.raises(image_write.ImageError):
+            image_write.taken([], [one], {})
 
 
 def test_parts_of_one_array_share_its_memory_again() -> None:
     held = np.arange(6.0)
     kept = [held[2:4], held, held[::2]]
-    part, whole, second = snapshot.restored(snapshot.taken([], kept, {}), [], {})[1]
+    part, whole, second = image_write.restored(image_write.taken([], kept, {}), [], {})[1]
     part[0] = 9
     assert whole[2] == second[1] == 9 and (whole[3:] == [3, 4, 5]).all()
 

@@ -21,7 +21,7 @@ from fedgossip.net import endpoints
 from fedgossip.net.endpoints import Endpoint, Members, load_endpoints, load_revoked, revoked_block
 from fedgossip.net.identity import Identity, verify
 from fedgossip.net.links.mesh import Links
-from fedgossip.protocols.members.news import content, signed
+from fedgossip.protocols.members.membership_updates import content, signed
 
 
 def revocation(node: int) -> Revocation:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from members import ORGANISER, entry_of, founders, graphs, signer, trust
 
 from fedgossip.core.messages import ConfirmDead, Entry, News, Revocation, Suspicion
-from fedgossip.protocols.members.news import check_suspicion, merge, signed
+from fedgossip.protocols.members.membership_updates import check_suspicion, merge, signed
 from fedgossip.protocols.members.roster import (
     BLOCK_ROUNDS,
     LAST_INCARNATION,

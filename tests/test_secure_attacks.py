@@ -23,11 +23,11 @@ from fedgossip.base.errors import ConfigError, ProtocolError
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import Reason, RoundAbandoned
 from fedgossip.secure.client import Revealed, SecAggClient
-from fedgossip.secure.past import Past
 from fedgossip.secure.primitives import Secret
 from fedgossip.secure.secrets import SharePairs
 from fedgossip.secure.server import invite
 from fedgossip.secure.session import Descriptor, ParticipantRoster, Policy, model_hash, session_of
+from fedgossip.secure.session_history import Past
 
 VICTIM = 1
 N = 6

@@ -20,7 +20,7 @@ from secure_kit import entropy_of
 
 from fedgossip.secure import graph, polynomials, primitives, ring, shamir
 from fedgossip.secure.primitives import Secret, keystream, transcript
-from fedgossip.secure.remembering import REMEMBERED_BYTES, Remembered, memory, remembering
+from fedgossip.secure.simulation_cache import REMEMBERED_BYTES, Remembered, memory, remembering
 
 # --- the standards' vectors -------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from over_sockets import run_over_sockets
 
 from fedgossip import load_experiment, simulate
 from fedgossip.algorithms.collectives.names import COLLECTIVES
-from fedgossip.base.spans import covered_ns
+from fedgossip.base.intervals import covered_ns
 from fedgossip.base.vectors import frozen
 from fedgossip.core.machine import Train
 from fedgossip.core.messages import TAIL, Model

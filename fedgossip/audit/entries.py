@@ -24,7 +24,7 @@ import msgspec
 from fedgossip.base import outside_files
 from fedgossip.base.decoding import from_json
 from fedgossip.base.errors import ConfigError
-from fedgossip.base.plain import quoted
+from fedgossip.base.untrusted_text import quoted
 from fedgossip.secure.primitives import Sign, digest, transcript, verify
 
 NAME = "audit.jsonl"

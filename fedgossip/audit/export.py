@@ -15,7 +15,7 @@ from fedgossip.audit.entries import LogEntry, bytes_of, entries
 from fedgossip.audit.verify import Verification
 from fedgossip.base import owner_files
 from fedgossip.base.errors import NotWrittenError
-from fedgossip.base.plain import printable
+from fedgossip.base.untrusted_text import printable
 
 COLUMNS = ("number", "time", "kind", "bytes", "with", "round", "session", "sha256", "more", "hash")
 

@@ -36,8 +36,8 @@ from fedgossip.audit.entries import (
 )
 from fedgossip.base import file_locks, owner_files
 from fedgossip.base.errors import NotWrittenError
-from fedgossip.base.patience import patiently
-from fedgossip.base.plain import quoted
+from fedgossip.base.retry_open import patiently
+from fedgossip.base.untrusted_text import quoted
 from fedgossip.secure.primitives import Sign
 
 OWN = (OPENED, REOPENED, MENDED, CLOSED)

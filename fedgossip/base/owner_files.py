@@ -8,7 +8,7 @@ import secrets
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from fedgossip.base.patience import patiently
+from fedgossip.base.retry_open import patiently
 
 FILE, FOLDER = 0o600, 0o700
 

@@ -16,7 +16,7 @@ import click
 
 from fedgossip.base import signals
 from fedgossip.base.errors import EXIT_CODES, FedgossipError, nearest
-from fedgossip.base.plain import masked
+from fedgossip.base.untrusted_text import masked
 from fedgossip.base.version import __version__
 from fedgossip.cli import output
 from fedgossip.cli.text import echo

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from fedgossip.base.plain import json_text, printable
+from fedgossip.base.untrusted_text import json_text, printable
 
 if TYPE_CHECKING:
     from rich.console import Console

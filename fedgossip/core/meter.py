@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 
-from fedgossip.base.spans import Span, covered_ns
+from fedgossip.base.intervals import Span, covered_ns
 from fedgossip.core.machine import Aggregated, LocalWork, RoundDone
 from fedgossip.core.records import PeerRow
 

@@ -29,8 +29,8 @@ import numpy.typing as npt
 from fedgossip.base.errors import ConfigError, ResumeError
 from fedgossip.base.keyed_rows import KeyedTable, Keys
 from fedgossip.base.vectors import Vector, all_finite
-from fedgossip.core.likeness import Likeness
 from fedgossip.core.machine import ChooseRows, NodeId, Produced, Report, RowsChosen, Terms, Train
+from fedgossip.core.model_fingerprint import Likeness
 from fedgossip.core.whole_model import WholeModel
 
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from fedgossip.base import outside_files
 from fedgossip.base.errors import ConfigError
-from fedgossip.base.plain import line
+from fedgossip.base.untrusted_text import line
 from fedgossip.data.dataset import Dataset
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")

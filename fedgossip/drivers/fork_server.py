@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fedgossip.base import plain, signals
+from fedgossip.base import signals, untrusted_text
 from fedgossip.base.imports import uncollected
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _peer(spec: dict[str, Any], folder: Path) -> int:
         )
     except FedgossipError as error:
         with contextlib.suppress(OSError):
-            print(f"error: {plain.line(error, 1000)}", file=sys.stderr, flush=True)
+            print(f"error: {untrusted_text.line(error, 1000)}", file=sys.stderr, flush=True)
         return error.exit_code
     return ended.exit_code
 

@@ -37,7 +37,7 @@ from fedgossip.net.identity import Identity, check_public, verify
 from fedgossip.net.invites.invitation import Invitation
 from fedgossip.net.invites.invite_admission import Seats
 from fedgossip.net.invites.invite_client import AGAIN_SECONDS, ANSWER_SECONDS, ORGANISER, InviteClient
-from fedgossip.protocols.members.news import admission_of
+from fedgossip.protocols.members.membership_updates import admission_of
 
 LOST_SECONDS = 120.0
 """Time after which an organiser that was there, and is not any more, is given up; it may be started again meanwhile."""

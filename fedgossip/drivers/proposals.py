@@ -29,14 +29,14 @@ import tomli_w
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.decoding import from_toml
 from fedgossip.base.errors import ConfigError, NotWrittenError
-from fedgossip.base.plain import line
+from fedgossip.base.untrusted_text import line
 from fedgossip.core.machine import NodeId
 from fedgossip.core.messages import GRAPH_LETTERS, PROPOSAL_LETTERS, Proposal
 from fedgossip.core.task import LocalTask
 from fedgossip.data.columns.table_schema import FEDERATED, TEST
 from fedgossip.data.data import CODE, KINDS
 from fedgossip.data.per_peer import PLACE
-from fedgossip.data.sources import code_of, modules_of
+from fedgossip.data.user_code import code_of, modules_of
 from fedgossip.experiment import Experiment, GossipExperiment, checked
 from fedgossip.experiment.data_section import is_standard
 from fedgossip.plans import compose

@@ -25,7 +25,7 @@ from fedgossip.base.errors import ResumeError
 from fedgossip.core.metrics import Network
 from fedgossip.core.records import EventRow
 from fedgossip.core.task import LocalTask, give_memory, memory_of
-from fedgossip.drivers import snapshot
+from fedgossip.drivers import image_write
 from fedgossip.runs import checkpoints
 from fedgossip.runs.checkpoints import About, RefusedError
 
@@ -73,20 +73,20 @@ class CheckpointedSimulation:
         if isinstance(self.run, Elsewhere):
             self.run.settle()
 
-    def taken(self) -> dict[str, snapshot.Array]:
+    def taken(self) -> dict[str, image_write.Array]:
         """Return all of it as arrays.  Raises ImageError."""
         memory = {node: dict(memory_of(self.task, node)) for node in range(self.n)}
-        return snapshot.taken([self.run, self.record], memory, self._known())
+        return image_write.taken([self.run, self.record], memory, self._known())
 
-    def restore(self, arrays: Mapping[str, snapshot.Array]) -> None:
+    def restore(self, arrays: Mapping[str, image_write.Array]) -> None:
         """Go on from what `taken` returned.  Raises ResumeError."""
-        (run, record), memory = snapshot.restored(arrays, [self.run, self.record], self._known())
+        (run, record), memory = image_write.restored(arrays, [self.run, self.record], self._known())
         try:
             for node in range(self.n):
                 give_memory(self.task, node, memory[node])
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             text = f"the image does not hold what peer {node} remembers ({type(error).__name__}: {error})"
-            raise ResumeError(text, snapshot.ADVICE) from None
+            raise ResumeError(text, image_write.ADVICE) from None
         vars(self.run).update(run)
         vars(self.record).update(record)
 
@@ -95,7 +95,7 @@ class CheckpointedSimulation:
 class Left:
     """What a stopped run left.  `rows`: bytes of metrics.jsonl that belong to the image."""
 
-    arrays: Mapping[str, snapshot.Array]
+    arrays: Mapping[str, image_write.Array]
     rows: int
     round: int
 
@@ -188,7 +188,7 @@ class Pauses:
         rows, round = (self.folder / "metrics.jsonl").stat().st_size, min(self.simulation.record.reached)
         try:
             checkpoints.put(self.folder, {**about, "rows": rows, "round": round}, self.simulation.taken())
-        except snapshot.ImageError as error:
+        except image_write.ImageError as error:
             self._possible = False
             self._failed(round, "kind", f"a {error} cannot be written down")
         except OSError as error:

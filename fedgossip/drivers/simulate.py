@@ -39,7 +39,7 @@ from fedgossip.runs.summary import RunOutcome, averaged, status_of, summarize
 from fedgossip.runs.table_files import TABLE, save_table, table_of_checkpoints
 from fedgossip.runs.tracking import Tracking
 from fedgossip.runs.trained_table import TrainedTable
-from fedgossip.secure.remembering import remembering
+from fedgossip.secure.simulation_cache import remembering
 from fedgossip.simulation.network import SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 from fedgossip.topology import Mixing, Schedule

@@ -16,8 +16,8 @@ import msgspec
 
 from fedgossip.base import seeds
 from fedgossip.base.limits import MOST, OneOf, Within
-from fedgossip.base.plain import masked
 from fedgossip.base.scores import ACCURACY, NO_SCORE, Score
+from fedgossip.base.untrusted_text import masked
 from fedgossip.data.named_code import code_in
 from fedgossip.data.objectives import LOOP, SPARSE, SUMS, Objective, objective_of, score_of_loops
 from fedgossip.experiment.coordinator_sections import CoordinatorSection, PrivacySection

@@ -16,8 +16,8 @@ import torch
 
 from fedgossip.base.errors import ConfigError, FedgossipError, TrainingError
 from fedgossip.base.vectors import Vector
-from fedgossip.core.likeness import Likeness
 from fedgossip.core.machine import NodeId, Produced, Report
+from fedgossip.core.model_fingerprint import Likeness
 from fedgossip.core.resident_models import ResidentModels
 from fedgossip.core.task import Job, Segment, StackTraining, Update
 from fedgossip.core.whole_model import WholeModel
@@ -29,9 +29,9 @@ from fedgossip.learning.dp_sgd.private import PrivateGradients
 from fedgossip.learning.dp_sgd.record_privacy import PoissonBatches, RecordPrivacy, check_private
 from fedgossip.learning.many_nodes import resident
 from fedgossip.learning.many_nodes.job_blocks import blocks_of
+from fedgossip.learning.many_nodes.output_losses import BY_HAND
 from fedgossip.learning.many_nodes.shapes import Shape, shape_of
 from fedgossip.learning.many_nodes.stacked_engine import LayerStack, Outcome, State
-from fedgossip.learning.many_nodes.tops import BY_HAND
 from fedgossip.learning.models import exporting, models
 from fedgossip.learning.one_model import loading, probing, sharing
 from fedgossip.learning.one_model.batches import Batches, BatchPlan, Indices

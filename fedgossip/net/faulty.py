@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from fedgossip.base import outside_files
 from fedgossip.base.vectors import Vector
-from fedgossip.core.likeness import Likeness
 from fedgossip.core.machine import NodeId, Report
 from fedgossip.core.messages import AnyMessage, Leaving, OfARound
+from fedgossip.core.model_fingerprint import Likeness
 from fedgossip.core.task import (
     HeldTask,
     Job,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fedgossip.core.likeness import in_words
 from fedgossip.core.messages import Hello
+from fedgossip.core.model_fingerprint import in_words
 from fedgossip.net.transport import Rejected
 
 SAME_FILE = "Start every peer from the same experiment file, model and data, with the same fedgossip."

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 from fedgossip.base.errors import FedgossipError, PeerError
-from fedgossip.base.plain import line
+from fedgossip.base.untrusted_text import line
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import (
     Aggregated,

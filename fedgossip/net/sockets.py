@@ -9,7 +9,7 @@ import zmq
 
 from fedgossip.base import freed_memory
 from fedgossip.base.errors import NetworkError
-from fedgossip.base.patience import patiently
+from fedgossip.base.retry_open import patiently
 from fedgossip.core.wire import CHUNK_BYTES, FRAME_BYTES_MAX
 from fedgossip.net.auth import DOMAIN
 from fedgossip.net.identity import Identity

@@ -11,8 +11,8 @@ from typing import Any
 
 from fedgossip.base import kernels
 from fedgossip.base.version import __version__
-from fedgossip.core.likeness import NOT_SAID, Likeness
 from fedgossip.core.messages import Hello
+from fedgossip.core.model_fingerprint import NOT_SAID, Likeness
 from fedgossip.core.task import LocalTask, checked_task, model_likeness, require_gradients, segments_of, table_of
 from fedgossip.experiment import Experiment
 from fedgossip.experiment.kinds import RUN_KINDS
@@ -62,7 +62,7 @@ def check_task(plan: Plan, task: LocalTask) -> None:
 
 def likeness_of(plan: Plan, task: LocalTask) -> Likeness:
     """The common part of the models of all participants, beside their layout: code, frozen tensors, a probe."""
-    from fedgossip.data.sources import codes_of
+    from fedgossip.data.user_code import codes_of
 
     return replace(model_likeness(task), code=codes_of(plan.experiment.named_code))
 

@@ -216,11 +216,11 @@ def examples_of(experiment: Experiment, held: Sequence[NodeId], n: int, *, blank
 def _agreed_examples(e: Experiment, held: Sequence[NodeId], *, blank: bool) -> SharedExamples:
     """Read the files of those that are held, and the common one, as all sites have agreed on them."""
     from fedgossip.data import per_peer
-    from fedgossip.data.agreed import agreed, federated_tables
+    from fedgossip.data.agreed import agreed_table, federated_tables
 
     path, kind = Path(e.data.agreed), e.objective.data_kind
     schema = schema_of_experiment(e)
-    table = agreed.unknown(schema, e.data.suppress) if blank else agreed.read(path)
+    table = agreed_table.unknown(schema, e.data.suppress) if blank else agreed_table.read(path)
     federated_tables.check_same(table, schema, path)
     read = partial(federated_tables.read_examples, agreed=table, kind=kind)
     test = read(options_of(str(e.data.test))[0])

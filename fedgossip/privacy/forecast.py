@@ -30,7 +30,7 @@ from fedgossip.privacy.accounting import (
     told_rate,
 )
 from fedgossip.privacy.budget import UNITS, Spend
-from fedgossip.protocols.federated.telling import Telling
+from fedgossip.protocols.federated.client_metrics import Telling
 
 WEIGHTINGS = ("clients", "examples")
 

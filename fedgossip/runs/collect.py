@@ -14,10 +14,10 @@ from fedgossip.base import outside_files
 from fedgossip.base.decoding import UnreadableError, from_json, from_toml
 from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError
 from fedgossip.base.vectors import Vector, frozen
-from fedgossip.core.likeness import Likeness
 from fedgossip.core.machine import NodeId
 from fedgossip.core.messages import Hello
 from fedgossip.core.metrics import Network
+from fedgossip.core.model_fingerprint import Likeness
 from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row, read_rows, row_of
 from fedgossip.core.task import LocalTask
 from fedgossip.experiment import BEST

@@ -14,7 +14,7 @@ from fedgossip.base.decoding import UnreadableError
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import Checkpoint, Machine, NodeId
 from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row, read_rows, row_of
-from fedgossip.data.sources import codes_of
+from fedgossip.data.user_code import codes_of
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
 from fedgossip.runs import checkpoints

@@ -23,7 +23,7 @@ from fedgossip.core.messages import Hello, Masked
 from fedgossip.net.endpoints import Endpoints
 from fedgossip.net.identity import Identity, raw
 from fedgossip.plans.plan import Plan
-from fedgossip.protocols.gossip.carried import FRESH
+from fedgossip.protocols.gossip.never_exchanged import FRESH
 from fedgossip.protocols.private.private_gossip import MODEL
 from fedgossip.runs.incarnations import MakeMachine
 from fedgossip.secure.pairs import AgreedPairs, Other, Own, run_of

@@ -44,7 +44,7 @@ from fedgossip.core.machine import NodeId
 from fedgossip.core.records import NetworkRow, Row, RowWriter, read_rows
 from fedgossip.core.roles import ROLES
 from fedgossip.core.task import LocalTask, whole_model_of
-from fedgossip.data.agreed.agreed import AGREED_FILE
+from fedgossip.data.agreed.agreed_table import AGREED_FILE
 from fedgossip.data.named_code import ALLOW
 from fedgossip.experiment import load_experiment
 from fedgossip.learning.models import model_files

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.errors import ConfigError
-from fedgossip.base.plain import MASK
+from fedgossip.base.untrusted_text import MASK
 from fedgossip.data.extras import needed
 
 FINISHED = "finished"

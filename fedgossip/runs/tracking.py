@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgossip.base.guarded_threads import guarded_thread
-from fedgossip.base.plain import line, masked
+from fedgossip.base.untrusted_text import line, masked
 from fedgossip.core.records import EventRow, NetworkRow
 from fedgossip.experiment import Experiment
 from fedgossip.runs.trackers import Tracker, made

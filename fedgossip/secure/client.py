@@ -33,7 +33,6 @@ from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage, too_few
 from fedgossip.secure.checks import check_consents, check_keys, check_survivors
 from fedgossip.secure.fixed_point import Quantised
 from fedgossip.secure.pairwise import add_masks, opened, pair_keys, sealed, split
-from fedgossip.secure.past import Past
 from fedgossip.secure.primitives import Entropy, Secret, Sign, digest
 from fedgossip.secure.ring import Words, chunks, little
 from fedgossip.secure.secrets import (
@@ -48,6 +47,7 @@ from fedgossip.secure.secrets import (
     fresh_keys,
 )
 from fedgossip.secure.session import Descriptor, ParticipantRoster, Policy, ranges, sid0_of
+from fedgossip.secure.session_history import Past
 
 Held = TypeVar("Held", bound=Erasable)
 Wanted = TypeVar("Wanted", bound=frames.Frame)

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from fedgossip.secure.remembering import each_once, memory
+from fedgossip.secure.simulation_cache import each_once, memory
 
 LABEL = "fedgossip/secagg/1"
 

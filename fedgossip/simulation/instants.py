@@ -10,7 +10,7 @@ import heapq
 from bisect import insort
 
 from fedgossip.core.machine import NodeId
-from fedgossip.simulation.coming import Coming, Cost, Lives, Queued
+from fedgossip.simulation.event_queue import Coming, Cost, Lives, Queued
 
 
 class Instants:

@@ -52,8 +52,8 @@ from fedgossip.core.records import EventRow, Row, event_row, give_all
 from fedgossip.core.task import Job, LocalTask, chosen, memory_of
 from fedgossip.core.wire import wire_bytes
 from fedgossip.faults import UNHARMED, Fate, FaultScript, RunProgress
-from fedgossip.simulation.coming import AddedUp, Cost, Lives
 from fedgossip.simulation.connections import Link
+from fedgossip.simulation.event_queue import AddedUp, Cost, Lives
 from fedgossip.simulation.lazy_training import LazyTraining
 from fedgossip.simulation.network import SimulatedNetwork
 from fedgossip.simulation.stretches import awaited_stretches

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedgossip.algorithms.federated.sums import ExactSum
-from fedgossip.algorithms.ring import Placement, Shard
+from fedgossip.algorithms.hash_ring import Placement, Shard
 from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.messages import CodedPulled, CodedPush, Message, PieceTaken, Pulled, ShardPull, ShardPush, ShardStep
 from fedgossip.core.meter import Meter

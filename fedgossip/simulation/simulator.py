@@ -15,8 +15,8 @@ from fedgossip.core.metrics import Network
 from fedgossip.core.records import Row
 from fedgossip.core.task import Job, LocalTask, give_memory
 from fedgossip.faults import MOST_IN_VAIN, NOTHING, FaultScript, Happening, Strike, Turn
-from fedgossip.simulation.coming import Begin, Coming, Lives, Restart, Wake
 from fedgossip.simulation.connections import Link, Look
+from fedgossip.simulation.event_queue import Begin, Coming, Lives, Restart, Wake
 from fedgossip.simulation.network import NS, SimulatedNetwork
 from fedgossip.simulation.performed_effects import PerformedEffects
 from fedgossip.simulation.virtual_time import Table

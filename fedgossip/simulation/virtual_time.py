@@ -19,8 +19,8 @@ from fedgossip.core.machine import AddingMachine, Effect, Event, Machine, NodeId
 from fedgossip.core.metrics import Network
 from fedgossip.core.records import EventRow, Row
 from fedgossip.faults import FaultScript, Happening
-from fedgossip.simulation.coming import NO_COST, OF_PEERS, AddedUp, Begin, Coming, Cost, Lives, Queued
 from fedgossip.simulation.connections import SimulatedLinks
+from fedgossip.simulation.event_queue import NO_COST, OF_PEERS, AddedUp, Begin, Coming, Cost, Lives, Queued
 from fedgossip.simulation.instants import Instants
 from fedgossip.simulation.network import NS, SimulatedNetwork
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fedgossip.base import outside_files
-from fedgossip.base.plain import line
+from fedgossip.base.untrusted_text import line
 from fedgossip.cli.people.invited import POLICY, InvitedSeat, invite_text, keep_experiment, script_of
 from fedgossip.cli.sites.approval import approved_to_join
 from fedgossip.cli.text import columns, echo

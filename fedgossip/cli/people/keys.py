@@ -114,7 +114,7 @@ def admit(peer_block: Path, organiser_key: Path) -> None:
 
     from fedgossip.net.endpoints import block, load_blocks
     from fedgossip.net.identity import Identity
-    from fedgossip.protocols.members.news import admission_of
+    from fedgossip.protocols.members.membership_updates import admission_of
 
     key = Identity.load(organiser_key)
     for node, endpoint in load_blocks(peer_block).items():
@@ -136,7 +136,7 @@ def revoke(endpoints: Path, node: int, organiser_key: Path) -> None:
     from fedgossip.core.messages import Revocation
     from fedgossip.net.endpoints import load_blocks, revoked_block
     from fedgossip.net.identity import Identity
-    from fedgossip.protocols.members.news import signed
+    from fedgossip.protocols.members.membership_updates import signed
 
     key, blocks = Identity.load(organiser_key), load_blocks(endpoints)
     if node not in blocks:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedgossip.base.plain import quoted
+from fedgossip.base.untrusted_text import quoted
 from fedgossip.cli.run.portable import portable_option
 from fedgossip.cli.text import echo, some
 

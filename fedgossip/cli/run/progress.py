@@ -7,8 +7,8 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from fedgossip.base.plain import line
 from fedgossip.base.scores import ACCURACY, Score
+from fedgossip.base.untrusted_text import line
 from fedgossip.cli.text import console, echo
 from fedgossip.cli.wording import words_for
 from fedgossip.core.event_kinds import HALF_MISSING

@@ -12,7 +12,7 @@ import click
 
 from fedgossip.base import outside_files
 from fedgossip.base.decoding import json_value
-from fedgossip.base.plain import quoted
+from fedgossip.base.untrusted_text import quoted
 from fedgossip.cli.run.portable import portable_option, run_code_option
 from fedgossip.cli.text import columns, echo
 from fedgossip.core.records import renamed

@@ -100,7 +100,7 @@ def _live(follower: Follower) -> None:
 
 
 def _last_line(follower: Follower) -> str:
-    from fedgossip.base.plain import line
+    from fedgossip.base.untrusted_text import line
 
     if not follower.ended:
         return f"Still running after round {follower.state.round}: {follower.place.name}"

@@ -26,7 +26,7 @@ from fedgossip.cli.text import NOISY, columns, echo, with_margin
 if TYPE_CHECKING:
     from fedgossip.base.errors import ConfigError
     from fedgossip.cli.sites.approval import Gate
-    from fedgossip.data.agreed.agreed import AgreedColumn, AgreedTable
+    from fedgossip.data.agreed.agreed_table import AgreedColumn, AgreedTable
     from fedgossip.data.agreed.statistics_task import StatisticsTask
     from fedgossip.data.columns.table_schema import SchemaColumn, SiteColumns, TableSchema
     from fedgossip.experiment import Experiment
@@ -177,7 +177,7 @@ def _at_one_desk(
 def _write(
     plan: FederationPlan, task: StatisticsTask, schema: TableSchema, vector: Any, gate: Gate | None = None
 ) -> None:
-    from fedgossip.data.agreed.told_files import encoded
+    from fedgossip.data.agreed.sum_files import encoded
     from fedgossip.runs.run_directory import write_whole
     from fedgossip.sites.plans.statistics import agreed_from
 

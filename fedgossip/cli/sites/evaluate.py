@@ -198,7 +198,7 @@ def _together(
 def _write(
     path: Path, plan: FederationPlan, task: EvaluationTask, vector: Any, suppress: int, *, as_json: bool
 ) -> None:
-    from fedgossip.data.agreed.told_files import encoded
+    from fedgossip.data.agreed.sum_files import encoded
     from fedgossip.runs.run_directory import write_whole
     from fedgossip.sites.plans.evaluation import evaluated_from
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedgossip.base.plain import quoted
+from fedgossip.base.untrusted_text import quoted
 from fedgossip.cli.sites.estimates import remarks, table_of
 from fedgossip.cli.sites.fit_cox import fit_cox
 from fedgossip.cli.sites.fit_survival import fit_survival
@@ -16,7 +16,7 @@ from fedgossip.cli.sites.sums import EXPERIMENT, SET, OtherMachines, Record, hel
 from fedgossip.cli.text import echo
 
 if TYPE_CHECKING:
-    from fedgossip.data.agreed.agreed import AgreedTable
+    from fedgossip.data.agreed.agreed_table import AgreedTable
     from fedgossip.experiment import Experiment
     from fedgossip.plans.federated.federation import FederationPlan
     from fedgossip.sites.fits.glm.glm_fit import GlmFit
@@ -100,7 +100,7 @@ def _write(
     as_json: bool,
 ) -> int:
     """Write and show the fit; return the exit code."""
-    from fedgossip.data.agreed.told_files import encoded
+    from fedgossip.data.agreed.sum_files import encoded
     from fedgossip.learning.models.model_files import MODEL, write_model
     from fedgossip.runs.run_directory import write_whole
     from fedgossip.sites.fits.glm.glm_fit import FIT

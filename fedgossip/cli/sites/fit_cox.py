@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedgossip.base.plain import quoted
+from fedgossip.base.untrusted_text import quoted
 from fedgossip.cli.sites.estimates import chi_squared, remarks, table_of
 from fedgossip.cli.sites.sums import OtherMachines, Record, held_by, summed
 from fedgossip.cli.text import echo
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def fit_cox(whole: Experiment, folder: Path, known: OtherMachines, site: int | None, *, as_json: bool) -> int:
     """Fit the hazards that model.source names; return the exit code.  Raises ConfigError."""
     from fedgossip.base.errors import ConfigError
-    from fedgossip.data.agreed.told_files import encoded
+    from fedgossip.data.agreed.sum_files import encoded
     from fedgossip.runs.run_directory import write_whole
     from fedgossip.sites.fits.glm.glm_fit import FIT
     from fedgossip.sites.plans.cox import cox_plan, cox_task, hazards_from

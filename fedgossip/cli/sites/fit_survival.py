@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def fit_survival(whole: Experiment, folder: Path, known: OtherMachines, site: int | None, *, as_json: bool) -> int:
     """Estimate the survival that model.source names; return the exit code.  Raises ConfigError."""
     from fedgossip.base.errors import ConfigError
-    from fedgossip.data.agreed.told_files import encoded
+    from fedgossip.data.agreed.sum_files import encoded
     from fedgossip.runs.run_directory import write_whole
     from fedgossip.sites.fits.survival.survival_fit import CURVES
     from fedgossip.sites.plans.survival import curves_from, survival_plan, survival_task

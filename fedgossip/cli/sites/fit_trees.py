@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedgossip.base.plain import quoted
+from fedgossip.base.untrusted_text import quoted
 from fedgossip.cli.sites.sums import OtherMachines, Record, held_by, summed
 from fedgossip.cli.text import columns, echo
 
 if TYPE_CHECKING:
-    from fedgossip.data.agreed.agreed import AgreedTable
+    from fedgossip.data.agreed.agreed_table import AgreedTable
     from fedgossip.experiment import Experiment
     from fedgossip.plans.federated.federation import FederationPlan
     from fedgossip.sites.fits.trees.tree_fit import TreesFit
@@ -60,7 +60,7 @@ def _write(
     as_json: bool,
 ) -> int:
     """Write and show the trees; return the exit code."""
-    from fedgossip.data.agreed.told_files import encoded
+    from fedgossip.data.agreed.sum_files import encoded
     from fedgossip.learning.models.model_files import MODEL, write_model
     from fedgossip.runs.run_directory import write_whole
     from fedgossip.sites.fits.trees.tree_fit import FIT_OF_TREES

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedgossip.base.plain import quoted
+from fedgossip.base.untrusted_text import quoted
 from fedgossip.cli.text import columns, echo, print_json
 
 if TYPE_CHECKING:

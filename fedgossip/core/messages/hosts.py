@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedgossip.core.likeness import Likeness
 from fedgossip.core.messages.base import Code, Count, Note, Numbers, declared
+from fedgossip.core.model_fingerprint import Likeness
 
 
 @declared

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedgossip.base.errors import ConfigError
-from fedgossip.data.agreed.agreed import AgreedColumn, AgreedTable
+from fedgossip.data.agreed.agreed_table import AgreedColumn, AgreedTable
 from fedgossip.data.columns.encoded_tables import read_features
 from fedgossip.data.columns.table_schema import SiteColumns
 from fedgossip.data.data import standardised

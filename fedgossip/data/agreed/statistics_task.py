@@ -11,7 +11,7 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
 from fedgossip.core.task import Job
-from fedgossip.data.agreed.agreed import Common
+from fedgossip.data.agreed.agreed_table import Common
 from fedgossip.data.agreed.column_sums import Numbers, SumLayout, first_sums, second_sums
 from fedgossip.data.agreed.sums_task import Draw, PooledSumsTask, from_system, named_places
 from fedgossip.data.columns.table_schema import LEVELS, SiteColumns, TableSchema

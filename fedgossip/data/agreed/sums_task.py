@@ -23,9 +23,9 @@ from fedgossip.core.machine import NodeId
 from fedgossip.core.task import Job, Update
 from fedgossip.secure.aborts import Reason, RoundAbandoned
 from fedgossip.secure.exact_sums import ExactSums, integers_of, words_in, words_of
-from fedgossip.secure.past import AskedBefore
 from fedgossip.secure.primitives import Entropy
 from fedgossip.secure.ring import little
+from fedgossip.secure.session_history import AskedBefore
 
 Draw = Callable[[NodeId, int], Entropy]
 """Random bytes for the noise of a site in a round."""

@@ -23,7 +23,7 @@ from fedgossip.base.guarded_threads import guarded_thread
 from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.machine import NodeId
 from fedgossip.drivers.loops.description import Described
-from fedgossip.drivers.loops.meeting import Measure, Measured, Meeting
+from fedgossip.drivers.loops.handoff import Measure, Measured, Meeting
 from fedgossip.drivers.loops.task import DescribedTask
 from fedgossip.runs.run_directory import write_whole
 

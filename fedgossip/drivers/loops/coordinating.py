@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fedgossip.base import plain
+from fedgossip.base import untrusted_text
 from fedgossip.base.errors import FedgossipError
 from fedgossip.drivers.kept_keys import kept_identity
 from fedgossip.drivers.loops import description
@@ -42,7 +42,7 @@ def coordinate(seat: SeatFile) -> int:
             learning=(task, DataShares("the loop's own")),
         )
     except FedgossipError as error:
-        print(f"error: {plain.line(error, 1000)}", file=sys.stderr, flush=True)
+        print(f"error: {untrusted_text.line(error, 1000)}", file=sys.stderr, flush=True)
         return error.exit_code
     return ended.exit_code
 

@@ -13,7 +13,7 @@ from fedgossip.base import outside_files
 from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector, frozen
-from fedgossip.core.likeness import Likeness
+from fedgossip.core.model_fingerprint import Likeness
 from fedgossip.core.task import PARAMETER, Segment
 from fedgossip.drivers.loops.task import DescribedTask
 from fedgossip.plans.compose import DataShares

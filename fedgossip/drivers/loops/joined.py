@@ -22,9 +22,9 @@ from types import TracebackType
 from typing import Any, ClassVar, Protocol
 
 from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError
-from fedgossip.base.plain import line
+from fedgossip.base.untrusted_text import line
 from fedgossip.base.vectors import Vector
-from fedgossip.drivers.loops.meeting import (
+from fedgossip.drivers.loops.handoff import (
     Learned,
     Measure,
     Measured,

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from fedgossip.base.errors import ConfigError
-from fedgossip.base.plain import line
-from fedgossip.core.likeness import Likeness
+from fedgossip.base.untrusted_text import line
+from fedgossip.core.model_fingerprint import Likeness
 from fedgossip.drivers.loops import description, ranks
 from fedgossip.drivers.loops.asked import ASKED
 from fedgossip.drivers.loops.description import Described
 from fedgossip.drivers.loops.experiments import Wished, experiment_of
+from fedgossip.drivers.loops.handoff import Meeting
 from fedgossip.drivers.loops.hosting import HostThread
 from fedgossip.drivers.loops.invited import InvitedFile, invited, seating_of
 from fedgossip.drivers.loops.joined import JoinedLoop, LoopSeat
-from fedgossip.drivers.loops.meeting import Meeting
 from fedgossip.drivers.loops.seats import LoopSeating, SeatFile, hold, read_seat
 from fedgossip.drivers.loops.task import LoopTask, without_first
 from fedgossip.experiment import load_experiment

@@ -19,7 +19,7 @@ import msgspec
 from fedgossip.base import kernels, outside_files, owner_files, signals
 from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError, ResumeError
-from fedgossip.base.plain import printable
+from fedgossip.base.untrusted_text import printable
 from fedgossip.core.machine import NodeId
 from fedgossip.drivers.loops.joining import LOOP, NODE, N
 from fedgossip.drivers.loops.seats import SEAT

@@ -25,13 +25,13 @@ import numpy.typing as npt
 from fedgossip.base import outside_files
 from fedgossip.base.errors import ConfigError, FedgossipError, TrainingError
 from fedgossip.base.vectors import Vector
-from fedgossip.core.likeness import Likeness
 from fedgossip.core.machine import NodeId
+from fedgossip.core.model_fingerprint import Likeness
 from fedgossip.core.records import Row
 from fedgossip.drivers.loops.experiments import Wished, experiment_of
+from fedgossip.drivers.loops.handoff import Meeting, Released
 from fedgossip.drivers.loops.joined import JoinedLoop, ends_well
 from fedgossip.drivers.loops.joining import NODE, N, likeness_of, place, seat_of
-from fedgossip.drivers.loops.meeting import Meeting, Released
 from fedgossip.drivers.loops.scripts import Command
 from fedgossip.drivers.loops.task import LoopTask
 from fedgossip.drivers.simulate import simulate_plan

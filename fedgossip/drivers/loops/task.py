@@ -17,10 +17,10 @@ import numpy as np
 
 from fedgossip.base.errors import ConfigError, FedgossipError, TrainingError
 from fedgossip.base.vectors import Vector, add, subtract
-from fedgossip.core.likeness import Likeness
 from fedgossip.core.machine import NodeId
+from fedgossip.core.model_fingerprint import Likeness
 from fedgossip.core.task import Job, Segment, Update
-from fedgossip.drivers.loops.meeting import (
+from fedgossip.drivers.loops.handoff import (
     Dismissed,
     Learned,
     Measure,

@@ -21,7 +21,7 @@ from fedgossip.base.decoding import UnreadableError, json_value
 from fedgossip.base.errors import ConfigError, FedgossipError, ResumeError
 from fedgossip.base.version import __version__
 from fedgossip.core.records import Row
-from fedgossip.data.sources import codes_of
+from fedgossip.data.user_code import codes_of
 from fedgossip.drivers.local import run_local_plan
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import Experiment, GossipExperiment, file_kept_in, load_experiment

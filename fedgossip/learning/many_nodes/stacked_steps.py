@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from fedgossip.core.machine import Terms
-from fedgossip.learning.many_nodes.tops import Top
+from fedgossip.learning.many_nodes.output_losses import Top
 from fedgossip.learning.one_model import optimizers
 from fedgossip.learning.one_model.batches import BatchPlan, Indices
 from fedgossip.learning.settings import TrainSettings

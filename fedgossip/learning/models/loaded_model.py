@@ -22,7 +22,7 @@ from fedgossip.data.custom import importing_nothing
 from fedgossip.data.dataset import OF_COLUMNS, Dataset
 from fedgossip.data.named_code import check_allowed, code_in
 from fedgossip.data.objectives import MULTI_LABEL, REGRESSION
-from fedgossip.data.sources import code_of
+from fedgossip.data.user_code import code_of
 from fedgossip.learning.measuring import ROWS, Measuring, as_learned, like_of
 from fedgossip.learning.models import models
 from fedgossip.learning.models.exporting import parts_of

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fedgossip.base.cells import class_name, shown
 from fedgossip.base.errors import ConfigError
-from fedgossip.base.plain import no_formula
+from fedgossip.base.untrusted_text import no_formula
 from fedgossip.data.columns.encoded_tables import found_columns, number_of, read_features
 from fedgossip.data.columns.encodings import EncodedColumn, TableEncoding, plain
 from fedgossip.data.csv_columns import CsvColumns

@@ -14,7 +14,7 @@ from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import Terms
 from fedgossip.core.task import Segment
 from fedgossip.learning.one_model import optimizers, weights
-from fedgossip.learning.one_model.places import Line
+from fedgossip.learning.one_model.tensor_slices import Line
 from fedgossip.learning.settings import TrainSettings
 
 

@@ -19,7 +19,7 @@ from fedgossip.base.vectors import Vector
 from fedgossip.core.task import Segment
 from fedgossip.learning.one_model import optimizers
 from fedgossip.learning.one_model.flat import Layout
-from fedgossip.learning.one_model.places import Line, Place
+from fedgossip.learning.one_model.tensor_slices import Line, Place
 
 __all__ = [
     "FlatWeights",

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from fedgossip.base.vectors import Vector
 from fedgossip.learning.one_model.flat import Layout
-from fedgossip.learning.one_model.places import Line, Place
+from fedgossip.learning.one_model.tensor_slices import Line, Place
 from fedgossip.learning.processes.grid import DATA, TENSOR, ProcessGrid
 from fedgossip.learning.processes.process_memory import part_of
 

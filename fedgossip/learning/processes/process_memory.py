@@ -31,7 +31,7 @@ from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
 from fedgossip.learning.models.gpt import Transformer, TransformerStage
-from fedgossip.learning.one_model.places import Place, chunk
+from fedgossip.learning.one_model.tensor_slices import Place, chunk
 from fedgossip.learning.processes.grid import DATA, PIPELINE, TENSOR
 from fedgossip.learning.processes.plans import PackedColwise, Plan
 from fedgossip.learning.settings import LET_GO, TrainSettings

@@ -36,7 +36,7 @@ from fedgossip.core.messages import (
 from fedgossip.net.endpoints import Endpoint, check_reachable, is_signed, is_signing_key
 from fedgossip.net.identity import Identity
 from fedgossip.net.invites.invitation import mark_of, proof_of
-from fedgossip.protocols.members.news import admission_of
+from fedgossip.protocols.members.membership_updates import admission_of
 
 HERE_SECONDS = 10.0
 """Who was let in is here as long as it asked within so many seconds; it does so every two."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import zmq
 
 from fedgossip.base.errors import FedgossipError, NetworkError, PeerError
-from fedgossip.base.plain import line
+from fedgossip.base.untrusted_text import line
 from fedgossip.base.version import __version__
 from fedgossip.core.messages import AnyMessage, Invitations, Invited, TurnedAway
 from fedgossip.core.wire import Assembler, frames

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 
-from fedgossip.base.spans import Span
+from fedgossip.base.intervals import Span
 from fedgossip.core.machine import NodeId
 
 SPANS_MAX = 4096

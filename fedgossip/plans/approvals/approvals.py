@@ -21,7 +21,7 @@ from fedgossip.audit.entries import AuditError, LogEntry, is_signed, lines, mome
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.errors import NotWrittenError
 from fedgossip.base.version import __version__
-from fedgossip.data.agreed.agreed import AGREED_FILE
+from fedgossip.data.agreed.agreed_table import AGREED_FILE
 from fedgossip.data.columns.table_schema import FEDERATED
 from fedgossip.data.objectives import SUMS
 from fedgossip.data.per_peer import PLACE

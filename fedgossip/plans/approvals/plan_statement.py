@@ -25,11 +25,11 @@ from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError, NotWrittenError
 from fedgossip.base.version import __version__
 from fedgossip.core.task import LocalTask
-from fedgossip.data.agreed import agreed
+from fedgossip.data.agreed import agreed_table
 from fedgossip.data.columns.table_schema import FEDERATED, SchemaColumn
 from fedgossip.data.objectives import STATISTICS, SUMS
 from fedgossip.data.per_peer import PLACE
-from fedgossip.data.sources import modules_of
+from fedgossip.data.user_code import modules_of
 from fedgossip.experiment import Experiment, FederatedExperiment
 from fedgossip.learning.settings import OF_THE_MACHINE
 from fedgossip.plans.federated.privacy_budget import statistics_cost
@@ -157,7 +157,7 @@ def _table(e: Experiment) -> StatedTable | None:
     if agrees(e):
         schema = schema_of_experiment(e)
         return StatedTable(_named(schema.features), _named(schema.labels))
-    found = agreed.read(Path(e.data.agreed))
+    found = agreed_table.read(Path(e.data.agreed))
     columns, labels = _named(found.schema.features), _named(found.schema.labels)
     return StatedTable(columns, labels, found.sites, found.records)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from fedgossip.base.errors import BudgetError, ConfigError, FedgossipError, TrainingError
-from fedgossip.base.plain import quoted
+from fedgossip.base.untrusted_text import quoted
 from fedgossip.core.machine import NodeId
 from fedgossip.core.task import Job, LocalTask, segments_of, statistics_in
 from fedgossip.data.per_peer import PLACE

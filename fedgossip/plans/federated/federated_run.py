@@ -29,11 +29,11 @@ from fedgossip.plans.federated.secure_encoding import BITS_MANY, Numbers
 from fedgossip.plans.plan import PlanDefaults, hash_of, nanoseconds, without_folders
 from fedgossip.plans.statistics_checks import check_federated_statistics
 from fedgossip.protocols.federated.client import ClientSettings
-from fedgossip.protocols.federated.telling import Telling, telling
+from fedgossip.protocols.federated.client_metrics import Telling, telling
 from fedgossip.secure import graph
 from fedgossip.secure.exact_sums import ExactSums
-from fedgossip.secure.past import Questions
 from fedgossip.secure.session import Policy
+from fedgossip.secure.session_history import Questions
 
 FEDBUFF = "fedbuff"
 PHASES = 6

@@ -39,9 +39,9 @@ from fedgossip.protocols.federated.coordinator_settings import CoordinatorSettin
 from fedgossip.protocols.federated.secure_round import SecureSumming, SessionTerms
 from fedgossip.secure.aborts import Reason
 from fedgossip.secure.client import SecAggClient
-from fedgossip.secure.past import AskedBefore
 from fedgossip.secure.primitives import signer
 from fedgossip.secure.session import ParticipantRoster, RosterMember
+from fedgossip.secure.session_history import AskedBefore
 from fedgossip.simulation.cohorts import Rounds, run_rounds
 
 

@@ -17,7 +17,7 @@ import msgspec
 from fedgossip.base import outside_files
 from fedgossip.base.decoding import from_toml
 from fedgossip.base.errors import ConfigError, NotWrittenError, nearest
-from fedgossip.core.likeness import CODE, FROZEN, PROBE, Likeness
+from fedgossip.core.model_fingerprint import CODE, FROZEN, PROBE, Likeness
 from fedgossip.core.task import LocalTask, segments_of
 from fedgossip.data.columns.table_schema import FEDERATED
 from fedgossip.net.endpoints import Endpoints, roster_of

@@ -11,7 +11,7 @@ from fedgossip.base.scores import ACCURACY, Score
 from fedgossip.experiment import CoordinatorSection
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.privacy.adaptive import Clip, bits_noise, share_shorter, split
-from fedgossip.protocols.federated.telling import Telling
+from fedgossip.protocols.federated.client_metrics import Telling
 from fedgossip.secure.encoding import Encoding
 from fedgossip.secure.exact_sums import ExactSums
 from fedgossip.secure.fixed_point import CLIPPED, NOTHING, SHORTER, FixedPoint

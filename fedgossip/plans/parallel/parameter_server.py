@@ -11,7 +11,7 @@ import numpy as np
 
 from fedgossip.algorithms.codecs.names import make_codec
 from fedgossip.algorithms.descent.rows import RowDescent
-from fedgossip.algorithms.ring import Placement, Shard, placed
+from fedgossip.algorithms.hash_ring import Placement, Shard, placed
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.keyed_rows import KeyedTable, Rows
 from fedgossip.base.vectors import Vector, frozen

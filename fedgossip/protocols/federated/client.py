@@ -43,15 +43,15 @@ from fedgossip.core.machine import (
 )
 from fedgossip.core.messages import Final, Invite, Leaving, MaskedInput, Refusal, Secured
 from fedgossip.protocols.federated import client_round
+from fedgossip.protocols.federated.client_metrics import EVERYTHING, Telling
 from fedgossip.protocols.federated.client_round import Chances, ClientPart, PlainPart, SecurePart
 from fedgossip.protocols.federated.gathering import check_layout
 from fedgossip.protocols.federated.spending import EXHAUSTED, Purse, budget_reached, spent
-from fedgossip.protocols.federated.telling import EVERYTHING, Telling
 from fedgossip.protocols.gossip.failures import deserted, no_coordinator, used_up
 from fedgossip.secure.client import SecAggClient
-from fedgossip.secure.past import AskedBefore, Questions
 from fedgossip.secure.secrets import Ahead
 from fedgossip.secure.session import round_of
+from fedgossip.secure.session_history import AskedBefore, Questions
 
 
 class Answering(Protocol):

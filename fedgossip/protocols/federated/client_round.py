@@ -31,11 +31,11 @@ from fedgossip.secure.encoding import Encoding
 from fedgossip.secure.fixed_point import Quantised
 from fedgossip.secure.noise import discrete_gaussian
 from fedgossip.secure.noise_rule import Noise
-from fedgossip.secure.past import Past
 from fedgossip.secure.primitives import Entropy
 from fedgossip.secure.ring import words
 from fedgossip.secure.secrets import Ahead
 from fedgossip.secure.session import ids_in, ranges
+from fedgossip.secure.session_history import Past
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -58,11 +58,11 @@ from fedgossip.base.errors import ProtocolError
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import Checkpoint, Effect, NodeId, Report, RoundDone, Send, SetTimer, Trained
 from fedgossip.core.messages import Ack, Answer, Decline, Leaving, Message, Offer, Query
-from fedgossip.protocols.gossip.carried import FRESH
 from fedgossip.protocols.gossip.deadlines import Deadline
 from fedgossip.protocols.gossip.exchanges import Ledger
 from fedgossip.protocols.gossip.learner import Learner
 from fedgossip.protocols.gossip.lifecycle import Lifecycle
+from fedgossip.protocols.gossip.never_exchanged import FRESH
 from fedgossip.protocols.gossip.pairing import Flight, Pairing
 from fedgossip.protocols.gossip.peer_sampling import Rule
 from fedgossip.protocols.gossip.run_limits import RunLimits

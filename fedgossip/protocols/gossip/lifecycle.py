@@ -55,10 +55,10 @@ from fedgossip.core.machine import (
     Trained,
 )
 from fedgossip.core.messages import Leaving, Message
-from fedgossip.protocols.gossip.carried import Carried
 from fedgossip.protocols.gossip.deadlines import Deadline
 from fedgossip.protocols.gossip.failures import nobody_came
 from fedgossip.protocols.gossip.learner import Learner
+from fedgossip.protocols.gossip.never_exchanged import Carried
 from fedgossip.protocols.gossip.partner_set import ROLL_NS, Company
 from fedgossip.protocols.gossip.run_limits import AGAIN_TIMES, RunLimits
 

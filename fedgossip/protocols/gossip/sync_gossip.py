@@ -38,11 +38,11 @@ from fedgossip.base.vectors import Vector, ordered_mix, scaled_difference, subtr
 from fedgossip.core.machine import Checkpoint, Effect, NodeId, Outgoing, Report, RoundDone, Send, Trained
 from fedgossip.core.messages import Account, Leaving, Message, Model
 from fedgossip.protocols.gossip.awaited_round import AwaitedRound, SyncSettings
-from fedgossip.protocols.gossip.carried import FRESH
 from fedgossip.protocols.gossip.edge_ledger import EdgeLedger
 from fedgossip.protocols.gossip.learner import Learner
 from fedgossip.protocols.gossip.mailbox import Mailbox
 from fedgossip.protocols.gossip.mixing_schedule import MixingSchedule, given_up, is_constant, leads_of, view_of
+from fedgossip.protocols.gossip.never_exchanged import FRESH
 from fedgossip.protocols.gossip.open_round import ExchangedRound, OwnWeights, Sources
 from fedgossip.protocols.gossip.partner_set import LATELY_ROUNDS
 from fedgossip.protocols.gossip.vector_check import VectorCheck

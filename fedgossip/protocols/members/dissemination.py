@@ -13,7 +13,7 @@ import numpy as np
 from fedgossip.core.machine import Effect, NodeId, Refused, Send
 from fedgossip.core.messages import NEWS_MAX, Compare, MembershipUpdate, News
 from fedgossip.protocols.members.failure_detector import MemberSettings, some
-from fedgossip.protocols.members.news import NewsRefusal
+from fedgossip.protocols.members.membership_updates import NewsRefusal
 from fedgossip.protocols.members.roster import Roster
 
 PAGES = 4

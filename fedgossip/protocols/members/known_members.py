@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fedgossip.core.machine import NodeId, Report
 from fedgossip.core.messages import ConfirmDead, Entry, News, Suspicion
 from fedgossip.protocols.members.failure_detector import MemberSettings
-from fedgossip.protocols.members.news import Trust
+from fedgossip.protocols.members.membership_updates import Trust
 from fedgossip.protocols.members.roster import Roster
 from fedgossip.protocols.members.roster_schedule import Make, Places, RosterSchedule
 

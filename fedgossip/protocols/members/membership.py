@@ -67,9 +67,9 @@ from fedgossip.core.messages import (
     Suspicion,
 )
 from fedgossip.protocols.gossip.refusals import far_ahead
-from fedgossip.protocols.members.news import NewsRefusal, check_suspicion, merge, signed
-from fedgossip.protocols.members.own_entry import Outcome
+from fedgossip.protocols.members.membership_updates import NewsRefusal, check_suspicion, merge, signed
 from fedgossip.protocols.members.roster import LAST_ROUND, NOBODY, Roster, boundary_after
+from fedgossip.protocols.members.self_entry import Outcome
 from fedgossip.protocols.members.silence_watch import SilenceWatch
 
 

@@ -9,11 +9,11 @@ from fedgossip.base import seeds
 from fedgossip.core.machine import NodeId, SetTimer
 from fedgossip.core.messages import NEWS_MAX, ConfirmDead, Entry, News, Suspicion
 from fedgossip.protocols.members.failure_detector import Blames, FailureDetector, MemberSettings
-from fedgossip.protocols.members.news import Sign, Trust, signed
-from fedgossip.protocols.members.own_entry import Outcome, OwnEntry
+from fedgossip.protocols.members.membership_updates import Sign, Trust, signed
 from fedgossip.protocols.members.partition_watch import PartitionWatch
 from fedgossip.protocols.members.roster import Roster
 from fedgossip.protocols.members.roster_schedule import Make
+from fedgossip.protocols.members.self_entry import Outcome, OwnEntry
 
 
 class SilenceWatch(OwnEntry):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgossip.algorithms.ring import Placement
+from fedgossip.algorithms.hash_ring import Placement
 from fedgossip.base.errors import ProtocolError
 from fedgossip.base.keyed_rows import Keys, digest_of, frozen_keys
 from fedgossip.core.machine import NodeId

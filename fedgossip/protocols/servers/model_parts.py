@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from fedgossip.algorithms.ring import Placement
+from fedgossip.algorithms.hash_ring import Placement
 from fedgossip.base.vectors import Vector, empty, frozen
 from fedgossip.core.machine import Effect, RowsChosen, Train
 from fedgossip.core.messages import Message, ShardPull, ShardPush

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedgossip.algorithms.ring import Placement
+from fedgossip.algorithms.hash_ring import Placement
 from fedgossip.base.errors import ProtocolError
 from fedgossip.base.vectors import Vector, all_finite
 from fedgossip.core.machine import NodeId

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedgossip.algorithms.ring import Placement
+from fedgossip.algorithms.hash_ring import Placement
 from fedgossip.base.errors import ProtocolError
 from fedgossip.base.keyed_rows import Keys, Rows, no_rows
 from fedgossip.base.vectors import Vector

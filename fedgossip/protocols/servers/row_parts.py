@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from fedgossip.algorithms.descent.row_filters import KEY_CACHE, Memory, Pushing, RowFilter, applied
-from fedgossip.algorithms.ring import Placement
+from fedgossip.algorithms.hash_ring import Placement
 from fedgossip.base.errors import TrainingError
 from fedgossip.base.keyed_rows import KeyedTable, Keys, Rows, digest_of, frozen_keys, no_rows, united
 from fedgossip.base.vectors import Vector, frozen

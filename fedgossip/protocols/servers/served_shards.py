@@ -11,7 +11,7 @@ from typing import cast
 
 import numpy as np
 
-from fedgossip.algorithms.ring import Placement
+from fedgossip.algorithms.hash_ring import Placement
 from fedgossip.base.errors import ProtocolError
 from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.machine import Checkpoint, Effect, Failure, Finish, LocalWork, NodeId, Report, Send

@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedgossip.algorithms.ring import Placement, Shard
+from fedgossip.algorithms.hash_ring import Placement, Shard
 from fedgossip.base.errors import ProtocolError
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import (

@@ -18,7 +18,7 @@ import numpy as np
 
 from fedgossip.algorithms.codecs.base import Codec, CodecTurn, Payload, VectorLayout
 from fedgossip.algorithms.codecs.senders import Sender
-from fedgossip.algorithms.ring import Placement
+from fedgossip.algorithms.hash_ring import Placement
 from fedgossip.base.errors import ProtocolError
 from fedgossip.base.vectors import Vector, frozen, summable
 from fedgossip.core.machine import NodeId

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from fedgossip.algorithms.ring import Placement, Shard
+from fedgossip.algorithms.hash_ring import Placement, Shard
 from fedgossip.base.errors import ProtocolError
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import Checkpoint, Effect, Failure, NodeId

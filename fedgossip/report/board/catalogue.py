@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedgossip.base.plain import line
+from fedgossip.base.untrusted_text import line
 from fedgossip.report.board.heads import Head, Marks, is_run, marks_of, read_head
 from fedgossip.report.watch.places import DEEP
 

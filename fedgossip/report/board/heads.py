@@ -19,7 +19,7 @@ import msgspec
 
 from fedgossip.base import outside_files
 from fedgossip.base.decoding import UnreadableError, from_json, from_toml
-from fedgossip.base.plain import line
+from fedgossip.base.untrusted_text import line
 from fedgossip.core.records import NetworkRow, Row, renamed, row_of
 from fedgossip.core.roles import ROLES
 from fedgossip.report.watch.places import ENDED, EXPERIMENT, INCOMPLETE, OF_A_PEER, OF_A_RUN, ROWS, SUMMARY

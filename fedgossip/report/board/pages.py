@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from fedgossip.base import outside_files
 from fedgossip.base.errors import FedgossipError
-from fedgossip.base.plain import line
+from fedgossip.base.untrusted_text import line
 from fedgossip.core.records import EventRow
 from fedgossip.core.roles import Roles
 from fedgossip.report.board.catalogue import Catalogue, row

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from fedgossip.base.decoding import UnreadableError
-from fedgossip.base.plain import line
+from fedgossip.base.untrusted_text import line
 from fedgossip.core.records import LoggedNumbers, NetworkRow, PeerRow, Row, row_of
 from fedgossip.report.board.heads import LETTERS_MAX, OF_ALL, counted
 from fedgossip.report.watch.curves import Curve

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedgossip.base.plain import line
 from fedgossip.base.scores import Score
+from fedgossip.base.untrusted_text import line
 from fedgossip.report.page import drawing, figures, graphs
 from fedgossip.report.page.drawing import draw, series_style
 from fedgossip.report.page.endings import notice, unfinished

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedgossip.base.plain import line
+from fedgossip.base.untrusted_text import line
 from fedgossip.report.page.drawing import BLUE, EDGE, INK, LINE, ORANGE, PALE, QUIET, SKY, draw, whole_axis
 from fedgossip.report.page.numbers import near_one
 from fedgossip.report.page.reading import Graph, RecordedRun

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from fedgossip.base.plain import printable
+from fedgossip.base.untrusted_text import printable
 from fedgossip.report.page.drawing import DARK
 
 REPORT_SCRIPTS = ("figure.js", "script.js")

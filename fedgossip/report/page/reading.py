@@ -16,8 +16,8 @@ import msgspec
 from fedgossip.base import outside_files
 from fedgossip.base.decoding import UnreadableError, json_value
 from fedgossip.base.errors import ConfigError
-from fedgossip.base.plain import masked
 from fedgossip.base.scores import ACCURACY, Score
+from fedgossip.base.untrusted_text import masked
 from fedgossip.core.event_kinds import kind_of
 from fedgossip.core.forecasts import REALISED, RunForecast, read_forecast
 from fedgossip.core.records import LoggedNumbers, LoggedPoint, renamed

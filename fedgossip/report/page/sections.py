@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 
-from fedgossip.base.plain import line
+from fedgossip.base.untrusted_text import line
 from fedgossip.report.page import bars, figures, graphs
 from fedgossip.report.page.endings import notice, unfinished
 from fedgossip.report.page.forecast import Band, sentence

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedgossip.base.plain import line
 from fedgossip.base.scores import Score
+from fedgossip.base.untrusted_text import line
 from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.core.roles import Roles
 from fedgossip.report.page.numbers import number

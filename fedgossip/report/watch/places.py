@@ -11,8 +11,8 @@ from typing import Any
 from fedgossip.base import outside_files
 from fedgossip.base.decoding import from_toml, json_value
 from fedgossip.base.errors import ConfigError, FedgossipError
-from fedgossip.base.plain import line
 from fedgossip.base.scores import ACCURACY, Score
+from fedgossip.base.untrusted_text import line
 from fedgossip.core.forecasts import RunForecast, read_forecast
 from fedgossip.core.roles import PEERS, ROLES, Roles, federated_roles, peer_roles, roles_from
 from fedgossip.data.objectives import AS_THE_DATA, KINDS, objective_of

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedgossip.base.plain import line
+from fedgossip.base.untrusted_text import line
 from fedgossip.core.records import EventRow
 from fedgossip.core.roles import PEERS, Roles
 from fedgossip.report.page.naming import shown_round

@@ -6,8 +6,8 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from fedgossip.base.plain import line
 from fedgossip.base.scores import Score
+from fedgossip.base.untrusted_text import line
 from fedgossip.core.records import NetworkRow
 from fedgossip.report.page.numbers import data_size, number, percent
 from fedgossip.report.watch.federation import Led

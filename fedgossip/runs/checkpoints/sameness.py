@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fedgossip.base.errors import ResumeError
-from fedgossip.core.likeness import Likeness
 from fedgossip.core.machine import NodeId
+from fedgossip.core.model_fingerprint import Likeness
 from fedgossip.learning.settings import OF_THE_MACHINE
 
 MAY_DIFFER = ("name", "track", "algorithm.start_timeout", *(f"train.{key}" for key in OF_THE_MACHINE))

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from fedgossip.base.seeds import stream
+from fedgossip.data.agreed.sum_files import read_told
 from fedgossip.data.agreed.suppression import (
     hidden_confusion,
     hidden_places,
@@ -24,7 +25,6 @@ from fedgossip.data.agreed.suppression import (
     told_share,
     told_shares,
 )
-from fedgossip.data.agreed.told_files import read_told
 from fedgossip.data.objectives import CLASSIFICATION, REGRESSION
 from fedgossip.sites.evaluation.evaluation_sums import PLACES, SITES, EvaluationLayout, score_of
 from fedgossip.sites.evaluation.noisy_evaluation import DECILES, SHIFT, Name, Numbers

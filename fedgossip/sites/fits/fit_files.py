@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgossip.base.errors import ConfigError
-from fedgossip.data.agreed.told_files import read_told
+from fedgossip.data.agreed.sum_files import read_told
 from fedgossip.sites.fits.cox.cox_fit import CoxFit
 from fedgossip.sites.fits.glm.glm_fit import FIT, FORMAT, GlmFit
 from fedgossip.sites.fits.survival.survival_fit import CURVES, CurveFit

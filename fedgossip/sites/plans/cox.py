@@ -13,7 +13,7 @@ import numpy as np
 from fedgossip.base.errors import ConfigError, TooFewPeersError
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
-from fedgossip.data.agreed.agreed import AgreedTable
+from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.agreed.federated_tables import read_for_fit
 from fedgossip.data.columns.encoded_tables import categories_in
 from fedgossip.data.objectives import COX, REGRESSION

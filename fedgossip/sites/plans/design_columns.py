@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedgossip.base.errors import ConfigError
-from fedgossip.data.agreed.agreed import AgreedTable
+from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.data.columns.table_schema import SchemaColumn
 
 COLUMNS = 200

@@ -10,7 +10,7 @@ from fedgossip.base.errors import ConfigError, TooFewPeersError, nearest
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
 from fedgossip.core.whole_model import WholeModel
-from fedgossip.data.agreed.agreed import AgreedTable, read
+from fedgossip.data.agreed.agreed_table import AgreedTable, read
 from fedgossip.data.agreed.federated_tables import check_same, read_for_fit
 from fedgossip.data.columns.table_schema import FEDERATED
 from fedgossip.data.objectives import CLASSIFICATION, GLM, REGRESSION

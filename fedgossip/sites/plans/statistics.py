@@ -8,7 +8,7 @@ from functools import partial
 from fedgossip.base.errors import ConfigError, TooFewPeersError
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
-from fedgossip.data.agreed.agreed import AgreedTable, agreed_of, common_moments
+from fedgossip.data.agreed.agreed_table import AgreedTable, agreed_of, common_moments
 from fedgossip.data.agreed.column_sums import SumLayout
 from fedgossip.data.agreed.noisy_sums import check_bounded
 from fedgossip.data.agreed.statistics_task import ROUNDS, StatisticsTask

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fedgossip.base.errors import ConfigError, TooFewPeersError, nearest
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
-from fedgossip.data.agreed.agreed import AgreedTable, read
+from fedgossip.data.agreed.agreed_table import AgreedTable, read
 from fedgossip.data.agreed.federated_tables import check_same, read_for_fit
 from fedgossip.data.columns.encoded_tables import categories_in
 from fedgossip.data.columns.table_schema import FEDERATED, SchemaColumn

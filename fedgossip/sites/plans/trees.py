@@ -14,7 +14,7 @@ from fedgossip.base.errors import ConfigError, TooFewPeersError
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
 from fedgossip.core.whole_model import WholeModel
-from fedgossip.data.agreed.agreed import AgreedColumn, AgreedTable, read, told_bins
+from fedgossip.data.agreed.agreed_table import AgreedColumn, AgreedTable, read, told_bins
 from fedgossip.data.agreed.federated_tables import check_same, read_for_fit, scaled
 from fedgossip.data.columns.table_schema import FEDERATED
 from fedgossip.data.objectives import CLASSIFICATION, REGRESSION, TREES

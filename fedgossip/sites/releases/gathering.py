@@ -16,9 +16,9 @@ from fedgossip.audit import entries, records
 from fedgossip.base import outside_files
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.version import __version__
-from fedgossip.data.agreed import agreed
-from fedgossip.data.agreed.agreed import AGREED_FILE
-from fedgossip.data.agreed.told_files import encoded
+from fedgossip.data.agreed import agreed_table
+from fedgossip.data.agreed.agreed_table import AGREED_FILE
+from fedgossip.data.agreed.sum_files import encoded
 from fedgossip.data.objectives import REGRESSION
 from fedgossip.learning.models import model_files
 from fedgossip.learning.models.model_files import MODEL
@@ -49,7 +49,7 @@ from fedgossip.sites.releases.released import (
 )
 
 if TYPE_CHECKING:
-    from fedgossip.data.agreed.agreed import AgreedTable
+    from fedgossip.data.agreed.agreed_table import AgreedTable
     from fedgossip.plans.approvals.plan_statement import PlanStatement
     from fedgossip.sites.evaluation.evaluated import Evaluation
 
@@ -208,12 +208,12 @@ def _agreed(sources: ReleaseSources, plan: PlanStatement) -> AgreedTable | None:
     if AGREED_FILE not in {Path(name).name for name in plan.files} and plan.table is None:
         return None
     if (sources.run / AGREED_FILE).is_file():
-        return agreed.read(sources.run / AGREED_FILE)
+        return agreed_table.read(sources.run / AGREED_FILE)
     from fedgossip.experiment import file_kept_in, load_experiment
 
     path = Path(load_experiment(file_kept_in(sources.run)).data.agreed)
     advice = f"Put {path.name} beside the experiment as it was in the run."
-    table = agreed.read(path)
+    table = agreed_table.read(path)
     if plan.files.get(path.name) != hashlib.sha256(outside_files.read_bytes(outside_files.named(path))).hexdigest():
         raise ConfigError(f"{path}: not what the sites had agreed on when they trained", advice)
     return table

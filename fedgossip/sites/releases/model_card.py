@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from fedgossip.data.agreed.agreed import AgreedTable
+from fedgossip.data.agreed.agreed_table import AgreedTable
 from fedgossip.report.page import drawing
 from fedgossip.report.page.drawing import BLUE, DASHES, QUIET, draw, legend_above
 from fedgossip.report.page.markup import (

@@ -17,7 +17,7 @@ from fedgossip.privacy.wording import adversary, hidden, not_hidden
 from fedgossip.sites.releases.released import ReleasedPrivacy
 
 if TYPE_CHECKING:
-    from fedgossip.data.agreed.agreed import AgreedTable
+    from fedgossip.data.agreed.agreed_table import AgreedTable
     from fedgossip.plans.approvals.plan_statement import PlanStatement
     from fedgossip.report.page.reading import Summary
     from fedgossip.sites.evaluation.evaluated import Evaluation

@@ -10,7 +10,7 @@ from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
 from fedgossip.core.task import Job
 from fedgossip.data.agreed.sums_task import SumsTask
-from fedgossip.secure.past import AskedBefore
+from fedgossip.secure.session_history import AskedBefore
 from fedgossip.sites.fits.cox.cox import linear_predictor
 from fedgossip.sites.fits.cox.cox_steps import LAST, MOMENTS, RISK, FittedHazards, initial, length_of, told_by
 from fedgossip.sites.fits.cox.cox_sums import CoxLayout, SiteHazards, TimedRecords

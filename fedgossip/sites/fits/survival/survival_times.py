@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.base.errors import ConfigError
-from fedgossip.data.agreed.agreed import AgreedColumn
+from fedgossip.data.agreed.agreed_table import AgreedColumn
 
 TIMES = 400
 """Maximum number of times of a grid."""

@@ -10,7 +10,7 @@ from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.machine import NodeId
 from fedgossip.core.task import Job
 from fedgossip.data.agreed.sums_task import SumsTask
-from fedgossip.secure.past import AskedBefore
+from fedgossip.secure.session_history import AskedBefore
 from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteMargins, SiteTable, TreesLayout
 
 

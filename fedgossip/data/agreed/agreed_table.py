@@ -25,8 +25,8 @@ from fedgossip.data.agreed.column_sums import (
     margins_of,
     moments_of,
 )
+from fedgossip.data.agreed.sum_files import encoded, read_told
 from fedgossip.data.agreed.suppression import PublishedMoments, hidden_places, is_small, told_moments
-from fedgossip.data.agreed.told_files import encoded, read_told
 from fedgossip.data.columns.encoded_tables import found_columns, number_of
 from fedgossip.data.columns.encodings import EncodedColumn, TableEncoding
 from fedgossip.data.columns.table_schema import LEVELS, MEAN, SchemaColumn, TableSchema, options_of

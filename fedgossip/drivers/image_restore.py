@@ -20,7 +20,16 @@ import numpy.typing as npt
 from fedgossip.algorithms.federated.base import Accumulator
 from fedgossip.algorithms.federated.means import MeanOf
 from fedgossip.algorithms.federated.robust import Kept
-from fedgossip.drivers.declared import UNDECLARED, Hint, alternatives, attributes, declared, is_ours, name_of, origin_of
+from fedgossip.drivers.image_types import (
+    UNDECLARED,
+    Hint,
+    alternatives,
+    attributes,
+    declared,
+    is_ours,
+    name_of,
+    origin_of,
+)
 from fedgossip.protocols.federated.aggregation_round import Exchange, PlainRound
 from fedgossip.protocols.federated.client_round import ClientPart, PlainPart
 from fedgossip.runs.checkpoints import DTYPES

@@ -15,7 +15,7 @@ from fedgossip.protocols.gossip.failures import sent_away, superseded
 from fedgossip.protocols.members.dissemination import Dissemination
 from fedgossip.protocols.members.failure_detector import MemberSettings
 from fedgossip.protocols.members.known_members import KnownMembers
-from fedgossip.protocols.members.news import NewsRefusal, Sign, Trust, merge, signed
+from fedgossip.protocols.members.membership_updates import NewsRefusal, Sign, Trust, merge, signed
 from fedgossip.protocols.members.roster import NOBODY, Roster, boundary_after
 from fedgossip.protocols.members.roster_schedule import Make
 

@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedgossip.base.errors import ResumeError
-from fedgossip.drivers.declared import UNDECLARED, attributes, is_ours, name_of, state
-from fedgossip.drivers.fitting import NOTHING, Reader, UnfitError, number_in
+from fedgossip.drivers.image_restore import NOTHING, Reader, UnfitError, number_in
+from fedgossip.drivers.image_types import UNDECLARED, attributes, is_ours, name_of, state
 from fedgossip.runs.checkpoints import DTYPES
 
 Array = npt.NDArray[Any]
