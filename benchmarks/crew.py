@@ -123,14 +123,14 @@ def round_ms(members: Sequence[Measured]) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class SettlingRun:
     """Counted rounds of another program: the milliseconds of each, and the CPU seconds of all its processes."""
 
     ms: list[float]
     cpu_seconds: float
 
 
-def rounds_elsewhere(python: str, script: str, **options: int) -> Elsewhere:
+def rounds_elsewhere(python: str, script: str, **options: int) -> SettlingRun:
     """Return what a script beside this one prints; another Python runs it, which has the program that it measures.
 
     For programs that are none of our dependencies.  Raises CalledProcessError where it fails.
@@ -139,7 +139,7 @@ def rounds_elsewhere(python: str, script: str, **options: int) -> Elsewhere:
     for name, value in options.items():
         command += [f"--{name}", str(value)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return Elsewhere(**json.loads(done.stdout.splitlines()[-1]))
+    return SettlingRun(**json.loads(done.stdout.splitlines()[-1]))
 
 
 def machine() -> str:

@@ -13,7 +13,7 @@ import argparse
 import json
 from dataclasses import asdict, dataclass, field
 
-from crew import Elsewhere, Measured, crew, machine, median, round_ms, rounds_elsewhere
+from crew import Measured, SettlingRun, crew, machine, median, round_ms, rounds_elsewhere
 from servers import CONTESTANTS
 
 WARM = 3
@@ -45,7 +45,7 @@ class Score:
         if coordinator.peak_above_idle is not None:
             self.peak_models = max(self.peak_models or 0.0, coordinator.peak_above_idle / (4 * self.d))
 
-    def add_elsewhere(self, found: Elsewhere) -> None:
+    def add_elsewhere(self, found: SettlingRun) -> None:
         self.ms += found.ms
         self.cpu_seconds += found.cpu_seconds
         self.gigabytes += len(found.ms) * 2 * self.n * 4 * self.d / 1e9

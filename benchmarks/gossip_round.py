@@ -13,7 +13,7 @@ import json
 from dataclasses import asdict, dataclass, field
 
 from contestants import CONTESTANTS
-from crew import Elsewhere, Measured, crew, machine, median, round_ms, rounds_elsewhere
+from crew import Measured, SettlingRun, crew, machine, median, round_ms, rounds_elsewhere
 
 WARM = 3
 """Rounds before the counted ones: buffers are warm, connections at speed."""
@@ -41,7 +41,7 @@ class Score:
         if peaks:
             self.peak_models = max(self.peak_models or 0.0, max(peaks) / (4 * self.d))
 
-    def add_elsewhere(self, found: Elsewhere) -> None:
+    def add_elsewhere(self, found: SettlingRun) -> None:
         self.ms += found.ms
         self.cpu_seconds += found.cpu_seconds
         self.gigabytes += len(found.ms) * 2 * self.n * 4 * self.d / 1e9

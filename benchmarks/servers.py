@@ -25,8 +25,8 @@ from fedgossip.core.wire import CHUNK_BYTES
 from fedgossip.learning.analytic import Averaging
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import Host, Ports
-from fedgossip.net.hub.client import Spoke
-from fedgossip.net.hub.server import Hub
+from fedgossip.net.hub.client import ClientLinks
+from fedgossip.net.hub.server import CoordinatorLinks
 from fedgossip.net.identity import Identity
 from fedgossip.net.sockets import keep_message_memory
 from fedgossip.net.transport import Arrived, LinkDown, LinkUp, Transport
@@ -236,12 +236,12 @@ def _answer(transport: Transport, mine: Vector, watch: Watch) -> None:
 def _connected(seat: Seat, d: int, identity: Identity | None, schema: str = SCHEMA) -> Transport:
     """Return this seat's links, which have begun to call."""
     n, key = seat.n - 1, identity.public if identity else ""
-    transport: Hub | Spoke
+    transport: CoordinatorLinks | ClientLinks
     if _coordinates(seat):
-        transport = Hub(n, f"tcp://{LOOPBACK}:*", identity)
+        transport = CoordinatorLinks(n, f"tcp://{LOOPBACK}:*", identity)
         words = seat.meet((transport.address, key))
     else:
-        transport = Spoke(seat.node, identity)
+        transport = ClientLinks(seat.node, identity)
         words = seat.meet(("", key))
     endpoints = {node: Endpoint(*word) for node, word in enumerate(words)}
     partners = range(n) if _coordinates(seat) else (n,)
@@ -268,7 +268,7 @@ class NoOp(Averaging):
 
 
 def machines_plain(seat: Seat, d: int, warm: int, rounds: int) -> Measured:
-    """Coordinator, Client and Host over Hub and Spokes without encryption: checked, added exactly, in any order."""
+    """Coordinator, Client and Host over CoordinatorLinks and Spokes without encryption: checked, added exactly, in any order."""
     return _machines(seat, d, warm, rounds, None)
 
 

@@ -21,8 +21,8 @@ from fedgossip.core.task import LocalTask
 from fedgossip.faults import Fault, FaultScript
 from fedgossip.net.endpoints import Endpoint, Endpoints
 from fedgossip.net.host import Host, Ports
-from fedgossip.net.hub.client import Spoke
-from fedgossip.net.hub.server import Hub
+from fedgossip.net.hub.client import ClientLinks
+from fedgossip.net.hub.server import CoordinatorLinks
 from fedgossip.net.identity import Identity
 from fedgossip.net.links.mesh import Links
 from fedgossip.net.transport import Transport
@@ -111,8 +111,8 @@ def over_sockets(of: Federation) -> dict[int, Vector]:
 def over_hub(of: Federation) -> dict[int, Vector]:
     """The same, with clients that only call and a coordinator that is only called."""
     identities = [Identity.new() for _ in range(of.n + 1)]
-    hub = Hub(of.n, "tcp://127.0.0.1:*", identities[of.n])
-    spokes = [Spoke(node, identities[node]) for node in range(of.n)]
+    hub = CoordinatorLinks(of.n, "tcp://127.0.0.1:*", identities[of.n])
+    spokes = [ClientLinks(node, identities[node]) for node in range(of.n)]
     endpoints = {node: Endpoint("", identity.public) for node, identity in enumerate(identities)}
     return _run(of, [*spokes, hub], {**endpoints, of.n: Endpoint(hub.address, identities[of.n].public)})
 

@@ -13,8 +13,8 @@ from fedgossip.base.vectors import frozen
 from fedgossip.core.messages import AnyMessage, Contribution, Expected, Hello, Invite
 from fedgossip.core.wire import CHUNK_BYTES
 from fedgossip.net.endpoints import Endpoint
-from fedgossip.net.hub.client import Spoke
-from fedgossip.net.hub.server import Hub
+from fedgossip.net.hub.client import ClientLinks
+from fedgossip.net.hub.server import CoordinatorLinks
 from fedgossip.net.identity import Identity
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Transport
 
@@ -28,19 +28,19 @@ HELLO = Hello("layout", "experiment", "1")
 class Wheel:
     """Node n is the hub of spokes 0 to n - 1; `heard` are the events of each node, in their order."""
 
-    hub: Hub
+    hub: CoordinatorLinks
     keys: list[Identity]
     expected: Expected
-    spokes: dict[int, Spoke] = field(default_factory=dict)
+    spokes: dict[int, ClientLinks] = field(default_factory=dict)
     heard: dict[int, list[LinkEvent]] = field(default_factory=dict)
 
     @property
     def n(self) -> int:
         return len(self.keys) - 1
 
-    def spoke(self, node: int, hello: Hello = HELLO) -> Spoke:
+    def spoke(self, node: int, hello: Hello = HELLO) -> ClientLinks:
         """Start a client; one that was there before is no longer polled, nor closed."""
-        spoke = self.spokes[node] = Spoke(node, self.keys[node])
+        spoke = self.spokes[node] = ClientLinks(node, self.keys[node])
         self.heard[node] = []
         spoke.connect((self.n,), {self.n: Endpoint(self.hub.address, self.keys[self.n].public)}, self.expected, hello)
         return spoke
@@ -90,7 +90,9 @@ class Wheel:
 def wheel(n: int, address: str = "tcp://127.0.0.1:*", dim: int = DIM, turns_at_once: int = 4) -> Iterator[Wheel]:
     """A hub that lets n clients call, none of which does yet."""
     keys = [Identity.new() for _ in range(n + 1)]
-    made = Wheel(Hub(n, address, keys[n], turns_at_once), keys, Expected("layout", "float32", dim), heard={n: []})
+    made = Wheel(
+        CoordinatorLinks(n, address, keys[n], turns_at_once), keys, Expected("layout", "float32", dim), heard={n: []}
+    )
     clients = {node: Endpoint("", keys[node].public) for node in range(n)}
     made.hub.connect(tuple(clients), clients, made.expected, replace(HELLO, process=99))
     try:

@@ -1,4 +1,4 @@
-"""A coordinator or a client as a process of its own, with the real host over Hub and Spoke; it learns a quadratic.
+"""A coordinator or a client as a process of its own, with the real host over CoordinatorLinks and ClientLinks; it learns a quadratic.
 
     python hub_processes.py coordinator FOLDER ADDRESS N ROUNDS
     python hub_processes.py client FOLDER ADDRESS N NODE
@@ -32,8 +32,8 @@ from fedgossip.core.records import EventRow, PeerRow, Row
 from fedgossip.learning.analytic import Quadratic
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import Host, Ports
-from fedgossip.net.hub.client import Spoke
-from fedgossip.net.hub.server import Hub
+from fedgossip.net.hub.client import ClientLinks
+from fedgossip.net.hub.server import CoordinatorLinks
 from fedgossip.net.identity import Identity
 from fedgossip.net.transport import Transport
 from fedgossip.protocols.federated.client import Client, ClientSettings
@@ -133,14 +133,14 @@ def coordinate(folder: Path, address: str, n: int, rounds: int) -> None:
     settings = CoordinatorSettings(rounds, deadline_ns=20 * SECOND, return_ns=20 * SECOND, drain_ns=5 * SECOND)
     sampling, task = Uniform(0, clients, n), life.task
     machine = Coordinator(n, clients, of, sampling, task.initial(n), task.schema, settings, resumed)
-    life.run(machine, Hub(n, address, life.keys[n]), clients)
+    life.run(machine, CoordinatorLinks(n, address, life.keys[n]), clients)
 
 
 def take_part(folder: Path, address: str, n: int, node: int) -> None:
     life, rule = Life(folder, address, n, node), make("fedavg", clients=n).clients
     settings = ClientSettings(1_000_000, silence_ns=60 * SECOND)
     machine = Client(node, n, rule, life.task.initial(node), life.task.schema, settings)
-    life.run(machine, Spoke(node, life.keys[node]), (n,))
+    life.run(machine, ClientLinks(node, life.keys[node]), (n,))
 
 
 if __name__ == "__main__":

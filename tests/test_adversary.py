@@ -9,7 +9,7 @@ import pytest
 from over_sockets import run_over_sockets
 
 from fedgossip import load_experiment, simulate
-from fedgossip.algorithms.robust.attacks import ATTACKS, Overheard, attack_of, lies
+from fedgossip.algorithms.robust.attacks import ATTACKS, ObservedModels, attack_of, lies
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import digest, frozen
 from fedgossip.core.records import NetworkRow, PeerRow
@@ -36,7 +36,7 @@ def experiment(attack: str = "sign-flip", combine: str = "clipped", **more: Any)
 # --- the attacks by hand ----------------------------------------------------------------------------------------------
 
 
-def seen(own: Any, good: dict[int, Any], **more: Any) -> Overheard:
+def seen(own: Any, good: dict[int, Any], **more: Any) -> ObservedModels:
     vectors = {j: frozen(np.array(one, np.float64)) for j, one in good.items()}
     row = {0: 0.5, 1: 0.2, 2: 0.1, 9: 0.2}
     said: dict[str, Any] = {
@@ -47,10 +47,10 @@ def seen(own: Any, good: dict[int, Any], **more: Any) -> Overheard:
         "attackers": frozenset({9}),
         **more,
     }
-    return Overheard(own=frozen(np.array(own, np.float64)), good=vectors, **said)
+    return ObservedModels(own=frozen(np.array(own, np.float64)), good=vectors, **said)
 
 
-def told(name: str, view: Overheard, to: int = 0, **options: Any) -> Any:
+def told(name: str, view: ObservedModels, to: int = 0, **options: Any) -> Any:
     return lies(attack_of(name, options), view, (0, 1))[to].tolist()
 
 

@@ -1,6 +1,6 @@
 """On a CUDA GPU: what is trained there is what the CPU trains, to rounding, and nothing warns.
 
-Elsewhere these are skipped; that they are sound programs is seen on the CPU (`test_these_checks_hold_on_the_cpu`).
+SettlingRun these are skipped; that they are sound programs is seen on the CPU (`test_these_checks_hold_on_the_cpu`).
 """
 
 from __future__ import annotations

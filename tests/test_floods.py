@@ -29,8 +29,8 @@ from fedgossip.core.wire import CHUNK_BYTES
 from fedgossip.net import connections, descriptors
 from fedgossip.net.connections import UNHEARD_BYTES
 from fedgossip.net.endpoints import Endpoint
-from fedgossip.net.hub.client import Spoke
-from fedgossip.net.hub.server import Hub
+from fedgossip.net.hub.client import ClientLinks
+from fedgossip.net.hub.server import CoordinatorLinks
 from fedgossip.net.identity import Identity
 from fedgossip.net.links.mesh import Links
 from fedgossip.net.transport import LinkEvent, Rejected, Transport
@@ -107,7 +107,7 @@ def test_a_message_without_end_costs_a_caller_of_a_peer_its_connection(tmp_path:
 @pytest.mark.parametrize("greets", [False, True])
 def test_a_message_without_end_costs_a_client_its_connection(tmp_path: Path, greets: bool) -> None:
     ours, theirs = Identity.new(), Identity.new()
-    hub = Hub(1, "tcp://127.0.0.1:*", ours)
+    hub = CoordinatorLinks(1, "tcp://127.0.0.1:*", ours)
     try:
         hub.connect((0,), {0: Endpoint("", theirs.public)}, EXPECTED, HELLO)
         first = [in_hex(greeting(HELLO))] if greets else []
@@ -125,7 +125,7 @@ def test_a_message_without_end_costs_one_that_is_called_its_connection(tmp_path:
     with attacker("answer", "tcp://127.0.0.1:*", key_file(tmp_path, theirs)) as process:
         assert process.stdout
         endpoint = Endpoint(process.stdout.readline().strip(), theirs.public)
-        links = Spoke(0, ours) if role == "client" else Links(0, "tcp://127.0.0.1:*", ours)
+        links = ClientLinks(0, ours) if role == "client" else Links(0, "tcp://127.0.0.1:*", ours)
         try:
             links.connect((1,), {1: endpoint}, EXPECTED, HELLO)
             events, growth = attacked(links, tmp_path)
@@ -257,10 +257,10 @@ def test_a_storm_of_callers_without_keys_does_not_end_a_coordinator_with_few_fil
 
 AT_WORK = """
 import os, resource, select, sys
-from fedgossip.net.hub.server import Hub
+from fedgossip.net.hub.server import CoordinatorLinks
 from fedgossip.net.identity import Identity
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
-hub = Hub(1, "tcp://127.0.0.1:*", Identity.new())
+hub = CoordinatorLinks(1, "tcp://127.0.0.1:*", Identity.new())
 print(hub.address, flush=True)
 while not select.select([sys.stdin], [], [], 0.001)[0]:
     files = [open(os.devnull) for _ in range(64)]

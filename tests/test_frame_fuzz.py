@@ -30,8 +30,8 @@ from fedgossip.learning.analytic import Quadratic
 from fedgossip.net import host
 from fedgossip.net.auth import GUEST, GUESTS
 from fedgossip.net.endpoints import Endpoint
-from fedgossip.net.hub.client import Spoke
-from fedgossip.net.hub.server import Hub
+from fedgossip.net.hub.client import ClientLinks
+from fedgossip.net.hub.server import CoordinatorLinks
 from fedgossip.net.identity import Identity
 from fedgossip.net.links.mesh import Links
 from fedgossip.net.streams.sealed_way import SEAL
@@ -153,7 +153,7 @@ def test_links_hear_whatever_is_written_and_by_whom(links: Links) -> None:
 
 @pytest.mark.sockets
 def test_a_spoke_hears_whatever_its_coordinator_writes() -> None:
-    spoke, fed, s = Spoke(0, Identity.new()), Fed(), scribe(4, "coordinator")
+    spoke, fed, s = ClientLinks(0, Identity.new()), Fed(), scribe(4, "coordinator")
     spoke._coordinator, spoke._assembler = 1, Assembler(EXPECTED["gossip"])
     spoke._dealer = fed  # type: ignore[assignment]
     found: list[Any] = []
@@ -220,14 +220,14 @@ def test_a_federation_beside_one_that_writes_what_cannot_be_read_ends_with_the_r
     expected = Expected(task.schema, task.dtype.name, LENGTH, of.of.clients.vectors)
     written = 0
 
-    def from_client(self: Spoke, mark: bytes, body: bytes) -> None:
+    def from_client(self: ClientLinks, mark: bytes, body: bytes) -> None:
         nonlocal written
         if self._up and self._dealer and not self._outbox:
             self._dealer.send_multipart([mark, body], zmq.NOBLOCK)
             self._call.said += mark[:1] != SEAL
             written += 1
 
-    def from_coordinator(self: Hub, mark: bytes, body: bytes) -> None:
+    def from_coordinator(self: CoordinatorLinks, mark: bytes, body: bytes) -> None:
         nonlocal written
         for client in self._clients.values():
             if client.up and client.here and not client.line.outbox:
@@ -236,10 +236,12 @@ def test_a_federation_beside_one_that_writes_what_cannot_be_read_ends_with_the_r
                 written += 1
 
     if liar == "client":
-        bent = frame_fuzz.beside(Spoke, from_client, lies(expected, "coordinator"))
-        monkeypatch.setattr(federation, "Spoke", lambda node, *rest: (bent if node == 0 else Spoke)(node, *rest))
+        bent = frame_fuzz.beside(ClientLinks, from_client, lies(expected, "coordinator"))
+        monkeypatch.setattr(federation, "Spoke", lambda node, *rest: (bent if node == 0 else ClientLinks)(node, *rest))
     else:
-        monkeypatch.setattr(federation, "Hub", frame_fuzz.beside(Hub, from_coordinator, lies(expected, "client")))
+        monkeypatch.setattr(
+            federation, "Hub", frame_fuzz.beside(CoordinatorLinks, from_coordinator, lies(expected, "client"))
+        )
     results = over_hub(of)
     assert digest([results[4]]) == of.digest() and sorted(results) == list(range(5))
     assert written > 10

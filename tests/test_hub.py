@@ -28,9 +28,9 @@ from fedgossip.net import callers
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.hub import router_sender, upload_slots
 from fedgossip.net.hub import server as hubs
-from fedgossip.net.hub.client import Spoke
-from fedgossip.net.hub.router_sender import CHUNKS_IN_A_ROW, MODELS, SPEAKING_CHUNKS, ClientLine, Speaker
-from fedgossip.net.hub.server import Hub
+from fedgossip.net.hub.client import ClientLinks
+from fedgossip.net.hub.router_sender import CHUNKS_IN_A_ROW, MODELS, SPEAKING_CHUNKS, ClientLine, FairSender
+from fedgossip.net.hub.server import CoordinatorLinks
 from fedgossip.net.identity import Identity
 from fedgossip.net.links.outbox import OUTBOX_MESSAGES, Cuts, Outbox, Pair
 from fedgossip.net.sockets import SILENCE_MS
@@ -120,7 +120,7 @@ def test_words_of_the_links_overtake_a_model_that_is_on_its_way() -> None:
         w.until(lambda: len(w.arrived(0, Invite)) == 3 and w.arrived(1, Contribution))
 
 
-def falls_silent_after(spoke: Spoke, pairs: int) -> None:
+def falls_silent_after(spoke: ClientLinks, pairs: int) -> None:
     """Let a client hand no more than so many words and chunks to ZeroMQ."""
     following, sent, given = spoke._next, spoke._outbox.sent, 0
 
@@ -243,7 +243,7 @@ def test_a_hub_that_is_back_on_its_port_is_called_again_by_all_at_once(monkeypat
         w.start()
         address, expected = w.hub.address, w.expected
         w.hub.close()
-        w.hub = Hub(n, address, w.keys[n])
+        w.hub = CoordinatorLinks(n, address, w.keys[n])
         clients = {node: Endpoint("", w.keys[node].public) for node in range(n)}
         w.hub.connect(tuple(clients), clients, expected, replace(HELLO, process=100, incarnation=1))
         w.forget()
@@ -253,7 +253,7 @@ def test_a_hub_that_is_back_on_its_port_is_called_again_by_all_at_once(monkeypat
 
 def test_a_descriptor_that_is_used_again_is_the_new_callers() -> None:
     """One client hangs up and another calls before the hub looks; without encryption nobody waits for it to look."""
-    hub = Hub(2, "tcp://127.0.0.1:*", None)
+    hub = CoordinatorLinks(2, "tcp://127.0.0.1:*", None)
     hub.connect((0, 1), {0: Endpoint("", ""), 1: Endpoint("", "")}, Expected("layout", "float32", DIM), HELLO)
     where, used_again = {2: Endpoint(hub.address, "")}, 0
     try:
@@ -274,7 +274,7 @@ def test_a_descriptor_that_is_used_again_is_the_new_callers() -> None:
 
 
 def test_a_caller_that_takes_the_name_of_its_last_connection_is_up_on_the_new_one() -> None:
-    hub = Hub(2, "tcp://127.0.0.1:*", None)
+    hub = CoordinatorLinks(2, "tcp://127.0.0.1:*", None)
     hub.connect((0,), {0: Endpoint("", "")}, Expected("layout", "float32", DIM), HELLO)
     where = {2: Endpoint(hub.address, "")}
     try:
@@ -308,9 +308,9 @@ def test_a_client_that_has_nothing_to_hear_is_said_something_without_meaning(mon
         w.hub.close()
 
 
-def _called(node: int, where: dict[int, Endpoint], hub: Hub | None) -> Spoke:
+def _called(node: int, where: dict[int, Endpoint], hub: CoordinatorLinks | None) -> ClientLinks:
     """Return a spoke that has said Hello, and has been heard where a hub is given."""
-    spoke = Spoke(node, None)
+    spoke = ClientLinks(node, None)
     spoke.connect((2,), where, Expected("layout", "float32", DIM), HELLO)
     end = time.monotonic() + SECONDS
     while not (spoke._connected and (hub is None or hub._clients[node].up)):
@@ -373,7 +373,7 @@ def test_a_stream_is_sent_some_chunks_before_the_next_which_has_its_turn_all_the
             return True
 
     nothing: Any = SimpleNamespace()
-    speaker = Speaker(nothing, nothing)
+    speaker = FairSender(nothing, nothing)
     for node in range(2):
         speaker.put(ClientLine(node, Outbox(Cuts()), way=Way(node, speaks=True)), invite(0))
     speaker.speak()
@@ -448,7 +448,7 @@ def test_two_hundred_clients_talk_with_one_hub() -> None:
 
 def test_a_port_that_is_taken_is_an_error_with_advice() -> None:
     with wheel(1) as w, pytest.raises(NetworkError, match="cannot listen") as refused:
-        Hub(1, w.hub.address, w.keys[1])
+        CoordinatorLinks(1, w.hub.address, w.keys[1])
     assert "another port" in refused.value.advice
 
 
@@ -489,7 +489,7 @@ def test_a_host_that_may_not_open_enough_files_invites_nobody(monkeypatch: pytes
 
 def test_a_spoke_has_one_coordinator_and_refuses_an_address_that_is_none() -> None:
     keys = [Identity.new(), Identity.new()]
-    spoke = Spoke(0, keys[0])
+    spoke = ClientLinks(0, keys[0])
     try:
         with pytest.raises(ConfigError, match="is no address"):
             spoke.connect((1,), {1: Endpoint("nowhere", keys[1].public)}, Expected("s", "float32", 1), HELLO)
@@ -504,7 +504,7 @@ def test_a_spoke_has_one_coordinator_and_refuses_an_address_that_is_none() -> No
 def test_a_spoke_follows_a_coordinator_that_has_moved() -> None:
     with wheel(1) as w:
         w.start()
-        moved = Hub(1, "tcp://127.0.0.1:*", w.keys[1])
+        moved = CoordinatorLinks(1, "tcp://127.0.0.1:*", w.keys[1])
         moved.connect((0,), {0: Endpoint("", w.keys[0].public)}, w.expected, HELLO)
         w.spokes[0].meet(1, Endpoint(moved.address, w.keys[1].public))
         w.until(lambda: LinkDown(0) in w.heard[1])
@@ -516,7 +516,7 @@ def test_a_spoke_follows_a_coordinator_that_has_moved() -> None:
 
 def test_a_wrong_key_of_the_coordinator_is_told_to_the_client() -> None:
     with wheel(1) as w:
-        spoke = w.spokes[0] = Spoke(0, w.keys[0])
+        spoke = w.spokes[0] = ClientLinks(0, w.keys[0])
         w.heard[0] = []
         spoke.connect((1,), {1: Endpoint(w.hub.address, Identity.new().public)}, w.expected, HELLO)
         w.until(lambda: w.reasons(0))
@@ -525,7 +525,7 @@ def test_a_wrong_key_of_the_coordinator_is_told_to_the_client() -> None:
 
 def test_a_client_whose_key_is_not_known_hears_that_it_is_refused() -> None:
     with wheel(1) as w:
-        spoke = w.spokes[0] = Spoke(0, Identity.new())
+        spoke = w.spokes[0] = ClientLinks(0, Identity.new())
         w.heard[0] = []
         spoke.connect((1,), {1: Endpoint(w.hub.address, w.keys[1].public)}, w.expected, HELLO)
         w.until(lambda: "handshake" in w.reasons(0) and "unknown_key" in w.reasons(1))
@@ -551,7 +551,7 @@ def test_tries_become_rarer_the_longer_a_client_takes_nothing(monkeypatch: pytes
     clock = [0.0]
     router = Full(clock, opens=2.0)
     monkeypatch.setattr(router_sender, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    speaker = router_sender.Speaker(router, Streams(None, ()))  # type: ignore[arg-type]
+    speaker = router_sender.FairSender(router, Streams(None, ()))  # type: ignore[arg-type]
     line = router_sender.ClientLine(0, Outbox(Cuts()), b"name")
     for _ in range(2):
         speaker.put(line, Leaving(0))

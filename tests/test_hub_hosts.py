@@ -1,4 +1,4 @@
-"""Whole federated runs over Hub and Spoke: the simulator's bits, killed processes, networks that let nobody in."""
+"""Whole federated runs over CoordinatorLinks and ClientLinks: the simulator's bits, killed processes, networks that let nobody in."""
 
 from __future__ import annotations
 
@@ -135,11 +135,11 @@ DEAF = """
 import multiprocessing, time
 from hub_kit import DIM, CHUNKS, HELLO, contribution
 from fedgossip.net.endpoints import Endpoint
-from fedgossip.net.hub.client import Spoke
+from fedgossip.net.hub.client import ClientLinks
 from fedgossip.net.transport import Arrived, LinkDown
 
 def talk(keys, expected, address):
-    spoke = Spoke(0, keys[0])
+    spoke = ClientLinks(0, keys[0])
     spoke.connect((1,), {1: Endpoint(address.get(), keys[1].public)}, expected, HELLO)
     while True:
         spoke.send(1, contribution(1, DIM // CHUNKS))
@@ -151,8 +151,8 @@ keys, expected = [Identity.new(), Identity.new()], Expected("layout", "float32",
 address = multiprocessing.SimpleQueue()
 talker = multiprocessing.Process(target=talk, args=(keys, expected, address))
 talker.start()
-from fedgossip.net.hub.server import Hub
-hub = Hub(1, "tcp://127.0.0.1:*", keys[1])
+from fedgossip.net.hub.server import CoordinatorLinks
+hub = CoordinatorLinks(1, "tcp://127.0.0.1:*", keys[1])
 hub.connect((0,), {0: Endpoint("", keys[0].public)}, expected, HELLO)
 address.put(hub.address)
 heard = 0

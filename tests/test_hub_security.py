@@ -23,7 +23,7 @@ from fedgossip.core.messages import AnyMessage, Contribution, Expected, Hello, I
 from fedgossip.core.wire import CHUNK_BYTES, Assembler
 from fedgossip.net import callers
 from fedgossip.net.endpoints import Endpoint
-from fedgossip.net.hub.server import Hub
+from fedgossip.net.hub.server import CoordinatorLinks
 from fedgossip.net.identity import Identity
 from fedgossip.net.transport import LinkDown, LinkEvent, LinkUp
 
@@ -34,9 +34,9 @@ EXPECTED = Expected("layout", "float32", CHUNK_BYTES // 4 + 1000)  # as that of 
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
+def hub() -> Iterator[CoordinatorLinks]:
     """Node 2, whose clients 0 and 1 are played by hand."""
-    made = Hub(2, "tcp://127.0.0.1:*", Identity.new())
+    made = CoordinatorLinks(2, "tcp://127.0.0.1:*", Identity.new())
     made.keys = [Identity.new(), Identity.new()]  # type: ignore[attr-defined]
     clients = {node: Endpoint("", key.public) for node, key in enumerate(made.keys)}  # type: ignore[attr-defined]
     made.connect((0, 1), clients, EXPECTED, HELLO)
@@ -44,14 +44,14 @@ def hub() -> Iterator[Hub]:
     made.close()
 
 
-def key(hub: Hub, node: int) -> Identity:
+def key(hub: CoordinatorLinks, node: int) -> Identity:
     return hub.keys[node]  # type: ignore[attr-defined, no-any-return]
 
 
 # --- strangers ------------------------------------------------------------------------------------------------------
 
 
-def test_of_a_thousand_unknown_keys_none_is_served_and_all_are_told(hub: Hub) -> None:
+def test_of_a_thousand_unknown_keys_none_is_served_and_all_are_told(hub: CoordinatorLinks) -> None:
     assert hub.identity
     count, events = 1000, []
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -73,7 +73,9 @@ def test_of_a_thousand_unknown_keys_none_is_served_and_all_are_told(hub: Hub) ->
         assert [event.sender for event in arrived(heard_until(hub, arrived))] == [0]
 
 
-def _stranger(context: zmq.Context[zmq.Socket[bytes]], hub: Hub) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+def _stranger(
+    context: zmq.Context[zmq.Socket[bytes]], hub: CoordinatorLinks
+) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
     assert hub.identity
     stranger, identity = context.socket(zmq.DEALER), Identity.new()
     stranger.curve_serverkey = hub.identity.public.encode()
@@ -89,7 +91,7 @@ def _served(stranger: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> bool:
     return recv_monitor_message(monitor)["event"] != zmq.EVENT_HANDSHAKE_FAILED_AUTH or bool(stranger.poll(0))
 
 
-def test_a_caller_without_encryption_is_never_served(hub: Hub) -> None:
+def test_a_caller_without_encryption_is_never_served(hub: CoordinatorLinks) -> None:
     with calling(hub, None) as stranger, calling(hub, key(hub, 1)) as client:
         with contextlib.suppress(zmq.Again):  # it may be refused already
             stranger.send(*greeting(HELLO))
@@ -102,7 +104,7 @@ def test_a_caller_without_encryption_is_never_served(hub: Hub) -> None:
 
 def test_nobody_is_served_before_the_keys_are_known() -> None:
     with wheel(1) as w:
-        early = Hub(1, "tcp://127.0.0.1:*", w.keys[1])
+        early = CoordinatorLinks(1, "tcp://127.0.0.1:*", w.keys[1])
         try:
             with calling(early, w.keys[0]) as caller:
                 caller.send(*greeting(HELLO))
@@ -112,7 +114,7 @@ def test_nobody_is_served_before_the_keys_are_known() -> None:
             early.close()
 
 
-def test_the_sender_is_who_holds_the_key_whatever_routing_id_it_claims(hub: Hub) -> None:
+def test_the_sender_is_who_holds_the_key_whatever_routing_id_it_claims(hub: CoordinatorLinks) -> None:
     with calling(hub, key(hub, 1), routing_id=b"0") as liar, calling(hub, key(hub, 0)) as honest:
         liar.send(*greeting(HELLO))
         one = heard_until(hub, arrived)
@@ -121,7 +123,7 @@ def test_the_sender_is_who_holds_the_key_whatever_routing_id_it_claims(hub: Hub)
     assert [event.sender for event in arrived(one + other)] == [1, 0]
 
 
-def test_one_that_takes_the_routing_id_of_a_broken_connection_is_still_itself(hub: Hub) -> None:
+def test_one_that_takes_the_routing_id_of_a_broken_connection_is_still_itself(hub: CoordinatorLinks) -> None:
     """A ROUTER lets a caller choose its name once nobody has it; what is said under it is its own all the same."""
     with calling(hub, key(hub, 0), routing_id=b"x") as first:
         first.send(*greeting(HELLO))
@@ -134,7 +136,7 @@ def test_one_that_takes_the_routing_id_of_a_broken_connection_is_still_itself(hu
 
 
 def test_of_those_who_only_hold_the_door_open_the_oldest_are_hung_up_on(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
+    hub: CoordinatorLinks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(callers, "STRANGERS", 20)
     with calling(hub, key(hub, 0)) as honest:
@@ -172,7 +174,9 @@ def _closed(door: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize("reason", sorted(LIES))
-def test_what_cannot_be_read_is_refused_with_its_reason_and_the_next_message_arrives(hub: Hub, reason: str) -> None:
+def test_what_cannot_be_read_is_refused_with_its_reason_and_the_next_message_arrives(
+    hub: CoordinatorLinks, reason: str
+) -> None:
     lies = [lie for lie in LIES[reason] if lie]
     with calling(hub, key(hub, 0)) as liar, calling(hub, key(hub, 1)) as honest:
         for caller in (liar, honest):
@@ -191,7 +195,7 @@ def test_what_cannot_be_read_is_refused_with_its_reason_and_the_next_message_arr
 
 
 @pytest.mark.parametrize("said", [OPEN, (mark(b"H", 1), header(type="leaving", round=0)), (mark(b"A", 1), b"")])
-def test_one_that_does_not_greet_is_not_heard(hub: Hub, said: tuple[bytes, bytes]) -> None:
+def test_one_that_does_not_greet_is_not_heard(hub: CoordinatorLinks, said: tuple[bytes, bytes]) -> None:
     with calling(hub, key(hub, 0)) as rude:
         rude.send(*said)
         rude.send(*greeting(HELLO))
@@ -214,7 +218,7 @@ def test_a_vector_whose_turn_it_is_not_takes_no_memory() -> None:
         assert w.hub._clients[0].assembler._vectors == () and not w.hub._clients[0].assembler.to_come
 
 
-def test_a_frame_over_the_limit_costs_its_sender_the_connection(hub: Hub) -> None:
+def test_a_frame_over_the_limit_costs_its_sender_the_connection(hub: CoordinatorLinks) -> None:
     with calling(hub, key(hub, 0)) as liar, calling(hub, key(hub, 1)) as honest:
         liar.send(*greeting(HELLO))
         heard_until(hub, arrived)
@@ -225,7 +229,7 @@ def test_a_frame_over_the_limit_costs_its_sender_the_connection(hub: Hub) -> Non
     assert [event.sender for event in arrived(events)] == [1]
 
 
-def test_one_that_floods_does_not_keep_another_from_being_heard(hub: Hub) -> None:
+def test_one_that_floods_does_not_keep_another_from_being_heard(hub: CoordinatorLinks) -> None:
     flooding = threading.Event()
     flooding.set()
     with calling(hub, key(hub, 0)) as flood, calling(hub, key(hub, 1)) as honest:
@@ -265,7 +269,7 @@ def greets(caller: Caller) -> Callable[[list[LinkEvent]], bool]:
 
 
 def test_one_that_calls_again_and_again_has_one_connection_and_holds_few_doors_open(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
+    hub: CoordinatorLinks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that are hung up on call again by themselves, and say nothing; the newest says Hello whenever it is let in,
     as a client does: among so many that call it may be hung up on before it is heard."""
@@ -348,7 +352,7 @@ def test_a_late_word_of_a_turn_before_does_not_stop_the_one_that_goes_on() -> No
         w.until(lambda: w.arrived(1, Contribution))
 
 
-def test_who_has_said_hello_to_another_experiment_is_up_and_left_to_the_host(hub: Hub) -> None:
+def test_who_has_said_hello_to_another_experiment_is_up_and_left_to_the_host(hub: CoordinatorLinks) -> None:
     with calling(hub, key(hub, 0)) as other:
         other.send(*greeting(replace(HELLO, experiment="another")))
         (event,) = arrived(heard_until(hub, arrived))

@@ -19,7 +19,7 @@ from fedgossip.protocols.gossip.learner import Learner
 from fedgossip.protocols.gossip.mailbox import Mailbox
 from fedgossip.protocols.gossip.open_round import ExchangedRound, OwnWeights
 from fedgossip.protocols.gossip.pairing import ATTEMPTS, Pairing
-from fedgossip.protocols.gossip.partner_set import Company
+from fedgossip.protocols.gossip.partner_set import PartnerSet
 from fedgossip.protocols.gossip.peer_sampling import UniformPartner
 from fedgossip.protocols.gossip.round_clock import RoundClock
 from fedgossip.protocols.private.masked_sums import MaskedSums
@@ -179,7 +179,7 @@ def test_every_correction_counts_once_and_none_while_a_round_is_open(ops: Any) -
 @some
 @given(st.lists(st.tuples(NODES, st.sampled_from("jjlgda"), st.integers(0, 2))))
 def test_nobody_is_here_and_gone_at_once(ops: Any) -> None:
-    company = Company(0, range(1, 5))
+    company = PartnerSet(0, range(1, 5))
     for node, what, life in ops:
         if what == "j":
             if company.joined(node, life):

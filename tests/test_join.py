@@ -48,7 +48,7 @@ from fedgossip.experiment import checked
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
 from fedgossip.protocols.members.member import Member
-from fedgossip.protocols.transfer.state_transfer import KEPT_NS, Giver, Taker
+from fedgossip.protocols.transfer.state_transfer import KEPT_NS, ModelFetch, ModelSource
 
 SCHEMA = "s"
 SECOND = 1_000_000_000
@@ -370,13 +370,13 @@ def test_one_that_comes_after_the_last_round_is_told_so() -> None:
 BIG = frozen(np.arange(2 * MODEL_CHUNK + 7, dtype=np.float32))
 
 
-def giver(round: int = 5, model: Vector = BIG) -> Giver:
-    made = Giver(SCHEMA)
+def giver(round: int = 5, model: Vector = BIG) -> ModelSource:
+    made = ModelSource(SCHEMA)
     made.latest = round, model
     return made
 
 
-def pump(taker: Taker, givers: dict[NodeId, Giver], effects: list[Effect], pieces: int = 99) -> list[Effect]:
+def pump(taker: ModelFetch, givers: dict[NodeId, ModelSource], effects: list[Effect], pieces: int = 99) -> list[Effect]:
     """Move messages by hand until `pieces` pieces came or nothing is left; return what was not moved."""
     queue = list(effects)
     while queue:
@@ -396,14 +396,14 @@ def pump(taker: Taker, givers: dict[NodeId, Giver], effects: list[Effect], piece
 
 
 def test_the_newest_model_is_fetched_whole() -> None:
-    taker = Taker(SCHEMA, BIG.size, "float32")
+    taker = ModelFetch(SCHEMA, BIG.size, "float32")
     pump(taker, {1: giver(4, frozen(BIG + 1)), 2: giver(5)}, taker.begin([1, 2]))
     assert taker.model is not None and taker.model[0] == 5
     assert np.array_equal(taker.model[1], BIG) and not taker.model[1].flags.writeable
 
 
 def test_after_a_broken_link_it_goes_on_where_it_was() -> None:
-    taker, givers = Taker(SCHEMA, BIG.size, "float32"), {1: giver()}
+    taker, givers = ModelFetch(SCHEMA, BIG.size, "float32"), {1: giver()}
     pump(taker, givers, taker.begin([1]), pieces=1)
     assert taker.gone(1) == [] and taker.start == MODEL_CHUNK
     again = taker.joined(1)
@@ -413,7 +413,7 @@ def test_after_a_broken_link_it_goes_on_where_it_was() -> None:
 
 
 def test_another_with_the_same_model_goes_on_where_the_first_stopped() -> None:
-    taker, givers = Taker(SCHEMA, BIG.size, "float32"), {1: giver(), 2: giver()}
+    taker, givers = ModelFetch(SCHEMA, BIG.size, "float32"), {1: giver(), 2: giver()}
     pump(taker, givers, taker.begin([1, 2]), pieces=1)
     assert taker.source == 1
     effects = taker.gone(1)
@@ -424,7 +424,7 @@ def test_another_with_the_same_model_goes_on_where_the_first_stopped() -> None:
 
 
 def test_one_that_does_not_answer_is_given_up_for_the_next_best() -> None:
-    taker, givers = Taker(SCHEMA, BIG.size, "float32"), {1: giver(9), 2: giver(5)}
+    taker, givers = ModelFetch(SCHEMA, BIG.size, "float32"), {1: giver(9), 2: giver(5)}
     pump(taker, givers, taker.begin([1, 2]), pieces=0)
     assert taker.source == 1
     pump(taker, givers, taker.fired(["piece", 1, 0]))
@@ -432,20 +432,20 @@ def test_one_that_does_not_answer_is_given_up_for_the_next_best() -> None:
 
 
 def test_a_model_that_is_not_what_was_promised_is_refused_and_the_next_one_taken() -> None:
-    class Liar(Giver):
+    class Liar(ModelSource):
         def handle(self, sender: NodeId, message: ModelQuery | ChunkRequest, now_ns: int) -> list[Effect]:
             if isinstance(message, ModelQuery):
                 return [Send(sender, ModelInfo(9, "f" * 64))]
             part = BIG[message.start : message.start + MODEL_CHUNK]
             return [Send(sender, ModelChunk(9, "f" * 64, message.start, SCHEMA, (part,)))]
 
-    taker = Taker(SCHEMA, BIG.size, "float32")
+    taker = ModelFetch(SCHEMA, BIG.size, "float32")
     pump(taker, {1: Liar(SCHEMA), 2: giver()}, taker.begin([1, 2]))
     assert taker.model is not None and taker.model[0] == 5
 
 
 def test_what_nobody_asked_for_changes_nothing() -> None:
-    taker = Taker(SCHEMA, BIG.size, "float32")
+    taker = ModelFetch(SCHEMA, BIG.size, "float32")
     pump(taker, {1: giver()}, taker.begin([1]), pieces=1)
     for piece in (
         ModelChunk(5, digest([BIG]), 0, SCHEMA, (BIG[:MODEL_CHUNK],)),
@@ -488,7 +488,7 @@ def test_links_are_told_to_the_gossip_machine_by_membership_alone() -> None:
 # --- one that lies to joiners -----------------------------------------------------------------------------------------
 
 
-class Boasting(Giver):
+class Boasting(ModelSource):
     """Offers a model of the round `round`, again and again another one, and gives what `give` says."""
 
     def __init__(self, round: int, give: Callable[[ChunkRequest], list[Effect]] = lambda _: []) -> None:
@@ -502,7 +502,7 @@ class Boasting(Giver):
         return [Send(sender, ModelInfo(self.round, f"{self.offers:064x}"))]
 
 
-def timed(taker: Taker, givers: dict[NodeId, Giver], effects: list[Effect], seconds: float) -> float:
+def timed(taker: ModelFetch, givers: dict[NodeId, ModelSource], effects: list[Effect], seconds: float) -> float:
     """Move messages by hand, and let time pass where nothing else is left; return when the model was here."""
     now, timers = 0.0, list[tuple[float, int, Any]]()
     queue = list(effects)
@@ -533,7 +533,7 @@ def not_a_number(asked: ChunkRequest) -> list[Effect]:
 def test_one_that_offers_what_it_does_not_give_delays_a_joiner_once_at_most(
     ahead: int, give: Callable[[ChunkRequest], list[Effect]]
 ) -> None:
-    taker = Taker(SCHEMA, BIG.size, "float32")
+    taker = ModelFetch(SCHEMA, BIG.size, "float32")
     givers = {1: Boasting(500 + ahead, give), 2: giver(500), 3: giver(499, frozen(BIG + 1))}
     took = timed(taker, givers, taker.begin([1, 2, 3]), 60)
     assert taker.model is not None and taker.model[0] in (499, 500)
@@ -542,7 +542,7 @@ def test_one_that_offers_what_it_does_not_give_delays_a_joiner_once_at_most(
 
 def test_models_that_are_no_numbers_are_not_begun_with() -> None:
     bad = np.array([1.0, np.inf, 3.0], np.float32)
-    taker = Taker(SCHEMA, 3, "float32")
+    taker = ModelFetch(SCHEMA, 3, "float32")
     givers = {1: giver(6, bad), 2: giver(5, frozen(np.ones(3, np.float32)))}
     timed(taker, givers, taker.begin([1, 2]), 60)
     assert taker.model is not None and taker.model[0] == 5

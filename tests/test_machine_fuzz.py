@@ -22,7 +22,7 @@ from fuzz_casts import SCENES, STRANGER
 from fuzz_words import FRAMES, MESSAGES, Words, carried, opened
 
 from fedgossip.core import messages
-from fedgossip.protocols.gossip.partner_set import Company
+from fedgossip.protocols.gossip.partner_set import PartnerSet
 from fedgossip.protocols.gossip.sync_gossip import SyncGossip
 from fedgossip.secure import frames
 
@@ -117,11 +117,11 @@ def test_a_case_is_the_same_every_time() -> None:
     assert traces[0] == traces[1] and any("EVIL" in line for line in traces[0])
 
 
-def _raises(self: Company, *_: Any) -> None:
+def _raises(self: PartnerSet, *_: Any) -> None:
     raise KeyError("planted")
 
 
-def _forgets(self: Company, sender: int, *_: Any) -> None:
+def _forgets(self: PartnerSet, sender: int, *_: Any) -> None:
     self.__dict__.setdefault("planted", []).append(sender)
 
 
@@ -131,14 +131,14 @@ def _forgets(self: Company, sender: int, *_: Any) -> None:
 )
 def test_a_fault_that_is_planted_is_found(planted: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     machine_fuzz.undisturbed("sync_gossip", 0)  # without it
-    check = Company.check
+    check = PartnerSet.check
 
-    def faulty(self: Company, sender: int, what: str) -> None:
+    def faulty(self: PartnerSet, sender: int, what: str) -> None:
         if sender == STRANGER:
             planted(self, sender)
         check(self, sender, what)
 
-    monkeypatch.setattr(Company, "check", faulty)
+    monkeypatch.setattr(PartnerSet, "check", faulty)
     with pytest.raises(machine_fuzz.Broken, match=said) as found:
         for seed in range(0, 30, machine_fuzz.WORLDS):
             machine_fuzz.checked("sync_gossip", "stranger", seed)

@@ -22,8 +22,8 @@ from fedgossip.experiment import BEST
 from fedgossip.net.callers import check_clients
 from fedgossip.net.descriptors import check_links
 from fedgossip.net.endpoints import Endpoints, Members
-from fedgossip.net.hub.client import Spoke
-from fedgossip.net.hub.server import Hub
+from fedgossip.net.hub.client import ClientLinks
+from fedgossip.net.hub.server import CoordinatorLinks
 from fedgossip.net.identity import Identity
 from fedgossip.net.links.mesh import Links
 from fedgossip.net.relays.routing import DIRECT, Ways
@@ -72,8 +72,8 @@ def transport_of(plan: Plan, node: NodeId, bind: str, identity: Identity, ways: 
     """Return what a participant hears and speaks by; who listens does so at `bind`.  Raises NetworkError."""
     transport = plan.roles.of(node).transport
     if transport == SERVER:
-        return Hub(node, bind, identity)
-    links: Spoke | Links = Spoke(node, identity) if transport == CLIENT else Links(node, bind, identity)
+        return CoordinatorLinks(node, bind, identity)
+    links: ClientLinks | Links = ClientLinks(node, identity) if transport == CLIENT else Links(node, bind, identity)
     links.routing.reach(ways)
     return links
 

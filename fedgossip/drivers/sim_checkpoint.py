@@ -43,7 +43,7 @@ class Engine(msgspec.Struct):
 
 
 @runtime_checkable
-class Elsewhere(Protocol):
+class SettlingRun(Protocol):
     """A run of which a part may be on another device."""
 
     def settle(self) -> None:
@@ -70,7 +70,7 @@ class CheckpointedSimulation:
 
     def settle(self) -> None:
         """Let a run bring what it is to where an image is taken of it; that may write rows."""
-        if isinstance(self.run, Elsewhere):
+        if isinstance(self.run, SettlingRun):
             self.run.settle()
 
     def taken(self) -> dict[str, image_write.Array]:

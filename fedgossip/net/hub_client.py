@@ -26,7 +26,7 @@ class ClientConnection:
 
 
 @dataclass(slots=True)
-class HubClient:
+class ConnectedClient:
     """`line`: what waits for it; `assembler`: what comes of it; `up`: it is spoken to."""
 
     node: NodeId

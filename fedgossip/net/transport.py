@@ -1,7 +1,7 @@
 """The interface that a host has to its links, whoever calls whom, and the events on them.
 
 Links       peers: everybody is called, and calls its partners       gossip
-Hub, Spoke  a coordinator that is called, clients that only call     federated runs
+CoordinatorLinks, ClientLinks  a coordinator that is called, clients that only call     federated runs
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedgossip.algorithms.robust.attacks import Attack, Overheard, lies
+from fedgossip.algorithms.robust.attacks import Attack, ObservedModels, lies
 from fedgossip.algorithms.robust.combine import Combination
 from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.machine import NodeId
@@ -27,7 +27,7 @@ class StackedAttackers:
         for peer in sorted(self.peers):
             known = range(mixing.n) if self.all_known else mixing.row(peer)
             good = {j: outgoing[j] for j in known if j not in self.peers}
-            seen = Overheard(peer, round, self.seed, outgoing[peer], good, mixing.row, self.peers)
+            seen = ObservedModels(peer, round, self.seed, outgoing[peer], good, mixing.row, self.peers)
             told.update({(peer, to): one for to, one in lies(self.attack, seen, mixing.targets(peer)).items()})
         out = mixed.copy()
         for to in sorted({to for _, to in told}):

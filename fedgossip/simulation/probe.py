@@ -11,7 +11,7 @@ placement of the data on the graph is in G.  For D-PSGD with symmetric W, modes 
 
     D^2  =  1/n sum_{k>=2} [ (l_k / (1 - (1-a) l_k))^2 B_k^2  +  s^2 l_k^2 / (1 - (1-a)^2 l_k^2) ]
 
-in the long run.  It is the answer for quadratics.  Elsewhere updates change as the training goes on: a shadow run
+in the long run.  It is the answer for quadratics.  SettlingRun updates change as the training goes on: a shadow run
 follows them, and this does not.
 """
 

@@ -35,7 +35,7 @@ class Numbered(NamedTuple):
     times: Sizes
 
 
-class InTwo(NamedTuple):
+class TwoSizes(NamedTuple):
     """Messages of a round: of the all[i] of node i two[i] have the number `last`, the others -1; int64 [n]."""
 
     last: int
@@ -43,7 +43,7 @@ class InTwo(NamedTuple):
     all: Sizes
 
 
-Said = Numbered | InTwo
+Said = Numbered | TwoSizes
 
 
 class Edges:
@@ -69,7 +69,7 @@ class Edges:
         """
         if self.schedule.period == 1:
             both = self._both if round else np.zeros_like(self._both)
-            return InTwo(round - 1, both, self._given), InTwo(round - 1, both, self._taken)
+            return TwoSizes(round - 1, both, self._given), TwoSizes(round - 1, both, self._taken)
         self._follow(round)
         given = [self._mixed.get((i, j), -1) for i in self._nodes for j in self._targets[i]]
         taken = [self._mixed.get((i, j), -1) for i in self._nodes for j in self._sources[i]]
@@ -78,7 +78,7 @@ class Edges:
     def used_before(self, round: int) -> tuple[Said, Said]:
         """Return for each target, and for each source, in how many earlier rounds the arc was used."""
         if self.schedule.period == 1:
-            return InTwo(round, self._given, self._given), InTwo(round, self._taken, self._taken)
+            return TwoSizes(round, self._given, self._given), TwoSizes(round, self._taken, self._taken)
         self._follow(round)
         given = [self._used[i, j] for i in self._nodes for j in self._targets[i]]
         taken = [self._used[j, i] for i in self._nodes for j in self._sources[i]]
@@ -111,7 +111,7 @@ def priced_both(numbered: tuple[Said, Said], message: Callable[[int], Message]) 
 
 def _priced(of: Said, message: Callable[[int], Message]) -> tuple[Sizes, Sizes]:
     """Return the sizes of each node's messages together."""
-    if isinstance(of, InTwo):
+    if isinstance(of, TwoSizes):
         rest = of.all - of.two
         last, never = _costs(message(of.last)), _costs(message(-1)) if rest.any() else (0, 0)
         return of.two * last[0] + rest * never[0], of.two * last[1] + rest * never[1]

@@ -19,7 +19,7 @@ class Collective:
 
     Closed forms of m workers with equal links: latency a in seconds, b bytes per second each way, a vector of d bytes
     (of every rank and direction one message at a time, both directions at once).  For a tree, and the two by doubling,
-    they are exact where m is a power of two.  Elsewhere ranks that do not fold begin early: the chain is shorter, and
+    they are exact where m is a power of two.  SettlingRun ranks that do not fold begin early: the chain is shorter, and
     the time is off by one message of a whole vector at most.
     """
 

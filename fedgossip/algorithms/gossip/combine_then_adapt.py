@@ -16,7 +16,7 @@ from fedgossip.base.vectors import Vector, add
 
 
 @dataclass(frozen=True, eq=False)
-class Unmixed:
+class UnmixedState:
     """`x` [d] or [n, d]: the model; `update` waits until the round is mixed, None otherwise."""
 
     x: Vector
@@ -29,24 +29,24 @@ class CombineThenAdapt:
     slots = (MODEL,)
     needs = Needs()
 
-    def start(self, x: Vector) -> Unmixed:
-        return Unmixed(x)
+    def start(self, x: Vector) -> UnmixedState:
+        return UnmixedState(x)
 
-    def trained(self, state: Unmixed, update: Vector | None, step: Step) -> tuple[Unmixed, Vectors]:  # noqa: ARG002
-        return Unmixed(state.x, update), (state.x,)
+    def trained(self, state: UnmixedState, update: Vector | None, step: Step) -> tuple[UnmixedState, Vectors]:  # noqa: ARG002
+        return UnmixedState(state.x, update), (state.x,)
 
-    def mixed(self, state: Unmixed, mixed: Vectors) -> Unmixed:
+    def mixed(self, state: UnmixedState, mixed: Vectors) -> UnmixedState:
         (x,) = mixed
-        return Unmixed(x if state.update is None else add(x, state.update))
+        return UnmixedState(x if state.update is None else add(x, state.update))
 
-    def model(self, state: Unmixed) -> Vector:
+    def model(self, state: UnmixedState) -> Vector:
         return state.x
 
-    def seen(self, state: Unmixed, outgoing: Vectors) -> Vector:  # noqa: ARG002
+    def seen(self, state: UnmixedState, outgoing: Vectors) -> Vector:  # noqa: ARG002
         return outgoing[0]
 
-    def corrected(self, state: Unmixed, differences: Vectors) -> Unmixed:
+    def corrected(self, state: UnmixedState, differences: Vectors) -> UnmixedState:
         return replace(state, x=add(state.x, *differences))
 
-    def rejoined(self, state: Unmixed, model: Vector) -> Unmixed:  # noqa: ARG002
-        return Unmixed(model)
+    def rejoined(self, state: UnmixedState, model: Vector) -> UnmixedState:  # noqa: ARG002
+        return UnmixedState(model)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedgossip.algorithms.gossip.base import MODEL, Needs, Step, Vectors
-from fedgossip.algorithms.gossip.momentum import InMotion, at_rate, share
+from fedgossip.algorithms.gossip.momentum import MomentumState, at_rate, share
 from fedgossip.base.vectors import Vector, add, linear, subtract
 
 
@@ -26,26 +26,26 @@ class DecentLaM:
     def __init__(self, beta: float = 0.9) -> None:
         self.beta = share("beta", beta)
 
-    def start(self, x: Vector) -> InMotion:
-        return InMotion(x)
+    def start(self, x: Vector) -> MomentumState:
+        return MomentumState(x)
 
-    def trained(self, state: InMotion, update: Vector | None, step: Step) -> tuple[InMotion, Vectors]:
+    def trained(self, state: MomentumState, update: Vector | None, step: Step) -> tuple[MomentumState, Vectors]:
         return at_rate(state, step), (state.x if update is None else add(state.x, update),)
 
-    def mixed(self, state: InMotion, mixed: Vectors) -> InMotion:
+    def mixed(self, state: MomentumState, mixed: Vectors) -> MomentumState:
         moved = subtract(mixed[0], state.x)
         motion = moved if state.motion is None else linear((self.beta, state.motion), (1, moved))
-        return InMotion(add(state.x, motion), motion, state.rate)
+        return MomentumState(add(state.x, motion), motion, state.rate)
 
-    def model(self, state: InMotion) -> Vector:
+    def model(self, state: MomentumState) -> Vector:
         return state.x
 
-    def seen(self, state: InMotion, outgoing: Vectors) -> Vector:  # noqa: ARG002
+    def seen(self, state: MomentumState, outgoing: Vectors) -> Vector:  # noqa: ARG002
         return outgoing[0]
 
-    def corrected(self, state: InMotion, differences: Vectors) -> InMotion:
+    def corrected(self, state: MomentumState, differences: Vectors) -> MomentumState:
         (x,) = differences
         return replace(state, x=add(state.x, x), motion=x if state.motion is None else add(state.motion, x))
 
-    def rejoined(self, state: InMotion, model: Vector) -> InMotion:  # noqa: ARG002
-        return InMotion(model)
+    def rejoined(self, state: MomentumState, model: Vector) -> MomentumState:  # noqa: ARG002
+        return MomentumState(model)

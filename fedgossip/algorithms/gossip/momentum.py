@@ -24,7 +24,7 @@ from fedgossip.base.vectors import Vector, add, linear
 
 
 @dataclass(frozen=True, eq=False)
-class InMotion:
+class MomentumState:
     """Arrays [d] or [n, d]; `motion` is None where it is zero; `rate` is the learning rate that it is of."""
 
     x: Vector
@@ -78,10 +78,10 @@ class MixedMomentum:
     def __init__(self, beta: float = 0.9, *, nesterov: bool = False) -> None:
         self.beta, self.nesterov = share("beta", beta), yes_or_no("nesterov", nesterov)
 
-    def start(self, x: Vector) -> InMotion:
-        return InMotion(x)
+    def start(self, x: Vector) -> MomentumState:
+        return MomentumState(x)
 
-    def trained(self, state: InMotion, update: Vector | None, step: Step) -> tuple[InMotion, Vectors]:
+    def trained(self, state: MomentumState, update: Vector | None, step: Step) -> tuple[MomentumState, Vectors]:
         now = at_rate(state, step)
         terms = [] if now.motion is None else [(self.beta, now.motion)]
         terms += [] if update is None else [(1.0, update)]
@@ -91,19 +91,19 @@ class MixedMomentum:
         ahead = [(1.0, state.x)] + ([] if update is None else [(1.0, update)])
         return now, (linear(*ahead, (self.beta, motion)), motion)
 
-    def mixed(self, state: InMotion, mixed: Vectors) -> InMotion:
+    def mixed(self, state: MomentumState, mixed: Vectors) -> MomentumState:
         x, motion = mixed
-        return InMotion(x, motion, state.rate)
+        return MomentumState(x, motion, state.rate)
 
-    def model(self, state: InMotion) -> Vector:
+    def model(self, state: MomentumState) -> Vector:
         return state.x
 
-    def seen(self, state: InMotion, outgoing: Vectors) -> Vector:  # noqa: ARG002
+    def seen(self, state: MomentumState, outgoing: Vectors) -> Vector:  # noqa: ARG002
         return outgoing[0]
 
-    def corrected(self, state: InMotion, differences: Vectors) -> InMotion:
+    def corrected(self, state: MomentumState, differences: Vectors) -> MomentumState:
         x, motion = differences
         return replace(state, x=add(state.x, x), motion=motion if state.motion is None else add(state.motion, motion))
 
-    def rejoined(self, state: InMotion, model: Vector) -> InMotion:  # noqa: ARG002
-        return InMotion(model)
+    def rejoined(self, state: MomentumState, model: Vector) -> MomentumState:  # noqa: ARG002
+        return MomentumState(model)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedgossip.algorithms.gossip.base import MODEL, Needs, Step, Vectors
-from fedgossip.algorithms.gossip.momentum import InMotion, at_rate, share
+from fedgossip.algorithms.gossip.momentum import MomentumState, at_rate, share
 from fedgossip.base.vectors import Vector, add, linear, subtract
 
 
@@ -26,31 +26,31 @@ class QuasiGlobal:
     def __init__(self, beta: float = 0.9, mu: float = 0.9) -> None:
         self.beta, self.mu = share("beta", beta), share("mu", mu)
 
-    def start(self, x: Vector) -> InMotion:
-        return InMotion(x)
+    def start(self, x: Vector) -> MomentumState:
+        return MomentumState(x)
 
-    def trained(self, state: InMotion, update: Vector | None, step: Step) -> tuple[InMotion, Vectors]:
+    def trained(self, state: MomentumState, update: Vector | None, step: Step) -> tuple[MomentumState, Vectors]:
         now = at_rate(state, step)
         sent = state.x if update is None else add(state.x, update)
         return now, (sent if now.motion is None else linear((1, sent), (self.beta, now.motion)),)
 
-    def mixed(self, state: InMotion, mixed: Vectors) -> InMotion:
+    def mixed(self, state: MomentumState, mixed: Vectors) -> MomentumState:
         (x,) = mixed
         moved = (1 - self.mu, subtract(x, state.x))
         kept = [] if state.motion is None else [(self.mu, state.motion)]
-        return InMotion(x, linear(*kept, moved), state.rate)
+        return MomentumState(x, linear(*kept, moved), state.rate)
 
-    def model(self, state: InMotion) -> Vector:
+    def model(self, state: MomentumState) -> Vector:
         return state.x
 
-    def seen(self, state: InMotion, outgoing: Vectors) -> Vector:  # noqa: ARG002
+    def seen(self, state: MomentumState, outgoing: Vectors) -> Vector:  # noqa: ARG002
         return outgoing[0]
 
-    def corrected(self, state: InMotion, differences: Vectors) -> InMotion:
+    def corrected(self, state: MomentumState, differences: Vectors) -> MomentumState:
         (x,) = differences
         moved = (1 - self.mu, x)
         kept = [] if state.motion is None else [(1.0, state.motion)]
         return replace(state, x=add(state.x, x), motion=linear(*kept, moved))
 
-    def rejoined(self, state: InMotion, model: Vector) -> InMotion:  # noqa: ARG002
-        return InMotion(model)
+    def rejoined(self, state: MomentumState, model: Vector) -> MomentumState:  # noqa: ARG002
+        return MomentumState(model)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedgossip.algorithms.gossip.base import GossipAlgorithm, Needs, Slot, Step, Vectors
-from fedgossip.algorithms.gossip.momentum import InMotion, at_rate, share, yes_or_no
+from fedgossip.algorithms.gossip.momentum import MomentumState, at_rate, share, yes_or_no
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector, add, linear, subtract
 
@@ -31,7 +31,7 @@ class SlowState:
     """`base`: the base's state; `slow`: the anchor and v; `since`: rounds since the anchor was set."""
 
     base: Any
-    slow: InMotion
+    slow: MomentumState
     since: int = 0
 
 
@@ -62,7 +62,7 @@ class SlowMo:
         return self.base.needs
 
     def start(self, x: Vector) -> SlowState:
-        return SlowState(self.base.start(x), InMotion(x))
+        return SlowState(self.base.start(x), MomentumState(x))
 
     def trained(self, state: SlowState, update: Vector | None, step: Step) -> tuple[SlowState, Vectors]:
         begun, outgoing = self.base.trained(state.base, update, step)
@@ -78,7 +78,7 @@ class SlowMo:
         more = [(self.alpha - 1, moved)] if self.alpha != 1 else []
         more += [(self.alpha * self.beta, carried)] if self.beta and carried is not None else []
         x = linear((1, after.x), *more) if more else after.x
-        return SlowState(replace(after, x=x), InMotion(x, motion, state.slow.rate))
+        return SlowState(replace(after, x=x), MomentumState(x, motion, state.slow.rate))
 
     def model(self, state: SlowState) -> Vector:
         return self.base.model(state.base)
@@ -99,7 +99,7 @@ class SlowMo:
         )
 
     def rejoined(self, state: SlowState, model: Vector) -> SlowState:
-        return SlowState(self.base.rejoined(state.base, model), InMotion(model))
+        return SlowState(self.base.rejoined(state.base, model), MomentumState(model))
 
 
 def _rounds(every: Any) -> int:

@@ -28,7 +28,7 @@ from fedgossip.base.vectors import Vector, frozen, ordered_mix
 
 
 @dataclass(frozen=True, eq=False)
-class Overheard:
+class ObservedModels:
     """What an attacker has in a round.
 
     `own`: its own model, [d]; `good`: those of honest peers by id, ascending; `row_of`: who weighs whom how much;
@@ -52,7 +52,7 @@ class Attack(Protocol):
         """Whether what is sent depends on to whom."""
         ...
 
-    def vector(self, seen: Overheard, to: int) -> Vector:
+    def vector(self, seen: ObservedModels, to: int) -> Vector:
         """Return what is sent to peer `to`, [d], frozen."""
         ...
 
@@ -62,7 +62,7 @@ class SignFlip:
 
     aimed = False
 
-    def vector(self, seen: Overheard, to: int) -> Vector:  # noqa: ARG002
+    def vector(self, seen: ObservedModels, to: int) -> Vector:  # noqa: ARG002
         return ordered_mix([(-1.0, seen.own)])
 
 
@@ -74,7 +74,7 @@ class AddedNoise:
     def __init__(self, scale: float = 1.0) -> None:
         self.scale = positive("scale", scale)
 
-    def vector(self, seen: Overheard, to: int) -> Vector:  # noqa: ARG002
+    def vector(self, seen: ObservedModels, to: int) -> Vector:  # noqa: ARG002
         drawn = seeds.stream(seen.seed, "attack", seen.node, seen.round).standard_normal(seen.own.size)
         return frozen(seen.own + (self.scale * drawn).astype(seen.own.dtype))
 
@@ -84,7 +84,7 @@ class LabelFlip:
 
     aimed = False
 
-    def vector(self, seen: Overheard, to: int) -> Vector:  # noqa: ARG002
+    def vector(self, seen: ObservedModels, to: int) -> Vector:  # noqa: ARG002
         return seen.own
 
 
@@ -96,13 +96,13 @@ class InnerProduct:
     def __init__(self, scale: float = 0.5) -> None:
         self.scale = positive("scale", scale)
 
-    def vector(self, seen: Overheard, to: int) -> Vector:  # noqa: ARG002
+    def vector(self, seen: ObservedModels, to: int) -> Vector:  # noqa: ARG002
         if not seen.good:
             return seen.own
         return ordered_mix([(-self.scale / len(seen.good), vector) for vector in seen.good.values()])
 
 
-class ALittle:
+class ALittleIsEnough:
     """`z`: how many standard deviations away from the mean."""
 
     aimed = False
@@ -110,7 +110,7 @@ class ALittle:
     def __init__(self, z: float = 1.5) -> None:
         self.z = positive("z", z)
 
-    def vector(self, seen: Overheard, to: int) -> Vector:  # noqa: ARG002
+    def vector(self, seen: ObservedModels, to: int) -> Vector:  # noqa: ARG002
         if not seen.good:
             return seen.own
         share = 1 / len(seen.good)
@@ -128,7 +128,7 @@ class Dissensus:
     def __init__(self, scale: float = 1.5) -> None:
         self.scale = positive("scale", scale)
 
-    def vector(self, seen: Overheard, to: int) -> Vector:
+    def vector(self, seen: ObservedModels, to: int) -> Vector:
         row = seen.row_of(to)
         lying = sum(weight for j, weight in row.items() if j in seen.attackers)
         if to not in seen.good or not lying:
@@ -151,7 +151,7 @@ ATTACKS: Mapping[str, Callable[..., Attack]] = table(
     ("noise", AddedNoise),
     ("label-flip", LabelFlip),
     ("ipm", InnerProduct),
-    ("alie", ALittle),
+    ("alie", ALittleIsEnough),
     ("dissensus", Dissensus),
 )
 """What `adversary.attack` may be."""
@@ -162,7 +162,7 @@ def attack_of(name: str, options: Mapping[str, Any]) -> Attack:
     return chosen("adversary.attack", name, ATTACKS, options)
 
 
-def lies(attack: Attack, seen: Overheard, targets: tuple[int, ...]) -> dict[int, Vector]:
+def lies(attack: Attack, seen: ObservedModels, targets: tuple[int, ...]) -> dict[int, Vector]:
     """Return what is sent to each of the targets; one object where it is one vector."""
     if attack.aimed:
         return {to: attack.vector(seen, to) for to in targets}

@@ -1,4 +1,4 @@
-"""A client's end: one DEALER that calls the coordinator's Hub, and speaks and hears on that connection, or by the
+"""A client's end: one DEALER that calls the coordinator's CoordinatorLinks, and speaks and hears on that connection, or by the
 sealed stream beside it once that is there.  Binds nothing.
 
 ZeroMQ calls again by itself where the connection breaks.  The link is up when the coordinator has answered our Hello.
@@ -33,7 +33,7 @@ from fedgossip.net.streams.streams import Streams, hang_up_beside, take_answer
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Woken
 
 
-class Spoke(Wakeable):
+class ClientLinks(Wakeable):
     """The client's end.  It calls nobody before `connect`, and only the coordinator then."""
 
     def __init__(self, node: NodeId, identity: Identity | None) -> None:

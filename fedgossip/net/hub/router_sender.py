@@ -55,7 +55,7 @@ class ClientLine:
     stuck: bool = False
 
 
-class Speaker:
+class FairSender:
     """Sends the frames of lines that others own; forgets a line that is cleared."""
 
     def __init__(self, router: ZmqSocket, streams: Streams) -> None:

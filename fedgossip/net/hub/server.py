@@ -28,8 +28,8 @@ from fedgossip.net.callers import Callers, check_clients
 from fedgossip.net.connections import Connections, flooded
 from fedgossip.net.endpoints import Endpoint, Endpoints
 from fedgossip.net.hub import control_frames, upload_slots
-from fedgossip.net.hub.router_sender import ClientLine, Speaker
-from fedgossip.net.hub_client import ClientConnection, HubClient
+from fedgossip.net.hub.router_sender import ClientLine, FairSender
+from fedgossip.net.hub_client import ClientConnection, ConnectedClient
 from fedgossip.net.identity import Identity, check_public
 from fedgossip.net.links.frame_reader import check_last, frame_error, read, read_sealed, skip
 from fedgossip.net.links.outbox import Cuts, Outbox
@@ -45,7 +45,7 @@ PROBE_SECONDS = 2.0
 whether the network brings them."""
 
 
-class Hub(Wakeable):
+class CoordinatorLinks(Wakeable):
     """The coordinator's end.  Bind first (`address` then has the real port), `connect` when clients' keys are known."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Hub(Wakeable):
         """`identity` None leaves encryption out: for measuring what it costs, reachable from no command."""
         suites = suites_wanted()
         self.node, self.identity, self._at_once = node, identity, turns_at_once
-        self._clients: dict[NodeId, HubClient] = {}
+        self._clients: dict[NodeId, ConnectedClient] = {}
         self._hello = Hello("", "", "")
         self._expected = Expected("", "", 0)
         self.turns, self._listening = upload_slots.Turns(turns_at_once), upload_slots.ListeningClock()
@@ -68,7 +68,7 @@ class Hub(Wakeable):
         self.router = sockets.make(self.context, zmq.ROUTER)
         self.router.router_handover = identity is None  # clients name themselves then, on the next connection too
         self.streams = Streams(identity, suites)
-        self._speaker = Speaker(self.router, self.streams)
+        self._speaker = FairSender(self.router, self.streams)
         self.connections = Connections()
         self.connections.follow(self.router)
         self._callers = Callers(self.connections)
@@ -113,7 +113,7 @@ class Hub(Wakeable):
         # numbered from where another process would not: what is left of a broken connection is never taken for new
         first = self._hello.process % 2**31
         line = ClientLine(node, Outbox(self._cuts, first))
-        self._clients.setdefault(node, HubClient(node, line, Assembler(self._expected), key=endpoint.key))
+        self._clients.setdefault(node, ConnectedClient(node, line, Assembler(self._expected), key=endpoint.key))
         self._callers.expected = self.connections.expected = len(self._clients)
 
     def part(self, node: NodeId) -> None:
@@ -210,7 +210,9 @@ class Hub(Wakeable):
         self.connections.heard(mark.get(zmq.SRCFD), sender)
         return sender
 
-    def _heard(self, client: HubClient, name: bytes, mark: zmq.Frame, events: list[LinkEvent]) -> AnyMessage | None:
+    def _heard(
+        self, client: ConnectedClient, name: bytes, mark: zmq.Frame, events: list[LinkEvent]
+    ) -> AnyMessage | None:
         """Read one message of ZeroMQ; return the message that is whole with it, of a client that has greeted."""
         kind, transfer = control_frames.parse(mark.bytes)
         known = client.is_on(name)
@@ -239,7 +241,14 @@ class Hub(Wakeable):
     # --- sealed streams ---------------------------------------------------------------------------------------------
 
     def _answer(
-        self, client: HubClient, name: bytes, mark: zmq.Frame, number: int, events: list[LinkEvent], *, known: bool
+        self,
+        client: ConnectedClient,
+        name: bytes,
+        mark: zmq.Frame,
+        number: int,
+        events: list[LinkEvent],
+        *,
+        known: bool,
     ) -> None:
         """Answer the offer of a client that has greeted on this connection."""
         body = self.router.recv() if mark.more else b""
@@ -270,13 +279,13 @@ class Hub(Wakeable):
                 return False
         return True
 
-    def _go_on(self, client: HubClient, events: list[LinkEvent]) -> None:
+    def _go_on(self, client: ConnectedClient, events: list[LinkEvent]) -> None:
         try:
             self._speaker.resume(client.line)
         except OSError:
             self._lost(client, events)
 
-    def _hear_stream(self, client: HubClient, way: CalledStream, events: list[LinkEvent]) -> bool:
+    def _hear_stream(self, client: ConnectedClient, way: CalledStream, events: list[LinkEvent]) -> bool:
         """Hear what a client sends by its stream; return whether there may be more than was heard."""
         for _ in range(DRAIN_FRAMES):
             try:
@@ -307,7 +316,7 @@ class Hub(Wakeable):
                 return True
         return True
 
-    def _stream_ended(self, client: HubClient, events: list[LinkEvent]) -> None:
+    def _stream_ended(self, client: ConnectedClient, events: list[LinkEvent]) -> None:
         """What was under way by a stream is lost with it, so the client has to greet again."""
         in_use = client.line.way is not None and client.line.way.in_use
         self._drop_stream(client)
@@ -316,7 +325,7 @@ class Hub(Wakeable):
                 self._callers.hang_up(client.here.descriptor)
             self._lost(client, events)
 
-    def _drop_stream(self, client: HubClient) -> None:
+    def _drop_stream(self, client: ConnectedClient) -> None:
         for way in self.streams.called_by(client.node):
             if way is client.line.way:
                 self.streams.drop(way)
@@ -343,7 +352,7 @@ class Hub(Wakeable):
 
     # --- who is here ----------------------------------------------------------------------------------------------
 
-    def _greeted(self, client: HubClient, connection: ClientConnection, events: list[LinkEvent]) -> None:
+    def _greeted(self, client: ConnectedClient, connection: ClientConnection, events: list[LinkEvent]) -> None:
         """Take the Hello of a caller with this client's key, on a connection that is not yet the client's."""
         self._look(events)  # another connection may have had the descriptor before
         if not self._callers.introduce(connection.descriptor, client.node):
@@ -361,7 +370,7 @@ class Hub(Wakeable):
             self._down(client, events)
         self._welcome(client, connection, events)
 
-    def _welcome(self, client: HubClient, connection: ClientConnection, events: list[LinkEvent]) -> None:
+    def _welcome(self, client: ConnectedClient, connection: ClientConnection, events: list[LinkEvent]) -> None:
         client.here, client.up = connection, True
         client.line.name = connection.name
         self._speaker.put(client.line, self._hello)
@@ -382,14 +391,14 @@ class Hub(Wakeable):
             events.append(flooded(seen.node, who))
         self._callers.flooded.clear()
 
-    def _lost(self, client: HubClient, events: list[LinkEvent]) -> None:
+    def _lost(self, client: ConnectedClient, events: list[LinkEvent]) -> None:
         """Note that the connection broke, after its whole messages were heard.  Another process may wait for this."""
         self._down(client, events)
         if client.next:
             connection, client.next = client.next, None
             self._welcome(client, connection, events)
 
-    def _down(self, client: HubClient, events: list[LinkEvent]) -> None:
+    def _down(self, client: ConnectedClient, events: list[LinkEvent]) -> None:
         client.up = False
         self._speaker.clear(client.line)
         self._drop_stream(client)

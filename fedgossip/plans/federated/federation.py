@@ -24,7 +24,7 @@ from fedgossip.core.task import LocalTask
 from fedgossip.plans.completeness import Lacking, of_clients, of_federation, with_exchanges
 from fedgossip.plans.federated.credentials import Credentials, Logged, Own
 from fedgossip.plans.federated.federated_run import FederatedRun
-from fedgossip.plans.federated.privacy_budget import BudgetPurse, cost_of_training, purse_of, statistics_spends
+from fedgossip.plans.federated.privacy_budget import AccountedBudget, cost_of_training, purse_of, statistics_spends
 from fedgossip.plans.federated_words import banner_of, facts_of, outlook_of, terms_of
 from fedgossip.plans.plan import EXHAUSTED, PARTIAL, Arrays, JoiningTerms, Results, RunOutlook, Seat, nanoseconds
 from fedgossip.plans.tasks import DataShares
@@ -108,7 +108,7 @@ class FederationPlan(FederatedRun):
 
         return chances
 
-    def _purse(self, node: NodeId, own: Credentials | None) -> BudgetPurse | None:
+    def _purse(self, node: NodeId, own: Credentials | None) -> AccountedBudget | None:
         """The coordinator counts what its sums tell of clients; each client, what has left it."""
         p, log, before = self.section.privacy, own.log if own else (), own.spent if own else ()
         total = own.total if own else None

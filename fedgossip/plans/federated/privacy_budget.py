@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 SPENT = "spent"
 
 
-class BudgetPurse:
+class AccountedBudget:
     """Pays for rounds out of one budget, and out of what the site allows over all runs."""
 
     def __init__(
@@ -43,7 +43,7 @@ def purse_of(
     before: Iterable[Mapping[str, object]] = (),
     tests: Callable[[int], bool] = lambda _round: False,
     total: TotalBudget | None = None,
-) -> BudgetPurse:
+) -> AccountedBudget:
     """Return the budget of one participant whose rounds cost `steps` releases at `rate`, less the spends in `log`.
 
     `before`: what other runs have spent of the same. `tests`: in which rounds it tells how many of the examples
@@ -62,7 +62,7 @@ def purse_of(
 
     clip = None if p.adaptive or p.test_noise else p.clip
     budget = Budget(p.max_epsilon, p.delta, p.unit, clip, before=account_before(before))
-    return BudgetPurse(resumed(budget, [facts for kind, facts in log if kind == SPENT]), cost, total)
+    return AccountedBudget(resumed(budget, [facts for kind, facts in log if kind == SPENT]), cost, total)
 
 
 def account_before(spends: Iterable[Mapping[str, object]]) -> RenyiAccount:

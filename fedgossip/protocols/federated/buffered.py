@@ -48,7 +48,7 @@ from fedgossip.core.messages import Contribution, Final, Invite, Leaving
 from fedgossip.protocols.federated.aggregation_round import NOT_FINITE, stepped
 from fedgossip.protocols.federated.gathering import Gathered
 from fedgossip.protocols.gossip.failures import too_few
-from fedgossip.protocols.gossip.partner_set import ROLL_NS, Company
+from fedgossip.protocols.gossip.partner_set import ROLL_NS, PartnerSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Buffered(Generic[State]):
         self.state = restored(federated.server, resumed.vectors) if resumed else federated.server.start(initial)
         self.round = resumed.round if resumed else 0
         self.invitations = _invitations(resumed)
-        self.company = Company(node, clients)
+        self.company = PartnerSet(node, clients)
         self.phase = "new"
         self.flying: dict[NodeId, int] = {}  # who trains, and the round that it was invited in
         self.seen: dict[NodeId, int] = {}  # the newest model that each client was sent

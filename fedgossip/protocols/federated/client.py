@@ -46,7 +46,7 @@ from fedgossip.protocols.federated import client_round
 from fedgossip.protocols.federated.client_metrics import EVERYTHING, Telling
 from fedgossip.protocols.federated.client_round import Chances, ClientPart, PlainPart, SecurePart
 from fedgossip.protocols.federated.gathering import check_layout
-from fedgossip.protocols.federated.spending import EXHAUSTED, Purse, budget_reached, spent
+from fedgossip.protocols.federated.spending import EXHAUSTED, RoundBudget, budget_reached, spent
 from fedgossip.protocols.gossip.failures import deserted, no_coordinator, used_up
 from fedgossip.secure.client import SecAggClient
 from fedgossip.secure.secrets import Ahead
@@ -153,7 +153,7 @@ class Client:
         settings: ClientSettings,
         resumed: Checkpoint | None = None,
         answering: Answering | None = None,
-        purse: Purse | None = None,
+        purse: RoundBudget | None = None,
         telling: Telling = EVERYTHING,
         whole: Callable[[Vector], bool] = never,
     ) -> None:

@@ -71,10 +71,10 @@ from fedgossip.protocols.federated.aggregation_round import (
 from fedgossip.protocols.federated.coordinator_records import best_in, checkpoint_of, counted_in, state_in
 from fedgossip.protocols.federated.coordinator_settings import CoordinatorSettings
 from fedgossip.protocols.federated.gathering import Gathered
-from fedgossip.protocols.federated.spending import EXHAUSTED, Purse, budget_reached, spent
+from fedgossip.protocols.federated.spending import EXHAUSTED, RoundBudget, budget_reached, spent
 from fedgossip.protocols.gossip.deadlines import Deadline
 from fedgossip.protocols.gossip.failures import too_few, used_up
-from fedgossip.protocols.gossip.partner_set import ROLL_NS, Company
+from fedgossip.protocols.gossip.partner_set import ROLL_NS, PartnerSet
 from fedgossip.secure.session import round_of
 
 
@@ -95,7 +95,7 @@ class Coordinator(Generic[State]):
         settings: CoordinatorSettings,
         resumed: Checkpoint | None = None,
         summing: Summation | None = None,
-        purse: Purse | None = None,
+        purse: RoundBudget | None = None,
         coding: UploadCodec | None = None,
     ) -> None:
         self.node, self.federated, self.sampling, self.settings = node, federated, sampling, settings
@@ -111,7 +111,7 @@ class Coordinator(Generic[State]):
         self._need = max(settings.min_clients, federated.aggregation.least)
         self.interrupted = summing is not None and summing.life > 0
         """Whether the round that comes first may have been begun in an earlier life."""
-        self.company = Company(node, clients)
+        self.company = PartnerSet(node, clients)
         self.phase, self.summed = "new", 0  # elements
         self.exchange: Exchange | None = None
         self.drawn: set[NodeId] = set()  # into a cohort with no more clients than the round wanted

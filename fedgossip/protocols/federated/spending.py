@@ -16,7 +16,7 @@ EXHAUSTED = "BUDGET"
 """The reason of a refusal."""
 
 
-class Purse(Protocol):
+class RoundBudget(Protocol):
     """Of one participant; what earlier lives have spent is gone."""
 
     @property

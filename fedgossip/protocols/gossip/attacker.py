@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fedgossip.algorithms.robust.attacks import Attack, Overheard, lies
+from fedgossip.algorithms.robust.attacks import Attack, ObservedModels, lies
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import Effect, Event, Finish, Machine, NodeId, Received, RoundDone, Send
 from fedgossip.core.messages import Model
@@ -78,7 +78,7 @@ class Attacker:
             (own, *_) = (model.vectors[0] for model in held.values())
             mixing, good = self.schedule.mixing(round), self.heard.get(round, {})
             sources = [j for j in mixing.row(self.node) if j in good]
-            seen = Overheard(
+            seen = ObservedModels(
                 self.node, round, self.seed, own, {j: good[j] for j in sources}, mixing.row, self.attackers
             )
             self.told[round] = lies(self.attack, seen, mixing.targets(self.node))

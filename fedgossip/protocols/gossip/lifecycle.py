@@ -59,7 +59,7 @@ from fedgossip.protocols.gossip.deadlines import Deadline
 from fedgossip.protocols.gossip.failures import nobody_came
 from fedgossip.protocols.gossip.learner import Learner
 from fedgossip.protocols.gossip.never_exchanged import Carried
-from fedgossip.protocols.gossip.partner_set import ROLL_NS, Company
+from fedgossip.protocols.gossip.partner_set import ROLL_NS, PartnerSet
 from fedgossip.protocols.gossip.run_limits import AGAIN_TIMES, RunLimits
 
 
@@ -83,7 +83,7 @@ class Lifecycle(ABC, Generic[State]):
         self.node, self.learner, self.settings = node, learner, settings
         self.deadline = deadline
         """The longest wait for a word of a partner."""
-        self.company = Company(node, partners)
+        self.company = PartnerSet(node, partners)
         self.carried = Carried(resumed)
         self.round = resumed.round if resumed else 0
         self.phase = "new"

@@ -16,7 +16,7 @@ LATELY_ROUNDS, CIRCLE = 8, 64
 """All partners hear our goodbye; where they are more than so many, those whom we have met in so many last rounds."""
 
 
-class Company:
+class PartnerSet:
     """The partners of `node`, as its links and their goodbyes tell."""
 
     def __init__(self, node: NodeId, partners: Sequence[NodeId]) -> None:

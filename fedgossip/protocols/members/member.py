@@ -55,7 +55,7 @@ from fedgossip.protocols.members.membership import Membership
 from fedgossip.protocols.members.roster import boundary_after
 from fedgossip.protocols.members.roster_schedule import RosterSchedule
 from fedgossip.protocols.members.self_entry import Outcome
-from fedgossip.protocols.transfer.state_transfer import Giver, Taker
+from fedgossip.protocols.transfer.state_transfer import ModelFetch, ModelSource
 
 OURS = (
     Ping,
@@ -108,8 +108,8 @@ class Member:
         self.joining = join
         self.since: int | None = None
         """The round in which we begin, once it is announced."""
-        self.giver = Giver(layout[0])
-        self.taker = Taker(*layout)
+        self.giver = ModelSource(layout[0])
+        self.taker = ModelFetch(*layout)
         self._make, self._take_up = make, take_up
         self._early: dict[NodeId, Model] = {}
         self._training = self._forgotten = 0

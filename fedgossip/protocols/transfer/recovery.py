@@ -31,7 +31,7 @@ from fedgossip.core.machine import (
 )
 from fedgossip.core.messages import ChunkRequest, Leaving, Message, Model, ModelChunk, ModelInfo, ModelQuery
 from fedgossip.protocols.gossip.refusals import far_ahead, refused_by
-from fedgossip.protocols.transfer.state_transfer import Giver, Taker
+from fedgossip.protocols.transfer.state_transfer import ModelFetch, ModelSource
 
 Make = Callable[[Checkpoint], Machine]
 """The gossip machine that goes on from there."""
@@ -63,9 +63,9 @@ class Recovering:
         self.gossip, self.rounds, self.patience_ns = gossip, rounds, patience_ns
         self.neighbours = frozenset(neighbours)
         self.seeking = lost
-        self.giver = Giver(schema)
+        self.giver = ModelSource(schema)
         self.giver.latest = 0, initial
-        self.taker = Taker(schema, initial.size, initial.dtype.name)
+        self.taker = ModelFetch(schema, initial.size, initial.dtype.name)
         self._make, self._take_up = make, take_up
         self._lives: dict[NodeId, int] = {}
         self._gone: set[NodeId] = set()

@@ -42,7 +42,7 @@ Offer = tuple[int, str]
 """(round, digest): what ranks a model."""
 
 
-class Giver:
+class ModelSource:
     """The models that a member offers: its latest one, and those that somebody is fetching."""
 
     def __init__(self, schema: str) -> None:
@@ -75,7 +75,7 @@ class Giver:
         return [Send(sender, ModelChunk(asked.round, asked.digest, asked.start, self.schema, (part,)))]
 
 
-class Taker:
+class ModelFetch:
     """Fetches a model of `length` elements; `model` is (round, vector) when it is here."""
 
     def __init__(self, schema: str, length: int, dtype: str) -> None:
