@@ -8,7 +8,7 @@
         2017, table 2, where it is 20 rounds against 626 for 99 % on all of MNIST, iid), iid and two shards of sorted
         digits each; the first round in which the target is reached, of four learning rates the best for each way
 
-Rounds without a network: the machines give the same bits, as tests/test_coordinator.py shows.
+Rounds without a network: the machines give the same bits, as tests/protocols/federated/test_coordinator.py shows.
 """
 
 from __future__ import annotations

@@ -23,6 +23,9 @@ BY_ANY_CLOCK: dict[str, Any] = {"deadline": None, "suppress_health_check": [Heal
 """How long an example takes belongs to the machine."""
 
 # The short form plays the same examples whatever ran before; the long one draws others, and keeps what fails.
+TESTS = Path(__file__).parent
+sys.path += sorted({str(path.parent) for path in TESTS.rglob("test_*.py")})  # tests share cases across folders
+
 settings.register_profile("short", derandomize=True, database=None, **BY_ANY_CLOCK)
 settings.register_profile("long", **BY_ANY_CLOCK)
 

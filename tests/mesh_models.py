@@ -1,4 +1,4 @@
-"""Models of a user's own for tests/test_mesh.py: layers that processes divide, and stages."""
+"""Models of a user's own for tests/net/test_mesh.py: layers that processes divide, and stages."""
 
 from __future__ import annotations
 

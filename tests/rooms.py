@@ -3,7 +3,7 @@
     python tests/rooms.py --write        draw it again, from the imports
 
 An arrow goes from a package to one that it imports, directly or by way of single modules (`machine`, `wire`, ...).  An
-arrow is left out where others lead there too.  tests/test_floors.py says what a package may import at all.
+arrow is left out where others lead there too.  tests/house/test_floors.py says what a package may import at all.
 """
 
 from __future__ import annotations

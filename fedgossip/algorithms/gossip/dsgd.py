@@ -4,7 +4,7 @@
 
 Where we differ: the paper's algorithm 1 applies a gradient taken at x_i to the mixed vector (combine, then adapt);
 this form trains first and mixes the result, as today's systems do.  The stationary disagreement of the two differs,
-and `tests/test_identity.py` tells them apart by number.  With several local steps u_j is their sum (local SGD).
+and `tests/net/test_identity.py` tells them apart by number.  With several local steps u_j is their sum (local SGD).
 """
 
 from __future__ import annotations

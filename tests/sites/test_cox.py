@@ -1,0 +1,610 @@
+"""Sites fit proportional hazards by secure sums: `fedgossip fit`, beside the textbook's on all records in one place."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import combinations, pairwise
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from commands import Said, typed
+from fit_sites import SITES, fit_on, machines
+from pages import blocks, page
+
+from fedgossip import ConfigError, load_experiment
+from fedgossip.base.errors import TrainingError
+from fedgossip.base.vectors import Vector
+from fedgossip.data.agreed.sum_files import encoded
+from fedgossip.drivers.simulate import simulate_plan
+from fedgossip.sites.fits.cox.cox import concordance, exact_totals, real
+from fedgossip.sites.fits.cox.cox_fit import CoxFit, cox_fit
+from fedgossip.sites.fits.cox.cox_steps import (
+    LAST,
+    MOMENTS,
+    OVER,
+    RISK,
+    FittedHazards,
+    fitted_alone,
+    initial,
+    rounds_of,
+    stepped,
+    told_by,
+)
+from fedgossip.sites.fits.cox.cox_sums import TOLD, CoxDesign, CoxLayout, SiteHazards, TimedRecords
+from fedgossip.sites.fits.survival.survival_times import places_of
+from fedgossip.sites.plans.cox import cox_plan, cox_task, hazards_from
+from fedgossip.sites.releases.checking import check
+
+GRID = tuple(float(time) for time in range(20, 401, 20))
+
+Pooled = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Columns [m, p], times, events, strata."""
+
+
+def drawn(seed: int, rows: int = 80, strata: int = 1) -> Pooled:
+    rng = np.random.default_rng(seed)
+    x, stratum = rng.normal(size=(rows, 3)), rng.integers(0, strata, rows)
+    time, end = rng.exponential(200 * np.exp(-x @ [0.5, -0.3, 0.1]) * (1 + stratum)), rng.uniform(50, 500, rows)
+    return x, np.ceil(np.minimum(time, end)), time <= end, stratum
+
+
+def layout_of(
+    strata: int = 1, ridge: float = 0.0, least: int = 10, steps: int = 16, ties: str = "breslow"
+) -> CoxLayout:
+    return CoxLayout(
+        CoxDesign(
+            ties=ties,
+            time="days",
+            event="died",
+            grid=GRID,
+            least=least,
+            ridge=ridge,
+            strata=tuple(map(str, range(strata))),
+            columns=("a", "b", "c"),
+            places=(0, 1, 2),
+            mean=(0.0,) * 3,
+            deviation=(1.0,) * 3,
+            steps=steps,
+        )
+    )
+
+
+def site_of(layout: CoxLayout, records: Pooled) -> SiteHazards:
+    x, times, events, strata = records
+    columns = [np.ascontiguousarray(column) for column in x.T]
+    return SiteHazards(layout, TimedRecords(columns, times, places_of(GRID, times), events, strata))
+
+
+def together(sites: Sequence[Pooled]) -> Pooled:
+    x, times, events, strata = (np.concatenate(parts) for parts in zip(*sites, strict=True))
+    return x, times, events, strata
+
+
+def rounds(
+    layout: CoxLayout, sites: Sequence[Pooled], there: Callable[[int], Sequence[int]] = lambda _: range(9)
+) -> Vector:
+    """Return the state after all rounds, in each of which the sites `there(round)` are."""
+    x, machines = initial(layout), [site_of(layout, one) for one in sites]
+    for number in range(rounds_of(layout)):
+        present = [k for k in there(number) if k < len(machines)]
+        if FittedHazards(layout, x).stage == OVER:
+            break
+        if present:
+            told = [layout.integers(told_by(machines[k], x)) for k in present]
+            x = stepped(layout, x, layout.vector([sum(one) for one in zip(*told, strict=True)]), len(present))
+    return x
+
+
+def fit_of(layout: CoxLayout, x: Vector) -> CoxFit:
+    found = cox_fit(layout, x, 3)
+    assert found is not None
+    return found
+
+
+def rounded(records: Pooled, ends: Sequence[float]) -> Pooled:
+    """Return records with times rounded up to told times; behind the last nothing is seen."""
+    x, times, events, strata = records
+    index = np.searchsorted(ends, times)
+    return x, index, events & (index < len(ends)), strata
+
+
+def by_hand(records: Pooled, ridge: float = 0.0, ties: str = "breslow") -> tuple[list[float], list[float], float]:
+    """Return estimates, errors and log likelihood by the textbook, in extended floats."""
+    x, index, events, strata = records
+    x, point, total = x.astype(np.longdouble), np.zeros(x.shape[1], np.longdouble), np.longdouble(0)
+    for _ in range(9):
+        g, a, total = -ridge * point, ridge * np.eye(x.shape[1], dtype=np.longdouble), np.longdouble(0)
+        w = np.exp(x @ point)
+        for stratum, time in sorted(set(zip(strata[events].tolist(), index[events].tolist(), strict=True))):
+            risk = (strata == stratum) & (index >= time)
+            died = risk & events & (index == time)
+            g, total = g + x[died].sum(0), total + (x[died] @ point).sum()
+            for before in range(died.sum()):  # Efron: those that came before weigh less by their share
+                share = np.longdouble(before) / died.sum() if ties == "efron" else 0
+                v = np.where(died, w * (1 - share), w)[risk]
+                s0, s1, s2 = v.sum(), v @ x[risk], (x[risk] * v[:, None]).T @ x[risk]
+                g, total = g - s1 / s0, total - np.log(s0)
+                a = a + s2 / s0 - np.outer(s1, s1) / s0**2
+        point = point + np.linalg.solve(a.astype(float), g.astype(float))
+    return [*map(float, point)], [*np.sqrt(np.diag(np.linalg.inv(a.astype(float))))], float(total)
+
+
+# --- the fit ----------------------------------------------------------------------------------------------------------
+
+
+TIES = pytest.mark.parametrize("ties", ["breslow", "efron"])
+
+
+@TIES
+@pytest.mark.parametrize(("strata", "ridge"), [(1, 0.0), (2, 0.0), (1, 4.0)])
+def test_the_fit_is_that_of_all_records_in_one_place(strata: int, ridge: float, ties: str) -> None:
+    layout, sites = layout_of(strata, ridge, ties=ties), [drawn(seed, 60, strata) for seed in range(4)]
+    found = fit_of(layout, rounds(layout, sites))
+    ends = [point.time for point in found.strata[0].points]
+    estimates, errors, likelihood = by_hand(rounded(together(sites), ends), ridge, ties)
+    assert found.converged and found.records == 240 and len(ends) >= 2
+    assert [one.estimate for one in found.coefficients] == pytest.approx(estimates, rel=1e-10)
+    assert [one.error for one in found.coefficients] == pytest.approx(errors, rel=1e-10)
+    assert found.log_likelihood == pytest.approx(likelihood, rel=1e-12)
+
+
+@TIES
+@pytest.mark.parametrize("strata", [1, 3])
+def test_statsmodels_says_the_same(strata: int, ties: str) -> None:
+    pytest.importorskip("pandas", reason="statsmodels needs it")
+    hazards = pytest.importorskip("statsmodels.duration.hazard_regression")
+    layout, sites = layout_of(strata, ties=ties), [drawn(seed, 200, strata) for seed in range(5)]
+    found = fit_of(layout, rounds(layout, sites))
+    x, index, events, stratum = rounded(together(sites), [point.time for point in found.strata[0].points])
+    groups = stratum if strata > 1 else None
+    theirs = hazards.PHReg(index, x, status=events.astype(int), ties=ties, strata=groups).fit()
+    assert [one.estimate for one in found.coefficients] == pytest.approx(list(theirs.params), rel=1e-10)
+    assert [one.error for one in found.coefficients] == pytest.approx(list(theirs.bse), rel=1e-10)
+    assert found.log_likelihood == pytest.approx(theirs.llf, rel=1e-12)
+    if strata == 1 and ties == "breslow":
+        relative = np.exp(x @ theirs.params)
+        risen = [(events & (index == k)).sum() / relative[index >= k].sum() for k in range(index.max())]
+        assert [point.hazard for point in found.strata[0].points] == pytest.approx(list(np.cumsum(risen)), rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("strata", [1, 2])
+def test_no_few_records_are_told_apart_by_efron_s_ties(seed: int, strata: int) -> None:
+    """Those with their event at a told time, and those who leave without one until the next, are ten, or none.
+
+    After the last they are together with those who are there after it.
+    """
+    layout, whole = layout_of(strata, ties="efron"), drawn(seed, 400, strata)
+    found = fit_of(layout, rounds(layout, [whole]))
+    ends, apart = [point.time for point in found.strata[0].points], []
+    _, times, events, stratum = whole
+    for one in range(strata):
+        for begin, end in pairwise([0.0, *ends]):
+            inside = (stratum == one) & (times > begin) & (times <= end)
+            after = (stratum == one) & (times > end) & (end == ends[-1])  # whom no further sum leaves out
+            apart += [int((inside & events).sum()), int((inside & ~events).sum() + after.sum())]
+    assert len(ends) >= 3 and min(count for count in apart if count) >= 10, apart
+    assert found.smallest >= 10
+
+
+@TIES
+@pytest.mark.parametrize("strata", [1, 2])
+def test_the_bytes_do_not_depend_on_who_has_which_record(strata: int, ties: str) -> None:
+    """But of concordance, which is of pairs at one site."""
+    layout, whole = layout_of(strata, ties=ties), drawn(3, 300, strata)
+    order = np.random.default_rng(1).permutation(300)
+    parts = [tuple(column[rows] for column in whole) for rows in np.split(order, [40, 150, 160])]
+    alone = FittedHazards(layout, fitted_alone(layout, site_of(layout, whole)))
+    several = FittedHazards(layout, rounds(layout, parts))  # type: ignore[arg-type]
+    for state in (alone, several):
+        for name in ("sites", "fewest", "asked_sites", "pairs", "right"):
+            state[name][...] = 0
+    assert alone.x.tobytes() == several.x.tobytes()
+
+
+def test_a_site_without_an_event_counts_among_those_at_risk() -> None:
+    layout, sites = layout_of(), [drawn(seed) for seed in range(4)]
+    x, times, events, strata = sites[3]
+    sites[3] = (x, times, np.zeros_like(events), strata)
+    found = fit_of(layout, rounds(layout, sites))
+    ends = [point.time for point in found.strata[0].points]
+    assert [one.estimate for one in found.coefficients] == pytest.approx(
+        by_hand(rounded(together(sites), ends))[0], rel=1e-10
+    )
+
+
+def test_told_times_have_enough_events_and_are_not_too_many() -> None:
+    layout, sites = layout_of(2, least=15), [drawn(seed, 120, 2) for seed in range(4)]
+    found = fit_of(layout, rounds(layout, sites))
+    assert all(point.events == 0 or point.events >= 15 for one in found.strata for point in one.points)
+    assert found.smallest >= 15 and len(found.strata[0].points) <= TOLD
+    risk = [[point.risk for point in one.points] for one in found.strata]
+    assert found.smallest <= min(a - b for one in risk for a, b in pairwise(one) if a > b)
+
+
+# --- from round to round ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("leaves", range(1, 9, 2))
+def test_a_site_that_leaves_leaves_the_fit_of_the_others(leaves: int) -> None:
+    layout, sites = layout_of(), [drawn(seed) for seed in range(4)]
+    found = fit_of(layout, rounds(layout, sites, lambda number: range(4 if number < leaves else 3)))
+    ends = [point.time for point in found.strata[0].points]
+    assert (found.sites, found.records, found.fewest, found.converged) == (3, 240, 3, True)
+    assert [one.estimate for one in found.coefficients] == pytest.approx(
+        by_hand(rounded(together(sites[:3]), ends))[0], rel=1e-9
+    )
+
+
+def test_rounds_that_do_not_come_together_are_asked_again() -> None:
+    layout, sites = layout_of(), [drawn(seed) for seed in range(3)]
+    lost = rounds(layout, sites, lambda number: [] if number % 3 == 1 else range(3))
+    assert lost.tobytes() == rounds(layout, sites).tobytes()
+
+
+def test_nothing_is_told_where_no_step_has_come_together() -> None:
+    layout, sites = layout_of(), [drawn(seed) for seed in range(3)]
+    for lasts in range(3):
+        x = rounds(layout, sites, lambda number, lasts=lasts: range(3) if number < lasts else [])  # type: ignore[misc]
+        assert FittedHazards(layout, x).stage == (0, RISK, MOMENTS)[lasts]
+        assert cox_fit(layout, x, 3) is None
+
+
+def test_a_fit_that_lacks_its_last_sums_is_not_called_one() -> None:
+    layout, sites = layout_of(), [drawn(seed) for seed in range(3)]
+    x = initial(layout)
+    machines = [site_of(layout, one) for one in sites]
+    while FittedHazards(layout, x).stage != LAST:
+        told = [layout.integers(told_by(one, x)) for one in machines]
+        x = stepped(layout, x, layout.vector([sum(one) for one in zip(*told, strict=True)]), 3)
+    assert not fit_of(layout, x).converged
+
+
+def test_no_events_are_said() -> None:
+    layout, sites = layout_of(), [drawn(seed) for seed in range(3)]
+    never = [(x, times, np.zeros_like(events), strata) for x, times, events, strata in sites]
+    with pytest.raises(TrainingError, match="no 10 records have their event, died = 1") as refused:
+        cox_fit(layout, rounds(layout, never), 3)
+    assert refused.value.advice
+
+
+def test_an_estimate_without_end_is_no_fit_and_a_ridge_keeps_it() -> None:
+    """Those with a = 1 die first, one and all: the likelihood grows with the estimate of a."""
+    sites = [drawn(seed) for seed in range(3)]
+    split = []
+    for x, times, _, strata in sites:
+        first = x[:, 0] > 0
+        told = np.stack([np.where(first, 1.0, -1.0), x[:, 1], x[:, 2]], axis=1)
+        split.append((told, np.where(first, np.ceil(times / 5), times + 200), first, strata))
+    assert not fit_of(layout_of(), rounds(layout_of(), split)).converged
+    kept = fit_of(layout_of(ridge=1.0), rounds(layout_of(ridge=1.0), split))
+    ends = [point.time for point in kept.strata[0].points]
+    assert kept.converged and kept.ratio is None
+    assert [one.estimate for one in kept.coefficients] == pytest.approx(
+        by_hand(rounded(together(split), ends), 1.0)[0], rel=1e-8
+    )
+
+
+def test_columns_that_depend_on_each_other_are_named() -> None:
+    layout, sites = layout_of(), [drawn(seed) for seed in range(3)]
+    twice = [(np.stack([x[:, 0], x[:, 1], 2 * x[:, 1]], axis=1), *others) for x, *others in sites]
+    found = fit_of(layout, rounds(layout, twice))  # type: ignore[arg-type]
+    assert found.silent == ("b", "c") and found.converged and found.freedom == 2
+    ends = [point.time for point in found.strata[0].points]
+    _, errors, _ = by_hand(rounded(together([(x[:, :2], *others) for x, *others in sites]), ends))  # type: ignore[misc]
+    assert found.coefficients[0].error == pytest.approx(errors[0], rel=1e-6), "beside b, which 2 b is no more than"
+    assert found.coefficients[1].error is None
+
+
+def test_a_sum_is_the_same_in_any_order_and_exact() -> None:
+    rng = np.random.default_rng(1)
+    values = rng.normal(size=1000) * 10.0 ** rng.integers(-12, 9, 1000)
+    cells = rng.integers(0, 3, 1000)
+    order = rng.permutation(1000)
+    told = exact_totals(values, cells, 3)
+    assert told == exact_totals(values[order], cells[order], 3)
+    parts = [exact_totals(values[rows], cells[rows], 3) for rows in np.split(order, [10, 400])]
+    assert told == [sum(one) for one in zip(*parts, strict=True)]
+    for cell in range(3):
+        assert real(told[cell]) == pytest.approx(math.fsum(values[cells == cell]), rel=1e-15, abs=1e-15)
+
+
+def test_a_record_that_no_sum_can_hold_is_refused() -> None:
+    with pytest.raises(ConfigError, match="so far from the mean") as refused:
+        exact_totals(np.array([1e16]), np.zeros(1, np.int64), 1)
+    assert refused.value.advice
+
+
+def test_concordance_is_that_of_all_pairs() -> None:
+    """Harrell's: who has the event first is to have the larger eta; ties of it count a half."""
+    rng = np.random.default_rng(2)
+    times, events = rng.integers(0, 12, 60).astype(float), rng.random(60) < 0.6
+    eta = rng.integers(0, 8, 60).astype(float)
+    pairs = right = 0.0
+    for i, j in combinations(range(60), 2):
+        a, b = (i, j) if (times[i], not events[i]) < (times[j], not events[j]) else (j, i)
+        if events[a] and (times[a] < times[b] or not events[b]):
+            pairs += 1
+            right += (eta[a] > eta[b]) + (eta[a] == eta[b]) / 2
+    assert concordance(times, events, eta) == (pairs, 2 * right)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def patients(path: Path, seed: int, rows: int = 200) -> None:
+    rng = np.random.default_rng(seed)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["age", "bmi", "arm", "days", "died"])
+        for _ in range(rows):
+            age, bmi, arm = rng.integers(30, 90), rng.normal(26, 4), rng.choice(["new", "old"])
+            time, end = rng.exponential(400 * np.exp(-0.04 * (age - 60) - 0.6 * (arm == "old"))), rng.uniform(100, 700)
+            writer.writerow([age, f"{bmi:.1f}", arm, int(np.ceil(min(time, end))), int(time <= end)])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("hazards")
+    for site in range(SITES):
+        patients(found / f"site-{site}.csv", site)
+    patients(found / "test.csv", 99)
+    text = next(one.text for one in blocks(page("survival")) if one.note == "file: hazards.toml")
+    (found / "hazards.toml").write_text(text)
+    assert typed(["data", "agree", "hazards.toml"], found).code == 0
+    return found
+
+
+@cache
+def command(folder: Path) -> Said:
+    """Fit by the command, once for all tests that look at what it has written."""
+    return typed(["fit", "hazards.toml"], folder)
+
+
+def fitted(folder: Path) -> CoxFit:
+    assert command(folder).code == 0, command(folder)
+    return msgspec.json.decode((folder / "fits" / "hazards" / "fit.json").read_bytes(), type=CoxFit)
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def read(folder: Path, names: Sequence[str]) -> Pooled:
+    rows = [row for name in names for row in rows_of(folder / name)]
+    x = np.array([[float(row["age"]), float(row["bmi"]), float(row["arm"] == "old")] for row in rows])
+    times, events = (np.array([float(row[name]) for row in rows]) for name in ("days", "died"))
+    return x, times, events == 1, np.zeros(len(rows), np.int64)
+
+
+def test_what_the_page_shows_is_what_the_command_prints(folder: Path) -> None:
+    said, found = command(folder), fitted(folder)
+    shown = next(one.text for one in blocks(page("survival")) if one.kind == "text")
+    assert [line.split() for line in said.out.splitlines()] == [line.split() for line in shown.splitlines()]
+    x, times, events, strata = read(folder, [f"site-{site}.csv" for site in range(SITES)])
+    mean, deviation = x.mean(0), x.std(0)
+    ends = [point.time for point in found.strata[0].points]
+    estimates, errors, _ = by_hand(rounded(((x - mean) / deviation, times, events, strata), ends))
+    assert [one.name for one in found.coefficients] == ["age", "bmi", "arm=old"]
+    assert [one.estimate for one in found.coefficients] == pytest.approx(estimates / deviation, rel=1e-9)
+    assert [one.error for one in found.coefficients] == pytest.approx(errors / deviation, rel=1e-9)
+    assert sum(point.events for point in found.strata[0].points) == found.events == 652
+    assert "sums alone, each over at least 5 of 5 clients" in said.err
+
+
+def test_a_dry_run_says_what_would_be_seen(folder: Path, tmp_path: Path) -> None:
+    said = typed(["fit", "hazards.toml", "--dry-run", "--to", str(tmp_path / "fit")], folder)
+    opened = [line for line in said.out.splitlines() if line.startswith("opened: ")]
+    assert said.code == 0 and len(opened) == 3 and "at 20 times of days" in opened[0], said
+    assert "4 sums over all at risk then; 6 of products of columns" in opened[1] and "pairs of records" in opened[2]
+    assert not (tmp_path / "fit").exists()
+
+
+def test_simulator_and_stacked_arrays_write_the_same_bytes(folder: Path) -> None:
+    plan, layout, agreed = cox_plan(load_experiment(folder / "hazards.toml"))
+    plan, task, refused = cox_task(plan, layout, agreed, range(SITES))
+    vector = simulate_plan(plan, task=task, engine="stacked").vectors[plan.coordinator]
+    fitted(folder)
+    assert not refused
+    written = (folder / "fits" / "hazards" / "fit.json").read_bytes()
+    assert encoded(hazards_from(plan, layout, vector)) == written
+
+
+def test_predictions_are_those_of_the_textbook(folder: Path, tmp_path: Path) -> None:
+    found = fitted(folder)
+    said = typed(["predict", "fits/hazards", "test.csv", "--out", str(tmp_path / "out.csv")], folder)
+    assert said.code == 0, said
+    rows = rows_of(tmp_path / "out.csv")
+    x, *_ = read(folder, ["test.csv"])
+    whole, *_ = read(folder, [f"site-{site}.csv" for site in range(SITES)])
+    centred = x - np.array([*whole.mean(0)[:2], 0.0])
+    relative = np.exp(centred @ [one.estimate for one in found.coefficients])
+    told = np.array([float(row["relative hazard"]) for row in rows])
+    np.testing.assert_allclose(told, relative, rtol=1e-7)
+    spread = np.sqrt(np.einsum("mi,ij,mj->m", centred, np.array(found.covariance, float), centred))
+    low = np.array([float(row["relative hazard, 95 % from"]) for row in rows])
+    np.testing.assert_allclose(low, relative * np.exp(-1.959963984540054 * spread), rtol=1e-7)
+    last = found.strata[0].points[-1]
+    survival = np.array([float(row[f"survival at {last.time:g}"]) for row in rows])
+    np.testing.assert_allclose(survival, np.exp(-last.hazard * relative), rtol=1e-6)
+
+
+def test_the_fit_is_judged_on_a_table(folder: Path) -> None:
+    """Of the records that it was fitted to it says as many events as there were, which is Breslow's."""
+    fitted(folder)
+    said = typed(["evaluate", "fits/hazards", "test.csv", "--json"], folder)
+    assert said.code == 0, said
+    told = json.loads(said.out)
+    assert told["examples"] == 200 and 0.6 < told["concordance"] < 0.8
+    lines = [(folder / f"site-{site}.csv").read_text().splitlines() for site in range(SITES)]
+    (folder / "all.csv").write_text("\n".join([lines[0][0], *(row for one in lines for row in one[1:])]) + "\n")
+    again = json.loads(typed(["evaluate", "fits/hazards", "all.csv", "--json"], folder).out)
+    assert again["events until 600"] == 652
+    assert again["events that the fit says"] == pytest.approx(652, rel=1e-9)
+    refused = typed(["evaluate", "fits/hazards", "hazards.toml"], folder)
+    assert refused.code == 2 and "which are judged on a table" in refused.err
+    (folder / "bad.csv").write_text("age,bmi,arm,days,died\n50,25,new,10,2\n")
+    refused = typed(["evaluate", "fits/hazards", "bad.csv"], folder)
+    assert refused.code == 2 and "line 2, column 'died': 2 is none" in refused.err
+
+
+def test_efron_s_ties_are_chosen_by_a_word_and_the_plan_says_what_they_open(folder: Path, tmp_path: Path) -> None:
+    words = [
+        "fit",
+        "hazards.toml",
+        "--to",
+        str(tmp_path / "fit"),
+        "--set",
+        "model.source=cox?every=30&until=600&ties=efron",
+    ]
+    asked = typed([*words, "--dry-run"], folder)
+    assert "and as many over those with their event then" in asked.out
+    said = typed(words, folder)
+    assert said.code == 0 and "ties are Efron's" in said.out, said
+    assert "4 sums over those at risk and as many over those with their event at each told time" in said.out
+    found = msgspec.json.decode((tmp_path / "fit" / "fit.json").read_bytes(), type=CoxFit)
+    x, times, events, strata = read(folder, [f"site-{site}.csv" for site in range(SITES)])
+    deviation, ends = np.array(found.design.deviation), [point.time for point in found.strata[0].points]
+    pooled = (x - np.array(found.design.mean)) / deviation, times, events, strata
+    estimates, _, _ = by_hand(rounded(pooled, ends), ties="efron")
+    assert [one.estimate for one in found.coefficients] == pytest.approx(estimates / deviation, rel=1e-8)
+
+
+def test_strata_have_no_coefficient_and_a_hazard_each(folder: Path, tmp_path: Path) -> None:
+    words = ["fit", "hazards.toml", "--to", str(tmp_path / "fit"), "--set"]
+    said = typed([*words, "model.source=cox?every=30&until=600&strata=arm&events=20", "--json"], folder)
+    assert said.code == 0, said
+    found = msgspec.json.decode(said.out.encode(), type=CoxFit)
+    assert [one.name for one in found.coefficients] == ["age", "bmi"]
+    assert [one.name for one in found.strata] == ["new", "old"]
+    assert typed(["predict", str(tmp_path / "fit"), "test.csv", "--out", str(tmp_path / "o.csv")], folder).code == 0
+    row = next(row for row in rows_of(tmp_path / "o.csv") if row["arm"] == "old")
+    last = found.strata[1].points[-1]
+    survival = float(row[f"survival at {last.time:g}"])
+    assert -math.log(survival) / last.hazard == pytest.approx(float(row["relative hazard"]), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.source=cox?every=30&until=600&events=3"], "events=3; data.suppress is 5"),
+        (["model.source=cox?events=many"], "events=many"),
+        (["model.source=cox?ridge=-1"], "ridge=-1"),
+        (["model.source=cox?ties=exact"], "ties=exact"),
+        (["model.source=cox?strata=age"], "'age' is no column of words"),
+        (["model.source=cox?evry=30"], "unknown option 'evry'"),
+        (["model.source=cox?every=0&until=9"], "every 0"),
+        (["task.kind=classification"], "cox beside task.kind"),
+        (["coordinator.secure.on=false"], "a fit is of secure sums"),
+        (["coordinator.privacy.unit=client", "coordinator.privacy.noise=1"], "exact, beside a budget"),
+        (["data.agreed=none.json"], "none.json"),
+    ],
+    ids=lambda one: str(one)[:40],
+)
+def test_what_cannot_be_fitted_is_refused(
+    folder: Path, overrides: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises(ConfigError, match=message) as refused:
+        cox_plan(load_experiment(folder / "hazards.toml", overrides))
+    assert refused.value.advice
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("50,25,new,-3,1", "times below 0, in 1 records"),
+        ("50,25,new,30,2", "something else than 0 and 1"),
+        ("50,25,new,,1", "nothing there"),
+        ("50,,new,30,1", "nothing there"),
+    ],
+)
+def test_a_site_with_records_that_are_none_takes_no_part(folder: Path, tmp_path: Path, row: str, message: str) -> None:
+    for path in [*folder.glob("site-*.csv"), folder / "test.csv", *folder.glob("hazards*")]:
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    with (tmp_path / "site-1.csv").open("a") as file:
+        file.write(row + "\n")
+    said = typed(["fit", "hazards.toml", "--set", "coordinator.min_clients=3"], tmp_path)
+    assert said.code == 4 and "of 4 of 5 sites" in said.out, said
+    assert "site 1 took no part" in said.err and message in said.err
+
+
+def test_running_such_an_experiment_names_the_command(folder: Path) -> None:
+    said = typed(["run", "hazards.toml", "--no-report"], folder)
+    assert said.code == 2 and "fedgossip fit" in said.err
+
+
+# --- over links -------------------------------------------------------------------------------------------------------
+
+
+FILES = ("hazards.toml", "hazards-agreed.json", "test.csv")
+
+
+@pytest.mark.long  # 6 processes; of all kinds of fits see tests/sites/test_fits_over_links.py
+@pytest.mark.sockets
+@pytest.mark.timeout(300)
+def test_a_fit_over_encrypted_links_is_released_by_its_coordinator(folder: Path, tmp_path: Path) -> None:
+    said = fit_on(machines(folder, tmp_path, FILES), "hazards")
+    assert [one.code for one in said] == [0] * (SITES + 1), said
+    written = {(tmp_path / f"machine{node}" / "fit" / "fit.json").read_bytes() for node in range(SITES + 1)}
+    assert written == {encoded(fitted(folder))}
+    hub = tmp_path / f"machine{SITES}"
+    (hub / "use.txt").write_text("To tell doctors who is in danger, and nobody anything by itself.")
+    told = typed(["release", "fit", "--logs", "log", "--endpoints", "endpoints.toml", "--out", "fit.zip"], hub)
+    assert told.code == 0, told
+    found = check(hub / "fit.zip", hub / "endpoints.toml")
+    assert not found.faults and found.whose == f"participant {SITES}'s, by your own list"
+    summed = [one for one in found.logs if one.told == "summed, 5 of 5 in the sum"]
+    assert len(summed) == found.release.rounds >= 6 and found.release.model.file == "fit.json", found.logs
+    told = typed(["release", "withdraw", "fit.zip", "--site", "3"], hub)
+    rounds = found.release.rounds
+    assert found.release.counted == (tuple(range(1, rounds + 1)),) * SITES, "by the coordinator's record alone"
+    assert (
+        told.code == 0 and f"counted in rounds: 1 to {rounds}, of {rounds}" in told.out and "K = 0, 1, 2, 4" in told.out
+    )
+
+
+@pytest.mark.long  # 6 processes, and deadlines
+@pytest.mark.sockets
+@pytest.mark.timeout(300)
+def test_too_few_that_are_left_end_with_an_error(folder: Path, tmp_path: Path) -> None:
+    """No sum is over fewer than four, and three of five are killed: nothing is called a fit, and all end."""
+    bounds = {
+        "min_clients": 4,
+        "deadline": 5,
+        "least_deadline": 1,
+        "start_timeout": 60,
+        "return_timeout": 12,
+        "silence": 15,
+    }
+    words = [word for name, bound in bounds.items() for word in ("--set", f"coordinator.{name}={bound}")]
+    said = fit_on(machines(folder, tmp_path, FILES), "hazards", *words, dies={1: 3, 2: 3, 3: 3})
+    assert [said[node].code for node in (1, 2, 3)] == [-signal.SIGKILL] * 3
+    errors = [re.findall("^error: .*", said[node].err, re.M) for node in (0, 4, 5)]
+    ended = ["error: the coordinator has ended the run after 4 rounds: too few sites were left"]
+    assert errors == [ended, ended, ["error: 2 clients are there, and a round needs 4: it ended before round 5"]], said
+    assert [said[node].code for node in (0, 4, 5)] == [7] * 3 and "drop=" not in said[0].err, said
+    assert not list(tmp_path.glob("machine*/fit"))
+
+
+def test_the_table_of_the_docs_is_that_of_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    monkeypatch.delitem(sys.modules, "cox_ties", raising=False)
+    from cox_ties import shrunken
+
+    found = {(points, ties): f"{told:.0f}, {100 * less:.1f} %" for points, ties, told, less in shrunken(10)}
+    text = (Path(__file__).parents[2] / "docs" / "survival.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (\d+, [\d.]+ %) \| (\d+, [\d.]+ %) \|$", text, re.MULTILINE)
+    assert len(rows) == 4
+    for points, breslow, efron in rows:
+        assert (breslow, efron) == (found[int(points), "breslow"], found[int(points), "efron"])
