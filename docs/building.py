@@ -7,6 +7,7 @@ what draws it would be fetched from elsewhere.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)#\s]+)(?:#[^)]*)?\)")
+UPWARDS = re.compile(r"\[([^\]]+)\]\((\.\./[^)#\s]+)(?:#[^)]*)?\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -24,13 +25,18 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Return the page as mkdocs takes it."""
-    return OUTSIDE.sub(_named, markdown).replace("```mermaid", "```text")
+    folder = posixpath.dirname(page.file.src_uri)
+    return UPWARDS.sub(lambda link: _named(link, folder), markdown).replace("```mermaid", "```text")
 
 
-def _named(link: re.Match[str]) -> str:
-    words, place = link[1].strip("`"), link[2]
+def _named(link: re.Match[str], folder: str) -> str:
+    """Return a link that leads out of docs/ as the name of what is there; any other link as it is."""
+    place = posixpath.normpath(posixpath.join("docs", folder, link[2]))
+    if place.startswith("docs/"):
+        return link[0]
+    words = link[1].strip("`")
     return f"`{place}`" if words.rstrip("/") in place else f"{words} (`{place}`)"
 
 
@@ -38,7 +44,7 @@ def first_page() -> str:
     """Return the README, with links as docs/ has them."""
     text = (ROOT / "README.md").read_text()
     inside = text.replace("](docs/", "](")
-    return re.sub(r"\]\((?!https?:|[\w-]+\.(?:md|svg))([^)#]+)", r"](../\1", inside)
+    return re.sub(r"\]\((?!https?:|[\w/-]+\.(?:md|svg))([^)#]+)", r"](../\1", inside)
 
 
 def interface() -> str:

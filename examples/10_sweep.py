@@ -1,7 +1,7 @@
 """Three graphs, two algorithms, three seeds: which differences are more than chance?
 
 Eighteen runs with paired seeds; the same call goes on where it was stopped.  `fedgossip sweep` does it from a file
-(docs/sweeps.md).
+(docs/use/sweeps.md).
 """
 
 import tempfile

@@ -1,7 +1,7 @@
 """A model that is proven to be nearly the best there is, and the lasso, which leaves out what it does not need.
 
-CoCoA (docs/convex.md) says after each round how far above the best value the model can be at most: the duality gap. No
-torch: four clients have the rows of a table between them.
+CoCoA (docs/use/convex.md) says after each round how far above the best value the model can be at most: the duality
+gap. No torch: four clients have the rows of a table between them.
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """A coordinator that lies, and honest clients, moved by hand: what it can work out from the sums that it gets.
 
-python tests/lying.py       the table of docs/attacks.md
+python tests/lying.py       the table of docs/privacy/attacks.md
 """
 
 from __future__ import annotations

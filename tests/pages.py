@@ -35,7 +35,7 @@ BLOCK = re.compile(
 
 def page(name: str) -> Path:
     """Return the place of a page of docs/."""
-    return ROOT / "docs" / f"{name}.md"
+    return next((ROOT / "docs").rglob(f"{name}.md"))
 
 
 @dataclass(frozen=True)

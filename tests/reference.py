@@ -1,4 +1,4 @@
-"""docs/reference.md, from the declarations: every key, kind of fault, exit code, event, term and command.
+"""docs/reference/reference.md, from the declarations: every key, kind of fault, exit code, event, term and command.
 
 python tests/reference.py --write        write it again
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedgossip.cli.vocabulary import CODE, COMMAND, EVENT, FAULT, KEY, SECTION, TERM, Term, entries
 
-PAGE = Path(__file__).parents[1] / "docs" / "reference.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "reference.md"
 RENEW = "python tests/reference.py --write"
 
 HEAD = f"""# Reference
@@ -98,7 +98,7 @@ def _cell(text: str) -> str:
 def _linked(text: str) -> str:
     """The text, with links where it names another page, and without what Markdown would take as emphasis."""
     plain = text.replace("*", "\\*").replace("[[", "\\[[").replace("<", "&lt;")
-    return re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", plain)
+    return re.sub(r"docs/((?:[\w-]+/)*)([\w-]+\.md)", r"[\2](../\1\2)", plain)
 
 
 def main(words: list[str]) -> int:

@@ -237,7 +237,7 @@ def _alike(source: str, found: Dataset, like: Dataset) -> Dataset:
         if has != expected:
             advice = "Training and test sets, of all peers, have the same features in the same order."
             if found.encoding and what == "columns":
-                advice = 'Sites whose files hold other words agree on them: data.scale = "federated" (docs/data.md).'
+                advice = 'Sites with files of other words agree on them: data.scale = "federated" (docs/use/data.md).'
             raise ConfigError(f"{source}: {what} {has}; {like.name} has {expected}", advice)
     return replace(found, classes=like.classes)
 

@@ -95,12 +95,12 @@ def shared(experiment: Experiment, data: str, leader: NodeId | None = None) -> S
     if experiment.data.scale == FEDERATED:
         text = f'data.scale = "{FEDERATED}" of a run by invite: the statistics that were agreed on do not travel'
         advice = f'Set data.scale = "{TEST}": columns are then scaled by the common test set, which travels.'
-        raise ConfigError(text, f"{advice}  Or start all with keys that people compare: docs/coordinator.md.")
+        raise ConfigError(text, f"{advice}  Or start all with keys that people compare: docs/together/coordinator.md.")
     if experiment.faults or (isinstance(experiment, GossipExperiment) and experiment.adversary.peers):
         advice = "Leave it out: it is for simulations, and for processes of one machine."
         raise ConfigError(f"{'[[faults]]' if experiment.faults else '[adversary]'} of a run by invite", advice)
     if str(getattr(getattr(experiment, "topology", None), "weights", "")).startswith("pi:"):
-        advice = "Put the weights into the graph's file: docs/topologies.md."
+        advice = "Put the weights into the graph's file: docs/together/topologies.md."
         raise ConfigError("topology.weights names a file of this machine, which the others have not", advice)
     content, graph = experiment.to_dict(), ""
     own = data or PLACE in experiment.data.source

@@ -56,7 +56,7 @@ class PrivacySection(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class CoordinatorSection(msgspec.Struct, forbid_unknown_fields=True):
-    """[coordinator]: a federated run, in place of [topology] (docs/coordinator.md)."""
+    """[coordinator]: a federated run, in place of [topology] (docs/together/coordinator.md)."""
 
     clients: Annotated[int, Within(1, 1_000_000)]
     """All that may ever take part: ids 0 to clients - 1; the coordinator is the next."""
@@ -73,14 +73,14 @@ class CoordinatorSection(msgspec.Struct, forbid_unknown_fields=True):
     """A round of fewer is abandoned; none: 5, or the cohort where that is smaller; 1 without a secure sum."""
     algorithm: str = "fedavg"
     """`fedavg`, `fedsgd`, `fedprox`, `scaffold`, `fednova`, `fedavgm`, `fedadam`, `fedyogi`, `fedadagrad`, `fedbuff`,
-    `cocoa` (of task.kind = "convex": docs/convex.md);
+    `cocoa` (of task.kind = "convex": docs/use/convex.md);
     robust, without a secure sum: `median`, `trimmed-mean`, `krum`, `multi-krum`, `geometric-median`, `clipped-mean`."""
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     """The algorithm's own, such as { mu = 0.1 } or { lr = 0.01 }."""
     codec: str = ""
     """How updates go up in fewer bytes: `bf16`, `fp16`, `int8:BLOCK`, `top-k:SHARE`, `random-k:SHARE`, `qsgd:LEVELS`,
     `terngrad`, `sign`; what is left out, a client sends later.  With a secure sum random-k alone; empty: updates as
-    they are (docs/codecs.md)."""
+    they are (docs/together/codecs.md)."""
     deadline: Seconds = 300.0
     """The longest wait in one phase of a round, in seconds; above the slowest client's training."""
     least_deadline: Annotated[float, Within(0, LONGEST_SECONDS)] = 5.0

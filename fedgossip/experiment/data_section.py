@@ -40,7 +40,7 @@ class DataSection(msgspec.Struct, forbid_unknown_fields=True):
     """`digits`, `breast-cancer`, `diabetes` (bundled; the last is a regression); `mnist`, `fashion-mnist` (in the
     folder `FEDGOSSIP_DATA`, or `mnist:PATH`); `csv:PATH?label=COLUMN`, `npz:PATH`, `text:PATH`, `lines:PATH`,
     `parquet:PATH?label=COLUMN`, `images:FOLDER`, `cifar10:PATH`, `femnist:PATH`, `huggingface:FOLDER?label=COLUMN`
-    (docs/data.md); `module:function`; with {peer} in it, each peer reads a file of its own:
+    (docs/use/data.md); `module:function`; with {peer} in it, each peer reads a file of its own:
     csv:site-{peer}.csv?label=COLUMN."""
     buckets: list[int] = msgspec.field(default_factory=list)
     """Of a source of lines: lengths in characters, ascending, the end of a line counted.  A step draws its lines from

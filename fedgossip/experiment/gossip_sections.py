@@ -26,13 +26,14 @@ class TopologySection(msgspec.Struct, forbid_unknown_fields=True):
 
     graph: Annotated[str, GRAPH_CODE]
     """A family (ring, torus:4x4, regular:3, ...), a schedule (base:1, matcha:0.5:torus, ...), a ready graph of
-    `fedgossip topology list`, the path of a file, or module:function, of n and the seed (docs/topologies.md)."""
+    `fedgossip topology list`, the path of a file, or module:function, of n and the seed
+    (docs/together/topologies.md)."""
     n: int | None = None
     """Number of peers, where the graph leaves it open."""
     weights: Annotated[str | None, WEIGHTS_CODE] = None
     """`metropolis`, `max-degree`, `uniform`, `lazy`, `best-constant`, `fmmc`, `fdla`, `sinkhorn`, `inverse`, `pi:FILE`;
     `sizes`, as `pi` by the peers' numbers of examples; `push`, for push-sum on directed graphs; `module:function`, of
-    the graph; none: what the graph's file says, or metropolis (docs/topologies.md)."""
+    the graph; none: what the graph's file says, or metropolis (docs/together/topologies.md)."""
     seed: int | None = None
     """The seed of a graph that is drawn at random, such as regular:3; none: the experiment's seed.  Give it to keep the
     graph while the seed changes.  `fedgossip topology show` and the function `resolve` draw with 1."""
@@ -87,7 +88,7 @@ class AlgorithmSection(msgspec.Struct, forbid_unknown_fields=True):
     """Seconds to wait for all neighbours before the first round."""
     private: bool = False
     """Peers learn the sum of their neighbours' models, and no model; dsgd in sync mode, 3 neighbours or more each
-    (docs/private-gossip.md)."""
+    (docs/privacy/private-gossip.md)."""
     bound: Annotated[float, Within(ABOVE_0)] = 64.0
     """Private: no weight of a model is larger, or the peer stops; a smaller bound rounds finer (bound / 2^29)."""
 
@@ -114,7 +115,9 @@ FORECAST_LEVELS = "probe", "shadow", FORECAST_FOLLOWED
 
 
 class ForecastSection(msgspec.Struct, forbid_unknown_fields=True):
-    """[forecast]: what is to be known of a synchronous gossip run before it begins (docs/numerics.md, section 7)."""
+    """[forecast]: what is to be known of a synchronous gossip run before it begins (docs/reference/numerics.md,
+    section 7).
+    """
 
     level: Annotated[str, OneOf((FORECAST_AUTO, FORECAST_NONE, *FORECAST_LEVELS))] = FORECAST_AUTO
     """shadow: one training at the peers' mean; followed: that, and a third of a training more for each graph, with

@@ -20,7 +20,9 @@ SERVED, MAPREDUCE, ASYNC = "parameter-server", "mapreduce", "async"
 
 
 class ServerSection(msgspec.Struct, forbid_unknown_fields=True):
-    """[parallel.server]: servers of the model, for parallel.method = "parameter-server" alone (docs/parallel.md)."""
+    """[parallel.server]: servers of the model, for parallel.method = "parameter-server" alone
+    (docs/together/parallel.md).
+    """
 
     servers: Annotated[int, Within(1, SERVERS_MAX)] = 1
     """Their number; each has a part of the model."""
@@ -36,7 +38,7 @@ class ServerSection(msgspec.Struct, forbid_unknown_fields=True):
     """A push goes at the rate divided by 1 + the steps made since what it was computed from; not with staleness 0."""
     filters: Annotated[list[str], NamesCode(FILTERS.__contains__)] = msgspec.field(default_factory=list)
     """Of a table's rows, what is not worth sending, one after the other: `key-cache`, `threshold:T`, `random-skip:P`,
-    `kkt`, `kkt:T`, `module:function` (docs/parallel.md)."""
+    `kkt`, `kkt:T`, `module:function` (docs/together/parallel.md)."""
 
     pull_codec: str = ""
     """How servers give the model back in fewer bytes: `bf16`, `fp16`, `int8:BLOCK`; after the last round it comes
@@ -45,7 +47,7 @@ class ServerSection(msgspec.Struct, forbid_unknown_fields=True):
 
 class OuterSection(msgspec.Struct, forbid_unknown_fields=True):
     """[parallel.outer]: workers train alone by [train] in every round, and take an outer step along the mean of what
-    that came to: DiLoCo (docs/outer.md)."""
+    that came to: DiLoCo (docs/together/outer.md)."""
 
     lr: Annotated[float, Within(0)] = 0.0
     """How far along: 0.7 is usual, 1 with beta = 0 is the mean of their models.  0: there is no outer step, and workers
@@ -63,7 +65,9 @@ class OuterSection(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ParallelSection(msgspec.Struct, forbid_unknown_fields=True):
-    """[parallel]: workers that take one step on the mean of all their gradients in every round (docs/parallel.md)."""
+    """[parallel]: workers that take one step on the mean of all their gradients in every round
+    (docs/together/parallel.md).
+    """
 
     workers: Annotated[int, Within(1, WORKERS_MAX)]
     """Their number; all know each other."""
@@ -84,7 +88,7 @@ class ParallelSection(msgspec.Struct, forbid_unknown_fields=True):
     """Gradients in fewer bytes: `bf16`, `fp16`, `int8:BLOCK`, `top-k:SHARE`, `random-k:SHARE`, `dgc:SHARE`,
     `qsgd:LEVELS`, `terngrad`, `sign`, `powersgd:RANK`; what is left out is sent later.  Of collectives random-k and
     powersgd go by every one, the others by ring and all-to-all; servers take all but powersgd; empty: gradients as they
-    are (docs/codecs.md)."""
+    are (docs/together/codecs.md)."""
     overlap: bool = False
     """Whether buckets leave while the rest of the gradient is computed, last layers first; the bits are the same."""
     deadline: Seconds = 30.0

@@ -2,7 +2,8 @@
 
 The small sections that all kinds of run have are here; the others have a file each beside this one.
 
-The text below a key is its meaning: `fedgossip explain` and docs/reference.md print it, with what `limits` allow.
+The text below a key is its meaning: `fedgossip explain` and docs/reference/reference.md print it, with what `limits`
+allow.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class ModelSection(msgspec.Struct, forbid_unknown_fields=True):
     `words:ROWS-WIDTH-CLASSES`, at parameter servers; `glm:logistic`, `glm:linear`, `glm:poisson`, and
     trees:100x6 (boosted trees, and how deep),
     kaplan-meier?every=30&until=720&by=COLUMN (survival), cox?every=30&until=720 (proportional hazards),
-    for `fedgossip fit` (docs/glm.md, docs/survival.md, docs/trees.md)."""
+    for `fedgossip fit` (docs/sites/glm.md, docs/sites/survival.md, docs/sites/trees.md)."""
 
 
 class EvalSection(msgspec.Struct, forbid_unknown_fields=True):
@@ -93,7 +94,7 @@ class TrackSection(msgspec.Struct, forbid_unknown_fields=True):
     """[track]: where else the record of a whole run goes while it is written."""
 
     to: list[str] = msgspec.field(default_factory=list)
-    """`csv`, `tensorboard`, `mlflow:URI`, `wandb:PROJECT` (docs/trackers.md)."""
+    """`csv`, `tensorboard`, `mlflow:URI`, `wandb:PROJECT` (docs/use/trackers.md)."""
 
 
 IN_THE_RUN = "csv", "tensorboard"

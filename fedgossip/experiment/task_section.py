@@ -17,13 +17,13 @@ class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
 
     kind: Annotated[str, OneOf(TASKS)] = AS_THE_DATA
     """learning: what the source holds; convex: a linear model of it that can be certified, without torch
-    (docs/convex.md); averaging, quadratic: problems with a known answer, without torch;
+    (docs/use/convex.md); averaging, quadratic: problems with a known answer, without torch;
     sparse-logistic: drawn clicks, of which parameter servers hold the rows and all others whole tables;
-    loop: a training loop of your own (docs/own-loop.md);
+    loop: a training loop of your own (docs/use/own-loop.md);
     statistics, evaluation: what `fedgossip data agree` and `fedgossip evaluate` make of an experiment."""
     loss: Annotated[str, CODE] = ""
     """`cross-entropy`, `mse`, `mae`, `huber`, `bce`; `module:function`, of (outputs, labels), the mean over a batch;
-    empty: the kind's own, cross-entropy, mse or bce (docs/tasks.md).  Convex: `hinge`, `logistic`, `squares`,
+    empty: the kind's own, cross-entropy, mse or bce (docs/use/tasks.md).  Convex: `hinge`, `logistic`, `squares`,
     `lasso`."""
     lam: Annotated[float, Within(ABOVE_0)] = 1e-3
     """Convex: weight of lam/2 |w|^2 beside the mean loss; smaller fits closer, and takes more rounds."""
@@ -34,7 +34,7 @@ class TaskSection(msgspec.Struct, forbid_unknown_fields=True):
     """Convex, hinge and logistic: the class that is told from all others, where the source has more than two."""
     metrics: Annotated[list[str], CODE] = msgspec.field(default_factory=list)
     """`accuracy`, `f1`, `auroc`, `rmse`, `mae`, `r2`, `loss`, `gap`; `module:function?better=lower`, of arrays
-    (outputs, labels); the first is the score of reports.  Empty: the kind's own (docs/tasks.md)."""
+    (outputs, labels); the first is the score of reports.  Empty: the kind's own (docs/use/tasks.md)."""
     dim: Annotated[int, Within(1, MOST)] = 1
     """Averaging, quadratic: numbers in a vector.  Sparse-logistic: features, each a row of the model."""
     dtype: Annotated[str, OneOf(("float32", "float64"))] = "float32"

@@ -110,7 +110,7 @@ class TrainSettings:
     """Threads of torch, per peer.  1: peers share the cores, and sums keep their order; more can change the bits."""
     clip_norm: Annotated[float | None, Within(ABOVE_0)] = None
     """Scale a step's gradient down to this length where it is longer; none leaves it.  Of local steps, and of gradients
-    by dgc (docs/codecs.md)."""
+    by dgc (docs/together/codecs.md)."""
     precision: Annotated[str, OneOf(PRECISIONS)] = "float32"
     """"bfloat16" or "float16": layers compute in it where torch's autocast says so, and use half the memory; weights,
     optimiser and what travels stay float32.  With float16 the loss is scaled, and a step that overflows is skipped; few
@@ -131,7 +131,7 @@ class TrainSettings:
     GPU, or all on the CPU."""
     parallel: Annotated[str, OneOf(PARALLEL)] = "ddp"
     """Of several processes: "ddp", each holds the whole model; "fsdp", each holds a part of it (FSDP2); "hogwild", all
-    step on one model in shared memory without waiting, each on batches of its own (docs/parallel.md)."""
+    step on one model in shared memory without waiting, each on batches of its own (docs/together/parallel.md)."""
     zero: Annotated[int, Within(2, LET_GO)] = LET_GO
     """fsdp: 3, a layer's parameters come together for its forward pass and again for its backward one; 2, they stay
     together in between: fewer bytes among the processes, and all parameters in each of them between the passes."""
@@ -149,7 +149,7 @@ class TrainSettings:
     """hogwild: count the updates that processes take from each other by writing at once; the record has their share."""
     portable: bool = False
     """The same bits on unlike x86-64 processors: kernels that all of them have, on the CPU, one thread.  Training takes
-    longer by what the others have more: up to 3 times with AVX-512 (docs/numerics.md)."""
+    longer by what the others have more: up to 3 times with AVX-512 (docs/reference/numerics.md)."""
 
     def __post_init__(self) -> None:
         if self.local_steps is None and self.local_epochs is None:

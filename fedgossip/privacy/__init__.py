@@ -8,5 +8,5 @@
 Functions take and return plain numbers, no model and no data; `secure.noise` draws the noise, `learning.dp_sgd.private`
 protects records.  Numbers with sub-sampling come from opacus, the extra `fedgossip[privacy]`: one module of it is
 loaded when the first is asked for, and all of it, with torch, for the accountant PRV.  Without sub-sampling neither is
-needed.  docs/privacy.md says what an epsilon here promises, and to whom.
+needed.  docs/privacy/privacy.md says what an epsilon here promises, and to whom.
 """

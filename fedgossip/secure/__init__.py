@@ -3,7 +3,8 @@
     client.py   the client's steps              server.py   the coordinator's
     session.py  what both must agree on         aborts.py   why a session is given up
 
-Pure: no socket, clock or random source; entropy is an argument.  docs/attacks.md says what is defended and what is not.
+Pure: no socket, clock or random source; entropy is an argument.  docs/privacy/attacks.md says what is defended and
+what is not.
 
 Sources: Bonawitz et al., Practical secure aggregation for privacy-preserving machine learning, CCS 2017; Bell et al.,
 Secure single-server aggregation with (poly)logarithmic overhead, CCS 2020.

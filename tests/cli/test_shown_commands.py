@@ -1,7 +1,7 @@
 """Every command line that the README and a page of docs/ show is one of the command line: its words and options.
 
-The guides themselves are followed, command by command, by tests/house/test_readme.py and, most of them in the long form, by
-tests/house/test_pages.py and tests/sites/test_pilot.py.
+The guides themselves are followed, command by command, by tests/house/test_readme.py and, most of them in the long
+form, by tests/house/test_pages.py and tests/sites/test_pilot.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedgossip.cli import cli
 from fedgossip.experiment.kinds import RUN_KINDS
 from fedgossip.lab.sweeps.grid import read_sweep
 
-PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def shown(path: Path) -> list[str]:

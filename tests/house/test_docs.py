@@ -14,7 +14,7 @@ from rooms import FILES, PACKAGE, packages
 from fedgossip.algorithms.federated.names import ALGORITHMS
 
 ROOT = PACKAGE.parent
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "benchmarks" / "RESULTS.md"]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "RESULTS.md"]
 
 TESTS = sorted((ROOT / "tests").glob("*.py"))
 

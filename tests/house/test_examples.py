@@ -76,7 +76,7 @@ def test_averaging_keeps_the_mean_and_needs_no_torch(tmp_path: Path) -> None:
 def test_the_predicted_contraction_is_measured(tmp_path: Path) -> None:
     out = printed_here("02_gap_predicted_and_measured.py", tmp_path)
     found = {line.split()[0]: numbers(line) for line in out.splitlines() if line and line[0].islower()}
-    known = {  # closed forms under Metropolis; see docs/numerics.md
+    known = {  # closed forms under Metropolis; see docs/reference/numerics.md
         "ring": 1 / 3 + 2 / 3 * math.cos(2 * math.pi / 16),
         "path": 1 / 3 + 2 / 3 * math.cos(2 * math.pi / 32),
         "star": 1 - 1 / 16,

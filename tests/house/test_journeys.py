@@ -1,4 +1,4 @@
-"""docs/journeys.md: what four new users type on their first day, typed here in fewer rounds and by fewer peers.
+"""docs/use/journeys.md: what four new users type on their first day, typed here in fewer rounds and by fewer peers.
 
 The engineer's commands are those of the README's first door, which its test types: here they are typed if `--long`.
 """

@@ -126,7 +126,7 @@ def test_what_the_page_on_advice_shows_runs(reader: Reader) -> None:
 
 
 def test_every_page_with_commands_is_read_by_a_test() -> None:
-    shown = {path.stem for path in (ROOT / "docs").glob("*.md") if any(one.kind == "sh" for one in blocks(path))}
+    shown = {path.stem for path in (ROOT / "docs").rglob("*.md") if any(one.kind == "sh" for one in blocks(path))}
     assert shown <= {*FOLLOWED, *ELSEWHERE}
 
 

@@ -16,8 +16,9 @@ MADE = {"index.md", "api.md"}
 
 
 def test_the_menu_has_every_page_once() -> None:
-    menu = re.findall(r"^ +- [^:]+: ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    assert sorted(menu) == sorted(MADE | {path.name for path in (ROOT / "docs").glob("*.md")})
+    menu = re.findall(r"^ +- [^:]+: ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert sorted(menu) == sorted(MADE | pages)
 
 
 def built(root: Path, site: Path) -> subprocess.CompletedProcess[str]:
@@ -30,7 +31,7 @@ def built(root: Path, site: Path) -> subprocess.CompletedProcess[str]:
 def test_it_is_built_without_a_warning_and_fetches_nothing(tmp_path: Path) -> None:
     said = built(ROOT, tmp_path / "site")
     assert said.returncode == 0, said.stderr
-    pages = {path.name: path.read_text() for path in (tmp_path / "site").glob("*.html")}
+    pages = {path.name: path.read_text() for path in (tmp_path / "site").rglob("*.html")}
     assert {"index.html", "api.html", "reference.html"} <= pages.keys()
     for name, text in pages.items():
         fetched = re.findall(r'<(?:script|img|iframe)[^>]*src="(https?:)?//[^"]*"|<link[^>]*href="(?:https?:)?//', text)
@@ -45,7 +46,8 @@ def test_a_dead_link_and_a_page_outside_the_menu_fail_it(tmp_path: Path) -> None
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("README.md", "mkdocs.yml"):
         shutil.copy(ROOT / name, tmp_path)
-    (tmp_path / "docs" / "outside.md").write_text("# Outside\n\n[dead](nowhere.md), [dead](graphs.md#no-such-part)\n")
+    links = "[dead](nowhere.md), [dead](together/graphs.md#no-such-part)"
+    (tmp_path / "docs" / "outside.md").write_text(f"# Outside\n\n{links}\n")
     said = built(tmp_path, tmp_path / "site")
     assert said.returncode != 0
     assert all(word in said.stderr for word in ("outside.md", "nowhere.md", "no-such-part"))

@@ -206,7 +206,7 @@ def test_with_one_that_is_ten_times_slower_who_waits_for_nobody_is_three_times_s
     assert waits >= 3 * free and free < bounded <= waits
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "paradigms.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "together" / "paradigms.md").read_text()
 ROW = r"^\| `([a-z:-]+)` \| (\d+) \| ([\d.]+) ms \| ([\d.]+) ms \| ([\d.]+) s \| ([\d.]+) s \|"
 SHOWN = re.compile(ROW, re.MULTILINE)
 QUICK = ("fedavg", "gossip")

@@ -126,4 +126,4 @@ def test_the_page_lists_all_of_them_and_its_commands_run(tmp_path: Path, monkeyp
     quick = tmp_path / "repro.md"
     quick.write_text(text.replace("fedgossip repro all --fast ", "fedgossip repro ying-gap --fast "))
     Reader(tmp_path).read(quick)
-    assert (ROOT / "docs" / "repro.md").exists()
+    assert (ROOT / "docs" / "use" / "repro.md").exists()

@@ -381,7 +381,7 @@ def test_runs_without_buckets_have_the_hash_that_they_had() -> None:
 
 
 def test_the_experiment_that_the_page_shows_learns(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "use" / "data.md").read_text()
     written(tmp_path)
     (tmp_path / "lines.toml").write_text(page.partition("<!-- file: lines.toml -->\n```toml\n")[2].partition("```")[0])
     run = fedgossip.simulate(tmp_path / "lines.toml", engine="stacked", overrides=["rounds=10"])

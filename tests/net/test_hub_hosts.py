@@ -1,4 +1,6 @@
-"""Whole federated runs over CoordinatorLinks and ClientLinks: the simulator's bits, killed processes, networks that let nobody in."""
+"""Whole federated runs over CoordinatorLinks and ClientLinks: the simulator's bits, killed processes, networks that
+let nobody in.
+"""
 
 from __future__ import annotations
 

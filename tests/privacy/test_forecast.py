@@ -66,7 +66,7 @@ def distances(experiment: dict[str, Any]) -> np.ndarray:
 @pytest.mark.parametrize(("placement", "expected"), [("smooth", 0.42462948), ("alternating", 0.00065746)])
 @pytest.mark.parametrize("level", ["probe", "shadow"])
 def test_the_forecast_of_a_quadratic_is_its_formula(level: str, placement: str, expected: float) -> None:
-    """(1/n) sum_k (eta l_k / (1 - (1-eta) l_k))^2 B_k^2, docs/numerics.md section 4, on a ring of 16."""
+    """(1/n) sum_k (eta l_k / (1 - (1-eta) l_k))^2 B_k^2, docs/reference/numerics.md section 4, on a ring of 16."""
     (found,) = forecast_run(quadratic(placement=placement), level)
     assert found.exact
     assert found.lower == found.upper
@@ -179,7 +179,7 @@ CANCELLING = [
 def test_methods_that_cancel_what_lasts_keep_to_their_edges_so_often(
     algorithm: str, graph: str, lr: float, least: float
 ) -> None:
-    """See docs/numerics.md, section 7, for what is outside."""
+    """See docs/reference/numerics.md, section 7, for what is outside."""
     experiment = digits(graph, "mlp:64-32-10", 0.3, 5, lr) | {"algorithm": {"name": algorithm}}
     experiment["topology"] |= {"weights": "lazy"} if algorithm == "d2" else {}
     (found,) = forecast_run(experiment, "shadow")

@@ -1,4 +1,5 @@
-"""Sums of a lying coordinator that differ by one client: what their difference tells of it (docs/attacks.md, A18).
+"""Sums of a lying coordinator that differ by one client: what their difference tells of it (docs/privacy/attacks.md,
+A18).
 
 The coordinator leads two sessions of one round with the same clients, and lets one of them be away in the second.
 Batches and rounding follow from the round, so all else cancels.
@@ -118,7 +119,7 @@ def test_a_round_that_nobody_has_masked_in_may_be_led_again() -> None:
 
 
 def test_full_batches_without_a_budget_are_differenced_from_round_to_round() -> None:
-    """As docs/attacks.md says: nothing is left to chance."""
+    """As docs/privacy/attacks.md says: nothing is left to chance."""
     assert from_round_to_round(TRAININGS["full batches, one pass"]) > 0.99
 
 

@@ -1,4 +1,4 @@
-"""A coordinator that attacks: honest clients abandon the session, each time, with the reason (docs/attacks.md).
+"""A coordinator that attacks: honest clients abandon the session, each time, with the reason (docs/privacy/attacks.md).
 
 The coordinator holds its own key and signs whatever it likes; where the story needs it, some clients are corrupt too.
 After every attack all that honest clients have revealed is looked through: no client has given both shares of another,

@@ -74,7 +74,7 @@ METHODS = [
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("algorithm", "setting", "train", "width"), METHODS)
 def test_all_graphs_keep_to_nearer_edges(algorithm: str, setting: str, train: dict[str, Any], width: float) -> None:
-    """Measured: docs/numerics.md, section 7."""
+    """Measured: docs/reference/numerics.md, section 7."""
     constant = [name for name in GRAPHS[:-1] if fedgossip.resolve_schedule(name, 16, seed=1).period == 1]
     symmetric = [name for name in constant if name != "directed-exponential"]
     found = learned(symmetric if algorithm == "d2" else GRAPHS[:-1], SETTINGS[setting], algorithm, **train)

@@ -603,7 +603,7 @@ def test_the_table_of_the_docs_is_that_of_its_command(monkeypatch: pytest.Monkey
     from cox_ties import shrunken
 
     found = {(points, ties): f"{told:.0f}, {100 * less:.1f} %" for points, ties, told, less in shrunken(10)}
-    text = (Path(__file__).parents[2] / "docs" / "survival.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "sites" / "survival.md").read_text()
     rows = re.findall(r"^\| (\d+) \| (\d+, [\d.]+ %) \| (\d+, [\d.]+ %) \|$", text, re.MULTILINE)
     assert len(rows) == 4
     for points, breslow, efron in rows:

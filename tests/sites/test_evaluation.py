@@ -462,7 +462,7 @@ def test_an_experiment_without_a_coordinator_or_of_text_is_not_judged_by_sums() 
         EvaluationLayout(model="", kind="classification", classes=tuple(map(str, range(101))))
 
 
-@pytest.mark.long  # 6 processes; the same plan as of statistics, whose links are in tests/data/test_agreed_statistics.py
+@pytest.mark.long  # 6 processes; the plan of statistics, whose links are in tests/data/test_agreed_statistics.py
 @pytest.mark.sockets
 @pytest.mark.timeout(300)
 def test_over_encrypted_links_all_write_one_evaluation_and_another_model_is_kept_out(

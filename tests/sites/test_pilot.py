@@ -1,4 +1,6 @@
-"""Every command and file that docs/coordinator.md shows, typed in its order, by a coordinator and its clients."""
+"""Every command and file that docs/together/coordinator.md shows, typed in its order, by a coordinator and its
+clients.
+"""
 
 from __future__ import annotations
 

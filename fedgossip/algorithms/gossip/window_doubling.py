@@ -6,8 +6,8 @@
         bit 1   receive S_m(i-m-1),  m <- 2m + 1                          add it to T and to S
     m = n - 1:  S / n is the mean
 
-Node i hears the node named by `topology.schedules.cycles.window_doubling`, whose rows are {i: 0, source: 1}: what is "mixed" is
-the one vector that arrived.
+Node i hears the node named by `topology.schedules.cycles.window_doubling`, whose rows are {i: 0, source: 1}: what is
+"mixed" is the one vector that arrived.
 
 With training in between: S/(m+1), the mean over the window so far, is what a peer trains from, with its own updates
 of this window added.  They join the sums when the next window begins:

@@ -133,7 +133,7 @@ HEADS = [
 LEGEND = """
 Times are seconds.  apart: how far the models are from their mean at the end; compute, communicate and wait are those of
 the run at the mean learner.  a round: as measured;
-model: as the cost model follows its steps; formula: the closed form (docs/paradigms.md)."""
+model: as the cost model follows its steps; formula: the closed form (docs/together/paradigms.md)."""
 NOTHING = 1e-6
 """Seconds below this are the rounding of sums."""
 

@@ -1,7 +1,8 @@
 """What of counts and moments may be published: nothing by which a count from 1 to `least` - 1 can be found.
 
 Aimed at is a **twin** for each hidden count: another table with another count there, of which the same is published to
-the last digit, for a count of which there is one is found by no program.  What is tested (tests/sites/test_disclosure.py): of
+the last digit, for a count of which there is one is found by no program.  What is tested
+(tests/sites/test_disclosure.py): of
 lists, all up to four cells and 16 records, by their twins; of columns and of evaluations, random tables: a program that
 shares no line with this module finds no such count.  It takes columns one by one.
 

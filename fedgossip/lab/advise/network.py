@@ -68,7 +68,8 @@ def _from_file(path: Path, n: int) -> AdvisedLinks:
     try:
         outside_files.check_file(outside_files.named(path), FILE_BYTES)
     except OSError as error:
-        raise ConfigError(f"{path}: {(error.strerror or 'cannot be read').lower()}", "See docs/advise.md.") from None
+        what = (error.strerror or "cannot be read").lower()
+        raise ConfigError(f"{path}: {what}", "See docs/together/advise.md.") from None
     table = CsvColumns(path)
     names = "from", "to", "latency", "rate"
     advice = "The first line is from,to,latency,rate: ids, seconds one way, bytes per second."

@@ -39,7 +39,7 @@ def compare_section(content: Content, where: str) -> CompareSection:
     try:
         found = msgspec.convert(content.get(COMPARE, {}), CompareSection)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: [compare]: {error}", "See docs/paradigms.md.") from None
+        raise ConfigError(f"{where}: [compare]: {error}", "See docs/together/paradigms.md.") from None
     for name, limit in limits_of(CompareSection):
         if not limit.allows(value := getattr(found, name)):
             raise ConfigError(f"{where}: compare.{name} = {value!r} {limit.refusal}", limit.advice(value))

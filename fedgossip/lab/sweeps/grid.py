@@ -174,7 +174,7 @@ def read_sweep(
     try:
         file = msgspec.convert({**content, **{k: v for k, v in given.items() if v is not None}}, SweepFile)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {str(error).replace('`', '')}", "See docs/sweeps.md.") from None
+        raise ConfigError(f"{where}: {str(error).replace('`', '')}", "See docs/use/sweeps.md.") from None
     folder = Path(where).resolve().parent
     base: Any = file.base if isinstance(file.base, Mapping) else folder / file.base
     _, experiment = content_of(base, overrides)
@@ -208,7 +208,7 @@ def _check(grid: SweepGrid) -> None:
         raise ConfigError(f'{where}: equal = "seconds", and arrays have no time', 'Set engine = "sim".')
     for key, limit in limits_of(SweepFile):
         if not limit.allows(value := getattr(file, key)):
-            raise ConfigError(f"{where}: {key} = {value!r} {limit.refusal}", "See docs/sweeps.md.")
+            raise ConfigError(f"{where}: {key} = {value!r} {limit.refusal}", "See docs/use/sweeps.md.")
     seeds = grid.seeds
     if not seeds or min(seeds) < 0 or len(set(seeds)) != len(seeds):
         raise ConfigError(f"{where}: seeds = {file.seeds!r}", "Give how many, 1 or more, or a list of different ones.")
@@ -256,6 +256,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return from_toml(outside_files.read_text(path))
     except OSError as error:
-        raise ConfigError(f"{path}: {(error.strerror or 'cannot be read').lower()}", "See docs/sweeps.md.") from None
+        what = (error.strerror or "cannot be read").lower()
+        raise ConfigError(f"{path}: {what}", "See docs/use/sweeps.md.") from None
     except ValueError as error:
         raise ConfigError(f"{path}: not TOML: {error}", "Keys with dots need quotes; sections are [name].") from None

@@ -25,7 +25,7 @@ NOT_BUILT: Mapping[str, tuple[str, str]] = {
 @dataclass(frozen=True)
 class MeshSettings:
     """[train.mesh]: data x tensor x pipeline processes train one model; the product is train.processes
-    (docs/parallel.md)."""
+    (docs/together/parallel.md)."""
 
     data: Annotated[int, Within(0, MOST_PROCESSES)] = 0
     """Parts of every batch.  0: as many as the other axes leave of the processes."""

@@ -28,7 +28,7 @@ from fedgossip.learning.one_model.mesh_settings import MeshSettings
 
 Plan = Mapping[str, ParallelStyle]
 PLAN = "parallel_plan"
-HOW = f"Write {PLAN}(module) beside it, which gives torch's styles by the names of layers; docs/parallel.md has one."
+HOW = f"Write {PLAN}(module) beside it, torch's styles by the names of layers; docs/together/parallel.md has one."
 
 
 class PackedColwise(ColwiseParallel):
@@ -71,7 +71,7 @@ def _plan_of(module: nn.Module, source: str, mesh: MeshSettings) -> Plan:
         raise ConfigError(f"mesh.sequence: {source} knows no places of a text", "Leave it out, or take gpt:2-64-4.")
     if source.partition(":")[0] in ("mlp", "softmax"):
         return _dense([name for name, layer in module.named_children() if isinstance(layer, nn.Linear)])
-    advice = "Take mlp or gpt, or a model of your own with a plan; or divide batches alone (docs/parallel.md)."
+    advice = "Take mlp or gpt, or a model of your own with a plan; or divide batches alone (docs/together/parallel.md)."
     raise ConfigError(f"mesh.tensor = {mesh.tensor}: {source} has no plan of its layers", advice)
 
 

@@ -20,7 +20,7 @@ from fedgossip.learning.models import models
 from fedgossip.learning.models.gpt import Transformer, TransformerStage
 
 STAGES = "stages"
-HOW = f"Write {STAGES}(module, n) beside it, which gives n modules of its layers; docs/parallel.md has one."
+HOW = f"Write {STAGES}(module, n) beside it, which gives n modules of its layers; docs/together/parallel.md has one."
 
 
 def stages_of(module: nn.Module, source: str, base: Path | None, n: int) -> Sequence[nn.Module]:

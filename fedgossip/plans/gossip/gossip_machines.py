@@ -1,6 +1,7 @@
 """The machines of gossip: one table, by what neighbours tell each other, and by the mode.
 
-A method of `algorithms/gossip/names` says its modes, and its algorithm, also a user's own, what the weights of its graph must
+A method of `algorithms/gossip/names` says its modes, and its algorithm, also a user's own, what the weights of its
+graph must
 sum to (`Needs.sums`).  The table says what follows: the machine, from where one goes on, what stacked arrays send.
 """
 

@@ -35,7 +35,7 @@ def check_table(experiment: ParallelExperiment, table: KeyedTable | None) -> Non
     if table is None:
         if s.filters:
             text = f"parallel.server.filters = {s.filters}, and the model is no table"
-            raise ConfigError(text, "Filters choose rows; leave them out, or see docs/parallel.md for tables.")
+            raise ConfigError(text, "Filters choose rows; leave them out, or see docs/together/parallel.md for tables.")
         return
     if s.placement != "ranges" or step in ("lars", "lamb"):
         what = f"parallel.server.placement = {s.placement!r}" if s.placement != "ranges" else step

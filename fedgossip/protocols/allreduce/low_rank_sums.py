@@ -1,4 +1,6 @@
-"""Gradients of low rank (`algorithms.codecs.low_rank`): how the rounds of a run add up, what a worker brings, and leaves out."""
+"""Gradients of low rank (`algorithms.codecs.low_rank`): how the rounds of a run add up, what a worker brings, and
+leaves out.
+"""
 
 from __future__ import annotations
 

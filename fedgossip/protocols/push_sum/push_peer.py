@@ -1,7 +1,7 @@
 """What both machines of push-sum have in common: parcels of mass, sent again until they are accepted.
 
-What goes out and what becomes of the sums is the algorithm's (`algorithms/gossip/push_sum`, or another whose `needs` are
-columns and whose last slot is a weight); at node i, in every round:
+What goes out and what becomes of the sums is the algorithm's (`algorithms/gossip/push_sum`, or another whose `needs`
+are columns and whose last slot is a weight); at node i, in every round:
 
     v_i  <-  what goes out after training          vectors and a weight
     send  a v_i  to each out-neighbour;  keep what is left                 a: the column of i in the mixing

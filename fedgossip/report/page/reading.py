@@ -42,7 +42,7 @@ ABOUT_SEVERAL_MODELS = (
 )
 """Columns of a network's row."""
 ACTIVITIES = ("training", "communicating", "waiting", "mixing")
-"""What the time of a round goes to; docs/numerics.md says which is which."""
+"""What the time of a round goes to; docs/reference/numerics.md says which is which."""
 ROUNDS_FREE = 1_000_000
 """A row can be so many rounds ahead of its line: what is drawn has as many columns as there are rounds."""
 T = TypeVar("T")

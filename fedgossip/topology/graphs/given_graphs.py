@@ -37,7 +37,7 @@ def mixing_of(given: GivenGraph, path: Path) -> Mixing:
     """Return the symmetric mixing that a file says.  Raises ConfigError for a loop, and an edge given twice."""
     if given.directed:
         text = f"{path}: a directed graph with weights"
-        raise ConfigError(text, "Write it as arcs in a TOML file (docs/graphs.md), or leave the weights out.")
+        raise ConfigError(text, "Write it as arcs in a TOML file (docs/together/graphs.md), or leave the weights out.")
     ids, labels = _checked(given, path)
     weighed = zip(given.edges, given.weights or (), strict=True)
     found = Mixing.from_weighted_edges(len(ids), [(ids[u], ids[v], weight) for (u, v), weight in weighed], path.stem)

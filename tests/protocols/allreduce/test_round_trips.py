@@ -183,7 +183,7 @@ def test_a_slow_link_carries_everything_once() -> None:
 
 @pytest.mark.parametrize(("workers", "share"), [(2, 0.05), (2, 0.15), (4, 0.05), (4, 0.15)])
 def test_links_that_are_slow_and_lose_take_what_their_timeouts_say(workers: int, share: float) -> None:
-    """docs/parallel.md: E seconds more a chunk, by one of the links at least and by all of them at most."""
+    """docs/together/parallel.md: E seconds more a chunk, by one of the links at least and by all of them at most."""
     rate, latency, dim, rounds = 5e4, 0.02, 25_000, 8
     links = {"bandwidth": rate, "downlink": rate, "latency": latency}
     ring = {"workers": workers, "bucket": 0, "method": "ring", "deadline": 300.0}

@@ -1,7 +1,7 @@
 """A thousand seeds, each a graph, an algorithm, a network and faults: every run ends, and the mean is kept.
 
-Long form: `pytest --long tests/protocols/gossip/test_fault_simulation.py`, twenty times as many.  A seed that fails is run again, and
-shown event by event, by `python tests/fault_seeds.py SEED`.
+Long form: `pytest --long tests/protocols/gossip/test_fault_simulation.py`, twenty times as many.  A seed that fails
+is run again, and shown event by event, by `python tests/fault_seeds.py SEED`.
 """
 
 from __future__ import annotations
