@@ -268,9 +268,7 @@ class NoOp(Averaging):
 
 
 def machines_plain(seat: Seat, d: int, warm: int, rounds: int) -> Measured:
-    """Coordinator, Client and Host over CoordinatorLinks and Spokes without encryption: checked, added exactly, in
-    any order.
-    """
+    """Coordinator, Client and Host over their links without encryption: checked, added exactly, in any order."""
     return _machines(seat, d, warm, rounds, None)
 
 

@@ -15,9 +15,7 @@ USERS, ITEMS, WIDTH, BATCH = 600_000, 400_000, 16, 100
 
 
 class Ratings:
-    """fedgossip.core.task.RowTask.  A rating is 1 where user and item are of one kind (their numbers modulo 2), else
-    -1.
-    """
+    """core.task.RowTask: a rating is 1 where user and item are of one kind (their numbers modulo 2), else -1."""
 
     dtype = np.dtype(np.float32)
     schema = "ratings"

@@ -1,5 +1,4 @@
-"""A coordinator or a client as a process of its own, with the real host over CoordinatorLinks and ClientLinks; it
-learns a quadratic.
+"""A coordinator or a client as a process of its own, with the real host and its links; it learns a quadratic.
 
     python hub_processes.py coordinator FOLDER ADDRESS N ROUNDS
     python hub_processes.py client FOLDER ADDRESS N NODE

@@ -1,9 +1,10 @@
-"""The picture of the rooms in docs/design.md: which package imports which.
+"""What is drawn of the house from its imports and its docstrings: the picture and the table of rooms in docs/design.md,
+and docs/map.md, a line for each module.
 
-    python tests/rooms.py --write        draw it again, from the imports
+    python tests/rooms.py --write        write them again
 
-An arrow goes from a package to one that it imports, directly or by way of single modules (`machine`, `wire`, ...).  An
-arrow is left out where others lead there too.  tests/house/test_floors.py says what a package may import at all.
+An arrow leads from a room to one that it imports.  An arrow is left out where others lead there too.
+tests/house/test_floors.py says what a room may import at all.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LAZY = {"__init__", "__main__"}  # the package's face: names that are loaded when used
 
 DESIGN = PACKAGE.parent / "docs" / "design.md"
-BEGIN, END = "```mermaid\n", "```\n"
+MAP = PACKAGE.parent / "docs" / "map.md"
+BEGIN, END = "<!-- rooms: generated -->\n", "<!-- end of rooms -->\n"
 RENEW = "python tests/rooms.py --write"
 
 
@@ -53,26 +55,43 @@ def packages() -> set[str]:
 
 
 def arrows() -> list[tuple[str, str]]:
-    """Return (package, package that it imports), fewest that still lead everywhere, in the order of the alphabet."""
+    """Return (room, room that it imports), fewest that still lead everywhere, in the order of the alphabet."""
     graph = nx.DiGraph()
     for path in FILES:
         for name in imports(path):
             of, _, inner = name.partition(".")
-            if of == "fedgossip" and inner and room(path) not in LAZY:
+            if of == "fedgossip" and inner.split(".")[0] in packages() and room(path) not in LAZY:
                 graph.add_edge(room(path), inner.split(".")[0])
     graph.remove_nodes_from({room(path) for path in FILES} & LAZY)
     graph.remove_edges_from(list(nx.selfloop_edges(graph)))
-    reached = nx.transitive_closure_dag(graph).subgraph(packages())
-    return sorted(nx.transitive_reduction(reached).edges)
+    return sorted(nx.transitive_reduction(graph).edges)
 
 
-def picture() -> str:
-    lines = [f"    {importing} --> {imported}" for importing, imported in arrows()]
-    return BEGIN + "\n".join(["graph TD", *lines, ""]) + END
+def said(path: Path) -> str:
+    """Return the first paragraph of the docstring of a module, as one line."""
+    text = ast.get_docstring(ast.parse(path.read_text())) or ""
+    return " ".join(text.split("\n\n")[0].split())
+
+
+def rooms_and_picture() -> str:
+    """Return what docs/design.md shows of the rooms: a table, and their arrows."""
+    table = [f"| `{name}/` | {said(PACKAGE / name / '__init__.py')} |" for name in sorted(packages())]
+    drawn = [f"    {importing} --> {imported}" for importing, imported in arrows()]
+    lines = ["| room | what is in it |", "| --- | --- |", *table, "", "```mermaid", "graph TD", *drawn, "```", ""]
+    return BEGIN + "\n".join(lines) + END
+
+
+def the_map() -> str:
+    """Return docs/map.md: a heading for each folder, a line for each module."""
+    lines = ["# The map", "", f"Every module, by its first line.  Generated: `{RENEW}`.", ""]
+    for folder in sorted({path.parent for path in FILES} - {PACKAGE}):
+        lines += [f"## {folder.relative_to(PACKAGE).as_posix()}", "", said(folder / "__init__.py"), ""]
+        lines += [f"- `{p.stem}`: {said(p)}" for p in sorted(folder.glob("*.py")) if p.stem != "__init__"] + [""]
+    return "\n".join(lines)
 
 
 def parts(design: str) -> tuple[str, str, str]:
-    """Return what stands before the picture, the picture, and what stands after it."""
+    """Return what stands before the generated part, that part, and what stands after it."""
     before, rest = design.split(BEGIN, 1)
     drawn, after = rest.split(END, 1)
     return before, BEGIN + drawn + END, after
@@ -81,9 +100,10 @@ def parts(design: str) -> tuple[str, str, str]:
 def main(words: list[str]) -> int:
     before, drawn, after = parts(DESIGN.read_text())
     if "--write" in words:
-        DESIGN.write_text(before + picture() + after)
-    elif drawn != picture():
-        print(f"the picture in {DESIGN.name} is an old one: {RENEW}")
+        DESIGN.write_text(before + rooms_and_picture() + after)
+        MAP.write_text(the_map())
+    elif drawn != rooms_and_picture() or MAP.read_text() != the_map():
+        print(f"{DESIGN.name} and {MAP.name} are of an older tree: {RENEW}")
         return 1
     return 0
 

@@ -21,7 +21,7 @@ TEMPLATES = {
     "hospitals": "clients of a coordinator that sees sums alone, each with a file of its own",
     "research": "a graph and an algorithm of your own, compared over seeds",
 }
-"""What each is, by the folder of fedgossip/templates that holds it.  Python files end in .py.txt there."""
+"""What each is, by the folder of fedgossip/cli/templates that holds it.  Python files end in .py.txt there."""
 
 
 @click.command(epilog="  ".join(f"{name}: {text}." for name, text in TEMPLATES.items()))
@@ -52,6 +52,6 @@ def _first_command(readme: Path) -> str:
 
 def written(template: str) -> Iterator[tuple[str, bytes]]:
     """Yield the name and the content of each file of a template."""
-    source: Traversable = files("fedgossip").joinpath("templates", template)
+    source: Traversable = files("fedgossip.cli").joinpath("templates", template)
     for file in sorted(source.iterdir(), key=lambda one: one.name):
         yield file.name.removesuffix(".txt") if file.name.endswith(".py.txt") else file.name, file.read_bytes()

@@ -15,8 +15,8 @@ Tensors = Mapping[str, npt.NDArray[Any]]
 class WholeModel:
     """`tensors`: every parameter and buffer by its name, trained, frozen and what stays at a node.
 
-    `facts`: what the tensors are for, as plain data (`fedgossip.learning.models.model_files` says which).  `code`:
-    the user's
+    `facts`: what the tensors are for, as plain data (`learning.models.models.model_files` says which).  `code`: the
+    user's
     own modules, each by its path below one folder.  `lacks`: names of tensors that are as before the training, because
     they stay at their nodes; `own`: those of each node that is known here.  `document`: the file
     that the model is, by its name, where it is no tensors.

@@ -25,6 +25,7 @@ from fedgossip.drivers.image_types import (
     Hint,
     alternatives,
     attributes,
+    current_name,
     declared,
     is_ours,
     name_of,
@@ -160,13 +161,13 @@ class Reader:
 
     def _member(self, name: str, member: str, hint: Hint, fresh: object) -> Enum:
         """Return the member of an enumeration of ours that may stand there."""
-        kind = next((one for one in self._classes(hint, fresh) if name_of(one) == name), None)
+        kind = next((one for one in self._classes(hint, fresh) if name_of(one) == current_name(name)), None)
         if kind is None or not issubclass(kind, Enum) or member not in kind.__members__:
             raise UnfitError(f"{member} of {name} where {_words(hint)} belongs")
         return kind[member]
 
     def _object(self, number: int, name: str, fields: list[Any], hint: Hint, fresh: object) -> Any:
-        kind = next((one for one in self._classes(hint, fresh) if name_of(one) == name), None)
+        kind = next((one for one in self._classes(hint, fresh) if name_of(one) == current_name(name)), None)
         if kind is None or issubclass(kind, Enum):
             raise UnfitError(f"a {name} where {_words(hint)} belongs")
         if number in self._made:

@@ -26,6 +26,20 @@ Hint = Any
 UNDECLARED: Hint = object
 
 
+RENAMED: Mapping[str, str] = {
+    "ALittle": "ALittleIsEnough",
+    "BudgetPurse": "AccountedBudget",
+    "Company": "PartnerSet",
+    "Giver": "ModelSource",
+    "InMotion": "MomentumState",
+    "InTwo": "TwoSizes",
+    "Overheard": "ObservedModels",
+    "Taker": "ModelFetch",
+    "Unmixed": "UnmixedState",
+}
+"""Classes by their names in images of earlier releases."""
+
+
 @cache
 def declared(kind: type) -> Mapping[str, Hint]:
     """Return the type of each attribute of `kind`, its bases' included; UNDECLARED where none is written."""
@@ -43,8 +57,14 @@ def is_ours(named: Any) -> bool:
 
 
 def name_of(kind: type) -> str:
-    """Return where a class stands, and its name."""
-    return f"{kind.__module__}:{kind.__qualname__}"
+    """Return the name of a class in an image.  No two classes of fedgossip share one, and modules move."""
+    return kind.__qualname__
+
+
+def current_name(name: str) -> str:
+    """Return the name that the class of an image has today; images of earlier releases name its module too."""
+    own = name.rpartition(":")[2]
+    return RENAMED.get(own, own)
 
 
 def attributes(value: object) -> Iterator[str]:

@@ -59,7 +59,7 @@ class AlgorithmSection(msgspec.Struct, forbid_unknown_fields=True):
     round another); `diloco` (an outer step after long local work); `two-tap`; `push-diging` (gradient tracking on
     directed graphs); `choco` (only what has changed, in fewer bytes); `relaysgd` (on a tree: every model counts once in
     every mean, however unlike the data are); module:Class,
-    your own ([algorithms.md](algorithms.md))."""
+    your own (docs/together/algorithms.md)."""
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     """The algorithm's own, as { order = "cta" } of dsgd, { beta = 0.9 } of dsgdm, { slem = 0.9 } of two-tap,
     { momentum = "mixed" } of push-sum, { codec = "top-k:0.1" } of choco,
@@ -75,7 +75,7 @@ class AlgorithmSection(msgspec.Struct, forbid_unknown_fields=True):
     combine: Annotated[str, OneOf(tuple(COMBINATIONS))] = "linear"
     """How a round's models are put together.  linear: the weighted sum.  Against peers that lie: clipped (what is far
     is scaled down), trimmed-mean, median, geometric-median, nna (the nearest alone); of these clipped alone uses the
-    weights, and the mean of all peers moves ([algorithms.md](algorithms.md))."""
+    weights, and the mean of all peers moves (docs/together/algorithms.md)."""
     combine_options: dict[str, Any] = msgspec.field(default_factory=dict)
     """{ f = 1 } of clipped, trimmed-mean and nna: how many neighbours may lie; { tau = 2.0 } of clipped: a length, or
     "adaptive", by f; { steps = 8 } of geometric-median."""
@@ -100,7 +100,7 @@ class AdversarySection(msgspec.Struct, forbid_unknown_fields=True):
     """Their ids; none: all are honest."""
     attack: Annotated[str, OneOf(tuple(ATTACKS))] = "sign-flip"
     """What they send in the place of their models: sign-flip, noise, label-flip, ipm, alie, dissensus
-    ([algorithms.md](algorithms.md))."""
+    (docs/together/algorithms.md)."""
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     """The attack's own: { scale = 0.5 } of noise, ipm and dissensus, { z = 1.5 } of alie."""
     knowledge: Annotated[str, OneOf(("neighbours", "all"))] = "neighbours"

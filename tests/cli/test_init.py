@@ -84,7 +84,7 @@ def test_the_loop_of_a_template_runs_as_processes_with_the_same_digest(
 
 
 def test_every_experiment_of_a_template_is_commented() -> None:
-    folder = Path(__file__).parents[2] / "fedgossip" / "templates"
+    folder = Path(__file__).parents[2] / "fedgossip" / "cli" / "templates"
     assert {path.name for path in folder.iterdir()} == set(TEMPLATES)
     for template in TEMPLATES:
         assert (folder / template / "experiment.toml").read_text().count("#") >= 3

@@ -16,7 +16,7 @@ from fedgossip.algorithms.federated.names import ALGORITHMS
 ROOT = PACKAGE.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "benchmarks" / "RESULTS.md"]
 
-TESTS = sorted((ROOT / "tests").glob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 QUOTED = re.compile(r"`([^`\n]+)`")
@@ -86,7 +86,7 @@ def test_every_name_between_backticks_in_a_docstring_is_one_of_the_code() -> Non
                 quoted += [(_module(path), words) for words in QUOTED.findall(node.value)]
             else:
                 known |= set(re.findall(r"\w+", str(node.value)))
-    known |= {name for path in TESTS for name in (path.stem, "tests", "py")}
+    known |= {name for path in TESTS for name in (path.stem, path.parent.name, "tests", "py")}
     known |= set(keyword.kwlist)
     known |= {part for name in ALGORITHMS for part in name.split("-")}  # names made of functions' names
     unknown = [(where, words) for where, words in quoted if set(re.findall(r"[A-Za-z_]\w*", words)) - known]

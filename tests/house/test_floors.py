@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import subprocess
 import sys
 from collections.abc import Collection, Iterator
@@ -14,25 +13,16 @@ import rooms
 from rooms import FILES, LAZY, PACKAGE, import_statements, imports, room
 
 FLOORS = [
-    {"version", "errors", "kernels", "likeness", "scores", "signals", "seeds", "vectors"}
-    | {"cells", "decoding", "patience", "registry", "plain", "spans", "whole_model", "freed_memory"}
-    | {"guarded_threads"}
-    | {"imports"},
-    {"messages", "limits", "outside_files", "owner_files", "keyed_rows", "signatures"},
-    {"machine", "file_locks"},
-    {"task", "roles", "event_kinds"},
-    {"codecs", "resident_models"},
-    {"headers", "records", "topology", "algorithms", "secure", "placement"},
-    {"protocols", "forecasts", "meter"},
-    {"wire", "metrics", "trace", "faults", "learning", "privacy", "audit"},
-    {"simulation", "net", "checkpoints"},
-    {"experiment", "report", "costs"},
+    {"base"},
+    {"core", "topology"},
+    {"algorithms", "secure", "faults"},
+    {"protocols", "data", "audit"},
+    {"learning", "privacy", "simulation", "net"},
+    {"experiment", "report"},
     {"plans"},
-    {"rundir"},
-    {"drivers", "watching"},
-    {"clusters"},
-    {"sweeping", "advising", "releasing", "edge"},
-    {"loops", "board", "paradigms", "reproducing"},
+    {"runs"},
+    {"drivers"},
+    {"sites", "lab"},
     {"cli"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
@@ -41,22 +31,22 @@ PURE = {"abc", "numpy", "dataclasses", "functools", "typing", "bisect", "collect
 """All that a protocol may import beside fedgossip: no zmq, torch, time, threading, asyncio, random, logging, os."""
 
 HOMES = {
-    "torch": {"learning", "edge"},
-    "onnx": {"edge"},
-    "onnxruntime": {"edge"},
-    "onnxscript": {"edge"},
-    "sklearn": {"learning"},
+    "torch": {"learning", "lab"},
+    "onnx": {"lab"},
+    "onnxruntime": {"lab"},
+    "onnxscript": {"lab"},
+    "sklearn": {"data"},
     "zmq": {"net", "cli"},
     "cryptography": {"net", "secure"},
-    "matplotlib": {"report", "cli"},
+    "matplotlib": {"report", "sites", "cli"},
     "opacus": {"learning", "privacy"},
     "zeroconf": {"net"},
     "segno": {"cli"},
-    "ray": {"clusters", "sweeping"},
-    "submitit": {"sweeping", "clusters"},
-    "pickle": {"learning"},
-    "pyarrow": {"learning", "sweeping"},
-    "PIL": {"learning"},
+    "ray": {"drivers", "lab"},
+    "submitit": {"drivers", "lab"},
+    "pickle": {"data"},
+    "pyarrow": {"data", "lab"},
+    "PIL": {"data"},
     "random": {"learning"},  # whose state a loop of the user's own finds as it left it
 }
 
@@ -119,18 +109,9 @@ def _module(path: Path) -> str:
     return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
-def test_the_map_in_the_design_names_every_module() -> None:
-    """But those of rooms whose files are called what they show, and the papers of federated learning."""
-    design = (PACKAGE.parent / "docs" / "design.md").read_text()
-    named = set(re.findall(r"[a-z_0-9]+", design.split("## 3. Floors")[1].split("## 4.")[0]))
-    left_out = {"cli", "report", "watching"}
-    inner = [p for p in FILES if room(p) not in LAZY | left_out and p.parent.name != "federated"]
-    assert {p.stem for p in inner} - {"__init__"} <= named
-
-
-def test_the_picture_in_the_design_is_of_todays_imports() -> None:
+def test_the_design_and_the_map_are_of_todays_tree() -> None:
     _, drawn, _ = rooms.parts(rooms.DESIGN.read_text())
-    assert drawn == rooms.picture(), f"the picture of the rooms is an old one; draw it again: {rooms.RENEW}"
+    assert drawn == rooms.rooms_and_picture() and rooms.MAP.read_text() == rooms.the_map(), f"renew: {rooms.RENEW}"
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

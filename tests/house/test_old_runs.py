@@ -1,7 +1,8 @@
 """Run directories of an earlier release (`tests/old_runs`, made by `fedgossip run`) still open, and read the same.
 
 gossip: 4 peers in the simulator, one of which crashed and came back.  federated: 5 clients of a secure sum, as
-processes; what only their next lives would need was left out.
+processes; what only their next lives would need was left out.  `tests/stopped_runs`: simulations that Ctrl-C ended in
+round 3.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from fedgossip.drivers.simulate import simulate_plan
+from fedgossip.experiment import load_experiment
+from fedgossip.plans import compose
 from tests.commands import Said, in_process
 
 FOLDER = Path(__file__).parents[1] / "old_runs"
@@ -80,3 +84,15 @@ def test_logs_and_transcripts_of_an_old_run_are_verified(
     lines = said(arguments, old, monkeypatch, capsys).splitlines()
     assert len(lines) == 8 and all("sound" in line for line in lines)
     assert sum("log of client" in line for line in lines) == 5 and sum("log of coordinator 5" in line for line in lines)
+
+
+STOPPED = json.loads((FOLDER.with_name("stopped_runs") / "digests.json").read_text())
+"""The digests of undisturbed runs, by the release that wrote the images."""
+
+
+@pytest.mark.parametrize("name", sorted(STOPPED))
+def test_a_simulation_that_an_earlier_release_stopped_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:
+    shutil.copytree(FOLDER.with_name("stopped_runs") / name, tmp_path / name)
+    plan = compose.plan(load_experiment(tmp_path / name / "experiment.toml"))
+    run = simulate_plan(plan, engine="sim", out=tmp_path / name, resume=True)
+    assert (run.digest, run.summary["status"]) == (STOPPED[name], "finished")

@@ -99,7 +99,7 @@ def found(data_folder: Path) -> dict[str, dict[str, str]]:
     data = {"FEDGOSSIP_DATA": str(data_folder)} if (data_folder / "mnist").is_dir() else {}
     clean = {name: value for name, value in os.environ.items() if name != "FEDGOSSIP_DATA"}
     done = subprocess.run(
-        [sys.executable, str((Path(__file__).parents[1] / "portable_runs.py"))],
+        [sys.executable, str(Path(__file__).parents[1] / "portable_runs.py")],
         env={**clean, **data, **kernels.PORTABLE, "PYTHONPATH": path},
         capture_output=True,
         text=True,

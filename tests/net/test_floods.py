@@ -51,7 +51,7 @@ def resident_mb() -> float:
 
 @contextmanager
 def attacker(*words: str) -> Iterator[subprocess.Popen[str]]:
-    program = [sys.executable, str((Path(__file__).parents[1] / "attackers.py")), *words]
+    program = [sys.executable, str(Path(__file__).parents[1] / "attackers.py"), *words]
     process = subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
     try:
         yield process

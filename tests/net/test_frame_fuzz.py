@@ -237,10 +237,14 @@ def test_a_federation_beside_one_that_writes_what_cannot_be_read_ends_with_the_r
 
     if liar == "client":
         bent = frame_fuzz.beside(ClientLinks, from_client, lies(expected, "coordinator"))
-        monkeypatch.setattr(federation, "Spoke", lambda node, *rest: (bent if node == 0 else ClientLinks)(node, *rest))
+        monkeypatch.setattr(
+            federation, "ClientLinks", lambda node, *rest: (bent if node == 0 else ClientLinks)(node, *rest)
+        )
     else:
         monkeypatch.setattr(
-            federation, "Hub", frame_fuzz.beside(CoordinatorLinks, from_coordinator, lies(expected, "client"))
+            federation,
+            "CoordinatorLinks",
+            frame_fuzz.beside(CoordinatorLinks, from_coordinator, lies(expected, "client")),
         )
     results = over_hub(of)
     assert digest([results[4]]) == of.digest() and sorted(results) == list(range(5))

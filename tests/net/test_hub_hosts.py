@@ -1,6 +1,4 @@
-"""Whole federated runs over CoordinatorLinks and ClientLinks: the simulator's bits, killed processes, networks that
-let nobody in.
-"""
+"""Whole federated runs over real links: the simulator's bits, killed processes, networks that let nobody in."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from fedgossip.data.agreed.sum_files import encoded
 from fedgossip.data.agreed.suppression import suppressed
 from fedgossip.data.columns.encodings import EncodedColumn, TableEncoding
 from fedgossip.data.columns.table_schema import MEAN, SchemaColumn, SiteColumns, TableSchema
-from fedgossip.learning.models.tree_file import encoded_trees, trees_file
+from fedgossip.learning.models.tree_file import encoded_trees
 from fedgossip.learning.models.trees import LOGISTIC, TreesDesign
 from fedgossip.secure.exact_sums import as_vector, integers_of, words_in, words_of
 from fedgossip.sites.evaluation.evaluated import Evaluation, evaluation_of
@@ -33,7 +33,7 @@ from fedgossip.sites.evaluation.evaluation_sums import EvaluationLayout, SiteAns
 from fedgossip.sites.fits.glm.glm_fit import fit_of
 from fedgossip.sites.fits.glm.glm_sums import GlmDesign, GlmLayout, SiteRecords
 from fedgossip.sites.fits.trees.tree_fit import trees_fit
-from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteTable, TreesLayout, grown_alone
+from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteTable, TreesLayout, grown_alone, trees_file
 
 SITE = 20
 """Records of a site, at most."""

@@ -21,7 +21,7 @@ from fedgossip import ConfigError, load_experiment, load_model
 from fedgossip.base.errors import TooFewPeersError
 from fedgossip.base.vectors import Vector
 from fedgossip.drivers.simulate import simulate_plan
-from fedgossip.learning.models.tree_file import TreeMargins, decoded_trees, encoded_trees, trees_file
+from fedgossip.learning.models.tree_file import TreeMargins, decoded_trees, encoded_trees
 from fedgossip.learning.models.trees import LOGISTIC, SOFTMAX, SQUARES, TreesDesign
 from fedgossip.secure.aborts import RoundAbandoned
 from fedgossip.secure.exact_sums import ExactSums, as_vector, long_numbers, long_words, words_in
@@ -35,6 +35,7 @@ from fedgossip.sites.fits.trees.tree_sums import (
     TreesServer,
     grown_alone,
     stepped,
+    trees_file,
 )
 from fedgossip.sites.plans.trees import grown_from, table_of, trees_plan, trees_task
 

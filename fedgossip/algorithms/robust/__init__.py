@@ -1,1 +1,1 @@
-"""robust"""
+"""Rules that combine models in spite of liars, and the attacks that they are tested against."""

@@ -1,1 +1,1 @@
-"""lab"""
+"""Commands of research."""

@@ -1,1 +1,1 @@
-"""people"""
+"""Commands by which people meet: invites, keys, relays."""

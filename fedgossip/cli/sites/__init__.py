@@ -1,1 +1,1 @@
-"""sites"""
+"""Commands of sites: shared statistics, fits, plans, budgets, audits, releases."""

@@ -1,1 +1,1 @@
-"""topology"""
+"""Commands about graphs."""

@@ -1,1 +1,3 @@
-"""agreed"""
+"""Statistics of all sites' tables, by secure sums: columns, means, deviations, categories, and what of them is
+suppressed.
+"""

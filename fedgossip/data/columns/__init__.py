@@ -1,1 +1,1 @@
-"""columns"""
+"""Columns of tables: their types, and their encoding as features."""

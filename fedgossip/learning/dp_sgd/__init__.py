@@ -1,1 +1,1 @@
-"""dp_sgd"""
+"""Differential privacy of single records: clipped gradients of each example, and noise."""

@@ -1,1 +1,1 @@
-"""linear"""
+"""Linear models with their own numpy code: convex problems, sparse rows, tables of words."""

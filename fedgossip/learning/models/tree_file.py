@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError
-from fedgossip.learning.models.trees import Floats, TreeNodes, TreesDesign, scaled_cuts
-from fedgossip.sites.fits.trees.tree_sums import GrowingTrees
+from fedgossip.learning.models.trees import Floats, scaled_cuts
 
 FORMAT = 1
 YES, NO = "yes", "no"
@@ -61,38 +60,6 @@ class TreesFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
     trees: tuple[BoostedTree, ...]
-
-
-def trees_file(growing: GrowingTrees) -> TreesFile:
-    """Return what has been grown."""
-    d = growing.layout.design
-    named = [(number, k) for number in range(growing.done) for k in range(d.outputs)]
-    return TreesFile(
-        loss=d.loss,
-        outcome=d.outcome,
-        classes=d.classes,
-        base=tuple(growing.base.tolist()),
-        columns=d.columns,
-        mean=d.mean,
-        deviation=d.deviation,
-        trees=tuple(
-            BoostedTree(of=d.classes[k] if d.outputs > 1 else "", root=_node(d, growing.tree(number, k), 0))
-            for number, k in named
-        ),
-    )
-
-
-def _node(d: TreesDesign, tree: TreeNodes, at: int) -> TreeNode:
-    if not tree.is_split[at]:
-        return TreeNode(value=float(tree.value[at]))
-    column, left = int(tree.column[at]), int(tree.left[at])
-    return TreeNode(
-        column=d.columns[column],
-        below=d.cuts[column][int(tree.bin[at])],
-        missing=(YES if tree.missing_left[at] else NO) if d.missing else "",
-        yes=_node(d, tree, left),
-        no=_node(d, tree, left + 1),
-    )
 
 
 def encoded_trees(file: TreesFile) -> bytes:

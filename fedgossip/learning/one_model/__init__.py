@@ -1,1 +1,1 @@
-"""one_model"""
+"""Training of one model by torch, the same bits each time: batches, optimisers, precision, scores."""

@@ -1,7 +1,6 @@
-"""A client's end: one DEALER that calls the coordinator's CoordinatorLinks, and speaks and hears on that connection,
-or by the sealed stream beside it once that is there.  Binds nothing.
+"""The links of a client: one DEALER that dials its coordinator, and a sealed stream beside it.  Binds nothing.
 
-ZeroMQ calls again by itself where the connection breaks.  The link is up when the coordinator has answered our Hello.
+ZeroMQ dials again by itself where the connection breaks.  The link is up when the coordinator has answered our Hello.
 A large message waits for its turn, and all that is sent after it waits too; see `upload_slots`.
 """
 

@@ -1,1 +1,1 @@
-"""links"""
+"""Links between peers that dial each other: connections, frames, queues."""

@@ -1,1 +1,1 @@
-"""measuring"""
+"""Measured traffic and times of links."""

@@ -1,1 +1,1 @@
-"""relays"""
+"""Addresses, reachability, and relays for peers that cannot be dialled."""

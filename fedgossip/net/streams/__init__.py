@@ -1,1 +1,1 @@
-"""streams"""
+"""One sealed TCP stream between two peers, for large vectors."""

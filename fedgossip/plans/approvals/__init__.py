@@ -1,1 +1,1 @@
-"""approvals"""
+"""Statements of a plan that sites read, and their signed approvals."""

@@ -1,1 +1,1 @@
-"""federated"""
+"""Plans of federated runs: encoding, budget, ledger, policy."""

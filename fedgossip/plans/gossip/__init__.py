@@ -1,1 +1,1 @@
-"""gossip"""
+"""Plans of gossip runs."""

@@ -1,1 +1,1 @@
-"""parallel"""
+"""Plans of workers on one model: all-reduce, parameter servers, MapReduce."""

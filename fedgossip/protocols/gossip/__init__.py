@@ -1,1 +1,1 @@
-"""gossip"""
+"""Gossip on a known graph, synchronous (sync_gossip) and asynchronous (async_gossip), and what both consist of."""

@@ -1,1 +1,1 @@
-"""members"""
+"""Membership: peers that join, leave and fail while a run goes on."""

@@ -26,7 +26,7 @@ a suspect is over, and it has said a word or not; ours is then one verdict, othe
 word with a higher incarnation, by which it refutes all that was said.
 
 What comes back from `handle` is to be done (effects), or to be told to the gossip machine beside (events).  What is
-known of members is in `known_members`, our own entry in `own_entry`, pings and suspects in `silence_watch`; each
+known of members is in `known_members`, our own entry in `self_entry`, pings and suspects in `silence_watch`; each
 uses those before it alone.
 
 Sources: Das, Gupta and Motivala, SWIM, DSN 2002.  Dadgar, Phillips and Currey, Lifeguard, DSN-W 2018.

@@ -1,1 +1,1 @@
-"""private"""
+"""Gossip whose models are masked: a neighbour learns the weighted sum alone."""

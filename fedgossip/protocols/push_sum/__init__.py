@@ -1,1 +1,1 @@
-"""push_sum"""
+"""Gossip on directed graphs: shares of mass that are sent, received, and never counted twice."""

@@ -1,1 +1,1 @@
-"""transfer"""
+"""Transfer of a model or a state to a peer that lacks it, in chunks that it requests."""

@@ -1,1 +1,1 @@
-"""evaluation"""
+"""The evaluation of one model on all sites' examples, by secure sums."""

@@ -1,1 +1,1 @@
-"""fits"""
+"""Statistical models of all sites' tables, fitted by secure sums."""

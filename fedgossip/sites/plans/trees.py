@@ -20,14 +20,14 @@ from fedgossip.data.columns.table_schema import FEDERATED
 from fedgossip.data.objectives import CLASSIFICATION, REGRESSION, TREES
 from fedgossip.experiment import Experiment, FederatedExperiment
 from fedgossip.learning.models.model_files import TREES_FILE
-from fedgossip.learning.models.tree_file import encoded_trees, trees_file
+from fedgossip.learning.models.tree_file import encoded_trees
 from fedgossip.learning.models.trees import LOGISTIC, MOST_COLUMNS, SOFTMAX, SQUARES, TreesDesign
 from fedgossip.plans import compose
 from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.plans.tasks import schema_of_experiment, site_file
 from fedgossip.sites.fits.trees.tree_fit import TreesFit, trees_fit
 from fedgossip.sites.fits.trees.tree_options import TreeOptions, tree_options
-from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteTable, TreesLayout, TreesServer
+from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteTable, TreesLayout, TreesServer, trees_file
 from fedgossip.sites.fits.trees.tree_task import TreesTask
 from fedgossip.sites.plans.design_columns import check_counted
 from fedgossip.sites.plans.sums import asking, check_exact, plan_of_sums, sites_that_fit

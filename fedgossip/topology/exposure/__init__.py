@@ -1,1 +1,1 @@
-"""exposure"""
+"""What a curious node can compute of other nodes' models."""

@@ -1,1 +1,1 @@
-"""graphs"""
+"""Graphs by name, by formula and from files."""

@@ -23,7 +23,7 @@ from fedgossip.topology.spectra.spectra import spectrum
 from fedgossip.topology.weights.mixing import TOLERANCE, Mixing, Stochastic, assemble
 from fedgossip.topology.weights.weights import build, rule_names
 
-_PACKAGE = Path(__file__).resolve().parent.parent
+_PACKAGE = Path(__file__).resolve().parents[2]
 READY_FOLDERS = (_PACKAGE / "topologies", _PACKAGE.parent / "topologies")
 """In an installed wheel inside the package, in a checkout beside it."""
 

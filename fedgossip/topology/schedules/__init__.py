@@ -1,1 +1,1 @@
-"""schedules"""
+"""Schedules: another graph in each round."""

@@ -1,1 +1,1 @@
-"""spectra"""
+"""Eigenvalues of mixing matrices and of schedules, and the convergence that they promise."""

@@ -1,1 +1,1 @@
-"""cox"""
+"""Proportional hazards."""

@@ -1,1 +1,1 @@
-"""glm"""
+"""Generalised linear models."""

@@ -1,1 +1,1 @@
-"""survival"""
+"""Kaplan-Meier curves."""

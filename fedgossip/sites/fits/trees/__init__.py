@@ -1,1 +1,1 @@
-"""trees"""
+"""Boosted trees."""

@@ -21,6 +21,7 @@ from fedgossip.algorithms.federated.base import Aggregate, Vectors
 from fedgossip.algorithms.federated.fedavg import ServerModel
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector, frozen
+from fedgossip.learning.models.tree_file import NO, YES, BoostedTree, TreeNode, TreesFile
 from fedgossip.learning.models.trees import (
     LEAF,
     OPEN,
@@ -488,3 +489,35 @@ def grown_alone(layout: TreesLayout, table: SiteTable) -> Vector:
     while not server.over(x):
         x = stepped(layout, x, site.numbers(x), 1)
     return x
+
+
+def trees_file(growing: GrowingTrees) -> TreesFile:
+    """Return what has been grown."""
+    d = growing.layout.design
+    named = [(number, k) for number in range(growing.done) for k in range(d.outputs)]
+    return TreesFile(
+        loss=d.loss,
+        outcome=d.outcome,
+        classes=d.classes,
+        base=tuple(growing.base.tolist()),
+        columns=d.columns,
+        mean=d.mean,
+        deviation=d.deviation,
+        trees=tuple(
+            BoostedTree(of=d.classes[k] if d.outputs > 1 else "", root=_node(d, growing.tree(number, k), 0))
+            for number, k in named
+        ),
+    )
+
+
+def _node(d: TreesDesign, tree: TreeNodes, at: int) -> TreeNode:
+    if not tree.is_split[at]:
+        return TreeNode(value=float(tree.value[at]))
+    column, left = int(tree.column[at]), int(tree.left[at])
+    return TreeNode(
+        column=d.columns[column],
+        below=d.cuts[column][int(tree.bin[at])],
+        missing=(YES if tree.missing_left[at] else NO) if d.missing else "",
+        yes=_node(d, tree, left),
+        no=_node(d, tree, left + 1),
+    )

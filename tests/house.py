@@ -1,0 +1,106 @@
+"""What a stranger walks through this tree, in numbers: python tests/house.py
+
+Files, rooms, folders and arrows are counted from the sources.  Files that are entered by a round are counted by running
+it under sys.setprofile in a process of its own.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import rooms
+from rooms import FILES, PACKAGE
+
+DIALECT = re.compile(
+    r"\b(tell|tells|told|telling|say|says|said|saying|hear|hears|heard|come|comes|came|coming)\b", re.I
+)
+"""Verbs that the house's style keeps for people, not for messages and state."""
+
+WALK = """
+import sys, pathlib
+import fedgossip
+{before}
+entered = set()
+def profile(frame, event, arg):
+    entered.add(frame.f_code.co_filename)
+sys.setprofile(profile)
+{walked}
+sys.setprofile(None)
+print(sum("/fedgossip/" in name and not name.endswith("__init__.py") for name in entered))
+"""
+
+CLEAR = {"rounds": 1, "task": {"kind": "quadratic", "dim": 4}}
+GOSSIP = {**CLEAR, "topology": {"graph": "ring", "n": 6}}
+SECURE = {**CLEAR, "coordinator": {"clients": 4, "algorithm": "fedavg"}}
+
+WALKS = {
+    "the simplest simulate": f"fedgossip.simulate({GOSSIP!r})",
+    "a secure FedAvg run of one round": f"fedgossip.simulate({SECURE!r})",
+}
+
+
+def module(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def importers() -> Iterator[tuple[str, str]]:
+    """Yield (importing module, imported module) of all files of the package."""
+    there = {module(path) for path in FILES}
+    for path in FILES:
+        for node in rooms.import_statements(path):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    inner = f"{node.module}.{alias.name}"
+                    if (found := inner if inner in there else node.module) in there:
+                        yield module(path), found
+
+
+def folder_of(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def docstring_words(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield from re.findall(r"[A-Za-z']+", node.value.value)
+
+
+def main() -> None:
+    folders = Counter(path.parent for path in FILES if path.stem != "__init__")
+    pairs = {(one, other) for one, other in importers() if one != other}
+    readers: dict[str, set[str]] = {}
+    for one, other in pairs:
+        readers.setdefault(other, set()).add(one)
+    arrows = {(folder_of(one), folder_of(other)) for one, other in pairs if folder_of(one) != folder_of(other)}
+    single = [
+        name for name, by in readers.items() if len(by) == 1 and {folder_of(one) for one in by} == {folder_of(name)}
+    ]
+    words = [word for path in FILES for word in docstring_words(path)]
+    design = rooms.DESIGN.read_text()
+    largest, most = folders.most_common(1)[0]
+    print(f"files of the package                      {len(FILES)}")
+    print(f"lines of the package                      {sum(path.read_text().count(chr(10)) for path in FILES)}")
+    print(f"top-level rooms                           {len({rooms.room(path) for path in FILES} - rooms.LAZY)}")
+    print(f"largest folder                            {most} ({largest.relative_to(PACKAGE)})")
+    print(f"import arrows between folders             {len(arrows)}")
+    print(f"modules with one reader, in their folder  {len(single)}")
+    print(f"words of docstrings                       {len(words)}")
+    print(
+        f"tell, say, hear, come per 1 000 words     {1000 * sum(map(bool, map(DIALECT.fullmatch, words))) / len(words):.1f}"
+    )
+    lines = design.count(chr(10))
+    print(f"docs/design.md                            {lines} lines, {len(design.split())} words")
+    for name, walked in WALKS.items():
+        text = WALK.format(before=walked, walked=walked)  # imports are no part of the walk
+        done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+        print(f"files entered by {name:24} {done.stdout.split()[-1]}")
+
+
+if __name__ == "__main__":
+    main()
