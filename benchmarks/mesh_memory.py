@@ -22,10 +22,9 @@ import numpy as np
 
 from fedgossip.core.task import Job
 from fedgossip.data.dataset import Dataset
-from fedgossip.learning.one_model.mesh_settings import MeshSettings
 from fedgossip.learning.processes.engine import DistributedLoop
 from fedgossip.learning.processes.process_memory import ProcessMemory
-from fedgossip.learning.settings import LET_GO
+from fedgossip.learning.settings import LET_GO, MeshSettings
 from fedgossip.learning.task import TorchTask, TrainSettings
 
 FOLDER = "MESH_MEMORY"

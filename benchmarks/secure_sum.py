@@ -36,8 +36,8 @@ from fedgossip.secure.client import SecAggClient
 from fedgossip.secure.collecting import Session
 from fedgossip.secure.fixed_point import FixedPoint, Quantised
 from fedgossip.secure.primitives import keystream, public_of
+from fedgossip.secure.server import unmask
 from fedgossip.secure.session import ParticipantRoster, Policy, RosterMember, model_hash, proposal
-from fedgossip.secure.unmasking import unmask
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,7 @@ from fedgossip.net.identity import Identity
 from fedgossip.net.sockets import keep_message_memory
 from fedgossip.net.transport import Arrived, LinkDown, LinkUp, Transport
 from fedgossip.protocols.federated.client import Client, ClientSettings
-from fedgossip.protocols.federated.coordinator import Coordinator
-from fedgossip.protocols.federated.coordinator_settings import CoordinatorSettings
+from fedgossip.protocols.federated.coordinator import Coordinator, CoordinatorSettings
 
 Contestant = Callable[[Seat, int, int, int], Measured]
 

@@ -22,7 +22,7 @@ from fedgossip.base.vectors import digest
 from fedgossip.core.records import EventRow
 from fedgossip.learning.analytic import Quadratic
 from fedgossip.protocols.federated.buffered import BufferedSettings
-from fedgossip.protocols.federated.coordinator_settings import CoordinatorSettings
+from fedgossip.protocols.federated.coordinator import CoordinatorSettings
 from fedgossip.simulation.network import NetworkSettings
 
 ALGORITHMS = ["fedavg", "fedsgd", "scaffold", "scaffold", "fednova", "fedadam", "median", "clipped-mean"]

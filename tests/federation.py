@@ -28,8 +28,7 @@ from fedgossip.net.links.mesh import Links
 from fedgossip.net.transport import Transport
 from fedgossip.protocols.federated.buffered import Buffered, BufferedSettings
 from fedgossip.protocols.federated.client import Client, ClientSettings
-from fedgossip.protocols.federated.coordinator import Coordinator
-from fedgossip.protocols.federated.coordinator_settings import CoordinatorSettings
+from fedgossip.protocols.federated.coordinator import Coordinator, CoordinatorSettings
 from fedgossip.simulation.network import NetworkSettings, SimulatedNetwork
 from fedgossip.simulation.simulator import Simulator
 

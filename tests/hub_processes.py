@@ -37,8 +37,7 @@ from fedgossip.net.hub.server import CoordinatorLinks
 from fedgossip.net.identity import Identity
 from fedgossip.net.transport import Transport
 from fedgossip.protocols.federated.client import Client, ClientSettings
-from fedgossip.protocols.federated.coordinator import Coordinator
-from fedgossip.protocols.federated.coordinator_settings import CoordinatorSettings
+from fedgossip.protocols.federated.coordinator import Coordinator, CoordinatorSettings
 from fedgossip.runs import checkpoints
 from fedgossip.runs.checkpoints import About, Stored
 

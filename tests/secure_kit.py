@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedgossip.secure import checks, frames, pairwise, primitives, secrets, server, session, unmasking
+from fedgossip.secure import checks, frames, pairwise, primitives, secrets, server, session
 from fedgossip.secure.aborts import RoundAbandoned
 from fedgossip.secure.client import Advertised, Consented, Revealed, SecAggClient, Shared, VectorMasked
 from fedgossip.secure.fixed_point import FixedPoint, Quantised
@@ -153,10 +153,10 @@ def quick(patch: pytest.MonkeyPatch) -> None:
             return primitives.derived(salt, [agreed(self.secret, key) for key in publics], infos)
 
     patch.setattr(pairwise, "Agreement", Remembering)
-    patch.setattr(unmasking, "Agreement", Remembering)
+    patch.setattr(server, "Agreement", Remembering)
     remembered = lru_cache(1 << 16)(primitives.public_of)
     patch.setattr(secrets, "public_of", remembered)
-    patch.setattr(unmasking, "public_of", remembered)
+    patch.setattr(server, "public_of", remembered)
 
 
 Hook = Callable[[str, int, bytes], bytes]
@@ -219,13 +219,13 @@ def run(
         frame = down("survivors", v, consenting.frame)
         if attempt(course.consented, v, lambda: course.masked[v].consent(frame)):  # noqa: B023
             consenting.take(v, up("consent", v, course.consented[v].frame))
-    unmasking = consenting.close()
-    course.server.append(unmasking)
+    server = consenting.close()
+    course.server.append(server)
     for v in there(4, course.consented):
-        frame = down("consents", v, unmasking.frame_for(v))
+        frame = down("consents", v, server.frame_for(v))
         if attempt(course.revealed, v, lambda: course.consented[v].reveal(frame)):  # noqa: B023
-            unmasking.take(v, up("reveal", v, course.revealed[v].frame))
-    course.summed = unmasking.close()
+            server.take(v, up("reveal", v, course.revealed[v].frame))
+    course.summed = server.close()
     for v, step in course.revealed.items():
         attempt({}, v, lambda: step.finish(course.summed.frame, course.summed.total))  # noqa: B023
     return course

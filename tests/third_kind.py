@@ -26,8 +26,7 @@ from fedgossip.experiment.kinds import RUN_KINDS, RunKind
 from fedgossip.plans.completeness import Lacking
 from fedgossip.plans.plan import PARTIAL, Arrays, PlanDefaults, RunOutlook, Seat, nanoseconds
 from fedgossip.protocols.federated.client import Client, ClientSettings
-from fedgossip.protocols.federated.coordinator import Coordinator
-from fedgossip.protocols.federated.coordinator_settings import CoordinatorSettings
+from fedgossip.protocols.federated.coordinator import Coordinator, CoordinatorSettings
 
 
 class ShardsSection(msgspec.Struct, forbid_unknown_fields=True):

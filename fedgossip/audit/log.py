@@ -36,7 +36,7 @@ from fedgossip.audit.entries import (
 )
 from fedgossip.base import file_locks, owner_files
 from fedgossip.base.errors import NotWrittenError
-from fedgossip.base.retry_open import patiently
+from fedgossip.base.owner_files import patiently
 from fedgossip.base.untrusted_text import quoted
 from fedgossip.secure.primitives import Sign
 

@@ -35,7 +35,7 @@ from fedgossip.audit.records import (
 )
 from fedgossip.base.decoding import from_msgpack
 from fedgossip.base.errors import NotWrittenError
-from fedgossip.base.retry_open import patiently
+from fedgossip.base.owner_files import patiently
 from fedgossip.base.version import __version__
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import SUMMED

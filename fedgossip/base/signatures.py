@@ -5,9 +5,25 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from fedgossip.base.errors import ConfigError
+
+# Tables of what can be named: a name means one thing.
+
+
+Entry = TypeVar("Entry")
+
+
+def table(*entries: tuple[str, Entry]) -> dict[str, Entry]:
+    """Return the entries by their names, in order.  Raises ValueError where two have the same."""
+    found: dict[str, Entry] = {}
+    for name, entry in entries:
+        if name in found:
+            raise ValueError(f"two entries are called {name!r}: {found[name]!r} and {entry!r}")
+        found[name] = entry
+    return found
+
 
 SHOWN = 200
 """Maximum number of characters of a signature, or of a value, in an error."""

@@ -11,7 +11,7 @@ import click
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.cli.text import echo, print_json
 from fedgossip.cli.vocabulary import KEY, SECTION, TERM, Term, entries
-from fedgossip.learning.one_model.mesh_settings import NOT_BUILT
+from fedgossip.learning.settings import NOT_BUILT
 
 ALL = "all"
 WIDTH = 100  # columns

@@ -21,6 +21,8 @@ from fedgossip.algorithms.federated.base import Accumulator
 from fedgossip.algorithms.federated.means import MeanOf
 from fedgossip.algorithms.federated.robust import Kept
 from fedgossip.drivers.image_types import (
+    ATTRIBUTES_SINCE,
+    ATTRIBUTES_UNTIL,
     UNDECLARED,
     Hint,
     alternatives,
@@ -197,8 +199,11 @@ class Reader:
     def _fields(self, fields: list[Any], kind: type, fresh: object) -> dict[str, Any]:
         hints = declared(kind)
         there = set(attributes(fresh)) if fresh is not NOTHING else set(hints)
+        fields = [field for field in fields if field[0] not in ATTRIBUTES_UNTIL.get(kind.__name__, ())]
         names = [name for name, _ in fields]
-        if not there <= set(names) <= there | set(hints):
+        lacking = there - set(names)
+        older = fresh is not NOTHING and lacking <= ATTRIBUTES_SINCE.get(kind.__name__, set())
+        if (lacking and not older) or not set(names) <= there | set(hints):
             found = ", ".join(map(str, sorted(there.symmetric_difference(names), key=str)))
             raise UnfitError(f"a {kind.__name__} with other attributes ({found})")
         made = {}
@@ -207,7 +212,7 @@ class Reader:
                 made[name] = self.value(ref, hints.get(name, UNDECLARED), getattr(fresh, name, NOTHING))
             except UnfitError as error:
                 raise UnfitError(f"{error}, in {kind.__name__}.{name}") from None
-        return made
+        return made | {name: getattr(fresh, name) for name in lacking}
 
     def _container(self, number: int, kind: str, parts: Sequence[Any], hint: Hint, fresh: object) -> Any:
         found = [one for one in alternatives(hint) if one is UNDECLARED or origin_of(one) in _KINDS[kind]]

@@ -40,6 +40,17 @@ RENAMED: Mapping[str, str] = {
 """Classes by their names in images of earlier releases."""
 
 
+ATTRIBUTES_SINCE: Mapping[str, frozenset[str]] = {
+    "Meter": frozenset({"_of_jobs"}),
+    "Network": frozenset(
+        {"_aside", "_kept", "_scored", "_untold", "at_clients", "best", "best_model", "ended_with"},
+    ),
+}
+"""Attributes, by class, that images of earlier releases lack: they begin as in a new simulation."""
+ATTRIBUTES_UNTIL: Mapping[str, frozenset[str]] = {"Meter": frozenset({"_logged"}), "Network": frozenset({"_wrong"})}
+"""Attributes, by class, of images of earlier releases alone: dropped."""
+
+
 @cache
 def declared(kind: type) -> Mapping[str, Hint]:
     """Return the type of each attribute of `kind`, its bases' included; UNDECLARED where none is written."""

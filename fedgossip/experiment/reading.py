@@ -27,8 +27,7 @@ from fedgossip.experiment.data_section import DataSection
 from fedgossip.experiment.kinds import RUN_KINDS, kind_in
 from fedgossip.experiment.sections import ENDLESS, ENDLESS_WORD, Experiment
 from fedgossip.faults import KINDS
-from fedgossip.learning.one_model.mesh_settings import NOT_BUILT
-from fedgossip.learning.settings import HOGWILD
+from fedgossip.learning.settings import HOGWILD, NOT_BUILT
 
 
 def load_experiment(

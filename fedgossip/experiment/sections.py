@@ -29,8 +29,7 @@ from fedgossip.experiment.simulation_section import SimulationSection
 from fedgossip.experiment.task_section import TaskSection
 from fedgossip.faults import Fault
 from fedgossip.learning.models import architectures
-from fedgossip.learning.one_model.mesh_settings import MeshSettings
-from fedgossip.learning.settings import TrainSettings
+from fedgossip.learning.settings import MeshSettings, TrainSettings
 
 GIVEN = "given"
 """Stands for a graph or an algorithm that is an object, given in Python."""

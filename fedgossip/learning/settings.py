@@ -10,9 +10,148 @@ from typing import Annotated
 
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.base.limits import ABOVE_0, MOST, OneOf, Within, limits_of
-from fedgossip.learning.one_model.gradient_compression import NONE, rank_of
-from fedgossip.learning.one_model.mesh_settings import MOST_PROCESSES, MeshSettings
-from fedgossip.learning.one_model.rate_schedule import schedule_of
+
+# How the learning rate goes over the rounds: "constant", "cosine", "step:30,0.1", each after "warmup:5," if need be.
+#
+# warm-up   round r of W   the share (r + 1) / W of the rate, so that the last of them has all of it
+# cosine    to 0 at the last round, from the end of the warm-up on
+# step      times a factor every so many rounds, counted from the first one
+#
+# Large batches begin with small steps: Goyal, Dollar, Girshick, Noordhuis, Wesolowski, Kyrola, Tulloch, Jia and He,
+# Accurate, large minibatch SGD, arXiv:1706.02677 (2017), section 2.2, where the warm-up begins at the rate of a small
+# batch; here it begins at one part of W, whatever the batch.
+
+
+SHAPES = ("constant", "cosine", "step")
+WARMUP = "warmup"
+WRITTEN = "Write constant, cosine or step:ROUNDS,FACTOR, for instance step:30,0.1; warmup:ROUNDS, may stand before it."
+
+
+@dataclass(frozen=True)
+class RateSchedule:
+    """A schedule as it is written.  `warmup`: rounds; `every` and `factor`: of "step"."""
+
+    shape: str = "constant"
+    warmup: int = 0
+    every: int = 1
+    factor: float = 1.0
+
+    def rate(self, peak: float, round: int, rounds: int) -> float:
+        """Return the rate of `round` (from 0) of `rounds`, of which `peak` is the highest."""
+        if round < self.warmup:
+            return peak * (round + 1) / self.warmup
+        if self.shape == "constant":
+            return peak
+        if self.shape == "cosine":
+            done, all_of_them = min(round, rounds) - self.warmup, max(1, rounds - self.warmup)
+            return peak * 0.5 * (1 + math.cos(math.pi * done / all_of_them))
+        return float(peak * self.factor ** (round // self.every))
+
+
+def schedule_of(text: str) -> RateSchedule:
+    """Return the schedule that a text says.  Raises ConfigError for another text."""
+    first, _, after = text.partition(",")
+    kind, colon, count = first.partition(":")
+    if kind != WARMUP:
+        return _shape_of(text, text, 0)
+    if not (colon and count.isdecimal() and 1 <= int(count) < 2**31):
+        raise ConfigError(f"schedule = {text!r}", f"A warm-up has a number of rounds: {WARMUP}:5.  {WRITTEN}")
+    return _shape_of(text, after or "constant", int(count))
+
+
+def _shape_of(text: str, shape: str, warmup: int) -> RateSchedule:
+    kind, _, rest = shape.partition(":")
+    if kind not in SHAPES:
+        raise ConfigError(f"unknown schedule {kind!r}", nearest(kind, (*SHAPES, WARMUP)))
+    if kind != "step" and not rest:
+        return RateSchedule(kind, warmup)
+    try:
+        every, factor = rest.split(",")
+        if kind == "step" and int(every) >= 1 and 0 < float(factor) < math.inf:
+            return RateSchedule(kind, warmup, int(every), float(factor))
+    except ValueError:
+        pass
+    raise ConfigError(f"schedule = {text!r}", WRITTEN)
+
+
+# The axes by which the processes of one participant divide a step. No torch here.
+
+
+MOST_PROCESSES = 64
+SCHEDULES = ("1f1b", "gpipe")
+
+NOT_BUILT: Mapping[str, tuple[str, str]] = {
+    "train.mesh.context": (
+        "context parallelism (ring attention) is not built: torch has no way to divide its attention on a CPU",
+        "Take mesh.tensor with mesh.sequence = true, which divides what lies between the layers by places of the text;"
+        " or stages, mesh.pipeline; or fewer characters, context= in data.source.",
+    ),
+}
+"""Keys that somebody may look for, by their full names: what there is to say of each, and what to take instead."""
+
+
+@dataclass(frozen=True)
+class MeshSettings:
+    """[train.mesh]: data x tensor x pipeline processes train one model; the product is train.processes
+    (docs/together/parallel.md)."""
+
+    data: Annotated[int, Within(0, MOST_PROCESSES)] = 0
+    """Parts of every batch.  0: as many as the other axes leave of the processes."""
+    tensor: Annotated[int, Within(1, MOST_PROCESSES)] = 1
+    """Parts of every layer's weights, whose products are added up; of mlp, gpt, and own models with a plan."""
+    pipeline: Annotated[int, Within(1, MOST_PROCESSES)] = 1
+    """Stages: so many processes have the layers one after the other, and pieces of a batch pass through them."""
+    sequence: bool = False
+    """With tensor: what lies between the divided layers (norms) is divided too, by places of the text."""
+    schedule: Annotated[str, OneOf(SCHEDULES)] = "1f1b"
+    """Of the stages: "gpipe", all pieces forward and then all back; "1f1b", a piece goes back as soon as it can, and
+    fewer are remembered at once."""
+
+    def __post_init__(self) -> None:
+        for name, limit in limits_of(type(self)):
+            value = getattr(self, name)
+            if isinstance(limit, OneOf):
+                if value not in limit.words:
+                    raise ConfigError(f"unknown mesh.{name} {value!r}", nearest(str(value), limit.words))
+            elif not limit.allows(value) or not isinstance(value, int):
+                raise ConfigError(f"mesh.{name} = {value!r} {limit.refusal}", limit.advice(value))
+        if self.sequence and self.tensor == 1:
+            raise ConfigError("mesh.sequence without mesh.tensor", "Set mesh.tensor to 2 or more, or leave it out.")
+
+    @property
+    def within(self) -> int:
+        """The processes that have one part of a batch: each a part of the model."""
+        return self.tensor * self.pipeline
+
+    def parts_of_batch(self, processes: int) -> int:
+        """Return into how many parts so many processes divide a batch.  Raises ConfigError where they do not fit."""
+        said = f"mesh = {self.data or 'data'} x {self.tensor} x {self.pipeline} (data, tensor, pipeline)"
+        if processes % self.within or (self.data and self.data * self.within != processes):
+            product = max(1, self.data) * self.within
+            text = f"{said} for processes = {processes}"
+            raise ConfigError(text, f"The product of the axes is the number of processes: set processes = {product}.")
+        return processes // self.within
+
+
+# How gradients travel among the processes of one participant: `train.compression`. No torch here.
+
+
+NONE, BF16, POWERSGD = "none", "bf16", "powersgd"
+RANK_MOST = 256
+
+
+def rank_of(compression: str) -> int | None:
+    """Return the rank of "powersgd:RANK"; None for "none" and "bf16".  Raises ConfigError for another text."""
+    name, _, rank = compression.partition(":")
+    if name == POWERSGD:
+        if rank.isascii() and rank.isdigit() and 1 <= int(rank) <= RANK_MOST:
+            return int(rank)
+        text = f"compression = {compression!r}: {POWERSGD} takes a rank, a whole number from 1 to {RANK_MOST}"
+        raise ConfigError(text, f'Write "{POWERSGD}:2", say.')
+    if compression in (NONE, BF16):
+        return None
+    raise ConfigError(f"unknown compression {compression!r}", f'Known: "{NONE}", "{POWERSGD}:RANK", "{BF16}".')
+
 
 # what each optimiser remembers of a node between steps, one number per trained element
 SLOTS: Mapping[str, tuple[str, ...]] = {

@@ -23,7 +23,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from fedgossip.base.guarded_threads import guarded_thread
-from fedgossip.base.retry_open import patiently
+from fedgossip.base.owner_files import patiently
 from fedgossip.core.machine import NodeId
 from fedgossip.core.wire import CHUNK_BYTES
 from fedgossip.net.descriptors import FILES, LINUX, break_off, brought, pause, raise_open_files, shut_down

@@ -7,9 +7,9 @@ from socket import socketpair
 
 import zmq
 
-from fedgossip.base import freed_memory
+from fedgossip.base import imports
 from fedgossip.base.errors import NetworkError
-from fedgossip.base.retry_open import patiently
+from fedgossip.base.owner_files import patiently
 from fedgossip.core.wire import CHUNK_BYTES, FRAME_BYTES_MAX
 from fedgossip.net.auth import DOMAIN
 from fedgossip.net.identity import Identity
@@ -85,7 +85,7 @@ def bind(router: ZmqSocket, address: str, identity: Identity | None) -> str:
 
 def keep_message_memory() -> None:
     """Let freed messages be used again: fresh pages of each cost a fifth of the plain link's processor time."""
-    freed_memory.keep(8 * CHUNK_BYTES, 32 * CHUNK_BYTES)
+    imports.keep(8 * CHUNK_BYTES, 32 * CHUNK_BYTES)
 
 
 class Waker:

@@ -13,16 +13,55 @@ from fedgossip.base.scores import Score
 from fedgossip.base.vectors import Vector, consensus_distance, digest, mean
 from fedgossip.core.machine import NodeId
 from fedgossip.core.metrics import Network
-from fedgossip.core.records import EventRow, NetworkRow, Row
+from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.core.task import LocalTask
+from fedgossip.experiment import Experiment
+from fedgossip.learning.processes.lost_updates import LOST
+from fedgossip.learning.settings import HOGWILD
 from fedgossip.plans import compose
 from fedgossip.plans.completeness import Lacking, of_numbers
 from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.plan import PARTIAL
-from fedgossip.runs.busiest import busiest
-from fedgossip.runs.races import race_facts
 from fedgossip.runs.row_keeper import Keeper
 from fedgossip.runs.run_directory import WHOLE
+
+# The participant and the link that carried most bytes of vectors: where a faster network would be felt first.
+
+
+Link = tuple[NodeId, NodeId]
+
+
+def busiest(rows: Sequence[Row], links: Mapping[Link, int]) -> dict[str, Any]:
+    """Return the node with its bytes, and the link with its own; of equal ones the lowest id.
+
+    A node has two directions that work at once, so the larger one counts.  `links`: bytes of vectors that were sent
+    from the first to the second; empty where the driver has no links, and then the link is None.
+    """
+    sent: dict[NodeId, int] = {}
+    received: dict[NodeId, int] = {}
+    for row in rows:
+        if type(row) is PeerRow:
+            peer = row.peer
+            sent[peer] = sent.get(peer, 0) + row.payload_sent
+            received[peer] = received.get(peer, 0) + row.payload_received
+    most = max((*sent.values(), *received.values()), default=0)
+    node = min((node for way in (sent, received) for node, payload in way.items() if payload == most), default=None)
+    largest = max(links.values(), default=None)
+    link = min((link for link, payload in links.items() if payload == largest), default=None)
+    return {"node": node if most else None, "bytes": most, "link": link and list(link), "link_bytes": largest}
+
+
+# What a summary tells of a run whose processes did not wait for each other (Hogwild!).
+
+
+def race_facts(experiment: Experiment, rows: Sequence[Row]) -> dict[str, Any]:
+    """Return that no other run has its bits, and the share of updates that were lost, where they were counted."""
+    if experiment.train.parallel != HOGWILD:
+        return {}
+    logged = [row.logged.get(LOST) for row in rows if isinstance(row, PeerRow) and row.logged]
+    counted = [share for share in logged if share is not None]
+    return {"identical": False, **({LOST: sum(counted) / len(counted)} if counted else {})}
+
 
 CAUSES_KEPT = 20
 """Maximum number of causes of refusals in a summary."""

@@ -6,15 +6,46 @@ Every neighbour's part is computed beside the others': a step makes a few calls 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from fedgossip.secure import shamir
 from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage
 from fedgossip.secure.frames import Keys
-from fedgossip.secure.masks import mask_infos, seal_infos, self_key
-from fedgossip.secure.primitives import Agreement, Entropy, named, seal, transcript, unseal
+from fedgossip.secure.primitives import Agreement, Entropy, derive, named, seal, transcript, unseal
 from fedgossip.secure.ring import Words, add_streams, subtract_streams
 from fedgossip.secure.secrets import OwnKeys, SecretRows, SharePairs, Sharing
+
+# The keys of the masks: one per pair, which cancels in the sum, and one per client, which its shares take off.
+#
+# Every key is used for one vector of one session: the session's hash is the salt, the length in the info.
+
+
+@lru_cache(maxsize=128)
+def mask_infos(u: int, others: tuple[int, ...], words: int) -> list[tuple[bytes]]:
+    """Return the purpose of the key of the mask that `u` shares with each other, from what their mask keys agree on.
+
+    The lower of both adds the mask, the higher subtracts it.
+    """
+    one, size = named(u), named(words)
+    return [(_MASK + (one + named(v) if u < v else named(v) + one) + size,) for v in others]
+
+
+@lru_cache(maxsize=128)
+def seal_infos(u: int, others: tuple[int, ...]) -> list[tuple[bytes, bytes]]:
+    """Return the purposes of two keys with each other: for the shares of the lower, and for those of the higher."""
+    one = named(u)
+    both = [(one, named(v)) if u < v else (named(v), one) for v in others]
+    return [(_SEAL + low + high, _SEAL + high + low) for low, high in both]
+
+
+def self_key(sid: bytes, b: bytes, u: int, words: int) -> bytes:
+    """Return the key of the mask that `u` alone adds."""
+    return derive(sid, b, "self", u, words)
+
+
+_MASK, _SEAL = transcript("mask"), transcript("enc")
+
 
 Sealed = tuple[tuple[int, bytes], ...]
 """Two shares under a seal, by the client at the other end."""

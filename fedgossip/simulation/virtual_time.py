@@ -20,8 +20,7 @@ from fedgossip.core.metrics import Network
 from fedgossip.core.records import EventRow, Row
 from fedgossip.faults import FaultScript, Happening
 from fedgossip.simulation.connections import SimulatedLinks
-from fedgossip.simulation.event_queue import NO_COST, OF_PEERS, AddedUp, Begin, Coming, Cost, Lives, Queued
-from fedgossip.simulation.instants import Instants
+from fedgossip.simulation.event_queue import NO_COST, OF_PEERS, AddedUp, Begin, Coming, Cost, Instants, Lives, Queued
 from fedgossip.simulation.network import NS, SimulatedNetwork
 
 Table = Mapping[type[object], Callable[..., None]]

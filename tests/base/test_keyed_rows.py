@@ -42,9 +42,9 @@ from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.plans.parallel.parameter_server import ServerPlan
-from fedgossip.protocols.servers.copy_messages import change_messages
 from fedgossip.protocols.servers.key_lists import LISTS_MAX, NewestLists
 from fedgossip.protocols.servers.shard_clocks import ShardChange
+from fedgossip.protocols.servers.shard_copies import change_messages
 from fedgossip.report.page.numbers import data_size
 
 

@@ -15,8 +15,7 @@ from fedgossip.lab.compare import verdict
 from fedgossip.lab.compare.compression import compression_of
 from fedgossip.lab.compare.names import paradigm_of
 from fedgossip.lab.compare.setting import Setting
-from fedgossip.lab.costs.break_even import break_even
-from fedgossip.lab.costs.formulas import all_gather
+from fedgossip.lab.costs.formulas import all_gather, break_even
 from fedgossip.lab.costs.methods import gathered
 from tests.commands import in_process
 

@@ -96,7 +96,7 @@ def test_a_job_has_the_same_bits_whatever_the_processes_did_before(compressed: T
     ],
 )
 def test_what_it_does_not_go_with_is_refused_with_advice(how: dict[str, Any], words: str) -> None:
-    from fedgossip.learning.one_model.mesh_settings import MeshSettings
+    from fedgossip.learning.settings import MeshSettings
 
     made: dict[str, Any] = {name: MeshSettings(**value) if name == "mesh" else value for name, value in how.items()}
     with pytest.raises(ConfigError, match=words) as error:

@@ -31,7 +31,7 @@ from fedgossip.core.task import Job
 from fedgossip.learning.one_model import devices
 from fedgossip.learning.one_model.batches import BatchPlan
 from fedgossip.learning.one_model.sharing import OutOfMemory
-from fedgossip.learning.processes import divided, fsdp, processes
+from fedgossip.learning.processes import parts, processes
 from fedgossip.learning.processes.engine import DistributedLoop
 from fedgossip.learning.processes.group import Team
 from fedgossip.learning.processes.ipc import Alive, Channel
@@ -194,7 +194,7 @@ def test_two_processes_whose_layers_stay_together_between_the_passes_take_the_st
 def test_layers_stay_together_until_the_backward_pass_by_zero_2_alone(zero: int, evaluated: int, trained: int) -> None:
     with alone():
         module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-        fsdp.shard(module, init_device_mesh("cpu", (1,), mesh_dim_names=("data",)), zero=zero)
+        parts.shard(module, init_device_mesh("cpu", (1,), mesh_dim_names=("data",)), zero=zero)
 
         def whole() -> set[int]:
             """Whether the layers are together: their parameters are then no parts."""
@@ -226,14 +226,16 @@ def test_what_is_offloaded_stays_in_host_memory_which_is_locked_beside_a_gpu_alo
 ) -> None:
     """torch raises where memory is to be locked without an accelerator.  "meta" stands for a device elsewhere."""
     told: list[tuple[nn.Module, OffloadPolicy]] = []
-    monkeypatch.setattr(fsdp, "fully_shard", lambda layer, *, offload_policy, **_: told.append((layer, offload_policy)))
-    monkeypatch.setattr(divided, "HeldParts", lambda *_: None)
+    monkeypatch.setattr(
+        parts, "fully_shard", lambda layer, *, offload_policy, **_: told.append((layer, offload_policy))
+    )
+    monkeypatch.setattr(parts, "HeldParts", lambda *_: None)
     task = task_of(processes=2, parallel="fsdp", offload=offload)
     assert isinstance(task._engine, DistributedLoop)
     mesh: Any = SimpleNamespace(mesh={"data": SimpleNamespace(device_type=device)}, team=Team())
     module, setup = Partly(3), task._engine.standing.how[0]
     how: Any = {"shape": (8, 8), "criterion": None, "grid": mesh, "device": torch.device("meta")}
-    divided.divided(setup, module, task.layout, **how)
+    parts.divided(setup, module, task.layout, **how)
     assert len(told) == 3 and told[-1][0] is module
     assert all(policy == CPUOffloadPolicy(pin_memory=pinned) for _, policy in told) is offload
     assert {tensor.device.type for tensor in module.parameters()} == {"cpu" if offload else "meta"}

@@ -14,8 +14,7 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector, add, frozen
 from fedgossip.core.task import Job
 from fedgossip.experiment import load_experiment
-from fedgossip.learning.one_model.rate_schedule import schedule_of
-from fedgossip.learning.settings import TrainSettings
+from fedgossip.learning.settings import TrainSettings, schedule_of
 from fedgossip.learning.task import TorchTask
 from fedgossip.plans import compose
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fedgossip.learning.dp_sgd import float32_products, private
+from fedgossip.learning.dp_sgd import private
 from fedgossip.learning.dp_sgd.layer_gradients import Apart, Factors, LayerGradients
 from fedgossip.learning.dp_sgd.private import (
     LAYERED_MARGIN,
@@ -178,19 +178,19 @@ def test_what_a_batch_is_summed_by_follows_from_how_large_batches_are_on_average
 
 def test_products_are_not_taken_in_float32_where_torch_may_take_shorter_numbers() -> None:
     cpu = torch.device("cpu")
-    assert float32_products.are_float32(cpu) and not float32_products.are_float32(torch.device("meta"))
+    assert private.are_float32(cpu) and not private.are_float32(torch.device("meta"))
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("medium")
-        assert not float32_products.are_float32(cpu)
+        assert not private.are_float32(cpu)
     finally:
         torch.set_float32_matmul_precision(before)
     try:
         if torch.set_flush_denormal(True):
-            assert not float32_products.are_float32(cpu)
+            assert not private.are_float32(cpu)
     finally:
         torch.set_flush_denormal(False)
-    assert float32_products.are_float32(cpu)
+    assert private.are_float32(cpu)
 
 
 @pytest.mark.sockets
@@ -202,7 +202,7 @@ def test_a_newer_setting_of_torch_is_no_error_and_is_heard(place: str) -> None:
         pytest.skip("this torch has no such setting")
     code = f"""
 import torch
-from fedgossip.learning.dp_sgd.float32_products import are_float32
+from fedgossip.learning.dp_sgd.private import are_float32
 assert are_float32(torch.device("cpu"))
 {backend}.fp32_precision = "bf16" if "mkldnn" in "{place}" else "tf32"
 assert not are_float32(torch.device("cpu"))

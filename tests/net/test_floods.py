@@ -22,7 +22,7 @@ from hub_kit import HELLO, contribution, invite, values, wheel
 from test_hub_hosts import Run, run
 from test_net_security import EXPECTED, arrived, greeting, reasons
 
-from fedgossip.base.retry_open import patiently
+from fedgossip.base.owner_files import patiently
 from fedgossip.base.vectors import frozen
 from fedgossip.core.messages import Contribution, Invite, Model
 from fedgossip.core.wire import CHUNK_BYTES

@@ -37,7 +37,7 @@ from fedgossip.net.links.mesh import Links
 from fedgossip.net.streams.sealed_way import SEAL
 from fedgossip.net.transport import Arrived, Rejected
 from fedgossip.plans import compose
-from fedgossip.protocols.federated.coordinator_settings import CoordinatorSettings
+from fedgossip.protocols.federated.coordinator import CoordinatorSettings
 from fedgossip.secure import frames
 from fedgossip.secure.primitives import signer
 

@@ -19,8 +19,7 @@ from fedgossip.core.wire import frames
 from fedgossip.net.auth import GUESTS
 from fedgossip.net.endpoints import Endpoint, block, load_members
 from fedgossip.net.identity import Identity, verify
-from fedgossip.net.links.guests import GUEST_WORDS
-from fedgossip.net.links.mesh import Links
+from fedgossip.net.links.mesh import GUEST_WORDS, Links
 from fedgossip.net.transport import NOBODY
 from fedgossip.protocols.members.membership_updates import admission_of
 
@@ -150,7 +149,7 @@ def test_a_guest_that_talked_too_much_is_heard_again_after_a_while(
         for _ in range(GUEST_WORDS + 1):
             caller.send(*greeting(HELLO))
         heard_until(links, lambda heard: len(reasons(heard)) == 1)
-        monkeypatch.setattr("fedgossip.net.links.guests.GUEST_SECONDS", 0.0)
+        monkeypatch.setattr("fedgossip.net.links.mesh.GUEST_SECONDS", 0.0)
         caller.send(*said(asking(stranger, f"ipc://{tmp_path}/7")))
         assert arrived(heard_until(links, arrived))[0].sender == NOBODY
 

@@ -34,10 +34,9 @@ from fedgossip.faults import FaultScript
 from fedgossip.learning.analytic import Averaging
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.faulty import Faults, SlowTask
-from fedgossip.net.host import HURRY_SECONDS, REPLACED_MAX, TURN_AWAY_SECONDS, Host, Ports
+from fedgossip.net.host import CAUSES_WRITTEN, HURRY_SECONDS, REPLACED_MAX, TURN_AWAY_SECONDS, Host, Ports, Refusals
 from fedgossip.net.identity import Identity
 from fedgossip.net.links.mesh import Links
-from fedgossip.net.refusals import CAUSES_WRITTEN, Refusals
 from fedgossip.net.transport import Arrived, LinkDown, LinkUp, Rejected
 
 pytestmark = pytest.mark.sockets

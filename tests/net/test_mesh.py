@@ -22,8 +22,8 @@ from fedgossip.core.machine import Terms
 from fedgossip.core.task import Job
 from fedgossip.data.dataset import Dataset
 from fedgossip.experiment import load_experiment
-from fedgossip.learning.one_model.mesh_settings import MeshSettings
 from fedgossip.learning.processes.engine import DistributedLoop
+from fedgossip.learning.settings import MeshSettings
 from fedgossip.learning.task import TorchTask, TrainSettings
 
 STEP = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01, "clip_norm": 0.5}

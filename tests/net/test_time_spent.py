@@ -24,7 +24,7 @@ from fedgossip.learning.analytic import Averaging
 from fedgossip.net.links.outbox import OUTBOX_MESSAGES, Cuts, Outbox
 from fedgossip.net.training_thread import TrainingThread, WorkerPorts
 from fedgossip.plans import compose
-from fedgossip.runs.busiest import busiest
+from fedgossip.runs.summary import busiest
 
 S = 1_000_000_000
 

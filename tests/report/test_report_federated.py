@@ -19,7 +19,7 @@ from fedgossip.core.records import FOLLOWED_MOST
 from fedgossip.core.roles import federated_roles, peer_roles
 from fedgossip.report.page import attendance, bars, spending, write_comparison, write_report
 from fedgossip.report.page.federated import attended, head, lines
-from fedgossip.report.page.naming import shown_round
+from fedgossip.report.page.numbers import shown_round
 from fedgossip.report.page.participation import Participation, Took
 from fedgossip.report.page.reading import RecordedRun, read_run
 from fedgossip.report.page.reasons import REASONS, given_up

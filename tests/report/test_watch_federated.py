@@ -15,8 +15,8 @@ from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row, RowWriter
 from fedgossip.core.roles import federated_roles
 from fedgossip.report.watch import snapshot
 from fedgossip.report.watch.federation import Federation, federation_of, star
-from fedgossip.report.watch.layout import places
 from fedgossip.report.watch.places import find
+from fedgossip.report.watch.snapshot import places
 from fedgossip.report.watch.state import State
 from fedgossip.report.watch.table import learned
 from tests.commands import in_process

@@ -15,7 +15,7 @@ import pytest
 from fedgossip.sites.fits.cox.cox_fit import cox_fit
 from fedgossip.sites.fits.cox.cox_steps import OVER, FittedHazards, initial, stepped, told_by
 from fedgossip.sites.fits.cox.cox_sums import CoxDesign, CoxLayout, SiteHazards, TimedRecords
-from fedgossip.sites.fits.survival.kaplan_meier import curve_of, limits_of
+from fedgossip.sites.fits.survival.survival_fit import curve_of, limits_of
 from fedgossip.sites.fits.survival.survival_times import (
     TimeCounts,
     censored_runs,

@@ -20,7 +20,7 @@ from fedgossip import load_experiment, simulate
 from fedgossip.algorithms.gossip.base import Needs
 from fedgossip.algorithms.gossip.dsgd import DSGD
 from fedgossip.algorithms.gossip.push_sum import PushSum
-from fedgossip.base import registry
+from fedgossip.base import signatures
 from fedgossip.base.errors import ConfigError, TrainingError
 from fedgossip.base.vectors import digest
 from fedgossip.core.messages import Hello
@@ -424,6 +424,6 @@ def test_a_tree_is_told_from_a_graph_with_a_cycle_by_the_cycle() -> None:
 
 
 def test_two_entries_of_one_name_are_refused() -> None:
-    assert registry.table(("a", 1), ("b", 2)) == {"a": 1, "b": 2}
+    assert signatures.table(("a", 1), ("b", 2)) == {"a": 1, "b": 2}
     with pytest.raises(ValueError, match="two entries are called 'a': 1 and 2"):
-        registry.table(("a", 1), ("a", 2))
+        signatures.table(("a", 1), ("a", 2))

@@ -24,7 +24,7 @@ from fedgossip.algorithms.federated.scaffold import Controlled, Scaffold
 from fedgossip.algorithms.gossip.outer import OuterStep
 from fedgossip.algorithms.options import check_options
 from fedgossip.base.errors import ConfigError, nearest
-from fedgossip.base.registry import table
+from fedgossip.base.signatures import table
 
 Made = Federated[Any]
 

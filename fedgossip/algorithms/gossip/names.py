@@ -35,7 +35,7 @@ from fedgossip.algorithms.gossip.two_tap import TwoTap
 from fedgossip.algorithms.gossip.window_doubling import WindowDoubling
 from fedgossip.algorithms.options import check_options
 from fedgossip.base.errors import ConfigError, nearest
-from fedgossip.base.registry import table
+from fedgossip.base.signatures import table
 
 Made = GossipAlgorithm[Any]
 

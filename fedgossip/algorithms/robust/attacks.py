@@ -23,7 +23,7 @@ import numpy as np
 from fedgossip.algorithms.options import chosen
 from fedgossip.base import seeds
 from fedgossip.base.errors import ConfigError
-from fedgossip.base.registry import table
+from fedgossip.base.signatures import table
 from fedgossip.base.vectors import Vector, frozen, ordered_mix
 
 

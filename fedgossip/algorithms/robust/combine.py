@@ -31,7 +31,7 @@ import numpy as np
 
 from fedgossip.algorithms.options import chosen
 from fedgossip.base.errors import ConfigError
-from fedgossip.base.registry import table
+from fedgossip.base.signatures import table
 from fedgossip.base.vectors import BLOCK, RowGroups, Vector, empty, frozen, ordered_mix
 
 Row = Mapping[int, float]

@@ -15,7 +15,7 @@ from fedgossip.core.event_kinds import HALF_MISSING
 from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.core.roles import PEERS, Roles
 from fedgossip.experiment.sections import ENDLESS
-from fedgossip.report.page.naming import shown_round
+from fedgossip.report.page.numbers import shown_round
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedgossip.lab.compare.names import paradigm_of
 from fedgossip.lab.compare.setting import Setting
-from fedgossip.lab.costs.break_even import break_even
+from fedgossip.lab.costs.formulas import break_even
 
 LINEAR = 1e6
 """Bytes per second at which the bytes of a round are counted: its time is linear in the inverse."""

@@ -23,7 +23,7 @@ from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
 from fedgossip.plans.conditions import network_settings
 from fedgossip.plans.parallel.parallel import ParallelPlan
-from fedgossip.runs.busiest import busiest
+from fedgossip.runs.summary import busiest
 from fedgossip.simulation.network import SimulatedNetwork
 
 

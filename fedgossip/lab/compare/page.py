@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from fedgossip.lab.compare.verdict import Comparison, Line
-from fedgossip.lab.costs.crossover import crossover
+from fedgossip.lab.costs.formulas import crossover
 from fedgossip.report.page.paradigms import CrossoverMap, ParadigmPage, written
 from fedgossip.report.page.reading import read_run
 from fedgossip.runs.run_directory import write_whole

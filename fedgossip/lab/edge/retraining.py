@@ -14,8 +14,7 @@ from fedgossip.data.dataset import Dataset
 from fedgossip.data.objectives import CODE, Objective
 from fedgossip.learning.measuring import as_learned
 from fedgossip.learning.models.loaded_model import LoadedModel
-from fedgossip.learning.one_model.mesh_settings import MeshSettings
-from fedgossip.learning.settings import TrainSettings
+from fedgossip.learning.settings import MeshSettings, TrainSettings
 from fedgossip.learning.task import TorchTask
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedgossip.base import freed_memory
+from fedgossip.base import imports
 from fedgossip.base.vectors import RowGroups, Vector, empty, frozen
 from fedgossip.core.resident_models import Disagreement, disagreement
 from fedgossip.learning.many_nodes.device_stack import MOST_GRAPHS, StackEngine
@@ -47,7 +47,7 @@ class HostStack:
     def __init__(self, engine: StackEngine, n: int, steps: int, note: Callable[[str, str], None]) -> None:  # noqa: ARG002
         self.n, self._engine, self._most = n, engine, min(n, engine.plain_block)
         self.device = engine.device
-        freed_memory.keep(KEPT_BLOCK, KEPT)
+        imports.keep(KEPT_BLOCK, KEPT)
         sizes = numbers_of(engine.shape)
         # of numpy's: it asks the system for large pages, which torch does not
         self._models = [torch.from_numpy(np.zeros((n, size), np.float32)) for size in sizes]

@@ -21,8 +21,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from fedgossip.base import seeds
-from fedgossip.learning.one_model.gradient_compression import BF16, rank_of
-from fedgossip.learning.settings import TrainSettings
+from fedgossip.learning.settings import BF16, TrainSettings, rank_of
 
 WHOLE_STEPS = 2
 """Steps of a job whose gradients are not compressed: torch lays its buckets anew after the first, and asks for two."""

@@ -32,7 +32,6 @@ from fedgossip.data.ragged import parts_of
 from fedgossip.learning.many_nodes.stacked_engine import Outcome, State
 from fedgossip.learning.one_model import module_engine
 from fedgossip.learning.one_model.flat import Layout
-from fedgossip.learning.one_model.gradient_compression import BF16
 from fedgossip.learning.one_model.module_engine import Assignment, Done, Sums
 from fedgossip.learning.one_model.scoring import Scoring, Tally
 from fedgossip.learning.one_model.sharing import GpuSharing
@@ -40,7 +39,7 @@ from fedgossip.learning.processes import processes
 from fedgossip.learning.processes.ipc import STATE, Evaluated, EvaluateOrder, Setup, TrainOrder, TrainReply
 from fedgossip.learning.processes.processes import Group, StandingGroup
 from fedgossip.learning.processes.shared_memory import ArrayPlace, Shapes
-from fedgossip.learning.settings import TrainSettings
+from fedgossip.learning.settings import BF16, TrainSettings
 
 if TYPE_CHECKING:
     from fedgossip.learning.processes.process_memory import ProcessMemory

@@ -8,18 +8,125 @@ the whole vector exists in host memory only.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import distributed, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import parallelize_module
 
 from fedgossip.base.vectors import Vector
 from fedgossip.learning.one_model.flat import Layout
+from fedgossip.learning.one_model.losses import Criterion
+from fedgossip.learning.one_model.module_engine import Spread
 from fedgossip.learning.one_model.tensor_slices import Line, Place
-from fedgossip.learning.processes.grid import DATA, TENSOR, ProcessGrid
+from fedgossip.learning.processes.grid import DATA, PIPELINE, TENSOR, ProcessGrid
+from fedgossip.learning.processes.ipc import Setup
+from fedgossip.learning.processes.plans import PackedColwise, Plan, plan_of
 from fedgossip.learning.processes.process_memory import part_of
+from fedgossip.learning.processes.stages import leave_others, stages_of
+from fedgossip.learning.settings import LET_GO
+
+# A worker's part of a module that is divided: by stages, by layers, by rows with FSDP.
+#
+# Loaded where a model is divided alone, and `pipeline` where it has stages: each loads much of torch.
+
+
+def divided(
+    setup: Setup,
+    module: nn.Module,
+    layout: Layout,
+    shape: tuple[int, ...],
+    criterion: Criterion,
+    grid: ProcessGrid,
+    device: torch.device,
+) -> Spread:
+    """Leave this process its part of the module; `shape`: of an example."""
+    settings, base = setup.train, None if setup.base is None else Path(setup.base)
+    plan, number = plan_of(module, setup.source, base, settings.mesh, shape), settings.mesh.pipeline
+    own, origins = Layout.personal_of(module, settings.stays), origins_of(module)
+    stage, passes = module, None
+    if number > 1:
+        from fedgossip.learning.processes.pipeline import StagePasses
+
+        stage = stages_of(module, setup.source, base, number)[grid.place(PIPELINE)]
+        leave_others(module, stage)
+        passes = StagePasses(module, stage, grid, settings, criterion, device)
+    here = set(stage.modules())
+    packed = divide(module, {name: style for name, style in plan.items() if module.get_submodule(name) in here}, grid)
+    if settings.parallel == "fsdp":
+        # brings what stays there to the device
+        shard(stage, grid.mesh[DATA], offload=settings.offload, zero=settings.zero)
+    if not settings.offload:
+        stage.to(device)
+    return Spread(grid.team, HeldParts(module, layout, own, grid, origins, packed), stage, passes)
+
+
+# Layers over several processes: each computes with its part of the weights, and torch adds up or brings together.
+#
+# Source: Shoeybi and others, Megatron-LM: training multi-billion parameter language models using model parallelism,
+# arXiv:1909.08053 (2019).
+
+
+def divide(module: nn.Module, plan: Plan, grid: ProcessGrid) -> Mapping[str, int]:
+    """Divide the layers of the plan over the tensor axis; return which parameters are several matrices, and how many.
+
+    What their elements are afterwards is for those to say who hold the parts (`parts`).
+    """
+    packed: dict[str, int] = {}
+    for name, style in plan.items():
+        layer = module.get_submodule(name)
+        if isinstance(style, PackedColwise):
+            packed |= {f"{name}.{part}": style.matrices for part, _ in layer.named_parameters()}
+        parallelize_module(layer, grid.mesh[TENSOR], style, src_data_rank=None)
+    return packed
+
+
+# A module in parts: each process of a team holds about 1/P of every tensor, for models that do not fit one GPU.
+#
+# torch's FSDP2 (`fully_shard`) brings the parts of a layer together just before it computes, and lets them go after it;
+# gradients come back in parts.  A part is some first rows of a tensor, then the next, in order of the ranks (`parts`).
+# With `offload` the parts lie in host memory, page-locked beside a GPU, and so do their gradients: what is brought
+# together is on the GPU, and steps are taken on the host.
+# With `zero` = 2 a layer that has come together stays so from the forward pass to its backward one: half of the
+# messages that bring parts together, and all parameters in each process between the passes.
+# Source: Zhao et al., PyTorch FSDP: experiences on scaling fully sharded data parallel, VLDB 2023.
+
+
+CONTAINERS = (nn.Sequential, nn.ModuleList)
+
+
+def shard(module: nn.Module, mesh: DeviceMesh, *, offload: bool = False, zero: int = LET_GO) -> None:
+    """Divide the module's parameters over the processes of a mesh of one axis: each element of a list of layers comes
+    together by itself, then the rest."""
+    # torch refuses to lock memory where there is no accelerator
+    policy = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view")  # nobody changes an output in place
+    for layer in [*_layers(module), module]:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=zero == LET_GO, offload_policy=policy)
+        if zero != LET_GO:
+            layer.register_forward_hook(_let_go_without_backward)
+
+
+def _let_go_without_backward(layer: nn.Module, _given: Any, _found: Any) -> None:
+    """After an evaluation no backward pass lets go: the layer would stay whole, and not see the next vector."""
+    if not torch.is_grad_enabled() and isinstance(layer, FSDPModule):
+        layer.reshard()
+
+
+def _layers(module: nn.Module) -> Iterator[nn.Module]:
+    for container in module.modules():
+        if isinstance(container, CONTAINERS):
+            for layer in container:
+                if not isinstance(layer, CONTAINERS) and next(layer.parameters(), None) is not None:
+                    yield layer
+
 
 Origins = Mapping[str, torch.Tensor]
 """The parameters of a module before it was divided, by name."""

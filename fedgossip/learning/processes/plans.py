@@ -24,7 +24,7 @@ from fedgossip.base.signatures import CalledWith, check_call
 from fedgossip.data import custom
 from fedgossip.learning.models import models
 from fedgossip.learning.models.gpt import Transformer
-from fedgossip.learning.one_model.mesh_settings import MeshSettings
+from fedgossip.learning.settings import MeshSettings
 
 Plan = Mapping[str, ParallelStyle]
 PLAN = "parallel_plan"

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import zmq
 from zmq.utils import z85
@@ -19,15 +20,13 @@ from fedgossip.core.machine import NodeId
 from fedgossip.core.messages import Account, AnyMessage, Expected, Hello, Join
 from fedgossip.core.wire import Assembler, FrameError
 from fedgossip.net import sockets
-from fedgossip.net.auth import AllowList
+from fedgossip.net.auth import GUEST, GUESTS, AllowList
 from fedgossip.net.connections import FLOOD, Connections, flooded
 from fedgossip.net.endpoints import Endpoint, Endpoints, check_address
 from fedgossip.net.hub.control_frames import parse
 from fedgossip.net.identity import Identity, check_public
 from fedgossip.net.links.calling import call, hang_up
 from fedgossip.net.links.frame_reader import check_last, frame_error, read, read_sealed, skip
-from fedgossip.net.links.guests import Guests
-from fedgossip.net.links.incoming import Incoming
 from fedgossip.net.links.outbox import Cuts, Outbox, Pair, zmq_body
 from fedgossip.net.links.partner_link import PartnerLink
 from fedgossip.net.measuring.traffic import Traffic
@@ -37,6 +36,150 @@ from fedgossip.net.streams.sealed_way import SEAL, CalledStream
 from fedgossip.net.streams.sealing import SealBrokenError, suites_wanted
 from fedgossip.net.streams.streams import Streams, hang_up_beside, hear_answer, refusal
 from fedgossip.net.transport import NOBODY, Arrived, LinkDown, LinkEvent, LinkUp, ModelBegun, Rejected, Woken
+
+# What partners send to one ROUTER, and by the streams beside its connections: who sends, and what is under way.
+#
+# The sender of a frame is the partner that the allow-list knows by the connection's key.  Each connection has an
+# assembler; one message of a partner is under way at a time, on whichever of its connections.
+
+
+class Incoming:
+    """`allow` is the ROUTER's allow-list; None where nothing is encrypted, and callers name themselves."""
+
+    def __init__(self, allow: AllowList | None) -> None:
+        self._allow = allow
+        self.expected = Expected("", "", 0)
+        self._by_curve: dict[NodeId, Assembler] = {}
+        self._by_stream: dict[CalledStream, Assembler] = {}
+
+    def add(self, node: NodeId) -> None:
+        """Hear a partner from now on; what is under way goes on where it is one already."""
+        self._by_curve.setdefault(node, Assembler(self.expected))
+
+    def forget(self, node: NodeId) -> None:
+        """Hear a partner no more."""
+        self._by_curve.pop(node, None)
+
+    def sender(self, mark: zmq.Frame, connection: bytes) -> NodeId:
+        """Return who sends.  Raises FrameError for one that is no partner."""
+        try:
+            sender = self._user(self._allow, mark) if self._allow else int(connection)
+        except (zmq.ZMQError, ValueError, TypeError, KeyError):
+            raise FrameError("anonymous", "a frame of nobody") from None
+        if sender not in self._by_curve:
+            raise FrameError("stranger", f"a frame from node {sender}, which is no partner")
+        return sender
+
+    def _user(self, allow: AllowList, mark: zmq.Frame) -> NodeId:
+        user = str(mark.get("User-Id"))
+        key = user.removeprefix(GUEST)  # one that was a guest when it called
+        return int(user) if key == user else allow.allowed[z85.decode(key)]
+
+    def by_curve(self, node: NodeId) -> Assembler:
+        """Return the assembler of a partner's frames."""
+        return self._by_curve[node]
+
+    def by_stream(self, way: CalledStream) -> Assembler:
+        """Return the assembler of a stream's records."""
+        return self._by_stream.setdefault(way, Assembler(self.expected))
+
+    def drop(self, way: CalledStream) -> None:
+        """A stream is closed."""
+        self._by_stream.pop(way, None)
+
+    def begun(self, node: NodeId, with_: Assembler) -> None:
+        """Forget what else of a partner is under way, where a message has begun: its connection has broken."""
+        if with_.begins:
+            for other in self._of(node):
+                if other is not with_:
+                    other.give_up()
+
+    def comes(self, node: NodeId, round: int) -> bool:
+        """Whether a partner's vectors of `round` are coming in."""
+        return any(assembler.coming == round for assembler in self._of(node))
+
+    def _of(self, node: NodeId) -> Iterator[Assembler]:
+        yield self._by_curve[node]
+        yield from (assembler for way, assembler in self._by_stream.items() if way.node == node)
+
+
+# Callers whose key nobody knows: each may say Hello and ask to join, in its own name, and not often.
+
+
+GUEST_WORDS, GUEST_BYTES = 32, 2048
+"""Maximum number of messages of a caller that is no member, and bytes of each: a Hello and an entry fit, on every new
+connection."""
+
+GUEST_SECONDS = 60.0
+"""Seconds after which a guest is forgotten and may send as much again."""
+
+
+@dataclass(slots=True)
+class GuestCaller:
+    """A caller whose key nobody knows."""
+
+    assembler: Assembler
+    since: float
+    hello: Hello | None = None
+    asked: bool = False
+    said: int = 0
+
+
+class Guests:
+    """The guests of one ROUTER; `allow` is its allow-list, `reply` sends a control frame on a connection of it."""
+
+    def __init__(self, allow: AllowList, reply: Callable[[bytes, Pair], None]) -> None:
+        self._allow, self._reply = allow, reply
+        self.known: dict[str, GuestCaller] = {}
+        """By key."""
+
+    def key_of(self, mark: zmq.Frame) -> str:
+        """Return the key of the guest that sends; "" for a member, which may have been a guest when it called."""
+        if not self._allow.guests:
+            return ""
+        user = str(mark.get("User-Id"))
+        key = user.removeprefix(GUEST)
+        return key if key != user and z85.decode(key) not in self._allow.allowed else ""
+
+    def hear(self, key: str, router: ZmqSocket, connection: bytes, mark: zmq.Frame) -> Join | None:
+        """Take a guest's message; return it where it asks to join.  Raises FrameError for what it may not say."""
+        guest = self._guest_of(key)
+        guest.said += 1
+        if guest.said > GUEST_WORDS:
+            raise FrameError("guest", "one that is no member says too much")
+        if mark.bytes[:1] == SEAL:  # it may offer again when it is a member
+            skip(router)
+            self._reply(connection, refusal(parse(mark.bytes)[1]))
+            return None
+        if not mark.more or guest.assembler.mark(mark.bytes) is not None:
+            raise FrameError("truncated", "a message of one frame")
+        body = router.recv()
+        check_last(router)
+        if len(body) > GUEST_BYTES:
+            raise FrameError("oversized", f"{len(body)} bytes from one that is no member")
+        message = guest.assembler.header(body)
+        if isinstance(message, Hello):
+            guest.hello = message
+            return None
+        if isinstance(message, Join) and message.entry.key == key:
+            guest.asked = True
+            return message
+        raise FrameError("guest", "one that is no member may only ask to join, in its own name")
+
+    def admitted(self, key: str) -> Hello | None:
+        """One is a guest no more; return its Hello, where it has said it."""
+        guest = self.known.pop(key, None)
+        return guest.hello if guest else None
+
+    def _guest_of(self, key: str) -> GuestCaller:
+        """Return the guest that sends.  A new one takes the place of the oldest, first of those that asked nothing."""
+        now = time.monotonic()
+        self.known = {k: guest for k, guest in self.known.items() if now - guest.since < GUEST_SECONDS}
+        if key not in self.known:
+            while len(self.known) >= GUESTS:
+                del self.known[min(self.known, key=lambda k: (self.known[k].asked, self.known[k].since))]
+            self.known[key] = GuestCaller(Assembler(None), now)
+        return self.known[key]
 
 
 class Links(Wakeable):

@@ -33,9 +33,7 @@ from fedgossip.protocols.federated.abstaining import Abstaining
 from fedgossip.protocols.federated.buffered import Buffered, BufferedSettings
 from fedgossip.protocols.federated.client import Answering, Client, Plainly, Securely, never
 from fedgossip.protocols.federated.client_round import Chances
-from fedgossip.protocols.federated.coordinator import Coordinator
-from fedgossip.protocols.federated.coordinator_records import state_in
-from fedgossip.protocols.federated.coordinator_settings import CoordinatorSettings
+from fedgossip.protocols.federated.coordinator import Coordinator, CoordinatorSettings, state_in
 from fedgossip.protocols.federated.secure_round import SecureSumming, SessionTerms
 from fedgossip.secure.aborts import Reason
 from fedgossip.secure.client import SecAggClient

@@ -28,10 +28,10 @@ from fedgossip.protocols.gossip import async_gossip, sync_gossip
 from fedgossip.protocols.gossip.async_gossip import AsyncGossip, AsyncSettings
 from fedgossip.protocols.gossip.awaited_round import SyncSettings
 from fedgossip.protocols.gossip.fragment_gossip import FragmentGossip
+from fedgossip.protocols.gossip.lifecycle import AGAIN_NS, AGAIN_TIMES
 from fedgossip.protocols.gossip.peer_sampling import rule_of
 from fedgossip.protocols.gossip.relay_gossip import RelayGossip
 from fedgossip.protocols.gossip.replicas import ReplicaGossip
-from fedgossip.protocols.gossip.run_limits import AGAIN_NS, AGAIN_TIMES
 from fedgossip.protocols.gossip.sync_gossip import SyncGossip
 from fedgossip.protocols.private.private_gossip import PrivateGossip
 from fedgossip.protocols.push_sum import push_peer

@@ -36,8 +36,7 @@ from fedgossip.plans.parallel.coding import codec_of, gradient_sender
 from fedgossip.plans.parallel.shared_steps import SharedSteps
 from fedgossip.plans.plan import PARTIAL, Arrays, JoiningTerms, Results, RunOutlook, Seat, nanoseconds
 from fedgossip.protocols.federated.client import Client, ClientSettings
-from fedgossip.protocols.federated.coordinator import Coordinator
-from fedgossip.protocols.federated.coordinator_settings import CoordinatorSettings
+from fedgossip.protocols.federated.coordinator import Coordinator, CoordinatorSettings
 from fedgossip.simulation.cohorts import Rounds, run_rounds
 
 LEAST = 1

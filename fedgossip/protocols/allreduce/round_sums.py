@@ -10,19 +10,122 @@ go to all, are decoded by each in the same order, and added up then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from fedgossip.algorithms.codecs.base import Codec, CodecTurn, LinearCodec, Payload, VectorLayout, of_bytes
-from fedgossip.algorithms.collectives.table import Table
-from fedgossip.base.vectors import Vector, frozen
+from fedgossip.algorithms.collectives.table import Move, Table, Way
+from fedgossip.base.errors import ProtocolError
+from fedgossip.base.vectors import Vector, frozen, summable
 from fedgossip.core.messages import TAIL
 from fedgossip.protocols.allreduce.low_rank_reduction import LowRankReduction
-from fedgossip.protocols.allreduce.payload_gather import PayloadGather
-from fedgossip.protocols.allreduce.reduction import Reduction
+from fedgossip.protocols.allreduce.reduction import Chunk, Reduction, steps_of
+
+# One all-gather at one rank: everybody's payload comes to all, and all decode and add them up in the order of ranks.
+#
+# It stands where a `Reduction` does, with one bucket, and chunks of the same names.  A chunk brings one rank's payload
+# and its weight; who passes one on has decoded it before, so that what cannot be decoded stops where it was sent first.
+
+
+class PayloadGather:
+    """The mean of one vector [d] per rank, weighted, of what their payloads stand for.  `turn`: of the round."""
+
+    def __init__(self, rank: int, table: Table, codec: Codec, layout: VectorLayout, turn: CodecTurn) -> None:
+        self._codec, self._layout, self._turn, self._rank = codec, layout, turn, rank
+        self._size = codec.size(layout, turn.round)
+        self._moves: Sequence[tuple[Move, slice]] = list(table.of(rank, table.workers * self._size))
+        self._steps = steps_of([move for move, _ in self._moves])
+        self._workers, self._at = table.workers, 0
+        self._payloads: dict[int, tuple[float, Payload]] = {}  # by rank
+        self._kept: dict[tuple[int, int], tuple[float, Payload]] = {}  # by sender and step, until its move
+        self.summed = 0
+
+    @property
+    def kind(self) -> np.dtype[np.uint8]:
+        """The type of what chunks hold."""
+        return np.dtype(np.uint8)
+
+    @property
+    def begun(self) -> bool:
+        return self._rank in self._payloads
+
+    @property
+    def done(self) -> bool:
+        return self.begun and self._at == len(self._moves)
+
+    @property
+    def starts(self) -> Sequence[int]:
+        """No bucket leaves before the others."""
+        return []
+
+    @property
+    def mean(self) -> Vector:
+        """The mean [d], frozen, where all is done; the same bits at every rank."""
+        assert self.done
+        total = np.zeros(self._layout.length, self._layout.dtype)
+        for rank in range(self._workers):
+            weight, payload = self._payloads[rank]
+            total += self._codec.decode(payload, self._layout, self._turn) * self._layout.dtype.type(weight)
+        total /= self._layout.dtype.type(sum(self._payloads[rank][0] for rank in range(self._workers)))
+        return frozen(total)
+
+    def bears(self, weight: float, *pieces: Vector) -> bool:
+        """Whether others can add the rank's own payload: else all of them would refuse it."""
+        return self.fits(0, weight, pieces[0])
+
+    def give(self, start: int, weight: float, *pieces: Vector) -> list[Chunk]:
+        """Give the rank's own payload, whole; return what goes out now."""
+        if self.begun or start:
+            return []
+        self._payloads[self._rank] = weight, pieces[0]
+        return self._go_on()
+
+    def expects(self, sender: int, bucket: int, step: int) -> tuple[int, int] | None:
+        """Return (start, stop) of the bytes that a chunk of this name brings; None where there is no such chunk."""
+        takes = [part for move, part in self._moves if move.way is not Way.SEND and move.peer == sender]
+        return (takes[step].start, takes[step].stop) if bucket == 0 and 0 <= step < len(takes) else None
+
+    def has(self, sender: int, bucket: int, step: int) -> bool:  # noqa: ARG002
+        """Whether such a chunk has come before."""
+        made = sum(move.way is not Way.SEND and move.peer == sender for move, _ in self._moves[: self._at])
+        return step < made or (sender, step) in self._kept
+
+    def fits(self, bucket: int, weight: float, vector: Vector) -> bool:  # noqa: ARG002
+        """Whether a payload can be decoded, and what it stands for added, with its weight."""
+        try:
+            decoded = self._codec.decode(vector, self._layout, self._turn)
+        except ProtocolError:
+            return False
+        largest = max(float(decoded.max()), -float(decoded.min())) * weight * self._workers
+        return weight > 0 and summable(np.array([largest], self._layout.dtype))
+
+    def take(self, sender: int, bucket: int, step: int, weight: float, vector: Vector) -> list[Chunk]:  # noqa: ARG002
+        """Take a chunk that is expected, new and fits; return what goes out now."""
+        self._kept[sender, step] = weight, frozen(vector)
+        return self._go_on()
+
+    def awaited(self) -> Mapping[int, int]:
+        """The rank that is waited for, with a one."""
+        return {} if self.done or not self.begun else {self._moves[self._at][0].peer: 1}
+
+    def _go_on(self) -> list[Chunk]:
+        out: list[Chunk] = []
+        while self.begun and self._at < len(self._moves):
+            (move, part), step = self._moves[self._at], self._steps[self._at]
+            if move.way is Way.SEND:
+                weight, payload = self._payloads[move.first]
+                out.append(Chunk(move.peer, 0, step, part.start, weight, payload))
+            elif (came := self._kept.pop((move.peer, step), None)) is not None:
+                self._payloads[move.first] = came
+                self.summed += self._layout.length
+            else:
+                break
+            self._at += 1
+        return out
+
 
 Contribution = tuple[float, tuple[Vector, ...]]
 """What a worker brings to the mean: its weight, and the pieces of a vector, one after the other."""

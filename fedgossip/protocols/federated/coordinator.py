@@ -21,19 +21,25 @@ that may have been open when it stopped is given up: nobody masks one input twic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Generic
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic
 
 from fedgossip.algorithms.federated.base import (
     Aggregate,
     Federated,
+    ServerRule,
     State,
     is_over,
+    numbers_of,
+    restored,
+    saved,
 )
 from fedgossip.algorithms.federated.coded import UploadCodec
 from fedgossip.algorithms.sampling import Draw, Sampling
 from fedgossip.base.errors import BudgetError, ProtocolError
+from fedgossip.base.limits import MOST
+from fedgossip.base.scores import ACCURACY, BestSoFar, Score
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import (
     Aggregated,
@@ -68,14 +74,95 @@ from fedgossip.protocols.federated.aggregation_round import (
     Summation,
     stepped,
 )
-from fedgossip.protocols.federated.coordinator_records import best_in, checkpoint_of, counted_in, state_in
-from fedgossip.protocols.federated.coordinator_settings import CoordinatorSettings
 from fedgossip.protocols.federated.gathering import Gathered
 from fedgossip.protocols.federated.spending import EXHAUSTED, RoundBudget, budget_reached, spent
 from fedgossip.protocols.gossip.deadlines import Deadline
 from fedgossip.protocols.gossip.failures import too_few, used_up
 from fedgossip.protocols.gossip.partner_set import ROLL_NS, PartnerSet
 from fedgossip.secure.session import round_of
+
+# What a coordinator writes into its checkpoints, and begins its next life with.
+
+
+BEST = "best"
+"""In the facts of a checkpoint: the best round, its score, and how many evaluations have found no better one since."""
+
+SERVER = "server"
+"""In the facts of a checkpoint: the numbers of the server's state."""
+
+
+def checkpoint_of(
+    round: int, state: object, counted: Mapping[NodeId, int], summing: Mapping[str, object], best: BestSoFar
+) -> Checkpoint:
+    """Return the state after `round`, who was `counted` last in which, what a secure sum must know, and the best round
+    until now."""
+    facts: dict[str, object] = {"counted": {str(node): last for node, last in counted.items()}, **summing}
+    if best.patience:
+        facts[BEST] = [best.round, best.value, best.since]
+    if numbers := numbers_of(state):
+        facts[SERVER] = numbers
+    return Checkpoint(round, saved(state), facts, durable=True)
+
+
+def state_in(server: ServerRule[State], checkpoint: Checkpoint) -> State:
+    """Return the state of the server rule that is in a checkpoint."""
+    numbers: Any = checkpoint.facts.get(SERVER, {})
+    return restored(server, checkpoint.vectors, numbers)
+
+
+def counted_in(checkpoint: Checkpoint | None) -> dict[NodeId, int]:
+    """Return in which round each client was counted last."""
+    facts: Any = checkpoint.facts.get("counted", {}) if checkpoint else {}
+    return {int(node): int(round) for node, round in facts.items()}
+
+
+def best_in(checkpoint: Checkpoint | None, settings: CoordinatorSettings) -> BestSoFar:
+    """Return what compares the rounds, as it was at the checkpoint."""
+    best = BestSoFar(settings.score, settings.patience)
+    known: Any = checkpoint.facts.get(BEST) if checkpoint else None
+    if known:
+        best.round, best.value, best.since = int(known[0]), float(known[1]), int(known[2])
+    return best
+
+
+# The limits of a federated run, as its coordinator keeps to them.
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorSettings:
+    """Limits of one run.  Times in nanoseconds."""
+
+    rounds: int
+    min_clients: int = 1
+    """A round of fewer contributions is abandoned; with fewer clients there none begins."""
+    deadline_ns: int = 300_000_000_000
+    """The longest wait in one phase of a round; above the slowest client's training time and transfer."""
+    least_deadline_ns: int = 5_000_000_000
+    """The deadline follows the rounds that were seen, within these two; equal: it is constant."""
+    start_ns: int = 300_000_000_000
+    """How long to wait for all clients at the start, and for enough of them whenever too few are left."""
+    return_ns: int = 10_000_000_000
+    """How long a coordinator that is started again waits for all clients, before it goes on with those that came."""
+    drain_ns: int = 30_000_000_000
+    """How long to stay after the last round until every client has the model."""
+    again_ns: int = 2_000_000_000
+    """After so long a last model that was not answered is sent again."""
+    score: Score = ACCURACY
+    """What clients measure, of the model that they are sent."""
+
+    patience: int = 0
+    """After so many evaluations in a row without a better score the run ends; 0: never."""
+    every: int = 0
+    """Number of rounds between two evaluations that count for it; 0: those count that clients measure."""
+
+    def judges(self, round: int) -> bool:
+        """Whether the model after `round` is to be measured before the next round begins."""
+        return self.patience > 0 and self.every > 0 and round % self.every == 0 and 0 < round < self.rounds
+
+    @property
+    def endless(self) -> bool:
+        """Whether it goes on until too few clients are left: their loops end it."""
+        return self.rounds >= MOST
 
 
 class Coordinator(Generic[State]):

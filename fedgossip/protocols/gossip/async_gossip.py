@@ -61,11 +61,10 @@ from fedgossip.core.messages import Ack, Answer, Decline, Leaving, Message, Offe
 from fedgossip.protocols.gossip.deadlines import Deadline
 from fedgossip.protocols.gossip.exchanges import Ledger
 from fedgossip.protocols.gossip.learner import Learner
-from fedgossip.protocols.gossip.lifecycle import Lifecycle
+from fedgossip.protocols.gossip.lifecycle import Lifecycle, RunLimits
 from fedgossip.protocols.gossip.never_exchanged import FRESH
 from fedgossip.protocols.gossip.pairing import Flight, Pairing
 from fedgossip.protocols.gossip.peer_sampling import Rule
-from fedgossip.protocols.gossip.run_limits import RunLimits
 from fedgossip.protocols.gossip.vector_check import VectorCheck
 
 

@@ -27,14 +27,14 @@ So a life that takes up the newest checkpoint masks nothing again that may have 
 later than it sends must remember the rounds by itself (`runs/mask_ledger.py`).
 
 The beginning and the end are those of every gossip peer (`lifecycle`).  Waiting, deadlines and what happens to a peer
-that is behind are those of `sync_gossip`, with two differences: sums are added up as they come (`masked_sums`), and a
+that is behind are those of `sync_gossip`, with two differences: sums are added up as they come (`MaskedSums`), and a
 peer goes on to a later round only when two of its neighbours have done so.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import cast
 
 import numpy as np
@@ -44,17 +44,125 @@ from fedgossip.algorithms.gossip.dsgd import DSGD, Iterate
 from fedgossip.base.errors import ProtocolError, TrainingError
 from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.machine import Checkpoint, Effect, NodeId, Outgoing, Report, RoundDone, Send, Trained
-from fedgossip.core.messages import CHECK_WORDS, Leaving, Masked, Message, RunKeys
+from fedgossip.core.messages import CHECK_WORDS, KEYS_MAX, Leaving, Masked, Message, RunKey, RunKeys
 from fedgossip.protocols.gossip.awaited_round import AwaitedRound, SyncSettings
 from fedgossip.protocols.gossip.learner import Learner
 from fedgossip.protocols.gossip.mixing_schedule import MixingSchedule, RoundWeights, given_up, leads_of
 from fedgossip.protocols.gossip.open_round import Sources
-from fedgossip.protocols.private.masked_sums import MaskedSums, times
-from fedgossip.protocols.private.run_keys import KeyBook
-from fedgossip.secure.neighbourhood import Grid, masked, opened
+from fedgossip.secure.neighbourhood import Grid, masked, opened, words_of
 from fedgossip.secure.pairs import Pairs
 from fedgossip.secure.ring import Words
 from fedgossip.topology.exposure.privacy import NEIGHBOURS_MIN
+
+# The keys of a private run that a peer knows: to make masks it needs those of all that send where it sends.
+
+
+class KeyBook:
+    """One peer's.  `fellows` send to a receiver of ours: masks are made with them.
+
+    A key of a neighbour is passed on once; a message that is refused changes nothing.
+    """
+
+    def __init__(self, node: NodeId, pairs: Pairs, partners: Sequence[NodeId], fellows: Iterable[NodeId]) -> None:
+        self.node, self.pairs, self.partners = node, pairs, partners
+        self.fellows = frozenset(fellows) - {node}
+        self.passed: set[RunKey] = set()  # keys of neighbours that the others have been told of
+
+    @property
+    def lacking(self) -> frozenset[NodeId]:
+        """Those with whom no masks can be made yet."""
+        return frozenset(other for other in self.fellows if not self.pairs.knows(other))
+
+    def introduction(self, to: NodeId) -> list[Send]:
+        """What is told on a new link: one's own key, and those of the other neighbours."""
+        return self._tell(to, self.pairs.told(other for other in self.partners if other != to))
+
+    def told(self, sender: NodeId, keys: Sequence[RunKey], linked: Collection[NodeId]) -> list[Send]:
+        """Take what is new; pass what a neighbour says of itself on to all that send to it and to us.
+
+        Raises ProtocolError for a key that its owner did not sign; nothing is changed then.
+        """
+        try:
+            latest = {key.node: key for key in sorted(keys, key=lambda key: key.incarnation)}
+            heeded = self.fellows | {sender}
+            news = [key for node, key in latest.items() if node in heeded and self.pairs.news(key)]
+        except ProtocolError as error:
+            text = f"node {self.node}: node {sender} tells {error}"
+            raise ProtocolError(text, error.advice, peer=sender) from None
+        for key in news:
+            self.pairs.take(key)
+        # it may have come over another first, who does not tell ours
+        own = [key for key in self.pairs.told([sender]) if key.node == sender and key not in self.passed]
+        self.passed.update(own)
+        others = [other for other in self.partners if other != sender and other in linked]
+        return [send for other in others for send in self._tell(other, own)]
+
+    def _tell(self, to: NodeId, keys: Sequence[RunKey]) -> list[Send]:
+        return [Send(to, RunKeys(tuple(keys[at : at + KEYS_MAX]))) for at in range(0, len(keys), KEYS_MAX)]
+
+
+# Masked parts that have come, added up by round: one vector's memory a round, however many neighbours there are.
+
+
+class PartialSum:
+    """What has come of one round, added up."""
+
+    def __init__(self, sender: NodeId, words: Words) -> None:
+        # what came over a link is ours; what a simulated peer sent to several may have other readers
+        self.total = words if words.flags.writeable else words.copy()
+        self.heard = {sender}
+
+    def add(self, sender: NodeId, words: Words) -> None:
+        self.total += words
+        self.heard.add(sender)
+
+
+class MaskedSums:
+    """One peer's, of the current round and of at most `lead` after it.
+
+    A sender counts once in a round; integers have no order, so that the sums are those of any order of arrival.
+    """
+
+    def __init__(self, lead: int) -> None:
+        self.lead = lead
+        self.of: dict[int, PartialSum] = {}
+
+    def heard(self, round: int) -> frozenset[NodeId]:
+        return frozenset(self.of[round].heard) if round in self.of else frozenset()
+
+    def put(self, sender: NodeId, round: int, words: Words, current: int) -> bool:
+        """Add a part of round `current` or later up; false for one that is in already."""
+        if round > current + self.lead:  # it has gone on without us, and so shall we
+            return True
+        here = self.of.get(round)
+        if here and sender in here.heard:
+            return False
+        if here:
+            here.add(sender, words)
+        else:
+            self.of[round] = PartialSum(sender, words)
+        return True
+
+    def take(self, round: int) -> Words:
+        """Return the sum of a round of which something is here."""
+        return self.of.pop(round).total
+
+    def go_to(self, round: int) -> None:
+        """Forget the rounds before."""
+        for old in [r for r in self.of if r < round]:
+            del self.of[old]
+
+
+def times(terms: Sequence[tuple[Words, int]]) -> Words:
+    """The sum of words, each so many times; there are as many terms as there are weights."""
+    if not terms:
+        return np.zeros(0, np.uint32)
+    (first, count), *rest = terms
+    total = np.multiply(first, np.uint32(count), out=words_of(first.size))
+    for words, count in rest:
+        total += words * np.uint32(count)
+    return total
+
 
 MODEL = "state/x"
 """The model's name in a checkpoint, the same as in sync_gossip with DSGD."""

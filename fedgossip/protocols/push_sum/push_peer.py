@@ -33,10 +33,9 @@ from fedgossip.core.machine import Checkpoint, Effect, NodeId, Report, RoundDone
 from fedgossip.core.messages import Accepted, Account, Leaving, Message, Parcel
 from fedgossip.protocols.gossip.deadlines import Deadline
 from fedgossip.protocols.gossip.learner import Learner
-from fedgossip.protocols.gossip.lifecycle import Lifecycle
+from fedgossip.protocols.gossip.lifecycle import Lifecycle, RunLimits
 from fedgossip.protocols.gossip.mixing_schedule import MixingSchedule
 from fedgossip.protocols.gossip.never_exchanged import FRESH
-from fedgossip.protocols.gossip.run_limits import RunLimits
 from fedgossip.protocols.gossip.vector_check import VectorCheck
 from fedgossip.protocols.push_sum.mass_ledger import Arcs, share_of
 

@@ -5,7 +5,7 @@ What follows from that alone is here; what an event makes of it, `server` says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -17,7 +17,7 @@ from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.machine import Checkpoint, Effect, Failure, Finish, LocalWork, NodeId, Report, Send
 from fedgossip.core.messages import ServerReady
 from fedgossip.protocols.allreduce.chunk_links import ChunkLink
-from fedgossip.protocols.servers.attendance import Attendance
+from fedgossip.protocols.gossip.deadlines import Deadline
 from fedgossip.protocols.servers.key_lists import KeyLists
 from fedgossip.protocols.servers.push_intake import PushIntake
 from fedgossip.protocols.servers.shard_clocks import ShardClocks
@@ -25,6 +25,67 @@ from fedgossip.protocols.servers.shard_coding import ShardCoding
 from fedgossip.protocols.servers.shard_records import saved_shards
 from fedgossip.protocols.servers.tenure_shards import MakeShard, TenureShards
 from fedgossip.protocols.servers.waiting_pulls import WaitingPulls
+
+# Which workers a server counts on: those that are here, and no longer those that are silent while others wait.
+#
+# A worker is silent when nothing that it does, a push begun or an answer taken, has come for the longest time there
+# is; where its link is lost, for its own
+# deadline, which follows how long its gradients take: one that is ten times slower is waited for ten times longer.  The
+# others then go on without it, and it takes part again when it pushes or pulls.
+
+
+class Attendance:
+    """Invariant: `absent` and `left` are apart, and nobody in them is waited for.  Times in nanoseconds."""
+
+    def __init__(self, workers: Sequence[NodeId], longest_ns: int, least_ns: int, start_ns: int) -> None:
+        self.workers, self.start_ns, self.longest_ns = tuple(workers), start_ns, longest_ns
+        self.linked: set[NodeId] = set()
+        self.left: set[NodeId] = set()
+        self.absent: set[NodeId] = set()
+        self._heard_ns: dict[NodeId, int] = {}
+        self._paces = {worker: Deadline(longest_ns, min(least_ns, longest_ns)) for worker in workers}
+
+    @property
+    def present(self) -> list[NodeId]:
+        """Those that are waited for, ascending."""
+        return [worker for worker in self.workers if worker not in self.absent and worker not in self.left]
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody is left for whom to stay: silent ones are waited for as long as they have a link, and none
+        has come to its end."""
+        lost = self.absent if self.left else self.absent - self.linked
+        return all(worker in self.left or worker in lost for worker in self.workers)
+
+    def heard(self, worker: NodeId, now_ns: int) -> bool:
+        """A worker is at work; return whether the others had gone on without it."""
+        self._heard_ns[worker] = now_ns
+        back = worker in self.absent
+        self.absent.discard(worker)
+        return back
+
+    def pushed(self, worker: NodeId, now_ns: int) -> None:
+        """The first piece of a gradient has come: it took as long as nothing else was heard."""
+        if worker in self._heard_ns:
+            self._paces[worker].saw(now_ns - self._heard_ns[worker])
+
+    def leave(self, worker: NodeId) -> None:
+        """A worker has said goodbye."""
+        self.absent.discard(worker)
+        self.left.add(worker)
+
+    def due_ns(self, worker: NodeId) -> int:
+        """When a worker has been silent for too long, if nothing of it comes."""
+        if worker not in self._heard_ns:
+            return self.start_ns
+        patience = self.longest_ns if worker in self.linked else self._paces[worker].now_ns()
+        return self._heard_ns[worker] + patience
+
+    def lose_silent(self, of: Collection[NodeId], now_ns: int) -> list[NodeId]:
+        """Count no longer on those of these workers that are silent; return them."""
+        silent = [worker for worker in self.present if worker in of and self.due_ns(worker) <= now_ns]
+        self.absent.update(silent)
+        return silent
 
 
 @dataclass(frozen=True, slots=True)

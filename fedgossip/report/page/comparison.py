@@ -14,16 +14,138 @@ from fedgossip.base.untrusted_text import line
 from fedgossip.report.page import drawing, figures, graphs
 from fedgossip.report.page.drawing import draw, series_style
 from fedgossip.report.page.endings import notice, unfinished
-from fedgossip.report.page.forecast_grid import forecasts
 from fedgossip.report.page.markup import Markup, figure, grid, join, paragraph, section, table, text
 from fedgossip.report.page.numbers import byte_unit, count, data_size, duration, number, percent, plural
 from fedgossip.report.page.reading import RecordedRun
 from fedgossip.report.page.rows import ReportedRound
-from fedgossip.report.page.terms import method_of, terms_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedgossip.core.forecasts import ROUNDING
+
+# What several runs were forecast to do, and did: one small picture each, in common axes.
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLUMNS, WIDTH, HEIGHT = 5, 9.6, 1.9
+"""Pictures in a row, and inches: of all of them, of a row."""
+MOST = 40
+"""Runs that are drawn."""
+
+
+def forecasts(runs: Sequence[tuple[str, RecordedRun]]) -> Markup | None:
+    """Return the section; None without a run that was forecast."""
+    told = [(name, run) for name, run in runs if run.foretold][:MOST]
+    if not told:
+        return None
+    rows = math.ceil(len(told) / COLUMNS)
+
+    def paint(canvas: Figure) -> None:
+        columns = min(COLUMNS, len(told))
+        every = list(canvas.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
+        for axes, (name, run) in zip(every, told, strict=False):
+            _paint(axes, name, run)
+        for axes in every[len(told) :]:
+            axes.set_axis_off()
+        canvas.supxlabel("round", fontsize=9, color=drawing.QUIET)
+
+    return section(
+        "Forecast and measured",
+        figure(
+            "forecasts",
+            drawing.draw("forecasts", HEIGHT * rows + 0.4, paint, WIDTH),
+            "Consensus distance: the area was forecast before each run, the line was measured",
+            "In brackets the share of the rounds that kept to the forecast.",
+        ),
+    )
+
+
+def _paint(axes: Axes, name: str, run: RecordedRun) -> None:
+    told, measured = run.foretold, run.series("consensus_distance")
+    assert told is not None
+    largest = max((*told.upper, *(value for _, value in measured)), default=1.0)
+    rounds, floor = np.arange(1, told.rounds + 1), max(largest, 1e-300) * ROUNDING
+    low, high = (np.clip(edge, floor, None) for edge in (told.lower, told.upper))
+    same = bool((low == high).all())
+    along, across = np.concatenate([rounds, rounds[::-1]]), np.concatenate([low, high[::-1]])
+    axes.fill(along, across, color=drawing.SKY, alpha=0.4, linewidth=3 if same else 0)
+    points = [(row.round, value) for row, value in measured if row.round and value > floor]
+    axes.plot([at for at, _ in points], [value for _, value in points], color=drawing.BLUE, linewidth=1.2)
+    kept = run.summary.forecast_kept
+    axes.set_title(name + (f" ({percent(kept)})" if kept is not None else ""), fontsize=8)
+    drawing.log_axis(axes)
+
+
+# What a comparison calls things: networks of peers, federated runs, and both together have each their own words.
+
+
+@dataclass(frozen=True)
+class RoleWords:
+    """The words."""
+
+    members: str
+    method: str
+    model: str
+    in_table: str
+    """The model, as the head of a column."""
+    of_model: str
+    """The model, in a sentence."""
+    senders: str
+    learners: str
+
+
+OF_PEERS = RoleWords(
+    members="Peers",
+    method="Graph",
+    model="averaged model",
+    in_table="Averaged model",
+    of_model="the average of all models in each round: what the network knows together",
+    senders="all peers together",
+    learners="the peers",
+)
+OF_CLIENTS = RoleWords(
+    members="Clients",
+    method="Algorithm",
+    model="global model",
+    in_table="Global model",
+    of_model="the coordinator’s model after each round",
+    senders="all together",
+    learners="those who took part",
+)
+OF_BOTH = RoleWords(
+    members="Members",
+    method="Graph or algorithm",
+    model="averaged or global model",
+    in_table="Model",
+    of_model="the average of all peers’ models, or of the coordinator’s model, after each round",
+    senders="all together",
+    learners="those who trained",
+)
+
+
+def terms_of(runs: Sequence[RecordedRun]) -> RoleWords:
+    """Return the words for a page with these runs."""
+    kinds = {run.summary.led for run in runs}
+    return OF_BOTH if len(kinds) > 1 else OF_CLIENTS if True in kinds else OF_PEERS
+
+
+def method_of(run: RecordedRun) -> str:
+    """Return what a run did: its graph; or its algorithm, and whether a coordinator saw updates."""
+    summary = run.summary
+    if not summary.led:
+        return summary.graph or summary.algorithm
+    secrecy = {True: ", secure sum", False: ", in the clear", None: ""}[summary.secure]
+    return summary.algorithm + secrecy
+
 
 Named = tuple[str, RecordedRun]
 DRIVERS = {

@@ -9,8 +9,7 @@ from fedgossip.report.page import attendance, bars, figures, sections, spending
 from fedgossip.report.page.drawing import BLUE, DASHES, GREEN, ORANGE
 from fedgossip.report.page.figures import Line
 from fedgossip.report.page.markup import Markup, cards, facts_table, figure, folded, grid, paragraph, section, table
-from fedgossip.report.page.naming import shown_round
-from fedgossip.report.page.numbers import NOTHING, count, data_size, duration, number, plural
+from fedgossip.report.page.numbers import NOTHING, count, data_size, duration, number, plural, shown_round
 from fedgossip.report.page.participation import Participation
 from fedgossip.report.page.reading import RecordedRun
 from fedgossip.report.page.reasons import given_up, gravest_first, reason

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.decoding import json_value
 from fedgossip.base.errors import FedgossipError
-from fedgossip.base.retry_open import patiently
+from fedgossip.base.owner_files import patiently
 
 FORMAT = 4
 

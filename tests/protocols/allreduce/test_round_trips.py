@@ -12,8 +12,7 @@ from fedgossip.base.vectors import frozen
 from fedgossip.core.machine import Send, SetTimer
 from fedgossip.core.messages import ChunksAsked, ChunksHere, ChunkTaken, ReduceChunk
 from fedgossip.core.records import PeerRow
-from fedgossip.protocols.allreduce.chunk_links import ChunkLink
-from fedgossip.protocols.allreduce.round_trips import FIRST_NS, LEAST_NS, RoundTrips
+from fedgossip.protocols.allreduce.chunk_links import FIRST_NS, LEAST_NS, ChunkLink, RoundTrips
 
 SECOND = 1_000_000_000
 LONGEST = 30 * SECOND

@@ -45,8 +45,7 @@ from fedgossip.learning.analytic import Quadratic
 from fedgossip.learning.task import TorchTask, TrainSettings
 from fedgossip.protocols.federated.buffered import Buffered, BufferedSettings
 from fedgossip.protocols.federated.client import Client, ClientSettings
-from fedgossip.protocols.federated.coordinator import Coordinator
-from fedgossip.protocols.federated.coordinator_settings import CoordinatorSettings
+from fedgossip.protocols.federated.coordinator import Coordinator, CoordinatorSettings
 from fedgossip.protocols.federated.gathering import Gathered
 from fedgossip.protocols.federated.spending import EXHAUSTED
 from fedgossip.simulation.network import NetworkSettings

@@ -51,7 +51,7 @@ def test_the_seeds_meet_every_fault_and_every_algorithm() -> None:
 
 def test_a_rule_that_gives_a_lost_weight_to_one_end_would_be_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one-sided rule that we replaced: without the accounts some seed must move the mean."""
-    from fedgossip.protocols.gossip.edges import Edge
+    from fedgossip.protocols.gossip.edge_ledger import Edge
 
     monkeypatch.setattr(Edge, "missed", lambda *_: None)
     assert any("the mean moved" in fault_seeds.run(seed).verdict for seed in range(100))

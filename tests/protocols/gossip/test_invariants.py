@@ -14,6 +14,7 @@ from fedgossip.algorithms.gossip.base import Step, Vectors
 from fedgossip.algorithms.gossip.dsgd import DSGD
 from fedgossip.base.vectors import frozen
 from fedgossip.core.messages import Model, RunKey, RunKeys
+from fedgossip.protocols.gossip.awaited_round import RoundClock
 from fedgossip.protocols.gossip.edge_ledger import KEPT_ROUNDS, EdgeLedger
 from fedgossip.protocols.gossip.learner import Learner
 from fedgossip.protocols.gossip.mailbox import Mailbox
@@ -21,10 +22,8 @@ from fedgossip.protocols.gossip.open_round import ExchangedRound, OwnWeights
 from fedgossip.protocols.gossip.pairing import ATTEMPTS, Pairing
 from fedgossip.protocols.gossip.partner_set import PartnerSet
 from fedgossip.protocols.gossip.peer_sampling import UniformPartner
-from fedgossip.protocols.gossip.round_clock import RoundClock
-from fedgossip.protocols.private.masked_sums import MaskedSums
-from fedgossip.protocols.private.run_keys import KeyBook
-from fedgossip.protocols.push_sum.parcel_mail import ParcelMail
+from fedgossip.protocols.private.private_gossip import KeyBook, MaskedSums
+from fedgossip.protocols.push_sum.push_sum import ParcelMail
 from fedgossip.secure.pairs import SeededPairs
 from fedgossip.topology import Topology, build
 

@@ -25,9 +25,9 @@ from fedgossip.core.machine import (
     Trained,
 )
 from fedgossip.core.messages import Leaving
-from fedgossip.protocols.gossip.edges import Open
+from fedgossip.protocols.gossip.edge_ledger import Open
+from fedgossip.protocols.gossip.lifecycle import AGAIN_NS, RunLimits
 from fedgossip.protocols.gossip.partner_set import ROLL_NS
-from fedgossip.protocols.gossip.run_limits import AGAIN_NS, RunLimits
 
 OTHERS, _STEP = range(1, N), Step(0)
 LIMITS = RunLimits(0)

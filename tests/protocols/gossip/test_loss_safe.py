@@ -31,8 +31,7 @@ from fedgossip.core.machine import (
 from fedgossip.core.messages import Account, Leaving, Model
 from fedgossip.learning.analytic import Averaging
 from fedgossip.protocols.gossip.awaited_round import SyncSettings
-from fedgossip.protocols.gossip.edge_ledger import EdgeLedger
-from fedgossip.protocols.gossip.edges import Edge
+from fedgossip.protocols.gossip.edge_ledger import Edge, EdgeLedger
 from fedgossip.protocols.gossip.sync_gossip import SyncGossip
 from fedgossip.topology import build, resolve
 
