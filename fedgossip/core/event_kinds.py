@@ -53,6 +53,9 @@ class EventKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 HALF_MISSING = "half_missing"
 """The one name of a run that goes on and will not end well, which is told however many others were told before."""
 
+SKIPPED = "skipped"
+"""Rounds that a peer of a synchronous run left out: its value is their number, its round the next that it does."""
+
 UNKNOWN = EventKind()
 """Of a name that stands in no vocabulary: somebody else's, or of another version."""
 

@@ -236,10 +236,13 @@ class _PeerLife:
         self._made, self._first_work = made, first_work
         self.plan, self.task, self.hello, self.files, self.life, self.watch = plan, task, hello, files, life, watch
         self.node = files.node
-        self._seconds_before = incarnations.seconds_in(files.folder / "metrics.jsonl") if life.again else 0.0
+        before = read_rows(files.folder / "metrics.jsonl") if life.again else []  # of the lives before
+        self._seconds_before = max((row.seconds for row in before if isinstance(row, PeerRow)), default=0.0)
         self.counts: dict[str, int] = {}
         """What happened and is no report of the machine."""
         self._attendance = ExchangeCounts(plan.exchanges)
+        for row in before:
+            self._attendance.take(row)
         self._turn = threading.Lock()
         self._kept = Checkpoints(files.folder, life.about, self._not_written, checkpoint_seconds)
 
@@ -304,7 +307,7 @@ class _PeerLife:
         return Traced(machine, trace)
 
     def _write(self, row: Row) -> None:
-        if event := self._attendance.take(row):
+        for event in self._attendance.take(row):
             self._event(event)
         if isinstance(row, PeerRow):
             row.seconds += self._seconds_before

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fedgossip.base.vectors import Vector
-from fedgossip.core.event_kinds import HALF_MISSING
+from fedgossip.core.event_kinds import HALF_MISSING, SKIPPED
 from fedgossip.core.machine import NodeId
 from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row
 from fedgossip.core.roles import Roles
@@ -88,39 +88,68 @@ def of_federation(rows: Sequence[Row], coordinator: NodeId, node: NodeId | None,
 
 
 Exchanges = Callable[[Row], tuple[int, int]]
-"""What a row says of the exchanges of a synchronous round: how many were missing, and how many it should have."""
+"""What a row says of the exchanges of a synchronous round: how many were missing, and how many it should have.
+
+The row of an event is followed by its peer's row of the same round.  The row of the whole network counts one exchange for
+each of the participants 0, 1, ..., of which those without a row of the round missed it.
+"""
 
 COUNTED_FROM = 8
 """Number of exchanges of a participant from which on a run says, while it goes on, that half of them are missing."""
 
 
 class ExchangeCounts:
-    """How many exchanges of each participant were missing in their rounds; -1 stands for all of a run's workers."""
+    """How many exchanges of each participant were missing in their rounds."""
 
     def __init__(self, exchanges: Exchanges) -> None:
         self._exchanges = exchanges
         self._of: dict[NodeId, tuple[int, int]] = {}
         self._early: set[tuple[NodeId, int]] = set()  # rounds whose event was there before their row
+        self._here: dict[int, set[NodeId]] = {}  # participants with a row, of rounds whose network row is to come
+        self._absent: set[tuple[NodeId, int]] = set()
+        self._closed = -1  # rounds of the network until here are closed; a participant's own rows have none
         self._told: set[NodeId] = set()
 
-    def take(self, row: Row) -> EventRow | None:
-        """Count a row; return the event that goes before it where half are missing now, once for a participant."""
-        node = -1 if isinstance(row, NetworkRow) else row.peer
+    def take(self, row: Row) -> list[EventRow]:
+        """Count a row; return the events that go before it where half are missing now, once for a participant."""
         missing, wanted = self._exchanges(row)
-        if isinstance(row, EventRow):
-            if row.name == HALF_MISSING:
-                self._told.add(node)
-            if wanted:
-                self._early.add((node, row.round))
-        elif (node, row.round - 1) in self._early:
-            self._early.discard((node, row.round - 1))
-            wanted = 0
+        if isinstance(row, NetworkRow):
+            return self._close(row.round, wanted, all_here=not missing)
+        node = row.peer
+        if isinstance(row, PeerRow):
+            self._count_present(node, row.round)
+            if (node, row.round - 1) in self._early:
+                self._early.discard((node, row.round - 1))
+                wanted = 0
+        elif row.name == HALF_MISSING:
+            self._told.add(node)
+        elif wanted and row.name != SKIPPED:
+            self._early.add((node, row.round))
+        return self._add(row.round, node, missing, wanted)
+
+    def _count_present(self, node: NodeId, round: int) -> None:
+        """Note that a participant did a round: of one that is closed it was taken as absent until now."""
+        if round > self._closed >= 0:
+            self._here.setdefault(round, set()).add(node)
+        elif (node, round) in self._absent:
+            self._absent.discard((node, round))
+            missing, of = self._of[node]
+            self._of[node] = missing - 1, of
+
+    def _close(self, round: int, wanted: int, *, all_here: bool) -> list[EventRow]:
+        self._closed = max(round, self._closed)
+        here = self._here.pop(round, set())
+        absent = [] if all_here else [node for node in range(wanted) if node not in here]
+        self._absent |= {(node, round) for node in absent}
+        return [event for node in range(wanted) for event in self._add(round, node, int(node in absent), 1)]
+
+    def _add(self, round: int, node: NodeId, missing: int, wanted: int) -> list[EventRow]:
         before = self._of.get(node, (0, 0))
         missing, of = self._of[node] = before[0] + missing, before[1] + wanted
         if not wanted or of < COUNTED_FROM or 2 * missing < of or node in self._told:
-            return None
+            return []
         self._told.add(node)
-        return EventRow(row.round, node, "half_missing", {"missing": missing, "of": of})
+        return [EventRow(round, node, HALF_MISSING, {"missing": missing, "of": of})]
 
     @property
     def half(self) -> list[tuple[NodeId, int, int]]:
@@ -141,7 +170,7 @@ def with_exchanges(found: Lacking, rows: Iterable[Row], of: Exchanges, roles: Ro
     for row in rows:
         attendance.take(row)
     said = [
-        f"{'The workers' if one < 0 else roles.label(one).capitalize()} missed {missing} of {wanted} exchanges."
+        f"{roles.label(one).capitalize()} missed {missing} of {wanted} exchanges."
         for one, missing, wanted in attendance.half
         if node in (None, one)
     ]

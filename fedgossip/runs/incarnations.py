@@ -118,13 +118,6 @@ def bytes_up_to(path: Path, round: int) -> int:
     return kept
 
 
-def seconds_in(path: Path) -> float:
-    """Return how long the peer had run when it wrote its last row."""
-    if not path.exists():
-        return 0.0
-    return max((row.seconds for row in read_rows(path) if isinstance(row, PeerRow)), default=0.0)
-
-
 def _cut(path: Path, size: int) -> None:
     with path.open("r+b") as file:
         file.truncate(size)

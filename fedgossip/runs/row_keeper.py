@@ -58,7 +58,7 @@ class Keeper:
 
     def __call__(self, row: Row, *, news: bool = True) -> None:
         """Pass a row on; to watchers where it is `news`, and no event of a life before."""
-        if event := self._attendance and self._attendance.take(row):
+        for event in self._attendance.take(row) if self._attendance else ():
             self(event, news=news)
         told = self._directory.writer.write(row) if self._directory else None
         for one in (row, told) if told else (row,):
@@ -70,7 +70,7 @@ class Keeper:
     def all(self, rows: Sequence[Row]) -> None:
         """Pass rows on that came at once: all are in the file before the first is watched."""
         if self._attendance:
-            rows = [one for row in rows for one in (self._attendance.take(row), row) if one]
+            rows = [one for row in rows for one in (*self._attendance.take(row), row)]
         told = list(self._directory.writer.write_all(rows)) if self._directory else []
         self.rows += rows
         for row in rows:

@@ -490,6 +490,16 @@ def test_a_flap_without_an_end_is_over_with_the_run(seconds: float) -> None:
 
 HALF = {
     "losses on a graph": ({"topology": {"graph": "ring", "n": 4}}, {"kind": "drop", "probability": 0.6}, "missed"),
+    "a worker that is away": (
+        {"parallel": {"method": "parameter-server", "workers": 2, "deadline": 0.1}, "rounds": 20},
+        {"kind": "crash", "peers": [1], "start": 0.2, "after": 1.0},
+        "Worker 1 missed",
+    ),
+    "push-sum whose parcels count in later rounds": (
+        {"topology": {"graph": "ring", "n": 3}, "algorithm": {"name": "push-sum", "deadline": 0.2}, "rounds": 60},
+        {"kind": "crash", "peers": [2], "start": 0.5, "after": 0.5},
+        "",
+    ),
     "a few losses": ({"topology": {"graph": "ring", "n": 4}}, {"kind": "drop", "probability": 0.1}, ""),
 }
 
@@ -501,11 +511,24 @@ def test_a_run_half_of_whose_exchanges_are_missing_says_so_and_is_partial(run: A
     told = [row for row in ended.rows if getattr(row, "name", "") == "half_missing"]
     assert ended.summary["status"] == ("partial" if said else "finished")
     assert bool(told) == bool(said) == any(said and said in line for line in ended.summary["lacking"])
-    assert all(row.round < 8 or row.peer == 3 for row in told)  # while it goes on
+    assert all(row.round < ended.summary["rounds"] or row.peer == 3 for row in told)  # while it goes on
 
 
-def test_rounds_of_half_the_clients_or_workers_are_counted_as_missing() -> None:
+def test_rounds_of_half_the_clients_are_counted_as_missing() -> None:
     assert of_clients(PeerRow(1, 4, None, None, 0, 0, 0, 0, 0, 0, clients=1), 4) == (3, 4)
-    of = ExchangeCounts(lambda row: (4 - row.peers, 4))
-    assert [of.take(NetworkRow(round, 2, 0.0, 0)) is not None for round in (1, 2, 3)] == [False, True, False]
-    assert of.half == [(-1, 6, 12)]
+
+
+def test_a_round_is_missed_by_the_worker_without_a_row_of_it_and_made_up_for_by_a_late_row() -> None:
+    of = ExchangeCounts(lambda row: (2 - row.peers, 2) if isinstance(row, NetworkRow) and row.round else (0, 0))
+    told: list[EventRow] = []
+    for round in range(12):
+        told += of.take(PeerRow(round, 0, None, None, 0, 0, 0, 0, 0, 0)) + of.take(NetworkRow(round, 1, 0.0, 0))
+    assert of.half == [(1, 11, 11)] and [(row.round, row.peer) for row in told] == [(8, 1)]
+    for round in range(1, 8):
+        of.take(PeerRow(round, 1, None, None, 0, 0, 0, 0, 0, 0))
+    assert of.half == []
+
+
+def test_rounds_that_a_peer_skips_are_missed() -> None:
+    plan = compose.plan(load_experiment({"topology": {"graph": "ring", "n": 4}, "task": {"kind": "averaging"}}))
+    assert plan.exchanges(EventRow(9, 2, "skipped", 4)) == (8, 8)

@@ -16,6 +16,7 @@ from fedgossip.core.machine import NodeId
 from fedgossip.core.records import NetworkRow, Row
 from fedgossip.core.task import Segment, statistics_in
 from fedgossip.experiment import ParallelExperiment
+from fedgossip.experiment.parallel_sections import ASYNC
 from fedgossip.plans.completeness import Lacking, with_exchanges
 from fedgossip.plans.parallel.coding import corrects_momentum
 from fedgossip.plans.plan import PARTIAL, PlanDefaults
@@ -94,7 +95,8 @@ class SharedSteps(PlanDefaults):
 
     def exchanges(self, row: Row) -> tuple[int, int]:
         """A round is of all workers that are there: those that are not have no row of it."""
-        if not isinstance(row, NetworkRow) or not row.round:
+        p = self.experiment.parallel
+        if not isinstance(row, NetworkRow) or not row.round or p.races or p.server.staleness == ASYNC:
             return 0, 0
         return max(0, self.learners - row.peers), self.learners
 
