@@ -90,8 +90,8 @@ def of_federation(rows: Sequence[Row], coordinator: NodeId, node: NodeId | None,
 Exchanges = Callable[[Row], tuple[int, int]]
 """What a row says of the exchanges of a synchronous round: how many were missing, and how many it should have.
 
-The row of an event is followed by its peer's row of the same round.  The row of the whole network counts one exchange for
-each of the participants 0, 1, ..., of which those without a row of the round missed it.
+The row of an event is followed by its peer's row of the same round.  The row of the whole network counts one exchange
+for each of the participants 0, 1, ..., of which those without a row of the round missed it.
 """
 
 COUNTED_FROM = 8

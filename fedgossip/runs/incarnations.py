@@ -13,7 +13,7 @@ from fedgossip.base import outside_files, owner_files
 from fedgossip.base.decoding import UnreadableError
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import Checkpoint, Machine, NodeId
-from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row, read_rows, row_of
+from fedgossip.core.records import EventRow, NetworkRow, Row, read_rows, row_of
 from fedgossip.data.user_code import codes_of
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
