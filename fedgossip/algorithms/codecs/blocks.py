@@ -49,6 +49,7 @@ class Int8(Codec):
         return as_bytes(scales, levels.astype(np.int8))
 
     def decoded(self, payload: Payload, layout: VectorLayout, turn: CodecTurn) -> Vector:  # noqa: ARG002
+        """Return what a payload of a right length stands for.  Raises ProtocolError as `decode`."""
         ends = payload.size - layout.length
         scales, levels = of_bytes(payload[:ends], layout.dtype), payload[ends:].view(np.int8)
         if levels.min() < -LEVELS:

@@ -56,6 +56,7 @@ class QSGD(Codec):
         return as_bytes(norms, packed(codes, self.width))
 
     def decoded(self, payload: Payload, layout: VectorLayout, turn: CodecTurn) -> Vector:  # noqa: ARG002
+        """Return what a payload of a right length stands for.  Raises ProtocolError as `decode`."""
         ends = layout.itemsize * -(-layout.length // BUCKET)
         norms, codes = of_bytes(payload[:ends], layout.dtype), unpacked(payload[ends:], self.width, layout.length)
         if codes is None or codes.max() > 2 * self.levels:
@@ -108,6 +109,7 @@ class TernGrad(Codec):
         return as_bytes(scales, packed(codes, 2))
 
     def decoded(self, payload: Payload, layout: VectorLayout, turn: CodecTurn) -> Vector:  # noqa: ARG002
+        """Return what a payload of a right length stands for.  Raises ProtocolError as `decode`."""
         ends = layout.itemsize * len(layout.stretches)
         scales, codes = of_bytes(payload[:ends], layout.dtype), unpacked(payload[ends:], 2, layout.length)
         if codes is None or codes.max() > 2:

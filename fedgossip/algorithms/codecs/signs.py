@@ -33,6 +33,7 @@ class Sign(Codec):
         return as_bytes(np.array(means, layout.dtype), np.packbits(vector < 0))
 
     def decoded(self, payload: Payload, layout: VectorLayout, turn: CodecTurn) -> Vector:  # noqa: ARG002
+        """Return what a payload of a right length stands for.  Raises ProtocolError as `decode`."""
         ends = layout.itemsize * len(layout.stretches)
         scales, bits = of_bytes(payload[:ends], layout.dtype), np.unpackbits(payload[ends:])
         if bits[layout.length :].any():
