@@ -149,7 +149,7 @@ class ExchangeCounts:
         if not wanted or of < COUNTED_FROM or 2 * missing < of or node in self._told:
             return []
         self._told.add(node)
-        return [EventRow(round, node, HALF_MISSING, {"missing": missing, "of": of})]
+        return [EventRow(round, node, "half_missing", {"missing": missing, "of": of})]
 
     @property
     def half(self) -> list[tuple[NodeId, int, int]]:
