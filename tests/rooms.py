@@ -13,6 +13,8 @@ import ast
 import sys
 from collections.abc import Iterator
 from functools import cache
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import networkx as nx
@@ -76,7 +78,8 @@ def said(path: Path) -> str:
 def rooms_and_picture() -> str:
     """Return what docs/design.md shows of the rooms: a table, and their arrows."""
     table = [f"| `{name}/` | {said(PACKAGE / name / '__init__.py')} |" for name in sorted(packages())]
-    drawn = [f"    {importing} --> {imported}" for importing, imported in arrows()]
+    importing = groupby(arrows(), key=itemgetter(0))
+    drawn = [f"    {name} --> {' & '.join(imported for _, imported in leading)}" for name, leading in importing]
     lines = ["| room | what is in it |", "| --- | --- |", *table, "", "```mermaid", "graph TD", *drawn, "```", ""]
     return BEGIN + "\n".join(lines) + END
 

@@ -1,19 +1,23 @@
-"""What left a participant, in its own signed words; and what a coordinator can show of a round, without a secret.
+"""Signed logs of what left a participant, and what a coordinator can prove of a round without a secret.
+
+It imports `secure` and `base`.  Machines request lines by `Log`, whose facts name frames by session, stage, size and
+hash; the host writes them before it sends.  The coordinator's `Witness` frames make a transcript per session, which is
+verified offline by repeating the checks of `secure` on what is signed.
 
     entries.py  one line of an audit log: chained, signed       log.py         writes them, for many lives
-    verify.py   is a log as it was written?                     compare.py     do two participants say the same?
+    verify.py   is a log as it was written?                     compare.py     do two participants' logs agree?
     records.py  the file of one secure sum                      transcript.py  writes it
-    transcript_frames.py, round_checks.py, verify_round.py                         did the round go as the protocol
-    says? export.py   for people who ask
+    transcript_frames.py, round_checks.py, verify_round.py      did the round follow the protocol?
+    export.py   for people who ask
 
-What an entry says, by the names of its facts, whatever its kind:
+The facts of an entry, whatever its kind:
 
     to      it left this participant, or was about to        session  the secure sum that it belongs to
-    from    it came here (kind "refused": and was refused)   stage    of that session, secure.aborts.Stage
+    from    it arrived here (kind "refused": and was refused)   stage    of that session, secure.aborts.Stage
     bytes   of the frame, or the message                     words    of a vector behind it, 4 bytes each
     sha256  of the frame's body, which its signature covers (`frames.body_hash`), or of the numbers sent
 
 Two logs are compared by session, stage, bytes and sha256.  More facts are compared where they are there: of a reveal
 `alive` and `dropped`, whose share of which kind was given, ids as `secure.session.ranges` writes them; and
-`sum_sha256`, the hash of the sum that a client was told.
+`sum_sha256`, the hash of the sum that a client received.
 """

@@ -1,6 +1,8 @@
-"""The command line.  Each command reads its words, calls one function of a lower floor and prints the result.
+"""The command line: each command reads its words, calls one function of a lower room and prints the result.
 
-Commands are imported when they are used: `fedgossip --help` loads click and nothing else.
+It may import everything.  Commands are imported when they are used: `fedgossip --help` loads click and nothing else.
+`fedgossip run FILE`: COMMANDS names the module of `run`, which reads the experiment, starts a driver and prints its
+rows.
 """
 
 from __future__ import annotations

@@ -1,5 +1,10 @@
-"""The experiment file: `sections` say what it may hold, `kinds` what it may describe, `reading` reads it, `checks`
-refuse what cannot be run."""
+"""The experiment file: `sections` declare its keys, `reading` reads it, and `checks` refuse what cannot run.
+
+It imports `learning`, `protocols`, `faults`, `data` and below, and no torch.  `kinds` has a line for each kind of run,
+by the section that this kind alone has.  A file: `reading` decodes TOML into the structs of `sections`, refuses
+unknown keys with the nearest known one, checks each value against the limits in its annotation, and then calls the
+check of its kind.
+"""
 
 from fedgossip.experiment.coordinator_sections import CoordinatorSection, PrivacySection, SecureSection
 from fedgossip.experiment.data_section import DataSection

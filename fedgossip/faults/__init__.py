@@ -1,9 +1,12 @@
-"""Fault scripts say what goes wrong in a run, when, and for whom, in the simulator and in real processes alike.
+"""Fault scripts: what goes wrong in a run, when, and for whom, in the simulator and in real processes alike.
 
-A script is a function of the experiment's [[faults]] and its seed: it owns no clock and no socket, and answers the
-questions of the drivers.  The fate of a message depends on (seed, fault, link, count of messages on that link) alone.
-Seconds count from the beginning of the run: virtual seconds in the simulator; real processes count from the first
-training of the run.
+It imports `core` and `base`.  A script is a function of the experiment's [[faults]] and its seed: it owns no clock and
+no socket, and answers the drivers' questions.  The fate of a message depends on (seed, fault, link, count of messages
+on that link) alone. Seconds count from the beginning of the run: virtual seconds in the simulator; real processes
+count from the first training of the run.
+
+A lost message: the simulator asks the script at each `Send`, and `net.faulty` asks it between a real machine and its
+sockets; both decide alike.
 """
 
 from fedgossip.faults.progress import MOST_IN_VAIN, RunProgress

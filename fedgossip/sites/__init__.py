@@ -1,5 +1,8 @@
-"""Sites that share sums: statistical models, joint evaluation, and releases.  Imports the core; the core never imports
-it.
+"""Sites that share sums: statistical models, joint evaluation, and releases.
 
-`plans` makes a run of secure sums of an experiment; `fits` says which sums, and solves for the estimates.
+It imports the core; the core never imports it.  `plans` makes a run of secure sums of an experiment; `fits` says which
+sums, and solves for the estimates; `evaluation` measures a model; `releases` signs it.
+
+`fedgossip fit EXPERIMENT`: `plans.glm` makes a federated plan of exact sums, each site's `GlmTask` answers a round
+with its sums, and all compute the same fit.json.
 """

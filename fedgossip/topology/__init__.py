@@ -1,11 +1,17 @@
-"""Graphs, the weights on them, and what their spectra promise.  Needs neither torch nor the network.
+"""Graphs, the weights on them, and what their spectra promise; neither torch nor the network is needed.
 
-mixing = build(resolve("torus:4x4"), "metropolis")
-mixing.row(0)                       # {0: 0.2, 1: 0.2, 3: 0.2, 4: 0.2, 12: 0.2}
-forecast(mixing).spectral_gap       # 0.4
+It imports `base`, numpy, scipy and networkx.
 
-schedule = resolve_schedule("base:1", 25)
-forecast_of(schedule).exact_after   # 9
+    mixing = build(resolve("torus:4x4"), "metropolis")
+    mixing.row(0)                       # {0: 0.2, 1: 0.2, 3: 0.2, 4: 0.2, 12: 0.2}
+    forecast(mixing).spectral_gap       # 0.4
+
+    schedule = resolve_schedule("base:1", 25)
+    forecast_of(schedule).exact_after   # 9
+
+A schedule gives a mixing for each round; one that repeats is a cycle with a period, and a drawn one is a function of
+(seed, round, n).  `for_rounds` gives the schedule of a run, whose partners are those met in it: links are opened for
+these alone.
 """
 
 from __future__ import annotations

@@ -1,39 +1,39 @@
-"""The recipes of docs/design.md, section 9, followed: what they say to write is all that is needed.
+"""The recipes of docs/design.md, section 7, followed: what they say to write is all that is needed.
 
-That of a message is followed in tests/core/test_wire.py.
+tests/core/test_wire.py follows that of a message, tests/house/test_third_kind.py that of a kind of run.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import click
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import fedgossip
+from fedgossip.algorithms.codecs import names as codecs
+from fedgossip.algorithms.codecs.base import Codec, CodecTurn, Payload, VectorLayout, as_bytes, of_bytes
 from fedgossip.algorithms.federated import names as federated
-from fedgossip.algorithms.federated.base import Federated
-from fedgossip.algorithms.federated.fedavg import ServerSgd, Training
+from fedgossip.algorithms.federated.base import Aggregate, Federated, Vectors
+from fedgossip.algorithms.federated.fedavg import ServerModel, ServerSgd, Training
 from fedgossip.algorithms.federated.means import Mean
 from fedgossip.algorithms.gossip import names
 from fedgossip.algorithms.gossip.dsgd import DSGD
-from fedgossip.base.vectors import Vector, frozen
+from fedgossip.base.vectors import Vector, frozen, linear
+from fedgossip.cli import COMMANDS, cli
 from fedgossip.core.task import Job, Update
+from fedgossip.data.data import load
+from fedgossip.runs.run_directory import Run
 from fedgossip.topology.graphs import grammar
 from fedgossip.topology.graphs.families import ring
 from fedgossip.topology.graphs.graph import Topology
 
-DESIGN = (Path(__file__).parents[2] / "docs" / "design.md").read_text()
 PROBLEM = {"kind": "quadratic", "dim": 3}
-
-
-def test_every_recipe_has_at_most_ten_lines() -> None:
-    section = DESIGN.split("\n## 9. How to add")[1]
-    recipes = re.split(r"\n(?=\*\*)", section)[1:]
-    assert len(recipes) == 15
-    assert all(len(recipe.strip().splitlines()) <= 10 for recipe in recipes)
 
 
 def test_a_gossip_algorithm_is_a_class_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,18 +45,78 @@ def test_a_gossip_algorithm_is_a_class_and_a_line(monkeypatch: pytest.MonkeyPatc
     assert run.digest == fedgossip.simulate(content).digest
 
 
+def federated_run(algorithm: str, **more: Any) -> Run:
+    section = {"clients": 4, "secure": {"on": False}, "algorithm": algorithm, **more}
+    return fedgossip.simulate({"rounds": 3, "task": PROBLEM, "coordinator": section})
+
+
 def test_a_federated_algorithm_is_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
     def halved(*, lr: float = 0.5) -> Federated:
         return Federated(Training(), Mean(), ServerSgd(lr))
 
     monkeypatch.setitem(federated.ALGORITHMS, "halved", halved)
-    section = {"clients": 4, "secure": {"on": False}}
-    halfway = fedgossip.simulate({"rounds": 3, "task": PROBLEM, "coordinator": {**section, "algorithm": "halved"}})
-    options = {"algorithm": "fedavg", "options": {"lr": 0.5}}
-    assert (
-        halfway.digest
-        == fedgossip.simulate({"rounds": 3, "task": PROBLEM, "coordinator": {**section, **options}}).digest
-    )
+    assert federated_run("halved").digest == federated_run("fedavg", options={"lr": 0.5}).digest
+
+
+@dataclass(frozen=True)
+class Halfway:
+    """A server rule: half of the mean update."""
+
+    def start(self, x: Vector) -> ServerModel:
+        return ServerModel(x)
+
+    def broadcast(self, state: ServerModel) -> Vectors:
+        return (state.x,)
+
+    def step(self, state: ServerModel, aggregate: Aggregate) -> ServerModel:
+        return ServerModel(linear((1, state.x), (0.5, aggregate.vectors[0])))
+
+
+def test_a_server_rule_is_a_class_with_three_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(federated.ALGORITHMS, "halfway", lambda: Federated(Training(), Mean(), Halfway()))
+    assert federated_run("halfway").digest == federated_run("fedavg", options={"lr": 0.5}).digest
+
+
+class Whole(Codec):
+    """All bytes of a vector."""
+
+    def contraction(self, layout: VectorLayout) -> float:
+        return 1.0
+
+    def size(self, layout: VectorLayout, round: int) -> int:
+        return layout.length * layout.itemsize
+
+    def encode(self, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> Payload:
+        return as_bytes(vector)
+
+    def decoded(self, payload: Payload, layout: VectorLayout, turn: CodecTurn) -> Vector:
+        return of_bytes(payload, layout.dtype)
+
+
+def test_a_codec_is_a_class_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codecs, "CODECS", {**codecs.CODECS, "whole": lambda name, _: Whole(name)})
+    ring_of_three = {"workers": 3, "method": "ring"}
+    content = {"rounds": 3, "task": PROBLEM, "train": {"lr": 0.1}}
+    run = fedgossip.simulate({**content, "parallel": {**ring_of_three, "codec": "whole"}})
+    plain = fedgossip.simulate({**content, "parallel": ring_of_three})
+    assert run.vectors[0] == pytest.approx(plain.vectors[0], abs=1e-6)
+
+
+def test_a_data_source_without_a_change_is_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "threes.py").write_text("import numpy as np\ndef data():\n    return np.eye(3), [0, 1, 2]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert load("threes:data").classes == 3
+
+
+def test_a_command_is_a_module_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command()
+    def greet() -> None:
+        click.echo("there")
+
+    monkeypatch.setitem(COMMANDS, "greet", (__name__, "Greet."))
+    monkeypatch.setitem(globals(), "greet", greet)
+    assert "Greet." in CliRunner().invoke(cli, ["--help"]).output
+    assert CliRunner().invoke(cli, ["greet"]).output == "there\n"
 
 
 def test_a_graph_is_a_function_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,1 +1,4 @@
-"""Commands by which people meet: invites, keys, relays."""
+"""Commands by which people meet: host, join, keys, relay.
+
+It imports `drivers` and `net`.  `fedgossip host FILE` prints an invite and calls `drivers.hosting`.
+"""

@@ -1,1 +1,5 @@
-"""Commands that run an experiment, take part in a run, or look at one."""
+"""Commands that run an experiment, take part in a run, or look at one.
+
+It imports `drivers`, `report` and `runs`.  `fedgossip peer FILE` reads the experiment and the endpoints, makes the
+participant (`participant`) and runs it by `drivers.peer`.
+"""

@@ -1,1 +1,5 @@
-"""Commands about graphs."""
+"""Commands about graphs: list, show, compare, draw, advise, make.
+
+It imports `topology` and `lab`.  `fedgossip topology show ring --n 8` makes the mixing and prints what its spectrum
+promises (`promises`).
+"""

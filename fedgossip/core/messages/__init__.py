@@ -1,7 +1,32 @@
-"""What may cross the network.  Everything else stays where it is: data, gradients of one example, optimizer state.
+"""Messages that cross the network; data, gradients of single examples and optimiser states stay where they are.
 
-A message that carries vectors has the fields `schema`, the hash of the parameter layout, and `vectors`: vectors of
-another layout must never be averaged.  Numbers of rounds and of exchanges start at 0; -1 is none.
+A message is one class (`base` shows how): its header, the bounds of its numbers, and the arrays that may be allocated
+for it (`allowed`, where there are several types) follow from the declaration.  An array of no elements is refused at
+both ends.  A message that carries vectors has the fields `schema`, the hash of the parameter layout, and `vectors`:
+vectors of another layout must never be averaged.  Numbers of rounds and of exchanges start at 0; -1 is none.
+
+    gossip       Model, Account, Leaving                synchronous rounds, and the accounts of their edges
+                 CodedModel, ModelFragment, RelaySum    changes by a codec; a fragment; on a tree a sum and its count
+                 Offer, Answer, Decline, Query, Ack     asynchronous exchanges
+                 Parcel, Accepted                       push-sum
+                 Masked, RunKeys                        private gossip
+    parallel     ReduceChunk, CodedChunk, ChunkTaken    all-reduce: parts of sums or payloads, sent until acknowledged
+                 ChunksAsked, ChunksHere                which of them arrived, where no acknowledgement did
+                 GroupReport, GroupView                 who goes on where a worker is missing
+                 WorkerReturn, WorkerRefused            a worker that returns, and one that the others exclude
+                 StateQuery, StatePiece                 the state of a descent, for a worker that is behind
+    servers      ShardPush, ShardPull, PullHeld, Pulled, PieceTaken    gradients to a server, shards back
+                 CodedPush, CodedPulled                 the same by codecs
+                 ShardStep, EmptyStep, ShardCopy, EmptyCopy    steps of a shard for its copies, and a whole copy
+                 Tenure, TenureTaken, ServerReady, ShardLost   which server owns which shard from now on
+    tables       RowKeys, SomeKeys, KeysWanted, RowPull, RowsPulled, RowPush, NoRows, RowStep, RowCopy    rows of tables
+    federated    Invite, Contribution, CodedContribution, Refusal, Final    rounds of a coordinator
+                 Secured, MaskedInput                   the frames of a secure sum
+    members      Ping, Pong, PingReq, IndirectAck, MembershipUpdate, Compare, Join    peers that join and leave
+                 ModelQuery, ModelInfo, ChunkRequest, ModelChunk    the model for a peer that joins
+    invitations  InviteProof, Proposal, FileQuery, FilePart, Enrol, Gathering, Beginning, TurnedAway
+    hosts        Hello                                  the first message of a link: layout, experiment, version,
+                                                        incarnation, code, frozen tensors, and a probe of the processor
 """
 
 from __future__ import annotations

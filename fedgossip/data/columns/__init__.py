@@ -1,1 +1,6 @@
-"""Columns of tables: their types, and their encoding as features."""
+"""Columns of tables: their types, and their encoding as features.
+
+It imports `data` and `base`.  `table_schema` declares what all sites' tables have in common, `encodings` turns named
+columns into features, the same at each site, and `encoded_tables` reads a file by an encoding: a category of three
+words becomes three features, a number one on the common scale.
+"""

@@ -1,1 +1,8 @@
-"""The evaluation of one model on all sites' examples, by secure sums."""
+"""The evaluation of one model on all sites' examples, by secure sums.
+
+It imports `data.agreed`, `learning` and `secure`.  `sites.plans.evaluation` runs two rounds: first at how many sites
+each group of records is, then the counts, losses and histograms of the model's answers at each site.  It is a command
+after the training: a round at its end would evaluate a model that is not chosen yet, on records that a budget counts.
+The model's hash is in the Hello. Under a budget it is refused: sums of a few hundred records with noise at each site
+show nothing.
+"""
