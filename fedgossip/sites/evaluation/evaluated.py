@@ -1,7 +1,8 @@
-"""evaluation.json: how well a model answers at all sites together, in its groups and at each site, by sums alone.
+"""evaluation.json: the quality of a model over all sites together, per group and per site, computed from sums alone.
 
-No count from 1 to `suppress` - 1 is in it, nor can one be computed from it (`suppression`): of groups, of a confusion's
-cells, of records that have an outcome or are answered wrong.  Figures under a budget have noise, which hides them all.
+The file contains no count from 1 to `suppress` - 1, and none can be computed from it (`suppression`): of groups, of
+confusion cells, of records with an outcome, of wrong answers.  Figures under a budget contain noise, which hides all
+counts.
 """
 
 from __future__ import annotations
@@ -30,42 +31,42 @@ from fedgossip.sites.evaluation.evaluation_sums import PLACES, SITES, Evaluation
 from fedgossip.sites.evaluation.noisy_evaluation import DECILES, SHIFT, Name, Numbers
 
 EVALUATION = "evaluation.json"
-"""In the folder of the model."""
+"""File name, in the folder of the model."""
 FORMAT = 1
 
 
 class ReliabilityPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The records to which the model gives a probability within some bounds; None where figures are of too few."""
+    """The records with a predicted probability between two bounds; None where a figure covers too few records."""
 
     low: float
     high: float
     records: int | None
     said: float | None
-    """The mean probability."""
+    """Mean predicted probability."""
     were: float | None
-    """The share that have the outcome."""
+    """Observed share of records with the outcome."""
 
 
 class OutcomeFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """One outcome: of two classes the second, of more each against the rest, each of several labels."""
+    """One outcome: the second of two classes, each of several classes against the rest, each of several labels."""
 
     name: str
     positives: int | None = None
-    """Number of records that have it."""
+    """Number of records with the outcome."""
     brier: float | None = None
     """Mean squared difference of probability and truth."""
     said: float | None = None
-    """The mean probability that the model gives it."""
+    """Mean predicted probability."""
     were: float | None = None
-    """The share of records that have it."""
+    """Observed share of records with the outcome."""
     auroc: float | None = None
     auroc_within: float | None = None
-    """So far the AUROC may lie from that of the records themselves: by the width of the histograms' bins."""
+    """Maximum distance to the AUROC of the records themselves: the effect of the histogram's bin width."""
     calibration_error: float | None = None
-    """The mean difference of what was said and what was, over the parts, by their records."""
+    """Mean absolute difference of predicted and observed share over the parts, weighted by records."""
     parts: tuple[ReliabilityPart, ...] = ()
     noise_within: Mapping[str, float] = {}
-    """By the name of a figure: so far noise has moved it at most, 95 times of 100."""
+    """Maximum shift by noise, per figure name, at 95 % confidence."""
 
 
 class NumberFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,20 +78,20 @@ class NumberFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GroupFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """The records of a group; all None where they are too few to be told."""
+    """The records of a group; all figures are None where the group is too small to report."""
 
     name: str
     records: int | None = None
     score: float | None = None
     score_within: float = 0.0
-    """So far it may be off: it is told in steps, lest few records be found that are answered wrong, or right."""
+    """Maximum rounding error: the score is reported in steps, to hide small numbers of wrong or right answers."""
     loss: float | None = None
     outcomes: tuple[OutcomeFigures, ...] = ()
     noise_within: Mapping[str, float] = {}
 
 
 class SiteFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One site, where all have allowed that it is named."""
+    """Figures of one site; present only where all sites consented to be named."""
 
     site: int
     records: int
@@ -99,7 +100,7 @@ class SiteFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class MembershipFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the sites' own membership tests say, and the gap between records trained on and kept."""
+    """Results of the sites' own membership tests, and the gap between trained and held-out records."""
 
     tested: int
     """Number of sites with enough records for a test."""
@@ -110,35 +111,35 @@ class MembershipFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class Evaluation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """The file."""
+    """The contents of evaluation.json."""
 
     format: int = FORMAT
     layout: EvaluationLayout
     suppress: int
     sites: int
     least: int
-    """Number of sites that a sum is over, at least."""
+    """Minimum number of sites in a sum."""
     records: int
     score: float | None
     score_within: float = 0.0
-    """So far it may be off, as in `GroupFigures`."""
+    """Maximum rounding error, as in `GroupFigures`."""
     loss: float | None = None
-    """None under a budget: there is no most that one record adds to it."""
+    """None under a budget: the loss of one record has no upper bound."""
     outcomes: tuple[OutcomeFigures, ...] = ()
     numbers: tuple[NumberFigures, ...] = ()
     confusion: tuple[tuple[int | None, ...], ...] = ()
-    """[true class][answered class]; None where one could tell of few records."""
+    """[true class][predicted class]; None where a cell would disclose few records."""
     groups: tuple[GroupFigures, ...] = ()
     places: tuple[tuple[float, float], ...] = ()
-    """Between which bounds the score of each site lies, the worst first; () beside sites by name whose scores are not
-    told exactly, for these are told with their numbers of records."""
+    """Bounds of each site's score, the worst first; () beside named sites with rounded scores, for these are reported
+    with their numbers of records."""
     named: tuple[SiteFigures, ...] = ()
     membership: MembershipFigures | None = None
     noise_within: Mapping[str, float] = {}
 
 
 def evaluation_of(layout: EvaluationLayout, numbers: Numbers, suppress: int, least: int) -> Evaluation:
-    """Return what the sums over the sites say."""
+    """Return the figures of the sums over the sites."""
     records = numbers["records",]
     counts = [numbers["group", group, "records"] for group in layout.groups]
     apart = {place for place, group in enumerate(layout.groups) if 0 < numbers.get(("at", group), SITES) < SITES}
@@ -182,10 +183,10 @@ def _confusion(layout: EvaluationLayout, numbers: Numbers) -> list[list[int]]:
 
 
 class PublishedFigures:
-    """What of an evaluation may be published; of one with noise all but groups of few."""
+    """The figures of an evaluation that may be published; with noise, all but those of small groups."""
 
     def __init__(self, layout: EvaluationLayout, numbers: Numbers, suppress: int, groups: Sequence[str]) -> None:
-        """`groups`: those whose number of records is told."""
+        """`groups`: the groups with a published number of records."""
         self._layout, self._numbers, self.suppress, self._groups = layout, numbers, suppress, groups
         self._exact, self._counted = not layout.noise, layout.kind != REGRESSION
 
@@ -198,7 +199,7 @@ class PublishedFigures:
 
     @cached_property
     def scores(self) -> Mapping[str, tuple[float | None, float]]:
-        """Return the score of each group, and how far it may be off."""
+        """Return the score of each group, and its maximum rounding error."""
         layout, numbers = self._layout, self._numbers
         if not self._exact or not self._counted:
             return {one: (score_of(layout, numbers, ("group", one)), 0.0) for one in self._groups}
@@ -209,7 +210,7 @@ class PublishedFigures:
 
     @cached_property
     def classes(self) -> Collection[int]:
-        """Return the places of outcomes of which it is not told how many records have them."""
+        """Return the places of outcomes with an unpublished number of records."""
         layout, records = self._layout, self._numbers["records",]
         positives = [self._numbers["positives", one] for one in layout.outcomes]
         if not self._exact:
@@ -230,18 +231,18 @@ class PublishedFigures:
 
     @property
     def has_parts(self) -> bool:
-        """Whether probabilities may be told in parts: of two classes both halves of them are the confusion."""
+        """Whether reliability parts may be published: with two classes, their two halves add up to the confusion."""
         return not (self._exact and len(self._layout.classes) == 2 and self.confusion)
 
     def hidden_parts(self, rows: Sequence[tuple[int, int]]) -> Collection[int]:
-        """Return the parts, by their numbers of records without and with an outcome, of which these are not told."""
+        """Return the parts to withhold, by their numbers of records (without, with) the outcome."""
         half = len(rows) // 2 if len(self._layout.classes) == 2 else len(rows)
         found = [begin + k for begin in (0, half) for k in hidden_rows(rows[begin : begin + half], self.suppress)]
         return found if self._exact else ()
 
     @cached_property
     def groups_of(self) -> Mapping[str, Collection[str]]:
-        """Return by outcome the groups of which it is told how many records have it."""
+        """Return per outcome the groups with a published number of records with it."""
         layout = self._layout
         rows = {one: {group: self._row(one, ("group", group)) for group in self._groups} for one in layout.outcomes}
         found: dict[str, Collection[str]] = {}
@@ -265,7 +266,7 @@ class PublishedFigures:
         return self._numbers[*where, "records"] - positives, positives
 
     def tells(self, where: Name, outcome: str) -> bool:
-        """Return whether it is told how many records have an outcome, of all or of a group."""
+        """Return whether the number of records with an outcome is published, over all records or in a group."""
         if where:
             return where[1] in self.groups_of[outcome]
         return self._layout.outcomes.index(outcome) not in self.classes
@@ -293,17 +294,17 @@ def _loss(numbers: Numbers, where: Name, records: int) -> float | None:
 
 
 DRAWS = 100
-"""Times that other noise is drawn, to see how far it moves a figure."""
+"""Number of redrawn noise samples behind `noise_within`."""
 
 
 def noisy_evaluation_of(layout: EvaluationLayout, numbers: Numbers, suppress: int, least: int) -> Evaluation:
-    """Return what sums with noise say, and how far noise of this size moves each figure."""
+    """Return the figures of noisy sums, and the shift of each figure under noise of this size."""
     sites = numbers["sites",]
 
     def of(noisy: Numbers) -> Evaluation:
         return evaluation_of(layout, {("sites",): sites} | layout.noisy.completed(noisy), suppress, least)
 
-    draw = stream(0, "noise of an evaluation", 0)  # the same at all, who write the same file
+    draw = stream(0, "noise of an evaluation", 0)  # same seed at every site: all write the same file
     moved = [of(layout.noisy.moved(numbers, sites, draw)) for _ in range(DRAWS)]
     found = of(numbers)
     groups = tuple(
@@ -369,7 +370,7 @@ def _group(layout: EvaluationLayout, numbers: Numbers, group: str, told: Publish
 def _outcome(
     layout: EvaluationLayout, numbers: Numbers, where: Name, name: str, told: PublishedFigures
 ) -> OutcomeFigures:
-    """Return the figures of an outcome, those alone that do not show how few have it, or have it not."""
+    """Return the figures of an outcome, without those that disclose a small number of records with or without it."""
     records, positives = numbers[*where, "records"], numbers[*where, "positives", name]
     brier = _mean(numbers[*where, "brier", name], records)
     said = _mean(numbers[*where, "said", name], records)
@@ -393,10 +394,10 @@ def _outcome(
 
 
 def area_of(having: Sequence[int], lacking: Sequence[int]) -> tuple[float | None, float | None]:
-    """Return the AUROC by the counts in each bin, and how far it may lie from that of the values themselves.
+    """Return the AUROC by the counts in each bin, and its maximum distance to that of the values themselves.
 
-    Of pairs within a bin half count; any order of them is possible.  None where one side is empty; counts with noise
-    may be below 0, what is made of them not.
+    Pairs within one bin count half; any order of them is possible.  None where one side is empty.  Noisy counts may be
+    negative; the result is clipped to its range.
     """
     pairs = sum(having) * sum(lacking)
     if pairs <= 0 or sum(having) < 0:
@@ -434,6 +435,6 @@ def _calibration_error(numbers: Numbers, name: str) -> float:
 
 
 def read(path: Path) -> Evaluation:
-    """Read the file.  Raises ConfigError where it is not there, or none."""
+    """Read the file.  Raises ConfigError where it is missing or invalid."""
     advice = "The sites make it together: fedgossip evaluate MODEL EXPERIMENT.toml."
     return read_told(Evaluation, path, FORMAT, "evaluation there", advice)

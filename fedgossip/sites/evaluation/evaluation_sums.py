@@ -1,14 +1,14 @@
 """The numbers by which sites judge one model together: whole, so that their sum is exact and is all that is seen.
 
-    first round     how many sites there are, and at how many each group of records is
-    second round    of the records: right answers, losses, confusion; of each outcome, histograms of its probability
-                    among the records that have it and the others; the same of each group that enough sites have;
-                    in which hundredth a site's own score lies
+    first round     number of sites, and of sites per group of records
+    second round    over records: right answers, losses, confusion; per outcome, histograms of its probability among
+                    the records with it and without it; the same per group with enough sites; the hundredth of the
+                    range that contains a site's own score
 
 Under a budget there is one round alone, of numbers with noise (`noisy_evaluation`).
 
-A number x counts as the whole number nearest to x 2^104, so what is made of the sums is what all records in one place
-would give, to 1e-12 and better.  An AUROC follows from histograms, to the width of their bins.
+A number x counts as the whole number nearest to x 2^104, so figures of the sums equal those of all records in one
+place, to 1e-12 and better.  An AUROC follows from histograms, to the width of their bins.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from fedgossip.sites.evaluation.noisy_evaluation import (
 )
 
 BINS = 256
-"""Of a histogram of probabilities: the steps of their log-odds from -16 to 16, and what lies beyond."""
+"""Number of bins of a probability histogram: steps of log-odds from -16 to 16; the end bins are open."""
 EDGES = 1 / (1 + np.exp(-np.linspace(-16, 16, BINS - 1)))
 PLACES = 100
 """Parts of the range of a site's own score."""
 LARGEST = 40
-"""Bits of the largest number that a regression may be about."""
+"""Bits of the largest label or prediction of a regression."""
 SITES = 3
-"""Minimum number of sites with a group whose records are counted: a sum over fewer tells about each."""
+"""Minimum number of sites with a group for its counts: a sum over fewer discloses each site's."""
 OUTCOMES = 100
 """Maximum number of classes, or of labels."""
 
 
 @dataclass(frozen=True, eq=False)
 class SiteAnswers:
-    """What a model answers at one site: `answers` [m, k] as `LoadedModel` gives them, of records with labels y.
+    """A model's answers at one site: `answers` [m, k] as `LoadedModel` gives them, for records with labels y.
 
     `groups`: the place of each record's group in the layout, [m].  `trained`: (loss, right) of the records that this
-    site has trained on, where `y` are others; `flagged`: whether its own membership test tells them apart.
+    site trained on, where `y` are others; `flagged`: whether its own membership test distinguishes them.
     """
 
     answers: Values
@@ -68,21 +68,21 @@ class SiteAnswers:
 
 
 class EvaluationLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
-    """Which number of a vector is what.  Raises ConfigError for too many outcomes, and for text."""
+    """The position of each number in a vector.  Raises ConfigError for too many outcomes, and for text."""
 
     model: str
-    """sha256 of the weights that are judged."""
+    """sha256 of the evaluated weights."""
     kind: str
     classes: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     group_column: str = ""
     groups: tuple[str, ...] = ()
     kept: bool = False
-    """Whether the records are those that each site has kept from its training."""
+    """Whether the records are those that each site held out from its training."""
     named: int = 0
-    """Number of sites whose own scores are told by their ids; 0: of none."""
+    """Number of sites with scores reported by id; 0: none."""
     noise: float = 0.0
-    """On each site's sums, in units of what one record can add to them; 0: they are exact."""
+    """Noise on each site's sums, in units of one record's maximum contribution; 0: exact sums."""
 
     def __post_init__(self) -> None:
         if self.kind not in (CLASSIFICATION, MULTI_LABEL, REGRESSION):
@@ -96,14 +96,14 @@ class EvaluationLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     @property
     def outcomes(self) -> tuple[str, ...]:
-        """What has a probability: of two classes the second, of more each; each of several labels."""
+        """Names of the outcomes with a probability: the second of two classes, each of several classes, each label."""
         if self.kind == CLASSIFICATION:
             return self.classes[1:] if len(self.classes) == 2 else self.classes
         return self.labels if self.kind == MULTI_LABEL else ()
 
     @property
     def score(self) -> str:
-        """What the score of a site, and of a group, is called."""
+        """Name of the score of a site and of a group."""
         return {CLASSIFICATION: "accuracy", MULTI_LABEL: "all labels right", REGRESSION: "R²"}[self.kind]
 
     @property
@@ -135,7 +135,7 @@ class EvaluationLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
     @cached_property
     def noisy(self) -> NoisyNumbers:
-        """Return the numbers of a model that is judged under a budget."""
+        """Return the numbers of a model that is evaluated under a budget."""
         return NoisyNumbers(self.classes, self.outcomes, self.groups, self.noise)
 
     @property
@@ -149,7 +149,7 @@ class EvaluationLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         return RECORDS << (SHIFT + bits)
 
     def _of_records(self, where: Name) -> dict[Name, int]:
-        """The numbers of all records, or of a group."""
+        """Return the numbers of all records, or of a group."""
         found = {(*where, "records"): RECORDS, (*where, "right"): RECORDS, (*where, "loss"): self._loss}
         for label in self.labels if self.kind == REGRESSION else ():
             found |= {(*where, "squared", label): self._loss, (*where, "absolute", label): self._loss}
@@ -165,11 +165,11 @@ class EvaluationLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         return ExactSums(tuple(self.bounds.values()), layout=self.digest)
 
     def vector(self, numbers: Numbers) -> Vector:
-        """Return a vector of the numbers; those that are not named are 0."""
+        """Return a vector of the numbers; absent names are 0."""
         return as_vector(words_of([numbers.get(name, 0) for name in self.bounds]))
 
     def numbers(self, vector: Vector) -> Numbers:
-        """Return the numbers of a vector by their names.  Raises ConfigError for a vector that holds none."""
+        """Return the numbers of a vector by their names.  Raises ConfigError for a vector without such numbers."""
         words = words_in(vector)
         if words is None or words.size != self.exact.length:
             raise ConfigError("what came holds no sums of an evaluation", "Were all started with the same files?")
@@ -217,7 +217,7 @@ def _chosen(site: SiteAnswers, rows: npt.NDArray[np.bool_]) -> SiteAnswers:
 
 
 def _outcomes(layout: EvaluationLayout, site: SiteAnswers) -> Sequence[tuple[str, Values, npt.NDArray[np.bool_]]]:
-    """Return of each outcome its name, its probability and whether it was so, of each record."""
+    """Return per outcome its name, its probability and its presence, of each record."""
     if layout.kind == MULTI_LABEL:
         return [(name, site.answers[:, k], site.y[:, k] == 1) for k, name in enumerate(layout.labels)]
     places = [(layout.classes.index(name), name) for name in layout.outcomes]
@@ -248,7 +248,7 @@ def _largest(values: npt.NDArray[np.generic]) -> float:
 
 
 def _trained(site: SiteAnswers) -> dict[Name, int]:
-    """What a site tells of the records that it has trained on: the gap to the others, and its test's verdict."""
+    """Return a site's numbers of its training records: the loss gap to the others, and its test's verdict."""
     if site.trained is None:
         return {}
     losses, right = site.trained
@@ -258,7 +258,7 @@ def _trained(site: SiteAnswers) -> dict[Name, int]:
 
 
 def score_of(layout: EvaluationLayout, numbers: Numbers, where: Name) -> float | None:
-    """Return the score of all records, or of a group; None without records, and of numbers that are all the same."""
+    """Return the score of all records, or of a group; None without records, and for labels without variance."""
     records = numbers[*where, "records"]
     if not records:
         return None

@@ -1,4 +1,4 @@
-"""A LocalTask whose vector are the sums by which sites judge a model: two rounds, or one with noise."""
+"""A LocalTask with vectors of the sums by which sites judge a model: two rounds, or one with noise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROUNDS = 2
 
 
 class EvaluationTask(PooledSumsTask):
-    """What the model answers at the sites that are held here, by their ids; others are asked elsewhere."""
+    """Answers of the model at the local sites, by their ids; other sites run elsewhere."""
 
     again = "Evaluate"
 
@@ -31,10 +31,10 @@ class EvaluationTask(PooledSumsTask):
         super().__init__(layout.exact, layout.digest)
         self.layout, self._sites, self._least, self._draw = layout, sites, least, draw
         self._said: dict[NodeId, Vector] = {}
-        """What has noise is drawn once, however often it is asked for."""
+        """Noisy sums are drawn once per site; a repeated request returns the same numbers."""
 
     def sums(self, job: Job) -> Vector:
-        """Return a site's sums of a round.  Raises TrainingError where the first round has brought nothing."""
+        """Return a site's sums of a round.  Raises TrainingError where the first round collected nothing."""
         if self.layout.noise:
             return self._hidden(job.node)
         site = self._sites[job.node]
@@ -54,7 +54,7 @@ class EvaluationTask(PooledSumsTask):
         return named_places(self.layout.bounds, lambda name: not self.layout.noise and not signed & {*name})
 
     def _hidden(self, node: NodeId) -> Vector:
-        """Return the sums of the one round that there is under a budget."""
+        """Return a site's noisy sums of the only round under a budget."""
         if node not in self._said:
             site, noisy = self._sites[node], self.layout.noisy
             numbers = noisy.hidden(noisy.of_records(site.answers, site.y, site.groups), self._draw(node, 0))

@@ -1,7 +1,8 @@
 """The numbers by which sites judge a model under a budget of records: each site adds noise to its own.
 
-Every record is hidden in them, whoever adds them up, as in statistics (`noisy_sums`): its part is one release of a
-Gaussian mechanism.  They are few, and what follows from others is left out, for each costs noise on all.
+The noise hides every record from everybody, the coordinator included, as in statistics (`noisy_sums`): a site's part is
+one release of a Gaussian mechanism.  The numbers are few, without those that follow from others, for each costs noise
+on all.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from fedgossip.data.agreed.noisy_sums import GRAIN, MOST, divided, grains_of, hi
 from fedgossip.secure.primitives import Entropy
 
 BINS = 20
-"""Of a histogram of probabilities: the steps of their log-odds from -5 to 5, and what lies beyond."""
+"""Number of bins of a probability histogram: steps of log-odds from -5 to 5; the end bins are open."""
 EDGES = 1 / (1 + np.exp(-np.linspace(-5, 5, BINS - 1)))
 DECILES = 10
-"""Parts of equal width in which what a model says is compared with what was."""
+"""Parts of equal width that compare predicted probabilities with observed shares."""
 SHIFT = 104
 """Bits behind the point."""
 RECORDS = 1 << 31
@@ -40,7 +41,7 @@ def whole(values: Values) -> int:
 
 @dataclass(frozen=True)
 class NoisyNumbers:
-    """The numbers of a model of classes; `noise`: a multiple of the length of what one record adds to them."""
+    """The numbers of a classification model; `noise`: a multiple of the length of one record's contribution."""
 
     classes: tuple[str, ...]
     outcomes: tuple[str, ...]
@@ -49,7 +50,7 @@ class NoisyNumbers:
 
     @cached_property
     def units(self) -> Mapping[Name, int]:
-        """Return the most that one record adds to each number."""
+        """Return one record's maximum contribution to each number."""
         found: dict[Name, int] = {("confusion", true, said): 1 for true in self.classes for said in self.classes}
         found |= {("group", group, what): 1 for group in self.groups for what in ("right", "wrong")}
         for where in ((), *(("group", group) for group in self.groups)):
@@ -64,11 +65,11 @@ class NoisyNumbers:
 
     @property
     def length(self) -> float:
-        """Return the greatest length of what one record adds, in units.
+        """Return the maximum length of one record's contribution, in units.
 
-        It is in one cell of the confusion, and of each outcome in one bin and one part.  The probabilities of classes
-        are together at most 1, and their squared differences from the truth 2.  In its group the same again, without
-        parts.
+        A record counts in one cell of the confusion, and per outcome in one bin and one part.  The probabilities of
+        classes are together at most 1, and their squared differences from the truth 2.  In its group the same again,
+        without parts.
         """
         k = len(self.outcomes)
         said, brier = min(k, 1), min(k, 2)
@@ -76,7 +77,7 @@ class NoisyNumbers:
 
     @property
     def grains(self) -> float:
-        """Return the deviation of the noise of a site on each number, in grains of its unit."""
+        """Return the standard deviation of a site's noise on each number, in grains of its unit."""
         return grains_of(self.length, len(self.units), self.noise)
 
     @property
@@ -88,7 +89,7 @@ class NoisyNumbers:
     # --- at a site ------------------------------------------------------------------------------------------------
 
     def of_records(self, answers: Values, y: npt.NDArray[np.generic], groups: Places | None) -> dict[Name, int]:
-        """Return the numbers of records with labels y [m], answers [m, k] and places of their groups [m], no noise."""
+        """Return the noiseless numbers of records with labels y [m], answers [m, k] and places of their groups [m]."""
         table = np.zeros((len(self.classes),) * 2, np.int64)
         truth, answered = y.astype(np.int64), answers.argmax(axis=1)
         np.add.at(table, (truth, answered), 1)
@@ -127,19 +128,19 @@ class NoisyNumbers:
         return found
 
     def hidden(self, numbers: Numbers, entropy: Entropy) -> Numbers:
-        """Return a site's numbers as they may leave it."""
+        """Return a site's numbers with noise, as sent."""
         return hidden(numbers, lambda name: self.units[name], self.grains, entropy)
 
     # --- of all sites ---------------------------------------------------------------------------------------------
 
     def moved(self, numbers: Numbers, sites: int, draw: np.random.Generator) -> Numbers:
-        """Return the sums over so many sites as they might be with other noise on top of what they have."""
+        """Return the sums over so many sites with a further draw of noise on top of their own."""
         grains = np.rint(draw.normal(0, self.grains * math.sqrt(sites), len(self.units))).astype(np.int64).tolist()
         return {name: numbers[name] + divided(one * unit, GRAIN)
                 for (name, unit), one in zip(self.units.items(), grains, strict=True)}  # fmt: skip
 
     def completed(self, numbers: Numbers) -> dict[Name, int]:
-        """Return what follows from noisy sums, within what can be: the names of exact ones, without losses."""
+        """Return the numbers of an exact evaluation, without losses, from noisy sums, clipped to their ranges."""
         cells = {(true, said): numbers["confusion", true, said] for true in self.classes for said in self.classes}
         records = max(0, sum(cells.values()))
         found: dict[Name, int] = {
@@ -175,7 +176,7 @@ class NoisyNumbers:
 
 
 def _inside(part: Name, said: int, records: int) -> int:
-    """Return what the model says in all of so many records in a part: of each, between where it begins and ends."""
+    """Return the sum of predictions of so many records in a part, clipped to the part's bounds."""
     number = int(str(part[-1]))
     least, most = ((records * end << SHIFT) // DECILES for end in (number, number + 1))
     return min(max(said, least), most)

@@ -1,12 +1,12 @@
-"""How many of a site's records count at a point of a fit: sums in which few have any weight tell of these few.
+"""Effective number of a site's records at a point of a fit: sums dominated by few records disclose these.
 
     n       = sum of w / max of (w, unit)          w: the working weights of the records, unit: a record's at the start
     n_j     = sum of w x_j^2 / max of w x_j^2      x_j: the scaled column of one coefficient
 
-Equal weights give the number of records.  `unit` keeps a point from being one at which all of a site's records count
-little, so that a sum over sites is nearly that of another one.
+Equal weights give the number of records.  `unit` refuses a point at which all of a site's records have small weight, so
+that a sum over sites is nearly that of another site.
 
-Source of n: the largest share of a sum that is one record's is 1 / n, as in the dominance rules of official statistics
+Source of n: the largest share of one record in a sum is 1 / n, as in the dominance rules of official statistics
 (Hundepool et al., Statistical disclosure control, 2012, section 4.2).
 """
 
@@ -18,15 +18,15 @@ from fedgossip.sites.fits.glm.glm import Values
 
 
 def effective(weights: Values, unit: float = 0.0) -> float:
-    """Return how many records [m] count by their weights, none below 0; 0 where all are 0."""
+    """Return the effective number of records [m] with these weights, all >= 0; 0 where all are 0."""
     largest = max(float(weights.max(initial=0.0)), unit)
     return float(weights.sum()) / largest if largest > 0 else 0.0
 
 
 def too_few(weights: Values, unit: float, columns: Sequence[tuple[str, Values]], least: int) -> str:
-    """Return of what fewer than `least` records count, in words; "" where enough do.
+    """Return in words a sum with fewer than `least` effective records; "" where all have enough.
 
-    A column that has few by itself, as a category of few records does, may have half as many at the point.
+    A column with few of its own, such as a rare category, may have half as many at the point.
     """
     if effective(weights, unit) < least:
         return f"fewer than {least} of this site's records count there"

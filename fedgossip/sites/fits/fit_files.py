@@ -1,4 +1,4 @@
-"""fit.json, whatever was fitted: found in its folder, and read."""
+"""fit.json of any kind of model: located in its folder, and read."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ ADVICE = "The sites make it together: fedgossip fit EXPERIMENT."
 
 
 def fit_in(path: Path) -> Fit | None:
-    """Return the fit in a folder; None where there is none.  Raises ConfigError for one that is not at its end."""
+    """Return the fit in a folder; None without one.  Raises ConfigError for an unfinished one."""
     if not (path / FIT).is_file() and (path / CURVES).is_file():
         text = f"{path}: survival curves, which are of groups and say nothing of one record"
         raise ConfigError(text, f'Read {CURVES}; model.source = "cox?..." fits hazards, which do.')
     if not (path / FIT).is_file():
         return None
-    kinds: Any = Fit  # a type to msgspec, and none to type checkers
+    kinds: Any = Fit  # a type to msgspec, unknown to type checkers
     fit: Fit = read_told(kinds, path / FIT, FORMAT, "fit", ADVICE)
     if not fit.converged:
         text = f"{path / FIT}: not at the end after {fit.design.steps} steps, so its estimates say nothing"
@@ -34,10 +34,7 @@ def fit_in(path: Path) -> Fit | None:
 
 
 def told_in(path: Path) -> tuple[str, Told] | None:
-    """Return the name of the file of a fit, of any kind, and what it tells; None where there is none.
-
-    Raises ConfigError as `fit_in`.
-    """
+    """Return the file name and the contents of a fit of any kind; None without one.  Raises as `fit_in`."""
     if (path / CURVES).is_file():
         return CURVES, read_told(CurveFit, path / CURVES, FORMAT, "survival curves", ADVICE)
     if (path / FIT_OF_TREES).is_file():

@@ -1,4 +1,4 @@
-"""A table with what a fit of all sites says of each row, and the 95 % intervals: `fedgossip predict` of fit.json."""
+"""A table with the predictions of a common fit for each row, and the 95 % intervals: `fedgossip predict`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ BETWEEN = "95 % from", "95 % to"
 
 
 def scored(fit: GlmFit, path: Path) -> tuple[str, Sequence[str]]:
-    """Return the rows of a CSV file with what the fit says of them, and the columns that it does not know.
+    """Return the rows of a CSV file with their predictions, and the columns that the fit ignores.
 
-    Raises ConfigError for a file without the columns that were fitted, and for cells that are none of theirs.
+    Raises ConfigError for a file without the fitted columns, and for invalid cells.
     """
     table, d = CsvColumns(path), fit.design
     said = predictions(fit, read_features(table, d.encoding, [d.outcome]))
@@ -41,20 +41,20 @@ def scored(fit: GlmFit, path: Path) -> tuple[str, Sequence[str]]:
 
 
 def unknown_of(table: CsvColumns, encoding: TableEncoding, outcomes: Sequence[str]) -> Sequence[str]:
-    """Return the columns that nothing is read of."""
+    """Return the columns that the fit does not use."""
     known = set(found_columns(table, encoding.columns).values())
     return [name for place, name in enumerate(table.header) if place not in known and name not in outcomes]
 
 
 def cells_of(values: Values) -> list[str]:
-    """Return numbers as a table has them: nothing where there is none."""
+    """Return numbers as cells of a table: empty for NaN."""
     return [f"{one:.9g}" if np.isfinite(one) else "" for one in values.tolist()]
 
 
 def judged(fit: GlmFit, path: Path) -> tuple[int, Mapping[str, float]]:
-    """Return how many records a CSV file has, and how well the fit says their outcomes.
+    """Return the number of records of a CSV file, and how well the fit predicts their outcomes.
 
-    Raises ConfigError for other columns, and for outcomes that are none.
+    Raises ConfigError for other columns, and for invalid outcomes.
     """
     table, d = CsvColumns(path), fit.design
     features = read_features(table, d.encoding, [d.outcome])

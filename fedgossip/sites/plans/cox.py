@@ -30,9 +30,9 @@ from fedgossip.sites.plans.sums import asking, plan_of_sums, sites_that_fit
 from fedgossip.sites.plans.survival import agreed_times, checked_site, column_of_words, time_and_event
 
 STEPS = 16
-"""Of Newton's method; four to seven are usual."""
+"""Maximum number of Newton steps; four to seven are usual."""
 LEAST = 10
-"""Events of a told time."""
+"""Minimum number of events of a reported time."""
 NUMBERS = 1 << 16
 """Maximum number of whole numbers in a sum: 2 MiB."""
 RIDGES = 1e9
@@ -45,7 +45,7 @@ def is_cox(source: str) -> bool:
 def cox_plan(experiment: Experiment) -> tuple[FederationPlan, CoxLayout, AgreedTable]:
     """Return the plan of the run in which the sites of an experiment fit hazards, its numbers, and its columns.
 
-    Raises ConfigError as `survival_plan`, for options that are none, and for sums that would be too large.
+    Raises ConfigError as `survival_plan`, for invalid options, and for sums that would be too large.
     """
     whole, agreed = agreed_times(experiment, COX, "a fit is", "the sums of a fit are")
     layout = CoxLayout(_design(whole.model.source, agreed))
@@ -94,7 +94,7 @@ def _number(source: str, name: str, text: str, low: float, high: float) -> float
 def cox_task(
     plan: FederationPlan, layout: CoxLayout, agreed: AgreedTable, held: Sequence[NodeId]
 ) -> tuple[FederationPlan, CoxTask, Mapping[NodeId, ConfigError]]:
-    """Return the plan with those that abstain, the task of the sites that are `held`, and why some do not fit."""
+    """Return the plan with the abstaining sites, the task of the `held` sites, and why some do not fit."""
 
     def records(node: NodeId) -> TimedRecords:
         return records_in(site_file(plan.experiment, node), layout.design, agreed)
@@ -104,7 +104,7 @@ def cox_task(
 
 
 def records_in(path: Path, d: CoxDesign, agreed: AgreedTable) -> TimedRecords:
-    """Return a site's records.  Raises ConfigError for a file that does not fit, and for too few records."""
+    """Return a site's records.  Raises ConfigError for an unsuitable file, and for too few records."""
     found = read_for_fit(path, agreed, REGRESSION, (d.time, d.event))
     times, events = checked_site(found, d.grid, (d.time, d.event))
     strata = np.zeros(len(found), np.int64)
@@ -119,7 +119,7 @@ def records_in(path: Path, d: CoxDesign, agreed: AgreedTable) -> TimedRecords:
 
 
 def hazards_from(plan: FederationPlan, layout: CoxLayout, vector: Vector | None) -> CoxFit:
-    """Return what the sums say.  Raises TooFewPeersError where the rounds have not come together."""
+    """Return the fit of the sums.  Raises TooFewPeersError after incomplete rounds."""
     found = None if vector is None else cox_fit(layout, vector, plan.least)
     if found is None:
         text = "too few sites came together for the sums of a fit"

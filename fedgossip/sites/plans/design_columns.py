@@ -1,4 +1,4 @@
-"""The columns of a regression, of what sites have agreed on: categories against the first, numbers by their scale."""
+"""The columns of a regression, from the agreed statistics: categories against the first, numbers by their scale."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedgossip.data.columns.table_schema import SchemaColumn
 
 COLUMNS = 200
 RECORDS_EACH = 5
-"""Records that there must be for each coefficient, or sums of products would say much of single ones."""
+"""Minimum number of records per coefficient: with fewer, sums of products disclose much of single ones."""
 
 
 @dataclass(frozen=True)
@@ -20,20 +20,20 @@ class DesignColumns:
 
     names: tuple[str, ...]
     places: tuple[int, ...]
-    """Of each among the features of a table."""
+    """Place of each column among the features of a table."""
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
     against: tuple[str, ...]
-    """Categories that others are compared with."""
+    """Reference categories."""
     constant: tuple[str, ...]
-    """Columns that are left out, for they have one value at every site."""
+    """Omitted columns: those with one value at every site."""
 
 
 def design_columns(agreed: AgreedTable, of: str, coefficients: int = 1, without: Sequence[str] = ()) -> DesignColumns:
-    """Return the columns of a model `of` a kind, which has `coefficients` beside them, `without` some.
+    """Return the columns of a model `of` a kind, with further `coefficients` beside them, `without` some.
 
-    Raises ConfigError for none or too many, for too few records, and for categories of so few that a coefficient would
-    tell of them.
+    Raises ConfigError for no columns or too many, for too few records, and for categories so rare that a coefficient
+    would disclose them.
     """
     check_counted(agreed, [one for one in agreed.schema.features if one.name not in without])
     known = {one.name: one for one in agreed.columns}
@@ -68,9 +68,9 @@ def design_columns(agreed: AgreedTable, of: str, coefficients: int = 1, without:
 
 
 def check_counted(agreed: AgreedTable, columns: Sequence[SchemaColumn]) -> None:
-    """Raise ConfigError for columns with a category of so few records that a sum over them would tell of each.
+    """Raise ConfigError for columns with a category so rare that a sum over it would disclose its records.
 
-    Of numbers too, where all sites together have few different ones.
+    For numbers too, where all sites together have few distinct values.
     """
     names = {one.name for one in columns}
     for one in (column for column in agreed.columns if column.name in names):

@@ -1,6 +1,6 @@
-"""Sites judge one model together: a federated run of two rounds whose sums are exact.
+"""Sites judge one model together: a federated run of two rounds with exact sums.
 
-Each site asks the model about its own records: those that it keeps from its training (data.local_test), else all.
+Each site evaluates the model on its own records: those held out from its training (data.local_test), else all.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 def evaluation_plan(experiment: Experiment, facts: ModelFacts) -> tuple[FederationPlan, EvaluationLayout]:
     """Return the plan of the run in which the sites of an experiment judge a model of these facts, and its numbers.
 
-    Under a budget of records it has noise.  Raises ConfigError where there is no secure sum, beside a budget that
-    hides clients, and for groups that are not known.
+    Under a budget of records they have noise.  Raises ConfigError without secure sums, beside a budget that hides
+    clients, and for unknown groups.
     """
     if not isinstance(experiment, FederatedExperiment):
         text = "no [coordinator]: sites judge a model by sums over clients"
@@ -67,14 +67,14 @@ def evaluation_plan(experiment: Experiment, facts: ModelFacts) -> tuple[Federati
 
 
 def stated_evaluation(experiment: Experiment, facts: ModelFacts) -> tuple[FederationPlan, PlanStatement]:
-    """Return the run in which the sites judge a model of these facts, and its plan: of this model and no other."""
+    """Return the run in which the sites judge a model of these facts, and its plan, valid for this model alone."""
     plan, layout = evaluation_plan(experiment, facts)
     plan, task, _ = evaluation_task(plan, layout, experiment, None, [])
     return plan, statement_of(plan, task, opened_by(layout))
 
 
 def opened_by(layout: EvaluationLayout) -> tuple[str, ...]:
-    """Return what the coordinator sees of all sites together, in words."""
+    """Return the sums over all sites that the coordinator sees, in words."""
     of = "that each site has kept from its training" if layout.kept else "of each site, also those trained on"
     told = [f"how well the model with weights {layout.model[:16]} answers on the records {of}: "
             f"the number of records, {layout.score}, and a histogram of its answers for each outcome"]  # fmt: skip
@@ -105,9 +105,9 @@ def evaluation_task(
     held: Sequence[NodeId],
     draw: Draw = from_system,
 ) -> tuple[FederationPlan, EvaluationTask, Mapping[NodeId, ConfigError]]:
-    """Return the plan with those that abstain, the task of the sites that are `held`, and why some do not fit.
+    """Return the plan with the abstaining sites, the task of the `held` sites, and why some do not fit.
 
-    `model`: None where no site is held, and nothing is asked of it.
+    `model`: None where no site is held, and the model is not needed.
     """
     own = PLACE in experiment.data.source
     everybody = None if own else examples_of(experiment, range(plan.learners), plan.learners)
@@ -124,7 +124,7 @@ def evaluation_task(
 def _answers(
     layout: EvaluationLayout, experiment: Experiment, model: LoadedModel, node: NodeId, examples: SharedExamples
 ) -> SiteAnswers:
-    """Ask the model about a site's records.  Raises ConfigError for fewer than data.suppress."""
+    """Return the model's answers to a site's records.  Raises ConfigError for fewer than data.suppress."""
     judged, trained = parted(experiment, node, examples)
     least = experiment.data.suppress
     if len(judged) < least:
@@ -157,13 +157,13 @@ def compared(kind: str, trained: Asked, others: Asked) -> MembershipTest:
 
 
 def asked(model: LoadedModel, examples: Dataset) -> Asked:
-    """Return a model's answers to scaled examples, and their labels in the units of what was read."""
+    """Return a model's answers to scaled examples, and their labels in their original units."""
     y = examples.in_units(examples.y) if examples.label_mean else examples.y
     return model.of_scaled(examples), y
 
 
 def parted(experiment: Experiment, node: NodeId, examples: SharedExamples) -> tuple[np.ndarray, np.ndarray]:
-    """Return which of the examples a site judges a model on, and which it has trained on: none where all are judged."""
+    """Return the evaluation records of a site, and its training records: none where all are evaluated."""
     share, mine = experiment.data.local_test, examples.shares[node]
     if not share:
         return mine, mine[:0]
@@ -174,7 +174,7 @@ def parted(experiment: Experiment, node: NodeId, examples: SharedExamples) -> tu
 
 
 def evaluated_from(task: EvaluationTask, vector: Vector | None, suppress: int, least: int) -> Evaluation:
-    """Return what the sums say.  Raises TooFewPeersError where a round has not come together."""
+    """Return the evaluation of the sums.  Raises TooFewPeersError after an incomplete round."""
     numbers = task.layout.numbers(vector) if vector is not None else {}
     if not numbers.get(("sites",)) or not numbers.get(("records",), 1):
         text = "too few sites came together for the sums"

@@ -1,4 +1,4 @@
-"""Every kind of fit by sums, a line each: by the name of its model, how it is planned, and who tells its sums."""
+"""Every kind of fit by sums, a line each: its plan, its task, and its result, by model name."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ FITS = (
 
 
 def is_fit(experiment: Experiment) -> bool:
-    """Whether a model is fitted by sums, and nothing trained."""
+    """Return whether a model is fitted by sums instead of trained."""
     return any(one.is_of(experiment.model.source) for one in FITS)
 
 
 def stated_fit(experiment: Experiment) -> tuple[FederationPlan, PlanStatement] | None:
-    """Return the run of a fit, and its plan as all sites have it; None where an experiment is of no fit.
+    """Return the run of a fit, and its plan as all sites have it; None for an experiment without a fit.
 
-    What is fitted follows from what the sites agree on before, so until then its plan is that of the statistics alone.
+    The fit depends on statistics that the sites agree on first, so until then its plan is that of the statistics alone.
     Raises ConfigError as the fit itself does, before it reads any site's own file.
     """
     kind = next((one for one in FITS if one.is_of(experiment.model.source)), None)

@@ -1,4 +1,4 @@
-"""Sites fit one generalised linear model together: a federated run whose rounds are Newton steps, of exact sums."""
+"""Sites fit one generalised linear model together: a federated run of Newton steps, with exact sums."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fedgossip.sites.plans.sums import asking, check_exact, plan_of_sums, sites_
 KIND_OF = {"logistic": CLASSIFICATION, "linear": REGRESSION, "poisson": REGRESSION}
 SOURCE_OF = {"logistic": "softmax", "linear": "softmax", "poisson": RATES}
 STEPS = 16
-"""Of Newton's method; five to eight are usual."""
+"""Maximum number of Newton steps; five to eight are usual."""
 
 
 def is_glm(source: str) -> bool:
@@ -39,8 +39,8 @@ def is_glm(source: str) -> bool:
 def glm_plan(experiment: Experiment) -> tuple[FederationPlan, GlmLayout, AgreedTable]:
     """Return the plan of the run in which the sites of an experiment fit a model, its numbers, and its columns.
 
-    Raises ConfigError where there is no secure sum, beside a budget, where nothing is agreed on yet, and for a family
-    that does not fit the label.
+    Raises ConfigError without secure sums, beside a budget, before statistics are agreed, and for a family that does
+    not match the label.
     """
     if not isinstance(experiment, FederatedExperiment):
         advice = "Give at least:  [coordinator]  clients = 5"
@@ -59,7 +59,7 @@ def glm_plan(experiment: Experiment) -> tuple[FederationPlan, GlmLayout, AgreedT
 
 
 def family_of(experiment: Experiment) -> str:
-    """Return the family that model.source names.  Raises ConfigError, also where the task's labels are none of its."""
+    """Return the family that model.source names.  Raises ConfigError for an unknown one, and for unsuitable labels."""
     kind, _, family = experiment.model.source.partition(":")
     if kind != GLM or family not in FAMILIES:
         advice = nearest(family, FAMILIES) if kind == "glm" else f'Set model.source = "glm:{next(iter(FAMILIES))}".'
@@ -91,7 +91,7 @@ def _design(family: str, agreed: AgreedTable) -> GlmDesign:
 def glm_task(
     plan: FederationPlan, layout: GlmLayout, agreed: AgreedTable, held: Sequence[NodeId]
 ) -> tuple[FederationPlan, GlmTask, Mapping[NodeId, ConfigError]]:
-    """Return the plan with those that abstain, the task of the sites that are `held`, and why some do not fit."""
+    """Return the plan with the abstaining sites, the task of the `held` sites, and why some do not fit."""
 
     def records(node: NodeId) -> SiteRecords:
         found = read_for_fit(site_file(plan.experiment, node), agreed, KIND_OF[layout.design.family])
@@ -103,7 +103,7 @@ def glm_task(
 
 
 def fitted_from(plan: FederationPlan, layout: GlmLayout, vector: Vector | None) -> GlmFit:
-    """Return what the sums say.  Raises TooFewPeersError where the rounds have not come together."""
+    """Return the fit of the sums.  Raises TooFewPeersError after incomplete rounds."""
     found = None if vector is None else fit_of(layout, vector, plan.least, plan.experiment.data.suppress)
     if found is None:
         text = "too few sites came together for the sums of a fit"

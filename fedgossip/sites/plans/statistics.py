@@ -1,4 +1,4 @@
-"""Statistics that sites agree on before they train: a federated run of two rounds whose sums are exact."""
+"""Statistics that sites agree on before training: a federated run of two rounds with exact sums."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from fedgossip.sites.plans.sums import asking, noise_of, plan_of_sums, sites_tha
 
 
 def statistics_plan(experiment: Experiment) -> tuple[FederationPlan, TableSchema]:
-    """Return the plan of the run that makes the statistics of an experiment, and the schema that they are of.
+    """Return the plan of the run that computes the statistics of an experiment, and their schema.
 
-    Raises ConfigError where there is no secure sum, where nothing is to be agreed on, and beside a budget that
-    hides clients, or without bounds.
+    Raises ConfigError without secure sums, without columns to agree on, beside a budget that hides clients, and without
+    bounds.
     """
     if not isinstance(experiment, FederatedExperiment):
         advice = "Give at least:  [coordinator]  clients = 5"
@@ -47,14 +47,14 @@ def statistics_plan(experiment: Experiment) -> tuple[FederationPlan, TableSchema
 
 
 def stated_statistics(experiment: Experiment) -> tuple[FederationPlan, PlanStatement]:
-    """Return the run that makes the statistics of an experiment, and its plan where no other has it as a step."""
+    """Return the run that computes the statistics of an experiment, and its plan as a run of its own."""
     plan, schema = statistics_plan(experiment)
     plan, task, _ = statistics_task(plan, schema, [])
     return plan, statement_of(plan, task, opened_by(task))
 
 
 def opened_by(task: StatisticsTask) -> tuple[str, ...]:
-    """Return what the coordinator sees of all sites together, in words."""
+    """Return the sums over all sites that the coordinator sees, in words."""
     columns = task.layout.schema.columns
     categories = sum(bool(one.categories) for one in columns)
     told = ["how many records"]
@@ -68,7 +68,7 @@ def opened_by(task: StatisticsTask) -> tuple[str, ...]:
 def statistics_task(
     plan: FederationPlan, schema: TableSchema, held: Sequence[NodeId], draw: Draw = from_system
 ) -> tuple[FederationPlan, StatisticsTask, Mapping[NodeId, ConfigError]]:
-    """Return the plan with those that abstain, the task of the sites that are `held`, and why some do not fit."""
+    """Return the plan with the abstaining sites, the task of the `held` sites, and why some do not fit."""
 
     def read(node: NodeId) -> SiteColumns:
         site = SiteColumns(site_file(plan.experiment, node), schema, plan.experiment.data.suppress)
@@ -82,7 +82,7 @@ def statistics_task(
 
 
 def agreed_from(task: StatisticsTask, vector: Vector | None, schema: TableSchema, suppress: int) -> AgreedTable:
-    """Return what the sums say.  Raises TooFewPeersError where a round has not come together."""
+    """Return the statistics of the sums.  Raises TooFewPeersError after an incomplete round."""
     numbers = task.layout.numbers(vector) if vector is not None else {}
     counted = [place for place, count in numbers.items() if place[1:2] in (("bin",), ("of",)) and count]
     if not numbers.get(("sites",)) or not counted:

@@ -1,4 +1,4 @@
-"""Runs of sums over all sites of an experiment: what statistics, evaluations and fits have in common."""
+"""Runs of sums over all sites of an experiment: the common part of statistics, evaluations and fits."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ SUMS = {1: "one round", 2: "two rounds"}
 
 
 def noise_of(experiment: Experiment) -> float:
-    """Return the noise on each site's sums, in units of what one record can add; 0 without a budget."""
+    """Return the noise on each site's sums, in units of one record's maximum contribution; 0 without a budget."""
     return 0.0 if experiment.budget is None else experiment.budget.noise
 
 
 def check_exact(experiment: FederatedExperiment, are: str, told: str) -> None:
-    """Raise ConfigError where sums are not secure, and beside a budget; `are`: "a fit is", `told`: what is exact."""
+    """Raise ConfigError without secure sums, and beside a budget; `are`: "a fit is", `told`: the exact results."""
     check_secure(experiment, are)
     if (unit := experiment.coordinator.privacy.unit) != "none":
         text = f"coordinator.privacy.unit = {unit}: {told} exact, beside a budget"
@@ -48,7 +48,7 @@ def check_exact(experiment: FederatedExperiment, are: str, told: str) -> None:
 
 
 def check_secure(experiment: FederatedExperiment, are: str) -> None:
-    """Raise ConfigError where sums are not secure; `are`: what is made of them."""
+    """Raise ConfigError without secure sums; `are`: names the result, as in `check_exact`."""
     if not experiment.coordinator.secure.on:
         raise ConfigError(f"coordinator.secure.on = false: {are} of secure sums", "Leave it out.")
 
@@ -56,9 +56,9 @@ def check_secure(experiment: FederatedExperiment, are: str) -> None:
 def plan_of_sums(
     experiment: FederatedExperiment, kind: str, rounds: int, exact: ExactSums, **others: Any
 ) -> FederationPlan:
-    """Return the plan of the run that makes the sums of an experiment; `others`: keys of it that are replaced too.
+    """Return the plan of the run that computes the sums of an experiment; `others`: further keys to replace.
 
-    All sites are asked in every round, nothing is trained or measured, and no sum is over fewer than SITES.
+    All sites take part in every round, without training or measuring, and no sum is over fewer than SITES.
     """
     c = experiment.coordinator
     alone = msgspec.structs.replace(
@@ -86,7 +86,7 @@ def plan_of_sums(
 def sites_that_fit(
     plan: FederationPlan, held: Sequence[NodeId], read: Callable[[NodeId], Site]
 ) -> tuple[FederationPlan, Mapping[NodeId, Site], Mapping[NodeId, ConfigError]]:
-    """Return the plan with those that abstain, what is `read` of each site that is `held`, and why some do not fit."""
+    """Return the plan with the abstaining sites, the `read` data of each `held` site, and why some do not fit."""
     sites, refused = dict[NodeId, Site](), dict[NodeId, ConfigError]()
     for node in held:
         try:
@@ -99,15 +99,14 @@ def sites_that_fit(
 def asking(
     plan: FederationPlan, task: Task, refused: Mapping[NodeId, ConfigError]
 ) -> tuple[FederationPlan, Task, Mapping[NodeId, ConfigError]]:
-    """Return these, with the plan of a run whose sites look at what they are asked as their task does."""
+    """Return the arguments, with the plan of a run whose sites check requests as their task does."""
     return replace(plan, questions=task), task, refused
 
 
 def spend_at_one_desk(plan: FederationPlan, path: Path) -> list[str]:
-    """Write into a ledger what the rounds of sums spend of each site's records, before they are made.
+    """Charge the rounds of sums to each site's budget in a ledger, before they run.
 
-    Returns lines of what was released before.  Raises BudgetError where the budget, or the limit of that ledger, does
-    not allow it.
+    Returns lines about earlier releases.  Raises BudgetError where the budget or the ledger's limit is exceeded.
     """
     said, run = [], secrets.token_hex(16)
     for node in (one for one in range(plan.learners) if not plan.abstains(one)):
@@ -142,5 +141,5 @@ def _pay(ledger: SpentLedger, budget: PrivacySection, node: NodeId, run: str, ro
 
 
 def from_seed(plan: FederationPlan) -> Draw:
-    """Draw from the seed, for simulations, which keep no secrets."""
+    """Return draws from the seed, for simulations, which keep no secrets."""
     return lambda node, round: stream(plan.experiment.seed, f"{plan.experiment.task.kind} noise", node, round).bytes

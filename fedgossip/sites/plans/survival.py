@@ -1,4 +1,4 @@
-"""Sites estimate together who survives: a federated run of two rounds, of exact counts."""
+"""Sites estimate survival together: a federated run of two rounds, of exact counts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def is_survival(source: str) -> bool:
 def survival_plan(experiment: Experiment) -> tuple[FederationPlan, CurveLayout, AgreedTable]:
     """Return the plan of the run in which the sites of an experiment count, its numbers, and its columns.
 
-    Raises ConfigError as `glm_plan`, for labels that are not a time and an event, and for a grid that is none.
+    Raises ConfigError as `glm_plan`, for labels other than a time and an event, and for an invalid grid.
     """
     whole, agreed = agreed_times(experiment, KAPLAN_MEIER, "survival is", "the counts of survival are")
     layout = CurveLayout(_design(whole.model.source, agreed))
@@ -48,10 +48,10 @@ def survival_plan(experiment: Experiment) -> tuple[FederationPlan, CurveLayout, 
 
 
 def agreed_times(experiment: Experiment, name: str, are: str, told: str) -> tuple[FederatedExperiment, AgreedTable]:
-    """Return the experiment and what its sites have agreed on, where times can be told by sums.
+    """Return the experiment and its agreed statistics, where sums may report times.
 
-    `name` of the model, `are` and `told` as in `check_exact`.  Raises ConfigError where there is no secure sum, beside
-    a budget, where nothing is agreed on yet, and for labels that are no numbers.
+    `name` of the model, `are` and `told` as in `check_exact`.  Raises ConfigError without secure sums, beside a budget,
+    before statistics are agreed, and for labels other than numbers.
     """
     if not isinstance(experiment, FederatedExperiment):
         advice = "Give at least:  [coordinator]  clients = 5"
@@ -70,7 +70,7 @@ def agreed_times(experiment: Experiment, name: str, are: str, told: str) -> tupl
 
 
 def time_and_event(name: str, agreed: AgreedTable) -> tuple[SchemaColumn, SchemaColumn]:
-    """Return both label columns.  Raises ConfigError for others than two."""
+    """Return both label columns.  Raises ConfigError for another number of them."""
     labels = agreed.schema.labels
     if len(labels) != 2:
         text = f"{name}: {len(labels)} label columns, {', '.join(one.name for one in labels)}"
@@ -79,7 +79,7 @@ def time_and_event(name: str, agreed: AgreedTable) -> tuple[SchemaColumn, Schema
 
 
 def column_of_words(source: str, name: str, agreed: AgreedTable) -> tuple[str, ...]:
-    """Return the categories of the column by which records are told apart, () for "".  Raises ConfigError."""
+    """Return the categories of the grouping column, () for "".  Raises ConfigError."""
     words = {one.name: one.categories for one in agreed.schema.features if one.categories}
     if name and name not in words:
         text = f"model.source = {source!r}: {name!r} is no column of words"
@@ -107,7 +107,7 @@ def _design(source: str, agreed: AgreedTable) -> CurveDesign:
 def survival_task(
     plan: FederationPlan, layout: CurveLayout, agreed: AgreedTable, held: Sequence[NodeId]
 ) -> tuple[FederationPlan, SurvivalTask, Mapping[NodeId, ConfigError]]:
-    """Return the plan with those that abstain, the task of the sites that are `held`, and why some do not fit."""
+    """Return the plan with the abstaining sites, the task of the `held` sites, and why some do not fit."""
 
     def times(node: NodeId) -> SiteTimes:
         return times_in(site_file(plan.experiment, node), layout.design, agreed)
@@ -117,8 +117,8 @@ def survival_task(
 
 
 def times_in(path: Path, d: CurveDesign, agreed: AgreedTable) -> SiteTimes:
-    """Return a site's times.  Raises ConfigError for a file that does not fit, and for too few records."""
-    found = read_for_fit(path, agreed, REGRESSION, [one.name for one in agreed.columns])  # of columns nothing is summed
+    """Return a site's times.  Raises ConfigError for an unsuitable file, and for too few records."""
+    found = read_for_fit(path, agreed, REGRESSION, [one.name for one in agreed.columns])  # no column is summed
     times, events = checked_site(found, d.grid, (d.time, d.event))
     groups = categories_in(found.x, d.group_column, agreed.schema.features) if d.group_column else None
     return SiteTimes(places_of(d.grid, times), events, groups)
@@ -134,7 +134,7 @@ def checked_site(
 
 
 def curves_from(plan: FederationPlan, layout: CurveLayout, agreed: AgreedTable, vector: Vector | None) -> CurveFit:
-    """Return what the sums say.  Raises TooFewPeersError where the rounds have not come together."""
+    """Return the curves of the sums.  Raises TooFewPeersError after incomplete rounds."""
     numbers = None if vector is None else layout.numbers(vector)
     if numbers is None or numbers["sites",] < plan.least or not numbers["of", ALL]:
         text = "too few sites came together for the counts of survival"

@@ -1,4 +1,4 @@
-"""Sites grow boosted trees together: a federated run whose rounds are levels of trees, of exact sums."""
+"""Sites grow boosted trees together: a federated run with one round per level of trees, of exact sums."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ LEAST_RECORDS = 10
 def trees_plan(experiment: Experiment) -> tuple[FederationPlan, TreesLayout, AgreedTable]:
     """Return the plan of the run in which the sites of an experiment grow trees, its numbers, and its columns.
 
-    Raises ConfigError where there is no secure sum, beside a budget, where nothing is agreed on yet, for labels that
-    trees are not grown on, and for sums that would be too large.
+    Raises ConfigError without secure sums, beside a budget, before statistics are agreed, for labels that trees do not
+    support, and for sums that would be too large.
     """
     if not isinstance(experiment, FederatedExperiment):
         advice = "Give at least:  [coordinator]  clients = 5"
@@ -109,7 +109,7 @@ def _design(options: TreeOptions, agreed: AgreedTable, kind: str, sites: int) ->
 
 
 def _label(agreed: AgreedTable, kind: str) -> AgreedColumn:
-    """Return the label column.  Raises ConfigError for several, and for classes that hold nobody or too few."""
+    """Return the label column.  Raises ConfigError for several, and for classes with no or too few records."""
     labels = [one for one in agreed.columns if one.label]
     if len(labels) > 1:
         raise ConfigError(f"trees of {len(labels)} label columns", "One model has one outcome: name one column.")
@@ -133,7 +133,7 @@ def _label(agreed: AgreedTable, kind: str) -> AgreedColumn:
 def _category(column: AgreedColumn, k: int) -> tuple[float, ...]:
     """Return the cut of a category; none where all records have it, or none.
 
-    Raises ConfigError for one of so few records that a sum over them would tell of each.
+    Raises ConfigError for one so rare that a sum over it would disclose its records.
     """
     if column.counts[k] is None:
         where = f"column {column.name!r}: {column.categories[k]} at too few sites, or of too few records"
@@ -142,14 +142,13 @@ def _category(column: AgreedColumn, k: int) -> tuple[float, ...]:
 
 
 def _edges(column: AgreedColumn, bins: int) -> tuple[float, ...]:
-    """Return at most `bins` - 1 cuts of a column of numbers, so that bins hold about as many records each.
+    """Return at most `bins` - 1 cuts of a column of numbers, so that bins have about equal numbers of records.
 
-    They are made of the agreed histogram: the middle of its empty stretches, and quantiles as if its bins were filled
-    evenly.
+    The agreed histogram gives them: the middle of its empty stretches, and quantiles as if its bins were filled evenly.
     """
     if not column.deviation:
         return ()
-    if len(column.edges) < 2:  # no histogram may be told
+    if len(column.edges) < 2:  # the histogram is withheld
         deviation, inner = column.deviation, np.linspace(-2, 2, bins - 1)
         return tuple(((column.mean or 0.0) + deviation * inner).tolist())
     counts = np.array(told_bins(column))
@@ -168,7 +167,7 @@ def _edges(column: AgreedColumn, bins: int) -> tuple[float, ...]:
 def trees_task(
     plan: FederationPlan, layout: TreesLayout, agreed: AgreedTable, held: Sequence[NodeId]
 ) -> tuple[FederationPlan, TreesTask, Mapping[NodeId, ConfigError]]:
-    """Return the plan with those that abstain, the task of the sites that are `held`, and why some do not fit."""
+    """Return the plan with the abstaining sites, the task of the `held` sites, and why some do not fit."""
 
     def table(node: NodeId) -> SiteTable:
         return table_of(layout, agreed, site_file(plan.experiment, node))
@@ -178,7 +177,7 @@ def trees_task(
 
 
 def table_of(layout: TreesLayout, agreed: AgreedTable, path: Path) -> SiteTable:
-    """Return a site's records.  Raises ConfigError for a file that does not fit, and for too few records."""
+    """Return a site's records.  Raises ConfigError for an unsuitable file, and for too few records."""
     kind = REGRESSION if layout.design.loss == SQUARES else CLASSIFICATION
     found = read_for_fit(path, agreed, kind)
     y = found.y.reshape(len(found)).astype("f8")
@@ -188,7 +187,7 @@ def table_of(layout: TreesLayout, agreed: AgreedTable, path: Path) -> SiteTable:
 
 
 def grown_from(plan: FederationPlan, layout: TreesLayout, vector: Vector | None) -> tuple[TreesFit, GrowingTrees]:
-    """Return what the sums say.  Raises TooFewPeersError where the rounds have not come together."""
+    """Return the trees of the sums.  Raises TooFewPeersError after incomplete rounds."""
     growing = None if vector is None else GrowingTrees(layout, vector)
     found = None if growing is None else trees_fit(growing, plan.least)
     if found is None or growing is None or not found.trees:

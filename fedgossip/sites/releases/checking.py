@@ -1,7 +1,7 @@
-"""Checks a release offline, from its file alone, on any machine: no torch, no network, nothing of the run.
+"""Checks a release offline, from its file alone, on any machine, without torch, network or run directory.
 
-First the signature, which is of every byte; then what is in it against each other: files and their hashes, the model's
-weights, the plan and what the sites have signed, their logs and the coordinator's transcripts of the rounds.
+First the signature over every byte; then the consistency of the contents: files and their hashes, the model's weights,
+the plan and the sites' signatures, their logs and the coordinator's transcripts of the rounds.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ ENDPOINTS, LOGS = "endpoints.toml", "logs"
 
 @dataclass(frozen=True)
 class CheckedRelease:
-    """A release whose signature holds.  `faults`: what in it does not fit together, in words."""
+    """A release with a valid signature.  `faults`: inconsistencies of its contents, in words."""
 
     release: Release
     logs: tuple[ReleasedLog, ...]
     whose: str
-    """Who signed, as far as the keys in the release, or those that were given, tell."""
+    """Name of the signer, as far as the keys in the release, or the given ones, contain it."""
     faults: tuple[str, ...]
 
 
 def check(path: Path, known: Path | None = None) -> CheckedRelease:
-    """Check a release; `known`: an endpoints.toml of one's own, among whose keys the signer's must be.
+    """Check a release; `known`: an endpoints.toml of one's own, which must contain the signer's key.
 
-    Raises ReleaseError for a file with any byte changed, and for what is signed and no release.
+    Raises ReleaseError for a file with any byte changed, and for signed contents that are no release.
     """
     archive = open_signed(path)
     release = _facts(archive)
@@ -81,7 +81,7 @@ def _facts(archive: SignedZip) -> Release:
 
 
 def _unpacked(archive: SignedZip, folder: Path) -> None:
-    """Unpack what is to be looked at; names were looked at already."""
+    """Unpack the files to check; their names are checked already."""
     for name in archive.names:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -149,7 +149,7 @@ def _of_plan(folder: Path, release: Release) -> Iterator[str]:
 
 
 def _of_keys(folder: Path, known: Path | None) -> Iterator[str]:
-    """Compare the keys by which logs and approvals were checked with those of one's own list."""
+    """Compare the keys of logs and approvals with those of one's own list."""
     if known is None:
         return
     own = {node: block.verify for node, block in load_blocks(known).items()}
@@ -164,7 +164,7 @@ def _keys(folder: Path) -> Mapping[int, str]:
 
 
 def _signer(signer: str, path: Path, *, given: bool) -> str:
-    """Say whose key has signed.  Raises ReleaseError where it is none of those that were given."""
+    """Return the signer's name.  Raises ReleaseError where the key is none of the given ones."""
     if not path.is_file():
         return "nobody's that is known here: compare it with its owner"
     for node, block in load_blocks(path).items():
@@ -217,7 +217,7 @@ def _said(folder: Path, one: Verification) -> ReleasedLog:
 
 
 def logs_of(contents: Mapping[str, bytes | Path]) -> tuple[ReleasedLog, ...]:
-    """Return the verdicts on the logs among the files of a release that is being made."""
+    """Return the verdicts on the logs among the files of a release in the making."""
     with tempfile.TemporaryDirectory() as folder:
         for name, content in contents.items():
             if name == ENDPOINTS or name.startswith(f"{LOGS}/"):
@@ -233,7 +233,7 @@ def logs_of(contents: Mapping[str, bytes | Path]) -> tuple[ReleasedLog, ...]:
 
 
 def contains(release: Release, site: int) -> Sequence[str]:
-    """Return what of a release contains what site `site` has contributed.  Raises ConfigError for no such site."""
+    """Return the parts of a release with contributions of site `site`.  Raises ConfigError for an unknown site."""
     if not 0 <= site < release.sites:
         raise ConfigError(f"there is no site {site}", f"Sites are 0 to {release.sites - 1}.")
     what, found = "its records" if release.fit else "its updates", []

@@ -1,4 +1,4 @@
-"""What the card of a release tells of a fit: estimates with their errors, a curve, or what columns were worth."""
+"""The fit on the card of a release: estimates with their errors, a curve, or the gains of columns."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fedgossip.sites.fits.survival.survival_fit import CurveFit, GroupCurve
 ESTIMATES = ("Column", "Estimate", "Standard error", "95 % from", "to", "p")
 CURVE = ("Time", "At risk", "Events", "Survival", "Standard error", "95 % from", "to")
 COLUMNS = 40
-"""Maximum number of columns of trees that are listed."""
+"""Maximum number of listed columns of trees."""
 
 
 def numbers_of(fit: Told) -> int:
-    """Return how many numbers a fit is made of: coefficients, told times of a curve, leaves of trees."""
+    """Return how many numbers a fit consists of: coefficients, reported times of a curve, leaves of trees."""
     if isinstance(fit, GlmFit | CoxFit):
         return len(fit.coefficients)
     if isinstance(fit, CurveFit):

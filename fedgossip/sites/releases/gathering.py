@@ -1,4 +1,4 @@
-"""What goes into a release: everything is read from what a run, an evaluation and the sites have left."""
+"""Gathers the contents of a release from the files of a run, an evaluation and the sites."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ if TYPE_CHECKING:
     from fedgossip.sites.evaluation.evaluated import Evaluation
 
 USE_LETTERS = 20_000
-"""Maximum length of what is said of the use."""
+"""Maximum length of the text about the use."""
 
 Contents = dict[str, bytes | Path]
 
 
 @dataclass(frozen=True)
 class ReleaseSources:
-    """Where things lie: the run's directory, the folders of those whose logs go along, everybody's keys."""
+    """The sources: the run's directory, the folders with the sites' logs, and the file of keys."""
 
     run: Path
     use: Path
@@ -70,7 +70,7 @@ class ReleaseSources:
 
     @property
     def keys(self) -> Path | None:
-        """The file with everybody's keys: as given, or as a run of this machine has left it."""
+        """The file of all keys: the given one, or that of a run on this machine."""
         own = self.run / ENDPOINTS
         return self.endpoints or (own if own.is_file() else None)
 
@@ -80,7 +80,7 @@ class ReleaseSources:
 
 
 def gathered(sources: ReleaseSources, signer: str, now: datetime | None = None) -> tuple[Release, Contents]:
-    """Return what a release says, and its files, in the order in which they are written.
+    """Return the description of a release, and its files, in writing order.
 
     Raises ConfigError for a run without a model, of another kind, or with files that do not belong together.
     """
@@ -160,12 +160,12 @@ def _use(path: Path) -> str:
 
 
 def _with_opened(privacy: ReleasedPrivacy, opened: str) -> ReleasedPrivacy:
-    """Return the statement, with what sums have opened where a model was fitted by them."""
+    """Return the statement, with the disclosed sums where a model was fitted by them."""
     return msgspec.structs.replace(privacy, words=(*privacy.words, ("opened", opened))) if opened else privacy
 
 
 def _told(run: Path, fitted: tuple[str, Told] | None, source: str) -> ReleasedModel:
-    """Return what the model is; `source`: as the plan has it, which says of a fit more than the file it is used by."""
+    """Return the description of the model; `source`: from the plan, which for a fit is more detailed than its file."""
     if fitted and not (run / MODEL).is_dir():
         name, fit = fitted
         labels = (fit.design.time, fit.design.event) if isinstance(fit, CoxFit | CurveFit) else (fit.design.outcome,)
@@ -191,7 +191,7 @@ def _told(run: Path, fitted: tuple[str, Told] | None, source: str) -> ReleasedMo
 
 
 def _model(folder: Path) -> Contents:
-    """The files of the model, checked against what model.json says."""
+    """Return the files of the model, checked against model.json."""
     facts = model_files.facts_of(folder)
     found: Contents = {}
     for path in sorted(folder.rglob("*")):
@@ -203,8 +203,9 @@ def _model(folder: Path) -> Contents:
 
 
 def _agreed(sources: ReleaseSources, plan: PlanStatement) -> AgreedTable | None:
-    """The statistics of the run: as its folder has them; of a fit, the file that its experiment names, if it is still
-    the one of the plan."""
+    """Return the statistics of the run: those of its folder; of a fit, the file that its experiment names, if it still
+    matches the plan.
+    """
     if AGREED_FILE not in {Path(name).name for name in plan.files} and plan.table is None:
         return None
     if (sources.run / AGREED_FILE).is_file():
@@ -220,9 +221,9 @@ def _agreed(sources: ReleaseSources, plan: PlanStatement) -> AgreedTable | None:
 
 
 def _evaluation(sources: ReleaseSources, weights: str, plan: PlanStatement) -> tuple[Evaluation | None, Path | None]:
-    """The evaluation in the run's model, or in that of one whose logs go along.
+    """Return the evaluation in the run's model, or in that of a folder with logs.
 
-    Raises ConfigError for that of another model, and for one on records that were kept from no training of this plan.
+    Raises ConfigError for that of another model, and for one on records that no training of this plan held out.
     """
     where = [(run, kept) for run in (sources.run, *sources.folders) for kept in model_files.KEPT]
     for run, kept in where:
@@ -242,7 +243,7 @@ def _evaluation(sources: ReleaseSources, weights: str, plan: PlanStatement) -> t
 
 
 def _approvals(sources: ReleaseSources, plan: str, contents: Contents, logs: Contents) -> tuple[ReleasedApproval, ...]:
-    folders = dict.fromkeys((sources.run, *sources.logs))  # of a fit each site has its own in the folder of its log
+    folders = dict.fromkeys((sources.run, *sources.logs))  # each site of a fit has its own in the folder of its log
     found = list[Approval]()
     for path in (folder / APPROVAL for folder in folders):
         for one in read_signed(path) if path.is_file() else ():
@@ -254,14 +255,14 @@ def _approvals(sources: ReleaseSources, plan: str, contents: Contents, logs: Con
     if not found:
         return ()
     contents[APPROVAL] = b"".join(one.line for one in found)
-    # by the keys in the release: whoever checks it has no others
+    # by the keys in the release: a later check has no others
     known = load_blocks(sources.keys) if sources.keys and ENDPOINTS in logs else {}
     keys = {node: one.verify for node, one in known.items()}
     return tuple(ReleasedApproval(site_of(one, keys), one.by, one.time, one.until, one.key) for one in found)
 
 
 def _logs(sources: ReleaseSources) -> Contents:
-    """Return the logs and transcripts below the folders, each in a folder of its own, and everybody's keys."""
+    """Return the logs and transcripts below the folders, each in a folder of its own, and the file of keys."""
     logs = sorted({path for folder in sources.folders for path in folder.rglob(entries.NAME)})
     rounds = sorted({path for folder in sources.folders for path in folder.rglob(f"*{records.SUFFIX}")})
     if not logs and not rounds:

@@ -1,4 +1,4 @@
-"""The page of a release: what a board reads before it signs.  One file, which loads nothing."""
+"""The page of a release, for review before signing: one file that loads nothing."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 HEIGHT = 3.1
 HASH = 16
 COLUMNS = 40
-"""Maximum number of columns that are listed."""
+"""Maximum number of listed columns."""
 
 
 def page(
     release: Release, statistics: AgreedTable | None, evaluation: Evaluation | None, fit: Told | None = None
 ) -> str:
-    """Return the page.  The same release gives the same bytes.  `fit`: of a model that was fitted by sums."""
+    """Return the page, the same bytes for the same release.  `fit`: of a model that was fitted by sums."""
     body = [
         _use(release),
         section_of(fit) if fit is not None else None,
@@ -131,7 +131,7 @@ def _answers(release: Release) -> str:
     return ": ".join(one for one in (labels, classes) if one) or NOTHING
 
 
-# --- how well it answers ----------------------------------------------------------------------------------------------
+# --- quality of the model ---------------------------------------------------------------------------------------------
 
 
 def _quality(evaluation: Evaluation | None) -> Markup | None:
@@ -182,7 +182,7 @@ def _figures(one: OutcomeFigures) -> list[str]:
 
 
 def _noisy(one: Evaluation | GroupFigures | OutcomeFigures, name: str, shown: Callable[[Any], str] = number) -> str:
-    """Show a figure, and how far noise moves it where there is some."""
+    """Return a figure as text, with its shift by noise where there is some."""
     value = getattr(one, name)
     if value is None:
         return NOTHING
@@ -286,11 +286,11 @@ def _tested(evaluation: Evaluation) -> Markup:
     )
 
 
-# --- where it comes from ----------------------------------------------------------------------------------------------
+# --- origin -----------------------------------------------------------------------------------------------------------
 
 
 def _moved(margin: float | None) -> str:
-    """Say how far noise moves a figure, where there is some."""
+    """Return the shift of a figure by noise as text, where there is some."""
     return f" ± {number(margin)}" if margin else ""
 
 

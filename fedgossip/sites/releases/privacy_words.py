@@ -1,4 +1,4 @@
-"""The privacy statement of a release: what is hidden, from whom, how well, and what is not."""
+"""The privacy statement of a release: protected data, adversaries, strength, and limits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def privacy_of(
     statistics: AgreedTable | None,
     evaluation: Evaluation | None,
 ) -> ReleasedPrivacy:
-    """Return what a run promises, with what its sites told before it and afterwards: the one place of these numbers.
+    """Return the promises of a run, with its sites' disclosures before and after it: the one source of these numbers.
 
     Raises ConfigError for a run directory that names no federated run.
     """
@@ -121,6 +121,6 @@ def _seen(plan: FederationPlan) -> str:
 
 
 def _of_all(plan: FederationPlan) -> str:
-    """What no budget and no sum hides."""
+    """Return the disclosures that no budget and no sum hides."""
     agreed = "  Statistics that the sites have agreed on." if plan.experiment.data.scale == "federated" else ""
     return f"What is true of all records together, which is what was learned; which sites took part.{agreed}"

@@ -1,4 +1,4 @@
-"""release.json: what a release says of a model, as its page shows it and `fedgossip release verify` checks it."""
+"""release.json: the description of a model in a release, for its page and for `fedgossip release verify`."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ FACTS, PAGE, USE = "release.json", "card.html", "use.txt"
 
 
 class ReleasedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What the model is."""
+    """The description of the model."""
 
     source: str
     kind: str
     numbers: int
-    """Of all its tensors."""
+    """Number of elements of all its tensors."""
     weights: str
     """sha256 of `file`."""
     file: str = "model/weights.safetensors"
-    """What the model is, in the release: tensors, trees, or the fit itself where nothing else is needed."""
+    """Path of the model in the release: tensors, trees, or the fit itself where nothing else is needed."""
     classes: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     score: dict[str, Any] = {}
-    """What the run measured: the metric's name, its value, and of what."""
+    """The run's measurement: the metric's name, its value, and its data."""
     versions: dict[str, str] = {}
 
 
 class ReleasedPrivacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is promised: `unit` is "none" without a budget."""
+    """The promised privacy: `unit` is "none" without a budget."""
 
     unit: str
     epsilon: float | None = None
@@ -40,10 +40,10 @@ class ReleasedPrivacy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 class ReleasedApproval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The approval of one site, whose signed line is in the release."""
+    """The approval of one site, with its signed line in the release."""
 
     site: int
-    """-1 for one that joined by an invite, where nobody's keys are in the release."""
+    """-1 for a site that joined by an invite, where the release contains no keys."""
     by: str
     time: str
     until: str
@@ -55,7 +55,7 @@ class ReleasedApproval(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ReleasedLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One log or transcript, as it was found when the release was made."""
+    """One log or transcript, with its verdict at the time of the release."""
 
     file: str
     what: str
@@ -64,17 +64,17 @@ class ReleasedLog(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The file."""
+    """The contents of release.json."""
 
     format: int = FORMAT
     version: str
-    """Of fedgossip."""
+    """Version of fedgossip."""
     name: str
     made: str
     signer: str
-    """The key of signatures of who has made it, in hex."""
+    """The signer's public key, in hex."""
     use: str
-    """What the model is for, and what not, as a person has typed it."""
+    """Intended use and exclusions, as typed by a person."""
     model: ReleasedModel
     privacy: ReleasedPrivacy
     plan: str
@@ -82,26 +82,26 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     approvals: tuple[ReleasedApproval, ...]
     rounds: int
     clients: int = 0
-    """Sites of the plan; 0 in releases from before it was told, whose `counted` says it."""
+    """Number of sites of the plan; 0 in older releases without this field, where `counted` gives it."""
     least: int
-    """Number of sites without which no round counts."""
+    """Minimum number of sites for a round to count."""
     counted: tuple[tuple[int, ...], ...]
-    """The rounds, from 1, whose sum each site is in; () where the record does not follow single sites."""
+    """Per site the rounds, from 1, whose sum contains it; () where the record does not follow single sites."""
     logs: tuple[ReleasedLog, ...]
     agreed: str = ""
-    """sha256 of agreed.json; "" where the sites have agreed on no statistics."""
+    """sha256 of agreed.json; "" where the sites agreed on no statistics."""
     agreed_file: str = "agreed.json"
-    """What the sites call that file, in the folders of their experiment; data.agreed."""
+    """Name of that file in the sites' experiment folders; data.agreed."""
     judged: bool = False
-    """Whether there is an evaluation by all sites."""
+    """Whether the release contains an evaluation by all sites."""
     fit: str = ""
-    """The file that tells what sums over the sites have fitted; "" where a model was trained."""
+    """The file of the fit by sums over the sites; "" for a trained model."""
     files: dict[str, str]
     """sha256 of each file of the release but this one."""
 
     @property
     def fit_alone(self) -> bool:
-        """Whether the fit is all that there is: a curve, or hazards, which sites cannot judge by sums."""
+        """Whether the release contains the fit alone: a curve, or hazards, which sites cannot judge by sums."""
         return self.model.file == self.fit
 
     @property
@@ -114,7 +114,7 @@ def encoded(release: Release) -> bytes:
 
 
 def ranges(rounds: tuple[int, ...]) -> str:
-    """Return rounds as "1 to 4, 6"; "none" of none."""
+    """Return rounds as "1 to 4, 6"; "none" for ()."""
     found: list[list[int]] = []
     for one in rounds:
         if found and found[-1][-1] == one - 1:

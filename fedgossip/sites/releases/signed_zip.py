@@ -1,10 +1,10 @@
-"""A zip archive that its maker has signed: every byte of the file, so that no changed byte is taken for the same.
+"""A signed zip archive: the signature covers every byte of the file.
 
 The signature is the archive's comment, which is the end of the file:
 
     ... the archive, uncompressed ...  "fedgossip release 1\\n"  key, 64 hex digits  "\\n"  signature, 128 hex digits
 
-It is of the SHA-256 of all bytes before it.  Names are plain and relative, so the archive can be unpacked anywhere.
+It covers the SHA-256 of all bytes before it.  Names are plain and relative, so the archive can be unpacked anywhere.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MARK = b"fedgossip release 1\n"
 _SIGNATURE = 128
 _END = re.compile(re.escape(MARK) + rb"([0-9a-f]{64})\n([0-9a-f]{128})")
 END = len(MARK) + 64 + 1 + _SIGNATURE
-"""Bytes of the comment."""
+"""Number of bytes of the comment."""
 _NAME = re.compile(r"[\w][\w.\-]*(/[\w][\w.\-]*)*")
 FILES = 100_000
 """Maximum number of files of a release."""
@@ -35,7 +35,7 @@ _TIME = (1980, 1, 1, 0, 0, 0)
 
 
 class ReleaseError(FedgossipError):
-    """A file that is no release, or not as it was signed."""
+    """A file that is no release, or does not match its signature."""
 
     exit_code = 1
 
@@ -50,7 +50,7 @@ def _digest(file: BinaryIO, length: int) -> bytes:
 
 
 def write_signed(path: Path, contents: Mapping[str, bytes | Path], identity: Identity) -> None:
-    """Write an archive of `contents`, bytes or files by their names, signed.
+    """Write a signed archive of `contents`, bytes or files by their names.
 
     Raises NotWrittenError; there is no file then.
     """
@@ -82,7 +82,7 @@ def _archive(file: BinaryIO, contents: Mapping[str, bytes | Path], comment: byte
 
 @dataclass(frozen=True)
 class SignedZip:
-    """An archive whose signature holds.  `signer`: the key of signatures that it names, in hex."""
+    """An archive with a valid signature.  `signer`: the public key that it names, in hex."""
 
     path: Path
     signer: str
@@ -105,7 +105,7 @@ ASK = "Ask for the file again: it is refused whole."
 
 
 def open_signed(path: Path) -> SignedZip:
-    """Return the archive in a file, once its signature holds.  Raises ReleaseError for any other file."""
+    """Return the archive in a file, after its signature was verified.  Raises ReleaseError for any other file."""
     try:
         with _opened(path) as file:
             size = file.seek(0, 2)
@@ -122,7 +122,7 @@ def open_signed(path: Path) -> SignedZip:
 
 
 def _names(path: Path) -> tuple[str, ...]:
-    """Return what is in an archive that somebody has signed, who may be anybody: bounded, and plain."""
+    """Return the names in a signed archive: checked and bounded, since the signer may be anybody."""
     try:
         with _opened(path) as file, zipfile.ZipFile(file) as archive:
             found = archive.infolist()

@@ -1,21 +1,21 @@
-"""Cox's regression from sums alone: proportional hazards, with Breslow's or Efron's way of ties at told times.
+"""Cox's regression from sums alone: proportional hazards, with Breslow's or Efron's ties at reported times.
 
     hazard     h(t | x) = h0(t) exp(x b)                         h0 of each stratum its own
-    at each told time, over the records at risk     S0 = sum of exp(eta),  S1 = sum of x exp(eta),   eta = x b
-    of its d events                                 u  = sum of x, over all told times
+    at each reported time, over the records at risk  S0 = sum of exp(eta),  S1 = sum of x exp(eta),   eta = x b
+    of its d events                                 u  = sum of x, over all reported times
     -2 log L   = -2 (sum of eta over events  -  sum of d log S0)
     g          = u - sum of d S1 / S0
     A          = M - sum of d (S1 / S0)(S1 / S0)'
     M          = sum over records of x x' exp(eta) H(t),   H(t) = sum of d / S0 until the record's time
 
-Efron's way takes the d events of a time as if they came one after another: for l = 0 .. d-1, with E0 and E1 the
-same sums over its events, S0 - l/d E0 is in the place of S0 and S1 - l/d E1 in that of S1; a record is in M by what it
-weighs in each of them, so one with its event then has H(t) less the sum of (l/d) / (S0 - l/d E0).
+Efron's method orders the d events of a time artificially: for l = 0 .. d-1, with E0 and E1 the same sums over its
+events, S0 - l/d E0 replaces S0 and S1 - l/d E1 replaces S1; a record's weight in M is its weight in each of them, so a
+record with its event then has H(t) less the sum of (l/d) / (S0 - l/d E0).
 
-M is one matrix over all records where the textbook has a matrix for each time: it takes a sum of its own, after S0 is
-known, and no second moment of a single risk set is told.  H at the end is Breslow's cumulative hazard.
+M is one matrix over all records where the textbook has a matrix for each time: it needs a sum of its own, after S0 is
+available, and discloses no second moment of a single risk set.  H at the end is Breslow's cumulative hazard.
 
-What is summed of a record is rounded to 2^-60 first, so that a sum has no order: it is the same whole number however
+Each record's contribution is rounded to 2^-60 first, so that a sum has no order: it is the same whole number however
 the records are divided over sites.
 
 Sources: Cox, Regression models and life-tables, JRSS B 34 (1972); Breslow, Covariance analysis of censored survival
@@ -40,21 +40,21 @@ from fedgossip.sites.fits.glm.glm import Values
 Whole = npt.NDArray[np.int64]
 
 SHIFT = 60
-"""Bits behind the point of what is summed."""
+"""Fractional bits of a summand."""
 HALF = SHIFT // 2
 LARGEST = 1 << 53
-"""Limit of the sum of magnitudes of one site's numbers: float64 counts so far without a gap."""
+"""Maximum sum of magnitudes of one site's numbers: float64 represents every whole number up to here."""
 STEEPEST = 25.0
-"""Of eta: beyond it a hazard is 7e10 times that of the mean, and such a point is never the end of a step."""
+"""Maximum |eta|: beyond it a hazard is 7e10 times the mean's; no step ends at such a point."""
 
 
 @dataclass(frozen=True, eq=False)
 class RiskSums:
-    """Of all records at one point: s strata, k told times, p columns."""
+    """Sums over all records at one point: s strata, k reported times, p columns."""
 
     records: int
     eta: float
-    """Sum over the told events."""
+    """Sum over the reported events."""
     shift: Values
     """u [p]."""
     events: Whole
@@ -64,20 +64,20 @@ class RiskSums:
     s1: Values
     """[s, k, p]."""
     e0: Values | None = None
-    """[s, k], over the told events alone; None where ties are Breslow's."""
+    """[s, k], over the reported events alone; None with Breslow's ties."""
     e1: Values | None = None
     """[s, k, p]."""
 
     @property
     def hazard(self) -> Values:
-        """d / S0 at each told time, [s, k]: 0 where nothing happens; by Efron the sum of 1 / (S0 - l/d E0)."""
+        """d / S0 at each reported time, [s, k]: 0 without events; by Efron the sum of 1 / (S0 - l/d E0)."""
         if self.e0 is not None:
             return self._each(lambda left, _: (1 / left).sum())
         return np.divide(self.events, self.s0, out=np.zeros(self.s0.shape), where=self.events > 0)
 
     @property
     def spared(self) -> Values:
-        """By how much less of the hazard a record has that has its event then, [s, k]."""
+        """Efron's reduction of the hazard of a record with its event at that time, [s, k]."""
         return self._each(lambda left, share: (share / left).sum())
 
     @property
@@ -95,7 +95,7 @@ class RiskSums:
 
     @property
     def between(self) -> Values:
-        """What M is more than A, [p, p]."""
+        """M - A, [p, p]."""
         if self.e1 is not None:
             return self._between_tied(self.e1)
         there = self.events > 0
@@ -111,7 +111,7 @@ class RiskSums:
         return found
 
     def _left(self, s: int, k: int) -> tuple[Values, Values]:
-        """Return S0 - l/d E0 and l/d of the events of one time, [d] each; S0 alone where ties are Breslow's."""
+        """Return S0 - l/d E0 and l/d of the events of one time, [d] each; S0 alone with Breslow's ties."""
         d = int(self.events[s, k])
         share = np.zeros(d) if self.e0 is None else np.arange(d) / d
         return self.s0[s, k] - share * (0.0 if self.e0 is None else self.e0[s, k]), share
@@ -124,7 +124,7 @@ class RiskSums:
 
 
 def linear_predictor(columns: Sequence[Values], point: Values) -> Values:
-    """Return eta of each record, [m], of columns [p][m]: by additions in order, so that it is no other among others."""
+    """Return eta of each record, [m], of columns [p][m]: added in order, independent of the other records."""
     eta = np.zeros(len(columns[0]))
     for column, factor in zip(columns, point.tolist(), strict=True):
         eta += column * factor
@@ -132,14 +132,14 @@ def linear_predictor(columns: Sequence[Values], point: Values) -> Values:
 
 
 def hazards_of(eta: Values) -> Values:
-    """Return exp(eta), each record by itself: numpy's own takes several at once, and need not round alike."""
+    """Return exp(eta), each record by itself: numpy's vectorised exp may round differently by position."""
     return np.fromiter(map(math.exp, eta.tolist()), np.float64, len(eta))
 
 
 def exact_totals(values: Values, cells: Whole, count: int) -> list[int]:
     """Return the sums of values [m] by their cell [m], each value rounded to a whole multiple of 2^-60.
 
-    Raises ConfigError for values so large that some part of a sum would not be exact.
+    Raises ConfigError for values so large that a partial sum would not be exact.
     """
     if not math.fsum(np.abs(values)) < LARGEST:
         text = "a record so far from the mean of its column that no sum can hold it"
@@ -152,19 +152,19 @@ def exact_totals(values: Values, cells: Whole, count: int) -> list[int]:
 
 
 def real(number: int) -> float:
-    """Return what a total of `exact_totals` says, to the nearest float64."""
+    """Return a total of `exact_totals` as the nearest float64."""
     return number / (1 << SHIFT)
 
 
 def concordance(times: Values, events: npt.NDArray[np.bool_], eta: Values) -> tuple[int, int]:
-    """Return how many pairs of records can be compared, and two times how many of them are as eta says.
+    """Return the number of comparable pairs of records, and twice the number of pairs ordered as eta predicts.
 
-    A pair can where the one with the shorter time has its event; an event comes before a censoring at its time, two
-    events at one time tell nothing.  Equal eta counts a half.
+    A pair is comparable where the record with the shorter time has its event; an event precedes a censoring at its
+    time, two events at one time are not comparable.  Equal eta counts a half.
     """
     order = np.lexsort((events, -times)).tolist()
     pairs = right = 0
-    longer: list[float] = []  # eta of those that are there longer, ascending
+    longer: list[float] = []  # eta of the records with longer times, ascending
     for _, ranked in groupby(order, key=lambda place: float(times[place])):
         together = list(ranked)
         for place in together:

@@ -16,14 +16,14 @@ from fedgossip.sites.fits.glm.glm_fit import FORMAT, Coefficient, coefficient, k
 
 
 class HazardPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One told time of a stratum."""
+    """One reported time of a stratum."""
 
     time: float
     risk: int
-    """How many are at risk."""
+    """Number of records at risk."""
     events: int
     hazard: float
-    """Cumulative, of a record with the agreed mean of each column and the first category of each column of words."""
+    """Cumulative hazard of a record with the agreed mean of each number and the first category of each word column."""
 
 
 class StratumHazard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,48 +34,48 @@ class StratumHazard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CoxFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind", tag="cox"):
-    """The file."""
+    """The contents of fit.json."""
 
     format: int = FORMAT
     design: CoxDesign
     sites: int
-    """In the last step."""
+    """Number of sites in the last step."""
     fewest: int
-    """Sites of the smallest sum of any round."""
+    """Number of sites in the smallest sum of any round."""
     least: int
-    """Sites that a sum has at least."""
+    """Minimum number of sites in a sum."""
     records: int
     events: int
     steps: int
     converged: bool
     log_likelihood: float | None
     null_log_likelihood: float | None
-    """Of no column; None where other sites were there then."""
+    """Log likelihood without columns; None where other sites took part then."""
     ratio: float | None
     """Likelihood ratio against no column: chi squared of `freedom` degrees; None with a ridge."""
     freedom: int
     p: float | None
     concordance: float | None
-    """Share of the pairs of records of one site and stratum that go in the order that is said."""
+    """Share of the comparable pairs, of records of one site and stratum, in the predicted order."""
     pairs: int
     coefficients: tuple[Coefficient, ...]
     covariance: tuple[tuple[float | None, ...], ...]
-    """Of the estimates."""
+    """Covariance of the estimates."""
     unused: int = 0
-    """Events on the grid behind the last told time: after it so few are left that they would be told."""
+    """Events on the grid after the last reported time: reporting them would disclose the few records left."""
     silent: tuple[str, ...] = ()
-    """Columns that depend on each other: which of them an effect belongs to the records do not say."""
+    """Columns that depend on each other: the records do not determine their separate effects."""
     strata: tuple[StratumHazard, ...]
     points: int
-    """At how many points S0 and S1 of each told time were seen by the coordinator."""
+    """Number of points at which the coordinator saw S0 and S1 of each reported time."""
     smallest: int
-    """Fewest records of which it can tell such sums apart from others."""
+    """Smallest number of records that it can separate by such sums."""
 
 
 def cox_fit(layout: CoxLayout, x: Vector, least: int) -> CoxFit | None:
-    """Return what the state says; None where too few rounds have come together.
+    """Return the fit of a state; None after too few complete rounds.
 
-    Raises TrainingError where there are too few events for a told time.
+    Raises TrainingError where there are too few events for a reported time.
     """
     state, d = FittedHazards(layout, x), layout.design
     if state.stage == OVER and not len(state.ends):
@@ -145,5 +145,5 @@ def _strata(state: FittedHazards) -> tuple[StratumHazard, ...]:
 
 
 def survival_of(hazard: float, relative: float) -> float:
-    """Return the share without an event, by a cumulative hazard and how many times that a record has."""
+    """Return the survival probability for a cumulative hazard and a record's relative hazard."""
     return math.exp(-hazard * relative)

@@ -1,12 +1,12 @@
-"""The coordinator's part in a fit of proportional hazards: what the sums of a round make of the state.
+"""The coordinator's part in a fit of proportional hazards: the sums of a round advance the state.
 
     counts  ->  risk  ->  moments  ->  risk  -> ...  ->  last  ->  over
-                  ^          |  other sites than before, so the point is asked about again
+                  ^          |  other sites than before, so the point is requested again
                   +----------+
 
-The state is what goes down to the sites: it has the point and the hazards, and no S1.  A round that does not come
-together changes nothing and is asked again.  Where the sites of a round are not those of the one before, the fit goes
-on with those that are there.
+The sites receive the state: it contains the point and the hazards, and no S1.  An incomplete round changes nothing and
+is requested again.  Where the sites of a round differ from those of the round before, the fit continues with the
+present ones.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from fedgossip.sites.fits.survival.survival_times import TimeCounts, ends_of_ris
 
 COUNTS, RISK, MOMENTS, LAST, OVER = range(5)
 NEAR = 1e-4
-"""Of a step: so far may a point lie from where a site itself finds it.  Directions whose eigenvalue is below SINGULAR
-times the diagonal's have a ridge, so two machines' eigenvalues, to 2e-16, move a step by 2e-16 / 1e-11 at most."""
+"""Tolerance, relative to a step, between a point and a site's own result.  Directions with an eigenvalue below SINGULAR
+times the diagonal's get a ridge, so two machines' eigenvalues, to 2e-16, move a step by 2e-16 / 1e-11 at most."""
 CLOSE = 1e-20
-"""Newton's g' A^-1 g at which no further step is taken: an estimate then moves by 1e-10 of its error."""
+"""Newton's g' A^-1 g below which the fit ends: an estimate then moves by 1e-10 of its error."""
 AGAIN = 10
-"""Rounds that may not come together, beside those that are needed."""
+"""Maximum number of incomplete rounds, beside the needed ones."""
 
 
 def rounds_of(layout: CoxLayout) -> int:
@@ -60,15 +60,15 @@ def _shapes(layout: CoxLayout) -> Mapping[str, tuple[int, ...]]:
 
 
 def length_of(layout: CoxLayout) -> int:
-    """Return the elements of what goes down."""
+    """Return the number of elements of the state."""
     return sum(math.prod(shape) for shape in _shapes(layout).values())
 
 
 class FittedHazards:
-    """The state in a vector, and what becomes of it; `x` is a copy that it may change."""
+    """The state in a vector, and its transitions; `x` is a copy that it may change."""
 
     def __init__(self, layout: CoxLayout, x: Vector) -> None:
-        """Raises ConfigError for a vector that holds none."""
+        """Raises ConfigError for a vector that is no state."""
         if x.shape != (length_of(layout),) or x.dtype != np.float64:
             raise ConfigError("what came holds no fit", "Were all started with the same experiment file?")
         self.layout, self.x = layout, np.array(x)
@@ -94,17 +94,17 @@ class FittedHazards:
 
     @property
     def ends(self) -> Whole:
-        """The places in the grid at which told times stand."""
+        """Places of the reported times in the grid."""
         return self["ends"][: self.number("told")].astype(np.int64)
 
     @property
     def hazard(self) -> Values:
-        """At each told time, [s, k]."""
+        """Hazard at each reported time, [s, k]."""
         return self["hazard"][:, : self.number("told")]
 
     @property
     def spared(self) -> Values | None:
-        """What of that those are spared whose event is then, [s, k]; None where ties are Breslow's."""
+        """Efron's reduction of it for records with their event at that time, [s, k]; None with Breslow's ties."""
         return self["spared"][:, : self.number("told")] if self.layout.tied else None
 
     @property
@@ -122,7 +122,7 @@ class FittedHazards:
     # --- the step -------------------------------------------------------------------------------------------------
 
     def take(self, numbers: Numbers, sites: int) -> None:
-        """Take the sums of a round over so many sites."""
+        """Apply the sums of a round over so many sites."""
         told = len(self.ends)
         match self.stage:
             case 0:
@@ -135,7 +135,7 @@ class FittedHazards:
                 self._take_last(*self.layout.last(numbers, told), sites)
 
     def _tell(self, counts: Sequence[TimeCounts], sites: int) -> None:
-        """Choose the told times; without any the fit is over."""
+        """Choose the reported times; without any the fit is over."""
         self._set(sites=sites, fewest=sites)
         events = sum(int(one.events.sum()) for one in counts)
         least = max(self.layout.design.least, -(-events // TOLD))
@@ -154,9 +154,9 @@ class FittedHazards:
         self._set(smallest=self._least_between())
 
     def _least_between(self) -> int:
-        """Return the fewest records by which two sums that are opened differ, or that one has.
+        """Return the smallest number of records in a disclosed sum, or in the difference of two.
 
-        With Efron's ties events are told apart from all that are at risk, and so are those who leave without one.
+        With Efron's ties, sums over events are separate from sums over all at risk, and so censored records are too.
         """
         told, found = len(self.ends), []
         for risk, events in zip(self["at_risk"][:, :told], self["events"][:, :told], strict=True):
@@ -168,7 +168,7 @@ class FittedHazards:
         return int(min(found))
 
     def _take_risk(self, sums: RiskSums, sites: int) -> None:
-        """Take the sums at the point: the hazards follow, or a shorter step."""
+        """Apply the sums at the point: the hazards follow, or a shorter step."""
         if not sums.records or not self._known(sums):
             return
         self._set(points=self["points"] + 1, fewest=min(self.number("fewest"), sites))
@@ -191,7 +191,7 @@ class FittedHazards:
         return bool((sums.s0[sums.events > 0] > 0).all())
 
     def _take_moments(self, records: int, shift: Values, moments: Values) -> None:
-        """Take a step, where these are the sites that have told the sums at the point."""
+        """Take a step, where the sites are those that sent the sums at the point."""
         if records != self.number("asked_records") or not np.array_equal(shift, self["asked_shift"]):
             self._set(stage=RISK)
             return
@@ -217,9 +217,9 @@ class FittedHazards:
     # --- what may follow ------------------------------------------------------------------------------------------
 
     def broken(self, after: FittedHazards, clients: int) -> str:
-        """Return why a state does not follow from this one by sums over so many `clients` (0: any number).
+        """Return why a state does not follow from this one by sums over `clients` sites (0: any number), or "".
 
-        "" where it may.  Sums that were told to the coordinator alone are taken as the state has them.
+        Sums that only the coordinator received are taken as the state has them.
         """
         free: tuple[str, ...]
         match self.stage:
@@ -258,7 +258,7 @@ class FittedHazards:
         return found
 
     def _stepped_to(self, after: FittedHazards) -> bool:
-        """Whether the point of `after` is that of the step by its own sums of products."""
+        """Whether the point of `after` is the result of its step by its own sums of products."""
         found = FittedHazards(self.layout, self.x)
         sums = PointSums(
             self.number("asked_sites"), self.number("asked_records"), float(self["asked_deviance"]), 0.0,
@@ -323,7 +323,7 @@ def initial(layout: CoxLayout) -> Vector:
 
 
 def told_by(site: SiteHazards, x: Vector) -> Vector:
-    """Return a site's sums that the state asks for; zeros when it is over."""
+    """Return a site's sums that the state requests; zeros when it is over."""
     fitted = FittedHazards(site.layout, x)
     ends, point = fitted.ends, np.array(fitted["point"])
     match fitted.stage:
@@ -341,7 +341,7 @@ def told_by(site: SiteHazards, x: Vector) -> Vector:
 
 
 def fitted_alone(layout: CoxLayout, site: SiteHazards) -> Vector:
-    """Return the state that one table alone ends with: that of several sites is the same, to the bit, but `sites`."""
+    """Return the final state of a fit of one table: that of several sites is equal to the bit, except `sites`."""
     x = initial(layout)
     for _ in range(rounds_of(layout)):
         x = stepped(layout, x, told_by(site, x), 1)

@@ -1,12 +1,12 @@
 """The numbers by which sites fit proportional hazards: whole, so that their sum is exact and is all that is seen.
 
-    counts     records of each stratum; events and censorings at each time of the agreed grid: told times follow
-    risk       at a point, at each told time: d, S0 and S1; of the told events eta and u            see `cox`
+    counts     records of each stratum; events and censorings at each time of the agreed grid: reported times follow
+    risk       at a point, at each reported time: d, S0 and S1; of the reported events eta and u            see `cox`
     moments    by the hazards that follow from them: u again, and M
-    last       at the last point: d and S0; of pairs of records at one site how many can be compared, and are right
+    last       at the last point: d and S0; numbers of comparable pairs of records at one site, and of concordant ones
 
-With Efron's ties the same sums over the events of each time go along, E0 and E1.
-What goes down is the state (`cox_steps`): which of them is asked for, the point, and the hazards.
+With Efron's ties the same sums over the events of each time accompany them, E0 and E1.
+Sites receive the state (`cox_steps`): the requested stage, the point, and the hazards.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fedgossip.sites.fits.survival.survival_times import Counts, TimeCounts
 
 BRESLOW, EFRON = "breslow", "efron"
 TOLD = 100
-"""Maximum number of told times."""
+"""Maximum number of reported times."""
 LARGEST = 1 << 180
 """Maximum magnitude of a site's number."""
 
@@ -39,36 +39,36 @@ Numbers = Sequence[int]
 
 
 class CoxDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is fitted to what; all sites have the same."""
+    """The outcome and columns of the fit; the same at all sites."""
 
     time: str
     event: str
     unit: str = ""
-    """Of the times."""
+    """Unit of the times."""
     grid: tuple[float, ...]
     least: int
-    """Events of a told time, at least, of each stratum that has any then."""
+    """Minimum number of events at a reported time, per stratum with any event then."""
     ties: str = BRESLOW
-    """How events at one told time are taken: BRESLOW or EFRON."""
+    """Treatment of tied events: BRESLOW or EFRON."""
     ridge: float = 0.0
     """Weight of b'b, of scaled columns, in -2 log L."""
     strata_column: str = ""
     strata: tuple[str, ...] = ("",)
-    """Each has a hazard of its own; "" alone: all have one."""
+    """Names of the strata, each with its own hazard; "" alone: one stratum."""
     encoding: TableEncoding = TableEncoding(())
-    """How a table becomes the features of which `places` tells."""
+    """Encoding of a table into the features that `places` indexes."""
     columns: tuple[str, ...]
     places: tuple[int, ...]
-    """Of each among the features of a table as the sites agreed on it."""
+    """Place of each column among the features of a table as the sites agreed on it."""
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
-    """By which each is scaled while it is fitted."""
+    """Scale of each column during the fit."""
     against: tuple[str, ...] = ()
-    """Categories that others are compared with."""
+    """Reference categories."""
     constant: tuple[str, ...] = ()
-    """Columns that are left out, for they have one value at every site."""
+    """Omitted columns: those with one value at every site."""
     agreed: str = ""
-    """The hash of what the sites have agreed on."""
+    """The hash of the agreed statistics."""
     steps: int
 
     @property
@@ -89,7 +89,7 @@ class TimedRecords:
 
 @dataclass(frozen=True)
 class CoxLayout:
-    """Which number of a sum is what."""
+    """The position of each number in a sum."""
 
     design: CoxDesign
 
@@ -103,12 +103,12 @@ class CoxLayout:
 
     @property
     def tied(self) -> bool:
-        """Whether the sums over the events of a time are told beside those over all at risk."""
+        """Whether sums over the events of a time accompany those over all at risk."""
         return self.design.ties == EFRON
 
     @property
     def told(self) -> int:
-        """Told times that there may be."""
+        """Maximum number of reported times."""
         return min(TOLD, len(self.design.grid))
 
     @cached_property
@@ -117,7 +117,7 @@ class CoxLayout:
 
     @property
     def opened(self) -> tuple[str, ...]:
-        """What the coordinator sees of all sites together, in words."""
+        """Sums over all sites that the coordinator sees, in words."""
         d, of = self.design, f" of each of {self.strata} strata" if self.design.strata_column else ""
         told = f"at each of at most {self.told} told times{of}, {self.width + 1} sums over all at risk then"
         told += " and as many over those with their event then" if self.tied else ""
@@ -129,7 +129,7 @@ class CoxLayout:
 
     @cached_property
     def numbers(self) -> int:
-        """Of the longest sum."""
+        """Number of elements of the longest sum."""
         counts = self.strata * (1 + 2 * len(self.design.grid))
         more = 1 + self.width if self.tied else 0
         risk = 2 + self.width + self.strata * self.told * (2 + self.width + more)
@@ -141,20 +141,20 @@ class CoxLayout:
         return ExactSums((LARGEST,) * self.numbers, layout=self.design.digest)
 
     def vector(self, numbers: Numbers) -> Vector:
-        """Return a vector with numbers, and zeros behind them."""
+        """Return a vector of the numbers, padded with zeros."""
         return as_vector(words_of([*numbers, *(0,) * (self.numbers - len(numbers))]))
 
     def integers(self, vector: Vector) -> list[int]:
-        """Return the numbers of a sum.  Raises ConfigError for a vector that holds none."""
+        """Return the numbers of a sum.  Raises ConfigError for a vector without such numbers."""
         words = words_in(vector)
         if words is None or words.size != self.exact.length:
             raise ConfigError("what came holds no sums of hazards", "Were all started with the same experiment file?")
         return integers_of(words)
 
-    # --- what sums say --------------------------------------------------------------------------------------------
+    # --- contents of sums ------------------------------------------------------------------------------------------
 
     def counts(self, numbers: Numbers) -> Sequence[TimeCounts]:
-        """Return how many records, events and censorings there are in each stratum."""
+        """Return the numbers of records, events and censorings of each stratum."""
         times = len(self.design.grid)
         found = []
         for stratum in range(self.strata):
@@ -184,7 +184,7 @@ class CoxLayout:
         return numbers[0], _reals(numbers[1 : 1 + self.width]), whole
 
     def last(self, numbers: Numbers, told: int) -> tuple[RiskSums, int, float]:
-        """Return the sums at the last point, without S1, the pairs that can be compared, and how many are right."""
+        """Return the sums at the last point, without S1, the number of comparable pairs, and of concordant ones."""
         records, eta, pairs, right = numbers[:4]
         cells = self.strata * told
         parts = [np.array(numbers[4 + k * cells : 4 + (k + 1) * cells], object) for k in range(2 + self.tied)]
@@ -217,7 +217,7 @@ class SiteHazards:
         return found
 
     def risk(self, ends: Whole, point: Values) -> Numbers:
-        """Return the numbers of the told times that end at these places of the grid, at a point [p]."""
+        """Return the numbers of the reported times that end at these places of the grid, at a point [p]."""
         told, index, eta, w = self._at(ends, point)
         r, cells = self.records, self._cells(index, len(ends))
         parts = [self._events(cells, told, len(ends))]
@@ -227,7 +227,7 @@ class SiteHazards:
         return [len(r.times), *self._total(eta[told]), *self._shift(told), *(one for part in parts for one in part)]
 
     def moments(self, ends: Whole, point: Values, hazard: Values, spared: Values | None = None) -> Numbers:
-        """`hazard`: at each told time, [s, k]; `spared`: how much less of it those have whose event is then."""
+        """`hazard`: at each reported time, [s, k]; `spared`: its reduction for records with their event then."""
         told, index, _, w = self._at(ends, point)
         before = np.concatenate([np.zeros((len(hazard), 1)), np.cumsum(hazard, axis=1)], axis=1)
         share = before[self.records.strata, np.minimum(index + 1, len(ends))]
@@ -251,13 +251,13 @@ class SiteHazards:
         return [len(r.times), *self._total(eta[told]), pairs, right, *(one for part in parts for one in part)]
 
     def _at(self, ends: Whole, point: Values) -> tuple[npt.NDArray[np.bool_], Whole, Values, Values]:
-        """Return which events are told, each record's told time, eta and its hazard, [m] each."""
+        """Return which events are reported, each record's reported time, eta and its hazard, [m] each."""
         index = np.searchsorted(ends, self.records.places, side="left")
         eta = linear_predictor(self.records.columns, point)
         return self.records.events & (index < len(ends)), index, eta, hazards_of(eta)
 
     def _cells(self, index: Whole, told: int) -> Whole:
-        """Return each record's cell among strata and told times; there is one more behind the last time."""
+        """Return each record's cell among strata and reported times; the last cell is behind the last time."""
         return np.asarray(self.records.strata * (told + 1) + index)
 
     def _events(self, cells: Whole, told: npt.NDArray[np.bool_], times: int) -> Numbers:
@@ -265,12 +265,12 @@ class SiteHazards:
         return found.reshape(-1, times + 1)[:, :-1].ravel().tolist()
 
     def _of_events(self, values: Values, cells: Whole, told: npt.NDArray[np.bool_], times: int) -> Numbers:
-        """Return the sums over the told events of each time."""
+        """Return the sums over the reported events of each time."""
         totals = exact_totals(values[told], cells[told], self.layout.strata * (times + 1))
         return [one for begin in range(0, len(totals), times + 1) for one in totals[begin : begin + times]]
 
     def _at_risk(self, values: Values, cells: Whole, times: int) -> Numbers:
-        """Return the sums over those at risk at each time: of each stratum, those of this time and of all later."""
+        """Return the sums over the records at risk at each time: per stratum, those of this time and of all later."""
         totals = exact_totals(values, cells, self.layout.strata * (times + 1))
         found = []
         for begin in range(0, len(totals), times + 1):

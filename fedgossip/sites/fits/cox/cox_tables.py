@@ -1,4 +1,4 @@
-"""A table with what a fit of proportional hazards says of each row: `fedgossip predict` and `evaluate` of fit.json."""
+"""A table with the predictions of a proportional hazards fit for each row: `fedgossip predict` and `evaluate`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ RELATIVE = "relative hazard"
 
 
 def scored(fit: CoxFit, path: Path) -> tuple[str, Sequence[str]]:
-    """Return the rows of a CSV file with what the fit says of them, and the columns that it does not know.
+    """Return the rows of a CSV file with their predictions, and the columns that the fit ignores.
 
-    How many times the hazard is that of a record with the mean of each column and the first category of each column of
-    words, with its 95 % interval; and the share of such records without an event, at each told time.  Raises
-    ConfigError for a file without the columns that were fitted, and for cells that are none of theirs.
+    A prediction is the hazard relative to a record with the mean of each column and the first category of each column
+    of words, with its 95 % interval; and the survival probability at each reported time.  Raises ConfigError for a file
+    without the fitted columns, and for invalid cells.
     """
     table, d = CsvColumns(path), fit.design
     features = _features(fit, table)
@@ -46,9 +46,9 @@ def scored(fit: CoxFit, path: Path) -> tuple[str, Sequence[str]]:
 
 
 def judged(fit: CoxFit, path: Path) -> tuple[int, Mapping[str, float]]:
-    """Return how many records a CSV file has, and how well the fit says who has the event before whom, and how many.
+    """Return the number of records of a CSV file, and how well the fit predicts the order and number of their events.
 
-    Raises ConfigError for other columns, and for times and events that are none.
+    Raises ConfigError for other columns, and for invalid times and events.
     """
     table, d = CsvColumns(path), fit.design
     features = _features(fit, table)
@@ -91,7 +91,7 @@ def _centred(fit: CoxFit, features: Values) -> tuple[Values, Values]:
 
 
 def _strata(fit: CoxFit, table: CsvColumns, features: Values) -> Whole:
-    """Return the stratum of each record, [m].  Raises ConfigError where one is not known."""
+    """Return the stratum of each record, [m].  Raises ConfigError for an unknown one."""
     d = fit.design
     if not d.strata_column:
         return np.zeros(len(features), np.int64)
@@ -104,5 +104,5 @@ def _strata(fit: CoxFit, table: CsvColumns, features: Values) -> Whole:
 
 
 def _cumulative(fit: CoxFit) -> Values:
-    """Return the hazard of each stratum until each told time, [s, k]."""
+    """Return the cumulative hazard of each stratum at each reported time, [s, k]."""
     return np.array([[point.hazard for point in one.points] for one in fit.strata])

@@ -1,4 +1,4 @@
-"""A LocalTask of sites that fit proportional hazards: down goes the state, up go the sums that it asks for."""
+"""A LocalTask of sites that fit proportional hazards: sites receive the state and return the sums that it requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedgossip.sites.fits.effective_records import too_few
 
 
 class CoxTask(SumsTask):
-    """The records of the sites that are held here, by their ids; others are asked elsewhere."""
+    """The records of the local sites, by their ids; other sites run elsewhere."""
 
     again = "Fit"
 
@@ -29,7 +29,7 @@ class CoxTask(SumsTask):
         self._sites = {node: SiteHazards(layout, one) for node, one in sites.items()}
 
     def _state(self, x: Vector) -> FittedHazards:
-        """Return the state that a vector holds, once for all sites that are here; nobody changes it."""
+        """Return the state in a vector, one shared read-only object for all local sites."""
         if self._last is None or self._last[0] is not x:
             self._last = x, FittedHazards(self.layout, x)
         return self._last[1]

@@ -1,4 +1,4 @@
-"""Generalised linear models with canonical links, fitted to sums alone: Newton's method, and what its result tells.
+"""Generalised linear models with canonical links, fitted to sums alone by Newton's method.
 
     X   [m, 1 + p], the first column ones            eta = X b,   mu = h(eta),   w = h'(eta)
     g   = X'(y - mu)        A = X' W X               b  <-  b + A^-1 g
@@ -6,8 +6,8 @@
     linear    h = eta          logistic    h = 1 / (1 + exp(-eta))          poisson    h = exp(eta)
 
 g, A and the deviance are sums over records, so sums over sites give every step that all records in one place would.
-A step after which the deviance is larger is halved.  Where A is singular, in units of its diagonal, a ridge is added to
-it: the steps then end where g is zero, at one of the fits that are equally good.
+A step that increases the deviance is halved.  Where A is singular, in units of its diagonal, a ridge is added to it:
+the steps then end where g is zero, at one of the equally good fits.
 
 Source: McCullagh and Nelder, Generalized linear models, 2nd edition, 1989, chapters 2 and 4.  numpy alone.
 """
@@ -26,13 +26,13 @@ from fedgossip.base.errors import TrainingError
 Values = npt.NDArray[np.float64]
 
 CONVERGED = 1e-16
-"""Newton's g' A^-1 g, which is twice what the deviance would still fall: a step of 1e-8 standard errors."""
+"""Bound of Newton's g' A^-1 g, twice the remaining fall of the deviance: a step of 1e-8 standard errors."""
 RIDGE, SINGULAR = 1e-6, 1e-11
-"""What is added to A, scaled to a diagonal of ones, where its smallest eigenvalue is below the other."""
+"""Ridge added to A, scaled to a diagonal of ones, and the smallest eigenvalue below which it is added."""
 INVOLVED = 1e-3
-"""A column's part in a direction of which the records say nothing."""
+"""Least part of a column in a direction without information for it to count as undetermined."""
 STEEPEST = 40.0
-"""Of eta: beyond it a mean is 0, 1 or 2e17, and a point so far out is never the end of a step that is taken."""
+"""Maximum |eta|: beyond it a mean is 0, 1 or 2e17; no accepted step ends at such a point."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ExponentialFamily:
     mean: Callable[[Values], Values]
     weight: Callable[[Values], Values]
     deviance: Callable[[Values, Values], Values]
-    """Of (y, eta), per record."""
+    """(y, eta) -> deviance per record."""
     least: Callable[[Values], Values]
     """-2 log likelihood of the model that fits every record, per record: AIC = deviance + least + 2 parameters."""
     link: Callable[[float], float]
@@ -87,7 +87,7 @@ FAMILIES: Mapping[str, ExponentialFamily] = {
 
 @dataclass(frozen=True, eq=False)
 class PointSums:
-    """What all sites together have found at one point: sums over their records."""
+    """Sums over all sites' records at one point."""
 
     sites: int
     records: int
@@ -124,7 +124,7 @@ def site_sums(family: ExponentialFamily, x: Values, y: Values, point: Values) ->
 
 @dataclass(frozen=True, eq=False)
 class Newton:
-    """Where the steps have come to: the last point that was an improvement, and the one to be asked about next."""
+    """The state of Newton's method: the best point so far, and the next one to evaluate."""
 
     point: Values
     best: Values
@@ -132,11 +132,11 @@ class Newton:
     left: float = math.inf
     """g' A^-1 g at `best`."""
     steps: int = 0
-    """Until that was CONVERGED."""
+    """Number of steps until convergence."""
     first: PointSums | None = None
-    """At the start: the mean of all, and no column has a part."""
+    """Sums at the start, where every record has the mean of all."""
     silent: tuple[int, ...] = ()
-    """The columns that take part in directions of which the records say nothing."""
+    """Places of the columns in directions without information."""
 
     @property
     def converged(self) -> bool:
@@ -144,7 +144,7 @@ class Newton:
 
 
 def start(family: ExponentialFamily, records: int, total: float, columns: int) -> Newton:
-    """Return the first point, of the mean alone.  Raises TrainingError for outcomes that are all alike."""
+    """Return the first point, of the mean alone.  Raises TrainingError where all outcomes are equal."""
     mean = total / records
     if family.name != "linear" and (mean <= 0 or (family.name == "logistic" and mean >= 1)):
         text = f"all {records} records have the same outcome"
@@ -155,7 +155,7 @@ def start(family: ExponentialFamily, records: int, total: float, columns: int) -
 
 
 def is_worse(state: Newton, records: int, deviance: float) -> bool:
-    """Return whether the point that was asked about has a larger deviance than the best, over the same records."""
+    """Return whether the evaluated point has a larger deviance than the best, over the same records."""
     before = state.sums
     if before is None or before.records != records:
         return False
@@ -163,14 +163,14 @@ def is_worse(state: Newton, records: int, deviance: float) -> bool:
 
 
 def halved(state: Newton) -> Newton:
-    """Return half the step, to be asked about next."""
+    """Return the state with half the step, to evaluate next."""
     return replace(state, point=state.best + (state.point - state.best) / 2, steps=state.steps + 1)
 
 
 def moved(state: Newton, sums: PointSums) -> Newton:
-    """Return where the steps have come to when the sums at `state.point` are there."""
+    """Return the state after the sums at `state.point`."""
     before = state.sums
-    comparable = before is not None and before.records == sums.records  # else other sites: begun anew from here
+    comparable = before is not None and before.records == sums.records  # else other sites: restart from here
     if is_worse(state, sums.records, sums.deviance):
         return halved(state)
     values, directions, scale = _spectrum(sums.information)
@@ -187,8 +187,8 @@ def moved(state: Newton, sums: PointSums) -> Newton:
 def covariance(state: Newton, dispersion: float) -> Values:
     """Return the covariance of the estimates, [p + 1, p + 1]: dispersion A^-1; NaN for columns that are `silent`.
 
-    Where A is singular, its inverse is that of the directions of which the records say something: those columns that
-    are not silent have their errors beside all that the silent ones explain, whichever of those are taken.
+    Where A is singular, its inverse covers the directions with information: the errors of the other columns hold beside
+    everything that the silent ones explain, whichever of those are chosen.
     """
     assert state.sums is not None
     values, directions, scale = _spectrum(state.sums.information)
@@ -200,13 +200,13 @@ def covariance(state: Newton, dispersion: float) -> Values:
 
 
 def rank_of(information: Values) -> int:
-    """Return of how many directions the records say something."""
+    """Return the number of directions with information."""
     values, _, _ = _spectrum(information)
     return int((values >= SINGULAR).sum())
 
 
 def _spectrum(information: Values) -> tuple[Values, Values, Values]:
-    """Return eigenvalues and directions of A scaled to a diagonal of ones, and the scale by which it was."""
+    """Return eigenvalues and directions of A scaled to a diagonal of ones, and that scale."""
     scale = 1 / np.sqrt(np.maximum(np.diag(information), np.finfo(float).tiny))
     values, directions = np.linalg.eigh(information * scale[:, None] * scale)
     return values, directions, scale

@@ -1,4 +1,4 @@
-"""fit.json: a generalised linear model that sites have fitted together, as statisticians print it."""
+"""fit.json: a generalised linear model that sites fitted together, with the usual statistics."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ FORMAT = 2
 INTERCEPT = "(intercept)"
 LEVEL = 0.95
 RATIO = {"logistic": "odds ratio", "poisson": "rate ratio"}
-"""What exp(estimate) is called, by the family."""
+"""Name of exp(estimate), by family."""
 
 
 class Coefficient(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One coefficient, of the column as it was read; what cannot be told of it is None."""
+    """One coefficient, in the column's original unit; None for undetermined or undisclosed values."""
 
     name: str
     estimate: float
@@ -31,60 +31,60 @@ class Coefficient(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     statistic: float | None = None
     """estimate / error: z, of a linear model t."""
     p: float | None = None
-    """Probability of one so far from 0, or further, if it were 0."""
+    """Two-sided p-value for a true coefficient of 0."""
     low: float | None = None
     high: float | None = None
-    """Of the 95 % interval."""
+    """Upper bound of the 95 % interval."""
 
     @property
     def ratio(self) -> tuple[float, float | None, float | None]:
-        """By what the odds, or the rate, are multiplied when the column grows by 1, with its interval."""
+        """Return the odds or rate ratio for a column's increase by 1, with its interval."""
         return tuple(None if one is None else _exp(one) for one in (self.estimate, self.low, self.high))  # type: ignore[return-value]
 
 
 class GlmFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind", tag="glm"):
-    """The file."""
+    """The contents of fit.json."""
 
     format: int = FORMAT
     design: GlmDesign
     sites: int
-    """In the last sums."""
+    """Number of sites in the last sums."""
     least: int
-    """Sites that a sum has at least."""
+    """Minimum number of sites in a sum."""
     records: int
     steps: int
     converged: bool
     deviance: float
     null_deviance: float | None
-    """Of the mean alone; None where other sites were there then."""
+    """Deviance of the mean alone; None where other sites took part then."""
     aic: float | None
-    """None of a linear model."""
+    """None for a linear model."""
     dispersion: float
-    """Of a linear model the residual variance; else 1."""
+    """Residual variance of a linear model; else 1."""
     coefficients: tuple[Coefficient, ...]
     covariance: tuple[tuple[float | None, ...], ...]
-    """Of the estimates."""
+    """Covariance of the estimates."""
     rank: int
-    """Coefficients that the records can tell apart: fewer than there are where columns depend on each other."""
+    """Number of determined coefficients: smaller than all where columns depend on each other."""
     silent: tuple[str, ...] = ()
-    """Columns that depend on each other: which of them an effect belongs to the records do not say."""
+    """Columns that depend on each other: the records do not determine their separate effects."""
     eta: tuple[float, ...] = ()
     """Coefficients of scaled columns."""
     rounded: bool = False
-    """Whether estimates, errors and deviances are, for exact ones would tell of fewer records than `data.suppress`."""
+    """Whether estimates, errors and deviances are rounded: exact ones would disclose counts below `data.suppress`."""
 
     @property
     def free(self) -> int:
-        """Degrees of freedom that the records leave."""
+        """Residual degrees of freedom."""
         return self.records - self.rank
 
 
 def fit_of(layout: GlmLayout, vector: Vector, least: int, suppress: int = 1) -> GlmFit | None:
-    """Return what the sums say; None where too few rounds have come together.
+    """Return the fit of the sums; None after too few complete rounds.
 
-    Where fewer than `suppress` records share two categories, exact errors would tell how many: errors have two digits
-    then, estimates one more, no covariance is told, and deviances have two digits of a deviance's own error, which is
-    sqrt(2 free): of few combinations of categories an exact one leaves few ways to fill them.
+    Where fewer than `suppress` records share two categories, exact errors would disclose their number: errors then have
+    two digits, estimates one more, no covariance is reported, and deviances have two digits of a deviance's own error,
+    sqrt(2 free): with few combinations of categories, few tables match an exact deviance.
     """
     design, state = layout.design, layout.reached(vector, layout.rounds)
     if state is None or state.sums is None:
@@ -133,10 +133,10 @@ def fit_of(layout: GlmLayout, vector: Vector, least: int, suppress: int = 1) -> 
 
 
 def _few_share(layout: GlmLayout, first: PointSums | None, suppress: int) -> bool:
-    """Return whether two categories of different columns are of 1 to `suppress` - 1 records together.
+    """Return whether two categories of different columns have 1 to `suppress` - 1 records in common.
 
-    At the first point all records weigh the same, so the products of columns count them.  A number that is a or a + 1
-    at all records is a category too: then, of whole numbers alone, the sum of (x - a)(x - a - 1) is 0.
+    At the first point all records have equal weight, so the products of columns count them.  A number with the value a
+    or a + 1 in every record is a category too: then, for whole numbers alone, the sum of (x - a)(x - a - 1) is 0.
     """
     design = layout.design
     columns = design.columns
@@ -161,7 +161,7 @@ def _few_share(layout: GlmLayout, first: PointSums | None, suppress: int) -> boo
             groups.setdefault(column.name if column else name, []).append(place)
     for one, other in itertools.combinations(groups.values(), 2):
         table = counts[np.ix_([0, *one], [0, *other])].copy()
-        table[0] -= table[1:].sum(axis=0)  # of the category that others are compared with
+        table[0] -= table[1:].sum(axis=0)  # the reference category
         table[:, 0] -= table[:, 1:].sum(axis=1)
         whole = np.rint(table)
         if ((whole > 0) & (whole < suppress)).any():
@@ -177,7 +177,7 @@ def _digits(value: float, error: float, digits: int) -> float:
 
 
 def _turned(turned: Values, spread: Values) -> Values:
-    """Return T S T' of what is known of S: the intercept's row is NaN where a column's that it is made of is."""
+    """Return T S T', NaN for unknown parts of S: the intercept's row is NaN where a column that it depends on is."""
     found = turned @ np.nan_to_num(spread) @ turned.T
     unknown = (np.abs(turned) @ np.isnan(spread).astype(float) @ np.abs(turned).T) > 0
     found[unknown] = math.nan
@@ -185,7 +185,7 @@ def _turned(turned: Values, spread: Values) -> Values:
 
 
 def known(value: float) -> float | None:
-    """Return a number as JSON has it: None for what is none."""
+    """Return a number for JSON: None for NaN and infinity."""
     return value if math.isfinite(value) else None
 
 
@@ -194,9 +194,9 @@ def _exp(value: float) -> float:
 
 
 def coefficient(name: str, estimate: float, error: float, free: int | None = None) -> Coefficient:
-    """Return an estimate with what follows from its error.
+    """Return an estimate with its statistic, p-value and interval.
 
-    `free`: degrees of freedom of Student's t; None of a normal distribution.
+    `free`: degrees of freedom of Student's t; None for a normal distribution.
     """
     from scipy import special
 
@@ -218,6 +218,6 @@ def tensors_of(fit: GlmFit, features: int) -> dict[str, Any]:
     weights = np.zeros(features, np.float64)
     weights[list(fit.design.places)] = fit.eta[1:]
     rows, biases = (np.array(one)[None] for one in (weights, fit.eta[0]))
-    if fit.design.family == "logistic":  # the first class has none, so that the second's are log-odds
+    if fit.design.family == "logistic":  # the first class has zeros, so the second's are log-odds
         rows, biases = np.concatenate([0 * rows, rows]), np.concatenate([0 * biases, biases])
     return {"layer1.weight": rows.astype(np.float32), "layer1.bias": biases.astype(np.float32)}

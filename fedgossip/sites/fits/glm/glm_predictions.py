@@ -1,4 +1,4 @@
-"""What a fitted model says of records: means with the intervals that statisticians expect, and how well they fit.
+"""Predictions of a fitted model: means with their intervals, and the quality of the fit.
 
     mean     h(eta), eta = x b        its interval   h(eta -+ z s), s^2 = x S x', S the covariance of the estimates
     of a linear model t in place of z, and for a single new record   eta -+ t sqrt(s^2 + dispersion)
@@ -20,19 +20,19 @@ from fedgossip.sites.fits.glm.glm_fit import LEVEL, GlmFit
 
 @dataclass(frozen=True, eq=False)
 class MeanPredictions:
-    """Of each of m records, [m]; NaN where it is not known, for columns depend on each other."""
+    """Predictions for m records, [m]; NaN where columns depend on each other."""
 
     mean: Values
-    """Of the outcome: a probability, a number, a count."""
+    """Mean outcome: a probability, a number or a count."""
     low: Values
     high: Values
-    """Of the 95 % interval of that mean."""
+    """Upper bound of the 95 % interval of that mean."""
     record: tuple[Values, Values] | None = None
-    """Of a linear model: between which numbers 95 % of such records lie."""
+    """For a linear model: the 95 % interval of a single record."""
 
 
 def reach_of(free: int | None) -> float:
-    """Return how many standard errors a 95 % interval reaches, by `free` degrees of freedom; None: normal."""
+    """Return the half width of a 95 % interval in standard errors; `free` degrees of freedom, None: normal."""
     from scipy import special
 
     share = (1 + LEVEL) / 2
@@ -40,7 +40,7 @@ def reach_of(free: int | None) -> float:
 
 
 def predictions(fit: GlmFit, features: Values) -> MeanPredictions:
-    """Return what the fit says of features [m, all], as they were read."""
+    """Return the predictions for features [m, all], in their original units."""
     family = FAMILIES[fit.design.family]
     chosen = features[:, list(fit.design.places)]
     x = np.concatenate([np.ones((len(chosen), 1)), chosen], axis=1)
@@ -57,7 +57,7 @@ def predictions(fit: GlmFit, features: Values) -> MeanPredictions:
 
 
 def variance_of(covariance: Sequence[Sequence[float | None]], x: Values) -> Values:
-    """Return x S x' of each record; NaN where a part of S is not known that it needs."""
+    """Return x S x' of each record; NaN where it needs an unknown part of S."""
     spread = np.array([[math.nan if one is None else one for one in row] for row in covariance])
     unknown = np.isnan(spread)
     found = np.einsum("mi,ij,mj->m", x, np.where(unknown, 0.0, spread), x)
@@ -67,7 +67,7 @@ def variance_of(covariance: Sequence[Sequence[float | None]], x: Values) -> Valu
 
 
 def measured(fit: GlmFit, features: Values, y: Values) -> Mapping[str, float]:
-    """Return how well the fit says the outcomes y [m]: classes as 0 and 1."""
+    """Return measures of the predictions of the outcomes y [m]: classes as 0 and 1."""
     said = predictions(fit, features)
     mean, family = said.mean, fit.design.family
     if family == "logistic":

@@ -3,8 +3,8 @@
     first round       records, and the sum of their outcomes: the first point follows
     further rounds    deviance, g and A at the point that follows from all rounds before, see `glm`
 
-A vector has a place for every round, so whoever has it knows the point of the next; a round that does not come together
-leaves zeros, and its point is asked about again.  A number x counts as the whole number nearest to x 2^104.
+A vector has a place for every round, so each receiver computes the point of the next; an incomplete round leaves
+zeros, and its point is requested again.  A number x counts as the whole number nearest to x 2^104.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ RECORDS = 1 << 31
 
 
 class GlmDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is fitted to what; all sites have the same."""
+    """The outcome and columns of the fit; the same at all sites."""
 
     family: str
     outcome: str
     """The label column."""
     unit: str = ""
     of: str = ""
-    """Of a logistic model: the class whose probability it gives."""
+    """The class whose probability a logistic model gives."""
     classes: tuple[str, ...] = ()
-    """Of a logistic model: both, `of` the second."""
+    """Both classes of a logistic model, `of` the second."""
     encoding: TableEncoding = TableEncoding(())
-    """How a table becomes the features of which `places` tells."""
+    """Encoding of a table into the features that `places` indexes."""
     columns: tuple[str, ...]
-    """Without the intercept, which comes before them."""
+    """Names of the columns, without the intercept, which precedes them."""
     places: tuple[int, ...]
-    """Of each among the features of a table as the sites agreed on it."""
+    """Place of each column among the features of a table as the sites agreed on it."""
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
-    """By which each is scaled while it is fitted."""
+    """Scale of each column during the fit."""
     against: tuple[str, ...] = ()
-    """Categories that others are compared with."""
+    """Reference categories."""
     constant: tuple[str, ...] = ()
-    """Columns that are left out, for they have one value at every site."""
+    """Omitted columns: those with one value at every site."""
     agreed: str = ""
-    """The hash of what the sites have agreed on."""
+    """The hash of the agreed statistics."""
     steps: int
 
     @property
@@ -78,7 +78,7 @@ class SiteRecords:
 
 @dataclass(frozen=True)
 class GlmLayout:
-    """Which number of a vector is what."""
+    """The position of each number in a vector."""
 
     design: GlmDesign
 
@@ -96,7 +96,7 @@ class GlmLayout:
 
     @property
     def opened(self) -> tuple[str, ...]:
-        """What the coordinator sees of all sites together, in words."""
+        """Sums over all sites that the coordinator sees, in words."""
         told = f"the deviance, {self.width} sums of columns by residuals, {len(self._upper[0])} of products of columns"
         return (
             f"first the number of records, and the sum of {self.design.outcome}",
@@ -111,11 +111,11 @@ class GlmLayout:
 
     @property
     def _each(self) -> int:
-        """Numbers of a round but the first."""
+        """Number of elements of each round but the first."""
         return 4 + self.width + len(self._upper[0])
 
     def vector(self, round: int, numbers: list[int]) -> Vector:
-        """Return a vector with the numbers of a round, and zeros."""
+        """Return a vector with the numbers of a round, zero elsewhere."""
         whole = [0] * len(self.exact.bounds)
         begin = self.of_round(round).start
         whole[begin : begin + len(numbers)] = numbers
@@ -127,7 +127,7 @@ class GlmLayout:
 
     @cached_property
     def counts(self) -> npt.NDArray[np.bool_]:
-        """Which numbers are below 0 at no site: sites, records, deviance, the diagonal of A."""
+        """Which numbers are never negative: sites, records, deviance, the diagonal of A."""
         diagonal = self._upper[0] == self._upper[1]
         one = np.concatenate([[True, True, True, False], np.zeros(self.width, bool), diagonal])
         return np.concatenate([[True, True, False], np.tile(one, self.design.steps)])
@@ -140,7 +140,7 @@ class GlmLayout:
         return float(start(self.design.of_family, records, _real(total), 0).point[0])
 
     def site(self, records: SiteRecords, round: int, state: Newton | None) -> Vector:
-        """Return a site's sums of a round, by where the steps are.
+        """Return a site's sums of a round at the state's point.
 
         Raises ConfigError for a record that is too far from all others.
         """
@@ -153,9 +153,9 @@ class GlmLayout:
         return self.vector(round, [1, found.records, *map(_whole, reals)])
 
     def reached(self, pooled: Vector, rounds: int) -> Newton | None:
-        """Return where the steps are after so many rounds; None where the first has not come together.
+        """Return the state after so many rounds; None where the first is incomplete.
 
-        Raises ConfigError for a vector that holds no sums, TrainingError for outcomes that are all alike.
+        Raises ConfigError for an invalid vector, TrainingError where all outcomes are equal.
         """
         words = words_in(pooled)
         if words is None or words.size != self.exact.length:
@@ -195,7 +195,7 @@ def _real(number: int) -> float:
 
 
 def known_outcomes(design: GlmDesign, y: Values) -> Values:
-    """Return outcomes as the family takes them.  Raises ConfigError for counts that are none."""
+    """Return outcomes in the family's form.  Raises ConfigError for invalid counts."""
     if design.family == "poisson" and not ((y >= 0) & (y == np.floor(y))).all():
         text = f"column {design.outcome!r} holds numbers that are no counts"
         raise ConfigError(text, "A poisson model is of whole numbers from 0; glm:linear is of any.")
@@ -203,6 +203,6 @@ def known_outcomes(design: GlmDesign, y: Values) -> Values:
 
 
 def scaled(design: GlmDesign, x: Values) -> Values:
-    """Return the design matrix [m, p + 1] of features as they were read."""
+    """Return the design matrix [m, p + 1] of features in their original units."""
     there = (x[:, list(design.places)] - np.array(design.mean)) / np.array(design.deviation)
     return np.concatenate([np.ones((len(x), 1)), there], axis=1)

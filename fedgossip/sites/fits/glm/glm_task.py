@@ -1,4 +1,4 @@
-"""A LocalTask whose vector are the sums by which sites fit a generalised linear model: a Newton step a round."""
+"""A LocalTask with vectors of the sums by which sites fit a generalised linear model: one Newton step per round."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedgossip.sites.fits.glm.glm_sums import GlmLayout, SiteRecords
 
 
 class GlmTask(PooledSumsTask):
-    """The records of the sites that are held here, by their ids; others are asked elsewhere."""
+    """The records of the local sites, by their ids; other sites run elsewhere."""
 
     again = "Fit"
 
@@ -26,10 +26,10 @@ class GlmTask(PooledSumsTask):
         super().__init__(layout.exact, layout.design.digest)
         self.layout, self._sites, self._suppress = layout, sites, suppress
         self._steps: tuple[Vector, int, Newton | None] | None = None
-        """Where they were last: all sites that are here are asked from the same sums."""
+        """The last sums and their state: all local sites get the same sums."""
 
     def sums(self, job: Job) -> Vector:
-        """Return a site's sums of a round.  Raises TrainingError where the first round has brought nothing."""
+        """Return a site's sums of a round.  Raises TrainingError where the first round collected nothing."""
         state = self._reached(job.vector, job.round) if job.round else None
         if job.round and state is None:
             raise self.nothing_there(job.node)
@@ -52,7 +52,7 @@ class GlmTask(PooledSumsTask):
         try:
             with np.errstate(all="ignore"):
                 state = self._reached(model, round) if round else None
-        except TrainingError:  # outcomes that are all alike: they are said when it is asked for sums
+        except TrainingError:  # all outcomes are equal: reported when sums are requested
             return ""
         except np.linalg.LinAlgError:
             return "its sums lead to no point"

@@ -1,4 +1,4 @@
-"""survival.json: the curve of all sites' records together, and of their groups, without small counts."""
+"""survival.json: survival curves of all sites' records together and of groups, without small counts."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from fedgossip.sites.fits.survival.survival_times import Counts, ToldCounts, tol
 
 
 Z = 1.959963984540054
-"""Of a 95 % interval."""
+"""Normal quantile of a 95 % interval."""
 
 Values = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
 class SurvivalCurve:
-    """At each told time, [e]; errors and bounds are NaN where S is 0, bounds also where it is 1."""
+    """At each reported time, [e]; errors and bounds are NaN where S is 0, bounds also where it is 1."""
 
     survival: Values
     error: Values
@@ -59,7 +59,7 @@ def curve_of(counts: ToldCounts) -> SurvivalCurve:
 
 
 def limits_of(counts: ToldCounts) -> tuple[Values, Values]:
-    """Return the bounds of the product-limit estimate of times rounded up to the grid, at each told time.
+    """Return the bounds of the product-limit estimate of times rounded up to the grid, at each reported time.
 
     For d events among which at least `fewest` less those before, and at most `most`, are at risk, the product of
     1 - d_i / n_i telescopes to 1 - d / fewest at least, and is 1 - d / most at most.
@@ -70,9 +70,9 @@ def limits_of(counts: ToldCounts) -> tuple[Values, Values]:
 
 
 def median_of(times: Sequence[float], curve: SurvivalCurve) -> tuple[float | None, float | None, float | None]:
-    """Return the first time at which S is at most a half, and where its lower and its upper bound are.
+    """Return the first time at which S is at most a half, and the same for its lower and its upper bound.
 
-    None where it is never.  Source: Brookmeyer and Crowley, Biometrics 38 (1982).
+    None without such a time.  Source: Brookmeyer and Crowley, Biometrics 38 (1982).
     """
     found = []
     for bound in (curve.survival, curve.low, curve.high):
@@ -89,11 +89,11 @@ class LogRank:
     freedom: int
     p: float
     expected: tuple[float, ...]
-    """Events that each group would have had."""
+    """Expected events of each group."""
 
 
 def log_rank(groups: Sequence[ToldCounts]) -> LogRank | None:
-    """Return the test; None where nothing tells the groups apart, for no two are at risk at an event."""
+    """Return the test; None where the groups are not comparable: no two are at risk at an event."""
     from scipy import special
 
     risk: Counts = np.stack([one.risk for one in groups])
@@ -117,21 +117,21 @@ CURVES = "survival.json"
 
 
 class CurvePoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One told time; what cannot be told of it is None."""
+    """One reported time; None for undisclosed values."""
 
     time: float
     risk: int
-    """How many are at risk."""
+    """Number of records at risk."""
     events: int
     survival: float
     error: float | None
     """Standard error, by Greenwood's formula."""
     low: float | None
     high: float | None
-    """Of the 95 % interval, of log(-log S)."""
+    """Upper bound of the 95 % interval, of log(-log S)."""
     grid_low: float | None = None
     grid_high: float | None = None
-    """Between them lies the estimate of all records with times rounded up to the grid: censorings are told in runs."""
+    """Bounds of the estimate of all records with times rounded up to the grid: censorings are reported in runs."""
 
 
 class GroupCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -141,7 +141,7 @@ class GroupCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     records: int
     events: int
     expected: float | None = None
-    """Events that there would be if all groups survived alike."""
+    """Expected events under equal survival of all groups."""
     median: float | None
     median_low: float | None
     median_high: float | None
@@ -151,26 +151,26 @@ class GroupCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 class CurveFit(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind", tag="kaplan-meier"
 ):
-    """The file."""
+    """The contents of survival.json."""
 
     format: int = FORMAT
     design: CurveDesign
     sites: int
     least: int
-    """Sites that a sum has at least."""
+    """Minimum number of sites in a sum."""
     suppress: int
     everybody: GroupCurve
     groups: tuple[GroupCurve, ...] = ()
     hidden: tuple[str, ...] = ()
-    """Groups that are too small, or at too few sites, to be told."""
+    """Withheld groups: too small, or at too few sites."""
     statistic: float | None = None
-    """Of the log-rank test: chi squared."""
+    """Chi squared of the log-rank test."""
     freedom: int | None = None
     p: float | None = None
 
 
 def fit_of(layout: CurveLayout, numbers: Numbers, suppress: int, least: int) -> CurveFit:
-    """Return what the sums say.  Raises TrainingError where there are too few events for a curve."""
+    """Return the curves of the sums.  Raises TrainingError where there are too few events for a curve."""
     d, whole = layout.design, layout.counts(numbers)
     all_of = {group: layout.counts(numbers, group) for group in d.groups}
     never = {group for group in d.groups if 0 < numbers["at", group] < SITES}

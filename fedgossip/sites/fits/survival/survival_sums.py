@@ -1,6 +1,6 @@
-"""The numbers by which sites count who survives: whole, so that their sum is exact and is all that is seen.
+"""The counts by which sites estimate survival: whole, so that their sum is exact and is all that is seen.
 
-first round     sites, records; at how many sites each group is
+first round     number of sites and of records; number of sites of each group
 second round    events and censorings at each time of the agreed grid: of all, and of each group at enough sites
 """
 
@@ -22,24 +22,24 @@ from fedgossip.secure.exact_sums import ExactSums, as_vector, integers_of, words
 from fedgossip.sites.fits.survival.survival_times import Counts, TimeCounts
 
 ALL = ""
-"""Stands for all records, where a group's name stands."""
+"""Name of all records in place of a group's name."""
 
 Name = tuple[str, ...]
 Numbers = Mapping[Name, int]
 
 
 class CurveDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is counted; all sites have the same."""
+    """The times, event and groups of the count; the same at all sites."""
 
     time: str
     event: str
     unit: str = ""
-    """Of the times."""
+    """Unit of the times."""
     grid: tuple[float, ...]
     group_column: str = ""
     groups: tuple[str, ...] = ()
     agreed: str = ""
-    """The hash of what the sites have agreed on."""
+    """The hash of the agreed statistics."""
 
     @property
     def digest(self) -> str:
@@ -48,7 +48,7 @@ class CurveDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 @dataclass(frozen=True, eq=False)
 class SiteTimes:
-    """One site's records: their places in the grid [m], whether they have the event [m], and their groups' places."""
+    """One site's records: their places in the grid [m], presence of the event [m], and the places of their groups."""
 
     places: Counts
     events: npt.NDArray[np.bool_]
@@ -56,7 +56,7 @@ class SiteTimes:
 
 
 def counted(length: int, places: Counts, events: npt.NDArray[np.bool_]) -> TimeCounts:
-    """Return the counts of records at their places in a grid of so many times; behind it nothing is counted."""
+    """Return the counts of records at their places in a grid of so many times; places behind it are not counted."""
     inside = places < length
     both = (np.bincount(places[inside & one], minlength=length) for one in (events, ~events))
     return TimeCounts(len(places), *both)
@@ -64,7 +64,7 @@ def counted(length: int, places: Counts, events: npt.NDArray[np.bool_]) -> TimeC
 
 @dataclass(frozen=True)
 class CurveLayout:
-    """Which number of a vector is what."""
+    """The position of each number in a vector."""
 
     design: CurveDesign
 
@@ -81,7 +81,7 @@ class CurveLayout:
 
     @property
     def opened(self) -> tuple[str, ...]:
-        """What the coordinator sees of all sites together, in words."""
+        """Sums over all sites that the coordinator sees, in words."""
         d = self.design
         groups = f" and each of {len(d.groups)} groups that {SITES} sites have" if d.groups else ""
         first = (f"first at how many sites each of {len(d.groups)} groups is",) if d.groups else ()
@@ -119,14 +119,14 @@ class CurveLayout:
         return as_vector(words_of([numbers.get(name, 0) for name in self.bounds]))
 
     def numbers(self, vector: Vector) -> Numbers:
-        """Return the numbers of a vector by their names.  Raises ConfigError for a vector that holds none."""
+        """Return the numbers of a vector by their names.  Raises ConfigError for an invalid vector."""
         words = words_in(vector)
         if words is None or words.size != self.exact.length:
             raise ConfigError("what came holds no counts of times", "Were all started with the same experiment file?")
         return dict(zip(self.bounds, integers_of(words), strict=True))
 
     def counts(self, numbers: Numbers, group: str = ALL) -> TimeCounts:
-        """Return what the sums say of a group."""
+        """Return the counts of a group in the sums."""
         both = (
             np.array([numbers[what, group, str(k)] for k in range(len(self.design.grid))], np.int64)
             for what in ("events", "censored")

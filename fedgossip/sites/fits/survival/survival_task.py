@@ -1,4 +1,4 @@
-"""A LocalTask whose vector are the counts by which sites tell who survives: two rounds of sums."""
+"""A LocalTask with vectors of the counts by which sites estimate survival: two rounds of sums."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROUNDS = 2
 
 
 class SurvivalTask(PooledSumsTask):
-    """The records of the sites that are held here, by their ids; others are asked elsewhere."""
+    """The records of the local sites, by their ids; other sites run elsewhere."""
 
     again = "Fit"
 
@@ -26,7 +26,7 @@ class SurvivalTask(PooledSumsTask):
         self.layout, self._sites = layout, sites
 
     def sums(self, job: Job) -> Vector:
-        """Return a site's numbers of a round.  Raises what `SumsTask` does where the first has not come together."""
+        """Return a site's numbers of a round.  Raises as `SumsTask` after an incomplete first round."""
         site = self._sites[job.node]
         if job.round == 0:
             return self.layout.first(site)

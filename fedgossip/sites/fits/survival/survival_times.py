@@ -1,13 +1,13 @@
-"""Times until an event, on a grid that all sites have agreed on, and what of it may be told.
+"""Times until an event, on a grid that all sites agreed on, and the subset of them that may be reported.
 
-A record counts at the first time of the grid that is not before its own; at one time events come before censorings, and
-whoever is there after the last time is censored behind it.  Told are fewer times: neighbours are put together
+A record counts at the first time of the grid that is not before its own; at one time events precede censorings, and a
+record still present after the last time is censored behind it.  Reported times are fewer: neighbours are merged
 
     events        until each group has none or `least` of them
     censorings    until there are `least`, in each group by itself, all of which leave in the middle of their times
 
-so no count below `least` can be found in what is told, and every figure is that of all records in one place whose times
-are rounded up so.
+so no count below `least` can be derived from the report, and every figure is that of all records in one place with
+times rounded up in this way.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ Counts = npt.NDArray[np.int64]
 def grid_of(source: str, agreed: AgreedColumn) -> tuple[float, ...]:
     """Return the times that "MODEL?every=30&until=720" or "MODEL?times=30,90,365" names, ascending.
 
-    Without either the edges above 0 of the histogram that the sites have agreed on.  Raises ConfigError for times that
-    are none.
+    Without either the edges above 0 of the agreed histogram.  Raises ConfigError for invalid times.
     """
     name, _, query = source.partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))
@@ -74,7 +73,7 @@ def _number(source: str, text: str, advice: str) -> float:
 def checked_times(
     grid: Sequence[float], times: npt.NDArray[np.float64], events: npt.NDArray[np.float64], names: Sequence[str]
 ) -> None:
-    """Raise ConfigError for times [m] below 0 or all behind the grid, and for events [m] that are not 0 or 1."""
+    """Raise ConfigError for times [m] below 0 or all behind the grid, and for events [m] other than 0 or 1."""
     time, event = names
     if (times < 0).any():
         text = f"column {time!r} holds times below 0, in {int((times < 0).sum())} records"
@@ -94,7 +93,7 @@ def places_of(grid: Sequence[float], times: npt.NDArray[np.float64]) -> Counts:
 
 @dataclass(frozen=True, eq=False)
 class TimeCounts:
-    """Of a group of records: how many, and how many events and censorings at each time of a grid, [k]."""
+    """Numbers of records, and of events and censorings at each time of a grid, [k], of a group."""
 
     records: int
     events: Counts
@@ -109,14 +108,14 @@ class TimeCounts:
 
 @dataclass(frozen=True, eq=False)
 class ToldCounts:
-    """Of a group, at the told times [e]: how many are at risk, and how many have the event."""
+    """Numbers at risk and of events of a group, at the reported times [e]."""
 
     records: int
     risk: Counts
     events: Counts
     fewest: Counts
-    """That can have been at risk at some event of a told time, by what is told: the product-limit estimate of times
-    rounded up to the grid lies between those of `fewest` and of `most`."""
+    """Minimum number of records at risk at some event of a reported time, given the report: the product-limit estimate
+    of times rounded up to the grid lies between those of `fewest` and of `most`."""
     most: Counts
 
 
@@ -125,9 +124,9 @@ def enough(count: int, least: int) -> bool:
 
 
 def told_ends(groups: Sequence[TimeCounts], least: int) -> list[int]:
-    """Return the places in the grid at which told times stand: the events since the one before belong to it.
+    """Return the places in the grid of the reported times: each covers the events since the one before.
 
-    [] where there are fewer than `least` events in some group that has any.
+    [] where some group with events has fewer than `least`.
     """
     ends: list[int] = []
     counts: list[list[int]] = []
@@ -136,7 +135,7 @@ def told_ends(groups: Sequence[TimeCounts], least: int) -> list[int]:
         run = [one + int(group.events[place]) for one, group in zip(run, groups, strict=True)]
         if any(run) and all(enough(one, least) for one in run):
             ends, counts, run = [*ends, place], [*counts, run], [0] * len(groups)
-    if any(run):  # what is left goes to the times before, until it is enough
+    if any(run):  # merge the rest into earlier times, until it is enough
         ends.append(max(place for group in groups for place in np.flatnonzero(group.events).tolist()))
         counts.append(run)
         while len(ends) > 1 and not all(enough(one, least) for one in counts[-1]):
@@ -146,23 +145,23 @@ def told_ends(groups: Sequence[TimeCounts], least: int) -> list[int]:
         if not all(enough(one, least) for one in counts[-1]):
             return []
     while ends and not all(_left(group, ends, least) for group in groups):
-        ends.pop()  # or how few are there in the end would be told
+        ends.pop()  # else a small number of records left at the end would be disclosed
     return ends
 
 
 def ends_of_risk_sets(groups: Sequence[TimeCounts], least: int, *, apart: bool) -> list[int]:
-    """Return the places of told times at which sums over all at risk are told: every event belongs to one of them.
+    """Return the places of reported times for sums over all at risk: every event belongs to one of them.
 
-    Each has, in each group, no events or `least`; `apart`, where those with their event are told from all at risk, no
-    censorings or `least` either, for these are what else two of them differ by.  What is left behind the last but one
-    goes into the last, with all who are there after it.  Where that cannot be, as so few have no event, late events are
-    left out; [] where there are fewer than `least` events in some group that has any.
+    Each has, in each group, no events or `least`; with `apart`, where sums over records with their event are separate,
+    no censorings or `least` either, for they too make two sums differ.  The rest after the last but one is merged into
+    the last, with all later records.  Where records without an event are too few for that, late events are omitted; []
+    where some group with events has fewer than `least`.
     """
     events = [np.concatenate([[0], np.cumsum(one.events)]) for one in groups]
     gone = [np.concatenate([[0], np.cumsum(one.censored)]) for one in groups]
 
     def is_told(begin: int, end: int, *, last: bool = False) -> bool:
-        """Whether the places from `begin` to before `end` can be one told time."""
+        """Whether the places from `begin` to before `end` can be one reported time."""
         for one, had, left in zip(groups, events, gone, strict=True):
             if not enough(int(had[end] - had[begin]), least):
                 return False
@@ -172,7 +171,7 @@ def ends_of_risk_sets(groups: Sequence[TimeCounts], least: int, *, apart: bool) 
         return any(had[end] > had[begin] for had in events)
 
     final = max((int(place) for one in groups for place in np.flatnonzero(one.events)), default=-1) + 1
-    for end in range(final, 0, -1):  # where so few have no event that they would be told, late events are left out
+    for end in range(final, 0, -1):  # few records without an event: omit late events
         if not any(one.events[end - 1] for one in groups):
             continue
         cuts = [0]
@@ -193,7 +192,7 @@ def _left(group: TimeCounts, ends: Sequence[int], least: int) -> bool:
 
 @dataclass(frozen=True)
 class CensoredRun:
-    """Censorings at the places from `begin` to before `end`, told together: `count` of them, which leave at `place`."""
+    """A run of `count` censorings at the places from `begin` to before `end`, reported as exits at `place`."""
 
     begin: int
     end: int
@@ -202,11 +201,11 @@ class CensoredRun:
 
 
 def censored_runs(group: TimeCounts, least: int) -> list[CensoredRun]:
-    """Return all who have no event until the end of the grid, by when they leave, in runs of at least `least`.
+    """Return all records without an event until the end of the grid, by exit time, in runs of at least `least`.
 
-    Those behind the grid have the place behind it; the fewer at the end are in the run before them; [] where there are
-    fewer in all, who never leave then.  A run leaves at the place in whose middle its records are, as many of them too
-    late as too early; one with a record that is there after the last event stays for it.
+    Those behind the grid have the place behind it; a smaller rest at the end joins the run before it; [] where all are
+    fewer, which then never leave.  A run leaves at its median place, as many records too late as too early; a run
+    with a record present after the last event stays for it.
     """
     behind = group.records - int(group.events.sum()) - int(group.censored.sum())
     censored = [*group.censored.tolist(), behind]
@@ -226,7 +225,7 @@ def censored_runs(group: TimeCounts, least: int) -> list[CensoredRun]:
 
 
 def told_counts(group: TimeCounts, ends: Sequence[int], least: int) -> ToldCounts:
-    """Return the counts of a group at the told times."""
+    """Return the counts of a group at the reported times."""
     places = np.asarray(ends)
     cumulated = np.cumsum(group.events)[places]
     events = np.diff(cumulated, prepend=0)
@@ -234,7 +233,7 @@ def told_counts(group: TimeCounts, ends: Sequence[int], least: int) -> ToldCount
     runs, begins = censored_runs(group, least), [0, *(place + 1 for place in ends[:-1])]
     gone = [sum(one.count for one in runs if one.place < place) for place in ends]
     surely = [sum(one.count for one in runs if one.end <= begin) for begin in begins]
-    few = 0 if runs else least - 1  # as many may leave whenever they like, for all that is told
+    few = 0 if runs else least - 1  # fewer than `least` are in no run: they may leave at any time
     perhaps = [sum(one.count for one in runs if one.begin < end) + few for end in ends]
     return ToldCounts(
         group.records, before - np.array(gone), events, np.maximum(before - perhaps, 0), before - np.array(surely)
@@ -244,10 +243,10 @@ def told_counts(group: TimeCounts, ends: Sequence[int], least: int) -> ToldCount
 def told_groups(
     groups: Mapping[str, TimeCounts], everybody: TimeCounts, never: set[str], least: int
 ) -> tuple[dict[str, TimeCounts], TimeCounts | None]:
-    """Return the groups that may be told, and all other records together, None where there are none.
+    """Return the groups that may be reported, and all other records together, None where there are none.
 
-    Groups that are `never` told are at too few sites; where the others would tell of a single one, or of few, the
-    smallest of them is left out too.
+    Groups in `never` are at too few sites; where the rest would disclose a single group, or few records, the smallest
+    reported group is withheld too.
     """
     there = {name: one for name, one in groups.items() if one.records}
     told = {

@@ -1,4 +1,4 @@
-"""trees-fit.json, of boosted trees that sites have grown together: how they fit, and which columns told most."""
+"""trees-fit.json: loss and column gains of boosted trees that sites grew together."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ FORMAT = 1
 
 
 class ColumnGain(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What one column was worth."""
+    """Gain of one column."""
 
     name: str
     gain: float
     """Sum of the gains of its splits, in whole multiples of `suppress`."""
     share: float
-    """Of the gains of all."""
+    """Share of the total gain."""
     splits: int
 
 
 class TreesFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The file."""
+    """The contents of trees-fit.json."""
 
     format: int = FORMAT
     design: TreesDesign
     sites: int
-    """In the last sums."""
+    """Number of sites in the last sums."""
     fewest: int
-    """Sites of any of the sums."""
+    """Number of sites in the smallest sum."""
     least: int
-    """Sites that a sum has at least."""
+    """Minimum number of sites in a sum."""
     records: int
     trees: int
-    """Grown, of each output."""
+    """Number of trees of each output."""
     whole: bool
-    """Whether that is all that was asked for, or all that gained anything."""
+    """Whether growth is complete: all requested trees, or all that had any gain."""
     leaves: int
     losses: tuple[float, ...]
-    """Mean loss of a record before each tree, rounded to what `suppress` records can change it by."""
+    """Mean loss of a record before each tree, rounded to the possible change by `suppress` records."""
     gains: tuple[ColumnGain, ...]
     """Columns by their gain, the largest first."""
     opened: int
-    """Sums over one bin of one node that were opened."""
+    """Number of disclosed sums over one bin of one node."""
     small: int
-    """Those of them over fewer records than data.suppress."""
+    """Number of them over fewer records than data.suppress."""
 
 
 def trees_fit(growing: GrowingTrees, least: int) -> TreesFit | None:
-    """Return what has been grown; None where the first round has not come together."""
+    """Return the result of the growth; None where the first round is incomplete."""
     d = growing.layout.design
     if not growing.begun:
         return None

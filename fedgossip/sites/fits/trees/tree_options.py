@@ -1,4 +1,4 @@
-"""How boosted trees are named: trees:TREESxDEPTH?learning_rate=0.1&max_bins=32."""
+"""Options of boosted trees: trees:TREESxDEPTH?learning_rate=0.1&max_bins=32."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ _LIMITS = {
 
 @dataclass(frozen=True)
 class TreeOptions:
-    """What model.source says, with defaults."""
+    """The options in model.source, with defaults."""
 
     trees: int
     depth: int
     learning_rate: float = 0.1
     l2: float = 1.0
-    """What is added to the sum of h of a leaf: it keeps small leaves near zero."""
+    """Added to the sum of h of a leaf: it keeps small leaves near zero."""
     min_child_weight: float = 1.0
     """Least sum of h on each side of a split."""
     min_records: int = 0
-    """Least number of records on each side of a split; 0: 10, or what data.suppress says where that is more."""
+    """Least number of records on each side of a split; 0: the larger of 10 and data.suppress."""
     max_bins: int = 32
     """Bins of a column."""
     bin_records: int = 0
-    """Least number of a node's records for each of a column's bins: of smaller nodes neighbours are told as one."""
+    """Least number of a node's records for each of a column's bins: smaller nodes report neighbouring bins as one."""
 
 
 def is_trees(source: str) -> bool:
@@ -48,7 +48,7 @@ def is_trees(source: str) -> bool:
 
 
 def tree_options(source: str) -> TreeOptions:
-    """Return the options in `source`.  Raises ConfigError for one that is not known, or not within its limits."""
+    """Return the options in `source`.  Raises ConfigError for an unknown one, and for one outside its limits."""
     size, _, query = source.partition(":")[2].partition("?")
     found = _SIZE.fullmatch(size)
     if found is None:

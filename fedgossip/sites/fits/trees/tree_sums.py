@@ -1,12 +1,12 @@
 """The numbers by which sites grow boosted trees: whole, so that their sum is exact and is all that is seen.
 
-    first round       records, and of each class how many, or the sum of the outcomes: the first margins follow
+    first round       records per class, or the sum of the outcomes: the first margins follow
     further rounds    of each open node of the trees in growth, and of each bin of each column: records, g, h;
                       records and h in one number where both fit
 
-What goes down is the ensemble so far: every node that there is, and which of them are open.  What goes up are the sums
-at the open ones.  The coordinator's step is a function of both, so whoever has the sums makes the same trees; a round
-that does not come together is asked again.
+Sites receive the ensemble so far, with all its nodes and which of them are open, and return the sums at the open ones.
+The coordinator's step is a function of both, so everybody with the sums computes the same trees; an incomplete round is
+requested again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ BITS = 64
 RECORDS = 1 << 22
 """Maximum number of records of a site."""
 LARGEST = 1 << 52
-"""Maximum magnitude of a site's number: float64 counts so far without a gap."""
+"""Maximum magnitude of a site's number: float64 represents every whole number up to here."""
 LOSS_SHIFT = 20
 """Bits behind the point of a site's loss."""
 SLOTS = 1024
@@ -68,7 +68,7 @@ class SiteTable:
 
 @dataclass(frozen=True)
 class TreesLayout:
-    """Which number of a vector is what."""
+    """The position of each number in a vector."""
 
     design: TreesDesign
 
@@ -78,24 +78,24 @@ class TreesLayout:
 
     @cached_property
     def packed(self) -> PackedCounts | None:
-        """How records and h are put into one number; None where they are not."""
+        """The layout of records and h in one number; None where they are separate."""
         return None if self.design.loss == SQUARES else packed_counts(self.design.records, self.design.sites)
 
     @property
     def channels(self) -> int:
-        """Numbers of a bin: records, g, and h where that is no count and in no number with the records."""
+        """Numbers per bin: records, g, and h where it is neither a count nor packed with the records."""
         return 2 if self.design.loss == SQUARES or self.packed else 3
 
     @cached_property
     def slots(self) -> int:
-        """Open nodes that a level can have: each has records enough for two."""
+        """Maximum number of open nodes in a level: each has records enough for two."""
         d = self.design
         each = max(1, min(1 << (d.depth - 1), d.records // (2 * d.min_records)))
         return min(SLOTS, d.outputs * each)
 
     @cached_property
     def nodes(self) -> int:
-        """Nodes that a tree can have."""
+        """Maximum number of nodes of a tree."""
         d = self.design
         return min((2 << d.depth) - 1, 2 * max(1, d.records // d.min_records) - 1)
 
@@ -105,12 +105,12 @@ class TreesLayout:
 
     @cached_property
     def numbers(self) -> int:
-        """Of one sum: the loss, the records, and a histogram of each slot; the first sum needs fewer."""
+        """Numbers of one sum: the loss, the records, and a histogram of each slot; the first sum needs fewer."""
         return max(2 + self.slots * self.bins.count * self.channels, 1 + self.classes)
 
     @property
     def opened(self) -> tuple[str, ...]:
-        """What the coordinator sees of all sites together, in words."""
+        """Sums over all sites that the coordinator sees, in words."""
         d = self.design
         first = f"the sum of {d.outcome}" if d.loss == SQUARES else f"those of each class of {d.outcome}"
         level = f"{self.bins.count} bins of {len(d.columns)} columns in each of at most {self.slots} nodes"
@@ -132,13 +132,13 @@ class TreesLayout:
 
     @property
     def length(self) -> int:
-        """Elements of what goes down."""
+        """Number of elements of the ensemble's vector."""
         d = self.design
         return _HEADER + d.outputs + d.trees + 2 * d.trees * d.outputs * self.nodes
 
     @property
     def rounds(self) -> int:
-        """Rounds that there may be: one for each level, the first, and some that do not come together."""
+        """Maximum number of rounds: the first, one for each level, and some spare for incomplete ones."""
         levels = self.design.trees * self.design.depth
         return 1 + levels + 10 + levels // 10
 
@@ -146,17 +146,17 @@ class TreesLayout:
         return frozen(np.zeros(self.length))
 
     def vector(self, numbers: Whole) -> Vector:
-        """Return a vector with numbers, and zeros behind them."""
+        """Return a vector of the numbers, padded with zeros."""
         whole = np.zeros(self.numbers, np.int64)
         whole[: numbers.size] = numbers.reshape(-1)
         return as_vector(long_words(whole))
 
 
 class GrowingTrees:
-    """The ensemble in a vector, and what becomes of it; `x` is a copy that it may change."""
+    """The ensemble in a vector, and its transitions; `x` is a copy that it may change."""
 
     def __init__(self, layout: TreesLayout, x: Vector) -> None:
-        """Raises ConfigError for a vector that holds none."""
+        """Raises ConfigError for a vector that is no ensemble."""
         if x.shape != (layout.length,) or x.dtype != np.float64:
             raise ConfigError("what came holds no trees", "Were all started with the same experiment file?")
         d = layout.design
@@ -172,7 +172,7 @@ class GrowingTrees:
 
     @property
     def done(self) -> int:
-        """Trees of each output that are whole."""
+        """Number of finished trees of each output."""
         return int(self.x[_DONE])
 
     @property
@@ -181,12 +181,12 @@ class GrowingTrees:
 
     @property
     def sites(self) -> int:
-        """In the last sums."""
+        """Number of sites in the last sums."""
         return int(self.x[_SITES])
 
     @property
     def least(self) -> int:
-        """Fewest sites of any sum."""
+        """Number of sites in the smallest sum."""
         return int(self.x[_LEAST])
 
     @property
@@ -195,14 +195,14 @@ class GrowingTrees:
 
     @property
     def opened(self) -> tuple[int, int]:
-        """Sums over one bin of one node that were opened, and those of fewer records than `suppress` among them."""
+        """Numbers of disclosed sums over one bin of one node, and of those over fewer than `suppress` records."""
         return int(self.x[_CELLS]), int(self.x[_SMALL])
 
     def tree(self, number: int, output: int) -> TreeNodes:
         return TreeNodes(self._info[number, output].astype(np.int64), self._value[number, output])
 
     def whole_trees(self, count: int) -> Floats:
-        """Return all that the margins by the first trees depend on, as one array."""
+        """Return all data that the margins by the first trees depend on, as one array."""
         return np.concatenate([self.base, self._info[:count].reshape(-1), self._value[:count].reshape(-1)])
 
     def open_nodes(self) -> list[tuple[int, int]]:
@@ -215,7 +215,7 @@ class GrowingTrees:
     # --- the step -------------------------------------------------------------------------------------------------
 
     def begin(self, sums: Whole, sites: int) -> None:
-        """Take the sums of the first round: the margins of no tree, and a root of each output."""
+        """Apply the sums of the first round: the margins of no tree, and a root of each output."""
         d = self.layout.design
         records, *totals = sums[: 1 + self.layout.classes].tolist()
         if records < 1:
@@ -228,7 +228,7 @@ class GrowingTrees:
         self._info[self.done, :, 0] = info_of(OPEN, self.records)
 
     def grow(self, sums: Whole, sites: int) -> None:
-        """Take the sums of a level: each open node becomes a split or a leaf."""
+        """Apply the sums of a level: each open node becomes a split or a leaf."""
         layout = self.layout
         asked = self.open_nodes()
         loss, records = sums[:2].tolist()
@@ -294,8 +294,8 @@ class GrowingTrees:
     def broken(self, after: GrowingTrees) -> str:
         """Return why an ensemble does not follow from this one by the sums of one level; "" where it may.
 
-        What it was stays: all nodes but the open ones, their records, the margins of no tree.  An open node becomes a
-        leaf or a split whose sides have its records together, `min_records` each; no other node is new.
+        All nodes but the open ones, their records and the margins of no tree stay.  An open node turns into a leaf, or
+        into a split with its records divided over both sides, `min_records` each; no other node is new.
         """
         if self.over:
             return "the trees were whole"
@@ -346,7 +346,7 @@ class GrowingTrees:
         return ""
 
     def _close_what_has_no_room(self) -> None:
-        """Open nodes beyond the slots of a sum become leaves: sites have more records than they had agreed on."""
+        """Turn open nodes beyond the slots of a sum into leaves: sites have more records than they agreed on."""
         for output, node in self.open_nodes()[self.layout.slots :]:
             records = int(self.tree(self.done, output).records[node])
             self._info[self.done, output, node] = info_of(LEAF, records)
@@ -372,7 +372,7 @@ class TreesServer:
 
 
 def stepped(layout: TreesLayout, x: Vector, sums: Vector, sites: int) -> Vector:
-    """Return the ensemble after a round whose sums over `sites` are these.  Raises ConfigError for no sums."""
+    """Return the ensemble after a round with these sums over `sites`.  Raises ConfigError for invalid sums."""
     growing = GrowingTrees(layout, x)
     words = words_in(sums)
     if words is None or words.size != layout.exact.length:
@@ -386,10 +386,10 @@ def stepped(layout: TreesLayout, x: Vector, sums: Vector, sites: int) -> Vector:
 
 
 class SiteMargins:
-    """One site's records, and what the whole trees say of them, as far as it has been asked."""
+    """One site's records, and their margins by the finished trees, as far as requested."""
 
     def __init__(self, layout: TreesLayout, table: SiteTable) -> None:
-        """Raises ConfigError for more records than a sum can hold."""
+        """Raises ConfigError for more records than a sum can represent."""
         if len(table.y) > RECORDS:
             raise ConfigError(f"{len(table.y)} records; a site has at most {RECORDS}", "Take a part of them.")
         if layout.packed and len(table.y) >= layout.packed.most:
@@ -400,12 +400,12 @@ class SiteMargins:
         self._known: Floats = np.empty(0)
 
     def numbers(self, x: Vector) -> Vector:
-        """Return the sums that `x` asks for.  Raises ConfigError for labels so far from the others that none holds."""
+        """Return the sums that `x` requests.  Raises ConfigError for labels out of range."""
         growing = GrowingTrees(self.layout, x)
         return self.layout.vector(self._level(growing) if growing.begun else self._first())
 
     def beyond(self, growing: GrowingTrees) -> str:
-        """Say where more of this site's records are in an open node than of all sites together; "" for nowhere."""
+        """Return in words an open node with more of this site's records than of all sites; "" without one."""
         if growing.over or not growing.begun:
             return ""
         for output in range(self.layout.design.outputs):
@@ -422,7 +422,7 @@ class SiteMargins:
         return np.array([len(y), *np.bincount(y.astype(np.int64), minlength=len(d.classes))], np.int64)
 
     def margins(self, growing: GrowingTrees) -> Floats:
-        """Return F of each record by the trees that are whole, [m, outputs]."""
+        """Return F of each record by the finished trees, [m, outputs]."""
         if not np.array_equal(growing.whole_trees(self._trees), self._known):
             self._trees, self._margins = 0, np.tile(growing.base, (len(self.table.y), 1))
         for number in range(self._trees, growing.done):
@@ -452,9 +452,9 @@ class SiteMargins:
         return np.concatenate(parts)
 
     def _histogram(self, nodes: Sequence[int], told: Whole, at: Whole, g: Whole, h: Whole) -> Whole:
-        """Return the sums of 1, g and h over the records of each node, as they travel, [nodes, bins, channels].
+        """Return the sums of 1, g and h over the records of each node, as sent, [nodes, bins, channels].
 
-        `told` [nodes, bins]: as which bin of its column each is told.
+        `told` [nodes, bins]: the reported bin of each bin of a column.
         """
         bins, packed = self.layout.bins, self.layout.packed
         slot_of = np.full(self.layout.nodes, -1, np.int64)
@@ -476,7 +476,7 @@ class SiteMargins:
 
 
 def _total(values: Whole) -> int:
-    """Return the sum of whole numbers.  Raises ConfigError where a part of it could be beyond what is exact."""
+    """Return the sum of whole numbers.  Raises ConfigError where a partial sum could be inexact."""
     if not np.abs(values.astype(np.float64)).sum() <= LARGEST:
         text = "labels so far from the mean of all that no sum can hold them"
         raise ConfigError(text, "Declare the label's bounds in [data.columns], or correct the record.")
@@ -484,7 +484,7 @@ def _total(values: Whole) -> int:
 
 
 def grown_alone(layout: TreesLayout, table: SiteTable) -> Vector:
-    """Return the ensemble that one table alone gives: that of several sites has the same trees, to the bit."""
+    """Return the ensemble of one table alone: several sites grow the same trees, to the bit."""
     x, site, server = layout.initial(), SiteMargins(layout, table), TreesServer(layout)
     while not server.over(x):
         x = stepped(layout, x, site.numbers(x), 1)
@@ -492,7 +492,7 @@ def grown_alone(layout: TreesLayout, table: SiteTable) -> Vector:
 
 
 def trees_file(growing: GrowingTrees) -> TreesFile:
-    """Return what has been grown."""
+    """Return the grown trees as a file."""
     d = growing.layout.design
     named = [(number, k) for number in range(growing.done) for k in range(d.outputs)]
     return TreesFile(

@@ -1,4 +1,4 @@
-"""A LocalTask of sites that grow boosted trees together: down goes the ensemble, up go the sums that it asks for."""
+"""A LocalTask of sites that grow boosted trees: sites receive the ensemble and return the sums that it requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedgossip.sites.fits.trees.tree_sums import GrowingTrees, SiteMargins, Site
 
 
 class TreesTask(SumsTask):
-    """The records of the sites that are held here, by their ids; others are asked elsewhere."""
+    """The records of the local sites, by their ids; other sites run elsewhere."""
 
     again = "Fit"
 
