@@ -1,6 +1,6 @@
-"""What a proposal says of a run before a person has agreed to it: made from its declarations alone.
+"""The description of a proposed run before a person agrees to it: made from its declarations alone.
 
-No graph is made, no file is opened, and nothing is imported: what only code could tell stands there by its name.
+It builds no graph, opens no file and imports nothing; values that only code determines appear by name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedgossip.plans.plan import JoiningTerms
 
 @dataclass(frozen=True)
 class DeclaredRun:
-    """What is shown of a run to one that is asked to take part: of a `Plan` what needs no graph and no code."""
+    """Properties of a proposed run shown before consent: the part of a `Plan` that needs neither graph nor code."""
 
     experiment: Experiment
     name: str
@@ -48,7 +48,7 @@ def _of_peers(e: GossipExperiment) -> DeclaredRun:
     if n is not None and n > INVITED_MAX:
         raise ConfigError(f"the organiser's experiment is of {n:,} peers", f"An invite is for {INVITED_MAX} at most.")
     method = METHODS.get(e.algorithm.name)
-    if method is None:  # what its messages hold only its code tells
+    if method is None:  # the contents of its messages follow from its code alone
         return DeclaredRun(e, name, False, lambda _numbers, _size: terms_of(e, name, n, 0))
     made = make(e.algorithm.name, method, Told(n or 2), e.algorithm.options)
     vectors = sum(slot.length is None for slot in made.slots)
@@ -62,12 +62,12 @@ def _of_peers(e: GossipExperiment) -> DeclaredRun:
 
 
 def _graph(graph: str) -> str:
-    """What a graph is called that is not made yet: a word, a function, or the file that came with the proposal."""
+    """Return the name of a graph before it is built: a word, a function, or the file that came with the proposal."""
     return graph if GRAPH_CODE.named_by(graph) or "/" not in graph else "a graph that the organiser sends"
 
 
 def _without_filters(e: Experiment) -> Experiment:
-    """Return an experiment without functions that choose rows, of which the terms say nothing."""
+    """Return an experiment without the functions that select rows; the terms do not mention them."""
     if not isinstance(e, ParallelExperiment) or not (own := code_in(e.parallel.server)):
         return e
     server = e.parallel.server

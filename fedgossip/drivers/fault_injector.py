@@ -1,6 +1,6 @@
-"""Does to real processes what a fault script says: kills and starts them again, suspends and wakes them.
+"""Applies a fault script to real processes: kills and restarts, suspends and wakes them.
 
-What it does goes into the record.  What happens to messages and trainings happens inside the processes, see net/faulty.
+Each action is a row of the record.  Faults of messages and trainings happen inside the processes, see net/faulty.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Processes(Protocol):
 
 
 class Striker:
-    """Call `act` often.  `specs[i]` is what peer i was started with; `note(name, peer, value)` takes what was done."""
+    """Call `act` often.  `specs[i]` starts peer i; `note(name, peer, value)` receives each action."""
 
     def __init__(
         self,
@@ -35,20 +35,20 @@ class Striker:
         self.processes, self.specs, self.note = processes, specs, note
         self._happenings = script.happenings()
         self._upcoming: Happening | None = next(self._happenings, None)
-        self._killed: dict[NodeId, int | None] = {}  # when it comes back; None: never
+        self._killed: dict[NodeId, int | None] = {}  # time of the restart; None: never
         self._asleep: dict[NodeId, int] = {}  # until when
-        self._dying: set[NodeId] = set()  # killed, and not heard of yet
+        self._dying: set[NodeId] = set()  # killed, exit not seen yet
         self._progress = RunProgress(len(specs))
         self.restarted: set[NodeId] = set()
         """Peers that were started again."""
 
     @property
     def away(self) -> Collection[NodeId]:
-        """Peers that are not there and will come back."""
+        """Absent peers that will return."""
         return {node for node, back in self._killed.items() if back is not None} | self._asleep.keys()
 
     def act(self, now_ns: int, rounds: Sequence[int]) -> None:
-        """Do what is due at `now_ns` of the run; `rounds`: how many each participant has behind it."""
+        """Apply the faults due at `now_ns` of the run; `rounds`: completed rounds of each participant."""
         for node, round in enumerate(rounds):
             self._progress.reached(node, round)
         while self._upcoming is not None and self._upcoming.at_ns <= now_ns:
@@ -72,7 +72,7 @@ class Striker:
             case Strike(_, _, node) if node in self.processes.exited or node in self._killed:
                 return  # it has finished, or is dead already
             case Strike(endless=True) if 0 in self.processes.exited.values():
-                return  # those who are left could be struck for ever while they take leave
+                return  # the remaining peers could be struck for ever while they leave
             case Strike(of_series=True) if self._progress.over:
                 return
             case Strike(_, kind, node, back_ns, of_series):
@@ -96,7 +96,7 @@ class Striker:
         self._dying.discard(node)
         if self.processes.exited[node] == -signals.KILL:
             self.note("crashed", node, None)
-        else:  # it had finished before the signal came
+        else:  # it finished before the signal arrived
             del self._killed[node]
 
     def _restart(self, node: NodeId) -> None:

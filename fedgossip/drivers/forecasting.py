@@ -27,11 +27,11 @@ from fedgossip.simulation.shadow import Shadow, Shadowed, run_shadow
 from fedgossip.simulation.stacked import PLAIN
 
 AUTO_LIMIT, AUTO_ELEMENTS = 256, 1 << 22  # peers, and numbers in all their vectors together
-AUTO_ROUNDS, AUTO_SUMS = 2_000, 1 << 28  # a forecast goes through all rounds before the first: a second at most
+AUTO_ROUNDS, AUTO_SUMS = 2_000, 1 << 28  # a forecast computes all rounds before the first: a second at most
 REALISED_LIMIT = 512
-"""Peers up to which the weights that counted are put together: dense, of each round."""
+"""Maximum number of peers for which the effective weights are built: dense, one matrix per round."""
 USUAL_LEVEL = "shadow"
-"""Of a forecast that is asked for, where the file names no level."""
+"""Level of a requested forecast where the file names none."""
 
 Told = Callable[[int], None]
 
@@ -46,15 +46,15 @@ def forecast_run(
     memory_gb: float | None = None,
     watch: Told = lambda _: None,
 ) -> list[RunForecast]:
-    """Return what is to be expected of a gossip run before it begins, on its own graph or on each of `graphs`.
+    """Return the expected course of a gossip run before it begins, on its own graph or on each of `graphs`.
 
     `level`: "probe" (three jobs a node, then arithmetic), "shadow" (all rounds of one training at the peers' mean,
-    whatever the number of graphs) or "followed" (that, and a third of a training for each graph); None: what
-    [forecast] says, else "shadow".  `memory_gb`: that of [forecast] where it is None.  `watch` is called after each
-    round of a shadow.
+    whatever the number of graphs) or "followed" (a shadow, and a third of a training for each graph); None: the level
+    in [forecast], else "shadow".  `memory_gb`: where None, the value in [forecast].  `watch` is called after each round
+    of a shadow.
 
-    Raises ConfigError where nothing is known: another kind of run than synchronous gossip, an algorithm that is not
-    linear in what it is given, a graph that is not known, models that do not fit into `memory_gb`.
+    Raises ConfigError where no forecast exists: another kind of run than synchronous gossip, an algorithm that is not
+    linear in its inputs, an unknown graph, models that exceed `memory_gb`.
     """
     plans = plans_of(experiment, graphs, overrides, seed)
     level = level or asked_level(plans[0])
@@ -74,7 +74,7 @@ def plans_of(
 ) -> list[GossipPlan]:
     """Return the plan of an experiment, or one for each of `graphs` with as many peers.  Raises ConfigError.
 
-    `rounds`: refuse those whose rounds cannot be forecast; else all that are no gossip.
+    `rounds`: refuse plans without forecastable rounds; else refuse all plans other than gossip.
     """
     if isinstance(experiment, Experiment):
         experiment = experiment.to_dict()
@@ -88,11 +88,10 @@ def plans_of(
 
 
 def foretold_of(plan: compose.Plan, task: LocalTask, level: str | None, stopped: Path | None) -> Foretold | None:
-    """Return the forecast of a run that begins, or that of one that was `stopped` in a folder; None without.
+    """Return the forecast of a new run, or of a run `stopped` in a folder; None without a forecast.
 
-    `level`: "probe", "shadow", "followed", "none", or "auto": a probe where that is the whole answer, of problems that
-    have one.  What [forecast] names goes before auto; None is what it names alone.  Raises ConfigError as
-    `forecast_run`.
+    `level`: "probe", "shadow", "followed", "none", or "auto": a probe for problems with a known answer, where a probe
+    is exact.  [forecast] overrides auto; None uses [forecast] alone.  Raises ConfigError as `forecast_run`.
     """
     if stopped is not None:
         return _with_realised(Foretold.left_in(stopped), plan, task)
@@ -106,7 +105,7 @@ def foretold_of(plan: compose.Plan, task: LocalTask, level: str | None, stopped:
 
 
 def _with_realised(foretold: Foretold | None, plan: compose.Plan, task: LocalTask) -> Foretold | None:
-    """Return the forecast with the way to make it again of what was mixed, where the record of a run tells that."""
+    """Return the forecast with the function that recomputes it from the realised mixing, where the record has it."""
     if foretold is None or not isinstance(plan, GossipPlan) or not plan.experiment.forecast.realised:
         return foretold
     tells = plan.how.stacked is not None and plan.how.in_step and not plan.experiment.algorithm.private
@@ -115,7 +114,7 @@ def _with_realised(foretold: Foretold | None, plan: compose.Plan, task: LocalTas
 
 
 def realised_forecast(plan: GossipPlan, task: LocalTask, rows: Sequence[Row]) -> RunForecast | None:
-    """Return what a shadow says of the rounds as they were mixed; None where that is as planned, or is not known."""
+    """Return the shadow's forecast for the mixing as realised; None where it equals the plan, or is unknown."""
     rounds = realised_rounds(plan.schedule, rows)
     last = min(foreseen(plan), max((row.round for row in rows if isinstance(row, NetworkRow)), default=0))
     if rounds is None or not last or plan.n > REALISED_LIMIT:
@@ -136,7 +135,7 @@ def _edges(shadow: Shadow, found: Shadowed) -> tuple[Sequence[float], Sequence[f
 
 
 def asked_level(plan: GossipPlan) -> str:
-    """Return how a run is forecast when somebody asks for it."""
+    """Return the level of a requested forecast."""
     named = plan.experiment.forecast.level
     return named if named in FORECAST_LEVELS else USUAL_LEVEL
 
@@ -148,7 +147,7 @@ def foreseen(plan: GossipPlan) -> int:
 
 
 def _has_an_answer(plan: compose.Plan, task: LocalTask) -> bool:
-    """Whether a probe of the run costs nothing worth speaking of, and tells all of it."""
+    """Whether a probe of the run costs next to nothing and is exact."""
     if not isinstance(plan, GossipPlan) or plan.how.stacked is None:
         return False
     elements, rounds = plan.n * task.length, foreseen(plan)
@@ -263,8 +262,9 @@ def _shadowed(
 
 
 def _moves_the_mean(plan: GossipPlan) -> bool:
-    """Whether the mean of the peers goes a way of its own on this graph: rows alone sum to one, sums are mixed, or
-    models come late."""
+    """Whether the mean of the peers drifts on this graph: weights are row-stochastic only, sums are mixed, or models
+    are late.
+    """
     needs = plan.algorithm.needs
     return plan.schedule.stochastic == "rows" or needs.own_graph or needs.weighs_alike
 

@@ -1,9 +1,9 @@
-"""The warmed parent of local peers: imports once what every peer needs, then forks a process per peer.
+"""The warmed parent of local peers: imports the common modules once, then forks a process per peer.
 
-Importing torch takes seconds; sixteen peers that each do it take a minute of two cores.  This process imports it once,
-opens no socket and starts no thread, so that forking it is safe, and does one thing more: it watches its children and
-ends them when its own parent is gone.  Where a library starts a thread as it is imported all the same (some builds for
-GPUs do), or where threads cannot be counted, a peer is a fresh interpreter: slower to start, and safe.
+Importing torch takes seconds; sixteen peers that each import it take a minute of two cores.  This process imports it
+once, opens no socket and starts no thread, so that forking it is safe.  It also watches its children and ends them when
+its own parent exits.  Where a library starts a thread on import (some builds for GPUs do), or where threads cannot be
+counted, each peer is a fresh interpreter: slower to start, and safe.
 
     python -m fedgossip.drivers.fork_server FD MODULE...
     python -m fedgossip.drivers.fork_server {...}           one peer, as a fresh interpreter
@@ -49,7 +49,7 @@ class ForkServer:
         self._kill_at: float | None = None
 
     def run(self) -> None:
-        """Serve until the parent says stop or is gone, and all children have ended."""
+        """Serve until the parent sends stop or exits, and all children have ended."""
         self._say({"ready": True})
         while self._kill_at is None or self.children:
             readable, _, _ = select.select([self.control] if self._kill_at is None else [], [], [], 0.05)
@@ -77,10 +77,10 @@ class ForkServer:
     def _stop(self) -> None:
         self._kill_at = time.monotonic() + STOP_SECONDS
         self._signal(signal.SIGTERM)
-        self._signal(signals.GO_ON)  # one that was suspended hears it too
+        self._signal(signals.GO_ON)  # a suspended child receives the signal too
 
     def _signal(self, number: int, only: int | None = None) -> None:
-        for pid, peer in self.children.items():  # ours, and not reaped: no other process has these numbers
+        for pid, peer in self.children.items():  # children not reaped yet: no other process has these numbers
             if only in (None, peer):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
@@ -109,12 +109,14 @@ class ForkServer:
                 self._say({"exited": self.children.pop(pid), "code": os.waitstatus_to_exitcode(status)})
 
     def _say(self, line: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # the parent is gone: the next recv says so
+        with contextlib.suppress(OSError):  # the parent exited: the next recv reports it
             self.control.sendall(msgspec.json.encode(line) + b"\n")
 
 
 def _threads() -> int | None:
-    """Return how many threads this process has, those of libraries too; None where the system does not say."""
+    """Return the number of threads of this process, those of libraries included; None where the system does not report
+    it.
+    """
     try:
         return sum(1 for _ in Path("/proc/self/task").iterdir())
     except OSError:
@@ -122,7 +124,7 @@ def _threads() -> int | None:
 
 
 def _child(spec: dict[str, Any]) -> int:
-    """Be one peer; return the exit code.  What it prints goes to log.txt in its folder."""
+    """Run one peer; return the exit code.  Its output goes to log.txt in its folder."""
     from fedgossip.base import owner_files
 
     folder = Path(spec["folder"])
@@ -190,9 +192,7 @@ def main() -> None:
             gc.freeze()  # nor do the collectors of the peers look through it
         ForkServer(control).run()
     sys.stdout.flush()
-    os._exit(
-        0
-    )  # the tidy end of an interpreter that has imported torch takes a fifth of a second: the run waits for it
+    os._exit(0)  # an orderly exit of an interpreter with torch takes a fifth of a second, and the run waits for it
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What `fedgossip host` does: it keeps the organiser's keys and its invite in a folder, and lets people in until a run
-begins; then it is a member as any, and its invite's server goes on beside it for those who come back, or late.
+"""The work of `fedgossip host`: keeps the organiser's keys and invite in a folder and admits people until a run begins;
+then it is an ordinary member, and its invite server goes on beside it for returning and late members.
 
-    FOLDER/organiser.key        signs who may be a member; its public half is in every invite
-    FOLDER/NAME/invite.json     the invite's secret, until when, and who was let in: what survives a restart
+    FOLDER/organiser.key        signs admissions; its public half is in every invite
+    FOLDER/NAME/invite.json     the invite's secret, expiry and admissions: the state that survives a restart
     FOLDER/NAME/peer.key        the keys of the organiser's own member
-    FOLDER/NAME/endpoints.toml  with whom the run began
-    FOLDER/NAME/run             what the run leaves
+    FOLDER/NAME/endpoints.toml  the members at the start of the run
+    FOLDER/NAME/run             the run directory
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Hosted:
     ports: tuple[int, int]
 
     def keep(self, party: Party) -> None:
-        """Put the party on disk.  Raises NotWrittenError."""
+        """Write the party to disk.  Raises NotWrittenError."""
         found, seats = sorted(party.guests.items()), party.seats
         guests = [_GuestRow(node, one.key, one.verify, one.address, one.signature) for node, one in found]
         content = _Invite(
@@ -99,8 +99,9 @@ def seats_of(plan: Plan) -> Seats:
 
 
 def ways_of(plan: Plan, through: Through | None, whereabouts: Callable[[], str] | None) -> Ways:
-    """How one that was let in reaches the others: it says where it is where members tell each other, and looks where
-    it is where nobody calls it."""
+    """Return how an admitted member reaches the others: it publishes its address where members exchange addresses, and
+    looks for a reachable one where nothing can connect to it.
+    """
     return Ways(through, whereabouts if is_open(plan) or not seats_of(plan).called else None)
 
 
@@ -147,7 +148,7 @@ def past_of(folder: Path) -> Mapping[str, str]:
 
 
 def invite_admission(hosted: Hosted, address: str, proposal: Proposal, test: bytes) -> InviteAdmission:
-    """Return who is let into a run, and how; `address` is where the organiser's own member is called."""
+    """Return the admission rule of a run; `address` is the endpoint of the organiser's own member."""
     past = past_of(hosted.folder.parent)
     return InviteAdmission(hosted.organiser, hosted.host(address), hosted.party, proposal, hosted.keep, test, past)
 
@@ -168,7 +169,7 @@ def _identity(path: Path) -> Identity:
 
 
 def _read(path: Path) -> _Invite | None:
-    """The invite of a folder; None where there is none.  Raises ConfigError for one that cannot be read."""
+    """Return the invite of a folder; None without one.  Raises ConfigError for an unreadable one."""
     if not path.exists():
         return None
     try:

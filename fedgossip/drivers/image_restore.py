@@ -1,7 +1,7 @@
-"""What of an image goes where: each thing is read as what its place may hold, or refused.
+"""Restores objects from an image: each value is read as the type that its place admits, or refused.
 
-A place is an attribute, or an element of what stands there; what it may hold is its declared type, and where there is
-none, the class that its counterpart has in a simulation made anew of the same experiment.
+A place is an attribute, or an element of its value.  Its type is the declared one; without a declaration, the class of
+its counterpart in a simulation newly made from the same experiment.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from fedgossip.runs.checkpoints import DTYPES
 Array = npt.NDArray[Any]
 
 Follows = Callable[[object], str | None]
-"""Tells of a thing in the new simulation what it is called, where no image holds it: it follows from the experiment."""
+"""Returns the name of an object in the new simulation that no image contains: it follows from the experiment."""
 
 _BEGUN: Mapping[Hint, tuple[type, ...]] = {
     ClientPart: (PlainPart,),
     Exchange: (PlainRound,),
     Accumulator: (MeanOf, Kept),
 }
-"""What stands for a protocol in objects that come while a run goes on: a new simulation has none to compare with."""
+"""Implementations of a protocol for objects created during a run: a new simulation has none to compare with."""
 
 
 class UnfitError(Exception):
@@ -83,7 +83,7 @@ _SCALARS: Mapping[Hint, tuple[type, ...]] = {
 _OF_NUMPY = (np.ndarray, np.dtype, np.random.Generator)
 
 _ANY = (NoneType, bool, int, float, str, bytes, slice, np.generic, *_OF_NUMPY)
-"""What is no object of ours."""
+"""Types that are not objects of fedgossip."""
 
 _MAPPINGS: dict[str, type[dict[Any, Any]]] = {"dict": dict, "Counter": Counter, "OrderedDict": OrderedDict}
 
@@ -100,7 +100,7 @@ class Reader:
         self._stands_for = {protocol: set(kinds) for protocol, kinds in _BEGUN.items()}
 
     def fields_of(self, ref: Any, of: object) -> dict[str, Any]:
-        """Return the attributes that `of` is to have, from a mapping of them."""
+        """Return the attributes of `of` from a mapping of them."""
         kind, pairs = self._nodes[number_in(ref)]
         if kind != "dict":
             raise UnfitError(f"{kind} where the attributes of a {type(of).__name__} belong")
@@ -162,7 +162,7 @@ class Reader:
         return np.ndarray(tuple(shape), kind, base.data, offset, tuple(strides))
 
     def _member(self, name: str, member: str, hint: Hint, fresh: object) -> Enum:
-        """Return the member of an enumeration of ours that may stand there."""
+        """Return the member of an enumeration of fedgossip that the place admits."""
         kind = next((one for one in self._classes(hint, fresh) if name_of(one) == current_name(name)), None)
         if kind is None or not issubclass(kind, Enum) or member not in kind.__members__:
             raise UnfitError(f"{member} of {name} where {_words(hint)} belongs")
@@ -185,7 +185,9 @@ class Reader:
         return made
 
     def _classes(self, hint: Hint, fresh: object) -> Iterator[type]:
-        """Which classes of ours an object may be of; for a protocol, those that the new simulation has for it."""
+        """Yield the admitted classes of fedgossip for an object; for a protocol, the classes that implement it in the
+        new simulation.
+        """
         same = {type(fresh)} if is_ours(type(fresh)) else set()
         for one in map(origin_of, alternatives(hint)):
             if one is UNDECLARED:
@@ -226,7 +228,7 @@ class Reader:
         return self._made.setdefault(number, made)
 
     def _filled(self, number: int, kind: str, parts: Sequence[Any], hint: Hint, fresh: object, *, again: bool) -> Any:
-        """Make a container; one that is there already is read again as another type, and what is made is let go."""
+        """Make a container; with `again`, only check its contents against another type and discard the copy."""
         if kind in _MAPPINGS:
             mapping = _MAPPINGS[kind]()
             if not again:
@@ -278,7 +280,7 @@ def number_in(ref: Any) -> int:
 
 
 def _there(fresh: object) -> bool:
-    """Whether there is a counterpart that tells what a thing is like."""
+    """Whether a counterpart determines the type of a value."""
     return fresh is not NOTHING and fresh is not None
 
 
@@ -323,7 +325,7 @@ def _kind_of(fresh: object) -> Hint:
 
 
 def _key(value: Any) -> Any:
-    """Return what is plain through and through: to hash it calls nothing of ours."""
+    """Return a key of plain values only, at every depth: hashing it calls no code of fedgossip."""
     if isinstance(value, tuple | frozenset):
         for one in value:
             _key(one)

@@ -1,8 +1,8 @@
-"""What the attributes of a class may hold, as its own source declares it.
+"""Declared types of the attributes of a class, read from its source.
 
-Fields of dataclasses and structs have a type each.  Of other classes the attributes are those that methods give to
-`self`: their types are written there, or at the parameter of `__init__` that is kept.  What has no type written is
-known by its name alone: an object of the class that is at hand tells the rest.
+Fields of dataclasses and structs have a type each.  Attributes of other classes are those that methods assign to
+`self`: their types stand at the assignment, or at the parameter of `__init__` that is stored.  An attribute without a
+written type has only a name: the corresponding object of a new simulation determines the rest.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _assigned(method: ast.FunctionDef, parameters: Mapping[str, str]) -> Iterato
 
 
 def _pairs(statement: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield each target with what it is set to, a, b = c, d taken apart."""
+    """Yield each target with its assigned value; a, b = c, d yields two pairs."""
     for target in statement.targets:
         if not isinstance(target, ast.Tuple):
             yield target, statement.value

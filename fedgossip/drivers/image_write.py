@@ -1,11 +1,11 @@
 """A simulation as plain data and arrays, and back: every machine, message under way, timer and random stream.
 
-An image is taken between two instants, and is taken up by a simulation that is made anew of the same experiment.  What
-follows from the experiment alone (the graph, the task, the fault script) and everything that can be called is not in
-the image: the new simulation keeps its own.  Nor are cached properties, which follow from the other attributes of their
-object: they are computed again, and none holds state.  What is in it fits there: an attribute takes what its type
-declares, and an object where none is declared the class that the new one has.  Objects that two refer to are one again
-afterwards.  Attributes are set; nothing is called, imported or unpickled, and no class is looked up by a name of the
+An image is taken between two instants, and is restored into a simulation newly made from the same experiment.  The
+image contains neither callables nor anything that follows from the experiment alone (the graph, the task, the fault
+script): the new simulation keeps its own.  It contains no cached properties either: they follow from the other
+attributes of their object and are computed again; none holds state.  Types are checked: an attribute takes its declared
+type, and an object without one takes the class of its counterpart.  An object with two references is one object again
+afterwards.  Attributes are set; nothing is called, imported or unpickled, and no class is looked up by a name in the
 image.
 """
 
@@ -38,7 +38,7 @@ _WITH_CONTENTS = (*_CONTAINERS, dict, deque, int, float, str, bytes)
 
 
 class ImageError(Exception):
-    """Something in a simulation that cannot be written down; the run goes on without images."""
+    """Part of a simulation cannot be written to an image; the run goes on without images."""
 
 
 class Known:
@@ -111,7 +111,7 @@ class _Writer:
             and base.flags.c_contiguous
             and base.dtype.name in DTYPES
         ):
-            offset = _address(value) - _address(base)  # what is written to the one is seen in the other
+            offset = _address(value) - _address(base)  # a write through one is visible in the other
             return ["view", self.ref(base), value.dtype.name, offset, [*value.shape], [*value.strides]]
         self.arrays.append(value)
         return ["array", len(self.arrays) - 1, bool(value.flags.writeable)]
@@ -137,7 +137,7 @@ def _address(array: Array) -> int:
 def taken(objects: Sequence[object], data: object, known: Mapping[str, object]) -> dict[str, Array]:
     """Return the attributes of `objects`, and plain `data`, as named arrays, for a checkpoint.
 
-    `known`: what the experiment makes, by a name.  Raises ImageError where something cannot be written down.
+    `known`: objects made from the experiment, by name.  Raises ImageError for a value that cannot be written.
     """
     writer = _Writer(Known(known))
     start = writer.ref([*map(state, objects), data])
@@ -152,10 +152,10 @@ def taken(objects: Sequence[object], data: object, known: Mapping[str, object]) 
 def restored(
     arrays: Mapping[str, Array], objects: Sequence[object], known: Mapping[str, object]
 ) -> tuple[list[dict[str, Any]], Any]:
-    """Return what `taken` was given: the attributes of each object, and the data.
+    """Return the arguments of `taken`: the attributes of each object, and the data.
 
-    `objects` and `known` are those of a simulation made anew; they are left as they are.  Raises ResumeError for what
-    is no image of this version, or not of such a simulation.
+    `objects` and `known` are those of a newly made simulation and stay unchanged.  Raises ResumeError for data that are
+    not an image of this version, or of another simulation.
     """
     try:
         start, nodes = msgspec.msgpack.decode(arrays["table"].tobytes())
@@ -183,6 +183,6 @@ _UNREADABLE = (
     OverflowError,
     RecursionError,
 )
-"""What comes of a table that is no table, or of numbers that are none."""
+"""Errors of a malformed table, or of malformed numbers."""
 
 ADVICE = "Start the run again: it is a function of its experiment."

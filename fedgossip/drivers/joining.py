@@ -1,12 +1,12 @@
-"""What `fedgossip join` does: it asks with an invite, and turns the answers into the files of a member.
+"""The work of `fedgossip join`: sends requests with an invite, and stores the replies as the files of a member.
 
     FOLDER/MARK/peer.key         this member's keys, made here
-    FOLDER/MARK/experiment.toml  what was proposed, and agreed to
-    FOLDER/MARK/endpoints.toml   with whom the run began
-    FOLDER/MARK/proposed-files   the graph and the common test set that came with it, once it was agreed to
-    FOLDER/MARK/run              what the run leaves
+    FOLDER/MARK/experiment.toml  the proposal, once accepted
+    FOLDER/MARK/endpoints.toml   the members at the start of the run
+    FOLDER/MARK/proposed-files   the graph and the common test set of the proposal, once accepted
+    FOLDER/MARK/run              the run directory
 
-MARK is the invite's name: who asks again with it in the same folder is the same member.
+MARK is the invite's name: a second request with it from the same folder is from the same member.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from fedgossip.net.invites.invite_client import AGAIN_SECONDS, ANSWER_SECONDS, O
 from fedgossip.protocols.members.membership_updates import admission_of
 
 LOST_SECONDS = 120.0
-"""Time after which an organiser that was there, and is not any more, is given up; it may be started again meanwhile."""
+"""Time without a reply after which an organiser that replied before is given up; it may be restarted meanwhile."""
 
 Kind = TypeVar("Kind")
 
@@ -49,7 +49,7 @@ SAME = "Is it the same release of fedgossip?  Ask the organiser."
 
 @dataclass(frozen=True)
 class Joined:
-    """The folder of one invite, and the keys that ask with it, which may lie elsewhere."""
+    """The folder of one invite, and the keys used with it, which may lie elsewhere."""
 
     path: Path
     key: Path
@@ -57,7 +57,7 @@ class Joined:
 
 
 def folder_of(base: Path, invitation: Invitation, key: Path | None = None) -> Joined:
-    """Make, or find, the folder for an invite, and the keys where none are given.  Raises ConfigError."""
+    """Make, or find, the folder for an invite, and the keys where none are passed.  Raises ConfigError."""
     given = Identity.load(key) if key else None
     path = base / invitation.mark
     owner_files.made(path)
@@ -68,7 +68,7 @@ def folder_of(base: Path, invitation: Invitation, key: Path | None = None) -> Jo
 
 
 def proposal(client: InviteClient, seconds: float = ANSWER_SECONDS) -> Proposal:
-    """Ask what would be run.  Raises NetworkError, PeerError."""
+    """Request the proposed experiment.  Raises NetworkError, PeerError."""
     return _of_kind(client.ask(InviteProof(client.who, __version__), seconds), Proposal)
 
 
@@ -86,7 +86,7 @@ def test_set(client: InviteClient, proposed: Proposal) -> bytes:
 def enrolled(
     client: InviteClient, seats: Seats, address: str, tell: Callable[[Gathering], None], wait: Callable[[float], None]
 ) -> Beginning:
-    """Ask for a place, and wait until it begins; `tell` what is known meanwhile.  Raises NetworkError, PeerError."""
+    """Request a place, and wait for the start; pass progress to `tell` meanwhile.  Raises NetworkError, PeerError."""
     question = Enrol(client.who, __version__, address, signed(client.identity, address).signature)
     while True:
         answer = client.ask(question, LOST_SECONDS)
@@ -97,7 +97,7 @@ def enrolled(
 
 
 def checked(beginning: Beginning, identity: Identity, seats: Seats) -> Beginning:
-    """Return what the organiser says of the members, where each has its admission and we are among them.
+    """Return the organiser's list of members, after a check of each admission and of our own entry.
 
     Raises PeerError.
     """
@@ -116,7 +116,7 @@ def checked(beginning: Beginning, identity: Identity, seats: Seats) -> Beginning
 
 
 def keep_members(folder: Path, beginning: Beginning) -> None:
-    """Write down with whom it begins."""
+    """Write the file of the members at the start."""
     write_endpoints(folder, beginning.organiser, beginning.members)
 
 

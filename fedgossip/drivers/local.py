@@ -1,7 +1,7 @@
-"""A real run on this machine: a process per peer, ZeroMQ between them, and this collector that reads what they write.
+"""A real run on this machine: a process per peer, ZeroMQ between them, and this collector, which reads their files.
 
-The collector is no part of the learning: it knows the files that the peers leave, as they would lie on several
-machines, and puts them together into one run directory.
+The collector takes no part in the learning: it reads the peers' files, as they would lie on several machines, and
+combines them into one run directory.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ PATIENCE_SECONDS = 5.0
 when the coordinator has ended, a training and so much longer."""
 
 COME_TOO_LATE_SECONDS = 1.0
-"""Where workers of one model have ended, one that was started again after that is not waited for when it is silent for
-so long: it waits for them."""
+"""After workers of one model have ended, maximum silence of a worker restarted later: it waits for workers that have
+ended.
+"""
 
 CHECKPOINT_SECONDS = 0.5
 """Between two checkpoints of a peer that the script will kill and start again."""
@@ -61,8 +62,8 @@ def run_local(
     """Run every peer of an experiment as a process of this machine; `out` is a new folder for the run directory.
 
     `experiment`, `seed`, `overrides`, `watch` and `forecast` as in `simulate`.  A synchronous run without faults, late
-    peers and a budget of privacy ends with its digest.  Raises ConfigError before a process is started, NetworkError
-    where peers do not come up, and where a peer fails its error.
+    peers and a budget of privacy ends with its digest.  Raises ConfigError before a process starts, NetworkError for
+    peers that do not start, and the error of a failed peer.
     """
     if not isinstance(experiment, Experiment):
         experiment = load_experiment(experiment, overrides, seed=seed)
@@ -81,16 +82,16 @@ def run_local_plan(
     forecast: str | None = None,
     made: Callable[[], None] = lambda: None,
 ) -> Run:
-    """`run_local`, for an experiment whose graph is resolved already.  `family`: one that is warm already, or whose
-    processes live elsewhere.
+    """`run_local`, for an experiment with a resolved graph.  `family`: processes that are warm already, or on other
+    machines.
 
-    A peer that dies, or hangs, does not stop the others: the run is "partial".  Ctrl-C, SIGTERM or SIGHUP ends all of
-    them and keeps what was measured; before there is anything to measure it raises KeyboardInterrupt.  Raises the error
-    of a peer that failed (its training raised, say) when the others have ended; what was measured is kept.
+    A dead or hung peer does not stop the others: the run is "partial".  Ctrl-C, SIGTERM or SIGHUP ends all peers and
+    keeps the measurements; before the first measurement it raises KeyboardInterrupt.  Raises the error of a failed peer
+    (in its training, say) after the others have ended; measurements are kept.
 
-    `resume`: all peers of the run that was stopped in `out` go on from their last checkpoints.  Raises ResumeError.
-    `trace_bytes`: the longest trace of what a peer's machine is told, 0 for none.  `made` is called when the run's
-    directory is there, before a process is started.
+    `resume`: all peers of the run stopped in `out` go on from their last checkpoints.  Raises ResumeError.
+    `trace_bytes`: maximum length of the trace of a peer's events, 0 for none.  `made` is called once the run's
+    directory exists, before a process starts.
     """
     began = time.monotonic()
     check_recordable(plan, trace_bytes)
@@ -135,7 +136,7 @@ def run_local_plan(
                 _gather(plan, processes, collector, Striker(script, processes, _again(plan, specs), note), out / BEGAN)
             except KeyboardInterrupt:
                 interrupted = True
-        before = dict(processes.exited)  # whoever ends from now on was told to
+        before = dict(processes.exited)  # from here on, every exit is requested
         processes.stop()
         opened.pop_all()  # closed below
     watched = Watched(interrupted, before if interrupted else processes.exited, time.monotonic() - began)
@@ -154,7 +155,7 @@ def _ended_in_error(keeper: Keeper) -> Iterator[None]:
 
 
 def _gather(plan: Plan, processes: RunProcesses, collector: Collector, striker: Striker, began: Path) -> None:
-    """Read what the peers write until all have ended, or until those that are left hang; do what the script says."""
+    """Read the peers' files until all have ended, or the remaining ones hang; apply the fault script."""
     silent, zero, (starting, deadline), counted = 0.0, 0, plan.patience, set(plan.roles.counted)
     while len(processes.exited) < plan.n or striker.away:
         ended = len(processes.exited)
@@ -163,17 +164,17 @@ def _gather(plan: Plan, processes: RunProcesses, collector: Collector, striker: 
         if not zero and any(collector.rounds):
             zero = time.monotonic_ns() - int(collector.slowest_training * 1e9)
         if zero and not began.exists():
-            with contextlib.suppress(NotWrittenError):  # soon, perhaps: the run goes on
+            with contextlib.suppress(NotWrittenError):  # a transient failure: the run goes on
                 write_whole(began, str(zero).encode())
         if zero:
             striker.act(time.monotonic_ns() - zero, collector.rounds)
         collector.ended(processes.exited.keys() - striker.away)
         if not zero and (fallen := _fallen(plan, processes, collector.folders)):
             raise fallen
-        # polls, not a clock: we may have been suspended with them
+        # Polls instead of a clock: this process may have been suspended with its peers.
         silent = 0.0 if news or striker.away else silent + POLL_SECONDS
         if not processes.exited:
-            continue  # while all of them work nobody can say what is too long
+            continue  # while all peers work there is no measure of a hang
         left = [node for node in range(plan.n) if node not in processes.exited]
         if silent > COME_TOO_LATE_SECONDS + processes.delay and _come_too_late(plan, left, striker, collector):
             for node in left:
@@ -181,7 +182,7 @@ def _gather(plan: Plan, processes: RunProcesses, collector: Collector, striker: 
             return
         waiting = 2 * (deadline + collector.slowest_training)
         if plan.n > len(counted) and not counted & {*left, *striker.away}:
-            waiting = collector.slowest_training  # whose run it is has ended: nobody is there to be waited for
+            waiting = collector.slowest_training  # the coordinator has ended: there is nothing left to wait for
         elif any(collector.rounds[node] == 0 for node in left):
             waiting += starting
         if silent > waiting + PATIENCE_SECONDS + processes.delay:
@@ -202,7 +203,7 @@ def _fallen(plan: Plan, processes: RunProcesses, folders: Sequence[Path]) -> Fed
 
 
 def _come_too_late(plan: Plan, left: Sequence[int], striker: Striker, collector: Collector) -> bool:
-    """Whether those who are left were started again when the others had ended: nobody takes them in any more."""
+    """Whether the remaining peers were restarted after the others had ended: no peer admits them any more."""
     behind = all(collector.rounds[node] < plan.experiment.rounds for node in left)
     return plan.one_model and behind and striker.restarted >= set(left)
 
@@ -216,7 +217,7 @@ def specs_of(
     resume: bool = False,
     trace_bytes: int = 0,
 ) -> dict[int, dict[str, Any]]:
-    """What each peer's process is told; a peer that may be started again keeps its key, and checkpoints often."""
+    """Return the spec of each peer's process; a peer that may be restarted keeps its key, and checkpoints often."""
     experiment, endpoints, began = ((out / name).resolve() for name in ("experiment.toml", "endpoints.toml", BEGAN))
     files = {"experiment": str(experiment), "endpoints": str(endpoints), "began": str(began)}
     common = {**files, "bind": family.bind, "restarts": restarts, "resume": resume, "trace_bytes": trace_bytes}
@@ -227,5 +228,5 @@ def specs_of(
 
 
 def _again(plan: Plan, specs: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """What a peer is told that is started again: the others have long begun, or have finished; it waits for no more."""
+    """Return the spec of a restarted peer: the others are running or have finished; it waits for none."""
     return {node: {**spec, "overrides": plan.restart_overrides} for node, spec in specs.items()}

@@ -1,8 +1,8 @@
-"""A member from a plan: the machine of a peer where others come and go.
+"""A member from a plan: the machine of a peer in a group with joins and leaves.
 
-members = load_members(endpoints_file, node)
-machine = Informed(member_of(...), members, folder): it hears whom the organiser sends away, and keeps it
-links.admit_guests(...), links.connect((), {}, expected, hello): the machine says whom to meet
+    members = load_members(endpoints_file, node)
+    machine = Informed(member_of(...), members, folder)   receives the organiser's revocations and stores them
+    links.admit_guests(...), links.connect((), {}, expected, hello)   the machine requests its connections
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ def graphs_of(plan: GossipPlan) -> Make:
 
 
 def check_open(plan: Plan) -> GossipPlan:
-    """Return the plan.  Raises ConfigError where nobody can come later: the algorithm counts its peers, or masks for
-    them; or they are no peers."""
+    """Return the plan.  Raises ConfigError where late joins are impossible: the algorithm counts its peers or masks for
+    them, or the participants are not peers.
+    """
     if not isinstance(plan, GossipPlan):
         raise ConfigError("clients of a coordinator come and go as they like", "Leave --members and --join out.")
     _check_open(plan.experiment, plan.algorithm.needs)
@@ -75,7 +76,7 @@ def _check_open(e: GossipExperiment, needs: Needs) -> None:
 
 
 def is_open(plan: Plan) -> bool:
-    """Whether members may come and go; else all are there from the beginning, or it does not begin."""
+    """Whether members may join and leave; else all must be present before the run begins."""
     return isinstance(plan, GossipPlan) and is_open_to(plan.experiment, plan.algorithm.needs)
 
 
@@ -103,9 +104,9 @@ def member_of(
 ) -> Member:
     """Make the machine of one member.
 
-    `life` is above the incarnations of its earlier lives: the time of its start in seconds.  `address`: where the
-    others reach it, by default as `members` says.  `join`: the run has begun.  `resumed`: what a life before wrote.
-    Raises ConfigError for an algorithm whose peers must all be there all the time.
+    `life` is above the incarnations of its earlier lives: the start time in seconds.  `address`: where others connect
+    to it, by default the one in `members`.  `join`: the run has begun.  `resumed`: the checkpoint of an earlier life.
+    Raises ConfigError for an algorithm whose peers must all be present all the time.
     """
     gossip = check_open(plan)
     own = members.endpoints[node]
@@ -130,14 +131,14 @@ def member_of(
 
 
 REVOKED = "revoked.toml"
-"""In the peer's folder: whom the organiser has sent away, as far as the peer has heard."""
+"""File in the peer's folder: the organiser's revocations received so far."""
 
 
 class Informed:
-    """A member that takes up the revocations in its own file of endpoints, also while it runs, and keeps all it hears.
+    """A member that applies the revocations in its own endpoints file, also during the run, and stores all it receives.
 
-    The files are looked at with every tick of the member's clock.  What is kept outlives the process: a next life in
-    the folder knows it from its start, whoever it meets.
+    The files are checked at every tick of the member's clock.  The stored list outlives the process: the next life in
+    the folder starts with it, whichever members it meets.
     """
 
     def __init__(self, member: Member, members: Members, folder: Path) -> None:
@@ -159,7 +160,7 @@ class Informed:
         return [*self._keep(ticked=event == Fired(("member", "tick"))), *effects]
 
     def _read(self, path: Path, now_ns: int) -> list[Effect]:
-        """Tell the member what is new in a file; a file that cannot be read costs a report, once for each change."""
+        """Pass new revocations of a file to the member; an unreadable file is reported once per change."""
         try:
             changed = path.stat().st_mtime_ns
         except OSError:
@@ -178,7 +179,7 @@ class Informed:
         return effects
 
     def _keep(self, *, ticked: bool) -> list[Effect]:
-        """Write down who was sent away, before anybody is told that we know; on a full disk, with a later tick."""
+        """Write the revocations before any is sent; on a full disk, retry at a later tick."""
         revoked = self.member.membership.roster.revoked
         if len(revoked) == self._written or (self._unwritten and not ticked):
             return []

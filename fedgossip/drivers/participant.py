@@ -65,11 +65,11 @@ class Made:
     make: MakeMachine
     recorder: Recorder | None = None
     events: Sequence[EventRow] = ()
-    """What the record should say before it begins."""
+    """Rows that open the record."""
 
 
 def transport_of(plan: Plan, node: NodeId, bind: str, identity: Identity, ways: Ways = DIRECT) -> Transport:
-    """Return what a participant hears and speaks by; who listens does so at `bind`.  Raises NetworkError."""
+    """Return a participant's transport; a listening one binds at `bind`.  Raises NetworkError."""
     transport = plan.roles.of(node).transport
     if transport == SERVER:
         return CoordinatorLinks(node, bind, identity)
@@ -143,8 +143,9 @@ def _logged(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack)
 
 
 def _ledger(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack) -> SpentLedger | None:
-    """Return the ledger of the records that this participant tells of; None where it tells of none, or has no key to
-    keep one beside."""
+    """Return the ledger of the records published by this participant; None if it publishes none, or has no key to keep
+    a ledger beside.
+    """
     e, budget = plan.experiment, plan.experiment.budget
     tells = node < plan.learners and not plan.abstains(node) and (e.learns or e.task.kind in SUMS)
     if not (plan.spends(node) or (tells and given.spent)):
@@ -174,9 +175,9 @@ def _exact_before(node: NodeId, released: Mapping[str, int]) -> list[EventRow]:
 
 
 def check_open_files(plan: Plan, nodes: Iterable[NodeId]) -> None:
-    """Raise NetworkError where a process of this machine may not open the files that one of these participants needs.
+    """Raise NetworkError where a process of this machine may not open enough files for one of these participants.
 
-    It would hang up on partners for want of descriptors, and take them for the guilty.
+    It would close connections for want of descriptors, and blame its partners.
     """
     for node in nodes:
         if node == plan.roles.leader:
@@ -186,9 +187,9 @@ def check_open_files(plan: Plan, nodes: Iterable[NodeId]) -> None:
 
 
 def check_selection(plan: Plan, *, whole: bool) -> None:
-    """Raise ConfigError where real participants have nobody that could compare the models of all.
+    """Raise ConfigError where no real participant could compare the models of all.
 
-    `whole`: a process on this machine reads the models of all, but no participant waits for what it measures.
+    `whole`: a process on this machine reads the models of all, but no participant waits for its measurements.
     """
     e = plan.experiment
     if plan.roles.leader is not None or not e.selects:

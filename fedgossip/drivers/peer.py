@@ -1,15 +1,15 @@
-"""One real peer, from experiment to final model: what every process of a real run does, on one machine or on many.
+"""One real peer, from experiment to final model: the work of every process of a real run, on one machine or on many.
 
-It leaves a folder of its own:
+It writes a folder of its own:
 
-    experiment.toml      the experiment with every default, and roles.json (where no collector keeps them)
-    endpoint.toml        where it listens, and its public key
+    experiment.toml      the experiment with every default, and roles.json (without a collector that keeps them)
+    endpoint.toml        its address and public key
     metrics.jsonl        a line per round, and per event
-    snapshots/000005.*   its vectors around an evaluated round (only when a collector asked for them)
-    model/               its final model, as it can be used;  vector.safetensors: as one flat vector, for digests
-    ended.json           written last: how it ended
-    checkpoint.*         what a next life goes on from, see checkpoints
-    trace.bin            what its machine was told (only when asked for), see trace
+    snapshots/000005.*   its vectors around an evaluated round (only on a collector's request)
+    model/               its final model, ready to use;  vector.safetensors: as one flat vector, for digests
+    ended.json           written last: the outcome
+    checkpoint.*         the state that the next life resumes from, see checkpoints
+    trace.bin            the events of its machine (only on request), see trace
 """
 
 from __future__ import annotations
@@ -70,14 +70,15 @@ from fedgossip.runs.trace.files import Opening, Trace, Traced
 from fedgossip.secure.session import Policy
 
 WAIT_FOR_ENDPOINTS_SECONDS = 150.0
-"""Usual time for a collector to hear from all peers; longer than it waits itself, so that it is the one to say who is
-missing."""
+"""Maximum wait for a collector to reach all peers; longer than the collector's own wait, so that the collector reports
+the missing peers.
+"""
 
 
 class Stopper:
-    """Turns signals into a question that the host asks; also stops when the process that started us is gone.
+    """Turns signals into a flag that the host polls; also stops when the parent process exits.
 
-    Signals reach the main thread: a peer in another one is not stopped by them.
+    Signals reach the main thread: they do not stop a peer in another thread.
     """
 
     def __init__(self, links: Transport, *, child: bool, asked: threading.Event | None = None) -> None:
@@ -136,24 +137,24 @@ def run_peer(
     first_work: Callable[[], None] | None = None,
     wait_seconds: float = WAIT_FOR_ENDPOINTS_SECONDS,
 ) -> PeerEnded:
-    """Run peer `node` to the end; `folder` exists and is empty.  Raises FedgossipError, which ended.json also tells.
+    """Run peer `node` to the end; `folder` exists and is empty.  Raises FedgossipError, also recorded in ended.json.
 
-    `endpoints`: where everyone is, or a file that will appear.  `child`: started by a collector on this machine, which
-    reads snapshots and passes signals on.  `policy`: what a client of a coordinator insists on; by default what the
-    experiment says.
+    `endpoints`: the addresses of all, or a file that will appear.  `child`: started by a collector on this machine,
+    which reads snapshots and passes signals on.  `policy`: a client's demands on its coordinator; by default those of
+    the experiment.
 
-    `resume`: go on in the folder of a life before, from its last checkpoint, or from the beginning where it wrote none.
+    `resume`: go on in the folder of an earlier life, from its last checkpoint, or from the beginning without one.
     `incarnation` numbers this life; by default one more than the last.  Raises ResumeError for a checkpoint of another
-    experiment, and where there are some and none can be read.
+    experiment, and where checkpoints exist and none is readable.
 
-    `checkpoint_seconds` lie between two checkpoints; `trace_bytes` is the longest trace of what the machine is told,
-    0 for none.  `faults`: what a fault script does inside this process.  `members`: others may come and go, and so may
-    we; `join`: the run has begun.  `masked`, `spent`: where a private peer notes what its key has masked, and a client
-    what it has spent of privacy, beside the key; by default in the folder.  `learning`: the task, and who has which
-    examples, where that is made already; `data`: the source of this participant's own, where the experiment names none.
-    `ways`: how others are reached beside their addresses.  `asked_to_stop`: once it is set the peer says goodbye and
-    ends.  `first_work` is called before the first number is made of its own data, see `Ports`.  `wait_seconds`: how
-    long it waits for the file `endpoints` to appear.
+    `checkpoint_seconds` lie between two checkpoints; `trace_bytes` is the maximum length of the trace of the machine's
+    events, 0 for none.  `faults`: the part of a fault script for this process.  `members`: peers may join and leave,
+    this one included; `join`: the run has begun.  `masked`, `spent`: where a private peer records the masks of its key,
+    and a client its spent privacy budget, beside the key; by default in the folder.  `learning`: the task and the
+    partition of examples, where made already; `data`: this participant's own source, where the experiment names none.
+    `ways`: routes to other peers beside their addresses.  `asked_to_stop`: once set, the peer says goodbye and ends.
+    `first_work` is called before the first number is computed from its own data, see `Ports`.  `wait_seconds`: maximum
+    wait for the file `endpoints`.
     """
     check_recordable(plan, trace_bytes)
     check_selection(plan, whole=child)
@@ -163,7 +164,7 @@ def run_peer(
     stopper = Stopper(links, child=child, asked=asked_to_stop)
     with contextlib.ExitStack() as stack, contextlib.closing(links), stopper as stop:
         with _telling(folder) if child or not resume else contextlib.nullcontext():  # a refused resume changes nothing
-            if not child:  # whose collector keeps it
+            if not child:  # without a collector that writes it
                 describe(folder, plan)
             where = signed(identity, links.address if plan.roles.listens(node) else "")
             write_whole(folder / "endpoint.toml", block(node, where).encode())
@@ -190,7 +191,7 @@ def run_peer(
 
 @contextlib.contextmanager
 def _telling(folder: Path) -> Iterator[None]:
-    """Let ended.json tell the error that a peer ends with before it has begun."""
+    """Write an error before the peer's start to ended.json."""
     try:
         yield
     except FedgossipError as error:
@@ -201,7 +202,7 @@ def _telling(folder: Path) -> Iterator[None]:
 def _with_task(
     plan: Plan, node: NodeId, learning: tuple[LocalTask, DataShares] | None
 ) -> tuple[Plan, LocalTask, DataShares]:
-    """Return the task of a participant, who has which examples, and the plan with what follows from both."""
+    """Return a participant's task, the partition of examples, and the plan with the consequences of both."""
     held = [node] if node < plan.learners else []
     task, shares = learning or compose.task_of(plan.experiment, plan.learners, held, os.urandom)
     compose.check_task(plan, task)
@@ -247,7 +248,7 @@ class _PeerLife:
         self._kept = Checkpoints(files.folder, life.about, self._not_written, checkpoint_seconds)
 
     def run(self, links: Transport, stop: Stopper, trace_bytes: int) -> PeerEnded:
-        """Gossip to the end, and write what came out."""
+        """Gossip to the end, and write the result."""
         files, vector = self.files, None
         error: FedgossipError | None = None
         for row in [*self.life.events(), *self._made.events]:
@@ -270,7 +271,7 @@ class _PeerLife:
             files.save(vector)
         except NotWrittenError as failure:
             error = failure
-        if error and not isinstance(error, BudgetError):  # of which the machine's own report says all
+        if error and not isinstance(error, BudgetError):  # the machine's own report contains it in full
             self._write(EventRow(files.round, self.node, "failed", {"text": str(error), "advice": error.advice}))
         over = "no_better" in host.counts
         ended = self._ended(error, written, vector, stopped=stop(), over=over)
@@ -352,7 +353,7 @@ class _PeerLife:
         return ended
 
     def _whole(self, rounds: int, vector: Vector | None) -> PeerEnded:
-        """It came to its end: as finished, or without something that the run is for."""
+        """Whether it ended as finished, or ended without an essential part of the run."""
         rows = read_rows(self.files.folder / "metrics.jsonl")  # those of lives before, too
         lacking = self.plan.lacking(rows, self.node)
         said = (*lacking.said, *of_numbers((), [vector], self.plan.segments))

@@ -48,7 +48,7 @@ def check_processes() -> None:
 
 
 class PeerProcesses:
-    """The peers' processes: a warmed parent, started early, forks them when they are wanted."""
+    """The peers' processes: a warmed parent, started early, forks them on request."""
 
     driver, bind, delay = "local", "tcp://127.0.0.1:*", 0.0
 
@@ -86,7 +86,7 @@ class PeerProcesses:
             raise NetworkError("the process that starts the peers died", "Look at what it printed above.")
 
     def _hear(self, timeout: float) -> bool:
-        """Take what the warmed parent says within `timeout` seconds; false when it has ended."""
+        """Read the warmed parent's reports for at most `timeout` seconds; false when it has ended."""
         readable, _, _ = select.select([self._control], [], [], timeout)
         if not readable:
             return True
@@ -101,7 +101,7 @@ class PeerProcesses:
         return bool(data)
 
     def await_addresses(self, out: Path, folders: Sequence[Path]) -> None:
-        """Put the addresses that the peers chose together into the file that they wait for."""
+        """Combine the addresses chosen by the peers into the file that they wait for."""
         from fedgossip.runs.collect import ENDPOINT
         from fedgossip.runs.run_directory import write_whole
 
@@ -114,10 +114,10 @@ class PeerProcesses:
         write_whole(out / "endpoints.toml", b"\n".join(outside_files.read_bytes(path) for path in paths))
 
     def stop(self) -> None:
-        """Ask all peers to end, wait, and end the warmed parent; it kills what does not obey."""
+        """Request all peers to end, wait, kill those still running, and end the warmed parent."""
         if self._process.returncode is not None:
             return
-        if not self._used:  # it may be importing still, for seconds, and has started nobody
+        if not self._used:  # it may still be importing, for seconds, with no child started
             self._process.kill()
             self._process.wait()
             return
@@ -132,7 +132,7 @@ class PeerProcesses:
             self._process.wait()
 
     def _say(self, line: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # it is gone: `poll` says so
+        with contextlib.suppress(OSError):  # it has exited: `poll` reports it
             self._control.sendall(msgspec.json.encode(line) + b"\n")
 
     def __enter__(self) -> PeerProcesses:
@@ -149,7 +149,7 @@ def processes_for(experiment: Experiment) -> PeerProcesses:
 
 
 def not_started(out: Path, folders: Sequence[Path]) -> FedgossipError:
-    """Return why a run does not begin: what the first of those said who left no address, or that they left none."""
+    """Return why a run does not begin: the first error of the peers without an address, or that they left none."""
     from fedgossip.runs.collect import ENDPOINT, first_failure, last_word
 
     missing = [node for node, folder in enumerate(folders) if not (folder / ENDPOINT).exists()]

@@ -1,16 +1,17 @@
-"""An experiment that travels: what one organiser proposes to those it has invited, and what becomes of it there.
+"""A travelling experiment: the organiser's proposal to invited participants, and its handling on their machines.
 
-What travels is what CARRIED lists of the experiment, with all defaults, the file of its graph, and the common test set
-where that is a file.  Nobody's data and nobody's code travel: a run that learns from files is one in which each brings
-its own, and a "module:function" must be there already, the same to the last line.  A proposal cannot name a file of the
-machine that it comes to, so it cannot choose what is learned from.
+A proposal contains the entries of the experiment listed in CARRIED, with all defaults, the file of its graph, and the
+common test set where that is a file.  Neither data nor code travel: in a run on files each participant brings its own,
+and a "module:function" must exist there already, identical to the last line.  A proposal cannot name a file of the
+receiving machine, so it cannot choose the training data.
 
-Until a person agrees nothing of a proposal is imported, and nothing is left on the disk.  Then its files go to
+Before a person agrees, nothing of a proposal is imported and nothing stays on the disk.  Then its files go to
 
     FOLDER/MARK/proposed-files/graph.toml, graph.gml, ...   the graph
     FOLDER/MARK/proposed-files/test-set/NAME                the common test set, alone: its name is in the plan's hash
 
-No import statement and no "module:function" can name a folder with a hyphen, and no file of this member's is beside.
+No import statement and no "module:function" can name a folder with a hyphen, and the folder holds no file of the
+member's own.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ FILES, TEST_SET = "proposed-files", "test-set"
 
 _FILES = ("csv", "npz", "text", "lines", "parquet")
 _FOLDERS = ("mnist", "fashion-mnist")
-"""Sources that are looked for where each machine has them; where the organiser's lie is nobody else's concern."""
+"""Sources that each machine finds for itself; the organiser's location of them is irrelevant elsewhere."""
 _NAME = re.compile(r"[\w][\w.-]{0,99}")
 
 Learning = tuple[LocalTask, DataShares]
@@ -87,8 +88,9 @@ class SharedExperiment:
 
 
 def shared(experiment: Experiment, data: str, leader: NodeId | None = None) -> SharedExperiment:
-    """Return what can travel of an experiment of the organiser's; `data` is what it learns from itself, "" for what
-    the experiment says, and where it leads the run and learns nothing.  Raises ConfigError."""
+    """Return the part of an organiser's experiment that can travel; `data` is its own source, "" for the experiment's
+    source, and for an organiser that coordinates without learning.  Raises ConfigError.
+    """
     if data and leader is not None:
         advice = f"Leave --data out; where each brings its own, write data.source = 'csv:{PLACE}.csv?label=COLUMN'."
         raise ConfigError("the one that leads learns from no data of its own", advice)
@@ -188,18 +190,20 @@ def _query(rest: str) -> str:
 
 
 def _graph_name(graph: str) -> str:
-    """The name of a graph's file where it comes to: its suffix, by which it is read, is one of those of graphs."""
+    """Return the name of a graph's file at its receiver: its suffix, which selects the reader, is one of those of
+    graphs.
+    """
     return f"graph{next((one for one in SUFFIXES if graph.lower().endswith(one)), '.txt')}"
 
 
 def _is_here(name: str) -> bool:
-    """Whether a function is of a module in this folder: what is installed cannot be compared, nor lent to anybody."""
+    """Whether a function's module is in this folder: an installed module can be neither compared nor sent."""
     module = name.partition(":")[0]
     path = modules_of([name], Path.cwd()).get(module)
     return module.partition(".")[0] != "fedgossip" and path is not None and path.is_relative_to(Path.cwd())
 
 
-# --- at those who are invited -----------------------------------------------------------------------------------------
+# --- at invited participants ------------------------------------------------------------------------------------------
 
 
 def _check_sizes(proposal: Proposal) -> None:
@@ -254,7 +258,7 @@ def experiment_of(proposal: Proposal, folder: Path) -> Experiment:
 
 
 def keep_graph(proposal: Proposal, folder: Path) -> None:
-    """Write the file of the graph, where one travels, under a name of ours.  Raises NotWrittenError."""
+    """Write the file of a travelling graph under a name of ours.  Raises NotWrittenError."""
     if proposal.graph:
         graph = str(_section(_content(proposal), "topology").get("graph", ""))
         _keep(folder / _graph_name(graph), proposal.graph.encode())
@@ -281,10 +285,10 @@ def _keep(path: Path, content: bytes) -> None:
 
 
 def check_code(proposal: Proposal, experiment: Experiment, kept: Path | None = None) -> list[str]:
-    """Return the functions of people's own that the experiment names, whose code is here and the same.
+    """Return the user functions that the experiment names, with identical code on this machine.
 
-    Nothing of it is run.  Raises ConfigError where it is not here, is another, or lies in `kept`, where files of
-    proposals are.
+    None of it is run.  Raises ConfigError where the code is absent, differs, or lies in `kept`, the folder of
+    proposals' files.
     """
     names = list(experiment.named_code)
     missing = [name for name in names if not _is_here(name)]
@@ -301,7 +305,7 @@ def check_code(proposal: Proposal, experiment: Experiment, kept: Path | None = N
 
 
 def check_data(experiment: Experiment, data: str) -> None:
-    """Raise ConfigError where what this participant learns from is not what the experiment asks for."""
+    """Raise ConfigError where this participant's training data do not match the experiment."""
     own = experiment.data.source == OWN and experiment.learns
     if own and not data:
         test = str(experiment.data.test)
@@ -317,7 +321,7 @@ def check_data(experiment: Experiment, data: str) -> None:
 
 
 def learning_of(plan: Plan, node: int, data: str) -> Learning | None:
-    """Make the task of one that brings its own data; None where the experiment has them.  Raises ConfigError."""
+    """Make the task of a participant with its own data; None where the experiment has them.  Raises ConfigError."""
     e = plan.experiment
     if not data or not e.learns:
         return None

@@ -1,4 +1,4 @@
-"""Tell a fresh machine what a real one was told, and see whether the same bits come out.
+"""Feeds the events of a real machine to a fresh one, and compares the results bit for bit.
 
     fedgossip replay RUN                    every peer of a run, or one peer's folder, or one trace
 
@@ -51,7 +51,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What came of a replay.
+    """The result of a replay.
 
     `end`: the machine `finished`; or the trace is `torn`, or `open`: it ends before that; or `until` was reached.
     """
@@ -66,7 +66,7 @@ class Replayed:
     digest: str | None = None
     """sha256 of the final vector of the replayed machine; None where it did not finish."""
     kept: str | None = None
-    """The same of the vector.safetensors beside the trace; None where there is none of this life."""
+    """Whether vector.safetensors beside the trace agrees; None where this life has none."""
 
     @property
     def equal(self) -> bool:
@@ -85,11 +85,11 @@ def replay_trace(
     make: Callable[[Opening], Machine] | None = None,
     run_code: bool = False,
 ) -> Replayed:
-    """Replay one trace: a file, or the folder of a peer, of which the last life counts.
+    """Replay one trace: a file, or the folder of a peer, from which the last life is taken.
 
-    Stops at the first difference, or after `until` events.  `show` is given every event before it is told, `make` makes
-    the machine in place of the experiment's own.  `run_code`: let functions run that the experiment in it names.
-    Raises TraceError for a trace that cannot be read.
+    Stops at the first difference, or after `until` events.  `show` receives every event before the machine does, `make`
+    makes the machine in place of the experiment's own.  `run_code`: allow the functions named in the experiment to run.
+    Raises TraceError for an unreadable trace.
     """
     path = Path(path)
     if path.is_dir():
@@ -143,7 +143,7 @@ def _tell(machine: Machine, entry: TraceEntry) -> tuple[list[str], Vector | None
 
 def _difference(path: Path, number: int, was: list[str], now: list[str]) -> Difference:
     place = next((k for k, (a, b) in enumerate(zip(was, now, strict=False)) if a != b), min(len(was), len(now)))
-    with Reading(path) as reading:  # again: what a machine has been told may be used up
+    with Reading(path) as reading:  # encoded again: a machine may consume the events it receives
         (told,) = (described(entry.event) for entry in islice(reading, number - 1, number))
     return Difference(number, told, *(one[place] if place < len(one) else "" for one in (was, now)))
 
@@ -177,7 +177,7 @@ def machine_of(opening: Opening, *, run_code: bool = False) -> Machine:
         segments = covering(o.segments or one_segment(o.initial.size), o.initial.size)
         plan = _plan(msgspec.json.encode(o.experiment)).with_segments(segments)
         return peer_of(plan, o.node, o.initial, o.schema, o.resumed, incarnation=o.incarnation)
-    except Exception as error:  # its experiment, its first vector or its checkpoint is of somebody else's making
+    except Exception as error:  # its experiment, first vector or checkpoint may be forged
         raise _unread(opening, error) from error
 
 
@@ -200,7 +200,7 @@ def traces_in(folder: Path) -> list[Path]:
 
 
 def lives_of(folder: Path) -> int:
-    """Return how many lives the peer of a folder has begun; 0 where the folder does not tell."""
+    """Return the number of lives that the peer of a folder has begun; 0 where the folder has no record."""
     try:
         return incarnation_of(folder) + 1
     except ResumeError:
@@ -208,9 +208,9 @@ def lives_of(folder: Path) -> int:
 
 
 def traces_of(run: Path, peer: NodeId | None = None) -> list[Path]:
-    """Return the traces of a run, a peer's folder or a trace itself; of `peer` alone where given.
+    """Return the traces of a run, a peer's folder or a trace itself; with `peer`, of that peer alone.
 
-    Raises TraceError where there are none.
+    Raises TraceError without any.
     """
     if run.is_file():
         return [run]

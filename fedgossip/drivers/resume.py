@@ -32,13 +32,12 @@ def resume(
     family: RunProcesses | None = None,
     run_code: bool = False,
 ) -> Run:
-    """Bring a stopped run to its end, in its directory; a simulated one bit for bit as if it had not been stopped.
+    """Complete a stopped run in its directory; a simulated one bit for bit as if it had not been stopped.
 
-    Real peers go on from their last checkpoints, with one another or, for those that had gone further, without.
-    `experiment`: the one that it had, where only what may differ does; by default that of the directory.  `family`:
-    for real peers, processes that are being warmed already.  `run_code`: let functions run that the directory's own
-    experiment names.  Raises ResumeError, which says which keys differ, where
-    it cannot go on; nothing is changed then.
+    Real peers go on from their last checkpoints, with one another or, for those that were further ahead, without.
+    `experiment`: the original one, changed only in keys that may differ; by default that of the directory.  `family`:
+    for real peers, processes being warmed already.  `run_code`: allow the functions named in the directory's own
+    experiment to run.  Raises ResumeError, which names the differing keys, where it cannot go on; nothing changes then.
     """
     run = Path(run)
     engine = engine_of(run)
@@ -59,10 +58,10 @@ def resume(
 def experiment_of(
     run: Path, given: Path | None = None, overrides: Sequence[str] = (), seed: int | None = None, *, run_code: bool
 ) -> Experiment:
-    """Return the experiment by which a stopped run goes on: that of the file `given`, else the one in its directory.
+    """Return the experiment of a resumed run: that of the file `given`, else the one in its directory.
 
-    Raises ConfigError where the directory's names code, or places for the record, which only a person can allow: the
-    directory may be somebody else's.
+    Raises ConfigError where the directory's experiment names code, or places for the record, which a person must allow:
+    the directory may come from another person.
     """
     experiment = load_experiment(given or experiment_in(run), overrides, seed=seed)
     mine = given is not None and not given.resolve().is_relative_to(run.resolve())
@@ -71,9 +70,9 @@ def experiment_of(
 
 
 def plan_of(run: Path, experiment: Experiment, *, simulated: bool = False) -> Plan:
-    """Return the plan of `experiment`, by which a stopped run goes on.
+    """Return the plan of `experiment` for a resumed run.
 
-    Raises ResumeError where it cannot go on, or not by this experiment, naming the keys that differ.
+    Raises ResumeError where it cannot go on, or not by this experiment, with the differing keys.
     """
     stored = load_experiment(experiment_in(run))
     if found := checkpoints.differences(stored.to_dict(), experiment.to_dict(), simulated=simulated):
@@ -97,7 +96,7 @@ def experiment_in(run: Path) -> Path:
 
 
 def engine_of(run: Path) -> str:
-    """Return sim, stacked or local.  Raises ResumeError where the folder does not tell."""
+    """Return sim, stacked or local.  Raises ResumeError where the folder does not record it."""
     _check_there(run)
     if (run / "peers").is_dir():
         return "local"
@@ -117,7 +116,7 @@ def may_go_on(run: Path) -> bool:
 
 
 def is_over(run: Path) -> bool:
-    """Whether a folder is that of a run that came to its end, as far as all who were left."""
+    """Whether the run of a folder has ended for all of its remaining participants."""
     return _status(run) in WHOLE
 
 
@@ -149,5 +148,5 @@ def _status(run: Path) -> str | None:
 
 
 def line(run: Path) -> str:
-    """The command that goes on with a run."""
+    """Return the command that resumes a run."""
     return resume_line(run)

@@ -9,8 +9,9 @@ from typing import Any, Protocol, Self
 
 
 class RunProcesses(Protocol):
-    """The processes of a run's participants, wherever they live: `PeerProcesses` here, others on the nodes of a
-    cluster.  A context manager: what is left of them ends with it."""
+    """The processes of a run's participants, on any machine: `PeerProcesses` here, others on the nodes of a cluster. A
+    context manager: on exit it ends the remaining ones.
+    """
 
     driver: str
     """What the summary calls it."""
@@ -21,11 +22,11 @@ class RunProcesses(Protocol):
 
     @property
     def exited(self) -> Mapping[int, int | None]:
-        """The exit codes of those that have ended; None where nobody knows it."""
+        """The exit codes of ended processes; None for an unknown code."""
         ...
 
     def start(self, spec: dict[str, Any]) -> None:
-        """Start one participant, or note that it is to be started: with `await_addresses` all of them run."""
+        """Start one participant, or queue its start: `await_addresses` starts all of them."""
         ...
 
     def signal(self, node: int, number: int) -> None: ...
@@ -35,11 +36,11 @@ class RunProcesses(Protocol):
         ...
 
     def await_addresses(self, out: Path, folders: Sequence[Path]) -> None:
-        """Return when all participants have been told where the others are.  Raises FedgossipError."""
+        """Return once all participants have received the addresses of the others.  Raises FedgossipError."""
         ...
 
     def stop(self) -> None:
-        """Ask all to end, and end them; return when none is left."""
+        """Request all to end, and end them; return when none is left."""
         ...
 
     def __enter__(self) -> Self: ...

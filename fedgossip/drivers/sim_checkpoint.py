@@ -1,8 +1,8 @@
-"""Stopping a simulation between two instants, and going on there: the same bits, rows and virtual time.
+"""Stopping a simulation between two instants, and resuming there: the same bits, rows and virtual time.
 
 A run directory holds `run.json`, which names the engine, and the newest `checkpoint.safetensors`, an image of the whole
-simulation.  A run that was killed before the first image, or whose rounds are to be more, begins again: it is a
-function of its experiment, so nothing is lost but time.
+simulation.  A run killed before the first image, or with more rounds requested, begins again: it is a function of its
+experiment, so the only loss is time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedgossip.runs import checkpoints
 from fedgossip.runs.checkpoints import About, RefusedError
 
 SECONDS = 30.0
-"""Between two images; longer where writing one takes more than a twentieth of that."""
+"""Seconds between two images; longer where writing one takes more than a twentieth of that."""
 
 ENGINE = "run.json"
 
@@ -44,7 +44,7 @@ class Engine(msgspec.Struct):
 
 @runtime_checkable
 class SettlingRun(Protocol):
-    """A run of which a part may be on another device."""
+    """A run with a part of its state on another device."""
 
     def settle(self) -> None:
         """Bring all of it to its attributes, and to the record."""
@@ -53,9 +53,9 @@ class SettlingRun(Protocol):
 
 @dataclass(frozen=True)
 class CheckpointedSimulation:
-    """What an image is taken of: `run` and `record` by their attributes, what the task remembers of `n` peers.
+    """Contents of an image: `run` and `record` by their attributes, and the task's memory of `n` peers.
 
-    `known`: what the experiment makes anew.
+    `known`: objects made anew from the experiment.
     """
 
     run: object
@@ -69,7 +69,7 @@ class CheckpointedSimulation:
         return {**self.known, "task": self.task, "record": self.record, "evaluate": evaluate}
 
     def settle(self) -> None:
-        """Let a run bring what it is to where an image is taken of it; that may write rows."""
+        """Let a run move its state to where an image can read it; that may write rows."""
         if isinstance(self.run, SettlingRun):
             self.run.settle()
 
@@ -79,7 +79,7 @@ class CheckpointedSimulation:
         return image_write.taken([self.run, self.record], memory, self._known())
 
     def restore(self, arrays: Mapping[str, image_write.Array]) -> None:
-        """Go on from what `taken` returned.  Raises ResumeError."""
+        """Resume from the return value of `taken`.  Raises ResumeError."""
         (run, record), memory = image_write.restored(arrays, [self.run, self.record], self._known())
         try:
             for node in range(self.n):
@@ -101,9 +101,9 @@ class Left:
 
 
 def left_in(folder: Path, about: About) -> tuple[Left | None, list[EventRow]]:
-    """Return the newest image that can be taken, None where the run begins again; and events that say what was refused.
+    """Return the newest usable image, None where the run begins again; and events with the reasons of refused images.
 
-    What was refused is deleted where another is taken.  Raises ResumeError for a run of another experiment.
+    A refused image is deleted if another is used.  Raises ResumeError for a run of another experiment.
     """
     events: list[EventRow] = []
     refused: list[RefusedError] = []
@@ -150,9 +150,9 @@ def engine_of(folder: Path) -> str | None:
 
 
 class Pauses:
-    """Takes images of a simulation now and then, and at Ctrl-C.  A context manager; call it between two instants.
+    """Takes images of a simulation at intervals, and at Ctrl-C.  A context manager; call it between two instants.
 
-    Ctrl-C raises KeyboardInterrupt from the call, when the image is written; a second one raises it at once.
+    Ctrl-C raises KeyboardInterrupt from the call, once the image is written; a second one raises it at once.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Pauses:
             self._due = now + max(SECONDS, 20 * (now - began))
 
     def write(self) -> None:
-        """Write an image; an event says why where that is impossible, and the run goes on."""
+        """Write an image; where that is impossible, report an event with the reason and go on."""
         if self.folder is None or not self._possible:
             return
         self.simulation.settle()

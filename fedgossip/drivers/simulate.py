@@ -68,21 +68,21 @@ def simulate(
     watch: Watch | None = None,
     forecast: str | None = None,
 ) -> Run:
-    """Run an experiment in this process and return what came out.
+    """Run an experiment in this process and return the result.
 
     `experiment`: a path, a mapping of the file's shape, or an Experiment.  `engine`: "sim" (machines, virtual network)
     or "stacked" (arrays only; the same bits, no time).  `overrides`: "section.key=value" texts.  `task`: anything with
     the methods of `fedgossip.core.task.LocalTask`, in place of the experiment's own.  `out`: a new folder for the run
-    directory; None writes nothing.  `watch` is called with every row of the record as it comes.  `forecast`: "probe",
-    "shadow" or "followed" forecasts the run before it begins (see `forecast_run`); the summary says how far it was
-    kept.  None: what [forecast] names.
+    directory; None writes nothing.  `watch` is called with every row of the record as it is logged.  `forecast`:
+    "probe", "shadow" or "followed" forecasts the run before it begins (see `forecast_run`); the summary compares the
+    run with it.  None: the level in [forecast].
 
-    `schedule`, or `mixing` (a Mixing, or an array [n, n] whose row i is what i gives the models that it hears):
-    the graph of each round, in place of [topology]'s.  `algorithm`: an object with the methods of
-    `fedgossip.algorithms.gossip.base.GossipAlgorithm`, in place of [algorithm]'s.
+    `schedule`, or `mixing` (a Mixing, or an array [n, n] whose row i holds the weights that i applies to received
+    models): the graph of each round, in place of that of [topology].  `algorithm`: an object with the methods of
+    `fedgossip.algorithms.gossip.base.GossipAlgorithm`, in place of that of [algorithm].
 
-    The result depends on the experiment, its seed and these objects only.  Raises ConfigError for what cannot be run,
-    before anything is; TrainingError where a loss is not finite, or an object of yours fails later.
+    The result depends on the experiment, its seed and these objects only.  Raises ConfigError for an experiment that
+    cannot be run, before it starts; TrainingError where a loss is not finite, or an object of yours fails later.
     """
     given = given_schedule(schedule, mixing)
     named = {"topology.graph": GIVEN, "topology.n": given.n} if given else {}
@@ -109,9 +109,9 @@ def simulate_plan(
     resume: bool = False,
     forecast: str | None = None,
 ) -> Run:
-    """`simulate`, for an experiment whose graph is resolved already.
+    """`simulate`, for an experiment with a resolved graph.
 
-    `resume`: go on with the run that was stopped in `out`, bit for bit.  Raises ResumeError where it is another's.
+    `resume`: go on with the run stopped in `out`, bit for bit.  Raises ResumeError for a run of another experiment.
     """
     if engine not in ("sim", "stacked"):
         raise ConfigError(f"engine {engine!r} is not known", nearest(engine, ("sim", "stacked")))
@@ -166,7 +166,7 @@ def simulate_plan(
 
 
 def _record(plan: Plan, engine: str, task: LocalTask, foretold: Foretold | None) -> Network:
-    """Return the record; it says when the run is over, where no coordinator among messages does."""
+    """Return the record; it logs the end of the run, where no coordinator among the messages does."""
     decides = engine == "stacked" or plan.roles.leader is None
     return record_of(plan, task.evaluate, watch_all=_known_in_all_rounds(plan, task, foretold), decides=decides)
 
@@ -181,7 +181,7 @@ def _finish(
     *,
     report: bool,
 ) -> None:
-    """Write what came out, and tell where."""
+    """Write the result, and report where."""
     if table:
         save_table(table, directory.path / TABLE)
     directory.finish(summary, task, averaged(outcome), best=best, report=report)
@@ -190,12 +190,12 @@ def _finish(
 
 @contextmanager
 def _uncollected(nodes: int) -> Iterator[None]:
-    """Let the garbage collector pass over what is there already: libraries, machines, the task.
+    """Exclude existing objects (libraries, machines, the task) from garbage collection.
 
-    It would look through all of it again and again, for a fifth of the time of a simulation of 512 nodes.  What was
-    passed over is looked through once afterwards, which takes longer than what a simulation of few nodes saves.
+    Collection would traverse all of them repeatedly, for a fifth of the time of a simulation of 512 nodes.  They are
+    traversed once afterwards, which takes longer than a simulation of few nodes saves.
     """
-    if nodes < UNCOLLECTED_FROM or gc.get_freeze_count():  # or somebody else's
+    if nodes < UNCOLLECTED_FROM or gc.get_freeze_count():  # or by another caller
         yield
         return
     gc.freeze()
@@ -206,7 +206,7 @@ def _uncollected(nodes: int) -> Iterator[None]:
 
 
 def _hearing(task: LocalTask, keeper: Keeper) -> Keeper:
-    """Return the keeper, which writes down what the task tells of how it trains: that is no peer's."""
+    """Return the keeper, which logs the task's reports about its training: they belong to no peer."""
 
     def write(report: Report) -> None:
         if row := event_row(-1, report):
@@ -268,7 +268,9 @@ def _directory(
 
 
 Made = tuple[object, Callable[[Callable[[], None]], Results], Mapping[str, object]]
-"""What a run is, as an image takes it; what brings it to its end; and what of it the experiment makes anew."""
+"""The state of a run that an image contains; the function that finishes the run; and its objects made from the
+experiment.
+"""
 
 
 def _simulator(
@@ -323,7 +325,7 @@ def _stacked(
 
     def finish(between: Callable[[], None]) -> Results:
         results = rounds(between)
-        for row in record.flush():  # the last round: those whose rounds are not counted have ended now
+        for row in record.flush():  # the last round: the local rounds outside the count have ended now
             keeper(row)
         return results
 
@@ -331,9 +333,9 @@ def _stacked(
 
 
 def examples_of(experiment: Experiment, sizes: Sequence[int] | None = None) -> Callable[[Job], int]:
-    """Return how many examples a job goes over: batches of a gradient, or the steps of a round.
+    """Return the number of examples per job: batches of a gradient, or the steps of a round.
 
-    `sizes`: of each node's own, for local epochs.  A problem with a known answer has one example a step.
+    `sizes`: of each node's own data, for local epochs.  A problem with a known answer has one example a step.
     """
     train = experiment.train
     if not experiment.learns:
