@@ -1,8 +1,8 @@
 """A member from a plan: the machine of a peer in a group with joins and leaves.
 
-    members = load_members(endpoints_file, node)
-    machine = Informed(member_of(...), members, folder)   receives the organiser's revocations and stores them
-    links.admit_guests(...), links.connect((), {}, expected, hello)   the machine requests its connections
+members = load_members(endpoints_file, node)
+machine = Informed(member_of(...), members, folder)   receives the organiser's revocations and stores them
+links.admit_guests(...), links.connect((), {}, expected, hello)   the machine requests its connections
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""The folder RUN/cluster, on a disk that all nodes share, by which the tasks of a job and whoever placed it agree.
+"""The folder RUN/cluster, on a disk common to all nodes, through which the tasks of a job and their launcher agree.
 
-    job.json             what each participant is told, and where the nodes find the rest
-    stop                 there when all are to say goodbye and end
-    JOB-LIFE/            of each life of the job: one that is preempted is queued again, and is another life
+    job.json             the spec of each participant, and the location of the rest for the nodes
+    stop                 exists when all are to say goodbye and end
+    JOB-LIFE/            of each life of the job: a preempted job is queued again, as another life
         03.here          the process of participant 3, and its host
-        03.toml          its address and public key;  endpoints.toml: those of all, when all are there
+        03.toml          its address and public key;  endpoints.toml: those of all, once all exist
         03.exit          its exit code
 
-Participants make their keys where they run, and keys stay there: what is told here is public, to the owner of the run.
+Participants make their keys on their nodes, and keys stay there: the folder holds only data that are public to the
+run's owner.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class JobLife:
         return cls(folder / f"{job}-{max(lives)}", count) if lives else None
 
     def begin(self, node: int) -> None:
-        """Say that participant `node` is placed here."""
+        """Record that participant `node` is placed here."""
         owner_files.made(self.folder)
         self._write(node, "here", f"{os.getpid()} {socket.gethostname()}\n".encode())
 
@@ -88,7 +89,7 @@ class JobLife:
         return self._those("here")
 
     def gather(self) -> None:
-        """Write where all are, when all have said so."""
+        """Write the addresses of all, once all have published theirs."""
         if len(found := sorted(self._those("toml"))) == self.count and not self.gathered:
             write_whole(
                 self.endpoints, b"\n".join(outside_files.read_bytes(self._path(node, "toml")) for node in found)

@@ -1,7 +1,7 @@
-"""A folder of one machine as it grows on another, where the two share no disk: pieces of files, in an order.
+"""A copy of a growing folder on another machine, without a common disk: pieces of files, in an order.
 
-A reader of the copy may trust what a reader of the folder may: a file that is written whole appears whole, and a line
-of a journal comes after the files that were there when it was written.
+A reader of the copy has the same guarantees as a reader of the folder: a file that is written whole appears whole, and
+a line of a journal appears after the files that existed when it was written.
 """
 
 from __future__ import annotations
@@ -15,36 +15,35 @@ from fedgossip.base import outside_files, owner_files
 from fedgossip.base.errors import ConfigError
 
 Piece = tuple[str, int, bytes, bool]
-"""(path in the folder, offset, bytes, whether the file is there with them); offset GONE: the file is no more."""
+"""(path in the folder, offset, bytes, whether the file is complete with them); offset GONE: the file was deleted."""
 
 GONE = -1
 
 PIECES_BYTES = 8 << 20
-"""Maximum number of bytes in one answer; a model above it comes in several."""
+"""Maximum number of bytes in one answer; a larger model takes several."""
 
 JOURNALS = (".jsonl", ".txt")
-"""Files that only grow, from which a reader takes what is there; all others are written whole."""
+"""Files that only grow, from which a reader takes the bytes so far; all others are written whole."""
 
 HANDED_OVER = "snapshots"
-"""A folder in it whose files are for the reader alone: they are deleted once they have been told."""
+"""A folder in it with files for the reader alone: they are deleted once sent."""
 
 TAIL_BYTES = 1024
-"""So many of the last bytes of a journal that were told are compared with what stands there: it may have been cut and
-have grown again."""
+"""Number of last sent bytes of a journal that are compared with the file: it may have been cut and have grown again."""
 
 _File = tuple[int, int, int]
-"""What tells one content of a file from the next: its number, size and time."""
+"""Distinguishes one content of a file from the next: its number, size and time."""
 
 
 class FolderNews:
-    """What has changed in a folder since it was asked last."""
+    """The changes of a folder since the last request."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._told: dict[str, tuple[_File, int, bytes]] = {}
 
     def all_told(self) -> None:
-        """Know what is there now."""
+        """Mark the current contents as sent."""
         for name, file in _files_in(self._folder).items():
             path = self._folder / name
             self._told[name] = (file, file[1], _tail(path) if name.endswith(JOURNALS) else b"")
@@ -68,7 +67,7 @@ class FolderNews:
         return found
 
     def _of(self, name: str, file: _File) -> Iterator[Piece]:
-        """Yield what is new of one file, in pieces.  A journal goes on where it was, unless it was cut."""
+        """Yield the new part of one file, in pieces.  A journal continues at its last offset, unless it was cut."""
         grows = name.endswith(JOURNALS)
         before, at, tail = self._told.get(name, (None, 0, b""))
         if before == file and at == file[1]:
@@ -115,7 +114,7 @@ def _identity(state: os.stat_result) -> _File:
 
 
 def apply(folder: Path, pieces: list[Piece]) -> None:
-    """Do to the copy in `folder` what pieces tell, in their order.  Raises ConfigError for a path out of it."""
+    """Apply pieces to the copy in `folder`, in their order.  Raises ConfigError for a path outside it."""
     for name, at, data, whole in pieces:
         path = _inside(folder, name)
         if at == GONE:

@@ -1,8 +1,8 @@
-"""A task of a job: starts its participant on this node, tells where it is, and ends it when the job is to end.
+"""A task of a job: starts its participant on this node, publishes its address, and ends it with the job.
 
     python -m fedgossip.drivers.clusters.node RUN/cluster PROBE
 
-Which participant it is says the job's environment.  Before the job's time is over Slurm sends SIGTERM; the participant
+The job's environment determines the participant.  Before the job's time is over Slurm sends SIGTERM; the participant
 says goodbye, its checkpoint is on disk, and the job is queued again.
 """
 
@@ -31,8 +31,9 @@ LOOK_SECONDS = 0.05
 """Between two looks at the folder."""
 
 END_SECONDS = 20.0
-"""How long a participant that was told to end may take, and how long the first waits for the others, before more is
-done: Slurm sends SIGKILL after 30."""
+"""Seconds for a participant to end on request, and for the first task to wait for the others, before a stronger signal:
+Slurm sends SIGKILL after 30.
+"""
 
 
 def main(folder: Path, probe: str) -> int:
@@ -53,7 +54,7 @@ def main(folder: Path, probe: str) -> int:
         more = {"endpoints": str(life.endpoints), "bind": f"tcp://{host}:*", "resume": again}
         child = started({**spec, **more}, job.here, job.path, cpus=job.cpus, portable=job.portable)
         code = _accompany(child, node, life, folder, place / ENDPOINT)
-        if code == -signal.SIGTERM:  # said twice, by Slurm and by us: the second time it had said goodbye already
+        if code == -signal.SIGTERM:  # sent twice, by Slurm and by us: at the second signal it had said goodbye already
             code = 130
     except FedgossipError as error:
         try_to_tell(place, failed(error))
@@ -66,7 +67,7 @@ def main(folder: Path, probe: str) -> int:
 
 
 def _accompany(child: subprocess.Popen[bytes], node: int, life: JobLife, folder: Path, endpoint: Path) -> int:
-    """Wait for the participant, and pass on what is said to it and by it."""
+    """Wait for the participant, and forward the stop request to it and its exit code."""
     parent = os.getppid()
     asked = False
     kill_at = 0.0
@@ -94,8 +95,7 @@ def _accompany(child: subprocess.Popen[bytes], node: int, life: JobLife, folder:
 
 
 def _requeue(job: str, life: JobLife) -> None:
-    """Have the job queued again where its time is over; one that is preempted is by Slurm itself, and one that somebody
-    cancels is not."""
+    """Requeue a job whose time is over; Slurm itself requeues a preempted job, and a cancelled one stays cancelled."""
     until = time.monotonic() + END_SECONDS / 2
     while len(life.exits()) < life.count and time.monotonic() < until:
         time.sleep(LOOK_SECONDS)
@@ -109,6 +109,6 @@ def _requeue(job: str, life: JobLife) -> None:
 if __name__ == "__main__":
     try:
         sys.exit(main(Path(sys.argv[1]), sys.argv[2]))
-    except FedgossipError as failure:  # the last line of what the task says; who launched tells it where it is seen
+    except FedgossipError as failure:  # the last line of the task's output; the launcher prints it
         sys.stderr.write(f"{failure}  {failure.advice}\n")
         sys.exit(failure.exit_code)

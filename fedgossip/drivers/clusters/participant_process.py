@@ -18,7 +18,7 @@ from fedgossip.net.relays.addresses import LOOPBACK, address_of_interface, addre
 def started(
     spec: Mapping[str, Any], here: str, path: Sequence[str], *, cpus: int, portable: bool
 ) -> subprocess.Popen[bytes]:
-    """Start a participant; it says goodbye on SIGTERM, and where this process is gone."""
+    """Start a participant; it says goodbye on SIGTERM, and when this process exits."""
     threads = {f"{library}_NUM_THREADS": str(cpus) for library in ("OMP", "OPENBLAS", "MKL")}
     words = [sys.executable, "-m", "fedgossip.drivers.fork_server", msgspec.json.encode(spec).decode()]
     environment = {**kernels.environment(portable=portable), **threads, "PYTHONPATH": os.pathsep.join(path)}
@@ -26,8 +26,9 @@ def started(
 
 
 def own_host(own: str, hosts: Sequence[str], interface: str = "") -> str:
-    """Return the address by which those on `hosts` call this one: that of the interface which leads to the first of
-    them.  Raises ConfigError for an interface that is not there."""
+    """Return the address of this node for those on `hosts`: that of the interface with the route to the first of them.
+    Raises ConfigError for an interface that does not exist.
+    """
     if interface:
         found = address_of_interface(interface)
         if found is None:

@@ -1,4 +1,4 @@
-"""A run whose participants are placed on a cluster: `fedgossip launch EXPERIMENT --on slurm`, or `--on ray`."""
+"""A run with participants on a cluster: `fedgossip launch EXPERIMENT --on slurm`, or `--on ray`."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def run_placed(
     tell: Tell = lambda _: None,
     resume: bool = False,
 ) -> Run:
-    """Run every participant on the cluster, and put together what they leave; as `run_local_plan` otherwise.
+    """Run every participant on the cluster, and combine their results; otherwise as `run_local_plan`.
 
-    `tell` is given what the engine says.  Raises ConfigError for what cannot be placed, before anything starts, and
-    NetworkError where the engine does not answer.
+    `tell` receives the engine's messages.  Raises ConfigError for a run that cannot be placed, before anything starts,
+    and NetworkError where the engine does not answer.
     """
     check_placeable(plan)
     with processes_of(plan, wanted, tell) as family:
@@ -85,7 +85,7 @@ def _keep(out: Path, wanted: Resources) -> None:
 
 
 def asked_before(run: Path) -> Resources:
-    """Return what was asked of a cluster for a run that was stopped.  Raises ResumeError."""
+    """Return the cluster resources of a run that was stopped.  Raises ResumeError."""
     try:
         return from_json(_DECODER, outside_files.read_bytes(run / PLACED))
     except (OSError, UnreadableError) as error:

@@ -1,7 +1,7 @@
 """The participants of a run as actors of a Ray cluster, each with a process of its own; no disk is shared.
 
-The one who launches hands the addresses out and copies what participants write, as they write it: their folders stand
-beside each other in the run's, as those of `run --on local` do.  An actor between would be a second postman.
+The launcher distributes the addresses and copies the participants' files as they are written: their folders lie beside
+each other in the run's, as those of `run --on local` do.  An actor between them would be a second copy of the mirror.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedgossip.runs.collect import ENDPOINT
 from fedgossip.runs.run_directory import write_whole
 
 NEWS_SECONDS = 0.5
-"""How long an actor that has no news waits for some before it says so."""
+"""Seconds that an actor without news waits for some before it replies."""
 
 DELAY_SECONDS = 2.0
 """By which what a participant writes may be seen late."""
@@ -60,14 +60,14 @@ class RayProcesses:
                 raise ConfigError(text, advice)
 
     def start(self, spec: dict[str, Any]) -> None:
-        """Note a participant; `await_addresses` has all of them placed."""
+        """Queue a participant; `await_addresses` places all of them."""
         self._specs[spec["node"]] = spec
 
     def signal(self, node: int, number: int) -> None:
-        """Faults are refused on a cluster: nobody is struck."""
+        """Do nothing: faults are refused on a cluster."""
 
     def await_addresses(self, out: Path, folders: Sequence[Path]) -> None:
-        """Place all participants, and tell each where all are."""
+        """Place all participants, and send each the addresses of all."""
         seconds = self._wanted.start_seconds
         until = time.monotonic() + seconds
         hosts = self._place(out, until)
@@ -119,7 +119,7 @@ class RayProcesses:
         return found
 
     def _answer(self, ref: Any, until: float) -> Any:
-        """Return what an actor answers.  Raises NetworkError where it does not, and the error that it tells."""
+        """Return an actor's answer.  Raises NetworkError without one, and the actor's own error."""
         try:
             return self._ray.get(ref, timeout=max(0.1, until - time.monotonic()))
         except self._ray.exceptions.RayTaskError as error:
@@ -162,7 +162,7 @@ class RayProcesses:
             self.exited[node] = code
 
     def stop(self) -> None:
-        """Let all say goodbye, take what they have left, and end their actors and the connection."""
+        """Let all say goodbye, fetch their remaining files, and end their actors and the connection."""
         if not self._ray.is_initialized():
             return
         try:

@@ -16,7 +16,7 @@ ANSWER_SECONDS = 15.0
 
 ADVICE_HERE = "Is the machine busy, or short of memory?  Ray's words are in /tmp/ray/session_latest/logs."
 TRIES = "RAY_NUM_REDIS_GET_RETRIES", "12"
-"""Ray's variable, which its import reads: a server that speaks HTTP/2 and is no cluster is asked once a second."""
+"""Ray's variable, read at its import: a server that speaks HTTP/2 and is no cluster is polled once a second."""
 ADVICE = "Start one: ray start --head; or try it here, with local.  Of a cluster with a token: RAY_AUTH_MODE=token."
 
 # A cluster's address is that of a server of HTTP/2, whose first frame, SETTINGS, answers these (RFC 9113, 3.4).
@@ -31,7 +31,7 @@ def connected(address: str, cpus: int = 0) -> Any:
     without Ray, NetworkError where no cluster answers.
     """
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # it warns of what its next release will do
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a run tells nobody that it was
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage report leaves the machine
     if address != LOCAL:
         os.environ.setdefault(*TRIES)
     ray = imported("ray", "Ray")
@@ -43,7 +43,7 @@ def connected(address: str, cpus: int = 0) -> Any:
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(**where, log_to_driver=False, logging_level="error")
-    except Exception as error:  # Ray raises Exception itself where a node that it starts takes too long
+    except Exception as error:  # Ray raises Exception itself where a node of its own starts too slowly
         told = str(error).splitlines()[0] if str(error) else type(error).__name__
         if address == LOCAL:
             raise NetworkError(f"Ray does not start on this machine: {told}", ADVICE_HERE) from None

@@ -1,7 +1,7 @@
-"""What runs on a node of a Ray cluster: an actor that starts one command and tells what the command leaves.
+"""The process on a node of a Ray cluster: an actor that starts one command and sends its files.
 
-Ray pickles a class of an installed package by its name, so nothing of ours travels but that name, words and the bytes
-of files: what runs on a node is the fedgossip that is installed there.
+Ray pickles a class of an installed package by its name, so nothing of ours travels but that name, arguments and the
+bytes of files: a node runs its own installed fedgossip.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from fedgossip.drivers.clusters.resources import imported
 from fedgossip.runs.run_directory import write_whole
 
 END_SECONDS = 20.0
-"""How long a process that was told to end may take before it is killed."""
+"""Seconds for a process to end on request before it is killed."""
 
 LOOK_SECONDS = 0.05
 """Between two looks at the process and its folder."""
 
 News = tuple[list[Piece], int | None]
-"""What has changed in the folder, and the exit code of a process that has ended and of which all is told."""
+"""The changes of the folder, and the exit code of an ended process once all of them are sent."""
 
 
 class _Ended:
-    """A process that is told to end, and killed where it does not."""
+    """A process that is requested to end, and killed after a grace period."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -53,7 +53,7 @@ class _Ended:
 class RayParticipant:
     """An actor: one participant in a folder of this node, which is 0700 and deleted in the end.
 
-    The process says goodbye where this one is gone: it sees that its parent is another.
+    The process says goodbye when the actor exits: it polls its parent's id.
     """
 
     def host(self) -> str:
@@ -64,9 +64,9 @@ class RayParticipant:
     def start(
         self, spec: dict[str, Any], files: dict[str, bytes], content: list[Piece], hosts: list[str], how: dict[str, Any]
     ) -> int:
-        """Start the participant of `spec`, and return its process.  `files`: beside its folder, whose content
-        `content` is where it goes on; `hosts`: of all; `how`: here, path, cpus, portable, interface.  Raises
-        ConfigError."""
+        """Start the participant of `spec`, and return its process.  `files`: beside its folder, whose content `content`
+        it resumes from; `hosts`: of all; `how`: here, path, cpus, portable, interface.  Raises ConfigError.
+        """
         self._base = Path(tempfile.mkdtemp(prefix="fedgossip-"))
         self._folder = self._base / "peers" / f"{spec['node']:02d}"
         owner_files.made(self._folder)
@@ -86,7 +86,7 @@ class RayParticipant:
         return child.pid
 
     def give(self, name: str, data: bytes) -> None:
-        """Put a file beside the folder of the participant, whole."""
+        """Write a file beside the folder of the participant, whole."""
         write_whole(self._base / name, data)
 
     def news(self, seconds: float) -> News:
@@ -100,7 +100,7 @@ class RayParticipant:
             time.sleep(LOOK_SECONDS)
 
     def end(self) -> None:
-        """Ask the participant to end; `news` tells when it has."""
+        """Request the participant to end; `news` reports its exit."""
         self._child.ask()
 
     def leave(self) -> None:
@@ -109,9 +109,9 @@ class RayParticipant:
 
 
 class RayCommand:
-    """An actor: one command on a node whose disk is shared; it ends with this process.
+    """An actor: one command on a node with a common disk; it ends with this process.
 
-    What it says on standard error is told when it has ended with another code than 0.
+    Its standard error is reported when it ends with another code than 0.
     """
 
     def start(self, words: list[str], here: str, path: list[str]) -> int:
@@ -125,7 +125,7 @@ class RayCommand:
         return process.pid
 
     def code(self) -> tuple[int | None, str]:
-        """The exit code, and the last line that it said; None while it runs."""
+        """The exit code, and the last line of output; None while it runs."""
         code = self._child.code
         if not code:
             return code, ""

@@ -1,4 +1,4 @@
-"""What is asked of a cluster."""
+"""The requested resources of a cluster."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ LOCAL = "local"
 that ends with the run, to try what would be sent."""
 
 START_SECONDS = 120.0
-"""Usual time in which all participants of a run must listen; a cold disk and sixteen of them need some."""
+"""Default time in which all participants of a run must listen; a cold disk and sixteen of them need some."""
 
 MORE_SECONDS = 30.0
-"""How much longer than that participants wait for each other's addresses: who launched is to say who is missing."""
+"""Additional wait of participants for each other's addresses: the launcher is to report the missing ones."""
 
 
 @dataclass(frozen=True)
 class Resources:
-    """What is asked for a run."""
+    """Resources requested for a run."""
 
     engine: str
     cpus: int = 1
@@ -34,9 +34,9 @@ class Resources:
     nodes: int = 1
     """Of Slurm: over how many the participants are spread."""
     minutes: int = 60
-    """Of Slurm: after so many the job is stopped, queued again, and goes on from its checkpoints."""
+    """Of Slurm: time after which the job is stopped, queued again, and resumed from its checkpoints."""
     interface: str = ""
-    """The network interface by whose address the others call a participant; "": the one that leads to them."""
+    """The network interface whose address the others use for a participant; "": the one with a route to them."""
     address: str = "auto"
     """Of Ray: HOST:PORT; auto: RAY_ADDRESS, or the cluster of this machine; local: one that ends with the run."""
     gpus: float = 0.0

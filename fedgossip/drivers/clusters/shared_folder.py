@@ -1,4 +1,4 @@
-"""Whether a node sees the folder that it is told of, and not another of the same name: by a file made a moment ago."""
+"""Whether a node sees the same folder, and not another of the same name: by a file made a moment ago."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SEEN_SECONDS = 30.0
 
 
 def probe_in(folder: Path) -> str:
-    """Leave a probe in a folder, and return its name, for those who are to find it.  Raises NotWrittenError."""
+    """Leave a probe in a folder, and return its name, for the nodes to look up.  Raises NotWrittenError."""
     name = f".probe-{uuid4().hex}"
     try:
         owner_files.written(folder / name, b"")

@@ -1,6 +1,6 @@
 """The participants of a run as one job of Slurm, by submitit: a task each.
 
-submitit pickles its own `CommandFunction` with the words of a command; nothing of ours is pickled.
+submitit pickles its own `CommandFunction` with the arguments of a command; nothing of ours is pickled.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class SlurmProcesses:
         _check_room(count, wanted, self._submitit)
 
     def start(self, spec: dict[str, Any]) -> None:
-        """Note a participant; `await_addresses` has all of them placed."""
+        """Queue a participant; `await_addresses` places all of them."""
         self._specs[spec["node"]] = spec
 
     def signal(self, node: int, number: int) -> None:
-        """Faults are refused on a cluster: nobody is struck."""
+        """Do nothing: faults are refused on a cluster."""
 
     def submit(self, out: Path) -> str:
         """Have the job placed, and return its number.  Raises ConfigError in the words of Slurm."""
@@ -79,7 +79,7 @@ class SlurmProcesses:
         return str(self._job.job_id)
 
     def await_addresses(self, out: Path, folders: Sequence[Path]) -> None:
-        """Have the job placed, and wait until all of its participants know each other."""
+        """Submit the job, and wait until all of its participants have each other's addresses."""
         number = self.submit(out)
         self._tell(f"job {number} of {'submitit, on this machine' if self._here else 'Slurm'}: {self._count} tasks")
         until = math.inf
@@ -136,7 +136,7 @@ class SlurmProcesses:
             self._over_at = time.monotonic()
 
     def stop(self) -> None:
-        """Let all say goodbye, wait for them, and cancel what is left of the job."""
+        """Let all say goodbye, wait for them, and cancel the rest of the job."""
         if self._job is None:
             return
         if not self._over_at:
@@ -170,7 +170,7 @@ def _parameters(count: int, wanted: Resources) -> dict[str, Any]:
     common = {"name": "fedgossip", "timeout_min": wanted.minutes, "tasks_per_node": per_node}
     if wanted.partition == LOCAL:
         return common
-    # TERM, not submitit's USR2: participants say goodbye, and the first task has the job queued again
+    # TERM, not submitit's USR2: participants say goodbye, and the first task requeues the job
     more = {"ntasks": count, "signal": "TERM@60", "requeue": True}
     parameters = {
         **common, "nodes": wanted.nodes, "cpus_per_task": wanted.cpus, "slurm_additional_parameters": more,
@@ -180,7 +180,7 @@ def _parameters(count: int, wanted: Resources) -> dict[str, Any]:
 
 
 def _check_room(count: int, wanted: Resources, submitit: Any) -> None:
-    """Raise ConfigError where there is no Slurm, or where fewer processors are than are asked for."""
+    """Raise ConfigError without Slurm, or with fewer processors than requested."""
     if wanted.partition == LOCAL:
         if wanted.nodes > 1:
             text = f"--partition {LOCAL} is this machine: one node, not {wanted.nodes}"
@@ -195,10 +195,10 @@ def _check_room(count: int, wanted: Resources, submitit: Any) -> None:
         slots = sum(int(line.split("/")[3]) for line in told.stdout.splitlines())
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         said = getattr(error, "stderr", None) or str(error)
-        lines = said.strip().splitlines() or [type(error).__name__]  # the last one says what it came to
+        lines = said.strip().splitlines() or [type(error).__name__]  # the last line has the total
         text = f"Slurm does not answer: {' '.join(lines[-1].split())}"
         raise NetworkError(text, "Is slurmctld up?  `sinfo` says.") from None
-    if slots and slots < count * wanted.cpus:  # of a partition that is not there sbatch says so
+    if slots and slots < count * wanted.cpus:  # sbatch reports a missing partition
         text = f"{count} participants of {wanted.cpus} processors each: {wanted.partition or 'Slurm'} has {slots}"
         raise ConfigError(text, "Ask for less with --cpus, or name another --partition.")
 
@@ -220,7 +220,7 @@ def _state(job: str) -> str | None:
 
 @contextlib.contextmanager
 def _deaf() -> Iterator[None]:
-    """Have what is started meanwhile ignore what its terminal sends to all: we pass it on."""
+    """Let processes started meanwhile ignore the signals of the terminal: we pass them on."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in signals.OF_TERMINALS}
     try:
         yield

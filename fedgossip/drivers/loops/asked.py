@@ -1,10 +1,10 @@
-"""What the mean of all models is worth, of a run whose loops alone can measure: asked and answered by files.
+"""The score of the mean of all models, in a run where only the loops can measure: requests and replies are files.
 
-    asked/a000004-2.safetensors     a vector that loop 2 is to measure
-    asked/a000004.json              what it is worth
-    asked/over                      nothing more will be asked
+    asked/a000004-2.safetensors     a vector for loop 2 to measure
+    asked/a000004.json              its metrics
+    asked/over                      no more requests will follow
 
-Those that ask have a letter each: "a" the collector, "c" a coordinator.
+Each requester has a letter: "a" the collector, "c" a coordinator.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LOOK_SECONDS = 0.05
 
 
 class AskingTask(DescribedTask):
-    """A task whose models are measured by whichever of the loops is there: `there()` says which are."""
+    """A task whose models are measured by any present loop: `there()` lists those."""
 
     def __init__(self, of: Described, folder: Path, there: Callable[[], Sequence[NodeId]], who: str = "a") -> None:
         super().__init__(of.first, of.model.segments, of.model.schema, of.model.likeness)
@@ -49,7 +49,7 @@ class AskingTask(DescribedTask):
         return [self._worth(vector) for vector in vectors]
 
     def over(self) -> None:
-        """Nothing more will be asked."""
+        """Mark that no more requests will follow."""
         owner_files.written(self._folder / OVER, b"")
 
     def _worth(self, vector: Vector) -> Mapping[str, float]:
@@ -60,7 +60,7 @@ class AskingTask(DescribedTask):
         return {}
 
     def _said_by(self, loop: NodeId, vector: Vector) -> Mapping[str, float] | None:
-        """Return what a loop says, None where it says nothing in time."""
+        """Return a loop's reply, None without one in time."""
         from safetensors.numpy import save
 
         self._number += 1
@@ -92,9 +92,9 @@ def _numbers(path: Path) -> Mapping[str, float]:
 
 
 class AnsweringLoop:
-    """Answers what loop `node` is asked, in a thread of its own, until the run is over or `alive` is false.
+    """Answers the requests to loop `node`, in a thread of its own, until the run is over or `alive` is false.
 
-    `over` is called when the run is over: a peer that still waits for others in a run that is over says goodbye.
+    `over` is called at the end of the run: a peer that still waits for others then says goodbye.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class AnsweringLoop:
 
     @property
     def needed(self) -> bool:
-        """Whether something may still be asked."""
+        """Whether requests may still follow."""
         return self._thread.is_alive()
 
     def _run(self) -> None:
@@ -125,7 +125,7 @@ class AnsweringLoop:
             return
         try:
             vector = frozen(load(outside_files.read_bytes(path, outside_files.LARGE))["vector"])
-        except (OSError, KeyError):  # asked no more
+        except (OSError, KeyError):  # no longer requested
             return
         said = self._meeting.ask(Measure(vector))
         found = said.metrics if isinstance(said, Measured) else {}

@@ -1,4 +1,4 @@
-"""What a loop tells of its model before its run begins: for the launcher, a coordinator, and its own next life."""
+"""A loop's description of its model before its run begins: for the launcher, a coordinator, and its own next life."""
 
 from __future__ import annotations
 
@@ -71,15 +71,15 @@ class Described:
 
 
 def told_in(folders: Sequence[Path]) -> Described | None:
-    """Return what the first loop has told of these folders, or of those in them; None where no loop took part."""
+    """Return the first loop's description from these folders, or from those in them; None where no loop took part."""
     inside = [one for folder in folders for one in (folder, *sorted(folder.glob("*/")))]
     return next((described(folder) for folder in inside if is_described(folder)), None)
 
 
 def describe(folder: Path, model: LoopModel, first: Vector) -> LoopModel:
-    """Write what a loop begins with into its folder; return what it said in its first life, if this is a later one.
+    """Write a loop's initial state into its folder; in a later life, return the description of the first.
 
-    Of frozen parameters too: a teacher, an average, a target network has moved on since, as those of the others have.
+    It includes frozen parameters: a teacher, an average, a target network has moved on since, as in the other loops.
     Raises NotWrittenError.
     """
     if (folder / MODEL).exists():
@@ -103,12 +103,12 @@ def described(folder: Path) -> Described:
 
 
 def is_described(folder: Path) -> bool:
-    """Whether the loop of `folder` has told what it has."""
+    """Whether the loop of `folder` has written its description."""
     return (folder / MODEL).exists()
 
 
 def model_of(segments: Sequence[Segment], schema: str, dtype: str, like: Likeness) -> LoopModel:
-    """Return what is told of a layout."""
+    """Return the description of a layout."""
     tensors = [Tensor(one.name, list(one.shape), one.kind) for one in segments]
     return LoopModel(schema, dtype, tensors, list(like.frozen), list(like.probe))
 

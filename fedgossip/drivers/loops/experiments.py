@@ -12,7 +12,7 @@ from fedgossip.experiment.sections import ENDLESS
 
 @dataclass(frozen=True)
 class Wished:
-    """What the command line says; None: nothing."""
+    """Options of the command line; None: not given."""
 
     n: int | None = None
     graph: str | None = None
@@ -24,7 +24,7 @@ class Wished:
     name: str = ""
 
     def overrides(self, experiment: Path | None) -> list[str]:
-        """What is said beside a file, as texts of --set.  Raises ConfigError for what only stands in a file."""
+        """Return the options beside a file, as texts of --set.  Raises ConfigError for those that belong into the file."""
         if experiment is None:
             return []
         if self.graph or self.coordinator or self.n is not None:
@@ -36,7 +36,7 @@ class Wished:
 
 
 def experiment_of(wished: Wished) -> dict[str, Any]:
-    """Return the experiment that is wished for, in a file's shape.  Raises ConfigError."""
+    """Return the requested experiment, in a file's shape.  Raises ConfigError."""
     if wished.n is None:
         raise ConfigError("how many loops?", "Give -n 4, or --experiment FILE.")
     content: dict[str, Any] = {"name": wished.name, "task": {"kind": "loop"}}

@@ -23,7 +23,7 @@ class _HeardError(BaseException):
 
 
 class _FirstModel:
-    """A place that only asks what has come."""
+    """A seat that only waits for the first model."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.buffers = plan, plan.experiment.train.buffers

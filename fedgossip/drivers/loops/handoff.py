@@ -1,4 +1,4 @@
-"""Where a user's loop and its driver meet: the driver orders, the loop answers, each in a thread of its own.
+"""The handoff between a user's loop and its driver: the driver sends orders, the loop answers, each in its own thread.
 
     driver                                  loop
     ask(TrainFrom(round, vector))  ->       next() when it calls step(); trains on
@@ -37,14 +37,14 @@ class TrainFrom:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measure:
-    """Say what `vector` is worth."""
+    """Order: measure the metrics of `vector`."""
 
     vector: Vector
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Released:
-    """The run is over for this loop, with this model, `change` as in TrainFrom; `error`: it did not come to its end."""
+    """The run is over for this loop, with this model, `change` as in TrainFrom; `error`: the run failed."""
 
     vector: Vector | None = None
     change: Vector | None = None
@@ -56,7 +56,7 @@ Order = TrainFrom | Measure | Released
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Learned:
-    """What the loop holds after its steps, and what it began them with."""
+    """The loop's weights after its steps, and those before them."""
 
     held: Vector
     began: Vector
@@ -72,7 +72,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """The loop has come to its own end."""
+    """The loop has ended by itself."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,7 +84,7 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Dismissed:
-    """Nobody waits any more for what was ordered."""
+    """The order was cancelled."""
 
 
 LoopAnswer = Learned | Measured | Over | Raised | Dismissed
@@ -101,7 +101,7 @@ class Meeting:
         self._training: _Reply | None = None  # what a training is to be answered on
         self._dismissed = False
         self._last: LoopAnswer | None = None  # the loop has raised, and answers nothing any more
-        self._replies: list[_Reply] = []  # of the orders that the loop has taken, the newest last
+        self._replies: list[_Reply] = []  # of the orders taken by the loop, the newest last
 
     # --- the driver's side ----------------------------------------------------------------------------------------
 
@@ -123,29 +123,29 @@ class Meeting:
             return answer
 
     def dismiss(self) -> None:
-        """Let whoever waits for a training go: nobody asks for one any more."""
+        """Cancel the open training, and refuse further ones."""
         self._dismissed = True
         if self._training is not None:
             self._training.put(Dismissed())
 
     def forsake(self) -> None:
-        """Answer what is open, and all that is asked from now on, for a loop that has left: it is over."""
+        """Answer the open order and all later ones with Over, for a loop that has left."""
         self._last = Over()
         while self._replies:
             self._replies.pop().put(self._last)
 
     def release(self, how: Released) -> None:
-        """Tell the loop that the run is over for it."""
+        """Send the loop the end of its run."""
         self._orders.put((how, queue.SimpleQueue()))
 
     # --- the loop's side ------------------------------------------------------------------------------------------
 
     def give(self, answer: LoopAnswer) -> None:
-        """Answer the newest order that was taken and is not answered."""
+        """Answer the newest unanswered order."""
         self._replies.pop().put(answer)
 
     def next(self, alive: Callable[[], bool], seconds: float | None = None) -> Order | None:
-        """Return the next order; None where none came within `seconds` (0: not here now), or the driver is gone."""
+        """Return the next order; None without one within `seconds` (0: not waiting), or where the driver has ended."""
         until = None if seconds is None else time.monotonic() + seconds
         while True:
             try:

@@ -22,7 +22,7 @@ Run = Callable[[threading.Event], PeerEnded]
 
 
 class HostThread:
-    """Runs a peer beside its loop; `asked`: where a collector asks what models are worth, if there is one."""
+    """Runs a peer beside its loop; `asked`: folder of a collector's measuring requests, if one exists."""
 
     leave_seconds: float | None = LEAVE_SECONDS
 
@@ -47,7 +47,7 @@ class HostThread:
         return self._answering is not None and self._answering.needed
 
     def _launched(self) -> bool:
-        """Whether the collector may still ask: it is there, and a stopped run is not measured."""
+        """Whether the collector may still send requests: it is running, and the run was not stopped."""
         measured = self.ended is None or self.ended.exit_code in _MEASURED
         return not self._stop.is_set() and measured and is_there(self._launcher)
 
@@ -66,11 +66,11 @@ class HostThread:
 
     @staticmethod
     def stopped(ended: PeerEnded, *, asked: bool) -> FedgossipError | None:
-        """Return the error of a loop whose run was stopped by others than itself."""
+        """Return the error of a loop whose run was stopped from outside."""
         if ended.status != "interrupted" or asked:
             return None
         return NetworkError("the run was stopped: who launched it is gone", "Start it again; it goes on where it was.")
 
 
 _MEASURED = (0, 7, 9)
-"""Exit codes of peers that came to their end."""
+"""Exit codes of peers that ended normally."""

@@ -23,13 +23,13 @@ from fedgossip.runs.peer_files import empty_folder
 from fedgossip.runs.run_directory import write_whole
 
 INVITED = "FEDGOSSIP_INVITED"
-"""What `host` and `join` say to a script: the file of its seat."""
+"""Environment variable by which `host` and `join` pass a script the file of its seat."""
 
 SEAT = "seat.json"
 
 
 class InvitedFile(msgspec.Struct):
-    """What a script is told that takes part by an invite; `folder` is that of its run, `bind` "" where nobody calls."""
+    """The seat of a script that takes part by an invite; `folder` is that of its run, `bind` "" without a listener."""
 
     experiment: str
     node: int

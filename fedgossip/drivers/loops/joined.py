@@ -46,25 +46,25 @@ SERVE_SECONDS = 0.2
 """How long a loop at its end waits for an order before it looks whether the run still needs it."""
 
 LEAVE_SECONDS = 10.0
-"""How long a loop that raised waits for its goodbye to be said."""
+"""Seconds to wait for the goodbye of a loop that raised."""
 
 
 class Driver(Protocol):
-    """Who runs the machine beside the loop."""
+    """The part that runs the machine beside the loop."""
 
     leave_seconds: float | None
     """How long a loop that leaves waits for its goodbye; None: until it is released."""
 
     def alive(self) -> bool:
-        """Whether orders may still come."""
+        """Whether orders may still follow."""
         ...
 
     def stop(self) -> None:
-        """Say goodbye, as soon as possible: a person wishes it."""
+        """Say goodbye, as soon as possible, at a person's request."""
         ...
 
     def needs_loop(self) -> bool:
-        """Whether a loop that is at its end may still be asked what a model is worth."""
+        """Whether a finished loop may still receive requests to measure a model."""
         ...
 
 
@@ -78,7 +78,7 @@ class LoopSeat:
     waits: bool
     """Whether a round is mixed before the loop trains on; else what others change is added to what it has."""
     blocks: bool
-    """Whether `step()` waits at an exchange for what comes of it."""
+    """Whether `step()` waits at an exchange for its result."""
     every: int
     """Rounds between two measurements, of the experiment."""
     settle_seconds: float
@@ -88,15 +88,15 @@ class LoopSeat:
     score: str = "accuracy"
     """The metric that reports show, of the experiment."""
     most_examples: int | None = None
-    """Maximum number of examples of one round, where a secure sum bounds them."""
+    """Maximum number of examples per round, where a secure sum bounds them."""
 
 
 class JoinedLoop:
-    """One loop in its run.  All methods are for the thread that has joined.
+    """One loop in its run.  All methods are for the joining thread.
 
-    `node` of `n`: who this is, to choose its share of the data by.  `round`: how many exchanges are behind it; above 0
-    from the beginning in a life after the first.  `done`: the run is over, though the loop may go on alone.
-    `folder`: of this loop, the same in all its lives, for a checkpoint of its own; None in a simulation.
+    `node` of `n`: the id of this participant, which selects its share of the data.  `round`: the number of completed
+    exchanges; above 0 at the start of a life after the first.  `done`: the run is over, though the loop may go on
+    alone. `folder`: of this loop, the same in all its lives, for a checkpoint of its own; None in a simulation.
     """
 
     terms_of: ClassVar[Callable[..., GradientTerms]] = GradientTerms
@@ -128,11 +128,11 @@ class JoinedLoop:
     # --- in the loop ----------------------------------------------------------------------------------------------
 
     def step(self, examples: int = 1) -> bool:
-        """Count one step of the optimizer, on so many examples; exchange where it is time.
+        """Count one step of the optimizer, on so many examples; exchange when the round is complete.
 
         Call it after `optimizer.step()`.  Returns whether the run goes on: after its last round the loop trains alone.
-        Raises ConfigError after `close()` and in another thread, TrainingError for a parameter that is no number any
-        more (nothing of this round is sent then), and what ended the run, if something did.
+        Raises ConfigError after `close()` and in another thread, TrainingError for a parameter that is not finite
+        (nothing of this round is sent then), and the error that ended the run, if any.
         """
         self._check("step")
         examples = _count(examples)
@@ -152,7 +152,7 @@ class JoinedLoop:
         return not self.done
 
     def log(self, **values: Any) -> None:
-        """Keep numbers, or tensors of one element, for the record: each is told as its mean over the round."""
+        """Log numbers, or tensors of one element: the record has the mean of each over the round."""
         self._check("log")
         for name, value in values.items():
             if getattr(value, "numel", lambda: 1)() != 1:
@@ -164,7 +164,7 @@ class JoinedLoop:
         """From now on measure models by `measure(model)`, which returns numbers by name: "accuracy", "loss".
 
         It is called every `eval.every` rounds with this loop's own model; at one of the loops with the mean of all.
-        `every`: the same number, to be sure of it.  The model, its mode and the random states are put back afterwards.
+        `every`: the same number, as a check.  The model, its mode and the random states are restored afterwards.
         """
         self._check("evaluate")
         if every not in (None, self._seat.every):
@@ -192,10 +192,10 @@ class JoinedLoop:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Exchange what was learned since the last exchange, and take leave; the model is then that which this loop's
-        peer ends with, unless the loop has trained on alone after the run's last round.
+        """Exchange the progress since the last exchange, and leave; the model is then the final one of this loop's
+        peer, unless the loop has trained on alone after the run's last round.
 
-        Without it a script that ends takes leave all the same.  A second call does nothing.
+        A script that ends without this call leaves all the same.  A second call does nothing.
         """
         if self._closed:
             return
@@ -221,9 +221,9 @@ class JoinedLoop:
             self._terms.remove()
 
     def close_quietly(self) -> None:
-        """`close`, for a script that has ended: what goes wrong is a line and no traceback.
+        """`close`, for a script that has ended: an error is printed as a line, without a traceback.
 
-        Of a loop in another thread than the script's own only the goodbye is left to be said.
+        For a loop in another thread than the script's own only the goodbye is sent.
         """
         if threading.get_ident() != self._thread:
             self._depart()
@@ -234,7 +234,7 @@ class JoinedLoop:
             self._say(f"{error}  {error.advice}".strip())
 
     def _depart(self) -> None:
-        """Say goodbye without the model, and wait a while for that."""
+        """Say goodbye without the model, and wait a while until it is sent."""
         self._driver.stop()
         until = time.monotonic() + LEAVE_SECONDS
         while not (self.done or self._closed) and self._driver.alive() and time.monotonic() < until:
@@ -267,7 +267,7 @@ class JoinedLoop:
             self.leave(error)
 
     def _serve(self, seconds: float) -> None:
-        """Measure what is to be measured when the run is over for this loop; wait so long for an order."""
+        """Answer the remaining measuring requests at the end of the run; wait so long for each."""
         if isinstance(order := self._meeting.next(lambda: True, seconds), Measure):
             self._meeting.give(self._measured(order.vector))
 
@@ -301,7 +301,7 @@ class JoinedLoop:
         self._meeting.give(answer)
 
     def _take(self, seconds: float | None) -> None:
-        """Do what is ordered until there is a training to go on with, or the run is over."""
+        """Execute orders until the next training, or the end of the run."""
         while self._order is None and not self.done:
             order = self._meeting.next(self._driver.alive, seconds)
             if order is None and seconds is not None:
@@ -320,7 +320,7 @@ class JoinedLoop:
                 if order.error is not None:
                     self._closed = True
                     raise order.error
-                if not self._seat.waits:  # it has trained on beside its peer: what is the peer's at the end is its own
+                if not self._seat.waits:  # it has trained on beside its peer, whose final model is separate
                     self._final = order.vector
 
     def _change(self, order: TrainFrom | Released) -> None:
@@ -362,7 +362,7 @@ class JoinedLoop:
             self._say(f"{text}: reports show no score until task.metrics names yours")
         return Measured(found)
 
-    # --- who may call ---------------------------------------------------------------------------------------------
+    # --- checks of the caller -------------------------------------------------------------------------------------
 
     def _check(self, what: str) -> None:
         if self._closed:
@@ -376,8 +376,9 @@ class JoinedLoop:
 
 
 def ends_well(error: BaseException) -> bool:
-    """Whether a script that raises this has come to its end: `sys.exit()`, or `sys.exit(main())` of a main without a
-    fault."""
+    """Whether a script that raises this has ended normally: `sys.exit()`, or `sys.exit(main())` of a main without a
+    fault.
+    """
     return isinstance(error, SystemExit) and error.code in (None, 0)
 
 

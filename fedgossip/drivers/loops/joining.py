@@ -1,4 +1,4 @@
-"""`fedgossip.join`: a training loop of the user's own becomes a peer of a run."""
+"""`fedgossip.join`: makes a user's training loop a peer of a run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from fedgossip.runs.peer_files import PeerEnded, empty_folder
 from fedgossip.runs.run_directory import new_path
 
 LOOP, NODE, N = "FEDGOSSIP_LOOP", "FEDGOSSIP_NODE", "FEDGOSSIP_N"
-"""What `fedgossip launch` says to a script: the file of its seat, who it is, of how many."""
+"""Environment variables by which `fedgossip launch` passes a script the file of its seat, its id and their number."""
 
 NO_RUN = "Start it with: fedgossip launch -n 1 {script}  (alone; -n 4: four that learn together)"
 IN_SCRIPT = "Or write join(..., alone=True) for a run of one, or name experiment=, node= and endpoints=."
@@ -74,13 +74,13 @@ def join(
 ) -> JoinedLoop:
     """Take part in a run with `model`, which `optimizer` (or several, in a list) trains in the caller's own loop.
 
-    Where and with whom: as `fedgossip launch` says; or `experiment`, a file with [topology] or [coordinator] and
+    Run and partners: as given by `fedgossip launch`; or `experiment`, a file with [topology] or [coordinator] and
     train.local_steps, `node` in it, and `endpoints` and `key` as of `fedgossip peer`, with `out` for its folder.
-    `exchange`: patterns of the names that travel; without it all parameters with requires_grad.  `name`: of one of
-    several joins of this process.  `alone`: where nobody has launched or invited this script, it makes a run of one, in
-    `out` or a new folder of runs/; a line says with how many it learns.
+    `exchange`: patterns of the names of exchanged parameters; by default all with requires_grad.  `name`: of one of
+    several joins of this process.  `alone`: without a launcher or invite, make a run of one in `out` or a new folder of
+    runs/; a line prints the number of participants.
 
-    Returns when the run begins.  Raises ConfigError, and what makes it impossible to begin.
+    Returns when the run begins.  Raises ConfigError, and the errors of a failed start.
     """
     optimizers = optimizers_of(model, optimizer)
     only = [exchange] if isinstance(exchange, str) else list(exchange)
@@ -106,7 +106,7 @@ def join(
 
 
 def _company(n: int) -> str:
-    """Say with how many a loop learns that may be alone."""
+    """Print the number of participants for a loop that may be alone."""
     if n > 1:
         return f"this loop learns with {n - 1} others"
     return f"this loop learns with 0 others; four together: fedgossip launch -n 4 {_script()}"
@@ -125,7 +125,7 @@ def _with_ranks(found: LoopPlace, exchanged: Exchanged, optimizers: Sequence[Any
 
 
 def _at_exit(joined: JoinedLoop) -> None:
-    """Take leave for a script that has not: as one that came to its end, or as one that raised."""
+    """Leave on behalf of a script that has not: as one that ended normally, or as one that raised."""
     raised = getattr(sys, "last_value", None)
     if raised is None:
         joined.close_quietly()
@@ -210,7 +210,7 @@ class _Launched:
 
 @dataclass(frozen=True)
 class _Invited:
-    """A seat that an invite has given."""
+    """A seat obtained by an invite."""
 
     told: InvitedFile
 
@@ -265,7 +265,7 @@ class _NamedRun:
 
 @dataclass(frozen=True)
 class _Alone:
-    """A run of one participant, which nobody has launched."""
+    """A run of one participant, without a launcher."""
 
     out: Path | str | None
     buffers = "average"
@@ -283,7 +283,7 @@ class _Alone:
 
 
 def described(plan: Plan, exchanged: Exchanged, where: str) -> Described:
-    """Return what is told of a loop's model before its run.  Raises TrainingError for weights that are not finite."""
+    """Return the description of a loop's model before its run.  Raises TrainingError for weights that are not finite."""
     first, layout = exchanged.read(), exchanged.layout
     exchanged.check_finite(first, f"{where}, before the first round")
     like = likeness_of(plan, exchanged, first)
@@ -310,5 +310,5 @@ def seated(seat: LoopSeating, exchanged: Exchanged, optimizers: Sequence[Any]) -
 
 
 def asked_in(out: Path) -> Path:
-    """Where the collector of a run asks its loops."""
+    """Return the folder in which the collector of a run leaves requests for its loops."""
     return out / ASKED

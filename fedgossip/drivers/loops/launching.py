@@ -68,7 +68,7 @@ def launch_scripts(
 
 
 def plan_to_resume(run: Path, experiment: Experiment) -> Plan:
-    """Return the plan by which a launched run goes on.  Raises ResumeError where it cannot, or not by `experiment`."""
+    """Return the plan of a resumed launched run.  Raises ResumeError where it cannot go on, or not by `experiment`."""
     if not is_launched(run):
         advice = "Of other runs: fedgossip run --resume.  Simulated loops are simulated again."
         raise ResumeError(f"{run}: no run of launched scripts", advice)
@@ -89,10 +89,10 @@ def resume_scripts(
     how: Launching | None = None,
     watch: Callable[[Row], None] | None = None,
 ) -> Run:
-    """Bring a launched run that was stopped, or whose launcher died, to its end, in its folder.
+    """Complete a launched run that was stopped, or whose launcher died, in its folder.
 
-    All scripts are started again, by the command that it had where none is given; each goes on with a new life from
-    its last checkpoint.  Raises ResumeError; nothing is changed then.
+    All scripts are started again, by the original command where none is passed; each resumes in a new life from its
+    last checkpoint.  Raises ResumeError; nothing changes then.
     """
     command = (command or kept_command(run, plan.experiment.train.portable)).checked()
     folders = folders_of(plan, run)
@@ -167,7 +167,7 @@ class _Launch:
     # --- the beginning --------------------------------------------------------------------------------------------
 
     def _begin(self) -> tuple[AskingTask, Collector]:
-        """Start the scripts, wait until all have joined, and let them begin."""
+        """Start the scripts, wait until all have joined, and begin the run."""
         specs = self.specs = self._specs()
         for node in range(self.plan.learners):
             self.scripts.start(specs[node])
@@ -282,7 +282,7 @@ class _Launch:
         return True
 
     def _end_coordinator(self, alone_since: float) -> float:
-        """Interrupt a coordinator whose loops have all left, when it had time to notice."""
+        """Interrupt a coordinator without remaining loops, after it had time to notice."""
         n = self.plan.learners
         if self.plan.n == n or n in self.scripts.exited or not set(range(n)) <= self.scripts.exited.keys():
             return 0.0
@@ -291,7 +291,7 @@ class _Launch:
         return alone_since or time.monotonic()
 
     def _end_late(self, collector: Collector) -> None:
-        """Have loops go on alone that are in no run any more: their coordinator has ended, and told those it knew."""
+        """Let loops outside any run go on alone: their coordinator has ended, and notified the clients that it had."""
         left = [node for node in range(self.plan.n) if node not in self.scripts.exited]
         if self.plan.n == self.plan.learners or self.plan.learners in left or not left or self.striker.away:
             self._over_since = 0.0
@@ -311,7 +311,7 @@ class _Launch:
             self.scripts.show_traceback(guilty[0])
 
     def _await_scripts(self, run: Run) -> None:
-        """What comes after the run is the scripts' own; say who did not end well."""
+        """Wait for the scripts, which may work on after the run; report those that failed."""
         codes = self.scripts.wait()
         wrong = {node: code for node, code in codes.items() if code and run.summary["status"] == "finished"}
         for node, code in wrong.items():

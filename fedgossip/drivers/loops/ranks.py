@@ -1,16 +1,16 @@
-"""A loop whose model is trained by several processes (DDP, or FSDP's `fully_shard`): rank 0 speaks for all of them.
+"""A loop whose model is trained by several processes (DDP, or FSDP's `fully_shard`): rank 0 acts for all of them.
 
-Only rank 0 has a host, and a hand on the run.  All ranks call what the loop calls, in the same places, and so meet:
+Only rank 0 has a host and controls the run.  All ranks call the same functions in the same places, and so meet:
 
     rank 0                                   the others
-    step(), and inside it whatever happens   step(): obey what is told, until told to go on
-      tell READ;  read the model               take part in bringing its parts together
-      tell WRITE, the vector;  write it        write it
-      tell TERMS, ...;  use them               use them
-      tell MEASURE;  measure                   measure
-      tell GO, round, done, failed             go on, or raise
+    step(), with all of its exchanges        step(): execute commands until GO
+      send READ;  read the model             take part in gathering its parts
+      send WRITE, the vector;  write it      write it
+      send TERMS, ...;  use them             use them
+      send MEASURE;  measure                 measure
+      send GO, round, done, failed           go on, or raise
 
-So the ranks hold the same weights after every exchange, whenever it happens: only rank 0 knows when.
+So the ranks hold the same weights after every exchange, at whichever step rank 0 makes it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class SpeakingLoop(JoinedLoop):
             super().close()
 
     def close_quietly(self) -> None:
-        """Take leave of a script that has ended: the other ranks may be gone."""
+        """Leave for a script that has ended: the other ranks may have exited."""
         self._depart()
 
     @property
@@ -77,7 +77,7 @@ def go_on(link: RankLink, loop: JoinedLoop | None, *, failed: bool = False) -> N
 
 
 class FollowingLoop:
-    """The hand of every other rank: it does what rank 0 tells, and knows what rank 0 knows."""
+    """The counterpart on every other rank: it executes rank 0's commands, and has the same state."""
 
     folder = None
 
@@ -119,7 +119,7 @@ class FollowingLoop:
             self._terms.remove()
 
     def leave(self, error: BaseException) -> None:  # noqa: ARG002
-        """Go without a word: whoever started the ranks ends the others."""
+        """Leave without a message: the launcher of the ranks ends the others."""
         self._closed = True
         self._terms.remove()
 
@@ -137,7 +137,7 @@ class FollowingLoop:
             raise ConfigError(f"{what}() after close(): node {self.node} has left its run", "Join again in a new run.")
 
     def _follow(self) -> None:
-        """Do what rank 0 tells until it goes on.  Raises NetworkError where rank 0 has failed."""
+        """Execute rank 0's commands until GO.  Raises NetworkError where rank 0 has failed."""
         while True:
             order, numbers = self._link.told()
             if order is RankOrder.GO:

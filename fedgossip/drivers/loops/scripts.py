@@ -56,14 +56,14 @@ class Command:
         return [sys.executable, "-u", *(together if self.ranks > 1 else []), str(self.script), *self.arguments]
 
     def checked(self) -> Command:
-        """Return this.  Raises ConfigError where there is no such script."""
+        """Return this.  Raises ConfigError for a script that does not exist."""
         if not self.script.is_file():
             what = "is a folder" if self.script.is_dir() else "no such file"
             raise ConfigError(f"{self.script}: {what}", "Give a script that calls fedgossip.join.")
         return self
 
     def keep(self, run: Path) -> None:
-        """Write it down for those who go on with the run in this folder.  Raises NotWrittenError."""
+        """Write the command into the folder of the run, for its resumption.  Raises NotWrittenError."""
         here = self.folder or Path.cwd()
         told = _KeptCommand(str(here / self.script), list(self.arguments), str(here), self.ranks)
         write_whole(run / LAUNCHED, msgspec.json.format(msgspec.json.encode(told), indent=1))
@@ -91,21 +91,21 @@ def kept_command(run: Path, portable: bool = False) -> Command:
 
 
 class Scripts:
-    """Starts, signals and ends them.  `shown`: of whom the output is copied to ours as it comes."""
+    """Starts, signals and ends scripts.  `shown`: the participants whose output is copied to ours line by line."""
 
     def __init__(self, command: Command, n: int, shown: Sequence[NodeId] = ()) -> None:
         check_processes()
         self.command, self.n, self.shown = command, n, tuple(shown)
         self.exited: dict[NodeId, int] = {}
-        """Exit codes of those that are no more, or have said their last word and run on alone."""
+        """Exit codes of ended processes, and of those that have left the run and go on alone."""
         self._processes: dict[NodeId, subprocess.Popen[bytes]] = {}
         self._folders: dict[NodeId, Path] = {}
         self._read: dict[NodeId, int] = {}
         self._began: dict[NodeId, int] = {}
-        """How long each log was before our first start: what stands there is of an earlier launch."""
+        """Length of each log before our first start: the lines of an earlier launch."""
 
     def start(self, spec: Mapping[str, Any]) -> None:
-        """Start one; for the second time, where it has exited.  `spec`: its node, folder, and words instead of ours."""
+        """Start a script, or restart one that has exited.  `spec`: its node, folder, and command in place of ours."""
         node, folder = int(spec["node"]), Path(spec["folder"])
         words = spec.get("words") or self.command.words
         (folder / ENDED).unlink(missing_ok=True)
@@ -136,7 +136,7 @@ class Scripts:
                 signals.to_group(process.pid, number)
 
     def poll(self, timeout: float) -> None:
-        """Wait so long, and see who has ended."""
+        """Wait so long, and collect the exits."""
         time.sleep(timeout)
         for node, process in self._processes.items():
             self._show(node)
@@ -148,7 +148,7 @@ class Scripts:
 
     @property
     def running(self) -> list[NodeId]:
-        """Whose processes are there."""
+        """Return the participants with running processes."""
         return [node for node, process in self._processes.items() if process.poll() is None]
 
     def wait(self) -> dict[NodeId, int]:

@@ -1,4 +1,4 @@
-"""Seats of loops: all that the participant beside a loop is started with, whoever has given it."""
+"""Seats of loops: all that the participant beside a loop is started with, from any source."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _held: list[int] = []
 
 @dataclass(frozen=True)
 class LoopSeating:
-    """Where a loop takes part: `options` are those of `run_peer`; `asked`: where it is asked what models are worth."""
+    """A loop's place in a run: `options` are those of `run_peer`; `asked`: the folder of measuring requests."""
 
     plan: Plan
     node: NodeId
@@ -40,7 +40,7 @@ class LoopSeating:
 
 
 class SeatFile(msgspec.Struct):
-    """What a launched process is told, in a file of its folder."""
+    """The seat of a launched process, in a file of its folder."""
 
     experiment: str
     node: int
@@ -55,7 +55,7 @@ class SeatFile(msgspec.Struct):
     before: int = -1
     """The number of the last life before this launch."""
     launcher: int = 0
-    """The process that has launched; a loop whose launcher is gone is asked nothing any more."""
+    """Process id of the launcher; after its exit a loop receives no more requests."""
 
 
 def read_seat(path: Path) -> SeatFile:
@@ -83,7 +83,7 @@ def hold(folder: Path) -> None:
 
 
 def is_there(process: int) -> bool:
-    """Whether a process of this number is there; true for 0, which is nobody's."""
+    """Whether a process with this id exists; true for 0, which belongs to none."""
     try:
         os.kill(process or os.getpid(), 0)
     except ProcessLookupError:

@@ -1,9 +1,9 @@
-"""Loops of the user's own in one process and in virtual time: n threads, of which one runs at a time.
+"""Loops of the user's own in one process and in virtual time: n threads, one of which runs at a time.
 
-The simulator hands on: a loop runs while its training is due, up to its next exchange, and waits again.  What is
-everybody's in a process (random states, torch's threads, the environment; of scripts `__main__`, sys.argv, output and
-the modules beside it) is put aside and back at every hand-over.  So a synchronous run ends with the digest that the
-same loops have as processes.  What cannot be parted is the user's: a file that all write, a port, a signal.
+The simulator schedules them: a loop runs while its training is due, up to its next exchange, and waits again.
+Process-wide state (random states, torch's threads, the environment; of scripts `__main__`, sys.argv, output and the
+modules beside it) is swapped at every switch.  So a synchronous run ends with the digest of the same loops as
+processes.  Resources that cannot be separated are the user's concern: a common output file, a port, a signal.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def simulate_loop(
     report: bool = False,
     watch: Callable[[Row], None] | None = None,
 ) -> Run:
-    """Call `function` in n loops of this process, each of which takes part by `fedgossip.join`; return what came out.
+    """Call `function` in n loops of this process, each of which takes part by `fedgossip.join`; return the result.
 
     `n` and `graph` (ring by default), or an `experiment` with either [topology] or [coordinator]; `overrides`, `seed`,
-    `out`, `report` and `watch` as in `simulate`.  Each loop finds who it is in `peer.node`, and in the environment as
-    FEDGOSSIP_NODE.  The loops share the modules of this process: what they keep there is everybody's.
+    `out`, `report` and `watch` as in `simulate`.  Each loop reads its id from `peer.node`, or from FEDGOSSIP_NODE in
+    the environment.  The loops share the modules of this process, and all state in them.
 
     Raises ConfigError, and TrainingError where a loop raised.
     """
@@ -119,7 +119,7 @@ def _execute(script: Path, things: ScriptBelongings) -> None:
 
 @dataclass
 class Belongings:
-    """What is this loop's of what is everybody's: put where it belongs before the loop runs, and taken after it."""
+    """Process-wide state of one loop (RNG, environment, threads): set before the loop runs, and saved after it."""
 
     n: int
     node: NodeId
@@ -350,7 +350,7 @@ def _simulated(
 def _end(
     task: SimulatedLoops | None, loops: Sequence[_Loop], run: Run | None, error: FedgossipError
 ) -> tuple[NodeId, BaseException] | None:
-    """Let every loop come to its end; return the first that raised after a run that is whole."""
+    """Let every loop end; return the first error after a completed run."""
     whole = run is not None and run.summary["status"] != "interrupted"
     finished = run is not None and run.summary["status"] == "finished"
     found = None

@@ -1,11 +1,11 @@
 """A user's loops as a task: a training is answered when the loop has called `step()` often enough.
 
-    order      the loop's own weights y,  the machine's vector v,  what the loop began with b
+    order      the loop's own weights y,  the machine's vector v,  the loop's weights at its start b
     answer     update = y - b;  the machine adds it to v: `expected`, bit for bit
     next       the machine's new vector w:  w = expected: nothing was mixed in, the loop's weights stay as they are;
-               else a loop that waits takes w, and one that has trained on adds w - expected
+               else a waiting loop takes w, and one that has trained on adds w - expected
 
-So a loop that exchanges with nobody keeps its bits: v + (y - b) may be rounded otherwise than y.
+So a loop without exchanges keeps its bits: v + (y - b) may be rounded otherwise than y.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from fedgossip.drivers.loops.handoff import (
 
 
 class LoopTask:
-    """The loops of this process; `first[i]` are the weights that loop i begins with.  A LocalTask.
+    """The loops of this process; `first[i]` are the initial weights of loop i.  A LocalTask.
 
-    `meetings[i]` is where loop i is asked.  `like`: what the models of others must have in common with these.
+    `meetings[i]` takes the orders to loop i.  `like`: properties that the models of others must share with these.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class LoopTask:
         return [self._train(job) for job in jobs]
 
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
-        """Ask the first loop that is there: all measure alike, on whatever examples they choose."""
+        """Measure in the first present loop: all measure alike, on whatever examples they choose."""
         return [self._measured(vector) for vector in vectors]
 
     def dismiss(self) -> None:
@@ -72,7 +72,7 @@ class LoopTask:
             meeting.dismiss()
 
     def released(self, node: NodeId, vector: Vector | None) -> Released:
-        """Return with what the loop of `node` ends whose machine has finished with `vector`."""
+        """Return the final order to the loop of `node`, whose machine has finished with `vector`."""
         return Released(vector, None if vector is None else self._change(node, vector))
 
     def _change(self, node: NodeId, vector: Vector) -> Vector | None:
@@ -92,7 +92,7 @@ class LoopTask:
                 return self._update(job, learned)
             case Raised(error):
                 raise _raised(error, job.node, job.round)
-            case _:  # it has come to its end, or nobody waits for it any more
+            case _:  # it has ended, or its answer was cancelled
                 return Update(None, 0, over=True)
 
     def _update(self, job: Job, learned: Learned) -> Update:
@@ -118,7 +118,7 @@ def _same_bits(one: Vector, other: Vector) -> bool:
 
 
 def _raised(error: BaseException, node: NodeId, round: int | None) -> FedgossipError:
-    """Return what is told of a loop that raised: its own error goes on in the loop itself."""
+    """Return the error for a loop that raised: its own error propagates in the loop itself."""
     where = f"node {node}" + ("" if round is None else f", round {round}")
     if isinstance(error, FedgossipError):
         return error
@@ -128,9 +128,9 @@ def _raised(error: BaseException, node: NodeId, round: int | None) -> FedgossipE
 
 
 class DescribedTask:
-    """A loop's model as another process has described it: it can be averaged and saved here, and not trained.
+    """A loop's model as described by another process: it can be averaged and saved here, but not trained.
 
-    `measure` asks a process that can what a vector is worth.  A LocalTask.
+    `measure` requests the metrics of a vector from a process that can measure.  A LocalTask.
     """
 
     def __init__(self, first: Vector, segments: Sequence[Segment], schema: str, like: Likeness) -> None:
@@ -151,5 +151,5 @@ class DescribedTask:
 
 
 def without_first(like: Likeness) -> Likeness:
-    """What clients of a coordinator must have in common: it sends them the first model."""
+    """Return the properties that clients of a coordinator must share: it sends them the first model."""
     return replace(like, probe=())
