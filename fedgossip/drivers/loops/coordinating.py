@@ -21,7 +21,7 @@ from fedgossip.runs.checkpoints import incarnation_of
 
 
 def coordinate(seat: SeatFile) -> int:
-    """Run the coordinator; return the exit code.  The first model is that of the first loop, which may also measure it."""
+    """Run the coordinator; return the exit code.  The first loop sends the first model, and may measure it."""
     folder = Path(seat.folder)
     plan = compose.plan(load_experiment(Path(seat.experiment)))
     loops = list(range(plan.learners))

@@ -24,7 +24,9 @@ class Wished:
     name: str = ""
 
     def overrides(self, experiment: Path | None) -> list[str]:
-        """Return the options beside a file, as texts of --set.  Raises ConfigError for those that belong into the file."""
+        """Return the options beside a file, as texts of --set.  Raises ConfigError for those that must be in the
+        file.
+        """
         if experiment is None:
             return []
         if self.graph or self.coordinator or self.n is not None:

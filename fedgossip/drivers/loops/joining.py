@@ -283,7 +283,7 @@ class _Alone:
 
 
 def described(plan: Plan, exchanged: Exchanged, where: str) -> Described:
-    """Return the description of a loop's model before its run.  Raises TrainingError for weights that are not finite."""
+    """Return the description of a loop's model before its run.  Raises TrainingError for non-finite weights."""
     first, layout = exchanged.read(), exchanged.layout
     exchanged.check_finite(first, f"{where}, before the first round")
     like = likeness_of(plan, exchanged, first)
