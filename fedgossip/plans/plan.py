@@ -342,6 +342,9 @@ class PlanDefaults:
     def masks(self) -> bool:
         return False
 
+    def exchanges(self, row: Row) -> tuple[int, int]:  # noqa: ARG002
+        return 0, 0
+
     def model_in(self, checkpoint: Checkpoint) -> Vector | None:  # noqa: ARG002
         return None
 

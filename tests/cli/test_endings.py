@@ -76,7 +76,7 @@ def _as_started(number: int) -> object:
 
 def test_one_place_says_what_the_ending_signals_of_a_command_do() -> None:
     """Others would have exit codes, and last words, of their own.  A child's own process may have a handler."""
-    child = {"drivers/peer.py", "drivers/clusters/node.py", "drivers/clusters/ray_cluster.py", "signals.py"}
+    child = {"drivers/peer.py", "drivers/clusters/node.py", "drivers/clusters/ray_cluster.py", "base/signals.py"}
     root = Path(fedgossip.__file__).parent
     sets = re.compile(r"(signal\.signal|add_signal_handler)\(.*(SIGTERM|SIGHUP|number)")
     found = {str(path.relative_to(root)) for path in root.rglob("*.py") if sets.search(path.read_text())}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -238,7 +239,7 @@ def test_an_object_of_another_class_is_refused_wherever_it_stands(name: str, mon
             table = Table(arrays)
             own = table.node(ref) if isinstance(ref, list) else ["plain"]
             may = may_stand(node[1], attribute)
-            others = [kind for kind in kinds_in(table) if kind.replace(".", ":") not in may and kind not in own]
+            others = [kind for kind in kinds_in(table) if not re.search(rf"\b{kind}\b", may) and kind not in own]
             draw = random.Random(f"{node[1]}.{attribute}")
             for kind in draw.sample(others, min(1, len(others))):
                 if (node[1], attribute, kind) in tried or own[0] == "known":
@@ -253,8 +254,14 @@ def test_an_object_of_another_class_is_refused_wherever_it_stands(name: str, mon
 
 def may_stand(kind: str, attribute: str) -> str:
     """The declared type of an attribute, as text: a place that is empty may be filled."""
-    module, _, name = kind.partition(":")
-    return str(declared(vars(sys.modules[module])[name]).get(attribute)).replace(".", ":")
+    (of,) = {
+        one
+        for name, module in list(sys.modules.items())
+        if name.startswith("fedgossip.")
+        for one in vars(module).values()
+        if isinstance(one, type) and one.__module__ == name and one.__qualname__ == kind
+    }
+    return str(declared(of).get(attribute))
 
 
 def test_nothing_is_looked_up_by_a_name_of_an_image(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,7 +157,7 @@ import numpy as np
 
 
 def data():
-    place = pathlib.(Path(__file__).parents[1] / "fallen")
+    place = pathlib.Path(__file__).with_name("fallen")
     if "fork_server" in str(getattr(sys.modules["__main__"], "__file__", "")):
         try:
             os.close(os.open(place, os.O_CREAT | os.O_EXCL))

@@ -12,7 +12,17 @@ import pytest
 import fedgossip
 
 HOME = Path(fedgossip.__file__).parent
-ROOMS = ("base/vectors.py", "core/task.py", "base/signatures.py", "algorithms", "topology", "learning", "net", "secure")
+ROOMS = (
+    "base/vectors.py",
+    "core/task.py",
+    "base/signatures.py",
+    "algorithms/gossip",
+    "topology",
+    "data",
+    "learning",
+    "net",
+    "secure",
+)
 TOTAL = {"spectrum"}  # raises for nothing that it can be given
 FUNCTIONS = [name for name in fedgossip.__all__ if inspect.isfunction(getattr(fedgossip, name)) and name not in TOTAL]
 

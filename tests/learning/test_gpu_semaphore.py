@@ -45,8 +45,8 @@ def slots(folder: Path, *, patience: float = 0.05, kind: str = "kind", peak: int
 
 CLIENT = """
 import sys
-sys.path.insert(0, sys.argv[2])
 from pathlib import Path
+sys.path[:0] = [sys.argv[2], str(Path(sys.argv[2]).parent)]
 from test_gpu_semaphore import slots
 with slots(Path(sys.argv[1]), patience=30).turn(alone=sys.argv[3] == "alone"):
     print("in", flush=True)
@@ -58,7 +58,7 @@ class Client:
     """A process that asks for a turn, says when it has it, and holds it until it is told to leave."""
 
     def __init__(self, folder: Path, how: str = "") -> None:
-        words = [sys.executable, "-c", CLIENT, str(folder), str(Path(__file__).parents[1]), how]
+        words = [sys.executable, "-c", CLIENT, str(folder), str(Path(__file__).parent), how]
         self.process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def is_in(self) -> bool:

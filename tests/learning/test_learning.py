@@ -337,7 +337,7 @@ def test_training_changes_neither_its_vector_nor_torchs_generator(model):
     assert update.difference.shape == (task.length,)
 
 
-@pytest.mark.parametrize("model", ["mlp:12-8-4", "tests.test_learning:with_dropout"])
+@pytest.mark.parametrize("model", ["mlp:12-8-4", "tests.learning.test_learning:with_dropout"])
 def test_a_loss_that_is_not_finite_names_node_round_and_a_remedy(model):
     task = task_of(model, made_up(), on_cpu())
     bad = frozen(np.full(task.length, 1e38, np.float32))
@@ -351,7 +351,7 @@ def with_dropout(shape, classes):
 
 
 def test_dropout_is_a_function_of_node_and_round():
-    task = task_of("tests.test_learning:with_dropout", made_up(), on_cpu())
+    task = task_of("tests.learning.test_learning:with_dropout", made_up(), on_cpu())
     job, other = Job(0, 0, task.initial(0)), Job(0, 1, task.initial(0))
     first, _, again = task.train([job, other, job])
     assert np.array_equal(first.difference, again.difference)
@@ -362,7 +362,7 @@ def broken(shape, classes):
 
 
 def test_a_model_that_raises_is_a_training_error():
-    task = task_of("tests.test_learning:broken", made_up(), on_cpu())
+    task = task_of("tests.learning.test_learning:broken", made_up(), on_cpu())
     with pytest.raises(TrainingError, match="node 0, round 0: training raised") as caught:
         task.train([Job(0, 0, task.initial(0))])
     assert ".py" not in str(caught.value), "a line of torch, or of ours, helps nobody"
@@ -378,7 +378,7 @@ def raising(shape, classes):
 
 
 def test_where_a_forward_pass_of_the_users_own_raised_is_told():
-    task = task_of("tests.test_learning:raising", made_up(), on_cpu())
+    task = task_of("tests.learning.test_learning:raising", made_up(), on_cpu())
     lines = Path(__file__).read_text().splitlines()
     place = rf"\(test_learning.py, line {next(n for n, line in enumerate(lines, 1) if 'raise ValueError(' in line)}\)"
     with pytest.raises(TrainingError, match=f"training raised ValueError.*{place}"):

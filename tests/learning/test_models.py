@@ -101,11 +101,11 @@ def number(shape, classes):
 
 def test_a_function_that_gives_no_module_is_refused():
     with pytest.raises(ConfigError, match="gave a int"):
-        models.build("tests.test_models:number", (4,), 2, 0)
+        models.build("tests.learning.test_models:number", (4,), 2, 0)
 
 
 @pytest.mark.parametrize(
-    ("source", "message"), [("tests.test_models:numbr", "no function"), ("no_such_module:f", "no module")]
+    ("source", "message"), [("tests.learning.test_models:numbr", "no function"), ("no_such_module:f", "no module")]
 )
 def test_a_function_that_is_not_there_is_refused(source, message):
     with pytest.raises(ConfigError, match=message):

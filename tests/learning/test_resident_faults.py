@@ -147,7 +147,7 @@ def test_a_device_that_fails_is_named_with_the_round(
         raise RuntimeError("an illegal memory access\nwas encountered")
 
     monkeypatch.setattr(DeviceMixing, "mix", failing)
-    with pytest.raises(TrainingError, match=r"round 0: cpu failed: an illegal memory access$"):
+    with pytest.raises(TrainingError, match=r"round 0: cpu failed: an illegal memory access"):
         simulate(LEARNING, engine="stacked")
 
 

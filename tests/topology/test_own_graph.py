@@ -412,7 +412,7 @@ def test_members_come_and_go_only_where_the_graph_may_change(needs: dict[str, An
 def test_a_tree_is_told_from_a_graph_with_a_cycle_by_the_cycle() -> None:
     joined = Topology.from_edges(7, [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6), (3, 5)], "nearly")
     schedule: Schedule = build(joined)
-    with pytest.raises(ConfigError, match=r"cycle (.*)\Z") as error:
+    with pytest.raises(ConfigError, match=r"cycle ") as error:
         simulate(experiment(n=7), schedule=schedule, algorithm=Needing(tree=True))
     found = [int(node) for node in str(error.value).rpartition("cycle ")[2].split(" - ")]
     assert found[0] == found[-1]
