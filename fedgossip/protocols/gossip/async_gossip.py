@@ -1,4 +1,4 @@
-"""Asynchronous gossip: training and pairwise averaging at the same time; nobody waits for the slowest.
+"""Asynchronous gossip: training and pairwise averaging at the same time, without waits for the slowest peer.
 
     phase      event                                          next phase
     joining    Rostered                                       training
@@ -11,39 +11,39 @@
     closing    drain                                          finished
     leaving    Answer Decline Ack                             finished
 
-AD-PSGD (Lian, Zhang, Zhang and Liu, ICML 2018), at every peer i, again and again:
+AD-PSGD (Lian, Zhang, Zhang and Liu, ICML 2018), repeated at every peer i:
 
     g  <-  gradient at x_i                      begun before, so that x_i may have changed since: stale
     draw a neighbour j; at both at once         x_i, x_j  <-  (x_i + x_j) / 2
     x_i  <-  x_i - eta g
 
-Any algorithm will do whose only slot is its model (`algorithms/`): what it does between training and mixing, it does
-with itself alone, and an exchange is a correction to it.
+Works with any algorithm that has the model as its only slot (`algorithms/`): the steps between training and mixing are
+local, and an exchange is a correction.
 
-Where we differ: the two ends are changed by a difference and not by a mean, each when the message is there,
+Difference from the paper: each end applies a difference instead of the mean, on receipt of the message,
 
     i  Offer(x_i)  ->  j                 h = (x_i - x_j) / 2;  x_j <- x_j + h;  keep h
     i  <-  Answer(h)  j                  x_i <- x_i - h
     i  Settled  ->  j                    forget h
 
-What one gains the other gives, whatever either has done in between: the sum of all x is kept to rounding, without
+One end gains what the other end loses, whatever both did in between: the sum of all x is kept to rounding, without
 locks, without the bipartite graph that the paper needs against deadlock, for any graph and any n.
 
-    Busy.  While its offer is on the way a peer declines offers: if two that cross were both taken, the two models would
-    be swapped and not averaged.  Of two that cross the one with the lower id counts, for its sender is known to decline
-    the other.  Offers are made at a seeded moment while the next round trains; were they made when training ends, peers
-    of equal speed would all be busy at once, for ever.  Who is declined tries another neighbour, once.
+    Busy.  A peer with an offer in flight declines offers: if both of two crossing offers were accepted, the models
+    would be swapped instead of averaged.  Of two crossing offers the one with the lower sender id counts, as its sender
+    certainly declines the other.  Offers are made at a seeded moment during the next training; offers at the end of
+    training would find peers of equal speed busy at once, for ever.  A declined peer tries another neighbour, once.
 
-    Loss.  No word in time: the peer is busy no more and asks, `Query(number)`.  There is one offer per partner whose
-    fate is open (`exchanges`), and meanwhile there are the others to exchange with.
+    Loss.  Without a reply in time the peer is no longer busy and sends `Query(number)`.  Each partner has at most one
+    offer with an open outcome (`exchanges`); exchanges with the other partners go on meanwhile.
 
     Pace.  Training is one round ahead of exchanging, never two: where training takes no time the network sets the pace.
 
-    The end.  A peer that has done its rounds makes the exchanges that are due, then offers and takes nothing more; its
-    goodbye asks for the offer that is open.  Who is left behind alone ends its run early.
+    The end.  After its last round a peer makes the exchanges that are due, then neither offers nor accepts; its goodbye
+    queries the open offer.  A peer without remaining partners ends its run early.
 
-A peer that dies takes along what came since its last checkpoint, of training and of exchanges alike: to the mean that
-is as if it had not been.  An exchange that is open then is settled by what both ends have written down.
+A crash loses all changes since the last checkpoint, of training and of exchanges alike: the mean is as if they had not
+happened.  An exchange open at that time is settled from the checkpoints of both ends.
 """
 
 from __future__ import annotations
@@ -73,22 +73,22 @@ class AsyncSettings(RunLimits):
     """Limits of one asynchronous run.  Times in nanoseconds."""
 
     exchanges: int = 1
-    """Exchanges that a peer begins per round of training; it takes part in about as many of others."""
+    """Exchanges that a peer begins per round of training; it takes part in about as many begun by others."""
     seed: int = 0
-    """Of the moments at which offers are made."""
+    """Seed of the moments at which offers are made."""
     answer_ns: int = 10_000_000_000
-    """The longest wait for an answer before it is asked for, and the longest between two such questions."""
+    """Maximum wait for an answer before a query, and between two queries."""
     first_answer_ns: int = 1_000_000_000
-    """That wait until some answers were seen."""
+    """Wait for an answer until enough answer times were measured."""
     least_answer_ns: int = 100_000_000
-    """The wait follows the answers that were seen, within these two; equal: it is constant."""
+    """Minimum wait: the wait follows the measured answer times between this and `answer_ns`; equal: it is constant."""
 
 
 class AsyncGossip(Lifecycle[State]):
     """One peer of an asynchronous run.  `schema` is the layout that its partners must share.
 
-    `resumed`: go on from there, in a new life; offers that were open then are asked for.  `incarnation` numbers this
-    life where it may know nothing of the ones before: its offers are taken for none of theirs.
+    `resumed`: continue from this checkpoint, in a new life; offers that were open then are queried.  `incarnation`
+    numbers a life that may have lost its predecessors' state: its offer numbers differ from all of theirs.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class AsyncGossip(Lifecycle[State]):
         incarnation: int = 0,
         parameters: int | None = None,
     ) -> None:
-        """`parameters`: elements of the model that are no statistics; None: all."""
+        """`parameters`: number of elements of the model that are no running statistics; None: all."""
         assert algorithm.slots == (MODEL,), "what is exchanged is the model"
         least_ns = min(settings.least_answer_ns, settings.answer_ns)
         patience = Deadline(settings.answer_ns, least_ns, first_ns=settings.first_answer_ns)
@@ -114,9 +114,9 @@ class AsyncGossip(Lifecycle[State]):
         self.parameters = initial.size if parameters is None else parameters
         self.pairing = Pairing(node, rule, settings.seed, settings.exchanges, count)
         self.ledger = Ledger(incarnation)
-        self.training_ns = 0  # how long the last training took
-        self.clear: set[NodeId] = set()  # have left, and have no offer of theirs open
-        self.mute = set(partners)  # have said nothing, or not answered what was said last
+        self.training_ns = 0  # duration of the last training
+        self.clear: set[NodeId] = set()  # departed partners without an open offer
+        self.mute = set(partners)  # partners without a message so far, or without an answer to the last offer
         if resumed:
             self.ledger = Ledger.restored(resumed.vectors, resumed.facts, schema, incarnation)
 
@@ -126,7 +126,7 @@ class AsyncGossip(Lifecycle[State]):
         self.company.change(schedule.partners(self.node))  # type: ignore[attr-defined]
 
     def received(self, sender: NodeId, message: Message, now_ns: int) -> list[Effect]:
-        """What is refused of a mute one leaves it mute; what is accepted may be the last word, after which is told."""
+        """A refused message leaves a mute partner mute; an accepted one may be the last before the final report."""
         mute = self.mute & {sender}
         self.mute -= mute
         try:
@@ -161,7 +161,7 @@ class AsyncGossip(Lifecycle[State]):
                 return self._unanswered(flight, now_ns)
             case ("query", int(to), number, int(attempt)) if self.ledger.open.get(to) == number:
                 return self._ask(to, attempt + 1)
-        return []  # it no longer matters
+        return []  # stale timer
 
     def came(self, node: NodeId, now_ns: int, *, reborn: bool) -> list[Effect]:  # noqa: ARG002
         self.company.absent.discard(node)
@@ -174,7 +174,7 @@ class AsyncGossip(Lifecycle[State]):
     def changed(self, now_ns: int) -> list[Effect]:
         effects: list[Effect] = []
         if self.pairing.flight and self.pairing.flight.to not in self.company.linked:
-            effects = self._exchange_over(now_ns)  # it may have been taken: the account stays open
+            effects = self._exchange_over(now_ns)  # it may have been accepted: the account stays open
         last = self.phase == "training" and self.round == self.settings.rounds - 1  # as good as done
         if self.phase in ("training", "pausing") and self.company.deserted and not (last or self.settings.endless):
             effects += self.end_with_the_others()
@@ -202,14 +202,14 @@ class AsyncGossip(Lifecycle[State]):
         facts = {"count": self.pairing.count, **facts, **self.carried.saved()}
         return self.learner.checkpoint(self.round, vectors, facts)
 
-    # --- exchanges that we begin ----------------------------------------------------------------------------------
+    # --- exchanges begun here -----------------------------------------------------------------------------------------
 
     @property
     def _offers(self) -> bool:
         return self.phase in ("training", "pausing", "closing") and not self.hurried
 
     def _plan(self) -> list[Effect]:
-        """Set the moment of the next offer, if one is to be made."""
+        """Set the timer of the next offer, if one is due."""
         training_ns = self.training_ns if self.phase == "training" else None
         after_ns = self.pairing.moment_ns(training_ns) if self._offers else None
         return [] if after_ns is None else [SetTimer(("offer", self.pairing.count), after_ns)]
@@ -230,7 +230,7 @@ class AsyncGossip(Lifecycle[State]):
         return [report, *self._ask(flight.to, 0), *self._exchange_over(now_ns)]
 
     def _ask(self, to: NodeId, attempt: int) -> list[Effect]:
-        """Ask what became of the open offer; nobody who is gone: when it is back."""
+        """Query the outcome of the open offer; a disconnected partner is queried when its link is up again."""
         if to not in self.company.linked:
             return []
         number = self.ledger.open[to]
@@ -268,7 +268,7 @@ class AsyncGossip(Lifecycle[State]):
         effects = self.go_on(now_ns) if ready else []
         return effects + self._plan() + self.end_if_settled()
 
-    # --- exchanges that others begin ------------------------------------------------------------------------------
+    # --- exchanges begun by partners ----------------------------------------------------------------------------------
 
     def _offered(self, sender: NodeId, offer: Offer) -> list[Effect]:
         self.layout.check(sender, offer)
@@ -288,7 +288,7 @@ class AsyncGossip(Lifecycle[State]):
     def _declines(self, sender: NodeId) -> bool:
         if self.phase == "leaving":
             return True
-        if sender in self.ledger.open:  # first what is between us; but of two offers that cross the lower id's counts
+        if sender in self.ledger.open:  # settle the open offer first; of two crossing offers the lower id's counts
             return not (self.pairing.flies_to(sender) and sender < self.node)
         return self.pairing.flight is not None
 
@@ -315,7 +315,7 @@ class AsyncGossip(Lifecycle[State]):
         if leaving.missing < 0:
             self.clear.add(sender)
             self.ledger.answers.pop(sender, None)
-        elif sender not in self.clear:  # otherwise it is an old one that was overtaken
+        elif sender not in self.clear:  # otherwise an overtaken, older goodbye
             effects.append(Send(sender, self.ledger.asked(sender, leaving.missing, self.round)))
         number = self.ledger.open.get(sender)
         if leaving.done and number is not None:  # not answered, and never will be
@@ -323,13 +323,13 @@ class AsyncGossip(Lifecycle[State]):
         return effects
 
     def close(self) -> list[Effect]:
-        return []  # the goodbye asks for what is open
+        return []  # the goodbye queries open offers
 
     def may_leave(self) -> bool:
         return not self.pairing.due or self.hurried or self.company.deserted
 
     def leaving(self, to: NodeId) -> Leaving:
-        """I take no more offers; `missing`: my offer that is open; `done`: all that I answered is settled."""
+        """No more offers are accepted; `missing`: our open offer; `done`: all our answers are settled."""
         return Leaving(self.round, missing=self.ledger.open.get(to, -1), done=to not in self.ledger.answers)
 
     def open_with(self, node: NodeId) -> bool:
@@ -344,11 +344,11 @@ class AsyncGossip(Lifecycle[State]):
         return [Report("unsettled", value, self.round) for value in open_]
 
     def expected(self) -> Collection[NodeId]:
-        """Whom a peer meets is drawn, and may never be one who is there: only with a mute one is it a fault."""
+        """Partners are drawn, so a connected one may never be drawn: only silence of a mute partner is a fault."""
         return self.mute & set(self.company.partners)
 
 
 def resume_point(algorithm: GossipAlgorithm[Any], round: int, model: Vector) -> Checkpoint:
-    """Return from where a peer goes on that has `model` after `round` rounds: what another has learned."""
+    """Return the checkpoint of a peer that adopts `model`, another peer's, after `round` rounds."""
     vectors, facts = Ledger().saved()
     return Learner(algorithm, model).checkpoint(round, vectors, {"count": 0, **facts, **FRESH})

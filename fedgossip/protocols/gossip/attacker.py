@@ -1,11 +1,11 @@
-"""A peer that lies to its neighbours: an honest machine within, and other models in the place of those that it sends.
+"""A Byzantine peer: wraps an honest machine and replaces the models that it sends by those of an attack.
 
-    inner machine sends its model of round r    held, until the models of r of all honest neighbours are here
-    the last of them comes, or the inner machine goes on    each held message leaves, with what the attack makes of them
+    inner machine sends its model of round r          held, until the models of r of all honest neighbours are here
+    last of them received, or inner machine goes on   each held message is sent, with the attack's model in it
 
-It is a rushing attacker: it speaks when it has heard all that it can hear.  It holds nothing longer than its own
-machine waits, which ends a round at its deadline.  Accounts and goodbyes are honest, so that it takes part as long as
-all do; and as it lies by nothing but what it has heard, the bits are those of stacked arrays.
+This is a rushing attacker: it sends after it has received all honest models of the round.  It holds a message no
+longer than its own machine waits, which ends a round at its deadline.  Accounts and goodbyes are honest, so that it
+takes part as long as all do; its models depend only on received ones, so the bits are those of stacked arrays.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from fedgossip.core.messages import Model
 from fedgossip.protocols.gossip.mixing_schedule import MixingSchedule
 
 ROUNDS_KEPT = 16
-"""Maximum number of rounds of which models, or lies, are kept: a neighbour may ask again for one that is over."""
+"""Maximum number of rounds of stored models, honest and forged: a neighbour may request a past round again."""
 
 
 class Attacker:
-    """Round `machine`, which is peer `node`; `attackers`: all that lie, it among them.
+    """Wrap `machine`, which is peer `node`; `attackers`: all attackers, itself included.
 
-    At most ROUNDS_KEPT rounds of models heard and of lies told are kept; what is held is of one round.
+    Stores at most ROUNDS_KEPT rounds of received and of forged models; held messages are of one round.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Attacker:
         self.held: dict[int, dict[NodeId, Model]] = {}
 
     def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
-        """Take one event; see machine.Machine.  What the honest machine refuses is not heard."""
+        """Handle one event; see machine.Machine.  Messages refused by the honest machine are ignored."""
         effects = self.machine.handle(event, now_ns)
         match event:
             case Received(sender, Model() as model) if sender not in self.attackers:

@@ -1,9 +1,9 @@
-"""A deadline that follows the durations seen so far.
+"""A deadline that follows the measured durations.
 
     deadline = factor * (median + 4 MAD)        MAD: the median distance from the median
 
-kept within two limits.  Median and MAD, not mean and deviation: a few long waits, which are the ones that a deadline is
-there to cut, hardly move them (up to half of what was seen may be wild).
+clamped to two limits.  Median and MAD, not mean and deviation: a few long waits, which a deadline must cut, hardly
+move them (up to half of the samples may be outliers).
 
 Source: the estimate of a mean and a deviation that TCP's timer follows (Jacobson, Congestion avoidance and control,
 SIGCOMM 1988), with their robust counterparts.
@@ -16,10 +16,10 @@ from collections import deque
 from collections.abc import Sequence
 
 WINDOW = 32
-"""Number of latest durations that count: a peer that has become slower for good is believed after half of them."""
+"""Number of latest durations that count: a lasting slowdown takes effect after half of them."""
 
 ENOUGH = 5
-"""Minimum number of durations; with fewer the first deadline holds."""
+"""Minimum number of durations; with fewer the first deadline applies."""
 
 DEVIATIONS = 4
 
@@ -27,7 +27,7 @@ DEVIATIONS = 4
 class Deadline:
     """Follows durations in nanoseconds, between `least_ns` and `longest_ns`; equal ones make it constant.
 
-    `first_ns` holds until enough is known, where it costs little to be wrong; without it the longest does.
+    `first_ns` applies until ENOUGH durations are recorded, where a short wait costs little; by default `longest_ns`.
     """
 
     def __init__(self, longest_ns: int, least_ns: int, factor: int = 8, first_ns: int | None = None) -> None:
@@ -38,22 +38,22 @@ class Deadline:
         self._ordered: list[int] = []  # the same, ascending
 
     def saw(self, duration_ns: int) -> None:
-        """Note a duration; one that the deadline cut short is not to be told."""
+        """Record a duration; the caller omits those that the deadline cut short."""
         if len(self._seen) == WINDOW:
             del self._ordered[bisect_left(self._ordered, self._seen[0])]
         self._seen.append(duration_ns)
         insort(self._ordered, duration_ns)
 
     def quickest_ns(self) -> int:
-        """The shortest duration seen, which no loss has made longer; 0 before the first."""
+        """Return the shortest recorded duration, which no loss has lengthened; 0 before the first."""
         return self._ordered[0] if self._ordered else 0
 
     def usual_ns(self) -> int:
-        """The usual duration: the median; 0 while too few are known."""
+        """Return the median duration; 0 while fewer than ENOUGH are recorded."""
         return self._ordered[len(self._ordered) // 2] if len(self._ordered) >= ENOUGH else 0
 
     def now_ns(self) -> int:
-        """The deadline for the next wait."""
+        """Return the deadline of the next wait."""
         seen = self._ordered
         if len(seen) < ENOUGH:
             return self.first_ns

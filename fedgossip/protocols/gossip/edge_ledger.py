@@ -1,4 +1,4 @@
-"""All of one peer's edges of synchronous gossip, and its own models that partners may still ask for."""
+"""All edges of one peer of synchronous gossip, and its own models that partners may still request."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from fedgossip.core.messages import Account, Model
 
 # The account of one edge of synchronous gossip: in every round both ends mix each other's model, or neither does.
 #
-# A mixing keeps the mean because what i takes of j, j takes of i.  Where a message is late or lost, one end may have
-# mixed and the other not.  Nothing is asked while nothing is lost: every model carries two numbers of its edge,
+# A mixing keeps the mean because i takes of j as much as j takes of i.  Where a message is late or lost, one end may
+# have
+# mixed and the other not.  Without losses no extra message is sent: every model carries two numbers of its edge,
 #
 # used      the last round in which the sender mixed a model of the receiver
-# missing   the round that the sender had to mix without one, and for which this is not settled yet
+# missing   the round that the sender had to mix without one, and which is not settled yet
 #
 # i mixed round s without j's model, and had sent its own: it may have been mixed at j.   i: open(s)
-# from now on i says missing = s, and neither end mixes over this edge until it is settled:
-#   j says used = s:                     j has mixed.  i adds w (x_j - x_i), both of round s, when x_j is there;
-#                                        j sends it again to who misses it
-#   j says used < s, in a later round:   j has not.  The edge did not count in round s
-#   j leaves with used < s:              neither will it
+# from now on i sends missing = s, and neither end mixes over this edge until it is settled:
+#   j sends used = s:                     j has mixed.  i adds w (x_j - x_i), both of round s, once it has x_j;
+#                                         j sends it again while i misses it
+#   j sends used < s, in a later round:   j has not.  The edge did not count in round s
+#   j leaves with used < s:               neither will it
 #
-# What j mixed in round s is settled when j has that round behind it, so each saying is true for ever: it may be
-# repeated, reordered and lost.  At most one round per edge is open, so memory is bounded.
+# The number for round s is final once j has completed that round: it may be repeated, reordered and lost.  At most one
+# round per edge is open, so memory is bounded.
 #
 # Source: none; the idea of compensating lost mass is that of running-sum ratio consensus (Hadjicostis, Vaidya and
 # Dominguez-Garcia 2016), turned around: there every edge keeps sums for ever, here only one that has lost a message
@@ -51,15 +52,15 @@ class Edge:
 
     used: int = -1
     offered: int = -1
-    """The last round in which our model went out while nothing was open: the partner may mix it."""
+    """The last round in which our model was sent while nothing was open: the partner may mix it."""
     confirmed: bool = True
-    """Whether the partner is known to have our model of round `used`: it may ask for it until then."""
+    """Whether the partner has certainly received our model of round `used`: until then it may request it."""
     open: Open | None = None
     helped: tuple[int, int, int] = (-1, 0, 0)
-    """The round for which the partner got our model again, how often, and when."""
+    """(round, number of times, time in nanoseconds) of our model sent again to the partner."""
 
     def may_help(self, round: int, now_ns: int, again_ns: int) -> bool:
-        """Whether to send our model of `round` again now: at once, then after longer and longer waits."""
+        """Return whether to send our model of `round` again now: at once, then after doubling waits; count it if so."""
         of, times, at_ns = self.helped
         if of != round:
             times = 0
@@ -73,17 +74,17 @@ class Edge:
         return -1 if self.open is None else self.open.round
 
     def offer(self, round: int) -> None:
-        """Our model of `round` goes out with this account."""
+        """Note that our model of `round` is sent with this account."""
         if self.open is None:
             self.offered = round
 
     def missed(self, round: int, weight: float, own: tuple[Vector, ...]) -> None:
-        """`round` is mixed without the partner's model; it may have mixed ours if we offered it."""
+        """Note that `round` is mixed without the partner's model; the partner may have mixed ours if we offered it."""
         if self.offered == round:
             self.open = Open(round, weight, own)
 
     def heard(self, round: int, used: int, missing: int) -> None:
-        """The partner, in `round`, says this of its own account."""
+        """Update the edge by the account that the partner sent in its `round`."""
         if self.open is not None:
             if used == self.open.round:
                 self.open.counted = True
@@ -93,19 +94,19 @@ class Edge:
             self.confirmed = True
 
     def parted(self, rounds: int) -> None:
-        """The partner has said what it mixed in its `rounds`, and mixes in no later one, whatever went out to it."""
+        """Close the edge after the partner's last round `rounds`: all it has mixed is reported."""
         if self.offered >= rounds:
             self.offered = -1
         if self.open is not None and not self.open.counted:
             self.open = None
 
     def late(self, model: Model) -> None:
-        """A model of a round that is behind us: it may be the one that is missing."""
+        """Take a model of a past round: it may be the missing one."""
         if self.open and model.round == self.open.round and self.open.theirs is None:
             self.open.theirs = model.vectors
 
     def repair(self) -> Open | None:
-        """Return what has to be added now, and close it; None where there is nothing, or not all of it is here."""
+        """Return the correction to apply now, and close it; None where there is none, or a model is still missing."""
         if self.open is None or not self.open.counted or self.open.theirs is None:
             return None
         repaired, self.open = self.open, None
@@ -117,15 +118,15 @@ class Edge:
 
 
 KEPT_ROUNDS = 8
-"""Maximum number of our own models kept for partners that may ask for them; without losses one is."""
+"""Maximum number of our own past models kept for requests; without losses one is kept."""
 
 
 class EdgeLedger:
-    """The accounts, `edges`, and what is said of them.
+    """The accounts of all edges, `edges`, and the messages that carry them.
 
-    Between two calls: our model of a past round is in `sent` only if some partner has mixed it and is not known to have
-    what it needs of it, and at most KEPT_ROUNDS are.  Each round that may be said again has its name in `views`: it is
-    said under the graph under which it went out first.
+    Between two calls: our model of a past round is in `sent` only if a partner has mixed it and may still request it,
+    and at most KEPT_ROUNDS are.  Each round that may be sent again has its name in `views`: it is sent under the graph
+    of its first sending.
     """
 
     def __init__(self, schema: str) -> None:
@@ -133,9 +134,9 @@ class EdgeLedger:
         self.edges: dict[NodeId, Edge] = {}
         self.sent: dict[int, Vectors] = {}
         self.views: dict[int, str] = {}
-        self.among: str | None = None  # the view of the last round that we exchanged
-        self.since = 0  # the round in which that view was new
-        self._asking: dict[int, int] = {}  # by a round that was used, how many edges are not confirmed
+        self.among: str | None = None  # the view of the last exchanged round
+        self.since = 0  # the first round of that view
+        self._asking: dict[int, int] = {}  # used round: number of its unconfirmed edges
 
     def edge(self, node: NodeId) -> Edge:
         edge = self.edges.get(node)
@@ -146,7 +147,7 @@ class EdgeLedger:
     # --- a round --------------------------------------------------------------------------------------------------
 
     def opens(self, round: int, view: str) -> bool:
-        """A round is exchanged under this name; tell whether others take part than in the one before."""
+        """Open a round under the name `view`; return whether the set of participants has changed since the last one."""
         others = self.among is not None and self.among != view
         if others:
             self.since = round
@@ -154,7 +155,7 @@ class EdgeLedger:
         return others
 
     def models(self, round: int, vectors: Vectors, targets: Iterable[NodeId]) -> list[Effect]:
-        """What goes out, with the account of each target's edge; one object for all equal ones."""
+        """Return the sends of a round, with the account of each target's edge; equal accounts share one message."""
         made: dict[tuple[int, int], Model] = {}
         sends: list[Effect] = []
         for to in targets:
@@ -168,9 +169,9 @@ class EdgeLedger:
         return sends
 
     def counted(self, round: int, nodes: Iterable[NodeId], here: Mapping[NodeId, Any]) -> list[NodeId]:
-        """Return those of `nodes` whose edge counts: both ends mix each other's model of this round, theirs of `here`.
+        """Return those of `nodes` with an edge that counts: both ends mix each other's model (theirs: `here`).
 
-        Both may do so: both said it, of the same graph.  Our model may be asked for from now on.
+        Both ends have announced it, for the same graph.  From now on our model may be requested.
         """
         view, counted = self.views[round], list[NodeId]()
         for node in nodes:
@@ -186,14 +187,14 @@ class EdgeLedger:
         return counted
 
     def closes(self, round: int, vectors: Vectors) -> None:
-        """The round is mixed: keep what went out as long as somebody may ask for it."""
+        """Close a mixed round: keep the sent vectors as long as a partner may request them."""
         self.sent[round] = vectors
         self.forget(round)
 
-    # --- what partners say ----------------------------------------------------------------------------------------
+    # --- accounts of partners -----------------------------------------------------------------------------------------
 
     def heard(self, node: NodeId, round: int, used: int, missing: int) -> Edge:
-        """The partner, in `round`, says this of its account; return ours."""
+        """Update the edge by the account that the partner sent in its `round`; return the edge."""
         edge = self.edges.get(node) or self.edge(node)
         waited = not edge.confirmed
         edge.heard(round, used, missing)
@@ -202,7 +203,7 @@ class EdgeLedger:
         return edge
 
     def _confirmed(self, round: int) -> None:
-        """One partner less may ask for our model of `round`."""
+        """Remove one partner from those that may request our model of `round`."""
         left = self._asking[round] = self._asking[round] - 1
         if not left:
             del self._asking[round]
@@ -213,17 +214,17 @@ class EdgeLedger:
         return Account(round, edge.used, edge.missing, asks)
 
     def help(self, node: NodeId, missing: int, round: int, now_ns: int, again_ns: int) -> list[Effect]:
-        """The partner mixed `missing` without us: tell it whether we mixed with it, with our model if so."""
+        """Return the reply to a partner that mixed `missing` without us: our account, and our model if we mixed."""
         edge = self.edge(node)
-        if edge.used > missing or (edge.used == missing and edge.confirmed):  # an old message that was overtaken
+        if edge.used > missing or (edge.used == missing and edge.confirmed):  # an overtaken, older message
             return []
         if edge.used == missing and missing in self.sent:
-            if not edge.may_help(missing, now_ns, again_ns):  # it is on its way
+            if not edge.may_help(missing, now_ns, again_ns):  # already on its way
                 return []
             view = self.views[missing]
             return [Send(node, Model(missing, self.schema, self.sent[missing], edge.used, edge.missing, view))]
         effects: list[Effect] = []
-        if edge.used == missing:  # too long ago
+        if edge.used == missing:  # dropped: too long ago
             effects.append(Report("unsettled", {"peer": node, "round": missing}, round))
             self._confirmed(missing)
             edge.used, edge.confirmed = -1, True
@@ -232,9 +233,9 @@ class EdgeLedger:
     def say_again(
         self, node: NodeId, asked: int, round: int, outgoing: Vectors, now_ns: int, again_ns: int
     ) -> list[Effect]:
-        """The partner waits for our model of round `asked`: say it again, and what was said with it.
+        """Return the reply to a partner that waits for our model of round `asked`: the model with its account, again.
 
-        `outgoing` is what went out in our `round`; empty where it has not.
+        `outgoing` is what was sent in our `round`; empty before that.
         """
         edge = self.edge(node)
         ours = self.sent.get(asked)
@@ -247,18 +248,18 @@ class EdgeLedger:
         if not (ours and edge.may_help(asked, now_ns, again_ns)):
             return []
         missing = -1
-        if asked not in (edge.offered, edge.used, edge.missing):  # it went out while the edge was held
+        if asked not in (edge.offered, edge.used, edge.missing):  # it was sent while the edge was held
             missing = edge.missing if edge.open else asked  # so that it does not count
         return [Send(node, Model(asked, self.schema, ours, edge.used, missing, self.views[asked]))]
 
     def repair(self, node: NodeId) -> Open | None:
-        """Return what has to be made up for now, and close it."""
+        """Return the correction of the edge to `node`, if it is complete, and close it."""
         return self.edge(node).repair()
 
     def reborn(self, node: NodeId, *, asked: bool) -> bool:
-        """The partner is in a new life, in which no edge has a past; tell whether something of the last one stays open.
+        """Reset the edge of a partner in a new life; return whether something of its last life stays open.
 
-        `asked`: our model of the open round went out; it may have mixed it.
+        `asked`: our model of the open round was sent; the partner may have mixed it.
         """
         before = self.edge(node)
         if not before.confirmed:
@@ -267,7 +268,7 @@ class EdgeLedger:
         return asked or not before.settled
 
     def forget(self, round: int) -> None:
-        """Keep our own models of those rounds alone for which a partner may ask; ours is `round`."""
+        """Drop our own models of rounds that no partner can request; our current round is `round`."""
         for old in sorted(self.sent) if len(self.sent) > 1 or round not in self._asking else ():
             if old not in self._asking or len(self.sent) > KEPT_ROUNDS:
                 del self.sent[old]
@@ -278,7 +279,7 @@ class EdgeLedger:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def unsettled(self, silent: Collection[NodeId]) -> Sequence[tuple[NodeId, int]]:
-        """Each partner with whom a round stays open, and which; of those `silent`, also where they may ask for it."""
+        """Return each partner with an open round, and the round; of the `silent`, also rounds that they may request."""
         return [
             (node, edge.missing if edge.open else edge.used)
             for node, edge in sorted(self.edges.items())

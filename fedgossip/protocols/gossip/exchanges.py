@@ -1,8 +1,8 @@
-"""The accounts of pairwise exchanges: each offer is answered once or never, whatever is lost, repeated or overtaken.
+"""The accounts of pairwise exchanges: each offer is answered once or never, despite loss, repetition and reordering.
 
     at its sender      open -----------> answered or declined: closed          at most one per partner
-                         | no word in time: Query, again and again
-    at its receiver    unseen ---> answered: the answer is kept until Settled, or until a higher number comes
+                                                  | no reply in time: Query, repeated
+        at its receiver    unseen ---> answered: the answer is kept until Settled, or until a higher number is received
                          |  \\---> declined: for ever
                          \\ Query: declined, for ever: the offer itself may still be on the way
 
@@ -19,25 +19,25 @@ from fedgossip.core.machine import NodeId
 from fedgossip.core.messages import Answer, Decline
 
 LIFE = 1 << 20
-"""A new life's numbers begin so far beyond those of its checkpoint: the last life had gone on from there."""
+"""Distance between the numbers of a checkpoint and those of the life resumed from it: the last life had gone on."""
 
 
 class Ledger:
-    """One peer's accounts with all partners.  `round` and `schema` of messages are the machine's business.
+    """One peer's accounts with all partners.  The machine fills `round` and `schema` of messages.
 
-    `life` numbers the life of a peer that may know nothing of those before.
+    `life` numbers a life that may have lost the state of its predecessors.
     """
 
     def __init__(self, life: int = 0) -> None:
         self.life = life
         self.last: dict[NodeId, int] = {}
-        """Of the offers to each partner, the newest number."""
+        """The newest number of our offers to each partner."""
         self.open: dict[NodeId, int] = {}
-        """Offers whose fate is not known."""
+        """Our offers with an unknown outcome."""
         self.seen: dict[NodeId, int] = {}
-        """Of the offers of each partner, the newest number that was answered or declined."""
+        """The newest number of each partner's offers that was answered or declined."""
         self.answers: dict[NodeId, Answer] = {}
-        """Given, and not settled."""
+        """Answers sent, and not settled."""
 
     # --- offers of ours -------------------------------------------------------------------------------------------
 
@@ -48,11 +48,11 @@ class Ledger:
         return self.open[to]
 
     def knows(self, to: NodeId, number: int) -> bool:
-        """Whether there ever was such an offer."""
+        """Return whether this offer was ever made."""
         return 0 <= number <= self.last.get(to, -1)
 
     def close(self, to: NodeId, number: int) -> bool:
-        """Close the account; false where it is not open (any more)."""
+        """Close the account; return False where it is not open."""
         if self.open.get(to) != number:
             return False
         del self.open[to]
@@ -61,13 +61,13 @@ class Ledger:
     # --- offers of theirs -----------------------------------------------------------------------------------------
 
     def repeated(self, sender: NodeId, number: int, round: int) -> Answer | Decline | None:
-        """What was said to this offer before; None for a new one."""
+        """Return the previous reply to this offer; None for a new one."""
         if number > self.seen.get(sender, -1):
             return None
         return self.asked(sender, number, round)
 
     def asked(self, sender: NodeId, number: int, round: int) -> Answer | Decline:
-        """Tell what became of an offer; one that was never seen is declined from now on."""
+        """Return the outcome of an offer; an unseen one is declined from now on."""
         given = self.answers.get(sender)
         if given and given.number == number:
             return given
@@ -89,7 +89,7 @@ class Ledger:
             del self.answers[sender]
 
     def reborn(self, partner: NodeId) -> None:
-        """The partner is in a new life: its numbers may begin again; what it may ask for is kept."""
+        """Reset a partner in a new life: its numbers may begin again; an answer that it may query is kept."""
         self.seen.pop(partner, None)
 
     # --- for a new life of this peer ------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Why a machine ends before its time: what `Finish` tells the driver, which raises it when all is written."""
+"""Why a machine ends early: the failure in `Finish`, which the driver raises when all records are written."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from fedgossip.core.machine import Failure, NodeId
 
 
 def nobody_came(missing: Sequence[NodeId]) -> Failure:
-    """Of a peer that waited for its neighbours at the start, and none came."""
+    """Return the failure of a peer that found no neighbour at the start."""
     advice = "Are they started, and reachable at the addresses in endpoints.toml?"
     return Failure("too_few", f"none of the neighbours {list(missing)} came", advice)
 
 
 def no_coordinator() -> Failure:
-    """Of a client that waited for its coordinator at the start."""
+    """Return the failure of a client that found no coordinator at the start."""
     advice = "Is it started, and reachable at the address in endpoints.toml?"
     return Failure("too_few", "the coordinator did not come", advice)
 
 
 def deserted(round: int) -> Failure:
-    """Of a client that has not heard its coordinator for too long."""
+    """Return the failure of a client without a message of its coordinator for too long."""
     text = f"the coordinator was not heard for too long, after round {round}"
     return Failure("network", text, "Is it running?  Go on with --resume when it is.")
 
 
 def superseded(node: NodeId) -> Failure:
-    """Of a member whose key a process uses that began later."""
+    """Return the failure of a member with a key that a later process uses too."""
     text = f"another process runs as peer {node}, with its key, and began later"
     return Failure("peer", text, "Stop one of the two; give each peer an id and a key of its own.")
 
 
 def sent_away(node: NodeId) -> Failure:
-    """Of a member that the organiser has revoked."""
+    """Return the failure of a member revoked by the organiser."""
     text = f"the organiser has revoked the membership of peer {node}"
     return Failure("peer", text, "Ask the organiser; a new key and a new id need a new admission.")
 
 
 def too_few(round: int, facts: Mapping[str, object]) -> Failure:
-    """Of a coordinator that ended before `round`; `facts` are those of its report "too_few"."""
+    """Return the failure of a coordinator that ended before `round`; `facts` are those of its report "too_few"."""
     if "unanswered" in facts:
         text = f"the last {facts['unanswered']} invitations were not answered: it ended before round {round + 1}"
         advice = "Raise coordinator.deadline above the time that a client trains, or look at the clients."
@@ -55,5 +55,5 @@ def too_few(round: int, facts: Mapping[str, object]) -> Failure:
 
 
 def used_up(error: BudgetError) -> Failure:
-    """Of a participant whose budget does not allow the next release."""
+    """Return the failure of a participant with too small a budget for the next release."""
     return Failure("budget", str(error), error.advice)

@@ -1,8 +1,8 @@
-"""A peer that tells its neighbours a fragment of its model in each round (`algorithms/gossip/fragmented_diloco`).
+"""A peer that sends its neighbours one fragment of its model in each round (`algorithms/gossip/fragmented_diloco`).
 
-Within is the machine of synchronous gossip, which hears and says vectors that are 0 outside the fragment of their
-round, with its accounts of edges: so a round counts at both ends of an edge or at neither.  On a link the fragment
-alone travels:
+Wraps the machine of synchronous gossip, which sends and receives vectors that are 0 outside the fragment of their
+round, with its accounts of edges: a round counts at both ends of an edge or at neither.  Links carry the fragment
+alone:
 
     sent      of a model of round r the elements of fragment r
     received  those, in their places; a fragment of another size, or a whole model, is refused
@@ -25,14 +25,15 @@ from fedgossip.protocols.gossip.vector_check import VectorCheck
 
 
 class FragmentGossip:
-    """Round `machine`, which mixes by `algorithm`.  Raises ConfigError for fewer elements than fragments."""
+    """Wrap `machine`, which mixes by `algorithm`.  Raises ConfigError for fewer elements than fragments."""
 
     def __init__(self, machine: SyncGossip[Unsent], algorithm: FragmentedDiLoCo, initial: Vector, schema: str) -> None:
         self.machine, self.kind, self.length = machine, initial.dtype, initial.size
         self.fragments = algorithm.fragments(initial.size)
         sizes = {part.stop - part.start for part in map(self.fragments.part, range(self.fragments.count))}
         self.layouts = {size: VectorCheck(machine.node, schema, initial.dtype, size) for size in sizes}
-        # links tell by them what waits already, and encrypt one message for all
+        # reused objects: links recognise a waiting message by its identity, and encrypt it once for all targets
+        # targets
         self.told: tuple[Model, ModelFragment] | None = None
         self.cut: tuple[Vectors, Vectors] | None = None
 
@@ -56,7 +57,7 @@ class FragmentGossip:
         return self.machine.summed // self.fragments.count
 
     def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
-        """Take one event; see machine.Machine."""
+        """Handle one event; see machine.Machine."""
         match event:
             case Received(sender, ModelFragment() as told):
                 self.machine.company.check(sender, "a fragment of a model")
@@ -66,7 +67,7 @@ class FragmentGossip:
         return [self._fragment(effect) for effect in self.machine.handle(event, now_ns)]
 
     def _whole(self, sender: NodeId, told: ModelFragment) -> Model:
-        """Return a fragment in its place in a model.  Raises ProtocolError for one of another layout."""
+        """Return the model that holds a fragment in its place.  Raises ProtocolError for another layout."""
         part = self.fragments.part(told.round)
         self.layouts[part.stop - part.start].check(sender, told)
         vector = np.zeros(self.length, self.kind)
@@ -82,7 +83,7 @@ class FragmentGossip:
         return effect
 
     def _part(self, model: Model) -> ModelFragment:
-        """Return what a message has of a model; the very same vector as before of the very same model."""
+        """Return the fragment of a model; the same vector object for the same model object."""
         if self.cut is None or self.cut[0] is not model.vectors:
             self.cut = model.vectors, (frozen(model.vectors[0][self.fragments.part(model.round)]),)
         vectors, account = self.cut[1], (model.used, model.missing, model.view)

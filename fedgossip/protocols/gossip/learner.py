@@ -1,10 +1,10 @@
-"""The algorithm's state at one peer, through the rounds that mix it: all that a gossip machine has of the mathematics.
+"""The algorithm's state at one peer through its rounds: the only mathematics that a gossip machine holds.
 
     closed --trained(update): what goes out--> open --mixed(the sums)--> closed
                                                        --abandoned--> closed, as before
                       corrected: at once when closed, after the mixing when open
 
-Between training and mixing the state is still that of the round before: a peer that ends meanwhile ends with it.
+Between training and mixing the state is still that of the last round: a peer that ends then ends with it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.machine import Checkpoint
 
 PREFIX = "state/"
-"""Before the names of what a checkpoint holds of the state: its arrays, and its numbers among the facts."""
+"""Prefix of the state's entries in a checkpoint: its arrays, and its numbers among the facts."""
 
 
 class Learner(Generic[State]):
-    """One peer's state.  `resumed`: go on from what a checkpoint holds of it.
+    """One peer's state.  `resumed`: continue from the state in a checkpoint.
 
-    `outgoing` is empty if and only if no round is open.  Corrections are applied once each, in the order in which they
-    came; none while a round is open, for what is mixed is what went out.
+    `outgoing` is empty if and only if no round is open.  Corrections are applied once each, in the order of their
+    arrival; none while a round is open, as exactly the sent vectors are mixed.
     """
 
     def __init__(self, algorithm: GossipAlgorithm[State], initial: Vector, resumed: Checkpoint | None = None) -> None:
@@ -36,10 +36,10 @@ class Learner(Generic[State]):
         self.begun = self.state
         self.outgoing: Vectors = ()
         self.corrections: list[Vectors] = []
-        self.changes = self.lent = 0  # corrections so far: now, and when the training that is on began
-        self.given: Vector | None = None  # what the training that is on began with
+        self.changes = self.lent = 0  # number of corrections: now, and when the current training began
+        self.given: Vector | None = None  # the model given to the current training
         self.staleness = 0
-        """How many corrections came while the last update was trained."""
+        """Number of corrections received while the last update was trained."""
 
     @property
     def model(self) -> Vector:
@@ -53,11 +53,11 @@ class Learner(Generic[State]):
 
     @property
     def seen(self) -> Vector:
-        """[d], the model as it is before the mixing of what goes out: for the records."""
+        """[d], the model before the mixing of the outgoing vectors: for the records."""
         return self.algorithm.seen(self.begun, self.outgoing)
 
     def trained(self, update: Vector | None, step: Step) -> Vectors:
-        """Open a round: return what goes out, one vector per slot, frozen."""
+        """Open a round: return the outgoing vectors, one per slot, frozen."""
         assert not self.outgoing, "the last round is not mixed"
         self.staleness = self.changes - self.lent
         if self.staleness:
@@ -67,12 +67,12 @@ class Learner(Generic[State]):
         return self.outgoing
 
     def mixed(self, mixed: Vectors) -> None:
-        """Close the round with the sums of what went out, one per slot; then count what was to be corrected."""
+        """Close the round with the weighted sums, one per slot; then apply the pending corrections."""
         self.state = self.algorithm.mixed(self.begun, mixed)
         self._close()
 
     def abandoned(self) -> None:
-        """Close the round, if one is open, as if nothing had been trained; then count what was to be corrected."""
+        """Close an open round as if nothing had been trained; then apply the pending corrections."""
         self._close()
 
     def _close(self) -> None:
@@ -82,7 +82,7 @@ class Learner(Generic[State]):
         self.corrections.clear()
 
     def corrected(self, differences: Vectors) -> None:
-        """Count what came too late for its round, one vector per slot."""
+        """Apply a late difference, one vector per slot; keep it until the mixing where a round is open."""
         self.changes += 1
         if self.outgoing:
             self.corrections.append(differences)
@@ -90,12 +90,12 @@ class Learner(Generic[State]):
             self.state = self.algorithm.corrected(self.state, differences)
 
     def rejoined(self) -> None:
-        """Go on among others than before: what tracks them begins anew."""
+        """Continue with other participants: reset the state that tracks them."""
         assert not self.outgoing, "between rounds alone"
         self.state = self.algorithm.rejoined(self.state, self.model)
 
     def checkpoint(self, round: int, vectors: Mapping[str, Vector], facts: Mapping[str, object]) -> Checkpoint:
-        """Return all that a next life needs after `round` rounds: the state, and what else the machine has to say."""
+        """Return the checkpoint after `round` rounds: the state, and the machine's own entries."""
         arrays, numbers = saved(self.state)
         named = {PREFIX + name: one for name, one in arrays.items()}
         if vectors:

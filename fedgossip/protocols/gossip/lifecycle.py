@@ -1,4 +1,4 @@
-"""How every gossip peer begins, knows who is here, and ends; what it does in its rounds is the machine's.
+"""The beginning, the connections and the end of every gossip peer; its rounds are defined by each machine.
 
     phase      event                              next phase
     new        Started                            joining training
@@ -8,18 +8,18 @@
     leaving    Leaving PeerGone Stopping          finished
     leaving    drain hung                         finished
 
-The machines' tables go on from "training"; what stays in its phase is in none.  "end" is "closing", or "leaving" where
-nothing must be settled before the goodbye, or "finished" where nobody must be waited for either.
+The machines' tables continue from "training"; an event without effect on the phase is in none.  "end" is "closing", or
+"leaving" where nothing must be settled before the goodbye, or "finished" where no partner must be waited for either.
 
-The beginning.  All partners are waited for, in a first life and in a later one, but for those that are gone or have
-left; at the start timer a peer begins with those who came.  With none it ends in its first life (`nobody_came`): to
-learn alone would be a surprise, not gossip.  In a later one it goes on: the others may come back after it.  While it
-waits it says for whom (`awaits`).
+The beginning.  A peer waits for all partners, in a first life and in a later one, except those that are gone or have
+left; at the start timer it begins with the connected ones.  Without any it ends in its first life (`nobody_came`):
+training alone would be a surprise, not gossip.  In a later life it goes on: the others may return later.  While it
+waits it reports the missing partners (`awaits`).
 
-The end.  After the last round a peer settles what must be settled before its goodbye ("closing"), says goodbye
-("leaving"), again and again, also on every link that comes up then, and stays until nobody is to be waited for: at
-most `drain_ns` in all, and after some goodbyes no more for those that do not answer.  One that is stopped does the same
-in a hurry: it stays for open accounts alone, at most `hurry_ns`.
+The end.  After the last round a peer settles what must be settled before its goodbye ("closing"), sends its goodbye
+("leaving"), repeatedly, also on every new link, and stays until it waits for no partner: at most `drain_ns` in all,
+and after some goodbyes no longer for silent ones.  A stopped peer does the same in a hurry: it stays for open accounts
+alone, at most `hurry_ns`.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ from fedgossip.protocols.gossip.learner import Learner
 from fedgossip.protocols.gossip.never_exchanged import Carried
 from fedgossip.protocols.gossip.partner_set import ROLL_NS, PartnerSet
 
-# How long a gossip peer waits at the beginning and at the end, whatever its machine does between.
+# Waits of a gossip peer at the beginning and at the end, the same for all machines.
 
 
 AGAIN_NS = 250_000_000
 AGAIN_TIMES = 20
-"""Number of goodbyes without an answer after which a partner counts as hung."""
+"""Number of unanswered goodbyes after which a partner counts as hung."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,26 +77,25 @@ class RunLimits:
 
     rounds: int
     start_ns: int = 300_000_000_000
-    """How long to wait for all links at the start; people start peers on several machines by hand."""
+    """Maximum wait for all links at the start; people start peers on several machines by hand."""
     drain_ns: int = 30_000_000_000
-    """How long to stay after the last round for accounts to settle, and for partners that are not done."""
+    """Maximum stay after the last round for open accounts, and for partners that are not done."""
     hurry_ns: int = 1_000_000_000
-    """How long to stay for open accounts when the user stops the run."""
+    """Maximum stay for open accounts when the user stops the run."""
     again_ns: int = AGAIN_NS
-    """After so long a goodbye is said again."""
+    """Interval between goodbyes."""
 
     @property
     def endless(self) -> bool:
-        """Whether a peer makes as many rounds as its own loop, also when all others have left."""
+        """Whether the number of rounds is unlimited: the peer trains on when all others have left."""
         return self.rounds >= MOST
 
 
 class Lifecycle(ABC, Generic[State]):
-    """One peer of a run.  `eager`: a later life, which goes on with whom it finds.
+    """One peer of a run.  `eager`: a later life, which goes on with the connected partners.
 
-    `closing` and `leaving` are never left but for "finished", and nothing is trained in them.  A machine says what it
-    does with the words of partners, with what was trained and with timers of its own; each abstract method is given
-    once, and no other is overridden.
+    From `closing` and `leaving` only "finished" follows, and neither trains.  A machine handles messages of partners,
+    updates and its own timers; each abstract method is implemented once, and no other is overridden.
     """
 
     def __init__(
@@ -110,68 +109,68 @@ class Lifecycle(ABC, Generic[State]):
     ) -> None:
         self.node, self.learner, self.settings = node, learner, settings
         self.deadline = deadline
-        """The longest wait for a word of a partner."""
+        """Deadline for a reply of a partner."""
         self.company = PartnerSet(node, partners)
         self.carried = Carried(resumed)
         self.round = resumed.round if resumed else 0
         self.phase = "new"
-        self.began_ns = 0  # when this round began
+        self.began_ns = 0  # start of this round
         self.eager = resumed is not None
         self.hurried = False
-        self.patient = True  # whether to wait for those, too, that did not answer of late
+        self.patient = True  # whether to wait also for partners that have not answered lately
 
     # --- what a machine adds --------------------------------------------------------------------------------------
 
     @abstractmethod
     def received(self, sender: NodeId, message: Message, now_ns: int) -> list[Effect]:
-        """A word of a partner.  Raises ProtocolError, and has then changed nothing."""
+        """Handle a partner's message.  Raises ProtocolError and leaves the state unchanged."""
 
     @abstractmethod
     def trained(self, event: Trained, now_ns: int) -> list[Effect]:
-        """The update of the round that is on."""
+        """Handle the update of the current round."""
 
     @abstractmethod
     def fired(self, key: Hashable, now_ns: int) -> list[Effect]:
-        """A timer of the machine's own; one that no longer matters gives nothing."""
+        """Handle a timer of the machine's own; a stale one has no effect."""
 
     @abstractmethod
     def rostered(self, schedule: object) -> None:
-        """Others take part from now on."""
+        """Replace the schedule: the set of participants has changed."""
 
     @abstractmethod
     def came(self, node: NodeId, now_ns: int, *, reborn: bool) -> list[Effect]:
-        """The link to `node` is up; `reborn`: in another life, which knows what the last one had written down."""
+        """Handle a new link to `node`; `reborn`: to another life, which resumed from the last one's checkpoint."""
 
     @abstractmethod
     def changed(self, now_ns: int) -> list[Effect]:
-        """Somebody has gone, has left or is here again: go on where that was waited for."""
+        """Handle a partner that is gone, has left or is back: go on if the peer waited for that."""
 
     @abstractmethod
     def left(self, sender: NodeId, leaving: Leaving, now_ns: int) -> list[Effect]:
-        """`sender` will begin no round any more, and says this of its accounts."""
+        """Handle the goodbye of `sender`, which begins no further round, with its accounts."""
 
     @abstractmethod
     def close(self) -> list[Effect]:
-        """No round comes any more: bring what is here into the model, and ask for what is open."""
+        """Close the last round: add what is here to the model, and request what is open."""
 
     @abstractmethod
     def may_leave(self) -> bool:
-        """Whether what must be settled before the goodbye is."""
+        """Return whether everything that must precede the goodbye is settled."""
 
     @abstractmethod
     def leaving(self, to: NodeId) -> Leaving:
-        """The goodbye, with our account of `to`; `done`: nothing is needed of it any more."""
+        """Return the goodbye to `to`, with our account of it; `done`: we need nothing more of it."""
 
     @abstractmethod
     def open_with(self, node: NodeId) -> bool:
-        """Whether an account is open that a word of `node` can settle."""
+        """Return whether an account is open that a message of `node` can settle."""
 
     @abstractmethod
     def done_with(self, node: NodeId) -> bool:
-        """Whether no account is open, and `node` needs nothing of us any more."""
+        """Return whether no account is open, and `node` needs nothing more of us."""
 
     def misplaced(self, sender: NodeId, message: Message, run: str) -> ProtocolError:
-        """What a word of another kind of run is refused with."""
+        """Return the refusal of a message of another kind of run."""
         return ProtocolError(
             f"node {self.node}: a message of kind {type(message).__name__.lower()!r} from node {sender} in {run}",
             "Were the peers started from the same experiment file?",
@@ -180,16 +179,16 @@ class Lifecycle(ABC, Generic[State]):
 
     @abstractmethod
     def unsettled(self) -> list[Effect]:
-        """What is to be done and said at the very end of accounts that are still open."""
+        """Return the final effects for accounts that are still open."""
 
     @abstractmethod
     def expected(self) -> Collection[NodeId]:
-        """Those of whom a model was to come, for the account of who never gave one."""
+        """Return the partners that owe a model, for the report of exchanges that never happened."""
 
     # --- events ---------------------------------------------------------------------------------------------------
 
     def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
-        """Take one event; see machine.Machine."""
+        """Handle one event; see machine.Machine."""
         if self.phase == "finished":
             return []
         match event:
@@ -232,7 +231,7 @@ class Lifecycle(ABC, Generic[State]):
         return effects + self.begin_if_gathered(now_ns) + self.changed(now_ns) + self.end_if_settled()
 
     def _answer(self, sender: NodeId, said: Leaving) -> list[Effect]:
-        """Say at once that nothing is open, if that is not known there: who waits for it need not ask again."""
+        """Reply at once that nothing is open, unless the partner has received that: it then need not ask again."""
         known = sender in self.company.told and said.done
         if self.phase != "leaving" or known or not self.leaving(sender).done:
             return []
@@ -277,14 +276,14 @@ class Lifecycle(ABC, Generic[State]):
     # --- the beginning --------------------------------------------------------------------------------------------
 
     def begin_if_gathered(self, now_ns: int) -> list[Effect]:
-        """Begin when nobody is waited for any more."""
+        """Begin once no partner is awaited."""
         company = self.company
         if self.phase != "joining" or company.awaited():
             return []
         if company.partners and set(company.partners) <= company.left:
             return self.go_on(now_ns) if self.settings.endless else self.end_with_the_others()
         if company.partners and not company.here():
-            return []  # the start timer
+            return []  # wait for the start timer
         return self.go_on(now_ns)
 
     def _start_with_those_here(self, now_ns: int) -> list[Effect]:
@@ -305,7 +304,7 @@ class Lifecycle(ABC, Generic[State]):
     # --- the end --------------------------------------------------------------------------------------------------
 
     def end_with_the_others(self) -> list[Effect]:
-        """Nobody is left to learn with."""
+        """End as no partner is left to train with."""
         effects: list[Effect] = []
         if self.round < self.settings.rounds:
             effects.append(Report("stopped_with_the_others", {"rounds": self.round}, self.round))
@@ -328,7 +327,7 @@ class Lifecycle(ABC, Generic[State]):
         return min(limits.hurry_ns, limits.drain_ns) if self.hurried else limits.drain_ns
 
     def end(self) -> list[Effect]:
-        """No round comes any more."""
+        """End the rounds."""
         self.phase = "closing"
         effects = self.close()
         ended = self.end_if_settled()
@@ -339,7 +338,7 @@ class Lifecycle(ABC, Generic[State]):
         return self.phase in ("closing", "leaving")
 
     def end_if_settled(self) -> list[Effect]:
-        """Say goodbye, or end, if nothing has to be waited for any more."""
+        """Send goodbyes, or finish, once nothing is awaited."""
         effects: list[Effect] = []
         if self.phase == "closing" and self.may_leave():
             self.phase = "leaving"
@@ -354,7 +353,7 @@ class Lifecycle(ABC, Generic[State]):
         return effects
 
     def _circle(self) -> list[NodeId]:
-        """Those that may wait for our goodbye, and for whom we may wait."""
+        """Return the partners that may wait for our goodbye, or whose accounts we may wait for."""
         company = self.company
         return sorted({*company.circle(self.round), *(node for node in company.known if self.open_with(node))})
 
@@ -362,7 +361,7 @@ class Lifecycle(ABC, Generic[State]):
         return any(self._waits_for(node) for node in self._circle())
 
     def _waits_for(self, node: NodeId) -> bool:
-        if node not in self.company.linked:  # it may come back and tell
+        if node not in self.company.linked:  # it may reconnect and report
             patient = self.patient and not self.hurried
             return patient and self.open_with(node) and self.company.may_return(node, self.round)
         if self.hurried:

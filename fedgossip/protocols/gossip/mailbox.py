@@ -1,4 +1,4 @@
-"""Models that came before their round is mixed, and how far each neighbour was heard to be."""
+"""Received models until their round is mixed, and the latest round seen of each neighbour."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from fedgossip.core.messages import Model, RelaySum
 from fedgossip.protocols.gossip.mixing_schedule import LEAD_ROUNDS
 
 FAR_ROUNDS, FAR_TIMES = 64, 3
-"""So far ahead we follow one neighbour, while others are there that do not say so, only when it has said it so often:
-half of a network that was parted may be far ahead, and one message may be anything."""
+"""A neighbour more than FAR_ROUNDS ahead, without a second one to confirm it, is followed after FAR_TIMES messages.
+
+Half of a partitioned network may be far ahead, but a single message may be forged.
+"""
 
 
 class Mailbox:
-    """One peer's.  `leads`: how many rounds ahead a neighbour's models are kept; one that is further has gone on alone.
+    """One peer's mailbox.  `leads`: rounds ahead for which a neighbour's models are kept; beyond, it is on its own.
 
-    No model of a round before the current one is here, and of each neighbour at most as many as it can be ahead, the
-    current one's and one more: whatever is sent, and in whatever order.
+    Holds no model of a round before the current one, and per neighbour at most as many as it can be ahead, the current
+    one's and one more, whatever is sent in whatever order.
     """
 
     def __init__(self, leads: Mapping[NodeId, int]) -> None:
         self.leads = leads
         self.of: dict[int, dict[NodeId, Model | RelaySum]] = {}
-        """By round, what has come of it by its sender; no round of which nothing is here."""
+        """Received models by round and sender; rounds without any have no entry."""
         self.newest: dict[NodeId, int] = {}
-        """The latest round that each was heard of in."""
-        self._far: dict[NodeId, set[int]] = {}  # the rounds far ahead that each has spoken of
+        """The latest round seen in each neighbour's messages."""
+        self._far: dict[NodeId, set[int]] = {}  # each neighbour's announced rounds far ahead
 
     def heard(self, node: NodeId, round: int) -> None:
-        """The neighbour speaks of `round`."""
+        """Record a round number in a message of the neighbour."""
         if round > self.newest.get(node, -1):
             self.newest[node] = round
 
@@ -37,15 +39,15 @@ class Mailbox:
         return node in self.of.get(round, ())
 
     def here(self, round: int) -> Mapping[NodeId, Model | RelaySum]:
-        """Return what is here of a round, by its sender."""
+        """Return the received models of a round, by sender."""
         return self.of.get(round, {})
 
     def rounds(self, node: NodeId) -> list[int]:
-        """Return the rounds of which the neighbour's models are here, ascending."""
+        """Return the rounds with a received model of the neighbour, ascending."""
         return sorted(round for round, here in self.of.items() if node in here)
 
     def put(self, node: NodeId, model: Model | RelaySum, current: int) -> bool:
-        """Keep a model of round `current` or later; false for one that is here already."""
+        """Keep a model of round `current` or later; return False for a duplicate."""
         round = model.round
         here = self.of.get(round)
         if here is None:
@@ -57,7 +59,7 @@ class Mailbox:
         if max(self.of) <= last:
             return True
         rounds = self.rounds(node)
-        if rounds[-1] > last:  # it has gone on without us, and so shall we
+        if rounds[-1] > last:  # the neighbour went on without us, so these will not be used
             for stale in rounds[:-1]:
                 if stale != current:
                     self._drop(node, stale)
@@ -69,13 +71,13 @@ class Mailbox:
             del self.of[round]
 
     def go_to(self, round: int) -> None:
-        """Forget the rounds before."""
-        self.of.pop(round - 1, None)  # mostly all that there is
+        """Drop the rounds before `round`."""
+        self.of.pop(round - 1, None)  # mostly the only one
         for old in [one for one in self.of if one < round] if self.of else ():
             del self.of[old]
 
     def reborn(self, node: NodeId, current: int | None) -> None:
-        """Forget all of an earlier life but its model of round `current`."""
+        """Drop everything of an earlier life but its model of round `current`."""
         self.newest.pop(node, None)
         for round in self.rounds(node):
             if round != current:
@@ -85,7 +87,7 @@ class Mailbox:
         self.of.clear()
 
     def unbelieved(self, listening: Collection[NodeId], current: int) -> list[tuple[NodeId, int]]:
-        """Drop, and return, the rounds far ahead of which one alone of those `listening` speaks, unless it insists."""
+        """Drop and return far-ahead rounds of a single one of the `listening`, unless it has repeated them."""
         heard = {j: max(self.rounds(j), default=current) for j in listening}
         believed = sorted(heard.values())[-2] if len(heard) > 1 else max(heard.values(), default=current)
         alone = [(j, r) for j, r in heard.items() if r > believed + FAR_ROUNDS and self._says(j, r) < FAR_TIMES]
@@ -94,12 +96,12 @@ class Mailbox:
         return alone
 
     def _says(self, node: NodeId, round: int) -> int:
-        """In how many rounds from `round` down, within FAR_ROUNDS, the neighbour has said so."""
+        """Record `round`, and return the number of the neighbour's rounds within FAR_ROUNDS up to it."""
         self._far[node] = {round, *(r for r in self._far.get(node, ()) if round - FAR_ROUNDS < r < round)}
         return len(self._far[node])
 
     def ahead(self, current: int) -> list[tuple[NodeId, int]]:
-        """The latest round of each neighbour whose model of a round after `current` is here."""
+        """Return the latest round of each neighbour with a received model of a round after `current`."""
         latest: dict[NodeId, int] = {}
         for round in sorted(self.of) if len(self.of) > 1 or current not in self.of else ():
             if round > current:

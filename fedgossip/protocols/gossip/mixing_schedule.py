@@ -1,4 +1,4 @@
-"""The graph of each round, as a peer sees it, and how far others can be ahead on it."""
+"""The graph of each round from one peer's view, and how far others can be ahead on it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Protocol
 from fedgossip.core.machine import NodeId
 
 LEAD_ROUNDS = 16
-"""So far ahead a partner's models are kept where the graph never repeats."""
+"""Number of rounds ahead for which a partner's models are kept where the graph never repeats."""
 
 
 class RoundWeights(Protocol):
-    """One round's mixing, as a peer sees it."""
+    """One round's mixing, from one peer's view."""
 
     def row(self, node: NodeId) -> dict[NodeId, float]: ...
     def targets(self, node: NodeId) -> tuple[NodeId, ...]: ...
@@ -21,7 +21,7 @@ class RoundWeights(Protocol):
 class MixingSchedule(Protocol):
     """The mixing of each round; the graph of round r is a pure function of r.  `period` 0: it never repeats.
 
-    Where the roster can change there is a method `view(round)` too, a name for who takes part in a round.
+    Where the roster can change there is also a method `view(round)`, which names the set of participants of a round.
     """
 
     @property
@@ -31,10 +31,10 @@ class MixingSchedule(Protocol):
 
 
 def leads_of(node: NodeId, schedule: MixingSchedule, partners: Sequence[NodeId]) -> dict[NodeId, int]:
-    """Return how many rounds each partner can be ahead of `node` while nobody misses a deadline.
+    """Return how many rounds each partner can be ahead of `node` while no peer misses a deadline.
 
-    A peer needs, in every round, what its sources sent in that round; so it is ahead of us by at most one round per
-    link on the way from us to it, where a link of a schedule may be used once in a period.
+    A peer needs, in every round, the models that its sources sent in that round; so it is ahead of us by at most one
+    round per link on the path from us to it, where a link of a schedule may be used once in a period.
     """
     if not schedule.period:
         return dict.fromkeys(partners, LEAD_ROUNDS)
@@ -55,11 +55,11 @@ def given_up(schedule: MixingSchedule, node: NodeId, until: int, needed: NodeId,
 
 
 def is_constant(schedule: MixingSchedule) -> bool:
-    """Whether every round has one mixing: no other graph, and nobody who joins or leaves."""
+    """Return whether every round has the same mixing: one graph and a fixed roster."""
     return schedule.period == 1 and not hasattr(schedule, "view")
 
 
 def view_of(schedule: MixingSchedule, round: int) -> str:
-    """The name of who takes part in `round`; that of a roster that never changes is empty."""
+    """Return the name of the set of participants of `round`; empty for a fixed roster."""
     view = getattr(schedule, "view", None)
     return str(view(round)) if view else ""

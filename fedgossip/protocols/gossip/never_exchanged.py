@@ -1,8 +1,8 @@
-"""Notes whose models have been mixed into a peer's own: a run in which this did not happen can say so.
+"""Records whose models a peer has mixed into its own, so that a run reports exchanges that never happened.
 
-A peer that is refused by a neighbour, or parted from it to the end, learns on without it, and nothing fails.  At the
-end each peer therefore tells which neighbours were to give it a model and never did (`never_exchanged`), and whether
-it has learned alone (`learned_alone`).
+A peer that a neighbour refuses, or that is separated from it to the end, trains on without it, and nothing fails.  At
+the end each peer therefore reports the neighbours that should have sent it a model and never did (`never_exchanged`),
+and whether it has trained alone (`learned_alone`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 from fedgossip.core.machine import Checkpoint, NodeId, Report
 
 FRESH = {"uncarried": "all"}
-"""In the facts of a checkpoint: nothing is known of exchanges before it; what it goes on from is a model of others."""
+"""Facts of a checkpoint without a history of exchanges; it starts from a model of others."""
 
 
 class Carried:
-    """One peer's account.  `resumed`: of a life that goes on; what it does not tell of has come in the one before."""
+    """One peer's record.  `resumed`: checkpoint of the last life; neighbours not named in it have exchanged."""
 
     def __init__(self, resumed: Checkpoint | None = None) -> None:
         facts: Any = resumed.facts if resumed else FRESH
@@ -25,22 +25,22 @@ class Carried:
         self._closed = lacking != FRESH["uncarried"]
         self._lacking: set[NodeId] = set(map(int, lacking)) if self._closed else set()
         self._came: set[NodeId] = set()
-        self._alone = bool(facts.get("alone", False))  # some were to come, and none did
+        self._alone = bool(facts.get("alone", False))  # some models were due, and none was received
         self._any = False
 
     def due(self, nodes: Iterable[NodeId]) -> None:
-        """Note that models of these were to come."""
+        """Record that models of these nodes are due."""
         if not self._closed:
             self._lacking.update(set(nodes) - self._came)
             self._alone = not self._any and bool(self._lacking or self._came)
 
     def heard(self, nodes: Iterable[NodeId]) -> None:
-        """What these were to give has come, and nothing could be made of it."""
+        """Record models of these nodes that were received and could not be used."""
         self._came.update(nodes)
         self._lacking -= self._came
 
     def came(self, *nodes: NodeId) -> None:
-        """Note that models of these are mixed into ours."""
+        """Record that models of these nodes are mixed into ours."""
         if nodes:
             self._alone, self._any = False, True
             self._came.update(nodes)
@@ -51,7 +51,7 @@ class Carried:
         return {"uncarried": sorted(self._lacking), "alone": self._alone} if self._lacking or self._alone else {}
 
     def told(self, round: int, among: Collection[NodeId]) -> list[Report]:
-        """Return what is to be said at the end; only of those `among` whom a word is expected."""
+        """Return the final reports; `among` are the nodes that should have sent a model."""
         never = sorted(self._lacking & set(among))
         reports = [Report("never_exchanged", never, round)] if never else []
         return [*reports, Report("learned_alone", None, round)] if self._alone else reports

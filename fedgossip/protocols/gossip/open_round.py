@@ -1,4 +1,4 @@
-"""The round that is exchanged: of whom something of it is to come, and under which weights it is mixed."""
+"""The round that is exchanged: its sources, received and missing, and the weights of its mixing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedgossip.protocols.gossip.mixing_schedule import RoundWeights
 
 @dataclass(slots=True)
 class Sources:
-    """Those that send to us in a round.  `missing`, of whom nothing of it is here, are among `all`."""
+    """The peers that send to us in a round: `all`, and `missing`, those of them without a received vector."""
 
     all: frozenset[NodeId] = frozenset()
     missing: set[NodeId] = field(default_factory=set)
@@ -23,15 +23,15 @@ class Sources:
 
     @property
     def alone(self) -> bool:
-        """Whether nobody takes part but us; the round then takes its usual time, or we would run away."""
+        """Whether no source has sent; the round then takes its usual time, or this peer would run away."""
         return bool(self.missing) and self.missing == self.all
 
 
 @dataclass(frozen=True, slots=True)
 class OwnWeights:
-    """What a mixing says of one node: `row` by what it weighs whom, ids ascending; `targets` whom it sends to.
+    """One node's part of a mixing: `row` has the weight of each source, ids ascending; `targets` are its receivers.
 
-    `others` are those of the row but itself; `one_way`, of them, do not hear it.
+    `others` are those of the row but itself; `one_way`, of them, do not receive from it.
     """
 
     row: dict[NodeId, float] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class OwnWeights:
     others: frozenset[NodeId] = frozenset()
     one_way: frozenset[NodeId] = frozenset()
     met: frozenset[NodeId] = frozenset()
-    """All of the row but itself, and whom it sends to."""
+    """All of the row but itself, and all targets."""
 
     @classmethod
     def of(cls, node: NodeId, mixing: RoundWeights) -> OwnWeights:
@@ -50,10 +50,10 @@ class OwnWeights:
 
 @dataclass(slots=True)
 class ExchangedRound:
-    """A round as its vectors went out: a roster that changes meanwhile changes nothing of it.
+    """A round as it was when its vectors were sent: later changes of the roster do not affect it.
 
-    `sources` are those of `row` but ourselves, whose weights with our own sum to one; `one_way`, of them, do not hear
-    us.
+    `sources` are those of `row` but ourselves, with weights that sum to one with our own; `one_way`, of them, do not
+    receive from us.
     """
 
     row: dict[NodeId, float] = field(default_factory=dict)
@@ -62,5 +62,5 @@ class ExchangedRound:
 
     @classmethod
     def of(cls, own: OwnWeights, here: Collection[NodeId]) -> ExchangedRound:
-        """The round of a node with these weights, where what those `here` give is here already."""
+        """Return the round of a node with these weights; the models of the nodes `here` are received already."""
         return cls(own.row, own.one_way, Sources(own.others, set(own.others).difference(here)))

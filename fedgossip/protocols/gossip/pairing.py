@@ -1,4 +1,4 @@
-"""When an asynchronous peer makes its next offer, and to whom."""
+"""The moment and the target of an asynchronous peer's next offer."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from fedgossip.core.machine import NodeId
 from fedgossip.protocols.gossip.peer_sampling import Rule
 
 ATTEMPTS = 2
-"""Maximum number of offers in one exchange: who is declined once tries another neighbour."""
+"""Maximum number of offers in one exchange: a peer that is declined once tries another neighbour."""
 
 SPREAD = 4
-"""Offers are spread over so many times of an answer at least: a peer is then busy for a third of its time at most."""
+"""Offers are spread over at least this many answer times: a peer is then busy for a third of its time at most."""
 
 LEAST_SPREAD_NS = 1_000_000
 
 MEMORY = 4
-"""The usual time of an answer is a running mean over about so many."""
+"""Approximate number of samples in the running mean of answer times."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """The offer that is on the way."""
+    """The offer in flight."""
 
     to: NodeId
     number: int
@@ -31,31 +31,30 @@ class Flight:
 
 
 class Pairing:
-    """One peer's.  `count` is of offers, for the seeded draws; `exchanges` are begun per round.
+    """Schedules one peer's offers.  `count` numbers them for the seeded draws; `exchanges` are begun per round.
 
-    An exchange that is due is in one of three states: the moment of its offer is not set, it is set (`planned`), or
-    the offer is on the way (`flight`): never two of them.  It takes at most ATTEMPTS offers, to partners that differ
-    where there are several.
+    A due exchange is in one of three exclusive states: its offer is not scheduled, scheduled (`planned`), or in flight
+    (`flight`).  It takes at most ATTEMPTS offers, to different partners where there are several.
     """
 
     def __init__(self, node: NodeId, rule: Rule, seed: int, exchanges: int, count: int = 0) -> None:
         self.node, self.rule, self.seed, self.exchanges = node, rule, seed, exchanges
         self.count = count
-        self.due = 0  # exchanges to be made
-        self.planned = False  # whether the moment of the next offer is set
+        self.due = 0  # number of exchanges to begin
+        self.planned = False  # whether the next offer is scheduled
         self.flight: Flight | None = None
-        self.tried: set[NodeId] = set()  # in this exchange
-        self.usual_ns = 0  # of an answer, from anybody
+        self.tried: set[NodeId] = set()  # partners that declined in this exchange
+        self.usual_ns = 0  # mean answer time over all partners
         self.times_ns: dict[NodeId, int] = {}
 
     def more(self) -> None:
-        """A round has been trained."""
+        """Add the exchanges of a trained round."""
         self.due += self.exchanges
 
     def moment_ns(self, training_ns: int | None) -> int | None:
-        """Set the moment of the next offer, and return how far it is; None where none is to be made.
+        """Schedule the next offer and return the wait in nanoseconds; None where none is due.
 
-        `training_ns`: how long the training that is on will take; None where there is none.
+        `training_ns`: expected duration of the current training; None without one.
         """
         if not self.due or self.flight or self.planned:
             return None
@@ -69,7 +68,7 @@ class Pairing:
         return least if training_ns is None else max(least, (training_ns - self.usual_ns) // self.exchanges)
 
     def choose(self, there: Sequence[NodeId]) -> NodeId | None:
-        """The moment has come: return one of `there`, ascending, rather one that was not tried; None of nobody."""
+        """Return the target of the scheduled offer, of `there`, ascending, untried ones first; None if empty."""
         self.planned = False
         untried = [node for node in there if node not in self.tried]
         return self.rule.choose(self.count, untried or there, self.times_ns) if there else None
@@ -81,13 +80,13 @@ class Pairing:
         return self.flight is not None and self.flight.to == node
 
     def answered(self, node: NodeId, now_ns: int) -> int:
-        """The offer on the way is answered; return how long that took."""
+        """Record the answer to the offer in flight; return how long it took."""
         taken_ns = self._landed(now_ns)
         self.times_ns[node] = running(self.times_ns.get(node, taken_ns), taken_ns)
         return taken_ns
 
     def declined(self, node: NodeId, now_ns: int) -> bool:
-        """The offer on the way is declined; tell whether another may be tried."""
+        """Record that the offer in flight is declined; return whether another may be tried."""
         self._landed(now_ns)
         self.tried.add(node)
         return len(self.tried) < ATTEMPTS
@@ -100,12 +99,12 @@ class Pairing:
         return taken_ns
 
     def over(self) -> None:
-        """One exchange less is due: it was made, or cannot be."""
+        """Remove one exchange from those due: it was made, or cannot be."""
         self.flight = None
         self.tried.clear()
         self.due = max(0, self.due - 1)
 
 
 def running(before: int, now: int) -> int:
-    """The running mean after `now`."""
+    """Return the running mean after the sample `now`."""
     return before + (now - before) // MEMORY

@@ -1,4 +1,4 @@
-"""The partners of a peer: those that are here, have left for good, are gone and may come back, or do not answer."""
+"""The partners of a peer: connected, departed, disconnected with a possible return, or silent."""
 
 from __future__ import annotations
 
@@ -8,47 +8,47 @@ from fedgossip.base.errors import ProtocolError
 from fedgossip.core.machine import Effect, NodeId, Report, SetTimer
 
 ROLL_NS = 10_000_000_000
-"""So often one that gathers its partners says whom it still waits for, if that has changed."""
+"""Interval between reports of the missing partners while a peer gathers them, if they have changed."""
 NAMED = 8
-"""Maximum number of missing partners that are named."""
+"""Maximum number of missing partners in a report."""
 
 LATELY_ROUNDS, CIRCLE = 8, 64
-"""All partners hear our goodbye; where they are more than so many, those whom we have met in so many last rounds."""
+"""All partners receive our goodbye; of more than CIRCLE, those of exchanges in the last LATELY_ROUNDS rounds."""
 
 
 class PartnerSet:
-    """The partners of `node`, as its links and their goodbyes tell."""
+    """The partners of `node`, by the state of their links and their goodbyes."""
 
     def __init__(self, node: NodeId, partners: Sequence[NodeId]) -> None:
         self.node = node
         self.partners: tuple[NodeId, ...] = ()
         self.known: set[NodeId] = set()
-        """All that ever were partners."""
+        """All present and former partners."""
         self.linked: set[NodeId] = set()
         self.left: set[NodeId] = set()
-        """Partners that said goodbye: they will begin nothing any more."""
+        """Partners that sent a goodbye: they begin no further round."""
         self.absent: set[NodeId] = set()
         """Partners that are not waited for: gone, not here at the start, or silent for too long."""
         self.keyless: frozenset[NodeId] = frozenset()
-        """Those without whose keys nothing can begin, partners or not."""
+        """Nodes with keys that are needed before the beginning, partners or not."""
         self.met: dict[NodeId, int] = {}
-        """The last round in which we exchanged with each; empty where nobody counts."""
+        """The last round of an exchange with each; empty where no rounds are counted."""
         self.done: set[NodeId] = set()
-        """Need nothing more of us, and know that we leave."""
+        """Partners that need nothing more of us, and have received our goodbye."""
         self.told: set[NodeId] = set()
-        """Know that we need nothing more of them."""
+        """Partners to which we have sent that we need nothing more of them."""
         self._lost: dict[NodeId, int] = {}
         self._lives: dict[NodeId, int] = {}
         self._told: list[NodeId] = []
         self.change(partners)
 
     def change(self, partners: Sequence[NodeId]) -> None:
-        """From now on these are the partners; former ones may still settle what is open."""
+        """Replace the partners; former ones may still settle open accounts."""
         self.partners = tuple(partners)
         self.known.update(partners)
 
     def joined(self, node: NodeId, incarnation: int) -> bool:
-        """Note a link; return whether another life of the partner is at its end than before."""
+        """Record a link; return whether the partner has begun another life since its last link."""
         self.linked.add(node)
         self._lost.pop(node, None)
         another = incarnation > self._lives.get(node, incarnation)
@@ -59,7 +59,7 @@ class PartnerSet:
         return another
 
     def lost(self, node: NodeId, round: int) -> bool:
-        """Note that a link is down, or never will be up; return whether that is news of a partner that has not left."""
+        """Record a link that is down, or never will be up; return whether a present partner is newly absent."""
         linked = node in self.linked
         self.linked.discard(node)
         if linked:
@@ -71,41 +71,41 @@ class PartnerSet:
         return news
 
     def meets(self, nodes: Iterable[NodeId], round: int) -> None:
-        """Note the partners of the exchanges in `round`."""
+        """Record the partners of the exchanges in `round`."""
         for node in nodes:
             self.met[node] = round
 
     def may_return(self, node: NodeId, round: int) -> bool:
-        """Whether the link was lost of late, and the partner may come back and tell."""
+        """Return whether the link was lost in the last LATELY_ROUNDS rounds, so that the partner may reconnect."""
         return self._lost.get(node, -LATELY_ROUNDS - 1) >= round - LATELY_ROUNDS
 
     @property
     def came(self) -> Collection[NodeId]:
-        """The partners to which there was ever a link."""
+        """The partners that have ever had a link."""
         return self._lives.keys()
 
     def here(self) -> list[NodeId]:
-        """The partners to learn with now, ascending."""
+        """Return the connected partners that have not left, ascending."""
         return [node for node in self.partners if node in self.linked and node not in self.left]
 
     def missing(self) -> list[NodeId]:
-        """The partners that have not come, ascending."""
+        """Return the unconnected partners that have not left, ascending."""
         return [node for node in self.partners if node not in self.linked and node not in self.left]
 
     def awaited(self) -> list[NodeId]:
-        """The partners that are waited for before the beginning, ascending."""
+        """Return the nodes to wait for before the beginning, ascending."""
         absent = self.absent | self.left
         return sorted({node for node in self.partners if node not in self.linked}.union(self.keyless) - absent)
 
     def circle(self, round: int) -> list[NodeId]:
-        """Those that may wait for our goodbye, ascending; of many partners, those whom we have met of late."""
+        """Return the nodes that may wait for our goodbye, ascending; of many partners, those of recent exchanges."""
         near = self.known
         if len(self.partners) > CIRCLE and self.met:
             near = {node for node, met in self.met.items() if met >= round - LATELY_ROUNDS}
         return sorted(near)
 
     def roll(self, round: int) -> list[Effect]:
-        """Say who has not come, and when to ask again: for a timer of ("roll",) while partners gather."""
+        """Return a report of the missing partners, if they changed, and the next timer ("roll",)."""
         missing, again = self.awaited(), SetTimer(("roll",), ROLL_NS)
         if not missing or missing == self._told:
             return [again]
@@ -115,7 +115,7 @@ class PartnerSet:
 
     @property
     def deserted(self) -> bool:
-        """Whether the others have gone home: nobody is here, and not because all links broke."""
+        """Whether the others have ended: no partner is connected, and at least one has left."""
         return not self.here() and any(node in self.left for node in self.partners)
 
     def check(self, sender: NodeId, what: str) -> None:

@@ -2,9 +2,9 @@
 
     uniform     any neighbour, with equal chances: the model in which the rates of gossip are known (Boyd et al. 2006)
     matching    the neighbours in turn, by a colouring of the edges: peers of equal speed meet in pairs
-    speed       those whose answers come sooner more often, but none never
+        speed       partners with shorter answer times more often, but none never
 
-Whatever the rule, an exchange adds to one what it takes from the other: the mean does not depend on who meets whom.
+Under every rule an exchange adds to one model what it takes from the other: the mean does not depend on the pairs.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from fedgossip.core.machine import NodeId
 RULES = ("uniform", "matching", "speed")
 
 FLOOR = 0.2
-"""Share of choices that `speed` makes uniformly, so that a slow neighbour is met, and measured again."""
+"""Share of the choices that `speed` makes uniformly, so that a slow neighbour is measured again."""
 
 
 class Rule(Protocol):
     def choose(self, count: int, there: Sequence[NodeId], times_ns: Mapping[NodeId, int]) -> NodeId:
         """Return one of `there`, ascending and not empty, for the exchange `count`.
 
-        `times_ns` is how long answers of each partner took; one without an answer so far is not in it.
+        `times_ns` is the answer time of each partner; one without an answer so far has no entry.
         """
         ...
 
@@ -50,7 +50,7 @@ class Matching:
         self._of = {u + v - node: colour for (u, v), colour in colours.items() if node in (u, v)}
 
     def choose(self, count: int, there: Sequence[NodeId], times_ns: Mapping[NodeId, int]) -> NodeId:
-        """The neighbour on the edge with this count's colour, or with the next colour that there is."""
+        """Return the neighbour on the edge with this count's colour, or with the next existing colour."""
         del times_ns
         return min(there, key=lambda node: ((self._of.get(node, 0) - count) % self._colours, node))
 
@@ -61,7 +61,7 @@ class Speed:
     node: NodeId
 
     def choose(self, count: int, there: Sequence[NodeId], times_ns: Mapping[NodeId, int]) -> NodeId:
-        """Chances are inverse to the time of an answer; unknown peers count as the fastest, to become known."""
+        """Return a draw with chances inverse to answer times; unmeasured peers count as the fastest."""
         fastest = min((times_ns[node] for node in there if node in times_ns), default=1)
         shares = [1.0 / max(1, times_ns.get(node, fastest)) for node in there]
         total = sum(shares)

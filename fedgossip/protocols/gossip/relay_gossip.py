@@ -1,4 +1,4 @@
-"""RelaySGD: synchronous rounds on a tree, in which each neighbour is told another sum (`algorithms/gossip/relaysgd`).
+"""RelaySGD: synchronous rounds on a tree with a different sum for each neighbour (`algorithms/gossip/relaysgd`).
 
     phase      event                            next phase
     joining    RelaySum                         training
@@ -8,19 +8,19 @@
     waiting    deadline pace                    training end
     waiting    Stopping                         end
 
-What goes to j is the sum of our model and of what the other neighbours said in the round before, with the number of
-models that it is the sum of.  It never has a model twice, and none but those of one side of its edge, whatever is lost,
-repeated or late.  So no account of edges is needed, as gossip has them:
+A peer sends to j the sum of its model and of the sums received from the other neighbours in the round before, with the
+number of models in it.  The sum never contains a model twice, and only models of one side of its edge, despite loss,
+repetition and delay.  So it needs no accounts of edges, unlike gossip:
 
-    a sum is lost               it is asked for; when its sender is heard of in a later round, the one before stands in
-    a neighbour is silent       at the deadline it counts for nothing, nor do those behind it, until it is heard again
-    a neighbour is gone         so too; on either side of it the mean is that of who is there
+    a sum is lost               it is requested; after a message of a later round from its sender, the last one is used
+    a neighbour is silent       after the deadline it and the peers behind it do not count, until its next message
+    a neighbour is gone         likewise; on either side of the gap the mean is over the peers of that side
 
-A model that does not count is stood in for by the own one of each peer that it would have reached, which says so
-(`counted_fewer`), as many rounds later as it is far.
+A peer that a missing model would have reached uses its own instead and reports it (`counted_fewer`), as many rounds
+later as it is far.
 
-The beginning and the end are those of every gossip peer (`lifecycle`); waiting, deadlines and what happens to a peer
-that is behind are those of `sync_gossip`.
+Beginning and end are those of every gossip peer (`lifecycle`); waiting, deadlines and the treatment of a peer that is
+behind are those of `sync_gossip`.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from fedgossip.protocols.gossip.open_round import Sources
 from fedgossip.protocols.gossip.vector_check import VectorCheck
 
 SAID_ROUNDS = 2
-"""Number of rounds of which a neighbour may ask for our sum: the open one, and the one before."""
+"""Number of rounds of sums kept for requests of a neighbour: the open one, and the one before."""
 
 
 class RelayGossip(AwaitedRound[RelayState]):
     """One peer of a tree.  `schema` is the layout that its neighbours must share.
 
-    `resumed`: go on from there, in a new life.
+    `resumed`: continue from this checkpoint, in a new life.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class RelayGossip(AwaitedRound[RelayState]):
         self.algorithm = algorithm
         self.layout = VectorCheck(node, schema, initial.dtype, initial.size)
         self.mailbox = Mailbox(leads_of(node, schedule, self.neighbours))
-        self.sources = Sources()  # of the round that is exchanged
-        self.said: dict[int, dict[NodeId, RelaySum]] = {}  # by round, to whom
-        self.said_again: dict[NodeId, tuple[int, int]] = {}  # the round, and when
+        self.sources = Sources()  # of the open round
+        self.said: dict[int, dict[NodeId, RelaySum]] = {}  # sent sums, by round and target
+        self.said_again: dict[NodeId, tuple[int, int]] = {}  # last repeated sum: (round, time in nanoseconds)
         self.counted = 0  # models in the mean of the last round
         self.summed = 0  # elements
 
@@ -96,7 +96,7 @@ class RelayGossip(AwaitedRound[RelayState]):
         effects = self._catch_up()
         self.learner.trained(event.update, Step.of(self.round, event.metrics))
         self.phase = "waiting"
-        self.clock.heard(now_ns)  # who was here before us was in time
+        self.clock.heard(now_ns)  # sums received before this were in time
         self.sources = Sources.of(self.neighbours, lambda j: self.mailbox.has(j, self.round))
         self.company.meets(self.neighbours, self.round)
         self.carried.due(self.neighbours)
@@ -115,7 +115,7 @@ class RelayGossip(AwaitedRound[RelayState]):
         return {to: RelaySum(self.round, schema, (frozen(one),), int(count)) for to, one, count in told}
 
     def _catch_up(self) -> list[Effect]:
-        """Go to the latest round to which a neighbour has gone on without us; the rounds between are lost."""
+        """Go to the latest round to which a neighbour has gone on without us; the rounds between are skipped."""
         listening = [j for j in self.neighbours if j in self.company.linked - self.company.absent]
         unbelieved = self.mailbox.unbelieved(listening, self.round)
         effects: list[Effect] = [Report("far_ahead", {"peer": j, "round": r}, self.round) for j, r in unbelieved]
@@ -131,7 +131,7 @@ class RelayGossip(AwaitedRound[RelayState]):
         return [*asks, self.until_asked(times + 1)]
 
     def _say_again(self, sender: NodeId, round: int, now_ns: int) -> list[Effect]:
-        """The neighbour waits for our sum of `round`: say it again, if it may have been lost."""
+        """Return our sum of `round` for a neighbour that waits for it, if it may have been lost."""
         sum_of_then = self.said.get(round, {}).get(sender)
         last, at_ns = self.said_again.get(sender, (-1, 0))
         if sum_of_then is None or (last == round and now_ns < at_ns + self.clock.patience_ns(0)):
@@ -187,7 +187,7 @@ class RelayGossip(AwaitedRound[RelayState]):
         return effects + self.go_on(now_ns)
 
     def _heard(self) -> tuple[Vector, Vector]:
-        """What the neighbours say in this round, ascending: (sums [k, d], of how many models each)."""
+        """Return the neighbours' messages of this round, ascending: (sums [k, d], number of models in each)."""
         heard, counts = (np.zeros_like(one) for one in self._before())
         for place, j in enumerate(self.neighbours):
             if self.mailbox.has(j, self.round):
@@ -195,12 +195,12 @@ class RelayGossip(AwaitedRound[RelayState]):
                 assert isinstance(message, RelaySum)
                 heard[place], counts[place] = message.vectors[0], message.count
                 self.carried.came(j)
-            elif self.mailbox.newest.get(j, -1) > self.round:  # it was lost
+            elif self.mailbox.newest.get(j, -1) > self.round:  # lost
                 heard[place], counts[place] = (one[place] for one in self._before())
         return frozen(heard), frozen(counts)
 
     def _before(self) -> Sequence[Vector]:
-        """What was heard in the round before."""
+        """Return the sums and counts received in the last round."""
         own, *before = self.learner.outgoing
         return before or (np.zeros((len(self.neighbours), own.size), own.dtype), np.zeros(len(self.neighbours)))
 

@@ -1,17 +1,17 @@
-"""A peer of CHOCO-SGD: synchronous gossip of what others know of each (`algorithms/gossip/choco`); only changes travel.
+"""A peer of CHOCO-SGD: synchronous gossip of replicas (`algorithms/gossip/choco`); only changes are sent.
 
-Within is the machine of synchronous gossip, which hears and says whole vectors, with its accounts of edges: so a round
-counts at both ends of an edge or at neither, and the mean is kept whatever is lost.  Here each of its words is said as
-what has changed since the version that the partner has, and what comes is made whole:
+Wraps the machine of synchronous gossip, which sends and receives whole vectors, with its accounts of edges: a round
+counts at both ends of an edge or at neither, and the mean is kept despite losses.  This wrapper sends each vector as
+the change since the partner's version, and rebuilds received ones:
 
-    sent      the change from version `base` to version `round`, to who was sent `base`; else, or asked for, all of it
-    received  base is the version that is here      whole now; then those that waited for it
-              base is later than what is here       it waits, and the version of our round is asked for, once
-              round is not later                    its account alone is heard
+    sent      the change from version `base` to version `round`, to a partner at `base`; else, or on request, all of it
+    received  base is the version that is here      apply it now; then the changes that waited for it
+              base is later than the version here   it waits, and the version of our round is requested, once
+              round is not later                    its account alone is used
 
-A version is the round in which it was made.  All begin with version -1, 0 everywhere.  A partner in a new life knows
-nothing, and nothing is known of it: the next word each way is whole.  A partner that sends another change than it made
-is believed, as one that sends another model is: a replica is what its owner says it is.
+A version is named by the round in which it was made.  All begin with version -1, 0 everywhere.  To and from a partner
+in a new life the next model is sent whole.  A forged change has the effect of a forged model: a replica is defined by
+its owner's messages.
 
     bound    of each partner one replica, and at most WAITING changes
 """
@@ -35,13 +35,13 @@ WAITING = 8
 """Maximum number of changes of one partner that wait for an earlier one."""
 
 Version = tuple[int, Vector]
-"""(the round in which it was made, the vector [d], frozen)"""
+"""(round in which it was made, vector [d], frozen)"""
 
 
 class ReplicaGossip:
-    """Round `machine`, which mixes by `algorithm`; `fresh`: its first life, of which all know version -1.
+    """Wrap `machine`, which mixes by `algorithm`; `fresh`: its first life, of which all hold version -1.
 
-    Invariant: `replicas[j]` is the version of that round of j's life that is linked now.
+    Invariant: `replicas[j]` is the version of that round of j's life at the other end of the link.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ReplicaGossip:
         self.replicas: dict[NodeId, Version] = dict.fromkeys(partners, (KNOWN_TO_ALL, self.first))
         self.sent: dict[NodeId, int] = dict.fromkeys(partners, KNOWN_TO_ALL)
         self.waiting: dict[NodeId, dict[int, CodedModel]] = {}  # by round
-        self.asked: dict[NodeId, int] = {}  # the round whose version was asked for last
+        self.asked: dict[NodeId, int] = {}  # the round of the last requested version
         self.lives: dict[NodeId, int] = {}
         self.payload: tuple[int, Payload] | None = None
 
@@ -78,18 +78,18 @@ class ReplicaGossip:
         return self.machine.summed
 
     def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
-        """Take one event; see machine.Machine."""
+        """Handle one event; see machine.Machine."""
         effects: list[Effect] = []
         match event:
             case PeerJoined(node, incarnation):
                 self._linked(node, incarnation)
             case PeerGone(node):
-                self.sent.pop(node, None)  # what was on its way may be lost
+                self.sent.pop(node, None)  # a message in flight may be lost
             case Received(sender, CodedModel() as coded):
                 return self._said(self._changed(sender, coded, now_ns))
             case Received(sender, Model() as model):
-                known = frozen(model.vectors[0])  # else the sum of the round would be made in its memory
-                effects += self.machine.handle(event, now_ns)  # raises for what is no such model
+                known = frozen(model.vectors[0])  # read-only: else the sum of the round would be made in its memory
+                effects += self.machine.handle(event, now_ns)  # raises for a model that does not fit
                 return self._said([*effects, *self._whole(sender, model.round, known, now_ns)])
         return self._said([*self.machine.handle(event, now_ns), *self._asks()])
 
@@ -101,10 +101,10 @@ class ReplicaGossip:
             self.sent.pop(node, None)
         self.lives[node] = incarnation
 
-    # --- what comes -----------------------------------------------------------------------------------------------
+    # --- received changes ---------------------------------------------------------------------------------------------
 
     def _changed(self, sender: NodeId, coded: CodedModel, now_ns: int) -> list[Effect]:
-        """Hear what a change makes of the sender's replica, or keep it until that can be known."""
+        """Apply a change to the sender's replica, or keep it until its base is here."""
         self.machine.company.check(sender, "a change of a model")
         self._check(sender, coded)
         version, _ = self.replicas.get(sender, (KNOWN_TO_ALL - 1, self.first))
@@ -139,7 +139,7 @@ class ReplicaGossip:
         return [*effects, *self._whole(sender, coded.round, known, now_ns)]
 
     def _whole(self, sender: NodeId, round: int, known: Vector, now_ns: int) -> list[Effect]:
-        """A version is here: it is the replica if none is later; then hear what has waited for it."""
+        """Store a version as the replica if none is later; then apply the change that waited for it."""
         if round <= self.replicas.get(sender, (KNOWN_TO_ALL - 1, known))[0]:
             return []
         self.replicas[sender] = round, known
@@ -150,7 +150,7 @@ class ReplicaGossip:
         return self._applied(sender, waiting.pop(after.round), now_ns) if after else []
 
     def _asks(self) -> list[Effect]:
-        """Ask for the versions of our round that wait for one that did not come."""
+        """Request the versions of our round with a missing base."""
         round, out = self.machine.round, []
         if self.machine.phase not in ("training", "waiting"):
             return []
@@ -160,7 +160,7 @@ class ReplicaGossip:
                 out.append(Send(j, self.machine.ledger.account(j, round, asks=True)))
         return [*out, *(Report("change_missed", {"peer": one.to}, round) for one in out)]
 
-    # --- what goes out --------------------------------------------------------------------------------------------
+    # --- sent changes -------------------------------------------------------------------------------------------------
 
     def _said(self, effects: Sequence[Effect]) -> list[Effect]:
         return [self._coded(effect) for effect in effects]
@@ -178,7 +178,7 @@ class ReplicaGossip:
         return effect
 
     def _payload(self, new: Vector, round: int) -> Payload:
-        """What the codec says of a change, which is what it has said of more: the same bytes again.  Made once."""
+        """Return the encoded change of `round`; encoded once, so that all receive the same bytes."""
         if self.payload is None or self.payload[0] != round:
             self.payload = round, frozen(self.algorithm.codec.encode(new, self.layout, CodecTurn(0, 0, round)))
         return self.payload[1]

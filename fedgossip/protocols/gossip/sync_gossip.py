@@ -9,21 +9,22 @@
     waiting    Stopping                               end
     leaving    Model Account                          finished
 
-The beginning and the end are those of every gossip peer (`lifecycle`).
+Beginning and end are those of every gossip peer (`lifecycle`).
 
-As long as nobody misses a deadline a neighbour is at most one round ahead, for it needs our model of this round; one
-that does not hear us (directed graphs) at most as many as there are links on the way from us to it.  So many rounds
-are kept per neighbour, and the newest (`mailbox`).  Every wait has a timer.
+While no peer misses a deadline a neighbour is at most one round ahead, as it needs our model of this round; one that
+does not receive from us (directed graphs) at most as many as there are links on the path from us to it.  So many
+rounds are kept per neighbour, and the newest (`mailbox`).  Every wait has a timer.
 
-Where we differ from the paper's lockstep (Lian et al. 2017): a neighbour that is gone, or that misses the deadline, is
-left out of the round and its weight goes to oneself; it is not waited for again until a model of this round or the
-last comes from it.  Links keep the order of what is sent: who hears of a later round first will not hear this one, and
-does not wait for it.  Who has not sent yet and hears that one who needs its model has gone on, goes to that round too.
+Difference from the paper's lockstep (Lian et al. 2017): a neighbour that is gone, or that misses the deadline, is left
+out of the round and its weight goes to oneself; it is not waited for again until it sends a model of this round or the
+last.  Links keep the order of messages: after a message of a later round this round's cannot arrive, so the wait for
+it ends.  A peer that has not sent yet and learns that a neighbour has advanced without its model skips to that
+neighbour's round.
 
-An edge counts in a round at both ends or at neither, or what one end did alone is made up for later (`edges`): the
-mean is kept whatever is lost.  Only an arc without its reverse (directed graphs) has no way to tell: a round without
-it moves the mean, and is reported as `one_sided`; push-sum is the method for such graphs.  A rule that is no sum
-(`algorithms/robust/combine`) leaves out what is late, for nobody can tell later what it would have made of it.
+An edge counts in a round at both ends or at neither, or a later correction restores the balance (`edges`): the mean is
+kept despite losses.  Only an arc without its reverse (directed graphs) has no return path: a round without it moves
+the mean, and is reported as `one_sided`; push-sum is the method for such graphs.  A rule that is no sum
+(`algorithms/robust/combine`) leaves out late models, as its result with them cannot be recomputed.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from fedgossip.protocols.gossip.vector_check import VectorCheck
 class SyncGossip(AwaitedRound[State]):
     """One peer of a synchronous run.  `schema` is the layout that its neighbours must share.
 
-    `resumed`: go on from there, in a new life, in which no edge has a past.
+    `resumed`: continue from this checkpoint, in a new life, in which no edge has a past.
     """
 
     def __init__(
@@ -72,8 +73,8 @@ class SyncGossip(AwaitedRound[State]):
         self.ledger = EdgeLedger(schema)
         self.mailbox = Mailbox(leads_of(node, schedule, self.company.partners))
         self.open = ExchangedRound()
-        self.own = OwnWeights()  # those of this round
-        self.summed = 0  # elements
+        self.own = OwnWeights()  # of the current round
+        self.summed = 0  # number of elements
 
     def rostered(self, schedule: object) -> None:
         self.schedule, self.own = schedule, OwnWeights()  # type: ignore[assignment]
@@ -104,11 +105,11 @@ class SyncGossip(AwaitedRound[State]):
 
     def trained(self, event: Trained, now_ns: int) -> list[Effect]:
         effects = self._catch_up()
-        if self.ledger.opens(self.round, view_of(self.schedule, self.round)):  # what tracks the sum of others
+        if self.ledger.opens(self.round, view_of(self.schedule, self.round)):  # tracked sums of others
             self.learner.rejoined()
         outgoing = self.learner.trained(event.update, Step.of(self.round, event.metrics))
         self.phase = "waiting"
-        self.clock.heard(now_ns)  # who was here before us was in time
+        self.clock.heard(now_ns)  # models received before this were in time
         if not (self.own.row and is_constant(self.schedule)):
             self.own = OwnWeights.of(self.node, self.schedule.mixing(self.round))
         targets = self.own.targets
@@ -122,12 +123,12 @@ class SyncGossip(AwaitedRound[State]):
         return [*effects, self.until_the_deadline(), self.until_asked(0), *self.end_if_complete(now_ns)]
 
     def _open_beside(self, targets: Collection[NodeId]) -> list[NodeId]:
-        """Those with whom an account is open, and who get no model in this round."""
+        """Return the nodes with an open account that get no model in this round."""
         opened = [j for j, edge in self.ledger.edges.items() if edge.open is not None]
         return [j for j in opened if j not in targets and j not in self.company.done]
 
     def _catch_up(self) -> list[Effect]:
-        """Go to the latest round to which one who needs our model has gone on; the rounds between are lost."""
+        """Go to the latest round to which a receiver of our model has gone on without it; skip the rounds between."""
         if not self.mailbox.ahead(self.round):
             return []
         heard = self.company.linked - self.company.absent
@@ -205,7 +206,7 @@ class SyncGossip(AwaitedRound[State]):
         return effects + self.go_on(now_ns)
 
     def _combined(self, row: Mapping[NodeId, float], own: Vectors) -> Vectors:
-        """What comes of this round, one vector per slot."""
+        """Return the result of this round, one vector per slot."""
         here, node = self.mailbox.here(self.round), self.node
         inputs = [own if j == node else here[j].vectors for j in row]
         if self.combine.linear:
@@ -214,7 +215,7 @@ class SyncGossip(AwaitedRound[State]):
         return tuple([self.combine.combine(node, row, of_slot) for of_slot in of_slots])
 
     def _agreed(self) -> Mapping[NodeId, float]:
-        """This round's weights, those of edges that do not count given to oneself; settles who has mixed whom."""
+        """Return this round's weights, edges that do not count moved to our own; update the accounts."""
         row, one_way, sources, round = self.open.row, self.open.one_way, self.open.sources, self.round
         for j in sources.missing:
             self.ledger.edge(j).missed(round, row[j], self.learner.outgoing)
@@ -237,7 +238,7 @@ class SyncGossip(AwaitedRound[State]):
     # --- accounts -------------------------------------------------------------------------------------------------
 
     def _account(self, sender: NodeId, round: int, used: int, missing: int, now_ns: int) -> list[Effect]:
-        """Take what a partner says of our edge: repair our round, send what it misses, forget what it has."""
+        """Handle a partner's account of our edge: correct our round, send a missed model, drop received ones."""
         edge = self.ledger.heard(sender, round, used, missing)
         self.mailbox.heard(sender, round)
         effects = self._repair(sender) if edge.open is not None else []
@@ -251,7 +252,7 @@ class SyncGossip(AwaitedRound[State]):
 
     def _repair(self, node: NodeId) -> list[Effect]:
         repaired = self.ledger.repair(node)
-        if repaired is None or not self.combine.linear:  # what a rule would have made of it, nobody can tell now
+        if repaired is None or not self.combine.linear:  # a nonlinear rule's result cannot be corrected afterwards
             return []
         assert repaired.theirs is not None
         self.carried.came(node)
@@ -259,11 +260,11 @@ class SyncGossip(AwaitedRound[State]):
             scaled_difference(repaired.weight, theirs, own)
             for theirs, own in zip(repaired.theirs, repaired.own, strict=True)
         )
-        if repaired.round < self.ledger.since:  # what tracks began anew since; the models did not
+        if repaired.round < self.ledger.since:  # tracking state was reset since; models were not
             slots = zip(self.learner.algorithm.slots, differences, strict=True)
             differences = tuple(one if slot == MODEL else subtract(one, one) for slot, one in slots)
         self.learner.corrected(differences)
-        mixed = bool(self.learner.outgoing)  # what is open now is mixed as it went out
+        mixed = bool(self.learner.outgoing)  # the open round is mixed as it was sent
         return [Report("repaired", {"peer": node, "round": repaired.round, "mixed": mixed}, self.round)]
 
     # --- the end --------------------------------------------------------------------------------------------------
@@ -301,13 +302,13 @@ class SyncGossip(AwaitedRound[State]):
         return [Report("unsettled", {"peer": j, "round": round}, self.round) for j, round in open_with]
 
     def expected(self) -> Collection[NodeId]:
-        """Where each round has a graph of its own a pair may meet once, and lose that model: heard of is enough."""
+        """Return the partners; without a fixed graph a pair may meet once: any message is enough."""
         fixed = self.schedule.period > 0
         return [j for j in self.company.partners if fixed or j not in self.mailbox.newest]
 
 
 def _mixed(terms: Sequence[tuple[float, Vector]]) -> Vector:
-    """The sum, in the memory of a term that came over a link, if there is one: it is ours, and not needed again."""
+    """Return the sum, in the memory of a received term if there is one: it is ours, and not needed again."""
     for _, vector in terms:
         if vector.flags.writeable:
             return ordered_mix(terms, vector)
@@ -315,5 +316,5 @@ def _mixed(terms: Sequence[tuple[float, Vector]]) -> Vector:
 
 
 def resume_point(algorithm: GossipAlgorithm[Any], round: int, model: Vector) -> Checkpoint:
-    """Return from where a peer goes on that has `model` after `round` rounds: what another has learned."""
+    """Return the checkpoint of a peer that adopts `model`, another peer's, after `round` rounds."""
     return Learner(algorithm, model).checkpoint(round, {}, FRESH)

@@ -15,7 +15,7 @@ from fedgossip.core.messages import ModelCarrier
 
 @dataclass(frozen=True, slots=True)
 class VectorCheck:
-    """`count` vectors [length] of type `kind`, as `node` sends them; `schema` is the hash of what lies where in one."""
+    """`count` vectors [length] of type `kind`, as `node` sends them; `schema` is the hash of a vector's layout."""
 
     node: NodeId
     schema: str
@@ -24,7 +24,7 @@ class VectorCheck:
     count: int = 1
 
     def check(self, sender: NodeId, message: ModelCarrier) -> None:
-        """Raise ProtocolError where the message's vectors are of another layout."""
+        """Raise ProtocolError where the message's vectors have another layout."""
         vectors, shape = message.vectors, (self.length,)
         ours = message.schema == self.schema and len(vectors) == self.count
         for vector in vectors:
