@@ -1,4 +1,4 @@
-"""How good a model is, in one number: what it is called, which way is better, and how it is told to people."""
+"""The metric of a run: its name, its direction, and its format in reports."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ HIGHER, LOWER = "higher", "lower"
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The metric by which a run is judged; it stands for the averaged model, the mean peer and the worst peer."""
+    """The metric of a run, reported for the averaged model, the mean peer and the worst peer."""
 
     name: str
-    """Of the metric; empty where a task has none, and all values are None."""
+    """Name of the metric; empty for a task without one, where all values are None."""
     better: str = HIGHER
     """HIGHER or LOWER."""
     unit: str = ""
-    """What the number counts, in words."""
+    """Unit of the number, in words."""
     share: bool = False
     """Whether it lies between 0 and 1."""
     percent: bool = False
-    """Whether people are told it in percent."""
+    """Whether reports print it in percent."""
     title: str = ""
-    """As a heading begins; empty: the name with a capital."""
+    """Start of a heading; empty: the name with a capital."""
 
     def best(self, values: Iterable[float]) -> float:
         """Return the best of at least one value."""
@@ -35,7 +35,7 @@ class Score:
         return (min if self.better == HIGHER else max)(values)
 
     def figure(self, value: float) -> str:
-        """Return a value with four digits behind the point; of a small one its size."""
+        """Return a value with four decimals; a small one in scientific notation."""
         return f"{value:.1e}" if not self.share and 0 < abs(value) < 1e-2 else f"{value:.4f}"
 
     @property
@@ -49,7 +49,7 @@ class Score:
 
     @property
     def note(self) -> str:
-        """What the number counts and which way is better, in brackets; nothing where its name says it."""
+        """Return the unit and the better direction in brackets; empty where the name implies both."""
         told = ", ".join(part for part in (self.unit, f"{self.better} is better") if part)
         return "" if self.percent else f" ({told})"
 
@@ -60,7 +60,7 @@ NO_SCORE = Score("")
 
 @dataclass
 class BestSoFar:
-    """The round whose model scored best until now, the first of equal ones; round 0, which nobody trained, is none.
+    """The round with the best score so far, the first of equal ones; round 0, the untrained model, never counts.
 
     A score that is no finite number is never better.  `patience`: the number of evaluations in a row without a better
     score that end the run; 0: none do.
@@ -75,7 +75,7 @@ class BestSoFar:
     """Number of evaluations since that round."""
 
     def takes(self, round: int, value: float) -> bool:
-        """Take the evaluation of the model after `round`; return whether it is the best until now."""
+        """Record the score of the model after `round`; return whether it is the best so far."""
         better = math.isfinite(value) and (not self.round or self._above(value))
         if better:
             self.round, self.value, self.since = round, value, 0
@@ -88,10 +88,10 @@ class BestSoFar:
 
     @property
     def over(self) -> bool:
-        """Whether the run has waited long enough for a better model."""
+        """Whether `patience` evaluations have passed without a better model."""
         return 0 < self.patience <= self.since
 
     @property
     def facts(self) -> Mapping[str, object]:
-        """For the records, of a run that ends for it."""
+        """Return the facts of an early stop, for the records."""
         return {"best": self.round, "score": self.value, "evaluations": self.since}

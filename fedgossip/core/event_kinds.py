@@ -1,8 +1,8 @@
-"""The vocabulary of events: what each means, what to do about it, how it is told, and what it says of a participant.
+"""The vocabulary of events: the meaning of each, advice, its texts, and the state of a participant that it implies.
 
 An event is a name in the record with a value (`records.EventRow`).  Machines report them (`machine.Report`); drivers
-and fault scripts tell of processes and links.  All that is known of a name stands in event_kinds.toml, which the
-record, the progress of a run, reports and watching read; nothing that runs a machine does.
+and fault scripts report processes and links.  event_kinds.toml holds every property of a name; the record, the progress
+of a run, reports and watching read it.  No code that runs a machine reads it.
 """
 
 from __future__ import annotations
@@ -19,31 +19,32 @@ from fedgossip.base.decoding import from_toml
 Tells = Literal[
     "", "gone", "suspected", "missed", "back", "there", "left", "ended", "asleep", "awake", "again", "relayed", "direct"
 ]
-"""What an event says of participants.  Of those whom it names: gone, suspected or missed by the teller; back for the
-teller (itself, where nobody is named); there, for all; or left.  Of the teller: ended, in a state of the event's name;
-asleep or awake; alive again, from an earlier round on.  Of the teller and those whom it names: the way between them."""
+"""The state of participants that an event implies.  Named participants: gone, suspected or missed at the reporting
+peer; back at the reporting peer (the reporting peer itself where none is named); there, for all; or left.  The
+reporting peer: ended, in a state of the event's name; asleep or awake; alive again, from an earlier round on.
+Reporting peer and named participants: the route between them."""
 
 
 class EventKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is known of the events of one name."""
+    """The properties of the events of one name."""
 
     meaning: str = ""
-    """What has happened, in a sentence."""
+    """One sentence: the fact that the event reports."""
     advice: str = "Nothing: it is in the order of things."
-    """What to do about it, in a sentence."""
+    """One sentence: the action to take."""
     words: str = ""
-    """How it is told with a value that stands alone, {value}, or with none."""
+    """Text of an event with a single value, {value}, or without one."""
     facts: tuple[str, ...] = ()
-    """How it is told with several facts, by their names: the first template whose facts are there, else the last."""
+    """Texts of an event with several named facts: the first template with all its facts present, else the last."""
     led: str = ""
-    """As `words`, where a coordinator and its clients tell it in words of their own."""
+    """As `words`, in runs with a coordinator, where their text differs."""
     severity: Literal["grave", "noted", "quiet"] = "noted"
-    """What a reader should know before all else; what is written; what is in the order of things, and only counted."""
+    """grave: shown first; noted: listed; quiet: part of normal operation, only counted."""
     tells: Tells = ""
     open_round: bool = False
-    """Whether a coordinator and its clients tell it of the round that is open, by how many are behind it."""
+    """Whether a coordinator and its clients report it for the open round, by the number of completed rounds."""
     disturbs: bool = False
-    """Whether the numbers of a real run in which it happens are not those of one without it."""
+    """Whether the event changes the numbers of a real run."""
 
     @property
     def quiet(self) -> bool:
@@ -51,22 +52,22 @@ class EventKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 HALF_MISSING = "half_missing"
-"""The one name of a run that goes on and will not end well, which is told however many others were told before."""
+"""The event of a run that continues but cannot end well; shown however many events were shown before."""
 
 SKIPPED = "skipped"
 """Rounds that a peer of a synchronous run left out: its value is their number, its round the next that it does."""
 
 UNKNOWN = EventKind()
-"""Of a name that stands in no vocabulary: somebody else's, or of another version."""
+"""Kind of a name outside the vocabulary: of another program or version."""
 
 
 @cache
 def event_kinds() -> Mapping[str, EventKind]:
-    """Return what is known of every event, by name, the gravest first."""
+    """Return the kind of every event, by name, the gravest first."""
     text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
     return msgspec.convert(from_toml(text), dict[str, EventKind])
 
 
 def kind_of(name: str) -> EventKind:
-    """Return what is known of the events of a name; UNKNOWN where it is none of ours."""
+    """Return the kind of a name; UNKNOWN outside the vocabulary."""
     return event_kinds().get(name, UNKNOWN)

@@ -1,7 +1,7 @@
-"""What was forecast of a run before it began: forecast.json in its folder, whose hash is in the summary.
+"""The forecast of a run, made before its start: forecast.json in its folder; the summary holds its hash.
 
 The consensus distance lies between two edges after each round, and the scores between two values where they are
-evaluated.  `kept` is the share of what was measured that lies inside, give or take SLACK.
+evaluated.  `kept` is the share of measured values inside, within SLACK.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from fedgossip.core.records import NetworkRow
 
 FORECAST = "forecast.json"
 REALISED = "forecast-realised.json"
-"""The same, computed after the run of the rounds as they were mixed."""
+"""The forecast computed after the run, with the mixing of its actual rounds."""
 SLACK = 0.05
-"""The edges are of first order in the disagreement: so much beyond them still counts as inside."""
+"""The edges are of first order in the disagreement: a distance this share beyond them counts as inside."""
 SCORE_SLACK = 0.02
-"""So much of a score that is a share; a model that is not the mean's has other examples wrong."""
+"""Slack of a score that is a share: a model off the mean misclassifies other examples."""
 WIDE = 2.5
-"""Where the edges are further apart than by this factor, the graph ties its peers weakly: no point is given."""
+"""Edges further apart than this factor yield no point estimate: the graph couples its peers too weakly."""
 ROUNDING = 1e-6
 """A distance below this share of the largest is rounding."""
 ROUNDS_MAX = 10_000_000
@@ -35,7 +35,7 @@ Interval = tuple[float, float]
 
 
 class ScoreForecast(msgspec.Struct, frozen=True):
-    """Scores after the `rounds` that are evaluated; (lowest, highest) for the mean and the worst peer.
+    """Scores after the evaluated `rounds`; (lowest, highest) for the mean and the worst peer.
 
     `averaged`: of the averaged model, which to first order is the same on every graph.
     """
@@ -71,12 +71,12 @@ class RunForecast(msgspec.Struct, frozen=True):
         return len(self.upper)
 
     def edges(self, round: int) -> Interval | None:
-        """The edges after a round; None for one that it says nothing of."""
+        """Return the edges after a round; None for a round outside the forecast."""
         return (self.lower[round - 1], self.upper[round - 1]) if 1 <= round <= self.rounds else None
 
     @property
     def width(self) -> float:
-        """Upper by lower edge, the geometric mean over the rounds in which there is a disagreement."""
+        """Upper by lower edge, the geometric mean over the rounds with a disagreement."""
         floor = ROUNDING * max(self.upper, default=0.0)
         ratios = [
             math.log(high / low) for low, high in zip(self.lower, self.upper, strict=True) if high > floor and low > 0
@@ -85,7 +85,7 @@ class RunForecast(msgspec.Struct, frozen=True):
 
     @property
     def wide(self) -> bool:
-        """Whether the graph ties its peers so weakly that no point estimate is worth giving."""
+        """Whether the graph couples its peers too weakly for a point estimate."""
         return self.width > WIDE
 
     @property
@@ -97,28 +97,28 @@ class RunForecast(msgspec.Struct, frozen=True):
 
 
 REFIT = 10
-"""Rounds after which it is asked again where between the edges a run goes."""
+"""Rounds between two refits of a run's place between the edges."""
 MARGIN, DRIFT = 0.05, 0.01
-"""So much of the way from edge to edge is left on both sides of where it went, and so much more each round ahead."""
+"""Margins on both sides of the observed place, as a share of the way from edge to edge: fixed, and per round ahead."""
 
 
 class NarrowedForecast:
-    """Where between the edges a run goes that is under way: an interval inside them, narrower with each refit.
+    """The place of a running run between the edges: an interval inside them, narrower with each refit.
 
-    Its place after a round is t in distance = lower^(1 - t) upper^t.  For the rounds that come it is taken to stay
-    where it was in the last REFIT rounds, from the least to the largest, a little more with each round ahead.  This is
-    of a run that is watched, and never the forecast of record: it is made of what it is held against.
+    Its place after a round is t in distance = lower^(1 - t) upper^t.  Later rounds are assumed to stay in the range of
+    the last REFIT rounds, widened a little per round ahead.  It serves the display of a watched run and is never the
+    forecast of record: it is fitted to the values that it is compared with.
     """
 
     def __init__(self, forecast: RunForecast) -> None:
         self.forecast = forecast
         self.fitted = 0
-        """The last round that it was fitted to."""
+        """The last fitted round."""
         self._places: list[float] = []
         self._between: Interval | None = None
 
     def take(self, round: int, distance: float) -> None:
-        """Take the distance that was measured after a round."""
+        """Add the measured distance after a round."""
         edges = self.forecast.edges(round)
         if edges is None or not 0 < edges[0] < edges[1] or distance <= 0:
             return
@@ -140,14 +140,15 @@ class NarrowedForecast:
 
 
 def inside(value: float, low: float, high: float, largest: float) -> bool:
-    """Whether a distance keeps to a forecast, in a run whose largest is `largest`; rounding keeps to rounding."""
+    """Whether a distance lies inside a forecast; below ROUNDING of the run's `largest` distance the forecast must
+    too."""
     if value <= ROUNDING * largest:
         return low * (1 - SLACK) <= ROUNDING * largest
     return low * (1 - SLACK) <= value <= high * (1 + SLACK)
 
 
 def kept(forecast: RunForecast, rows: Sequence[NetworkRow]) -> float | None:
-    """Return the share of the rounds with a measured distance that keep to the forecast; None where there is none."""
+    """Return the share of the measured rounds inside the forecast; None without any."""
     measured = [row for row in rows if row.consensus_distance is not None and 1 <= row.round <= forecast.rounds]
     known = [*(row.consensus_distance for row in measured), *(row.consensus_before for row in measured)]
     largest = max((value for value in known if value is not None), default=0.0)
@@ -162,7 +163,8 @@ def kept(forecast: RunForecast, rows: Sequence[NetworkRow]) -> float | None:
 def scores_kept(forecast: RunForecast, rows: Sequence[NetworkRow], *, share: bool) -> dict[str, float]:
     """Return for "averaged", "mean_peer" and "worst_peer" the share of evaluated rounds inside; {} without scores.
 
-    `share`: the score lies between 0 and 1, and so much as SCORE_SLACK beyond counts as inside; of others SLACK of it.
+    `share`: the score lies between 0 and 1, and up to SCORE_SLACK beyond counts as inside; for other scores, up to
+    SLACK of the value.
     """
     if forecast.scores is None:
         return {}
@@ -186,19 +188,19 @@ def scores_kept(forecast: RunForecast, rows: Sequence[NetworkRow], *, share: boo
 
 
 def encoded(forecasts: RunForecast | Sequence[RunForecast]) -> bytes:
-    """Return the text of a forecast.json; of a list where there are several."""
+    """Return the content of a forecast.json; a list for several forecasts."""
     return msgspec.json.format(msgspec.json.encode(forecasts), indent=1) + b"\n"
 
 
 def digest_of(content: bytes) -> str:
-    """Return the sha256 of a file, as summaries have it."""
+    """Return the sha256 of a file in the format of summaries."""
     return hashlib.sha256(content).hexdigest()
 
 
 def read_forecast(folder: Path, name: str = FORECAST) -> tuple[RunForecast, str] | None:
-    """Return the forecast in a run's folder, or what `name` is, and its sha256; None where there is none.
+    """Return the forecast in the file `name` of a run's folder, and its sha256; None without the file.
 
-    Raises ConfigError, naming the file, for one that is none.
+    Raises ConfigError, naming the file, for invalid content.
     """
     path = folder / name
     try:
@@ -213,7 +215,7 @@ def read_forecast(folder: Path, name: str = FORECAST) -> tuple[RunForecast, str]
 
 
 def _check(found: RunForecast) -> None:
-    """Raise ValueError for edges or scores that do not belong together."""
+    """Raise ValueError for inconsistent edges or scores."""
     if len(found.lower) != len(found.upper) or found.rounds > ROUNDS_MAX:
         raise ValueError(f"{len(found.lower)} lower and {len(found.upper)} upper edges")
     if not all(math.isfinite(value) and value >= 0 for value in (*found.lower, *found.upper)):

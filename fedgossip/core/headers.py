@@ -1,7 +1,7 @@
-"""Headers: a message without its vectors, as msgpack; unknown fields, and numbers out of bounds, are refused.
+"""Headers: a message without its vectors, as msgpack; unknown fields and numbers out of bounds raise.
 
-They follow from the messages' own declarations (messages/base): the same fields by the same names, vectors replaced by
-`parts`, the type and the elements of each.  The kind of a message on the wire is its name in small letters.
+They are generated from the declarations of the messages (messages/base): the same fields by the same names, vectors
+replaced by `parts`, dtype and length of each.  The kind of a message on the wire is its lower-case name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedgossip.base.vectors import Vector
 from fedgossip.core.messages import DECLARED, AnyMessage, Carrier, Part
 
 LENGTHS_KEPT = 4096
-"""Maximum number of headers whose lengths are remembered."""
+"""Maximum number of cached header lengths."""
 
 
 class Header(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -31,18 +31,18 @@ class Header(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class Carries(Header):
-    """A message with vectors: the type and the elements of each in place of them."""
+    """Header of a message with vectors: dtype and length of each."""
 
     schema: str
     parts: list[Part]
 
 
 class Item(msgspec.Struct, forbid_unknown_fields=True, array_like=True):
-    """A part of a message that has fields of its own, in the order of its dataclass."""
+    """A structured part of a message; its fields in the order of its dataclass."""
 
 
 class Vocabulary:
-    """The headers of all messages that may cross the network, and what turns one into the other."""
+    """The headers of all messages that may cross the network; converts messages to headers and back."""
 
     def __init__(self, messages: Sequence[type[Any]]) -> None:
         self._items: dict[type[Any], type[Item]] = {}
@@ -66,7 +66,7 @@ class Vocabulary:
         return self._encoder.encode(self.headers[kind](**fields))
 
     def length(self, message: AnyMessage) -> int:
-        """Return the bytes of the header of `message`; headers that say the same are made once."""
+        """Return the bytes of the header of `message`; equal headers are encoded once."""
         kind = type(message)
         said = self._said.get(kind)
         if said is None:
@@ -81,11 +81,11 @@ class Vocabulary:
         return length
 
     def decoded(self, body: bytes) -> Header:
-        """Return the header in these bytes.  Raises ValueError, msgspec.MsgspecError."""
+        """Decode a header.  Raises ValueError, msgspec.MsgspecError."""
         return from_msgpack(self._decoder, body)
 
     def message_of(self, header: Header, vectors: tuple[Vector, ...] = ()) -> AnyMessage:
-        """Return the message of a header, with the vectors that it announces."""
+        """Return the message of a header with its announced vectors."""
         kind = self.messages[type(header)]
         fields: dict[str, Any] = {name: getattr(header, name) for name in self._fields[kind]}
         for name in self._nested[kind]:
@@ -122,7 +122,7 @@ class Vocabulary:
         return found
 
     def _as_msgpack(self, hint: Any) -> Any:
-        """A field's type as msgpack has it: lists for tuples of any length, items for parts."""
+        """Return a field's type in msgpack: lists for tuples of any length, items for parts."""
         if dataclasses.is_dataclass(hint):
             return self._item(hint)  # type: ignore[arg-type]
         origin, arguments = typing.get_origin(hint), typing.get_args(hint)
@@ -135,12 +135,12 @@ class Vocabulary:
         return hint
 
     def _is_short(self, kind: type[Any]) -> bool:
-        """Whether its fields are whole numbers and short texts: what equals such a value is as long."""
+        """Whether all fields are integers and short texts, so that equal values have equal lengths."""
         hints = typing.get_type_hints(kind)
         return bool(self._fields[kind]) and all(hints[name] in (int, bool, str) for name in self._fields[kind])
 
     def _nested_in(self, kind: type[Any]) -> tuple[str, ...]:
-        """Fields that are more than a number, a text or bytes."""
+        """Return the fields other than numbers, texts and bytes."""
         hints = typing.get_type_hints(kind)
         return tuple(name for name in self._fields[kind] if self._as_msgpack(hints[name]) != hints[name])
 
@@ -158,7 +158,7 @@ class Vocabulary:
 
 
 def tag_of(kind: type[Any]) -> str:
-    """What a message, or a part of one, is called on the wire: MaskedInput is "masked input"."""
+    """Return the wire name of a message or part: MaskedInput is "masked input"."""
     return re.sub(r"(?<!^)(?=[A-Z])", " ", kind.__name__).lower()
 
 
@@ -168,7 +168,7 @@ def _names(kind: type[Any]) -> tuple[str, ...]:
 
 @functools.cache
 def _name(dtype: np.dtype[Any]) -> str:
-    return dtype.name  # numpy puts it together anew for every asking
+    return dtype.name  # cached: numpy builds the string at every access
 
 
 VOCABULARY = Vocabulary(DECLARED)

@@ -1,10 +1,10 @@
-"""A participant is a machine: it is told events and returns effects.
+"""A participant is a machine: it receives events and returns effects.
 
 It owns no socket, clock, thread, random source or GPU.  Time is integer nanoseconds and always an argument.  Two
-drivers run machines, the simulator and the ZeroMQ host; whatever is shown of a machine in one holds in the other.
+drivers run machines, the simulator and the ZeroMQ host; a property shown of a machine in one holds in the other.
 
-Those of which there are several in every round are msgspec's structs: such an object is made in a fifth of the time of
-a frozen dataclass.  No such object holds what holds it, so the garbage collector need not look at them.
+Frequent events and effects are msgspec structs: one takes a fifth of the time of a frozen dataclass to create.  They
+form no reference cycles, so the garbage collector need not track them.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from fedgossip.core.messages import Message
 
 NodeId = int
 
-# --- events: told, past tense -----------------------------------------------------------------------------------
+# --- events: past tense ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The driver is ready; told once, first."""
+    """The driver is ready; the first event, delivered once."""
 
 
 class Received(msgspec.Struct, frozen=True, gc=False):
@@ -44,21 +44,21 @@ class Received(msgspec.Struct, frozen=True, gc=False):
 
 
 class Trained(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """`update` is trained vector minus given vector, or None where nothing changed (pure averaging); of a `Train` that
-    asks for it the gradient, or None where that is zero."""
+    """`update` is trained vector minus given vector, or None without a change (pure averaging); for a `Train` with
+    `gradient` the gradient, or None where that is zero."""
 
     job: int
     update: Vector | None
     examples: int = 0
     metrics: Mapping[str, float] = msgspec.field(default_factory=dict)
     extra: tuple[Vector, ...] = ()
-    """What came of the terms' `extra`."""
+    """The result for the terms' `extra`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Produced:
-    """Elements of a gradient from `start` on that are final, up to those that were there before, the last ones first;
-    `Trained` brings all of it.  Told only for a `Train` with `stretches`, and not by every task."""
+    """Final elements of a gradient from `start` up to those of the previous stretch, in descending order; `Trained`
+    holds the whole gradient.  Only for a `Train` with `stretches`, and not from every task."""
 
     job: int
     start: int
@@ -69,7 +69,7 @@ class Produced:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowsChosen:
-    """The rows of a table that a job needs, and those that the run watches (None: not asked for), as ascending keys."""
+    """The rows of a table for a job, and the rows that the run measures (None: not requested), as ascending keys."""
 
     job: int
     keys: Keys
@@ -78,7 +78,7 @@ class RowsChosen:
 
 @dataclass(frozen=True, slots=True)
 class ModelMeasured:
-    """The score of the model after `round`; None where the run has none."""
+    """The score of the model after `round`; None in a run without a metric."""
 
     round: int
     score: float | None
@@ -90,7 +90,7 @@ class Fired(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class PeerJoined:
-    """The link to `node` is up.  A higher incarnation than before: it has crashed, and knows what it had written."""
+    """The link to `node` is up.  A higher incarnation: the node restarted after a crash, with its written state."""
 
     node: NodeId
     incarnation: int = 0
@@ -98,40 +98,41 @@ class PeerJoined:
 
 @dataclass(frozen=True, slots=True)
 class PeerGone:
-    """The link to `node` is lost, or the node is known to be dead."""
+    """The link to `node` is lost, or the node is confirmed dead."""
 
     node: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Others reach this participant at `address` from now on; told again to those whose link comes back after it."""
+    """From now on others reach this participant at `address`; the machine sends it again on links that reconnect
+    later."""
 
     address: str
 
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """Say goodbye and finish with what is there."""
+    """Leave, and finish with the current model."""
 
     again: bool = False
-    """Whether a person wants that, who may start this participant again to go on."""
+    """Whether a person requested it and may resume this participant later."""
     over: bool = False
-    """Whether what is trained here has come to its own end: take leave as after the last round."""
+    """Whether the local training ended by itself: leave as after the last round."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rostered:
-    """Who takes part has changed: from now on `schedule` gives the graph of every round (a `Schedule` of topology/)."""
+    """The set of participants changed: `schedule` (of topology/) now gives the graph of every round."""
 
     schedule: object
 
 
 Answered = Produced | Trained | RowsChosen
-"""What tells a machine of its own task."""
+"""Answers of the machine's own task."""
 Event = Started | Stopping | Received | Answered | ModelMeasured | Fired | PeerJoined | PeerGone | Rostered | Moved
 
-# --- effects: asked, imperative ---------------------------------------------------------------------------------
+# --- effects: imperative ----------------------------------------------------------------------------------
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
@@ -148,9 +149,9 @@ class Terms:
     correction: Vector | None = None
     """[d], added to each step's gradient: SCAFFOLD's c - c_i."""
     momentum: float | None = None
-    """Momentum of the local steps in the rule's formula, which begins at rest in each round; None: of no account."""
+    """Momentum of the local steps in the rule's formula, reset to zero each round; None: unused."""
     extra: tuple[Vector, ...] = ()
-    """What a task of the rule's own kind trains with beside the vector, of any lengths: CoCoA's dual variables."""
+    """Vectors of any lengths that a task made for the rule trains with: CoCoA's dual variables."""
 
     @property
     def active(self) -> bool:
@@ -161,13 +162,13 @@ class Terms:
 class Train(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Train from `vector`; answered by `Trained` with the same job.
 
-    With `terms` the job stands alone: what the optimiser remembers of earlier jobs does not enter it, and the metrics
-    hold "steps" and "rate" too.  `tested`: the given vector is first tested on examples that this node keeps for that;
-    "score" and "tested", their number, are in the metrics.
+    With `terms` the job stands alone: the optimiser's state of earlier jobs does not enter it, and the metrics contain
+    "steps" and "rate" too.  `tested`: the given vector is first tested on this node's held-out examples; the metrics
+    contain "score" and "tested", their number.
 
-    `gradient`: nothing is trained; `Trained.update` is the mean gradient at `vector` over `accumulate` batches, or as
-    many as the node's training of a round has (None).  It has every bit that the gradient has: a difference of vectors,
-    (x + u) - x, has lost the low ones.
+    `gradient`: no training; `Trained.update` is the mean gradient at `vector` over `accumulate` batches, or as many as
+    the node trains per round (None).  It keeps every bit of the gradient: a difference of vectors, (x + u) - x, loses
+    the low ones.
 
     `keys`: the vector is these rows of a table, [k * width], and so is the gradient.
     """
@@ -179,15 +180,15 @@ class Train(msgspec.Struct, frozen=True, eq=False, gc=False):
     gradient: bool = False
     accumulate: int | None = None
     stretches: tuple[int, ...] = ()
-    """Of a gradient: descending places, from each of which on all elements are wanted as soon as they are final."""
+    """For a gradient: descending positions; elements from each position on are requested as soon as they are final."""
     keys: Keys | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ChooseRows:
-    """Say which rows of its table a gradient job over `accumulate` batches needs; answered by `RowsChosen`.
+    """Choose the table rows of a gradient job over `accumulate` batches; answered by `RowsChosen`.
 
-    0 batches need none.  `watched`: say too which rows the run is measured by.
+    0 batches need none.  `watched`: include the rows that the run is measured by.
     """
 
     job: int
@@ -197,7 +198,7 @@ class ChooseRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasureModel:
-    """Measure `model` [d], which is that after `round`; answered by `ModelMeasured`."""
+    """Measure `model` [d], the model after `round`; answered by `ModelMeasured`."""
 
     round: int
     model: Vector
@@ -207,7 +208,7 @@ class MeasureModel:
 class Witness:
     """A signed frame of a secure session, for its transcript: sent to `client` (None: to all), or taken from it.
 
-    Without a frame the session is over, with this `outcome` (secure/aborts.Reason, or SUMMED).  Drivers that keep no
+    Without a frame the session is over, with this `outcome` (secure/aborts.Reason, or SUMMED).  Drivers without
     transcripts ignore it.
     """
 
@@ -219,7 +220,8 @@ class Witness:
 
 
 class SetTimer(msgspec.Struct, frozen=True, gc=False):
-    """Answered by `Fired(key)` after the delay; the same key replaces, so a key carries what made it relevant."""
+    """Answered by `Fired(key)` after the delay.  A timer with the same key replaces this one, so a key holds its
+    cause."""
 
     key: Hashable
     after_ns: int
@@ -227,9 +229,9 @@ class SetTimer(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A fact for the records and for people: what a driver does depends neither on its name nor on its value.
+    """A fact for the records and for people; no driver acts on its name or value.
 
-    Its name stands in `event_kinds`, which says what it means and what to do about it.
+    `event_kinds` holds the meaning and the advice of its name.
     """
 
     name: str
@@ -239,7 +241,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Something of `sender` was not accepted, where the rest of the event counts; drivers count it by its cause."""
+    """A part of an event from `sender` was rejected, the rest accepted; drivers count it by its cause."""
 
     sender: NodeId | None
     reason: str
@@ -250,17 +252,17 @@ class Refused:
 
 
 class Outgoing(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """`vector` [d] is what this participant puts into the mix of the round that ends as `round`."""
+    """`vector` [d] is this participant's input to the mix of the round that ends as `round`."""
 
     round: int
     vector: Vector
 
 
 class RoundDone(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """`round` rounds are behind, and `model` [d] is what came of the last one: its row can be written.
+    """`round` rounds are complete, and `model` [d] is the result of the last one: its row can be written.
 
-    `staleness`: how often the model had changed while this round was trained from an older one; None in rounds that
-    all go through together.  `waiting_bytes`: of vectors of these rounds that are sent later, when there is room.
+    `staleness`: number of model changes while this round was trained from an older model; None in synchronous rounds.
+    `waiting_bytes`: vectors of these rounds that are sent later, when the queue has room.
     """
 
     round: int
@@ -271,9 +273,9 @@ class RoundDone(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Aggregated:
-    """What went into a coordinator's round, before it is done: "clients", their number, and what it knows of them.
+    """The contributions of a coordinator's round, before `RoundDone`: "clients", their number, and metrics.
 
-    The row of the round takes "loss", "score", "worst", "epsilon", and "counted", which clients, where they are there.
+    The row of the round takes "loss", "score", "worst", "epsilon", and "counted" (client ids) where present.
     """
 
     round: int
@@ -283,7 +285,7 @@ class Aggregated:
 class LocalWork(msgspec.Struct, frozen=True, gc=False):
     """A client has trained for the round that ends as `round`: its row can be written.
 
-    `score`: of the model that it was sent, on examples of its own; `epsilon`: all that it has spent of its budget.
+    `score`: of the received model, on its own examples; `epsilon`: the total that it spent of its budget.
     """
 
     round: int
@@ -293,14 +295,14 @@ class LocalWork(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a participant has ended before its time: plain data, so that it can stand in a trace and in an image."""
+    """Cause of a participant's early end: plain data, so that traces and images can store it."""
 
     kind: Literal["network", "peer", "budget", "too_few", "training"]
     text: str
     advice: str = ""
 
     def error(self) -> FedgossipError:
-        """Return the error that a driver raises for it, with the exit code of its kind."""
+        """Return the error to raise, with the exit code of its kind."""
         return _ERRORS[self.kind](self.text, self.advice)
 
 
@@ -315,9 +317,9 @@ _ERRORS: Mapping[str, type[FedgossipError]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Finish:
-    """The machine is done; `result` is its model.  Told nothing any more after this.
+    """The machine is done; `result` is its model.  It receives no further event.
 
-    `failure`: why it ended before its time, where it did; the driver raises it when all is written.
+    `failure`: the cause of an early end; the driver raises it after writing all records.
     """
 
     result: Vector
@@ -325,11 +327,11 @@ class Finish:
 
 
 class Checkpoint(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """All that a new machine of this kind needs to go on from here, after `round` rounds.
+    """The state that a new machine of this kind needs to resume after `round` rounds.
 
-    `vectors` [d] and `facts`, plain numbers, texts, lists and mappings with text keys.  Drivers that keep none ignore
-    it; what it refers to never changes.  `durable`: it is on disk before any later effect is performed; else it may be
-    written when it is time.
+    `vectors` [d] and `facts`, plain numbers, texts, lists and mappings with text keys.  Drivers without checkpoints
+    ignore it; the referenced arrays never change.  `durable`: written to disk before any later effect is performed;
+    otherwise at the driver's interval.
     """
 
     round: int
@@ -340,21 +342,22 @@ class Checkpoint(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """A line of this participant's own log: what leaves it, what it refuses, and what a next life must know.
+    """A line of this participant's own log: what it sends and refuses, and facts for its next incarnation.
 
-    On disk before any later effect is performed; lives after this one are given all lines.  Facts are plain numbers
-    and texts; nothing secret, nothing of the data.
+    Written to disk before any later effect is performed; later incarnations receive all lines.  Facts are plain numbers
+    and texts, without secrets or data.
     """
 
     kind: str
     facts: Mapping[str, int | float | str]
     hashed: tuple[Vector, ...] = field(default=(), compare=False)
-    """Their sha256, over all of them, is one of the facts; taken where a log is kept, for it takes a while."""
+    """Vectors with a common sha256 among the facts; the driver computes it only where a log is kept, because it is
+    slow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Meet:
-    """From now on let `node` in, who proves it by `key`, and call it at `address`; answered by `PeerJoined`."""
+    """From now on accept `node`, authenticated by `key`, and connect to it at `address`; answered by `PeerJoined`."""
 
     node: NodeId
     address: str
@@ -363,13 +366,13 @@ class Meet:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Hang up on `node`, and let nobody in any more by the key that it had."""
+    """Disconnect `node`, and reject its key from now on."""
 
     node: NodeId
 
 
 Telling = Report | Refused | Outgoing | RoundDone | Aggregated | LocalWork
-"""What the record is made of; all other effects are done to something."""
+"""Effects that only write to the record; all others act on something."""
 
 Effect = (
     Send | Train | ChooseRows | MeasureModel | SetTimer | Checkpoint | Log | Witness | Meet | Part | Finish | Telling
@@ -381,32 +384,32 @@ SINCE: Mapping[type[object], frozenset[str]] = {
     Terms: frozenset({"extra"}),
     Train: frozenset({"gradient", "accumulate", "stretches", "keys"}),
 }
-"""The fields that earlier traces do not have: where one has its default, no line shows it."""
+"""Fields missing in earlier traces: a line leaves one out at its default."""
 
 
 class Machine(Protocol):
     def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
-        """Take one event, return what is to be done.
+        """Handle one event; return the effects to perform.
 
-        Raises ProtocolError for a message that is impossible now; the state is then unchanged: a bad message costs
-        that message only.
+        Raises ProtocolError for a message that is impossible now; the state is then unchanged, so a bad message affects
+        only itself.
         """
         ...
 
 
 @runtime_checkable
 class AddingMachine(Machine, Protocol):
-    """A machine that says how much it has added up, so that a simulation can count the time of that."""
+    """A machine that counts its additions, so that a simulation can charge their time."""
 
     summed: int
-    """Elements of vectors that it has added to others, since it began."""
+    """Number of vector elements added to others since its start."""
 
 
 def told(machine: Machine, event: Event, now_ns: int) -> Sequence[Effect]:
-    """Tell a machine that others may send anything to: whatever a message of theirs does to it costs that message only.
+    """Pass an event to a machine whose messages are untrusted: a message that breaks it is dropped alone.
 
-    Raises ProtocolError in place of an exception that nobody foresaw.  What an algorithm does in the round that the
-    message completes (TrainingError) is raised as it is, and so is what one's own events do: the fault is here then.
+    Raises ProtocolError in place of an unexpected exception from a message.  A TrainingError of the round that the
+    message completes, and any exception from a local event, propagates: the fault is local.
     """
     try:
         return machine.handle(event, now_ns)

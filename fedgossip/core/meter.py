@@ -1,4 +1,4 @@
-"""What a round costs one peer: drivers feed a `Meter`, which gives a row of the record for each round."""
+"""The costs of a round at one peer: drivers feed a `Meter`, which returns a row of the record for each round."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fedgossip.core.records import PeerRow
 
 
 class Meter:
-    """One peer's account of the round it is in.
+    """One peer's account of its current round.
 
     A round lasts from the end of the one before, the first from the first training, to its own end.  Of that time each
-    nanosecond is of one kind: training; else communicating, where vectors come in or go out; else waiting.
+    nanosecond is of one kind: training; else communicating, where vectors are sent or received; else waiting.
     """
 
     def __init__(self, peer: int) -> None:
@@ -29,7 +29,7 @@ class Meter:
         self._of_jobs: dict[int, tuple[float | None, dict[str, float | None] | None]] = {}  # until the rounds end
         self._aggregated: Mapping[str, float] = {}
         self._counted: list[int] | None = None
-        self._owed = 0  # bytes of vectors that stood in the row before, and were to be sent
+        self._owed = 0  # bytes of vectors counted in the row before, sent later
         self._train_began: int | None = None
         self._trained_ns = 0
 
@@ -45,9 +45,9 @@ class Meter:
     def train_ended(
         self, now_ns: int, job: int, metrics: Mapping[str, float], logged: Mapping[str, float] | None = None
     ) -> None:
-        """Take what a job came to, with numbers of a user's own: they are in the row of the round that ends as job + 1.
+        """Record a job's loss and the user's own numbers in the row of the round that ends as job + 1.
 
-        Its time is of the round in which it was trained: with a delayed mean, of the one before.
+        Its time counts in the round in which it was trained: with a delayed mean, the one before.
         """
         began = now_ns if self._train_began is None else self._train_began
         self._train_began = None
@@ -56,45 +56,45 @@ class Meter:
         self._of_jobs[job] = metrics.get("loss"), dict(logged) if logged else None
 
     def broke_off(self, now_ns: int) -> None:
-        """Take that the peer died: what it trained is lost."""
+        """Record a crash of the peer: its current training is lost."""
         if self._train_began is not None:
             self.occupied(self._train_began, now_ns)
             self._train_began = None
         self._of_jobs.clear()
 
     def occupied(self, began_ns: int, ended_ns: int) -> None:
-        """Take a time of training, or of an evaluation, which no method needs: it is told as neither of the others."""
+        """Record a span of training, or of an evaluation outside the method: neither communication nor waiting."""
         self._busy.append((began_ns, ended_ns))
 
     def sent(self, size: int, payload: int, times: int = 1) -> None:
-        """Take a message of `size` bytes, of which `payload` are vectors, to so many."""
+        """Record a message of `size` bytes, of which `payload` are vectors, sent to `times` receivers."""
         self.bytes_sent += times * size
         self.payload_sent += times * payload
 
     def received(self, size: int, payload: int) -> None:
-        """Take a message that came, as `sent`."""
+        """Record a received message, as `sent`."""
         self.bytes_received += size
         self.payload_received += payload
 
     def carries(self, begins_ns: int, ends_ns: int) -> None:
-        """Take one time in which vectors come in or go out; as `carried`."""
+        """Record one span of vector transfer; as `carried`."""
         span = begins_ns, ends_ns
         if ends_ns > begins_ns and (not self._carried or self._carried[-1] != span):  # several at once count once
             self._carried.append(span)
 
     def carried(self, spans: Iterable[Span]) -> None:
-        """Take times in which vectors come in or go out; they may end in a later round."""
+        """Record spans of vector transfer; they may end in a later round."""
         self._carried += spans
 
     def aggregated(self, done: Aggregated) -> None:
-        """Take what went into a coordinator's round: what the clients' contributions were like."""
+        """Record the metrics of the clients' contributions to a coordinator's round."""
         self._aggregated = {name: value for name, value in done.facts.items() if isinstance(value, int | float)}
         self._counted = counted if isinstance(counted := done.facts.get("counted"), list) else None
         self.loss = self._aggregated.get("loss")
         self.epsilon = self._aggregated.get("epsilon")
 
     def done(self, effect: RoundDone | LocalWork, now_ns: int, mixing_ns: int) -> PeerRow:
-        """Close the round as the machine tells it; times as `mixed`."""
+        """Close the round that the machine reports; times as `mixed`."""
         if isinstance(effect, LocalWork):
             self.epsilon = effect.epsilon
             return self.mixed(effect.round, now_ns, mixing_ns, effect.score)
@@ -106,7 +106,7 @@ class Meter:
         return row
 
     def mixed(self, round: int, now_ns: int, mixing_ns: int, score: float | None) -> PeerRow:
-        """Close the round: `now_ns` is when the last model arrived, `mixing_ns` what summing then took."""
+        """Close the round: `now_ns` is the arrival of the last model, `mixing_ns` the time of the sum after it."""
         communicating_ns, waiting_ns = self._spent(now_ns)
         loss, logged = self.loss, None
         for job in sorted(job for job in list(self._of_jobs) if job < round):  # a training may end meanwhile
@@ -139,7 +139,7 @@ class Meter:
         return row
 
     def _spent(self, now_ns: int) -> tuple[int, int]:
-        """Return how long of this round vectors were under way while nothing was trained, and the rest of it."""
+        """Return the nanoseconds of this round with transfers but no training, and the remaining ones."""
         since = 0 if self._since is None else self._since
         busy = list(self._busy) if self._train_began is None else [*self._busy, (self._train_began, now_ns)]
         trained = covered_ns(busy, since, now_ns)

@@ -1,4 +1,4 @@
-"""What the rounds of all peers together bring: drivers feed a `Network`, which gives rows of the record."""
+"""Metrics over the rounds of all peers: drivers feed a `Network`, which returns rows of the record."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from fedgossip.core.resident_models import Disagreement, disagreement
 from fedgossip.core.task import Segment, first_wrong
 
 ROUNDS_OPEN = 8
-"""A round is not held open for a peer that is further behind than this, or than n if that is more; and where rounds are
-not evaluated, vectors of so many are kept."""
+"""Maximum lag of a peer for which a round stays open, or n where larger; in rounds without evaluation the vectors of so
+many are kept."""
 
 PEERS_IN_EVERY_ROUND = 256
-"""On stacked arrays so many peers at most have a row in every round; of more, in the evaluated ones."""
+"""Maximum number of peers with a row in every round, on stacked arrays; more have rows in evaluated rounds only."""
 
 
 _MEASURED = (
     "test_loss", "score_averaged", "score_mean_peer", "score_worst_peer", "consensus_distance", "consensus_before",
     "update_spread",
 )  # fmt: skip
-"""What of a NetworkRow is measured from the vectors of a round."""
+"""Fields of a NetworkRow that are measured from the vectors of a round."""
 
 Evaluate = Callable[[Sequence[Vector]], Sequence[Mapping[str, float]]]
 
 
 class _OpenRound:
-    """What is known of a round that is not closed: rows, and vectors where they are `kept`."""
+    """The collected rows of an open round, and its vectors where they are `kept`."""
 
     def __init__(self, *, kept: bool) -> None:
         self.kept = kept
@@ -43,15 +43,15 @@ class _OpenRound:
 
 
 class Network:
-    """All peers' vectors of a round, put together: disagreement before and after mixing, and the three scores.
+    """Combines all peers' vectors of a round: disagreement before and after mixing, and the three scores.
 
-    `evaluate` gives metrics per vector; it is asked in round 0, every `every` rounds, and in the last one.
+    `evaluate` returns metrics per vector; it is called in round 0, every `every` rounds, and in the last one.
     `watch_all`: measure the disagreement in other rounds too, not only in the evaluated ones.
 
     A round is closed when every peer is past it or has ended, or when the first peer is ROUNDS_OPEN or n rounds beyond
-    it; once, and in ascending order.  A peer's rows of closed rounds are given on alone.  (Peers that wait for each
-    other are at most n - 1 rounds apart: further behind is only one that the others went on without.)  The last round
-    is closed when those whose rounds are not counted have ended too: what servers send for it comes after.
+    it; once, and in ascending order.  A peer's rows of closed rounds are written alone.  (Peers that wait for each
+    other are at most n - 1 rounds apart; only a peer that the others left behind lags more.)  The last round is closed
+    when the uncounted participants have ended too: servers send their part of it later.
     """
 
     def __init__(
@@ -69,34 +69,32 @@ class Network:
         at_clients: bool = False,
         kept: Callable[[int, float, Vector], None] | None = None,
     ) -> None:
-        """`segments`: the tensors of a model; where its metrics are no numbers, the first wrong one is named.
-
-        `best`: compare the averaged models of evaluated rounds, of a coordinator its own; `at_clients`: by the scores
-        that its clients measure of the model that they are sent, which is that of the round before.  `kept` takes the
-        round, the score and the model of each that is better than those before.
-        """
+        """`segments`: the tensors of a model; where its metrics are not finite, the event names the first wrong tensor.
+        `best`: compare the averaged models of evaluated rounds, or a coordinator's own; `at_clients`: by the scores
+        that its clients measure of the received model, that of the round before.  `kept` is called with the round, the
+        score and the model of each new best."""
         self.best, self.at_clients, self._kept = best, at_clients, kept
         self.best_model: Vector | None = None
         self._scored: tuple[int, float | None] = (0, None)
         self.ended_with: dict[int, Vector] | None = None
-        """Every peer's vector after the round with which the run ends, for no later one was better."""
+        """Every peer's vector after the round that ended the run, without a better later one."""
         self._segments = segments
-        self._untold: list[EventRow] = []  # of the round that is being closed
+        self._untold: list[EventRow] = []  # events of the round that is being closed
         self.score = score
         """The metric of `evaluate` that the rows hold."""
         self.n, self.rounds, self.every = n, rounds, every
         self.counted = tuple(range(n) if counted is None else counted)
-        """Whose rounds and vectors these are; others only add rows, and bytes, of their own."""
+        """Ids of the participants with counted rounds and vectors; others add only rows and bytes of their own."""
         self.reached = [0] * n
-        """The newest round that each peer has behind it."""
+        """The newest completed round of each peer."""
         self._counted = frozenset(self.counted)
-        self._aside = set(range(n)) - self._counted  # those that have not ended
+        self._aside = set(range(n)) - self._counted  # uncounted participants that have not ended
         self._evaluate, self._watch_all = evaluate, watch_all
         self._patience = max(ROUNDS_OPEN, n)
         self._open: dict[int, _OpenRound] = {}
         self._closed = self._newest = 0
         self._going = set(self.counted)
-        self._behind = set(self.counted)  # those of the going that are not past the next round to close
+        self._behind = set(self.counted)  # running peers that have not completed the next round to close
         self._bytes = 0
         self._seconds = 0.0
         self._disagreed = False
@@ -105,7 +103,7 @@ class Network:
 
     @property
     def bytes_sent(self) -> int:
-        """The bytes that all have sent by the rows so far, those after the last round was closed among them."""
+        """Bytes sent by all participants in the rows so far, including those after the last closed round."""
         return self._bytes
 
     def evaluated(self, round: int) -> bool:
@@ -126,33 +124,33 @@ class Network:
         return [row, *self._told_events()]
 
     def aside(self, row: PeerRow) -> list[Row]:
-        """Take the row of one whose rounds are not counted; return the rows to be written now."""
+        """Add the row of an uncounted participant; return the rows to be written now."""
         self.reached[row.peer] = row.round
         self._bytes += row.bytes_sent
         return [row]
 
     def went_on(self, last: NetworkRow) -> None:
-        """Begin after the round of `last`, which is written already, with all peers behind it."""
+        """Resume after the round of `last`, already written and completed by all peers."""
         self._closed = self._newest = last.round
         self._bytes, self._seconds = last.bytes_sent, last.seconds
         self.reached = [last.round] * self.n
 
     def remember(self, rows: Iterable[NetworkRow]) -> None:
-        """Keep what was measured in a life before, of rounds that peers go on from: their vectors are no more."""
+        """Keep the rows measured before a restart, of rounds that peers resume from: their vectors are lost."""
         self._before = {row.round: row for row in rows}
 
     def outgoing(self, peer: int, round: int, vector: Vector) -> None:
-        """`vector` is what `peer` mixes in the round that ends as `round`."""
+        """Record `vector` as the input of `peer` to the mix of the round that ends as `round`."""
         if peer in self._counted and (opened := self._opened(round)) and opened.kept:
             opened.outgoing[peer] = vector
 
     def before(self, peer: int, round: int, vector: Vector) -> None:
-        """`vector` is what `peer` trained from in the round that ends as `round`."""
+        """Record `vector` as the start of the training of `peer` in the round that ends as `round`."""
         if peer in self._counted and (opened := self._opened(round)) and opened.kept:
             opened.before[peer] = vector
 
     def mixed(self, row: PeerRow, vector: Vector | None) -> list[Row]:
-        """Take a peer's row and, where it is known, its vector after the round; return the rows to be written now."""
+        """Add a peer's row and, where known, its vector after the round; return the rows to be written now."""
         if row.peer not in self._counted:
             return self.aside(row)
         peer, opened = row.peer, self._opened(row.round)
@@ -181,7 +179,7 @@ class Network:
     ) -> list[Row]:
         """Close a round that all peers end at once, from their vectors [n, d]; return the rows to be written now.
 
-        Else as `closed_at_once`.
+        Otherwise as `closed_at_once`.
         """
         there: slice | list[int] = slice(None) if len(self.counted) == self.n else list(self.counted)
 
@@ -201,10 +199,9 @@ class Network:
     ) -> list[Row]:
         """Close a round that all peers end at once; return the rows to be written now.
 
-        `losses` of all peers; `of_peers` makes their rows, where they are told; `sent`: bytes that all have sent.
-        `models` [n, d] after the round are asked for where it is evaluated, what is `measured` where it is watched.
-        In a round that is not evaluated a large network has no rows of peers: the bytes of such rounds are in their
-        next row, the losses in no row but the network's.
+        `losses` of all peers; `of_peers` creates their rows where they are written; `sent`: bytes sent by all.
+        `models` (after the round, [n, d]) is called in evaluated rounds, `measured` in watched ones.  A large network
+        has no rows of peers in other rounds: their bytes are in the next row, their losses only in the network's row.
         """
         self._open.pop(round, None)
         self._closed = self._newest = round
@@ -223,18 +220,18 @@ class Network:
         return [*rows, total, *self._told_events()]
 
     def ended(self, peer: int) -> list[Row]:
-        """Wait no more for `peer`: it finished, or died; return the rows to be written now."""
+        """Stop waiting for `peer`, which finished or crashed; return the rows to be written now."""
         self._going.discard(peer)
         self._behind.discard(peer)
         self._aside.discard(peer)
         return self._close_passed()
 
     def flush(self) -> list[Row]:
-        """Close all open rounds with the peers that are there."""
+        """Close all open rounds with the peers present."""
         return [row for peer in range(self.n) for row in self.ended(peer)]
 
     def _opened(self, round: int) -> _OpenRound | None:
-        """Return what is known of a round that is not closed; None for one that is, and for one after the last."""
+        """Return an open round; None for a closed one, and for one after the last."""
         if not self._closed < round <= self.rounds:
             return None
         if round not in self._open:
@@ -246,7 +243,7 @@ class Network:
         out: list[Row] = []
         while self._closed < self._newest and self._is_passed(self._closed + 1):
             if self.over:
-                break  # what peers did after the last round is none of the run's
+                break  # work after the last round is not part of the run
             self._closed += 1
             if opened := self._open.pop(self._closed, None):
                 out += self._close(self._closed, opened)
@@ -273,7 +270,7 @@ class Network:
         if self.evaluated(round) and of.after:
             self._fill(total, of.after, of.rows)
             self._compare(total, of.after, of)
-        elif self.evaluated(round):  # vectors are not kept; what the peers measured themselves is there
+        elif self.evaluated(round):  # vectors are not kept; the peers' own measurements are in their rows
             self._fill_peers(total, rows)
             if len(self.counted) == 1:  # a coordinator's own model is the averaged one
                 total.score_averaged = rows[0].score
@@ -285,18 +282,17 @@ class Network:
 
     @property
     def over(self) -> bool:
-        """Whether the run ends with the round that was closed last: the models have not been better for long enough."""
+        """Whether the run ends with the last closed round: no better model within the patience."""
         return self.best is not None and self.best.over
 
     def score_after(self, round: int, model: Vector) -> float | None:
-        """Return the score of one model; it is measured once where it is that of a round that was just closed."""
+        """Return the score of one model; the model of the round just closed is not measured again."""
         if self._scored[0] != round:
             self._scored = round, self._evaluate([model])[0].get(self.score.name)
         return self._scored[1]
 
     def _compare(self, total: NetworkRow, after: Mapping[int, Vector], of: _OpenRound | None = None) -> None:
-        """Compare the model of an evaluated round, or the one that clients have tested in it, with the best until
-        now."""
+        """Compare the model of an evaluated round, or the one tested by clients in it, with the best so far."""
         if self.best is None:
             return
         models, round, value = after, total.round, total.score_averaged
@@ -329,7 +325,7 @@ class Network:
             self._ratios.append(found.after / found.before)
 
     def _fill(self, total: NetworkRow, vectors: dict[int, Vector], rows: dict[int, PeerRow]) -> None:
-        """Put the three scores into `total`, and each peer's into its row unless the peer told it itself."""
+        """Put the three scores into `total`, and each peer's into its row unless the peer reported it."""
         unknown = [peer for peer in sorted(vectors) if rows[peer].score is None]
         there = [vectors[peer] for peer in sorted(vectors)]
         averaged, *each = self._of_each(there, [vectors[peer] for peer in unknown])
@@ -342,7 +338,7 @@ class Network:
         self._fill_peers(total, [rows[peer] for peer in sorted(rows)])
 
     def _look(self, round: int, found: Sequence[tuple[int, Mapping[str, float]]], vectors: dict[int, Vector]) -> None:
-        """Keep for the record the first model, -1 the averaged one, with a metric that is no finite number."""
+        """Record the first model, -1 for the averaged one, with a metric that is not finite."""
         for peer, metrics in found:
             for name, value in metrics.items():
                 if not math.isfinite(value):
@@ -356,7 +352,7 @@ class Network:
         return told
 
     def _of_each(self, there: Sequence[Vector], unknown: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
-        """Return the metrics of the mean of all, and of those that are not known; of equal ones once for all."""
+        """Return the metrics of the mean of all and of the `unknown` vectors; equal vectors are evaluated once."""
         first = there[0]
         if len(there) > 1 and all(np.array_equal(first, other) for other in there[1:]):
             (found,) = self._evaluate([first])
@@ -369,7 +365,7 @@ class Network:
         self._fill(row, dict(enumerate(vectors)), rows)
 
     def _fill_peers(self, total: NetworkRow, rows: Sequence[PeerRow]) -> None:
-        """What the peers hold; of a coordinator's clients what they say of the model on examples of their own."""
+        """Fill in the peers' scores; for a coordinator's clients, those that they report on their own examples."""
         mean = [row.score if row.score_clients is None else row.score_clients for row in rows]
         worst = [row.score if row.score_clients is None else row.score_worst_client for row in rows]
         if known := [score for score in mean if score is not None]:
@@ -380,13 +376,13 @@ class Network:
     def measured_contraction(self) -> float | None:
         """Return the geometric mean over the measured rounds of distance after mixing / distance before it.
 
-        At most the slem of a symmetric mixing, whatever the vectors were; it comes near to it where only mixing is
-        left, and to the spectrum's root mean square where training adds disagreement in all directions.
+        At most the slem of a symmetric mixing, whatever the vectors were; it approaches the slem where only mixing is
+        left, and the spectrum's root mean square where training adds disagreement in all directions.
 
         A sum in floating point is off by about one rounding of the vectors' size, in a direction of its own at each
-        peer: that adds in quadrature, so a distance of 32 roundings is still known to a thousandth, and rounds that
-        end below it are left out.  0.0 where there was disagreement and every round ended so; None where there was
-        nothing to shrink.
+        peer: that adds in quadrature, so a distance of 32 roundings is still known to a thousandth, and rounds that end
+        below it are left out.  0.0 where there was disagreement and every round ended below; None without any
+        disagreement.
         """
         if not self._disagreed:
             return None
@@ -394,5 +390,5 @@ class Network:
 
 
 def _of_all(held: Mapping[int, Vector], peers: Sequence[int]) -> Vectors | None:
-    """Return the vectors of these peers; None where one is not known."""
+    """Return the vectors of these peers; None where one is missing."""
     return [held[peer] for peer in peers] if held.keys() >= set(peers) else None

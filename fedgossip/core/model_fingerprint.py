@@ -1,7 +1,7 @@
-"""What two participants must have in common beside the shape of their models, so that averaging them has a meaning.
+"""Properties beside the shape of models that must agree for averaging to be meaningful.
 
-Each says it in its first words, and a client pins it in its policy.  Numbers stand for what rounds otherwise on unlike
-processors: they are compared, and not hashed.
+Each participant sends them in its `Hello`, and a client pins them in its policy.  Values that round differently on
+different processors are compared as numbers, not hashed.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ DIFFERS: Mapping[str, str] = {
     FROZEN: "its frozen tensors",
     PROBE: "what its first model gives for the probe",
 }
-"""What may differ, in words."""
+"""Differences, in words."""
 
 TOLERANCE: Mapping[str, float] = {FROZEN: 1e-5, PROBE: 1e-3}
-"""Relative: rounding on unlike processors is a hundredth of it, another activation function a hundred times as much."""
+"""Relative: rounding on different processors is a hundredth of it, another activation function a hundred times it."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Likeness:
     """`code`: the user's own functions, each with a hash of the source behind it, "module:function=HASH ..."; "" where
     the experiment names none.
 
-    `frozen`, `probe`: a few projections of what does not train and is not mixed, and of what the first model gives for
-    examples of the common test set; nothing for a task that has no model.
+    `frozen`, `probe`: a few projections of the frozen, unmixed tensors, and of the first model's outputs on examples of
+    the common test set; empty for a task without a model.
     """
 
     code: str = ""
@@ -36,12 +36,12 @@ class Likeness:
     probe: tuple[float, ...] = ()
 
     def changed(self, other: Likeness) -> tuple[str, ...]:
-        """Return the names of our own functions that the other has too, with another source."""
+        """Return the names of user functions with a different source at the other."""
         ours, theirs = (dict(part.rpartition("=")[::2] for part in one.code.split()) for one in (self, other))
         return tuple(name for name, code in ours.items() if theirs.get(name, code) != code)
 
     def unlike(self, other: Likeness) -> tuple[str, ...]:
-        """Return what differs, of CODE, FROZEN, PROBE."""
+        """Return the differing ones of CODE, FROZEN, PROBE."""
         found = [CODE] if self.code != other.code else []
         for name, ours, theirs in ((FROZEN, self.frozen, other.frozen), (PROBE, self.probe, other.probe)):
             if not near(ours, theirs, TOLERANCE[name]):
@@ -53,7 +53,7 @@ NOT_SAID = Likeness()
 
 
 def near(ours: Sequence[float], theirs: Sequence[float], tolerance: float) -> bool:
-    """Whether two rows of numbers are as long, and equal but for `tolerance` times the largest of them."""
+    """Whether two rows have equal length and differ by at most `tolerance` times their largest number."""
     largest = max(map(abs, (*ours, *theirs)), default=0.0)
     close = (abs(a - b) <= tolerance * largest for a, b in zip(ours, theirs, strict=False))
     return len(ours) == len(theirs) and all(close)

@@ -1,7 +1,7 @@
 """Records: one line per peer and round, one line per round for the network, one line per event.
 
-A `RowWriter` appends them to `metrics.jsonl`.  Rounds are counted by completion: row 1 is written when the first round
-is behind, row 0 is the state before.  A field at its default, such as what was not measured, is left out of a line.
+A `RowWriter` appends them to `metrics.jsonl`.  Rounds are counted by completion: row 1 is written after the first
+round, row 0 is the state before it.  A line leaves out fields at their defaults, such as unmeasured values.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from fedgossip.core.event_kinds import kind_of
 from fedgossip.core.machine import Report
 
 FOLLOWED_MOST = 64
-"""Of so many clients at most a record says what each did in every round."""
+"""Maximum number of clients with a row each in every round."""
 
 
 class PeerRow(msgspec.Struct, tag="peer", tag_field="kind", omit_defaults=True, gc=False):
-    """What one peer did in one round.
+    """One peer's round.
 
-    Bytes are those of our own frames, the payload of them that of vectors alone.  Seconds are the driver's: training;
-    communicating, in which vectors come in or go out and nothing is trained; waiting, the rest; and mixing.
+    Bytes count fedgossip's frames, the payload vectors alone.  Seconds are measured by the driver: training;
+    communicating, with transfers of vectors and no training; waiting, the rest; and mixing.
     """
 
     round: int
     peer: int
     loss: float | None
     score: float | None
-    """Of its model on the common test set; a client's of the model that it was sent, on examples of its own."""
+    """Score of its model on the common test set; a client's: of the received model, on its own examples."""
     bytes_sent: int
     bytes_received: int
     seconds_training: float
@@ -43,27 +43,27 @@ class PeerRow(msgspec.Struct, tag="peer", tag_field="kind", omit_defaults=True, 
     seconds_mixing: float
     seconds: float
     staleness: int | None = None
-    """Asynchronous runs: how often the model changed while this round was trained from an older one."""
+    """Asynchronous runs: number of model changes while this round was trained from an older one."""
     clients: int | None = None
-    """A coordinator's rows: how many contributions are in the round; loss is their mean."""
+    """A coordinator's rows: number of contributions in the round; loss is their mean."""
     counted: list[int] | None = None
-    """A coordinator's: whose contributions these are, where the clients are FOLLOWED_MOST at most."""
+    """A coordinator's: ids of the contributors, with at most FOLLOWED_MOST clients."""
     score_clients: float | None = None
-    """A coordinator's: the mean score of the model that it sent, on examples that the clients keep for that."""
+    """A coordinator's: mean score of the model that it sent, on the clients' held-out examples."""
     score_worst_client: float | None = None
-    """The worst of those, where it can be seen."""
+    """The worst of those scores, where it is visible."""
     epsilon: float | None = None
-    """What this participant has spent of its budget of privacy."""
+    """Spent privacy budget of this participant."""
     logged: dict[str, float | None] | None = None
-    """Numbers that a user's own loop has logged, each the mean over the round; JSON writes null for NaN."""
+    """Numbers logged by a user's own loop, each the mean over the round; null stands for NaN."""
     payload_sent: int = 0
     payload_received: int = 0
     seconds_communicating: float = 0.0
-    """Rows of earlier releases have it in seconds_waiting."""
+    """Rows of earlier releases count it in seconds_waiting."""
 
 
 class NetworkRow(msgspec.Struct, tag="network", tag_field="kind", omit_defaults=True, gc=False):
-    """All peers after one round.  `bytes_sent` is cumulative; None where it was not measured in this round."""
+    """All peers after one round.  `bytes_sent` is cumulative; None where it was not measured."""
 
     round: int
     peers: int
@@ -85,7 +85,7 @@ class NetworkRow(msgspec.Struct, tag="network", tag_field="kind", omit_defaults=
 
 
 class EventRow(msgspec.Struct, tag="event", tag_field="kind", omit_defaults=True, gc=False):
-    """Something that a reader of the run should know: a peer gone, a deadline missed, a frame refused."""
+    """An event for readers of the run: a peer gone, a deadline missed, a frame refused."""
 
     round: int
     peer: int
@@ -97,15 +97,15 @@ Row = PeerRow | NetworkRow | EventRow
 
 LOGGED_ROUNDS = 400
 LOGGED_NAMES = 24
-"""Maximum number of names whose numbers are kept; the first ones are."""
+"""Maximum number of logged names; the first ones are kept."""
 LoggedPoint = tuple[int, float, float, float]
-"""A round; the mean over the peers that logged the number in it, the lowest and the highest."""
+"""(round, mean, lowest, highest) over the peers that logged the number in the round."""
 
 
 class LoggedNumbers:
-    """What loops have logged, by name and round, folded over peers; rows may arrive in any order.
+    """Logged numbers by name and round, combined over peers; rows may arrive in any order.
 
-    Of a name with more than `most` rounds every second, fourth, ... is kept, and the newest.
+    A name with more than `most` rounds keeps every second, fourth, ... round, and the newest.
     """
 
     def __init__(self, most: int = LOGGED_ROUNDS) -> None:
@@ -142,14 +142,14 @@ class LoggedNumbers:
 
 @runtime_checkable
 class RowsTaker(Protocol):
-    """What takes rows in one piece, too."""
+    """A receiver of single rows and of whole batches."""
 
     def __call__(self, row: Row) -> None: ...
     def all(self, rows: Sequence[Row]) -> None: ...
 
 
 def give_all(rows: Sequence[Row], take: Callable[[Row], None]) -> None:
-    """Give rows on in their order: in one piece, where that is known there."""
+    """Pass rows on in their order: as one batch where `take` supports it."""
     if len(rows) > 1 and isinstance(take, RowsTaker):
         take.all(rows)
         return
@@ -158,22 +158,22 @@ def give_all(rows: Sequence[Row], take: Callable[[Row], None]) -> None:
 
 
 class RowWriter:
-    """Appends rows to a JSON-lines file, each line whole: what was measured survives Ctrl-C and kill.
+    """Appends rows to a JSON-lines file, each line whole: written rows survive Ctrl-C and kill.
 
-    A row for which the disk has no room is dropped; the event `rows_lost` says how many were, when there is room again.
+    A row that does not fit on the disk is dropped; the event `rows_lost` reports their number when there is room again.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = owner_files.opened(path, "ab", buffering=0)
         self._encoder = msgspec.json.Encoder(enc_hook=_plain)
         self.lost = 0
-        """Rows dropped in all."""
+        """Number of dropped rows."""
         self._untold = 0
         self._reason = ""
         self._place = -1, -1
 
     def write(self, row: Row) -> EventRow | None:
-        """Append a row.  Returns the event `rows_lost` where that was written too, after the first row that fitted."""
+        """Append a row.  Returns the event `rows_lost` where it was written too, after the first row that fitted."""
         self._place = _place_of(row)
         if self._append(row):
             return self._tell()
@@ -182,7 +182,7 @@ class RowWriter:
         return None
 
     def write_all(self, rows: Sequence[Row]) -> Iterator[EventRow]:
-        """Append rows, in one piece where there is room for it.  Yields what `write` returns of events."""
+        """Append rows, in one piece where it fits.  Yields events as `write` returns them."""
         if not self._untold and self._put(self._encoder.encode_lines(rows)):
             self._place = _place_of(rows[-1])
             return
@@ -211,10 +211,10 @@ class RowWriter:
         return self._put(self._encoder.encode(row) + b"\n")
 
     def _put(self, lines: bytes) -> bool:
-        """Append whole lines; return whether there was room, and leave the file as it was where there was not."""
+        """Append whole lines; return whether they fitted; otherwise the file is unchanged."""
         written = 0
         try:
-            while written < len(lines):  # what room is left is filled before the disk says that it is full
+            while written < len(lines):  # a nearly full disk takes a part before it reports that it is full
                 written += self._file.write(lines[written:] if written else lines)
         except OSError as error:
             self._reason = error.strerror or str(error)
@@ -241,19 +241,19 @@ def _plain(value: object) -> object:
 
 
 def renamed(record: Any) -> Any:
-    """Return a row, or a summary, with the keys of today: scores were accuracies once."""
+    """Return a row or a summary with today's keys: earlier releases call scores accuracies."""
     if not isinstance(record, dict):
         return record
     return {f"score{key[8:]}" if key.startswith("accuracy") else key: value for key, value in record.items()}
 
 
 def row_of(decoder: msgspec.json.Decoder[Row], line: bytes) -> Row:
-    """Return the row of a line.  Raises UnreadableError."""
+    """Decode the row of a line.  Raises UnreadableError."""
     return from_json(decoder, line.replace(b'"accuracy', b'"score'))
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a metrics.jsonl.  A last line cut short by a crash is left out."""
+    """Return the rows of a metrics.jsonl.  A last line truncated by a crash is left out."""
     decoder = msgspec.json.Decoder(Row)
     rows: list[Row] = []
     for line in outside_files.lines_of(path):
@@ -265,7 +265,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def event_row(peer: int, report: Report) -> EventRow | None:
-    """Return the line for a report that a reader should see, or None."""
+    """Return the row of a report; None for one outside the record."""
     if kind_of(report.name).quiet:
         return None
     return EventRow(round=report.round, peer=peer, name=report.name, value=report.value)

@@ -1,4 +1,4 @@
-"""Models of all simulated nodes that stay where they are trained from round to round: what a run asks of them."""
+"""Interface of models of all simulated nodes that stay on the training device between rounds."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from fedgossip.base.vectors import RowGroups, Vector, Vectors, consensus_distanc
 from fedgossip.core.task import LocalTask
 
 ROUNDINGS = 32
-"""Disagreement is measured down to so many roundings of the vectors' size; see `Network.measured_contraction`."""
+"""Smallest measured disagreement, in roundings of the vectors' size; see `Network.measured_contraction`."""
 
 
 class Disagreement(NamedTuple):
-    """How far apart models were in a round: `vectors.consensus_distance` of what they were."""
+    """Disagreement of the models in a round, as `vectors.consensus_distance`."""
 
     after: float
-    """When they had been mixed."""
+    """After mixing."""
     before: float | None = None
-    """When they had been trained; None, as below, where that is not known."""
+    """After training, before mixing; None, as below, where unknown."""
     spread: float | None = None
-    """Of what training changed."""
+    """Disagreement of the training updates."""
     floor: float = 0.0
-    """Below it there are roundings alone: ROUNDINGS of the root mean square of the norms before mixing."""
+    """Distances below it are rounding alone: ROUNDINGS of the root mean square of the norms before mixing."""
 
 
 def disagreement(before: Vectors | None, outgoing: Vectors | None, after: Vectors) -> Disagreement:
-    """Return the disagreement of a round from vectors of the same peers each; None: one is not known."""
+    """Return the disagreement of a round from vectors of the same peers; None: unknown."""
     distance = consensus_distance(after)
     if outgoing is None:
         return Disagreement(distance)
@@ -40,18 +40,18 @@ def disagreement(before: Vectors | None, outgoing: Vectors | None, after: Vector
 
 
 def _size(vectors: Vectors) -> float:
-    """The root mean square of the vectors' norms."""
+    """Return the root mean square of the vectors' norms."""
     if isinstance(vectors, np.ndarray):  # [n, d]
         return math.sqrt(float(np.einsum("ij,ij->i", vectors, vectors).sum(dtype=np.float64)) / len(vectors))
     return math.sqrt(sum(float(np.vdot(vector, vector)) for vector in vectors) / len(vectors))
 
 
 class ResidentModels(Protocol):
-    """All nodes' models on the device.  A round reads nothing of it back, but where it is watched."""
+    """All nodes' models on the device.  Only a watched round reads back from it."""
 
     @property
     def untold(self) -> int:
-        """Rounds whose losses may wait until they are asked for."""
+        """Maximum number of rounds between two calls of `losses`."""
         ...
 
     def load(self, models: Vector) -> None:
@@ -59,32 +59,32 @@ class ResidentModels(Protocol):
         ...
 
     def advance(self, round: int, phase: int | None, groups: RowGroups, *, watched: bool) -> Disagreement | None:
-        """Train all nodes in `round`, mix their models by `groups`; return how far apart they were, where `watched`.
+        """Train all nodes in `round`, mix their models by `groups`; return their disagreement where `watched`.
 
-        `phase`: rounds of the same phase have the same groups; None: of a graph that comes once.
-        Raises TrainingError where the device fails, or has too little memory for one node at a time.
+        `phase`: rounds of the same phase have the same groups; None: a graph used once. Raises TrainingError where the
+        device fails, or has too little memory for one node at a time.
         """
         ...
 
     def losses(self) -> Sequence[npt.NDArray[np.float64]]:
         """Return the losses [n] of every round since the last call.
 
-        The first that is not whole and finite ends them: the call after it raises TrainingError, as `train` does.
+        They end at the first incomplete or non-finite round: the next call raises TrainingError, as `train` does.
         """
         ...
 
     def models(self) -> Vector:
-        """Return the models [n, d] as they are now, frozen, in host memory."""
+        """Return the current models [n, d], frozen, in host memory."""
         ...
 
 
 @runtime_checkable
 class ResidentTask(LocalTask, Protocol):
-    """A task whose nodes' models may stay on its device."""
+    """A task that can keep its nodes' models on its device."""
 
     def resident_models(self, n: int, note: Callable[[str, str], None]) -> ResidentModels | None:
         """Return the models of nodes 0 to n - 1; None where they do not stay there, or do not fit.
 
-        `note` is told an event's name and a text, now or in a later round, where it goes on otherwise than meant.
+        `note` is called with an event's name and a text, now or in a later round, where the task falls back.
         """
         ...

@@ -1,9 +1,9 @@
-"""Who is who in a run: the roles that its participants have, and what they are called.
+"""The roles of a run's participants, and their names.
 
     Roles((Role("worker", 0, 8), Role("server", 8, 2, learns=False, transport=SERVER)))
 
-Plans make them (`Plan.roles`), drivers choose by them, and all that is told of a run takes its words from them: the
-summary and roles.json of a run directory hold them for those who read it.
+Plans make them (`Plan.roles`), drivers dispatch on them, and reports take their wording from them: the summary and
+roles.json of a run directory store them for readers.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ import msgspec
 from fedgossip.core.machine import NodeId
 
 MESH, SERVER, CLIENT = "mesh", "server", "client"
-"""How a participant is connected: with all that it talks to; called by all; calling one, and called by nobody."""
+"""How a participant is connected: with all its neighbours; listening for all; dialling one, and listening for none."""
 
 
 NAME_LETTERS = 40
 """Maximum number of letters in the name of a role."""
 
 ROLES = "roles.json"
-"""In a run directory, and in the folder of a participant of several machines: the run's name, and who takes part."""
+"""In a run directory, and in the folder of a participant of several machines: the run's name and its participants."""
 
 
 @dataclass(frozen=True)
 class Role:
-    """What `count` participants with consecutive ids are, the first of them `first`.
+    """The role of `count` participants with consecutive ids from `first` on.
 
-    Raises ValueError for fewer than none, and for a name that cannot be printed: roles are read from files too.
+    Raises ValueError for a negative count and for an unprintable name: roles are read from files too.
     """
 
     name: str
-    """One of them, as people say it: peer, client, coordinator."""
+    """Singular noun for people: peer, client, coordinator."""
     first: NodeId = 0
     count: int = 1
     learns: bool = True
-    """Trains on examples of its own."""
+    """Whether it trains on its own examples."""
     counted: bool = True
-    """Its rounds are those of the run, and its final vector is of the outcome; without its rows there is no record."""
+    """Whether its rounds are those of the run and its final vector is part of the result; its rows are required."""
     transport: str = MESH
     logged: bool = False
-    """Keeps a signed log of what leaves it and of what it refuses."""
+    """Whether it keeps a signed log of what it sends and refuses."""
     number: int = 0
-    """The first one's in what it is called: its id, where a role's ids do not follow each other."""
+    """Number of the first one in its label: its id, where a role's ids are not consecutive."""
 
     def __post_init__(self) -> None:
         if self.count < 0 or self.first < 0:
@@ -60,13 +60,13 @@ class Role:
 
     @property
     def listens(self) -> bool:
-        """Whether others call it, so that it needs an address."""
+        """Whether others connect to it, so that it needs an address."""
         return self.transport != CLIENT
 
 
 @dataclass(frozen=True)
 class Roles:
-    """All roles of a run, ascending by id without gaps; those that learn come first.  Raises ValueError for others."""
+    """All roles of a run, ascending by id without gaps, learners first.  Raises ValueError for others."""
 
     all: tuple[Role, ...]
 
@@ -79,17 +79,17 @@ class Roles:
 
     @property
     def n(self) -> int:
-        """All participants: ids 0 to n - 1."""
+        """Number of participants, with ids 0 to n - 1."""
         return self.all[-1].ids.stop
 
     @property
     def learners(self) -> int:
-        """Those that learn: ids 0 to learners - 1."""
+        """Number of learners, with ids 0 to learners - 1."""
         return sum(role.count for role in self.all if role.learns)
 
     @property
     def counted(self) -> Sequence[NodeId]:
-        """Ids of those whose rounds and vectors are the run's, ascending."""
+        """Ids of the participants with counted rounds and vectors, ascending."""
         return tuple(node for role in self.all if role.counted for node in role.ids)
 
     @property
@@ -99,34 +99,34 @@ class Roles:
 
     @property
     def one(self) -> str:
-        """What one of those that learn is called; of several names that of those whose rounds are the run's."""
+        """Name of a learner; of several names that of the counted role."""
         return next((role.name for role in self.all if role.learns and role.counted), self.all[0].name)
 
     @property
     def measured(self) -> str:
-        """What one of those is called whose models are the run's."""
+        """Name of a participant of the counted role."""
         return next((role.name for role in self.all if role.counted), self.one)
 
     @property
     def leader(self) -> NodeId | None:
-        """The one whose model the run is about and which does not learn itself: a coordinator.  None: there is none."""
+        """Id of the coordinator: the counted participant that does not learn itself.  None without one."""
         alone = [role for role in self.all if role.counted]
         return alone[0].first if len(alone) == 1 and alone[0].count == 1 and not alone[0].learns else None
 
     def of(self, node: NodeId) -> Role:
-        """The role of a participant.  Raises ValueError for an id that is none's."""
+        """Return the role of a participant.  Raises ValueError for an unknown id."""
         role = self._found(node)
         if role is None:
             raise ValueError(f"participant {node} of {self.n} has no role")
         return role
 
     def listens(self, node: NodeId) -> bool:
-        """Whether others call a participant; nobody calls one that is not there."""
+        """Whether others connect to a participant; False for an unknown id."""
         role = self._found(node)
         return role is not None and role.listens
 
     def label(self, node: NodeId) -> str:
-        """What a participant is called: "server 1", counted in its role; "coordinator", being the only one."""
+        """Return a participant's label: "server 1", numbered within its role; "coordinator" for a single one."""
         role = self._found(node)
         if role is None:
             return f"{self.one} {node}"
@@ -136,12 +136,12 @@ class Roles:
 
     @property
     def said(self) -> str:
-        """How many there are of each role, without a leader: "5 clients"; "4 workers, 2 servers"."""
+        """Numbers of each role in words, without a leader: "5 clients"; "4 workers, 2 servers"."""
         sizes = self.sizes(leader=False).items()
         return ", ".join(f"{count} {name}{'' if count == 1 else 's'}" for name, count in sizes)
 
     def sizes(self, *, leader: bool = True) -> dict[str, int]:
-        """How many there are of each name, in order; without the `leader` where it learns nothing itself."""
+        """Return the number of participants by role name, in order; without the `leader` where it does not learn."""
         found: dict[str, int] = {}
         for role in self.all:
             if leader or role.first != self.leader or role.learns:
@@ -153,19 +153,19 @@ class Roles:
 
     @property
     def plain(self) -> list[dict[str, Any]]:
-        """The same as plain data, for a file."""
+        """Return the roles as plain data, for a file."""
         return [msgspec.to_builtins(role) for role in self.all]
 
 
 def roles_from(content: object) -> Roles:
-    """Return the roles that plain data tell, from whatever file.  Raises ValueError."""
+    """Return the roles in plain data, of untrusted origin.  Raises ValueError."""
     return Roles(tuple(msgspec.convert(content, list[Role])))
 
 
 def roles_in(summary: Mapping[str, Any]) -> Roles:
-    """Return the roles that a summary tells; one from before they were told has peers, or clients of a coordinator.
+    """Return the roles in a summary; an early one without roles has peers, or clients of a coordinator.
 
-    Raises ValueError for what no summary tells.
+    Raises ValueError for an invalid summary.
     """
     if "roles" in summary:
         return roles_from(summary["roles"])
@@ -175,15 +175,15 @@ def roles_in(summary: Mapping[str, Any]) -> Roles:
 
 
 def peer_roles(n: int) -> Roles:
-    """The roles of a gossip run; `n` may be 0 where nobody knows it."""
+    """Return the roles of a gossip run; `n` is 0 where unknown."""
     return Roles((Role("peer", 0, n),))
 
 
 def federated_roles(clients: int) -> Roles:
-    """The roles of a federated run."""
+    """Return the roles of a federated run."""
     client = Role("client", 0, clients, counted=False, transport=CLIENT, logged=True)
     return Roles((client, Role("coordinator", clients, learns=False, transport=SERVER, logged=True)))
 
 
 PEERS = peer_roles(0)
-"""Of a run of which nobody knows more."""
+"""Default roles of a run without information."""

@@ -1,19 +1,15 @@
-"""What a peer learns, as the machines' drivers see it: a source of first vectors, updates and evaluations.
+"""The interface between drivers and training: a source of initial vectors, updates and evaluations.
 
-`fedgossip.learning` implements this with torch and, for problems with a known answer, with numpy alone; anything
-else with these methods serves as well.  `LocalTask` is all that a run needs.  What a task may have beside it is a
-protocol each, and a driver asks for nothing by a name that no protocol has:
+`fedgossip.learning` implements this with torch and, for problems with a known answer, with numpy alone; any other
+object with these methods works as well.  `LocalTask` is all that a run needs.  Each optional capability is a protocol,
+and a driver calls only methods of these protocols:
 
-    StatefulTask    what a peer remembers beside its vector, so that it goes on after a crash
-    GradientTask    gradients at a vector, in place of updates from it
-    StretchTask     gradients whose last elements are told while the first are computed
-    SegmentedTask   where the tensors of a model begin in a vector
-    ComparableTask  what the models of two participants must have in common beside their shape
-    RowTask         a model that is a table, of which a batch needs a few rows
-    UsableTask      a model that can be used where nothing else of the run is
-    StackedTask     all nodes at once, from rows of one array into those of another
-    ReportingTask   what a reader of the run should know of how it trains
-    IdleTask        nothing is trained: rounds mix what there is
+    StatefulTask    state beside the vector, so that a peer resumes after a crash GradientTask    gradients at a vector,
+    in place of updates from it StretchTask     gradients that deliver their last elements while the first are computed
+    SegmentedTask   positions of a model's tensors in a vector ComparableTask  properties beside the shape that must
+    agree between participants RowTask         a model that is a table; a batch needs a few rows UsableTask a model
+    exported for use without the run StackedTask     all nodes at once, from the rows of one array into another
+    ReportingTask   reports on how it trains IdleTask        no training: rounds only mix
 """
 
 from __future__ import annotations
@@ -58,36 +54,38 @@ class Job:
 
     @classmethod
     def of(cls, node: NodeId, asked: Train) -> Job:
-        """The job of a node's machine."""
+        """Return the job for a machine's `Train`."""
         of_gradients = asked.gradient, asked.accumulate, asked.stretches, asked.keys
         return cls(node, asked.job, asked.vector, asked.terms, asked.tested, *of_gradients)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """`difference` is trained minus given, [d], or None where nothing changed; of a gradient job the gradient.
-    `examples`: those that the node trains on.  `metrics` holds "loss", but where training is private: no loss is known
-    then; "steps" and "rate", where a learning rule asks for them; of a gradient "rows", the examples that it is of, of
-    lines their characters."""
+    """`difference` is trained minus given, [d], or None without a change; for a gradient job the gradient.
+
+    `examples`: number of the node's training examples.  `metrics` contains "loss", except with private training, which
+    reveals none; "steps" and "rate", where a learning rule requests them; for a gradient "rows", the number of its
+    examples, for text of characters.
+    """
 
     difference: Vector | None
     examples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     logged: Mapping[str, float] = field(default_factory=dict)
-    """Numbers of the user's own, for the record."""
+    """The user's own numbers, for the record."""
     extra: tuple[Vector, ...] = ()
-    """What came of the terms' `extra`; it stays with the client's rule."""
+    """The result for the terms' `extra`; it stays with the client's rule."""
     over: bool = False
-    """No answer: what is trained here has come to its own end, and no job is answered any more."""
+    """Not an update: the local training ended by itself, and no later job is answered."""
 
 
 PARAMETER, STATISTIC = "parameter", "statistic"
-"""The kinds of a tensor: what gradients move, and what a layer has counted of its inputs (BatchNorm's running mean and
-variance).  A statistic is averaged as it is: no step, momentum, term or codec has a meaning for it."""
+"""The kinds of a tensor: trained by gradients, or a statistic of a layer's inputs (BatchNorm's running mean and
+variance).  A statistic is only averaged: steps, momentum, terms and codecs do not apply to it."""
 
 
 VARIANCE = "running_var"
-"""How torch calls the variance that a layer has counted."""
+"""Torch's name of a layer's running variance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ class Segment:
 
     @property
     def stop(self) -> int:
-        """The element after its last."""
+        """The element after the last."""
         return self.start + math.prod(self.shape)
 
 
@@ -120,15 +118,15 @@ class LocalTask(Protocol):
 
     @property
     def schema(self) -> str:
-        """Hash of the layout (names, shapes, type): equal schemas mean that averaging makes sense."""
+        """Hash of the layout (names, shapes, type): vectors of equal schemas can be averaged."""
         ...
 
     def initial(self, node: NodeId) -> Vector:
-        """The frozen vector [d] that `node` starts from."""
+        """Return the frozen initial vector [d] of `node`."""
         ...
 
     def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
-        """One update per job, in order; never changes `job.vector`.
+        """Return one update per job, in order; never change `job.vector`.
 
         The bits of an update depend on its job alone, never on which jobs share the call: the simulator trains
         many peers in one call, a real peer trains one, and their digests must be equal.
@@ -137,83 +135,84 @@ class LocalTask(Protocol):
         ...
 
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
-        """Metrics on the common test set, one mapping per vector: "loss" and the metrics of the run, by their
-        names: "accuracy" where [task] does not say otherwise."""
+        """Return metrics on the common test set, one mapping per vector: "loss" and the metrics of the run by name, by
+        default "accuracy"."""
         ...
 
 
 @runtime_checkable
 class StatefulTask(LocalTask, Protocol):
-    """A task that remembers something of a peer from job to job: momentum, statistics, where its data stand."""
+    """A task with state of a peer between jobs: momentum, statistics, its position in the data."""
 
     def state(self, node: NodeId) -> Mapping[str, npt.NDArray[Any]]:
-        """What is remembered of `node`, by name; training replaces these arrays and never changes them."""
+        """Return the state of `node` by name; training replaces these arrays and never changes them."""
         ...
 
     def load_state(self, node: NodeId, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Take up what `state` returned, in this process or in one before; {}: as before the first job.
+        """Restore the result of `state`, of this process or an earlier one; {}: as before the first job.
 
-        Raises ConfigError where it is another task's.
+        Raises ConfigError for the state of another task.
         """
         ...
 
 
 @runtime_checkable
 class GradientTask(LocalTask, Protocol):
-    """A task that gives gradients too, for methods whose server or group takes the step."""
+    """A task that computes gradients too, for methods that step at a server or in a group."""
 
     def gradients(self, jobs: Sequence[Job]) -> Sequence[Update]:
-        """One gradient per job, in order, as `train` gives updates: the mean over all examples of its batches.
+        """Return one gradient per job, in order, as `train` returns updates: the mean over all examples of its batches.
 
-        No optimiser takes part, and what is remembered of a node stays as it is.  Raises ConfigError, for no jobs too,
-        where this task has none; TrainingError, naming the node, where a loss or a gradient is not finite.
+        No optimiser is involved, and the state of a node is unchanged.  Raises ConfigError, even for no jobs, where
+        this task has no gradients; TrainingError, naming the node, where a loss or a gradient is not finite.
         """
         ...
 
 
 @runtime_checkable
 class StretchTask(GradientTask, Protocol):
-    """A task that knows the end of a gradient before its beginning, so that it can leave meanwhile."""
+    """A task that computes a gradient from its end, so that finished parts can be sent meanwhile."""
 
     def gradient_in_stretches(self, job: Job, tell: Callable[[Produced], None]) -> Update:
-        """What `gradients` gives of one job, to the bit; `tell` is given each of its stretches when it is final.
+        """Return the bits that `gradients` returns for one job; call `tell` with each stretch when it is final.
 
-        Called from any thread.  A stretch that is told twice, and none at all, do no harm.
+        `tell` may be called from any thread.  Repeated and missing stretches are harmless.
         """
         ...
 
 
 @runtime_checkable
 class SegmentedTask(LocalTask, Protocol):
-    """A task whose vectors are the tensors of a model."""
+    """A task with vectors that are the tensors of a model."""
 
     @property
     def segments(self) -> Sequence[Segment]:
-        """The tensors in the order of the vector: they cover [0, length) and do not overlap."""
+        """Return the tensors in the order of the vector: they cover [0, length) and do not overlap."""
         ...
 
 
 @runtime_checkable
 class ComparableTask(LocalTask, Protocol):
-    """A task that knows what averaging needs beside equal schemas."""
+    """A task with further conditions for averaging beside equal schemas."""
 
     def likeness(self) -> Likeness:
-        """What the models of others must have in common with this one beside the schema."""
+        """Return the properties that must agree with other participants beside the schema."""
         ...
 
 
 @runtime_checkable
 class UsableTask(LocalTask, Protocol):
-    """A task that knows what its models are for."""
+    """A task that can export its models for use."""
 
     def whole_model(self, vector: Vector, node: NodeId | None = None) -> WholeModel:
-        """The model that `vector` is, with what stays at `node`; without one, with what is known of all nodes."""
+        """Return the model of `vector` with the local tensors of `node`; without a node, with those of all known
+        nodes."""
         ...
 
 
 @runtime_checkable
 class RowTask(GradientTask, Protocol):
-    """A task whose model is a table that only servers of its rows hold, and they only what was touched.
+    """A task with a table as its model; only servers hold its rows, and only touched ones.
 
     `initial` and `evaluate` are of the watched rows, [watched * width]; a gradient job has `keys`, its vector is those
     rows, and its gradient has the same shape.
@@ -221,23 +220,24 @@ class RowTask(GradientTask, Protocol):
 
     @property
     def table(self) -> KeyedTable:
-        """Rows, width, and what they are before the first step."""
+        """Return the number of rows, the width, and the initial rows."""
         ...
 
     @property
     def watched(self) -> Keys:
-        """The rows that the run is measured by, and that all workers end with: at least one, the same at all."""
+        """Return the rows that the run is measured by and all workers end with: at least one, equal at all workers."""
         ...
 
     def keys(self, node: NodeId, round: int, batches: int) -> Keys:
-        """The rows that the batches of a gradient job need, ascending: a function of (seed, node, round, batches)."""
+        """Return the rows that the batches of a gradient job need, ascending: a function of (seed, node, round,
+        batches)."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StackTraining:
-    """What the training of all nodes was: the `losses` [n] in float64; the learning rate and the optimiser's steps,
-    which all nodes had."""
+    """Training of all nodes in a round: the `losses` [n] in float64; the common learning rate and number of optimiser
+    steps."""
 
     losses: npt.NDArray[np.float64]
     rate: float
@@ -246,27 +246,27 @@ class StackTraining:
 
 @runtime_checkable
 class StackedTask(LocalTask, Protocol):
-    """A task that trains many simulated nodes without an object for each of them."""
+    """A task that trains many simulated nodes without an object per node."""
 
     def trains_stacks(self, n: int) -> bool:
-        """Whether it can, with its settings, for nodes 0 to n - 1; they remember nothing then."""
+        """Whether its settings allow it for nodes 0 to n - 1; they then have no state between rounds."""
         ...
 
     def train_stack(self, round: int, models: Vector, into: Vector, each: Callable[[slice], None]) -> StackTraining:
-        """Write into into[i] what `train` would give as the difference of node i in `round` from models[i], to the bit.
+        """Write into into[i] the difference that `train` returns for node i in `round` from models[i], bit for bit.
 
-        Both are [n, d], two arrays.  `each` is called with the rows that are there, while they are in the cache.
-        Raises TrainingError as `train`.
+        Both are separate arrays [n, d].  `each` is called with finished rows while they are in the cache. Raises
+        TrainingError as `train`.
         """
         ...
 
 
 @runtime_checkable
 class ReportingTask(LocalTask, Protocol):
-    """A task that may train in a way which its settings do not tell."""
+    """A task that reports deviations of its training from its settings."""
 
     def report_to(self, write: Callable[[Report], None]) -> None:
-        """From now on tell here, in the thread that trains, what a reader of the run should know; each fact once."""
+        """From now on call `write`, in the training thread, with facts for readers of the run; each fact once."""
         ...
 
 
@@ -276,25 +276,25 @@ class IdleTask(LocalTask, Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no job ever changes a vector or tells anything: all nodes can be passed over at once."""
+        """Whether no job ever changes a vector or reports anything, so that all nodes can be skipped."""
         ...
 
 
 @runtime_checkable
 class HeldTask(LocalTask, Protocol):
-    """A task whose training is in other hands, and takes as long as they like."""
+    """A task trained by foreign code, of unbounded duration."""
 
     def dismiss(self) -> None:
-        """Nobody waits any more for what is being trained: let `train` return, or raise, now."""
+        """Cancel the current training: `train` must return or raise now."""
         ...
 
 
 METHODS = ("length", "dtype", "schema", "initial", "train", "evaluate")
-"""What every task has."""
+"""The required methods of a task."""
 
 
 def checked_task(task: LocalTask) -> LocalTask:
-    """Return `task`.  Raises ConfigError for an object that is no task, or half of a stateful one."""
+    """Return `task`.  Raises ConfigError for an object that is not a task, or an incomplete stateful one."""
     kind = type(task).__name__
     if missing := [name for name in METHODS if not hasattr(task, name)]:
         advice = f"A task has {', '.join(METHODS[:-1])} and {METHODS[-1]}: see fedgossip.LocalTask."
@@ -316,7 +316,7 @@ def require_gradients(task: LocalTask, method: str) -> None:
 
 
 def table_of(task: LocalTask) -> KeyedTable | None:
-    """Return the table that a task's model is; None of a vector.  Raises ConfigError for watched rows that are none."""
+    """Return the table of a row task; None for other tasks.  Raises ConfigError for invalid watched rows."""
     if not isinstance(task, RowTask):
         return None
     table, watched = task.table, task.watched
@@ -329,14 +329,14 @@ def table_of(task: LocalTask) -> KeyedTable | None:
 
 
 def chosen(task: LocalTask, node: NodeId, asked: ChooseRows) -> RowsChosen:
-    """Return the answer to a machine that asks for the rows of a job."""
+    """Return the answer to a `ChooseRows` of a machine."""
     assert isinstance(task, RowTask), "a plan without a table was given"
     keys = task.keys(node, asked.job, asked.accumulate) if asked.accumulate else np.empty(0, np.uint32)
     return RowsChosen(asked.job, keys, task.watched if asked.watched else None)
 
 
 def done(task: LocalTask, jobs: Sequence[Job]) -> list[Update]:
-    """Return one update per job, in order: of gradient jobs gradients.  Raises as `train` and `gradients` do."""
+    """Return one update per job, in order; gradients for gradient jobs.  Raises as `train` and `gradients` do."""
     found: dict[int, Update] = {}
     for asked in (False, True):
         places = [place for place, job in enumerate(jobs) if job.gradient == asked]
@@ -347,7 +347,8 @@ def done(task: LocalTask, jobs: Sequence[Job]) -> list[Update]:
 
 
 def told_in_stretches(task: LocalTask, job: Job, tell: Callable[[Produced], None]) -> Update:
-    """Return what `done` gives of one job; stretches that are wanted are told before, where the task knows them."""
+    """Return what `done` returns for one job; call `tell` with requested stretches before, where the task supports
+    it."""
     if job.stretches and isinstance(task, StretchTask):
         return task.gradient_in_stretches(job, tell)
     (update,) = done(task, [job])
@@ -360,12 +361,12 @@ def _gradients(task: LocalTask, jobs: Sequence[Job]) -> Sequence[Update]:
 
 
 def memory_of(task: LocalTask, node: NodeId) -> Mapping[str, npt.NDArray[Any]]:
-    """Return what the task remembers of `node` beside its vector; nothing for tasks that remember nothing."""
+    """Return the task's state of `node` beside its vector; empty for stateless tasks."""
     return task.state(node) if isinstance(task, StatefulTask) else {}
 
 
 def give_memory(task: LocalTask, node: NodeId, memory: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Let the task take up what `memory_of` returned.  Raises ResumeError for a task that cannot."""
+    """Restore the result of `memory_of` in a task.  Raises ResumeError for a stateless task."""
     if isinstance(task, StatefulTask):
         task.load_state(node, memory)
     elif memory:
@@ -374,7 +375,7 @@ def give_memory(task: LocalTask, node: NodeId, memory: Mapping[str, npt.NDArray[
 
 
 def segments_of(task: LocalTask) -> tuple[Segment, ...]:
-    """Return where the tensors of a vector begin; of a task that does not say it, one segment, "vector".
+    """Return the tensors of a vector; for a task without segments, one segment named "vector".
 
     Raises ConfigError as `covering` does.
     """
@@ -382,7 +383,7 @@ def segments_of(task: LocalTask) -> tuple[Segment, ...]:
 
 
 def one_segment(length: int) -> tuple[Segment, ...]:
-    """Return the only segment of a vector [length] of which nothing is known."""
+    """Return a single segment for a vector [length] of unknown structure."""
     return (Segment("vector", 0, (length,)),)
 
 
@@ -390,7 +391,7 @@ def covering(segments: tuple[Segment, ...], length: int) -> tuple[Segment, ...]:
     """Return the segments of a vector [length].
 
     Raises ConfigError where they overlap, leave a gap, do not end with the vector, or share a name, and for a parameter
-    behind a statistic.
+    after a statistic.
     """
     end, counted = 0, ""
     for one in segments:
@@ -410,13 +411,13 @@ def covering(segments: tuple[Segment, ...], length: int) -> tuple[Segment, ...]:
 
 
 def statistics_in(segments: Sequence[Segment]) -> int:
-    """Return how many elements at the end of a vector are statistics."""
+    """Return the number of statistics at the end of a vector."""
     return sum(one.stop - one.start for one in segments if one.kind == STATISTIC)
 
 
 def first_wrong(vector: Vector, segments: Sequence[Segment]) -> str:
-    """Return the name of the first tensor of a vector [d] that no model can be used with: one with an element that is
-    not finite, or a variance below 0; "" where there is none."""
+    """Return the name of the first unusable tensor of a vector [d]: one with a non-finite element, or a variance below
+    0; "" without one."""
     for one in segments:
         part = vector[one.start : one.stop]
         if not all_finite(part) or (one.kind == STATISTIC and one.name.endswith(VARIANCE) and (part < 0).any()):
@@ -433,12 +434,12 @@ def tensors_of(task: LocalTask, vector: Vector) -> dict[str, npt.NDArray[np.floa
 
 
 def whole_model_of(task: LocalTask, vector: Vector, node: NodeId | None = None) -> WholeModel:
-    """Return the model that a vector is; of a task that does not know what it is for, its tensors alone."""
+    """Return the exported model of a vector; its tensors alone for a task without an export."""
     if isinstance(task, UsableTask):
         return task.whole_model(vector, node)
     return WholeModel(tensors_of(task, vector))
 
 
 def model_likeness(task: LocalTask) -> Likeness:
-    """Return what the tasks of others must have in common with this one; nothing for a task that has no model."""
+    """Return the properties that must agree with other participants; empty for a task without a model."""
     return task.likeness() if isinstance(task, ComparableTask) else Likeness()

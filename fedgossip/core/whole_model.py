@@ -1,4 +1,4 @@
-"""A model with all that somebody needs who has nothing else of its run."""
+"""A model with everything needed to use it without its run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,10 @@ Tensors = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True, eq=False)
 class WholeModel:
-    """`tensors`: every parameter and buffer by its name, trained, frozen and what stays at a node.
-
-    `facts`: what the tensors are for, as plain data (`learning.models.models.model_files` says which).  `code`: the
-    user's
-    own modules, each by its path below one folder.  `lacks`: names of tensors that are as before the training, because
-    they stay at their nodes; `own`: those of each node that is known here.  `document`: the file
-    that the model is, by its name, where it is no tensors.
-    """
+    """`tensors`: every parameter and buffer by name, trained, frozen and local.  `facts`: how to use the tensors, as
+    plain data (listed in `learning.models.models.model_files`).  `code`: the user's own modules, by path below one
+    folder.  `lacks`: names of local tensors at their initial values, because nodes do not share them; `own`: the local
+    tensors of each known node.  `document`: the file of a model without tensors, by name."""
 
     tensors: Tensors
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -31,5 +27,5 @@ class WholeModel:
 
 
 def named(tensors: Tensors) -> dict[str, npt.NDArray[Any]]:
-    """Return the tensors as safetensors takes them: each in one piece."""
+    """Return the tensors as contiguous arrays, for safetensors."""
     return {name: tensor.copy(order="C") for name, tensor in tensors.items()}

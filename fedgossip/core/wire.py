@@ -1,4 +1,4 @@
-"""Bytes on the link: a small msgpack header, then raw numbers in chunks.  Pure: nothing here knows a socket.
+"""Bytes on the link: a small msgpack header, then raw numbers in chunks.  Pure: no sockets.
 
 Every ZeroMQ message has two frames:
 
@@ -28,8 +28,8 @@ from fedgossip.core.messages import Account, AnyMessage, Carrier, Expected, Mode
 
 CHUNK_BYTES = 256 * 1024
 """Small enough that the cipher, the copy and the network overlap within the cache, large enough that the work per
-message does not show: 128, 256 and 512 KiB cost 4.0, 3.8 and 3.5 CPU seconds per encrypted GB, both ends together.
-With 512 KiB what waits inside ZeroMQ is two models of a million parameters; with 256 KiB it is 0.6 of one."""
+message is negligible: 128, 256 and 512 KiB cost 4.0, 3.8 and 3.5 CPU seconds per encrypted GB, both ends together. With
+512 KiB the queue inside ZeroMQ holds two models of a million parameters; with 256 KiB 0.6 of one."""
 
 HEADER_BYTES_MAX = 64 * 1024
 FRAME_BYTES_MAX = CHUNK_BYTES
@@ -51,40 +51,40 @@ def chunks(message: AnyMessage) -> list[memoryview]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """A message as it goes onto links: its header is made once, for however many partners it is."""
+    """A message ready for sending: its header is encoded once for all receivers."""
 
     message: AnyMessage
     header: bytes
 
     @property
     def size(self) -> int:
-        """How many bytes of frames it costs, without ZeroMQ's framing and the cipher's overhead."""
+        """Bytes of its frames, without ZeroMQ's framing and the cipher's overhead."""
         return len(self.header) + _beside_the_header(self.message)
 
     def frames(self, transfer: int, bodies: Iterable[Body]) -> Iterator[tuple[bytes, bytes | Body]]:
-        """Yield its (mark, body) pairs; `bodies` are its chunks, in whatever form the caller sends them."""
+        """Yield its (mark, body) pairs; `bodies` are its chunks, in the caller's format."""
         yield _MARK.pack(b"H", transfer, 0), self.header
         for index, body in enumerate(bodies):
             yield _MARK.pack(b"C", transfer, index), body
 
 
 def packed(message: AnyMessage) -> Packed:
-    """Return a message with its header."""
+    """Encode a message's header."""
     return Packed(message, VOCABULARY.encoded(message))
 
 
 def frames(message: AnyMessage, transfer: int, bodies: Iterable[Body]) -> Iterator[tuple[bytes, bytes | Body]]:
-    """Yield the (mark, body) pairs of a message for one partner."""
+    """Yield the (mark, body) pairs of a message for one receiver."""
     return packed(message).frames(transfer, bodies)
 
 
 def wire_bytes(message: AnyMessage) -> int:
-    """Return how many bytes of frames `message` costs; see `Packed.size`."""
+    """Return the bytes of the frames of `message`; see `Packed.size`."""
     return VOCABULARY.length(message) + _beside_the_header(message)
 
 
 def _beside_the_header(message: AnyMessage) -> int:
-    """The bytes of the vectors, and the mark of each frame."""
+    """Return the bytes of the vectors and of the frames' marks."""
     total = MARK_BYTES
     for vector in message.vectors if isinstance(message, Carrier) else ():
         size = vector.nbytes
@@ -97,7 +97,7 @@ def _little(vector: Vector) -> Vector:
 
 
 class FrameError(PeerError):
-    """A frame that cannot be accepted.  `reason` is one word for counting; the transfer it belongs to is dropped."""
+    """An invalid frame.  `reason` is one word for counting; its transfer is dropped."""
 
     def __init__(self, reason: str, message: str, advice: str = "") -> None:
         super().__init__(message, advice)
@@ -105,23 +105,23 @@ class FrameError(PeerError):
 
 
 class Assembler:
-    """Puts one sender's messages together.  One per sender; at most one transfer is open, so memory is bounded."""
+    """Assembles one sender's messages.  One per sender; at most one transfer is open, so memory is bounded."""
 
     def __init__(self, expected: Expected | None) -> None:
-        """`expected` None: of one that may send no vectors."""
+        """`expected` None: the sender may not send vectors."""
         self.expected = expected
         self._open: Carries | None = None
-        self._vectors: tuple[Vector, ...] = ()  # made when the first chunk is there
+        self._vectors: tuple[Vector, ...] = ()  # allocated when the first chunk arrives
         self._transfer = 0
         self._targets: list[memoryview] = []
         self._next = self._taken = 0
         self.size = 0
-        """Bytes of the frames of the message that was the last to be whole."""
+        """Bytes of the frames of the last complete message."""
 
     def mark(self, mark: bytes) -> memoryview | None:
-        """Take the first frame.  Return where the second belongs (a chunk), or None (a header: give it to `header`).
+        """Parse the first frame.  Return the buffer for the second (a chunk), or None (a header: pass it to `header`).
 
-        Raises FrameError for a mark that cannot be read or a chunk that does not follow; both frames are to be dropped.
+        Raises FrameError for an invalid mark or a chunk out of order; both frames must be dropped.
         """
         if len(mark) != MARK_BYTES or mark[:1] not in (b"H", b"C"):
             raise FrameError("mark", f"a frame mark of {len(mark)} bytes")
@@ -132,7 +132,7 @@ class Assembler:
             return None
         follows = self._open is not None and index == self._next
         if transfer != self._transfer or not follows:
-            if transfer == self._transfer:  # else it is of a broken connection: the new transfer goes on
+            if transfer == self._transfer:  # else a chunk of a broken connection: the new transfer continues
                 self._drop()
             raise FrameError("order", f"chunk {index} of transfer {transfer} does not follow")
         if not self._vectors:
@@ -147,25 +147,25 @@ class Assembler:
 
     @property
     def coming(self) -> int | None:
-        """The round of the synchronous model whose chunks are coming in, or None."""
+        """Round of the synchronous model that is being received, or None."""
         kind = self._kind
         return getattr(self._open, "round", None) if kind and issubclass(kind, OfARound) else None
 
     @property
     def under_way(self) -> bool:
-        """Whether a message with vectors has begun and is not whole."""
+        """Whether a message with vectors has started and is incomplete."""
         return self._open is not None
 
     @property
     def begins(self) -> bool:
-        """Whether such a message has just been announced, and takes no memory yet."""
+        """Whether such a message was just announced, and its buffer is not allocated yet."""
         return self._open is not None and not self._vectors
 
     @property
     def account(self) -> Account | None:
-        """What a model says of its edge, where it has just been announced and is large: before memory is taken for it.
+        """Return the edge account of a large model just announced, before its buffer is allocated.
 
-        Its receiver may keep what it needs no more by that, which is as large.
+        The receiver can free a model of the same size by it.
         """
         if not self.begins or self._kind not in (Model, ModelFragment) or self.to_come < 2:
             return None
@@ -174,18 +174,18 @@ class Assembler:
 
     @property
     def to_come(self) -> int:
-        """How many chunks of the message that is coming in are not there yet."""
+        """Number of missing chunks of the message that is being received."""
         if self._open is None:
             return 0
         sizes = (length * np.dtype(dtype).itemsize for dtype, length in self._open.parts)
         return sum(-(-size // CHUNK_BYTES) for size in sizes) - self._next
 
     def give_up(self) -> None:
-        """Forget the message that is coming in, and its memory."""
+        """Drop the incomplete message and its buffer."""
         self._drop()
 
     def header(self, body: bytes) -> AnyMessage | None:
-        """Take a header: return the message if it is whole, None if chunks follow.  Raises FrameError."""
+        """Decode a header: return the message if it is complete, None if chunks follow.  Raises FrameError."""
         if len(body) > HEADER_BYTES_MAX:
             raise FrameError("oversized", f"a header of {len(body)} bytes; the limit is {HEADER_BYTES_MAX}")
         try:
@@ -216,9 +216,9 @@ class Assembler:
         self._open = header
 
     def landed(self, size: int) -> AnyMessage | None:
-        """The last chunk, of `size` bytes, is in place: return the message if it is whole.  Raises FrameError.
+        """Record a received chunk of `size` bytes: return the message if it is complete.  Raises FrameError.
 
-        Its vectors are writeable: nobody but the caller refers to them.
+        Its vectors are writeable: only the caller refers to them.
         """
         assert self._open is not None
         if size != len(self._targets[self._next]):

@@ -1,4 +1,4 @@
-"""How a message is declared: once, as a dataclass with the bounds of its numbers beside them.
+"""Declaration of a message: one dataclass, with the bounds of its numbers in the annotations.
 
     @declared
     @dataclass(frozen=True, slots=True, eq=False)
@@ -11,7 +11,7 @@
         def allowed(cls, header, expected):            # two arrays of unlike types
             return ("float32", expected.length), ("uint8", expected.length)
 
-Its header on the wire, what may be allocated for it, the mutated frames of the tests and the trace follow from that.
+Its header on the wire, its allocation limits, the mutated frames of the tests and the trace are derived from it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from fedgossip.base.vectors import Vector
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 CountOrNone = Annotated[int, msgspec.Meta(ge=-1)]
-"""A number of rounds or of exchanges, from 0 on; -1 is none."""
+"""A number of rounds or of exchanges, >= 0; -1: none."""
 Word = Annotated[str, msgspec.Meta(max_length=64)]
 Text = Annotated[str, msgspec.Meta(max_length=128)]
 Code = Annotated[str, msgspec.Meta(max_length=1024)]
-"""Functions of the user's, each with the hash of its source."""
+"""Names of user functions, each with the hash of its source."""
 Numbers = Annotated[tuple[float, ...], msgspec.Meta(max_length=16)]
 
 FRAME_OF_A_SUM_MAX = 60 * 1024
-"""Maximum bytes of a signed frame of a secure sum, which travels in a header: keys of up to 200 neighbours fit."""
+"""Maximum bytes of a signed frame of a secure sum, which is part of a header: keys of up to 200 neighbours fit."""
 Frame = Annotated[bytes, msgspec.Meta(max_length=FRAME_OF_A_SUM_MAX)]
 
 Part = tuple[str, int]
@@ -43,9 +43,9 @@ Part = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a model must look like to be allocated: `count` vectors of `length` elements of `dtype`.
+    """The expected shape of a model, checked before allocation: `count` vectors of `length` elements of `dtype`.
 
-    `words`: those of a masked vector; 0 where nothing is masked.
+    `words`: length of a masked vector; 0 without masking.
     """
 
     schema: str
@@ -56,7 +56,7 @@ class Expected:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The arrays of a model as it is sent."""
+        """Return the arrays of a model on the wire."""
         return ((self.dtype, self.length),) * self.count
 
     @property
@@ -69,7 +69,7 @@ class Expected:
 
 
 def longest_payload(length: int, itemsize: int) -> int:
-    """Return the bytes that no codec's payload of `length` elements exceeds: a scale for each, and a byte."""
+    """Return the maximum payload bytes of any codec for `length` elements: a scale and a byte for each."""
     return (length + 1) * (itemsize + 1)
 
 
@@ -87,7 +87,7 @@ class Carrier:
 
     @classmethod
     def allowed(cls, header: Any, expected: Expected) -> tuple[Part, ...]:  # noqa: ARG003
-        """The arrays that may be allocated for a header with these fields; () where its fields cannot be."""
+        """Return the arrays to allocate for a header with these fields; () for invalid fields."""
         return expected.parts
 
 
@@ -108,6 +108,6 @@ Kind = TypeVar("Kind", bound=type)
 
 
 def declared(kind: Kind) -> Kind:
-    """Let a message cross the network."""
+    """Register a message for the network."""
     DECLARED.append(kind)
     return kind

@@ -1,4 +1,4 @@
-"""What a coordinator and its clients tell each other."""
+"""Messages between a coordinator and its clients."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from fedgossip.core.messages.base import (
 class Invite(Carrier):
     """Take part in `round`: train from these vectors, the model first.
 
-    `counted` is the last round in which a contribution of the receiver was counted: what it remembers since then, and
-    was not counted, it forgets.  `session`: the number and the signed invitation of the secure sum that the answer is
-    to go into; without it the answer is a `Contribution`.
+    `counted` is the last round in which a contribution of the receiver was counted; the receiver discards later,
+    uncounted state.  `session`: number and signed invitation of the secure sum for the reply; without it the reply is a
+    `Contribution`.
     """
 
     round: Count
@@ -42,9 +42,9 @@ class Invite(Carrier):
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class Contribution(Carrier):
-    """What a client gives to `round`: vectors, of so many `examples` and local `steps`; their mean `loss`, or None.
+    """A client's result for `round`: vectors, number of `examples`, local `steps`, and the mean `loss` or None.
 
-    `measured` is the score of the model it was sent, on `tested` examples that it keeps for that.
+    `measured` is the score of the received model on `tested` held-out examples.
     """
 
     round: Count
@@ -60,7 +60,7 @@ class Contribution(Carrier):
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedContribution(Carrier):
-    """A `Contribution` whose vector is said by a codec, in `length` bytes; the other fields are as there."""
+    """A `Contribution` with its vector encoded by a codec in `length` bytes; other fields as in `Contribution`."""
 
     round: Count
     length: Count
@@ -79,7 +79,7 @@ class CodedContribution(Carrier):
         return (("uint8", header.length),)
 
     def whole(self, update: Vector) -> Contribution:
-        """Return the contribution that it stands for, whose vector is `update`."""
+        """Return the decoded contribution, with the vector `update`."""
         told = self.examples, self.steps, self.loss, self.measured, self.tested
         return Contribution(self.round, self.schema, (update,), *told)
 
@@ -87,7 +87,7 @@ class CodedContribution(Carrier):
 @declared
 @dataclass(frozen=True, slots=True)
 class Secured(Note):
-    """A signed frame of a secure sum, see secure/frames.py: of this session and stage.  Either way."""
+    """A signed frame of a secure sum, see secure/frames.py, of this session and stage.  Sent in both directions."""
 
     session: Count
     stage: Count
@@ -97,7 +97,7 @@ class Secured(Note):
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskedInput(Carrier):
-    """A client's masked vector, uint32 words of the ring, behind the frame that signs it."""
+    """A client's masked vector, uint32 words of the ring, after the frame that signs it."""
 
     session: Count
     stage: Count
@@ -114,13 +114,13 @@ REFUSALS = (
     "POLICY", "ROSTER", "SIG", "DUPKEY", "TOO_FEW", "AEAD", "SCHEMA", "MODEL_HASH", "REPLAY", "TWICE",
     "INCONSISTENT_U3", "SHARE_INVALID", "OVERFLOW", "BOUND", "DEADLINE", "BUDGET", "COMPANY", "POINT",
 )  # fmt: skip
-"""Why a client stays out of a round: the reasons of secure/aborts.py, and that its budget is used up."""
+"""Reasons of a client's refusal: those of secure/aborts.py, and a spent budget."""
 
 
 @declared
 @dataclass(frozen=True, slots=True)
 class Refusal(Note):
-    """The sender takes no part in `round`, or no further; `reason` is one of REFUSALS, the links let no other pass."""
+    """The sender takes no part in `round`, or leaves it; `reason` is one of REFUSALS, checked by the links."""
 
     round: Count
     session: CountOrNone
@@ -130,7 +130,7 @@ class Refusal(Note):
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class Final(Carrier):
-    """The run is over after `round` rounds, and this is what came out.  Answered by a `Leaving`."""
+    """The run is over after `round` rounds, and this is the result.  Answered by a `Leaving`."""
 
     round: Count
     schema: str

@@ -1,4 +1,4 @@
-"""What peers tell their neighbours: models, exchanges, shares of mass, and the accounts of their edges."""
+"""Messages between neighbouring peers: models, exchanges, shares of mass, and the accounts of their edges."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from fedgossip.core.messages.base import (
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class Model(Carrier):
-    """What a peer mixes in `round`: one vector, or several for algorithms that track more than one.
+    """A peer's input to the mix of `round`: one vector, or several for algorithms with more than one.
 
-    The account of this edge: `used` is the last round in which the sender mixed a model of the receiver, `missing`
-    the round in which it had to do without one and does not know yet whether the receiver mixed its own.  `view` names
-    the graph that the sender uses in this round: an edge counts where both ends use the same.
+    The account of this edge: `used` is the last round in which the sender mixed a model of the receiver, `missing` the
+    round that it mixed without one, as long as the receiver has not reported whether it mixed the sender's.  `view`
+    names the sender's graph of this round: an edge counts where both ends use the same.
     """
 
     round: Count
@@ -43,9 +43,9 @@ class Model(Carrier):
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedModel(Carrier):
-    """What has changed in what a peer mixes, from version `base` to `round`, as a codec says it: `length` bytes.
+    """The change of a peer's vector from version `base` to `round`, encoded by a codec in `length` bytes.
 
-    The other fields are those of a `Model`.  A version is the round in which it was made; -1: zeros, which all know.
+    The other fields are those of a `Model`.  A version is the round of its creation; -1: zeros.
     """
 
     round: Count
@@ -67,7 +67,7 @@ class CodedModel(Carrier):
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelFragment(Carrier):
-    """What a peer mixes in `round` of a model of which a fragment goes out at a time: `length` elements.
+    """One fragment of a peer's model in `round`, `length` elements, for methods that send a fragment per round.
 
     The other fields are those of a `Model`.
     """
@@ -88,7 +88,8 @@ class ModelFragment(Carrier):
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class RelaySum(Carrier):
-    """The sum of `count` models: the sender's of `round`, and what others than the receiver told it before."""
+    """The sum of `count` models: the sender's of `round`, and earlier ones received from peers other than the
+    receiver."""
 
     round: Count
     schema: str
@@ -99,9 +100,9 @@ class RelaySum(Carrier):
 @declared
 @dataclass(frozen=True, slots=True)
 class Leaving(Note):
-    """The sender has no round to come; `round` rounds are behind it.  The account is that of `Model`.
+    """The sender starts no further round; it completed `round` rounds.  The account is that of `Model`.
 
-    `done`: the receiver has said so too, and the sender needs nothing more of it.
+    `done`: the receiver has sent its own `Leaving`, and the sender needs nothing more from it.
     """
 
     round: Count
@@ -113,7 +114,7 @@ class Leaving(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class Account(Note):
-    """The account of an edge alone.  `asks`: the sender waits for the receiver's model of `round`; say it again."""
+    """The account of an edge without a model.  `asks`: the sender requests the receiver's model of `round` again."""
 
     round: Count
     used: CountOrNone = -1
@@ -122,15 +123,15 @@ class Account(Note):
 
 
 CHECK_WORDS = 4
-"""Words of a masked vector after those of the model: each sender puts a one there, so that the sum counts them."""
+"""Words of a masked vector after those of the model: each sender sets a one there, so that the sum counts senders."""
 
 
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class Masked(Carrier):
-    """The sender's share of what the receiver adds up in `round`, under masks that cancel in the sum alone.
+    """The sender's term of the receiver's sum in `round`, under masks that cancel only in the sum.
 
-    One vector, of uint32 whatever its type says, [d + CHECK_WORDS]: integers modulo 2^32.
+    One vector [d + CHECK_WORDS], always uint32 regardless of its annotation: integers modulo 2^32.
     """
 
     round: Count
@@ -148,7 +149,7 @@ KEYS_MAX = 128
 
 @dataclass(frozen=True, slots=True)
 class RunKey:
-    """The key with which one life of `node` makes its masks of a run: X25519 in hex, signed by the key that it is."""
+    """Mask key of one incarnation of `node` in a run: X25519 in hex, signed by the node's identity key."""
 
     node: Count
     incarnation: Count
@@ -159,7 +160,7 @@ class RunKey:
 @declared
 @dataclass(frozen=True, slots=True)
 class RunKeys(Note):
-    """Keys for the masks of the run: the sender's own, and those of its neighbours, who send to it as we do."""
+    """Keys for the masks of the run: the sender's own, and those of its neighbours, its other senders."""
 
     keys: Annotated[tuple[RunKey, ...], msgspec.Meta(max_length=KEYS_MAX)]
 
@@ -178,7 +179,7 @@ class Offer(Carrier):
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class Answer(Carrier):
-    """Half the difference: what the receiver of the offer has added, and its sender is to subtract."""
+    """Half the difference: added by the receiver of the offer, to be subtracted by its sender."""
 
     number: Count
     round: Count
@@ -189,7 +190,7 @@ class Answer(Carrier):
 @declared
 @dataclass(frozen=True, slots=True)
 class Decline(Note):
-    """The offer changed nothing here and never will: the receiver was busy, or has not seen it."""
+    """The offer had and will have no effect: the receiver was busy, or has not received it."""
 
     number: Count
     round: Count
@@ -198,7 +199,7 @@ class Decline(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class Query(Note):
-    """What became of offer `number`?  Answered by the same answer again, or by a refusal."""
+    """Request the outcome of offer `number`; answered by the same `Answer` again, or by a `Decline`."""
 
     number: Count
 
@@ -206,7 +207,7 @@ class Query(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class Ack(Note):
-    """The answer to offer `number` is here; it need not be kept."""
+    """The answer to offer `number` was received; its sender may drop it."""
 
     number: Count
 
@@ -214,7 +215,7 @@ class Ack(Note):
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class Parcel(Carrier):
-    """A share of the sender's mass: vectors and their weight; it is the sender's until accepted."""
+    """A share of the sender's mass: vectors and their weight; it belongs to the sender until accepted."""
 
     number: Count
     round: Count
@@ -226,6 +227,6 @@ class Parcel(Carrier):
 @declared
 @dataclass(frozen=True, slots=True)
 class Accepted(Note):
-    """All parcels up to `number` are here."""
+    """All parcels up to `number` were received."""
 
     number: Count

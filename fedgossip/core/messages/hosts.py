@@ -1,4 +1,4 @@
-"""What hosts tell each other, below the machines."""
+"""Messages between hosts, below the machines."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fedgossip.core.model_fingerprint import Likeness
 @declared
 @dataclass(frozen=True, slots=True)
 class Hello(Note):
-    """The first words on a link, between hosts: peers of two experiments, or of two layouts, must not mix.
+    """The first message on a link, between hosts: peers of two experiments, or of two layouts, must not mix.
 
     `experiment` is the hash of the resolved experiment, `schema` of the parameter layout, `version` fedgossip's.
-    `incarnation` counts the lives of the sender: after a crash it is a higher one.  `process` is drawn at its start, so
-    that two with one identity can be told apart; 0: not said.  `processor` is a hash of the processor's name where that
-    decides the bits of what is learned; 0: it does not.  `code`, `frozen` and `probe` are those of `Likeness`.
+    `incarnation` counts the starts of the sender: higher after a crash.  `process` is drawn at its start and
+    distinguishes two processes with one identity; 0: not given.  `processor` is a hash of the processor's name where
+    that affects the bits of the result; 0: it does not.  `code`, `frozen` and `probe` are those of `Likeness`.
     """
 
     schema: str
@@ -31,5 +31,5 @@ class Hello(Note):
 
     @property
     def likeness(self) -> Likeness:
-        """What must be alike, beside what must be equal."""
+        """Return the fields compared within a tolerance."""
         return Likeness(self.code, self.frozen, self.probe)

@@ -1,12 +1,12 @@
-"""How one with an invite becomes a member: it asks, the organiser answers; one answer to every question.
+"""Admission by an invite: the holder sends queries, the organiser replies; one reply per query.
 
-    InviteProof  who I am; I know the secret                    -->  Proposal: what would be run, to be read by a person
-    FileQuery  a piece of the common test set                   -->  FilePart
-    Enrol      I take part; said again while I wait             -->  Gathering: who is here, and for whom we wait
+    InviteProof  identity and proof of the secret  -->  Proposal: the planned experiment, for review by a person
+    FileQuery  a piece of the common test set                   -->  FilePart Enrol      takes part; repeated while
+    waiting   -->  Gathering: numbers of present and expected members
                                                                      Beginning: the run begins, or has begun
     any of them                                                 -->  TurnedAway, and why
 
-Every question carries the proof, so the organiser remembers nobody that it has not let in.
+Every query contains the proof, so the organiser keeps no state of a holder before it is admitted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INVITED_MAX = 128
 """Members that can begin together by an invite; a Beginning of all of them is one header."""
 
 PROPOSAL_LETTERS, GRAPH_LETTERS = 16_000, 32_000
-"""Letters of an experiment, and of the file of a graph, that travel to those who are invited."""
+"""Letters of an experiment, and of the file of a graph, sent to invited members."""
 
 FILE_PART = 32 * 1024
 """Bytes of a file in one piece."""
@@ -33,7 +33,7 @@ Proof = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
 @dataclass(frozen=True, slots=True)
 class Invited:
-    """Who asks: the invite's name, the key of its signatures, and the proof that it knows the invite's secret."""
+    """The sender of a query: the invite's name, its signature key, and the proof of the invite's secret."""
 
     mark: Word
     verify: Word
@@ -43,7 +43,7 @@ class Invited:
 @declared
 @dataclass(frozen=True, slots=True)
 class InviteProof(Note):
-    """May I come in?  `version` is that of fedgossip."""
+    """Request for admission.  `version` is that of fedgossip."""
 
     who: Invited
     version: Word
@@ -52,10 +52,10 @@ class InviteProof(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class Proposal(Note):
-    """What would be run.  `experiment` is TOML, with every default; `graph` the text of the file that it names, or "".
+    """The planned run.  `experiment` is TOML, with every default; `graph` the text of the file that it names, or "".
 
-    `code` is the hash of the user's modules that it names, `parameters` and `dtype` are of its model.  `test` is the
-    name of the common test set's file, which has `test_bytes` bytes and this digest; "" where none travels.
+    `code` is the hash of its user modules; `parameters` and `dtype` are those of its model.  `test` is the name of the
+    common test set's file, of `test_bytes` bytes and this digest; "" where none is sent.
     """
 
     experiment: Annotated[str, msgspec.Meta(max_length=PROPOSAL_LETTERS)]
@@ -71,7 +71,7 @@ class Proposal(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class FileQuery(Note):
-    """The bytes of the common test set from `start` on, please; answered by a `FilePart`."""
+    """Request the bytes of the common test set from `start` on; answered by a `FilePart`."""
 
     who: Invited
     start: Count
@@ -80,7 +80,7 @@ class FileQuery(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class FilePart(Note):
-    """FILE_PART bytes from `start` on, or what is left."""
+    """FILE_PART bytes from `start` on, or the rest."""
 
     start: Count
     data: Annotated[bytes, msgspec.Meta(max_length=FILE_PART)]
@@ -89,7 +89,8 @@ class FilePart(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class Enrol(Note):
-    """I take part, and am called at `address`, "" where nobody calls me; `signature` is mine, of my keys and that."""
+    """The sender takes part and listens at `address`, "" where it does not listen; `signature` covers its keys and the
+    address."""
 
     who: Invited
     version: Word
@@ -100,7 +101,7 @@ class Enrol(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class Gathering(Note):
-    """You are member `node`.  So many are `here` of `wanted`; the invite expires after `seconds`."""
+    """The receiver is member `node`.  `here` of `wanted` members are present; the invite expires after `seconds`."""
 
     node: Count
     here: Annotated[tuple[Count, ...], msgspec.Meta(max_length=INVITED_MAX)]
@@ -111,10 +112,10 @@ class Gathering(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class Beginning(Note):
-    """You are member `node`, and it begins with these; `organiser` is the key that has signed the admission of each.
+    """The receiver is member `node`, and the run begins with these; `organiser` is the key that signed each admission.
 
-    Those that begin together have `since` 0; who comes later has -1, and fetches the model.  The `signature` of each is
-    its own, of its keys and its address, as in `Enrol`.
+    Founding members have `since` 0; later members have -1 and fetch the model.  Each `signature` is the member's own,
+    over its keys and its address, as in `Enrol`.
     """
 
     node: Count
@@ -125,7 +126,7 @@ class Beginning(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class TurnedAway(Note):
-    """Not you, or not any more; `reason` is one word, `about` what belongs to it."""
+    """Admission refused or withdrawn; `reason` is one word, `about` its detail."""
 
     reason: Word
     about: Text = ""

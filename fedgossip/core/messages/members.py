@@ -1,4 +1,4 @@
-"""What members tell of each other, and how one that joins gets a model."""
+"""Messages about membership, and the transfer of a model to a joining member."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fedgossip.core.messages.base import Carrier, Count, CountOrNone, Expected, 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A member as it describes itself, signed by itself.  The highest incarnation is the one that counts.
+    """A member's signed description of itself.  The highest incarnation is valid.
 
-    It takes part in the rounds from `since` on and before `until`; -1: not yet, and no end.  `key` is its public key of
-    the links, `verify` that of its signatures (hex), `admission` the organiser's signature for one that came later.
+    It takes part in the rounds from `since` on and before `until`; -1: not yet, and no end.  `key` is its public link
+    key, `verify` its public signature key (hex), `admission` the organiser's signature for a later member.
     """
 
     node: Count
@@ -32,7 +32,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """`by` has no answer from `node`, neither itself nor through others."""
+    """`by` got no reply from `node`, neither directly nor through others."""
 
     node: Count
     incarnation: Count
@@ -42,9 +42,9 @@ class Suspicion:
 
 @dataclass(frozen=True, slots=True)
 class ConfirmDead:
-    """`by` has not heard `node` since it was suspected: it is to take no part in round `until` and later ones.
+    """`by` got no message from `node` since the suspicion: `node` is excluded from round `until` on.
 
-    It counts where enough others say so too: see protocols/verdicts.
+    It takes effect when enough others agree: see protocols/verdicts.
     """
 
     node: Count
@@ -56,7 +56,7 @@ class ConfirmDead:
 
 @dataclass(frozen=True, slots=True)
 class Revocation:
-    """The organiser's word, which it has signed: `node` with these keys takes part in nothing any more."""
+    """Signed by the organiser: `node` with these keys is excluded for good."""
 
     node: Count
     key: Word
@@ -67,16 +67,16 @@ class Revocation:
 News = Entry | Suspicion | ConfirmDead | Revocation
 
 NEWS_MAX = 32
-"""Pieces of news in one message."""
+"""Maximum number of updates in one message."""
 
 MEMBERS_MAX = 2000
-"""Members that a roster may hold; a `Compare` of all of them is one header."""
+"""Maximum number of members in a roster; a `Compare` of all of them is one header."""
 
 
 @declared
 @dataclass(frozen=True, slots=True)
 class Ping(Note):
-    """Are you there?  `round` rounds are behind the sender, -1: it does not take part; `digest` is of its roster."""
+    """Probe.  The sender completed `round` rounds, -1: it does not take part; `digest` is of its roster."""
 
     number: Count
     round: CountOrNone
@@ -86,7 +86,7 @@ class Ping(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class Pong(Note):
-    """Yes: the answer to ping `number`; the rest as in `Ping`."""
+    """The reply to ping `number`; other fields as in `Ping`."""
 
     number: Count
     round: CountOrNone
@@ -96,7 +96,7 @@ class Pong(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class PingReq(Note):
-    """Please ping `node` for me: I do not hear it.  Answered by a `IndirectAck`, or not at all."""
+    """Request to ping `node`, which does not reply to the sender.  Answered by an `IndirectAck`, or not at all."""
 
     number: Count
     node: Count
@@ -105,7 +105,7 @@ class PingReq(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class IndirectAck(Note):
-    """I have heard `node` since you sent probe `number`."""
+    """The sender received a message from `node` after probe `number` of the receiver."""
 
     number: Count
     node: Count
@@ -114,7 +114,7 @@ class IndirectAck(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class MembershipUpdate(Note):
-    """News of members, at most NEWS_MAX; passed on by whom they are new to."""
+    """At most NEWS_MAX updates on members; a receiver forwards those that are new to it."""
 
     news: Annotated[tuple[News, ...], msgspec.Meta(max_length=NEWS_MAX)]
 
@@ -122,7 +122,7 @@ class MembershipUpdate(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class Compare(Note):
-    """All that the sender knows: (node, incarnation, hash of what is said of it or 0); answered by what is newer."""
+    """The sender's roster: (node, incarnation, hash of the node's status or 0); answered by newer updates."""
 
     known: Annotated[tuple[tuple[Count, Count, CountOrNone], ...], msgspec.Meta(max_length=MEMBERS_MAX)]
 
@@ -130,7 +130,7 @@ class Compare(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class Join(Note):
-    """Let me in: the only message, beside `Hello`, that is taken from one whose key nobody knows."""
+    """Request to join: with `Hello` the only message accepted from a sender with an unknown key."""
 
     entry: Entry
 
@@ -138,13 +138,13 @@ class Join(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class ModelQuery(Note):
-    """What model do you have?  Answered by a `ModelInfo`."""
+    """Request the receiver's model version; answered by a `ModelInfo`."""
 
 
 @declared
 @dataclass(frozen=True, slots=True)
 class ModelInfo(Note):
-    """The sender's model after `round` rounds has this digest, and it keeps it for a while."""
+    """Digest of the sender's model after `round` rounds, which it keeps for a limited time."""
 
     round: Count
     digest: Word
@@ -153,7 +153,7 @@ class ModelInfo(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class ChunkRequest(Note):
-    """Send that model's elements from `start` on; answered by a `ModelChunk`, or a `ModelInfo` of another model."""
+    """Request that model's elements from `start` on; answered by a `ModelChunk`, or a `ModelInfo` of another model."""
 
     round: Count
     digest: Word
@@ -161,13 +161,13 @@ class ChunkRequest(Note):
 
 
 MODEL_CHUNK = 256 * 1024
-"""Elements of a model in one piece of it."""
+"""Number of elements in a chunk of a model."""
 
 
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelChunk(Carrier):
-    """One vector: the elements of a model from `start` on, PIECE or what is left."""
+    """One vector: the elements of a model from `start` on, MODEL_CHUNK of them or the rest."""
 
     round: Count
     digest: Word

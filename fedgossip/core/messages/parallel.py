@@ -1,4 +1,4 @@
-"""What workers of a collective tell each other: chunks of sums, and who goes on where one is missing."""
+"""Messages between the workers of a collective: chunks of sums, and agreement on the group after a loss."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from fedgossip.core.messages.base import Carrier, Count, Expected, Note, Numbers
 from fedgossip.core.messages.members import MODEL_CHUNK
 
 TAIL = 2
-"""Elements behind a gradient: its loss, and a one that counts weights."""
+"""Elements after a gradient: its loss, and a one that sums the weights."""
 WORKERS_MAX = 64
-"""Maximum number of workers that all know each other."""
+"""Maximum number of workers in a full mesh."""
 
 CHUNKS_ASKED_MAX = 8
-"""Maximum number of chunks that are asked about at once; a link has half as many under way."""
+"""Maximum number of chunks in one query; a link has at most half as many in flight."""
 
 ChunkName = tuple[Count, Count, Count, Count]
-"""By which a receiver says that a chunk is there; no two that are under way on a link have the same."""
+"""Identifies a chunk in an acknowledgement; unique among the chunks in flight on a link."""
 ChunkNames = Annotated[tuple[ChunkName, ...], msgspec.Meta(max_length=CHUNKS_ASKED_MAX)]
 Workers = Annotated[tuple[Count, ...], msgspec.Meta(max_length=WORKERS_MAX)]
 Weight = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
 class OfStep:
-    """Something of the step-th chunk of a bucket that its sender has for its receiver."""
+    """About the step-th chunk of a bucket, from its sender to its receiver."""
 
     __slots__ = ()
     epoch: int
@@ -42,9 +42,9 @@ class OfStep:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkHead(OfStep, Carrier):
-    """Which chunk of `round` it is, and its place: elements `start` to `start + length`.
+    """Identity of a chunk of `round`, and its position: elements `start` to `start + length`.
 
-    `weight`: of a term that the receiver is to add exactly; 0 for what is summed already.
+    `weight`: of a term that the receiver adds exactly; 0 for a finished sum.
     """
 
     epoch: Count
@@ -61,7 +61,7 @@ class ChunkHead(OfStep, Carrier):
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class ReduceChunk(ChunkHead):
-    """Elements of what is summed in a round; see ChunkHead."""
+    """Elements of a round's sum or of a term of it; see ChunkHead."""
 
     @classmethod
     def allowed(cls, header: Any, expected: Expected) -> tuple[Part, ...]:
@@ -73,9 +73,9 @@ class ReduceChunk(ChunkHead):
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedChunk(ChunkHead):
-    """A gradient of a round as a codec says it, of the worker whose part begins at `start`: `length` bytes.
+    """An encoded gradient of a round, `length` bytes, of the worker with the part at `start`.
 
-    `weight` is of the gradient that it stands for; see ChunkHead.
+    `weight` is that of the decoded gradient; see ChunkHead.
     """
 
     @classmethod
@@ -88,7 +88,7 @@ class CodedChunk(ChunkHead):
 @declared
 @dataclass(frozen=True, slots=True)
 class ChunkTaken(OfStep, Note):
-    """The chunk of these numbers is here; it need not be kept."""
+    """Acknowledgement of the chunk with these numbers; its sender may drop it."""
 
     epoch: Count
     round: Count
@@ -99,7 +99,7 @@ class ChunkTaken(OfStep, Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class ChunksAsked(Note):
-    """Are the chunks of these names here, which the sender has sent?  Answered by `ChunksHere` of this number."""
+    """Query whether the named chunks, sent before, arrived.  Answered by `ChunksHere` of this number."""
 
     number: Count
     names: ChunkNames
@@ -108,7 +108,7 @@ class ChunksAsked(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class ChunksHere(Note):
-    """Those of a question's chunks that are here; on a link that keeps the order the others are lost."""
+    """The chunks of a query that arrived; on an ordered link the others are lost."""
 
     number: Count
     names: ChunkNames
@@ -117,9 +117,9 @@ class ChunksHere(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class GroupReport(Note):
-    """The sender has stopped its round, for a worker is missing, or one is back.
+    """The sender stopped its round because a worker is missing or returned.
 
-    `rounds` are behind it, with a model of this digest.
+    It completed `rounds` rounds, and its model has this digest.
     """
 
     epoch: Count
@@ -130,9 +130,9 @@ class GroupReport(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class GroupView(Note):
-    """From now on these are the workers, and `rounds` are behind them; `behind`: who fetches the state of `donor`.
+    """From now on these are the workers, with `rounds` completed; `behind`: workers that fetch the state of `donor`.
 
-    `agreed`: the last workers that are known to have worked together; more than half of them go on.
+    `agreed`: the last confirmed group; more than half of it continues.
     """
 
     epoch: Count
@@ -146,7 +146,7 @@ class GroupView(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class WorkerReturn(Note):
-    """The others went on without the sender, which is here again: let it take part from the next round on."""
+    """The sender returned after the others continued without it, and asks to take part from the next round on."""
 
     rounds: Count
 
@@ -154,7 +154,7 @@ class WorkerReturn(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class WorkerRefused(Note):
-    """The sender works with `worker` no more, which has sent it numbers that cannot be added up."""
+    """The sender excludes `worker`, which sent numbers that cannot be summed."""
 
     epoch: Count
     worker: Count
@@ -167,7 +167,7 @@ STATE_VECTORS_MAX = 4
 @declared
 @dataclass(frozen=True, slots=True)
 class StateQuery(Note):
-    """Send the state after `rounds` rounds, from element `start` on; answered by a `StatePiece`, or not at all."""
+    """Request the state after `rounds` rounds, from element `start` on; answered by a `StatePiece`, or not at all."""
 
     rounds: Count
     start: Count
@@ -176,9 +176,9 @@ class StateQuery(Note):
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class StatePiece(Carrier):
-    """Elements of a descent's state after `rounds` rounds, from `start` on: MODEL_CHUNK of them, or what is left.
+    """Elements of a descent's state after `rounds` rounds, from `start` on: MODEL_CHUNK of them, or the rest.
 
-    The state's vectors follow each other, `length` elements in all, of this digest; `numbers` are the rest of it.
+    The state's vectors are concatenated, `length` elements in all, of this digest; `numbers` are its scalars.
     """
 
     rounds: Count

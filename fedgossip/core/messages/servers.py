@@ -1,7 +1,7 @@
-"""What workers and the servers of a model's shards tell each other: gradients there, the model back.
+"""Messages between workers and the servers of a model's shards: gradients to the servers, the model back.
 
-A shard goes in pieces, each until its receiver says that it is there.  `epoch`: by which the sender knows who owns
-which shard; `clock`: the worker's own count of rounds.
+A shard is sent in pieces, each repeated until acknowledged.  `epoch`: the tenure (owners of the shards) that the sender
+uses; `clock`: the worker's own count of rounds.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from fedgossip.core.messages.parallel import WORKERS_MAX
 SERVERS_MAX = 32
 """Maximum number of servers."""
 SHARDS_MAX = 4096
-"""Maximum number of shards; a model has fewer than servers x points."""
+"""Maximum number of shards; a model has fewer than servers x points of them."""
 
 PIECE_BYTES = 1 << 20
-"""Bytes of a piece but the last: what is lost with a link is said again, and four of them are under way."""
+"""Bytes of a piece except the last: pieces lost with a link are sent again, and four are in flight."""
 
 ShardNumber = Annotated[int, msgspec.Meta(ge=0, lt=SHARDS_MAX)]
 PushWeight = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
@@ -31,7 +31,7 @@ PieceName = tuple[int, int, int, int]
 
 
 class OfClock:
-    """Something of a shard that goes until its receiver says that it is there: for a clock, from `start` on."""
+    """A part of a shard, repeated until acknowledged: for a clock, from `start` on."""
 
     __slots__ = ()
     epoch: int
@@ -45,7 +45,7 @@ class OfClock:
 
 
 class OfChange:
-    """The same of the `number`-th change of a shard, or of what the shard is after it."""
+    """A part of the `number`-th change of a shard, or of the shard after it; repeated until acknowledged."""
 
     __slots__ = ()
     epoch: int
@@ -59,7 +59,7 @@ class OfChange:
 
 
 class Piece(Carrier):
-    """Elements `start` to `start + length` of something that is of a shard."""
+    """Elements `start` to `start + length` of an array of a shard."""
 
     __slots__ = ()
     start: int
@@ -73,7 +73,7 @@ class Piece(Carrier):
 
 
 class CodedPiece(Carrier):
-    """Bytes `start` to `start + length` of a shard, or of a gradient of it, as a codec says it."""
+    """Bytes `start` to `start + length` of an encoded shard, or of an encoded gradient of it."""
 
     __slots__ = ()
     start: int
@@ -88,10 +88,10 @@ class CodedPiece(Carrier):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PushHead:
-    """A gradient of a worker's `clock` at the model that it was given last.
+    """A gradient of a worker's `clock` at the model that it received last.
 
-    That had the pushes of all workers below clock `version`, and `steps` steps behind it.  `weight`: the examples that
-    the gradient is the mean of.
+    That model contained the pushes of all workers below clock `version`, in `steps` steps.  `weight`: number of
+    examples in the gradient's mean.
     """
 
     epoch: Count
@@ -104,10 +104,10 @@ class PushHead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PulledHead:
-    """A shard for clock `clock` of the worker, which may be later than the one that it asked for.
+    """A shard for clock `clock` of the worker, which may be later than the requested one.
 
-    All pushes below clock `version` are in it, after `steps` steps in all; `missed` is how many of these were made
-    between the worker's last pull and its last push.
+    It contains all pushes below clock `version`, in `steps` steps; `missed` of these steps happened between the
+    worker's last pull and its last push.
     """
 
     epoch: Count
@@ -132,7 +132,7 @@ class ShardPush(PushHead, OfClock, Piece):
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedPush(PushHead, OfClock, CodedPiece):
-    """A piece of a gradient as a codec says it; see PushHead."""
+    """A piece of an encoded gradient; see PushHead."""
 
     start: Count
     length: Count
@@ -143,9 +143,9 @@ class CodedPush(PushHead, OfClock, CodedPiece):
 @declared
 @dataclass(frozen=True, slots=True)
 class ShardPull(Note):
-    """The sender wants the shard for its `clock`; it pushes, or has pushed, from clock `first` on.
+    """Request of the shard for the sender's `clock`; the sender pushes from clock `first` on.
 
-    Where both are the same it comes anew, and has nothing to push before.
+    Equal numbers: the sender starts anew, without an earlier push.
     """
 
     epoch: Count
@@ -168,7 +168,7 @@ class Pulled(PulledHead, OfClock, Piece):
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class CodedPulled(PulledHead, OfClock, CodedPiece):
-    """A piece of a shard as a codec says it; see PulledHead."""
+    """A piece of an encoded shard; see PulledHead."""
 
     start: Count
     length: Count
@@ -179,7 +179,7 @@ class CodedPulled(PulledHead, OfClock, CodedPiece):
 @declared
 @dataclass(frozen=True, slots=True)
 class PieceTaken(OfClock, Note):
-    """The piece of these numbers is here; it need not be kept."""
+    """Acknowledgement of the piece with these numbers; its sender may drop it."""
 
     epoch: Count
     shard: ShardNumber
@@ -190,19 +190,19 @@ class PieceTaken(OfClock, Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class PullHeld(Note):
-    """The pull is here, and is answered when other workers have pushed."""
+    """The pull was received, and waits for pushes of other workers."""
 
     epoch: Count
     shard: ShardNumber
     clock: Count
 
 
-# --- copies of shards, and who has which ------------------------------------------------------------------------------
+# --- copies of shards, and their owners ------------------------------------------------------------------------------
 
 Servers = Annotated[tuple[Count, ...], msgspec.Meta(max_length=SERVERS_MAX)]
 Clocks = Annotated[tuple[Count, ...], msgspec.Meta(max_length=WORKERS_MAX)]
 ARRAYS_MAX = 8
-"""Maximum number of arrays that a shard is: the model's, the one before, and what the descent remembers."""
+"""Maximum number of arrays in a shard: the model's, the previous one, and the state of the descent."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -219,9 +219,9 @@ class ChangeHead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CopyHead:
-    """What a shard is after its `number`-th change, beside arrays.
+    """The state of a shard after its `number`-th change, without the arrays.
 
-    `clocks` are those of the workers, ascending by id; `counts` the plain numbers of the descent by name.
+    `clocks` are those of the workers, ascending by id; `counts` the scalars of the descent by name.
     """
 
     epoch: Count
@@ -247,7 +247,7 @@ class ShardStep(ChangeHead, OfChange, Piece):
 @declared
 @dataclass(frozen=True, slots=True)
 class EmptyStep(ChangeHead, Note):
-    """A change without a gradient: nobody has pushed for that clock, or no row."""
+    """A change without a gradient: no push for that clock, or none with rows."""
 
     @property
     def name(self) -> PieceName:
@@ -257,7 +257,7 @@ class EmptyStep(ChangeHead, Note):
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardCopy(CopyHead, OfChange, Piece):
-    """A piece of all that a shard is: `arrays` arrays, one after the other."""
+    """A piece of a shard's full state: `arrays` arrays, concatenated."""
 
     arrays: Annotated[int, msgspec.Meta(ge=1, le=ARRAYS_MAX)]
     start: Count
@@ -275,7 +275,7 @@ class ShardCopy(CopyHead, OfChange, Piece):
 @declared
 @dataclass(frozen=True, slots=True)
 class EmptyCopy(CopyHead, Note):
-    """All that a shard of a table is of which no row was touched."""
+    """The full state of a shard of a table without touched rows."""
 
     @property
     def name(self) -> PieceName:
@@ -285,9 +285,9 @@ class EmptyCopy(CopyHead, Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class Tenure(Note):
-    """From now on these servers have the shards between them; those that are `joining` get copies, and own none yet.
+    """From now on these servers share the shards; `joining` servers receive copies and own none yet.
 
-    `anew`: all begin with what their checkpoints hold.
+    `anew`: all start from their checkpoints.
     """
 
     epoch: Count
@@ -299,7 +299,7 @@ class Tenure(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class TenureTaken(Note):
-    """The sender goes by the tenure of this epoch."""
+    """The sender uses the tenure of this epoch."""
 
     epoch: Count
 
@@ -307,7 +307,7 @@ class TenureTaken(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class ServerReady(Note):
-    """The sender, which was joining, has a copy of every shard that it is to have."""
+    """The sender, a joining server, has a copy of every shard assigned to it."""
 
     epoch: Count
 
@@ -315,7 +315,7 @@ class ServerReady(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class ShardLost(Note):
-    """The sender is to own a shard, and nobody has a copy of it."""
+    """The sender is the owner of a shard without any copy."""
 
     epoch: Count
     shard: ShardNumber

@@ -1,7 +1,7 @@
-"""What workers and the servers of a table's rows tell each other: which rows, gradients of them, and the rows back.
+"""Messages between workers and the servers of a table's rows: keys, gradients of rows, and the rows back.
 
-A list of keys is told once and then known by its digest (`keyed_rows.digest_of`); a server that has it no longer asks
-for it.  Rows travel in pieces of elements, one row after the other, and each piece until its receiver has it.
+A list of keys is sent once and then referenced by its digest (`keyed_rows.digest_of`); a server without it requests it
+again.  Rows are sent in pieces of elements, row after row, each piece repeated until acknowledged.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from fedgossip.core.messages.servers import (
 )
 
 LIST_KEYS_MAX = 1 << 18
-"""Maximum number of rows of one shard that a worker asks for at a time: 1 MiB of keys."""
+"""Maximum number of rows of one shard in a request: 1 MiB of keys."""
 
 
 class RowPiece(Carrier):
-    """Elements `start` to `start + length` of the rows of a list of keys; how many there are its receiver knows."""
+    """Elements `start` to `start + length` of the rows of a list of keys; the receiver knows the total."""
 
     __slots__ = ()
     start: int
@@ -47,7 +47,7 @@ class RowPiece(Carrier):
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class RowKeys(Carrier):
-    """The list of `count` keys, strictly ascending rows of the shard, that is known as `digest` from now on."""
+    """The list of `count` keys, strictly ascending rows of the shard, referenced as `digest` from now on."""
 
     epoch: Count
     shard: ShardNumber
@@ -64,9 +64,9 @@ class RowKeys(Carrier):
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class SomeKeys(Carrier):
-    """Of the list of `count` keys known as `among` those with a bit, eight in a byte, are known as `digest` from now.
+    """A sublist of the `count` keys referenced as `among`, one bit per key, referenced as `digest` from now on.
 
-    Like RowKeys, for less where a filter has left some rows out.
+    Shorter than RowKeys where a filter removed rows.
     """
 
     epoch: Count
@@ -85,7 +85,7 @@ class SomeKeys(Carrier):
 @declared
 @dataclass(frozen=True, slots=True)
 class KeysWanted(Note):
-    """The receiver has spoken of a list of keys that the sender has not, or no longer."""
+    """Request of a list of keys that the receiver referenced and the sender does not have."""
 
     epoch: Count
     shard: ShardNumber
@@ -95,7 +95,7 @@ class KeysWanted(Note):
 @declared
 @dataclass(frozen=True, slots=True)
 class RowPull(Note):
-    """The sender wants the rows of these keys for its `clock`; `first` as in ShardPull."""
+    """Request of the rows of these keys for the sender's `clock`; `first` as in ShardPull."""
 
     epoch: Count
     shard: ShardNumber
@@ -131,7 +131,7 @@ class RowPush(PushHead, OfClock, RowPiece):
 @declared
 @dataclass(frozen=True, slots=True)
 class NoRows(PushHead, Note):
-    """A gradient that has no rows of the shard: a push like any other."""
+    """A gradient without rows of the shard; it counts as a push."""
 
     @property
     def name(self) -> PieceName:
@@ -146,7 +146,7 @@ RowCount = Annotated[int, msgspec.Meta(ge=1)]
 class KeyedPiece(Carrier):
     """Rows `start` to `start + rows` of `of`: their keys, and `length` elements, row by row of one array after another.
 
-    A piece is of PIECE_BYTES at most, or of one row.
+    A piece has at most PIECE_BYTES, or one row.
     """
 
     __slots__ = ()
@@ -179,7 +179,7 @@ class RowStep(ChangeHead, OfChange, KeyedPiece):
 @declared
 @dataclass(frozen=True, slots=True, eq=False)
 class RowCopy(CopyHead, OfChange, KeyedPiece):
-    """A piece of all touched rows of a shard: of the model's, of what the descent remembers, and of those beside it."""
+    """A piece of all touched rows of a shard: the model's, the descent's state, and further arrays."""
 
     of: RowCount
     start: Count
