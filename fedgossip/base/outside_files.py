@@ -145,9 +145,14 @@ def check_folder(folder: Path, *, within: Path | None = None) -> Path:
 
 
 def checked_folder(folder: Path) -> Path:
-    """Return a folder as `check_folder` does, for a command that names it.  Raises ConfigError."""
+    """Return a folder as `check_folder` does, for a command that names it.  Raises ConfigError.
+
+    A folder that is missing is returned: its reader knows what it should have been.
+    """
     try:
         return check_folder(folder)
+    except FileNotFoundError:
+        return folder
     except OSError as error:
         advice = "Whose folder is it?  Put the folder or file itself in place of the link."
         raise ConfigError(f"{error.filename or folder}: {error.strerror}", advice) from None
