@@ -1,4 +1,4 @@
-"""Attackers on stacked arrays: what each tells each of its neighbours in a round, and what those make of it."""
+"""Attackers on stacked arrays: what each sends to each of its neighbours in a round, and their mixed result."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Federated rounds without messages, with the same bits: the cohort trains in one call, the server takes its step.
 
-Where the run has a secure sum, contributions are rounded to integers and added in the ring; nothing is masked, as masks
-do not change the sum.
+With a secure sum, contributions are rounded to integers and added in the ring; nothing is masked, as masks cancel in
+the sum.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Rounds:
 
 @dataclass
 class Standing:
-    """The state of a run between two rounds: the server's, and what each client remembers.
+    """The state of a run between two rounds: the server's, and each client's memory.
 
     `counted`: the last round that counted each client.  `meters`: of the clients, and the coordinator's behind them.
     """
@@ -89,10 +89,10 @@ def run_rounds(
     tests: Callable[[int], bool] = lambda _round: False,
     between: Callable[[], None] = lambda: None,
 ) -> Vector:
-    """Run all rounds that are left; return the global model.  `between` is called between two rounds.
+    """Run all remaining rounds; return the global model.  `between` is called between two rounds.
 
-    Rows are those of a simulation without faults, but for times; so are bytes without a secure sum.  Of a secure sum
-    only models and masked vectors are counted: the sizes of keys, shares and signatures are known when they are made.
+    Rows are those of a simulation without faults, except for times; so are bytes without a secure sum.  Of a secure sum
+    only models and masked vectors are counted: the sizes of keys, shares and signatures depend on their values.
     """
     server, coordinator = rounds.federated.server, standing.meters[-1]
     for number in range(standing.round, rounds.rounds):
@@ -154,7 +154,7 @@ def _round(
 
 
 def _sizes_of(rounds: Rounds, invite: Invite, told: PreparedContribution) -> tuple[int, int]:
-    """Return the bytes of a client's answer, and those of vectors among them."""
+    """Return the bytes of a client's reply, and those of the vectors in it."""
     if rounds.fixed:
         return 4 * rounds.fixed.words, 4 * rounds.fixed.words
     answer = told.answer_to(invite)

@@ -25,9 +25,9 @@ from fedgossip.protocols.allreduce.unsent_updates import UnsentUpdates
 from fedgossip.protocols.servers.shard_coding import CodedPushes
 
 MeanOf = Callable[[Sequence[Contribution], int, str, Sequence[Meter]], Vector]
-"""(every worker's contribution, round, schema, meters) -> the mean gradient [d] of those.
+"""(every worker's contribution, round, schema, meters) -> their mean gradient [d].
 
-Tells each participant's meter what it would send and receive for it, where nothing is lost.
+Adds to each participant's meter its traffic for the reduction, without losses.
 """
 
 
@@ -38,9 +38,9 @@ def as_it_is(model: Vector, rounds: int) -> Vector:  # noqa: ARG001
 
 @dataclass
 class CollectiveStack:
-    """Where a run stands between two rounds: all workers have one state.
+    """The state of a run between two rounds: all workers have one state.
 
-    `meters` of all participants, of whom the first `workers` are workers.
+    `meters` of all participants, the first `workers` of which are workers.
     """
 
     round: int
@@ -48,7 +48,7 @@ class CollectiveStack:
     meters: list[Meter]
     workers: int
     unsent: list[UnsentUpdates]
-    """What each worker has trained that goes out later."""
+    """Each worker's computed contributions that are sent in a later round."""
     coded: list[RoundCoding | CodedPushes] = field(default_factory=list)
     """How each worker's gradients go by a codec; none: as they are."""
     ahead: list[Vector] = field(default_factory=list)
@@ -85,10 +85,10 @@ def run_collective(
     between: Callable[[], None] = lambda: None,
     seen: Callable[[Vector, int], Vector] = as_it_is,
 ) -> list[Vector]:
-    """Run all rounds that are left; return every worker's model.  `between` is called between two rounds.
+    """Run all remaining rounds; return every worker's model.  `between` is called between two rounds.
 
-    `asked` (node, round, model) is what a worker is to compute.  `delay`: it trains on before the mean of a round is
-    there, see `protocols.allreduce.allreduce`.  `seen`: what workers have of a model after so many rounds.
+    `asked` (node, round, model) is a worker's job.  `delay`: it trains on before the mean of a round is available, see
+    `protocols.allreduce.allreduce`.  `seen`: the workers' view of a model after so many rounds.
     """
     workers = range(stack.workers)
     for number in range(stack.round, rounds):
@@ -137,7 +137,7 @@ Coded = RoundCoding | CodedPushes
 
 
 def reduced_by(sums: RoundSums, coded: Sequence[Coded] = ()) -> MeanOf:
-    """Return the mean as the moves of a table make it; `coded` are told what it came to."""
+    """Return the mean as the moves of a table compute it; `coded` receives the result."""
 
     def mean_of(terms: Sequence[Contribution], round: int, schema: str, meters: Sequence[Meter]) -> Vector:
         found = _reduced(sums, terms, round, schema, meters)

@@ -1,8 +1,8 @@
 """The links of a simulated network, as each end sees them.
 
-A link breaks when the script cuts it or a peer at its end sleeps; its ends are told when it has been broken for the
-time of detection.  Until then messages wait, as they do in TCP, and are delivered late where the cut heals in time;
-messages that wait on a link that is given up are lost.
+A link breaks when the script cuts it or a peer at its end sleeps; its ends are notified when it has been broken for the
+detection time.  Until then messages wait, as they do in TCP, and are delivered late where the cut heals in time;
+messages waiting on a link that is given up are lost.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from dataclasses import dataclass
 from fedgossip.core.machine import NodeId, Received
 
 Link = tuple[NodeId, NodeId]
-"""One direction of a link, or one end: (the peer that sends or is told, the other)."""
+"""One direction of a link, or one end: (the sender or the notified peer, the other)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A link that may have changed: the machine is told how its link to `other` is now."""
+    """A link that may have changed: the machine is notified of its link to `other`."""
 
     other: NodeId
 
 
 class SimulatedLinks:
-    """All links.  `links[i]` are the peers that i knows; each end has a view of its own."""
+    """All links.  `links[i]` are the known peers of i; each end has a view of its own."""
 
     def __init__(self, links: Sequence[Sequence[NodeId]]) -> None:
         self.known: list[list[NodeId]] = [list(one) for one in links]
         self.down: set[Link] = set()
-        """Ends that have not been told of a link, or were told that it is gone: messages that they send are lost."""
+        """Ends without a notice of their link, or with one of its loss: messages sent there are lost."""
         self.lives: dict[Link, int] = {}
-        """The incarnation of the other end that an end was told of; 0 where there is none."""
+        """The incarnation of the other end in the last notice of an end; 0 without a link."""
         self.cuts: dict[Link, int] = {}
-        """The beginning of each present cut; where there is none, messages pass."""
+        """The start time of each present cut; without a cut, messages pass."""
         self._waiting: dict[Link, list[tuple[Received, tuple[int, int]]]] = {}  # messages with what they cost
 
     def __iter__(self) -> Iterator[Link]:
         return ((node, other) for node, others in enumerate(self.known) for other in others)
 
     def add(self, node: NodeId, other: NodeId) -> bool:
-        """Make `node` know `other`; return whether that is new."""
+        """Add `other` to the known peers of `node`; return whether it is new."""
         if other in self.known[node]:
             return False
         self.known[node].append(other)
@@ -69,7 +69,7 @@ class SimulatedLinks:
         self.lives[link] = life
 
     def forget(self, node: NodeId) -> None:
-        """Put a new process in the place of `node`: it has no link yet, and no message of the old one waits."""
+        """Replace `node` by a new process: it has no link yet, and messages waiting for the old one are dropped."""
         for other in self.known[node]:
             self.give_up((node, other))
             self.lives.pop((node, other), None)

@@ -1,4 +1,4 @@
-"""What comes up in a simulation: events that machines are told, and what happens to peers and links themselves."""
+"""The queue of a simulation: events of machines, and changes of peers and links themselves."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from fedgossip.core.machine import Effect, Event, NodeId
 from fedgossip.simulation.connections import Look
 
-# What comes up in virtual time, by the instant at which it does: in a simulation many events have one.
+# Events in virtual time, grouped by instant: in a simulation many share one.
 #
-# A heap holds each instant once, a list what comes up at it: so an event costs no comparison with those of other times,
-# however many timers wait.
+# A heap holds each instant once, a list its events: so an event costs no comparison with those of other times, however
+# many timers wait.
 
 
 class Instants:
-    """Times in nanoseconds, and at each what comes up, by ascending number."""
+    """Times in nanoseconds, and the events at each, by ascending number."""
 
     def __init__(self) -> None:
         self.times: list[int] = []  # a heap
@@ -46,12 +46,12 @@ class Instants:
             insort(there, queued, key=_place)
 
     def pop(self) -> list[Queued]:
-        """Return what is there at the first instant, which is over then: what is added to it comes up at it again."""
+        """Return the events of the first instant and remove it; a later addition makes it anew."""
         return self._there.pop(heapq.heappop(self.times))
 
 
 def _place(queued: Queued) -> tuple[int, NodeId]:
-    """The order within an instant: numbers, and of those who have added up, whose number is -1, the nodes."""
+    """Order within an instant: by number, and entries of AddedUp, with number -1, by node."""
     return queued[0], queued[1]
 
 
@@ -67,26 +67,26 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """A peer that sleeps goes on."""
+    """A sleeping peer wakes."""
 
 
 @dataclass(frozen=True, slots=True)
 class AddedUp:
-    """A peer has added up what it was told, and does these."""
+    """A peer has added up the received vectors, and performs these effects."""
 
     effects: Sequence[Effect]
 
 
 Coming = Event | Look | Begin | Restart | Wake | AddedUp
 OF_PEERS = frozenset({Begin, Restart, Wake})
-"""What no machine is told."""
+"""Entries that no machine receives."""
 
 Cost = tuple[int, int]
-"""The bytes of a message, and those of vectors among them."""
+"""The bytes of a message, and those of the vectors in it."""
 NO_COST: Cost = 0, 0
 
 Lives = tuple[int, int]
-"""The incarnations of the sender, and of the receiver as the sender knows it."""
+"""The incarnation of the sender, and that of the receiver in the sender's view."""
 
 Queued = tuple[int, NodeId, Coming, Cost, Lives]
-"""In which order, to whom, what, at what cost, and from and to which life."""
+"""(order, receiver, event, cost, incarnations of sender and receiver)."""

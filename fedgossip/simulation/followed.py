@@ -1,15 +1,15 @@
-"""Peers followed to where a graph takes them: what their updates answer is measured there, in one round of three.
+"""Peers followed along a graph's course: the response of their updates is measured there, in one round of three.
 
-    r_i  =  u_i(x_i) - u_i(mean)          measured in rounds 1, 2, 4, 7, 10, ...; x_i: where peer i is on this graph
+    r_i  =  u_i(x_i) - u_i(mean)          measured in rounds 1, 2, 4, 7, 10, ...; x_i: the model of peer i on this graph
     between these   r_i  ~  sum_k c_k r_i,k - a (e_i - sum_k c_k e_i,k)        e_i = x_i - mean
 
-with c the least squares of e_i by the last four e_i,k that were measured: secants of the peer's own loss.  What they do
-not reach of e_i is answered by the share a of the last measurement, as in a shadow run.
+with c the least squares of e_i by the last four measured e_i,k: secants of the peer's own loss.  The remainder of e_i
+is answered by the share a of the last measurement, as in a shadow run.
 
-An optimiser that remembers answers with what it remembers of other places: peers of such a task are not followed.
+An optimiser with memory responds to earlier places too: peers of such a task are not followed.
 
-Two recursions, of which one takes every measurement and the other every second.  What they differ by tells how far the
-first may be off, as two step lengths do of a differential equation:
+Two recursions: one takes every measurement, the other every second.  Their difference bounds the error of the first, as
+two step lengths do for a differential equation:
 
     fine^2 / (fine + apart)  <=  distance  <=  fine + apart
 
@@ -31,10 +31,11 @@ from fedgossip.simulation.recursion import GossipCourse, Recursion
 FIRST, EVERY = 2, 3
 """The first rounds in which answers are measured, and one of how many after these."""
 KEPT = 4
-"""Number of measurements of which an answer is put together."""
+"""Number of measurements combined into a response."""
 RIDGE = 1e-3
-"""Share of the measured lengths that is added to them: two measurements in nearly one direction tell nothing of their
-difference."""
+"""Share of the measured lengths that is added to them: two measurements in nearly one direction carry no information
+about their difference.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,13 +47,13 @@ class MeasuredAnswer:
 
     @property
     def share(self) -> float:
-        """How much of being away the answer takes back."""
+        """Share of the deviation that the response takes back."""
         square = float(_products(self.away, self.away).sum())
         return -float(_products(self.away, self.answer).sum()) / square if square else 0.0
 
 
 class SecantRecursion:
-    """Rounds of gossip on a course, whose updates are those at the mean and what measurements say of being away."""
+    """Rounds of gossip on a course, with updates at the mean plus the measured response to the deviation."""
 
     def __init__(self, course: GossipCourse, start: Vector) -> None:
         self._run = Recursion(course, start)
@@ -96,7 +97,9 @@ class SecantRecursion:
 
 
 class FollowedPeers:
-    """The two recursions of one graph; `due` says in which rounds its peers are asked for an update where they are."""
+    """The two recursions of one graph; `due` lists the rounds in which its peers compute an update at their own
+    models.
+    """
 
     def __init__(self, course: GossipCourse, start: Vector) -> None:
         self.fine, self._coarse = SecantRecursion(course, start), SecantRecursion(course, start)
@@ -109,7 +112,7 @@ class FollowedPeers:
 
     @property
     def models(self) -> list[Vector]:
-        """Where peers may be: what both come to, the finer first, and as far on its other side."""
+        """Range of the peers' models: the results of both, the finer first, and as far on its other side."""
         fine, coarse = self.fine.model, self._coarse.model
         return [fine, coarse, linear((2, fine), (-1, coarse))]
 

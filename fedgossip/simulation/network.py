@@ -1,14 +1,14 @@
-"""A seeded network of virtual links and devices, which say how long a message and a round of training take.
+"""A seeded network of virtual links and devices, which determine the time of a message and of a round of training.
 
-A message of s bytes from i to j leaves through the uplink of i and comes in through the downlink of j.  Each of both
+A message of s bytes from i to j leaves through the uplink of i and arrives through the downlink of j.  Each of both
 carries one message at a time, and a node's two links work at once (full duplex):
 
-    start = the first time from now on at which the uplink of i has sent what it was given before
+    start = the first time from now on at which the uplink of i has sent all earlier messages
     head  = the first time from start + latency on at which the downlink of j is free for s / down[j]
     arrival = max(start + s / up[i] + latency, head + s / down[j])
 
-So m workers that send to one server at once are heard after latency + m s / down, as every textbook on collective
-communication counts; without a downlink a server hears any number of them at once.
+So the messages of m workers that send to one server at once arrive after latency + m s / down, as every textbook on
+collective communication counts; without a downlink a server receives any number of them at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DeviceClass:
     downlink: float | None = None
     latency: float | None = None
     slower: float = 1.0
-    """Factor by which a round of training takes longer."""
+    """Factor on the time of a round of training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +43,17 @@ class NetworkSettings:
     latency: float = 0.005
     """Seconds one way, on every link; between nodes of two classes the longer of theirs."""
     jitter: float = 0.0
-    """Maximum seconds that a message takes longer, uniformly; messages of one link never overtake each other."""
+    """Maximum additional seconds of a message, uniform; messages of one link never overtake each other."""
     bandwidth: float | None = None
     """Bytes per second that a peer can send, over all its links; None: no limit."""
     downlink: float | None = None
     """Bytes per second that a peer can receive, over all its links; None: no limit."""
     detection: float = 1.0
-    """Seconds without a sign after which a link is given up; messages held up by a shorter cut arrive late."""
+    """Seconds of silence after which a link is given up; messages held up by a shorter cut arrive late."""
     training: float = 0.05
-    """Seconds that one round of training takes on a peer of speed 1."""
+    """Seconds of one round of training on a peer of speed 1."""
     per_example: float | None = None
-    """Seconds that one example of it takes there, in place of `training`."""
+    """Seconds per example there, in place of `training`."""
     summing: float = 0.0
     """Seconds in which a peer adds an element of a vector to another."""
     speed_spread: float = 0.0
@@ -68,7 +68,7 @@ class Passage(NamedTuple):
     """The way of one message."""
 
     begins_ns: int
-    """Its first byte leaves: what the sender was given before it is out."""
+    """Start of sending: all earlier messages of the sender are out."""
     sent_ns: int
     """Its last byte has left."""
     arrival_ns: int
@@ -101,11 +101,11 @@ class SimulatedNetwork:
         self._last_arrival: dict[tuple[NodeId, NodeId], int] = {}
 
     def latency_ns(self, sender: NodeId, to: NodeId) -> int:
-        """Return the minimum time that anything takes from one node to the other."""
+        """Return the minimum time from one node to the other."""
         return max(self._latency_ns[sender], self._latency_ns[to])
 
     def passage(self, sender: NodeId, to: NodeId, size: int, now_ns: int, delay_ns: int = 0) -> Passage:
-        """Return when `size` bytes sent now pass, with `delay_ns` above what the link takes."""
+        """Return when `size` bytes sent now pass, with `delay_ns` beyond the time of the link."""
         return Passage(*self.times(sender, to, size, now_ns, delay_ns))
 
     def times(self, sender: NodeId, to: NodeId, size: int, now_ns: int, delay_ns: int) -> tuple[int, int, int]:
@@ -143,11 +143,13 @@ class SimulatedNetwork:
         return head_ns + takes_ns
 
     def silent_ns(self, sender: NodeId, to: NodeId, now_ns: int) -> int:
-        """Return when `to` can know that `sender` is gone now: a latency later, after all messages on the way to it."""
+        """Return when `to` can detect that `sender` has just gone: a latency later, after all messages on the way to
+        it.
+        """
         return max(now_ns + self.latency_ns(sender, to), self._last_arrival.get((sender, to), -1) + 1)
 
     def training_ns(self, node: NodeId, examples: int = 1) -> int:
-        """Return how long this round of training takes on `node`, which goes over so many examples."""
+        """Return the time of this round of training, with so many examples, on `node`."""
         seconds, jitter = self.known_training(node, examples), self.settings.training_jitter
         return int((seconds * (1.0 + jitter * self._draws[node].random()) if jitter else seconds) * NS)
 
@@ -158,7 +160,7 @@ class SimulatedNetwork:
         return (self.settings.training if each is None else each * examples) * factor
 
     def summing_ns(self, elements: int) -> int:
-        """Return how long a node takes to add so many elements."""
+        """Return the time in which a node adds so many elements."""
         return int(self.settings.summing * elements * NS)
 
 

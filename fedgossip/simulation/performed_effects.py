@@ -1,8 +1,8 @@
-"""What becomes of the effects of simulated machines: messages and trainings under way, timers, rows of the record.
+"""The effects of simulated machines: messages and trainings under way, timers, rows of the record.
 
-A Train effect is scheduled to finish at its virtual time but not computed; when the first such event comes up, every
-outstanding job is computed in one call (their inputs are fixed already).  The history is the same as if each had been
-computed alone, as a task's update depends on its own job only.
+A Train effect is scheduled to finish at its virtual time but not computed; at the first such event, every outstanding
+job is computed in one call (their inputs are fixed already).  The history is the same as if each had been computed
+alone, as a task's update depends on its own job only.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from fedgossip.simulation.virtual_time import Table, VirtualTime
 
 
 class LazyTraining:
-    """The jobs that peers have been given, and what came of those that are computed and not yet told."""
+    """The jobs of peers, and the results computed and not yet delivered."""
 
     def __init__(self) -> None:
         self._jobs: dict[NodeId, Job] = {}
@@ -74,17 +74,17 @@ class LazyTraining:
         self._jobs[job.node] = job
 
     def forget(self, node: NodeId) -> None:
-        """Let go of what a node trains: it has died."""
+        """Drop the jobs of a node that has died."""
         self._jobs.pop(node, None)
         self._updates.pop(node, None)
 
     def update(self, task: LocalTask, node: NodeId) -> Update:
-        """Return what came of a node's job, once; compute every outstanding one with it."""
+        """Return the result of a node's job, once; compute every outstanding one with it."""
         self._compute(task, node)
         return self._updates.pop(node)
 
     def stretch(self, task: LocalTask, node: NodeId, asked: Produced) -> Produced | None:
-        """Return a stretch of a node's gradient; None where it has come to the end of its training."""
+        """Return a stretch of a node's gradient; None once its training is complete."""
         self._compute(task, node)
         update = self._updates[node]
         return None if update.over else stretch_of(update, asked, self._stretches[node])
@@ -99,7 +99,7 @@ class LazyTraining:
 
 
 class PerformedEffects(VirtualTime):
-    """What machines have asked for, on its way to them or in the record."""
+    """The effects of machines, on their way to machines or in the record."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class PerformedEffects(VirtualTime):
         self._touched, self._restarts = script.touches_messages, bool(script.restarts)
         self._progress = RunProgress(len(machines))
 
-    # --- what has been asked for is there -------------------------------------------------------------------------
+    # --- results of effects ---------------------------------------------------------------------------------------
 
     def _told(self, node: NodeId, event: Event, *_: object) -> None:
         self._tell(node, event)
@@ -229,7 +229,7 @@ class PerformedEffects(VirtualTime):
     def _priced(self, message: Message) -> Cost:
         return wire_bytes(message), message.payload_bytes
 
-    # --- training, timers, what is kept ---------------------------------------------------------------------------
+    # --- training, timers, kept data ------------------------------------------------------------------------------
 
     def _train(self, node: NodeId, asked: Train) -> None:
         self._meters[node].train_began(self.now_ns)
@@ -297,7 +297,7 @@ class PerformedEffects(VirtualTime):
             self._ended(node, finish.failure)
 
     def _ended(self, node: NodeId, failure: Failure) -> None:
-        """Note why a peer ended before its time; its own report says all of a budget."""
+        """Log why a peer ended before its time; for a spent budget its own report suffices."""
         self.failures[node] = failure
         if failure.kind != "budget":
             value = {"text": failure.text, "advice": failure.advice}
@@ -329,4 +329,4 @@ class PerformedEffects(VirtualTime):
         RoundDone: _close_round,
         LocalWork: _worked,
     }
-    """What is done for each effect."""
+    """The method for each effect."""

@@ -1,18 +1,19 @@
-"""A probe: three jobs a node at the first models' mean, and from them the disagreement that is to be expected.
+"""A probe: three jobs a node at the first models' mean, and from them the expected disagreement.
 
-    C, C'    updates less their mean, on two batches             G_ij = <C_i, C'_j>: what lasts, and who resembles whom
-    s^2      1/2 mean_i ||u_i - u'_i||^2                          what of them is drawn afresh in each round
-    a        how an update answers to being away from the mean    see `shadow`
+    C, C'    updates less their mean, on two batches             G_ij = <C_i, C'_j>: the lasting part, and who resembles
+    whom
+    s^2      1/2 mean_i ||u_i - u'_i||^2                          the part that is drawn afresh in each round
+    a        response of an update to a deviation from the mean   see `shadow`
 
-    D_t^2  =  what G makes of the algorithm's recursion  +  s^2 / n sum over the rounds of what is left of their noise
+    D_t^2  =  the algorithm's recursion on G  +  s^2 / n sum over the rounds of the remainder of their noise
 
 Both by the algorithm's own object, in float64 on few columns, so any algorithm, order, graph and schedule will do; the
 placement of the data on the graph is in G.  For D-PSGD with symmetric W, modes (l_k, v_k) and B_k^2 = v_k' G v_k,
 
     D^2  =  1/n sum_{k>=2} [ (l_k / (1 - (1-a) l_k))^2 B_k^2  +  s^2 l_k^2 / (1 - (1-a)^2 l_k^2) ]
 
-in the long run.  It is the answer for quadratics.  SettlingRun updates change as the training goes on: a shadow run
-follows them, and this does not.
+in the long run.  It is exact for quadratics.  Other updates change during the training: a shadow run follows them, a
+probe does not.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ DRAWS = 256  # columns
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """What three jobs a node told.
+    """The result of three jobs a node.
 
-    gram: float64 [2n, 2n], inner products of the first vectors less their mean, and of what lasts of the updates less
-    theirs.  noise: s^2, the expected square of what does not last.  step: of all nodes.  jobs: how many were trained.
+    gram: float64 [2n, 2n], inner products of the first vectors less their mean, and of the lasting part of the updates
+    less theirs.  noise: s^2, the expected square of the other part.  step: of all nodes.  jobs: number of trained jobs.
     """
 
     gram: FloatArray
@@ -54,7 +55,7 @@ class Probe:
 
     @property
     def lasting(self) -> FloatArray:
-        """Rows [n, n] whose inner products are those of what lasts of the updates less their mean, <C_i, C'_j>.
+        """Rows [n, n] with the inner products of the lasting part of the updates less their mean, <C_i, C'_j>.
 
         Their negative eigenvalues, which noise alone makes, count as 0.
         """
@@ -64,12 +65,12 @@ class Probe:
 
     @property
     def exact(self) -> bool:
-        """Whether one probe tells all of a quadratic: the same response in all directions, and nothing drawn."""
+        """Whether one probe determines a quadratic: the same response in all directions, and no random draws."""
         return self.response.isotropic and self.noise == 0.0
 
 
 def probe(task: LocalTask, n: int) -> Probe:
-    """Ask `task` for three updates a node; what it remembers is put back.  Raises TrainingError as it does."""
+    """Train three updates a node with `task`; its memory is restored.  Raises TrainingError as it does."""
     before = [memory_of(task, node) for node in range(n)]
     start = np.stack([task.initial(node) for node in range(n)])
     at = mean(list(start))

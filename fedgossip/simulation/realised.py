@@ -1,8 +1,8 @@
-"""The rounds of a synchronous run as they were mixed: with what was lost, came late, or was made up for later.
+"""The rounds of a synchronous run as mixed: with lost models, late ones, and later repairs.
 
-A run says of each round which neighbours a peer went on without (`missed`), over which edges neither end mixed, for
-their account was open (`held`), and what it made up for (`repaired`).  So the weights that counted are the planned
-ones, with those of such neighbours given to oneself.  A peer without a row did not take part: it keeps all it has.
+A run records for each round the neighbours without a model (`missed`), the edges that neither end mixed over, for their
+account was open (`held`), and the repairs (`repaired`).  So the effective weights are the planned ones, with the weight
+of such neighbours added to the peer's own.  A peer without a row did not take part: it keeps its state.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedgossip.topology.weights.mixing import Stochastic
 
 LOST = ("missed", "held")
 COME_AND_GO = ("again", "there", "left")
-"""After an event that tells this, the weights that counted cannot be told from the record."""
+"""After an event with one of these names, the record does not determine the effective weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ class RepairedEdge:
 
 @dataclass(frozen=True, eq=False)
 class RealisedRounds:
-    """A schedule: what was `planned`, less what did not count.  Rounds count from 0.
+    """A schedule: the rounds as `planned`, less the edges that did not count.  Rounds count from 0.
 
-    left_out: by round and node, the neighbours whose weight it kept.  there: by round, who took part in it.
-    repairs: by the round in which they were made.
+    left_out: by round and node, the neighbours whose weight it kept.  there: by round, its participants. repairs: by
+    the round in which they were made.
     """
 
     planned: Schedule
@@ -84,16 +84,16 @@ class RealisedRounds:
         return self.planned.mixing(round) if not without else _without(self.planned.mixing(round), without)
 
     def present(self, round: int) -> list[NodeId]:
-        """Return who took part in `round`, ascending; all, of a round of which nothing is known."""
+        """Return the participants of `round`, ascending; all, for a round without a record."""
         return sorted(self.there.get(round, range(self.n)))
 
     def all_there(self, round: int) -> bool:
-        """Whether nobody was absent."""
+        """Whether no node was absent."""
         return len(self.there.get(round, range(self.n))) == self.n
 
 
 class RealisedLosses:
-    """What becomes of all nodes' states [n, d] in rounds that were not mixed as planned."""
+    """The states of all nodes [n, d] in rounds that were not mixed as planned."""
 
     def __init__(self, rounds: RealisedRounds) -> None:
         self.rounds = rounds
@@ -125,7 +125,7 @@ class RealisedLosses:
         return frozen(rows)
 
     def without_the_absent(self, before: State, after: State, round: int) -> State:
-        """Return the state in which those who did not take part have what they had."""
+        """Return the state in which absent nodes keep theirs."""
         if self.rounds.all_there(round):
             return after
         (held, _), (arrays, numbers) = saved(before), saved(after)
@@ -146,7 +146,9 @@ def _without(mixing: Mixing, left_out: Mapping[NodeId, frozenset[NodeId]]) -> Mi
 
 
 def realised_rounds(planned: Schedule, rows: Iterable[Row]) -> RealisedRounds | None:
-    """Return the rounds as the record of a run has them; None where nothing differed, or where it cannot be told."""
+    """Return the realised rounds of a run's record; None where they equal the plan, or the record does not determine
+    them.
+    """
     left_out: dict[int, dict[NodeId, frozenset[NodeId]]] = defaultdict(dict)
     there: dict[int, set[NodeId]] = defaultdict(set)
     repairs: dict[int, list[RepairedEdge]] = defaultdict(list)

@@ -1,9 +1,9 @@
-"""Rounds of gossip whose updates are given: an algorithm's own recursion, on all nodes' vectors at once.
+"""Rounds of gossip with given updates: an algorithm's own recursion, on all nodes' vectors at once.
 
     x  <-  A_t x + B_t u
 
-A forecast runs the algorithm object itself on updates that nobody trained from x, so no formula is written twice.  It
-holds where the object is linear in (x, u), which `is_linear` finds out by asking it.
+A forecast runs the algorithm object itself on updates that were not trained from x, so no formula is written twice.  It
+holds where the object is linear in (x, u), which `is_linear` tests by calls.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedgossip.simulation.stacked import StackedExchange, combined
 from fedgossip.topology import Schedule
 
 ASKED_ROUNDS = 8
-"""Number of rounds that an algorithm is asked for, to see whether it is linear,"""
+"""Number of rounds in the test of an algorithm's linearity,"""
 ASKED_SCALES = (1e-3, 1.0, 1e3)
 """and sizes of the vectors in them: a rule that clips differs beyond its threshold alone."""
 LINEAR = 1e-9
@@ -41,7 +41,7 @@ class GossipCourse:
 
 
 class Recursion:
-    """All nodes' vectors [n, c] on a course; or one row [1, c] that hears nobody, as the mean of all does."""
+    """All nodes' vectors [n, c] on a course; or one row [1, c] without neighbours, like the mean of all."""
 
     def __init__(self, course: GossipCourse, start: Vector, *, alone: bool = False) -> None:
         self._course, self._alone = course, alone
@@ -71,15 +71,15 @@ class Recursion:
             self._state = self._late.without_the_absent(before, after, step.round)
 
     def there(self, round: int) -> Vector:
-        """The vectors of those who took part in `round`, all but in a run that was."""
+        """The vectors of the participants of `round`; of a past run not always all."""
         return self.model if self._late is None else frozen(self.model[self._late.rounds.present(round)])
 
 
 def is_linear(course: GossipCourse) -> bool:
     """Whether the models of twice one history of updates, plus another, are twice the one's plus the other's.
 
-    A median or a clipped sum is not: of such a rule a forecast by superposition is none.  Raises TrainingError for
-    what a user's own algorithm returns.
+    A median or a clipped sum is not linear: superposition does not forecast such a rule.  Raises TrainingError for a
+    wrong return value of a user's algorithm.
     """
     for scale in ASKED_SCALES:
         p, q = _history(course.schedule.n, 1.0, 0), _history(course.schedule.n, scale, 1)

@@ -1,6 +1,6 @@
-"""RelaySGD on stacked arrays: what every node says to each of its neighbours, arrays [arcs, d], an arc a row.
+"""RelaySGD on stacked arrays: the messages of every node to each of its neighbours, arrays [arcs, d], an arc a row.
 
-Arcs are in the order of their sender, then of who hears it; those of one node lie together, as a peer has them.
+Arcs are in the order of their sender, then of their receiver; those of one node lie together, as a peer has them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class TreeArcs(NamedTuple):
 
 
 def arcs_of(groups: RowGroups, n: int) -> TreeArcs:
-    """Return the arcs of a graph of which each node hears those that it tells."""
+    """Return the arcs of a graph in which every arc has its reverse."""
     senders = np.concatenate([np.repeat(nodes, ids.shape[1]) for nodes, ids, _ in groups])
     receivers = np.concatenate([ids.ravel() for _, ids, _ in groups])
     between = senders != receivers

@@ -1,7 +1,8 @@
-"""Gossip on arrays that stay where they are trained: the rounds and rows of `stacked`, read back where they are told.
+"""Gossip on arrays that stay on their training device: the rounds and rows of `stacked`, read back when rows are
+written.
 
-    every round     batches go to the device; it trains and mixes; what it lost stays on a GPU
-    watched rounds  the disagreement comes back, three numbers
+    every round     batches go to the device; it trains and mixes; losses stay on a GPU
+    watched rounds  the disagreement is read back, three numbers
     evaluated ones  the models, for they are evaluated as vectors; also for an image, and at the end
 
 Rows of the record are written when the losses have been read: of a watched round at once, of others on a GPU a few
@@ -52,7 +53,7 @@ def run_arrays(
 
 
 class ResidentRun:
-    """A run whose models are on a device; `stack` is brought up to it when an image is taken, and at the end."""
+    """A run with its models on a device; `stack` is updated from it when an image is taken, and at the end."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class ResidentRun:
         self._untold: list[tuple[int, RoundBytes]] = []
 
     def note(self, name: str, text: str) -> None:
-        """Tell that the device goes on otherwise than meant."""
+        """Log that the device continues otherwise than planned."""
         self._write(EventRow(self._round, -1, name, text))
 
     def finished(self, models: ResidentModels, rounds: int, between: Callable[[], None]) -> list[Vector]:
@@ -105,7 +106,7 @@ class ResidentRun:
             self._tell(found)
 
     def _tell(self, measured: Disagreement | None) -> None:
-        """Write the rows of the rounds that are not told yet; `measured` of the last one, where it is watched."""
+        """Write the rows of the rounds not written yet; `measured` of the last one, where it is watched."""
         untold, self._untold = self._untold, []
         if not untold:
             return
@@ -130,6 +131,6 @@ class ResidentRun:
             self._write(row)
 
     def _settle(self) -> None:
-        """Bring what is on the device to where an image is taken of it: rows to the record, models to the stack."""
+        """Move the device's state to where an image is taken: rows to the record, models to the stack."""
         self._tell(None)
         self._stack.state = self._algorithm.start(self._models.models())

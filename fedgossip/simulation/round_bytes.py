@@ -20,7 +20,9 @@ Sizes = npt.NDArray[np.int64]
 
 
 class RoundBytes(NamedTuple):
-    """What each peer sends, and receives, in a round: (bytes of messages, those of vectors among them), int64 [n]."""
+    """The traffic of each peer in a round, sent and received: (bytes of messages, those of the vectors in them), int64
+    [n].
+    """
 
     sent: tuple[Sizes, Sizes]
     received: tuple[Sizes, Sizes]

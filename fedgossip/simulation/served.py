@@ -19,7 +19,7 @@ from fedgossip.simulation.collective import MeanOf
 
 
 def served_by(placement: Placement, coding: ShardCoding | None = None) -> MeanOf:
-    """Return the mean of a clock as the servers of these shards give it, who all live."""
+    """Return the mean of a clock as the servers of these shards compute it, with all servers alive."""
     coding = coding or ShardCoding(placement, np.dtype(np.float32), 0, 0)
     pushing = coding.pushing is not None
 
@@ -54,7 +54,7 @@ def _whole(coding: ShardCoding, payloads: Sequence[Vector], worker: int, round: 
 def _pushed_and_pulled(
     worker: Meter, server: Meter, shard: Shard, clock: int, weight: float, given: tuple[Vector, Vector], schema: str
 ) -> None:
-    """Tell both what a worker's push and pull of a shard are, undisturbed; `given`: what goes up, and comes down."""
+    """Add a worker's undisturbed push and pull of a shard to both meters; `given`: the uploaded and downloaded data."""
     number, (up, down) = shard.number, given
     push = CodedPush if up.dtype == np.uint8 else ShardPush
     pulled = CodedPulled if down.dtype == np.uint8 else Pulled
@@ -70,7 +70,7 @@ def _pushed_and_pulled(
 
 
 def _copied(owner: Meter, keeper: Meter, shard: Shard, clock: int, part: Vector, schema: str) -> None:
-    """Tell both what the step of a clock is to one that keeps a copy."""
+    """Add the step of a clock sent to a holder of a copy to both meters."""
     facts = 0, shard.number, clock + 1, clock, 0.0, ()
     out = [ShardStep(*facts, start, one.size, schema, (one,)) for start, one in pieces(part)]
     _count(owner, keeper, out, [PieceTaken(*one.name) for one in out])

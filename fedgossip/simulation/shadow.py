@@ -3,24 +3,24 @@
     U_t   <-  updates at the mean, one job a node                  the run of a complete graph
     X_g   <-  A_g,t X_g + B_g,t (U_t - a_t (X_g - mean))           for every graph g, by its algorithm's own object
 
-The mean of a network follows the mean update, whatever the graph: so one training serves all graphs.  What this leaves
-out is that a peer away from the mean has another update there.  To first order that pulls it back, by a share a_t that
-differs by direction.  So there are two edges: without it, a = 0, above; and below with the share in the direction in
-which the updates themselves differ, where the loss bends most.  Where the share is the same in all directions (a
-quadratic) both edges are the run itself.  Of methods that cancel what lasts of the updates (D2, gradient tracking) the
-two may be equally long and point elsewhere: what the response takes away is then no less than missing.  So the upper
-edge is at least hypot(||X_a - mean||, ||X_0 - X_a||), as if what it takes away stood across what it leaves.
+The mean of a network follows the mean update, whatever the graph: so one training serves all graphs.  It leaves out
+that a peer away from the mean has another update there.  To first order that pulls it back, by a share a_t that differs
+by direction.  So there are two edges: without it, a = 0, above; and below with the share in the direction in which the
+updates themselves differ, where the loss bends most.  Where the share is the same in all directions (a quadratic) both
+edges are the run itself.  For methods that cancel the lasting part of the updates (D2, gradient tracking) the two may
+be equally long in different directions: the part that the response removes is then no less than the missing part.  So
+the upper edge is at least hypot(||X_a - mean||, ||X_0 - X_a||), as if the removed part were orthogonal to the rest.
 
-The share is measured as the training goes on, by one more job a node:
+The share is measured during the training, by one more job a node:
 
     a  =  -<u(mean + C) - u(mean), C> / ||C||^2        C: the updates less their mean; the same batch in both
 
-An optimiser that remembers (local momentum, Adam) goes on answering in later rounds.  How much of an answer the next
-round gives again, rho, is measured by yet another job a node, at the mean with the memory of the one that was away; the
-pull is then r <- rho r - a (X_g - mean).
+An optimiser with memory (local momentum, Adam) responds in later rounds too.  The share rho of a response that the next
+round repeats is measured by yet another job a node, at the mean with the memory of the displaced one; the pull is then
+r <- rho r - a (X_g - mean).
 
-A shadow may also follow the peers of each graph to where it takes them (`followed`): its edges are then those, for a
-third of a training more a graph.
+A shadow may also follow the peers of each graph along its course (`followed`): its edges are then those, for a third of
+a training more a graph.
 
 Memory: two states of the algorithm for every graph, [n, d] a slot; no round is kept.
 """
@@ -48,7 +48,7 @@ ISOTROPIC = 1e-4
 """Largest share of a response that may point elsewhere, where it counts as the same in all directions."""
 
 LASTING_MOST = 0.99
-"""Most of an answer that may come again in the next round."""
+"""Maximum share of a response that the next round may repeat."""
 
 Interval = tuple[float, float]
 
@@ -89,9 +89,9 @@ class Shadowed:
 
 @dataclass(frozen=True)
 class Response:
-    """How an update answers to being away from the mean: the share `a`, and whether all directions have it.
+    """Response of an update to a deviation from the mean: the share `a`, and whether all directions have it.
 
-    lasting: how much of the answer the next round gives again, of a task that remembers.
+    lasting: the share of the response that the next round repeats, for a task with memory.
     """
 
     round: int
@@ -101,12 +101,12 @@ class Response:
 
 
 class Shadow:
-    """A shadow run of `courses`, all of one algorithm; `advance` does a round.  The course of rounds as they were mixed
+    """A shadow run of `courses`, all of one algorithm; `advance` does a round.  The course of the mixing as it was
     (`realised`) stands alone, with `own_mean`.
 
     `score`: the metric of the task that scores are.  `own_mean`: the mean is that of the one course, whose graph moves
-    it; else that of a single peer that hears nobody.  `follow`: whether peers are followed to where graphs take them,
-    of a task that remembers nothing.
+    it; else that of a single peer without neighbours.  `follow`: whether peers are followed along the graphs' courses,
+    for a task without memory.
     """
 
     def __init__(
@@ -181,14 +181,14 @@ class Shadow:
         self.remember(after)
         assert there is not None, "a task changes every vector or none"
         found, remembers = response_of(round, away, there - updates), any(displaced)
-        lasting = self.responses[-1].lasting if self.responses else 0.0  # until the next round tells
+        lasting = self.responses[-1].lasting if self.responses else 0.0  # until the next round's measurement
         self.responses.append(replace(found, isotropic=found.isotropic and not remembers, lasting=lasting))
         self._displaced = (away, displaced) if remembers and found.share else None
 
     def _probe_lasting(
         self, round: int, at: Vector, updates: Vector, away: Vector, displaced: Sequence[Mapping[str, Any]]
     ) -> None:
-        """Measure how much of the last answer comes again in the round after, of a task that remembers."""
+        """Measure the share of the last response that the round after repeats, for a task with memory."""
         after, last = self.memory(), self.responses[-1]
         self.remember(displaced)
         there, _ = self._trained(round, [at] * self._n)
@@ -198,7 +198,7 @@ class Shadow:
         self.responses[-1], self._displaced = replace(last, lasting=min(max(again, 0.0), LASTING_MOST)), None
 
     def _pulled(self, place: int, updates: Vector | None, model: Vector, at: Vector) -> Vector | None:
-        """Return the updates of a graph whose peers are pulled back to the mean."""
+        """Return the updates of a graph with its peers pulled back to the mean."""
         if updates is None or not self.responses:
             return updates
         last, kind = self.responses[-1], updates.dtype.type
@@ -212,7 +212,7 @@ class Shadow:
         self, followed: FollowedPeers, round: int, at: Vector, updates: Vector | None, step: Step,
         before: Sequence[Mapping[str, Any]],
     ) -> None:  # fmt: skip
-        """Do a round of the peers of one graph, and ask them where they are if it is due."""
+        """Do a round of the peers of one graph, and measure their updates at their own models if due."""
         if updates is not None and followed.due(round):
             after = self.memory()
             self.remember(before)
@@ -267,7 +267,7 @@ class Shadow:
 def run_shadow(
     shadow: Shadow, rounds: int, evaluated: Collection[int] = (), watch: Callable[[int], None] = lambda _: None
 ) -> Shadow:
-    """Do all rounds of a shadow run, and put back what its task remembers; return it.
+    """Do all rounds of a shadow run, and restore its task's memory; return it.
 
     `evaluated`: the rounds, counted from 1, that have scores.  `watch` is called after each.  Raises TrainingError
     where training diverges.
@@ -283,9 +283,9 @@ def run_shadow(
 
 
 def response_of(round: int, away: Vector, difference: Vector) -> Response:
-    """Return the response to being `away` [n, d], by what the updates there differ from those at the mean.
+    """Return the response to being `away` [n, d], from the difference between the updates there and at the mean.
 
-    Where nobody is away, or no update differs, there is none, in all directions.
+    Without a deviation, or a difference of updates, it is zero in all directions.
     """
     e, moved = away.astype(np.float64).ravel(), difference.astype(np.float64).ravel()
     square, size = float(e @ e), float(np.linalg.norm(moved))

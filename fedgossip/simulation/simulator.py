@@ -1,8 +1,8 @@
-"""Runs machines in virtual time: a simulated network between them, and faults as a script says.
+"""Runs machines in virtual time: a simulated network between them, and the faults of a script.
 
-Virtual time itself is `virtual_time`, what machines ask for is done in `performed_effects`; here links break and heal,
-peers die, sleep and come back.  A peer that dies and comes back is a new machine, of a higher incarnation, made from
-the newest checkpoint of the old one.
+Virtual time itself is `virtual_time`, effects of machines are performed in `performed_effects`; here links break and
+heal, peers die, sleep and restart.  A restarted peer is a new machine, of a higher incarnation, made from the newest
+checkpoint of the old one.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from fedgossip.simulation.performed_effects import PerformedEffects
 from fedgossip.simulation.virtual_time import Table
 
 Rebirth = Callable[[NodeId, int, Checkpoint | None], Machine]
-"""(node, incarnation, its newest checkpoint): the machine that takes the place of the dead one."""
+"""(node, incarnation, its newest checkpoint): the machine that replaces the dead one."""
 
 
 class Simulator(PerformedEffects):
-    """One run.  `links[i]` are the peers that i knows; `write` takes the rows of the record as they come.
+    """One run.  `links[i]` are the known peers of i; `write` receives the rows of the record as they are logged.
 
     `rebirth` is needed where the script restarts peers; every `checkpoint_every`-th round's checkpoint is kept.
-    `starts`: the peers that come later, each with its second.  `on_crash(node, machine)` is called when a peer dies.
-    `examples` tells how many a job goes over, where that decides how long it takes; else all jobs take as long.
+    `starts`: the late peers, each with its second.  `on_crash(node, machine)` is called when a peer dies. `examples`
+    returns the number of examples of a job, where that determines its time; else all jobs take as long.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Simulator(PerformedEffects):
         self._look(node, event.other)
 
     def _look(self, node: NodeId, other: NodeId) -> None:
-        """Tell `node` how its link to `other` is, where that has changed."""
+        """Notify `node` of its link to `other`, where that has changed."""
         link = node, other
         if link not in self.connections.down and self._is_lost(link):
             self._count("lost", self.connections.give_up(link))
@@ -125,7 +125,9 @@ class Simulator(PerformedEffects):
         return turn.name == "link_up" and bool(self.connections.cuts)
 
     def _decided(self) -> bool:
-        """Whether all participants whose rounds count have finished: a client gone for ever would call for ever."""
+        """Whether all participants whose rounds count have finished: a client that is gone for ever would retry for
+        ever.
+        """
         return all(node in self.results for node in self.record.counted)
 
     def _crash(self, node: NodeId, back_ns: int | None) -> None:
@@ -145,7 +147,7 @@ class Simulator(PerformedEffects):
             self._push(self.network.silent_ns(node, other, self.now_ns), other, Look(node))
 
     def _changes(self, node: NodeId, event: Coming, lives: Lives) -> None:
-        """A peer begins, comes back or wakes."""
+        """Start, restart or wake a peer."""
         if isinstance(event, Begin):
             self._begin(node)
         elif isinstance(event, Restart):

@@ -1,5 +1,5 @@
-"""Gossip on one array whose rows are all peers' vectors, with the same bits: no messages (their bytes are counted),
-no time.
+"""Gossip on one array whose rows are all peers' vectors, with the same bits: no messages (their bytes are counted), no
+time.
 
 For researchers of topologies: a round is one call of the task, one of the algorithm, and one mixing of rows.
 """
@@ -64,7 +64,7 @@ class StackMeters:
 
 _COUNTED = "loss", "bytes_sent", "bytes_received", "payload_sent", "payload_received"
 _TIMELESS = msgspec.structs.asdict(PeerRow(0, 0, None, None, 0, 0, 0.0, 0.0, 0.0, 0.0))
-"""The fields of a row in their order, and what they are where nothing is told."""
+"""The fields of a row in their order, with their defaults."""
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Stack(Generic[State]):
     state: State
     meters: StackMeters
     settle: Callable[[], None] = lambda: None
-    """Brings here what of the run is elsewhere; an image is taken when it is here."""
+    """Fetches the parts of the run on other devices; an image is taken once they are here."""
 
 
 def first_stack(task: LocalTask, n: int, algorithm: GossipAlgorithm[State]) -> Stack[State]:
@@ -88,7 +88,7 @@ class StackedExchange(Protocol):
     """The mixing of all nodes' vectors in a round, and what a peer would send for it."""
 
     def mix_all(self, groups: RowGroups, outgoing: Vectors) -> Vectors:
-        """Return what becomes of what went out, [n, d] each, frozen."""
+        """Return the mixed result of the outgoing vectors, [n, d] each, frozen."""
         ...
 
     def carried(self, edges: Edges, round: int, schema: str, outgoing: Vectors) -> RoundBytes:
@@ -114,7 +114,7 @@ class ModelExchange:
 
 @dataclass(frozen=True)
 class RuledExchange(ModelExchange):
-    """Models in clear, put together by a rule that is no sum."""
+    """Models in clear, combined by a rule other than a sum."""
 
     rule: Combination
 
@@ -126,7 +126,7 @@ class RuledExchange(ModelExchange):
 
 @dataclass(frozen=True)
 class ChangeExchange(ModelExchange):
-    """What has changed in models, as a codec says it; all that is mixed is known to all."""
+    """Changes of models, as a codec encodes them; all mixed vectors are known to all."""
 
     codec: Codec
 
@@ -138,7 +138,7 @@ class ChangeExchange(ModelExchange):
 
 @dataclass(frozen=True)
 class FragmentExchange(ModelExchange):
-    """A fragment of each model; the rest of what is mixed is 0, and stays so."""
+    """A fragment of each model; the rest of the mixed vector is 0, and stays so."""
 
     algorithm: FragmentedDiLoCo
 
@@ -200,8 +200,8 @@ def run_stacked(
 ) -> list[Vector]:
     """Run synchronous gossip of all nodes for `rounds`, or from `stack` on; return the final vectors, one per node.
 
-    `attackers`: those that lie, of an algorithm that mixes models and nothing beside them.
-    `between` is called between two rounds: `stack`, the record and the task's memory are all that the run is then.
+    `attackers`: the attacking nodes, for an algorithm that mixes models and nothing beside them. `between` is called
+    between two rounds: `stack`, the record and the task's memory are then the whole state.
     """
     n = schedule.n
     stack = stack or first_stack(task, n, algorithm)
@@ -232,7 +232,7 @@ def run_stacked(
 
 Losses = Sequence[float | None]
 _Trained = tuple[State, Vectors, Losses]
-"""The state until the round is mixed, what goes out, and what each node's training lost."""
+"""The state until the round is mixed, the outgoing vectors, and the loss of each node's training."""
 
 
 def _training(task: LocalTask, algorithm: GossipAlgorithm[State], n: int) -> Callable[[State, int], _Trained[State]]:

@@ -1,10 +1,10 @@
-"""When the stretches of a gradient are there in virtual time, and what they hold.
+"""When the stretches of a gradient are ready in virtual time, and their values.
 
 A training of k batches is k forward and k backward passes, and a backward pass takes about twice as long as a forward
 one (two products of matrices in place of one).  The gradient over all batches becomes final in the last backward pass,
 from the last layers to the first: an element at place i of d after
 
-    1 - 2 / (3 k) * i / d       of the time that the training takes
+    1 - 2 / (3 k) * i / d       of the time of the training
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedgossip.core.machine import Produced, Train
 from fedgossip.core.task import Update
 
 BACKWARD = 2 / 3
-"""Share of a batch's training that its backward pass takes."""
+"""Share of a batch's training time in its backward pass."""
 
 
 def share_until(start: int, length: int, batches: int) -> float:
@@ -32,7 +32,7 @@ def awaited_stretches(asked: Train) -> Iterator[tuple[float, Produced]]:
 
 
 def stretch_of(update: Update, asked: Produced, stretches: Sequence[int]) -> Produced:
-    """Return the stretch of a gradient that is known: up to the one before it."""
+    """Return the stretch of a gradient that is final: up to the one before it."""
     assert update.difference is not None, "a gradient was asked for"
     place = stretches.index(asked.start)
     stop = stretches[place - 1] if place else update.difference.size

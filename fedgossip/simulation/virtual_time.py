@@ -1,8 +1,8 @@
-"""Virtual time: what comes up at each instant, in the order in which it was asked for, and who is told of it.
+"""Virtual time: the events of each instant, in the order of their scheduling, and their delivery to machines.
 
 A fault script acts on peers and links between events, before those of the same time.  Messages on the way to a peer
-that has died are lost, whoever takes its place.  Events of a peer that sleeps wait, in order, until it wakes; so do
-those of one that adds up what it was told.
+that has died are lost, also for its successor.  Events of a sleeping peer wait, in order, until it wakes; so do those
+of a peer that is adding up received vectors.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from fedgossip.simulation.event_queue import NO_COST, OF_PEERS, AddedUp, Begin, 
 from fedgossip.simulation.network import NS, SimulatedNetwork
 
 Table = Mapping[type[object], Callable[..., None]]
-"""By the type of an event or effect the method that takes it."""
+"""The method for each type of event or effect."""
 
 
 class VirtualTime(ABC):
-    """The machines of a run, what comes up for them, and which of them are there to hear it."""
+    """The machines of a run, their queued events, and which machines can receive them."""
 
     _taken: ClassVar[Table]
-    """What becomes of an event that comes up."""
+    """The method for each type of event."""
 
     def __init__(
         self,
@@ -62,21 +62,21 @@ class VirtualTime(ABC):
 
     @abstractmethod
     def _perform_all(self, node: NodeId, effects: Sequence[Effect]) -> None:
-        """Do what a machine asks for."""
+        """Perform a machine's effects."""
 
     @abstractmethod
     def _happen(self, happening: Happening) -> None:
-        """Do what the script says."""
+        """Apply a fault of the script."""
 
     @abstractmethod
     def _changes(self, node: NodeId, event: Coming, lives: Lives) -> None:
-        """A peer begins, comes back or wakes."""
+        """Start, restart or wake a peer."""
 
     def run(self, limit_seconds: float = math.inf, between: Callable[[], None] = lambda: None) -> dict[NodeId, Vector]:
         """Run until no event is left, or virtual time passes the limit; return each finished peer's vector.
 
-        `between` is called between two instants: the attributes of this object and of the record, and what the task
-        remembers, are the whole run then.  A simulator that was given them goes on from there.
+        `between` is called between two instants: the attributes of this object and of the record, and the task's
+        memory, are then the whole state.  A simulator with that state restored goes on from there.
         """
         if not self._instants.number:
             self._start()
@@ -96,7 +96,7 @@ class VirtualTime(ABC):
             self.now_ns = times[0]
             self._come(self._instants.pop())
         if (ended := self.record.ended_with) is not None:
-            self.results = dict(ended)  # whatever some of them did after that round
+            self.results = dict(ended)  # without the later changes of some of them
         for row in self.record.flush():
             self.write(row)
         return self.results
@@ -120,16 +120,16 @@ class VirtualTime(ABC):
         return self._instants.add(at_ns, node, event, NO_COST, (0, self.lives[node]))
 
     def _come(self, coming: Sequence[Queued]) -> None:
-        """Tell the peers what comes up now."""
+        """Deliver the events of this instant to the peers."""
         taken = self._taken
         for queued in coming:
             sequence, node, event, cost, lives = queued
             if type(event) in OF_PEERS:
                 self._changes(node, event, lives)
             elif lives[1] != self.lives[node] or node in self.dead:
-                continue  # messages for the dead peer are not for the one that takes its place
+                continue  # messages for the dead peer are not for its successor
             elif self._adding and self._adding.get(node, 0) > self.now_ns:
-                # keeps its number: what comes first is told first
+                # keeps its number: the first message is delivered first
                 self._instants.insert(self._adding[node], queued)
             elif node in self._asleep:
                 self._held[node].append((sequence, event, cost, lives))
@@ -156,7 +156,7 @@ class VirtualTime(ABC):
         machine = self.machines[node]
         return machine.summed if isinstance(machine, AddingMachine) else 0
 
-    # --- what is noted of it --------------------------------------------------------------------------------------
+    # --- records of it --------------------------------------------------------------------------------------------
 
     def _note(self, name: str, peer: NodeId, value: object = None, round: int = -1) -> None:
         self._count(name)
