@@ -1,7 +1,8 @@
-"""How news of members gets around: told to some at once, found by comparing digests where it was lost.
+"""Dissemination of membership updates: pushed to a few at once, and found by digests where they were lost.
 
-Who has news tells everyone that it has a link to; who hears it first tells a few.  Every ping carries a digest of the
-roster: where two differ the peers compare what they know, and each sends what the other lacks.
+The author of an update sends it to every linked member; a first receiver forwards it to a few.  Every ping carries a
+digest of the roster: where two differ the peers compare their rosters, and each sends the entries that the other
+lacks.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from fedgossip.protocols.members.membership_updates import NewsRefusal
 from fedgossip.protocols.members.roster import Roster
 
 PAGES = 4
-"""Maximum number of pages of news sent in answer to one comparison; what is left comes with the next."""
+"""Maximum number of pages of updates in reply to one comparison; the rest follows with the next."""
 
 REFUSALS_TOLD = 100
-"""Maximum number of kinds of refused news that are reported; all are counted."""
+"""Maximum number of kinds of refused updates that are reported; more are only dropped."""
 
 
 class Dissemination:
-    """Compares with each member at most once in a while, and tells of each kind of refused news once.
+    """Compares with each member at most once per period, and reports each kind of refused update once.
 
-    `refusals`: how often each kind came.
+    `refusals`: number of refused updates per kind.
     """
 
     def __init__(self, node: NodeId, settings: MemberSettings, rng: np.random.Generator) -> None:
@@ -35,37 +36,37 @@ class Dissemination:
         self._compared: dict[NodeId, int] = {}
 
     def tell(self, whom: Iterable[NodeId], news: Sequence[News]) -> list[Effect]:
-        """Send news, in pages that fit into a message, to all of these."""
+        """Send updates, in pages that fit into a message, to all of these."""
         pages = [tuple(news[start : start + NEWS_MAX]) for start in range(0, len(news), NEWS_MAX)]
         return [Send(node, MembershipUpdate(page)) for page in pages for node in sorted(whom)]
 
     def pass_on(self, linked: set[NodeId], sender: NodeId, news: Sequence[News]) -> list[Effect]:
-        """Send what is new here to everyone, where it is our own; else to a few that did not say it."""
+        """Send new updates: our own to all linked members, others to a few, without the sender."""
         if sender == self._node:
             return self.tell(linked, news)
         return self.tell(some(self._rng, sorted(linked - {sender}), self._settings.relays), news)
 
     def compare(self, node: NodeId, roster: Roster, now_ns: int) -> Send:
-        """Tell `node` what we know, so that it sends what we lack."""
+        """Send our roster's numbers to `node`, so that it sends the entries that we lack."""
         self._compared[node] = now_ns
         return Send(node, Compare(roster.known()))
 
     def differs(self, node: NodeId, roster: Roster, now_ns: int) -> list[Effect]:
-        """Compare with a member whose digest is another, if that was not done just now."""
+        """Compare with a member with another digest, unless that was done within a period."""
         recently = now_ns - self._compared.get(node, -self._settings.period_ns) < self._settings.period_ns
         return [] if recently else [self.compare(node, roster, now_ns)]
 
     def answer(
         self, sender: NodeId, roster: Roster, known: Sequence[tuple[NodeId, int, int]], now_ns: int
     ) -> list[Effect]:
-        """Send what `sender` lacks by its own words; ask it for what we lack."""
+        """Send what `sender` lacks by its own numbers; request what we lack."""
         effects = self.tell([sender], roster.newer_than(known)[: PAGES * NEWS_MAX])
         if roster.lacks(known) and now_ns - self._compared.get(sender, -1) > self._settings.answer_ns:
             effects.append(self.compare(sender, roster, now_ns))
         return effects
 
     def refuse(self, refusal: NewsRefusal, sender: NodeId, round: int) -> list[Effect]:
-        """Count it, and tell it once for each kind and member: news is passed on, and so comes often."""
+        """Count a refused update, and report it once per kind and member: updates are forwarded, and so repeat."""
         life = getattr(refusal.news, "incarnation", "")
         key = f"{refusal.reason} {refusal.news.node} {life}"
         first = key not in self.refusals and len(self.refusals) < REFUSALS_TOLD

@@ -1,4 +1,4 @@
-"""What one member knows of all, and the questions that are asked of it; nothing here changes what is known."""
+"""One member's knowledge of all members, and queries on it without side effects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedgossip.protocols.members.roster_schedule import Make, Places, RosterSche
 
 
 class KnownMembers:
-    """All members as one of them, `me`, knows them.  `rounds`: of the run."""
+    """All members from the view of `me`.  `rounds`: of the run."""
 
     def __init__(
         self, me: Entry, roster: Roster, trust: Trust, make: Make, settings: MemberSettings, rounds: int
@@ -21,15 +21,15 @@ class KnownMembers:
         self.node, self.me, self.roster, self.trust = me.node, me, roster, trust
         self.settings, self.rounds = settings, rounds
         self.round = -1
-        """How many rounds are behind us; -1: we do not take part yet.  Kept by the owner."""
+        """Number of completed rounds; -1: we do not take part yet.  Set by the owner."""
         self.contacts: list[NodeId] = []
         self.linked: set[NodeId] = set()
         self.lives: dict[NodeId, int] = {}
         self.reached: dict[NodeId, int] = {}
-        """How many rounds each has behind it."""
-        self.suspects: dict[NodeId, tuple[Suspicion | ConfirmDead, int]] = {}  # what is said of them, and since when
-        self._came: dict[NodeId, int] = {}  # when the link to each was last made
-        self._met: dict[NodeId, tuple[str, str]] = {}  # at which address, by which key
+        """Number of completed rounds of each."""
+        self.suspects: dict[NodeId, tuple[Suspicion | ConfirmDead, int]] = {}  # with the time in nanoseconds
+        self._came: dict[NodeId, int] = {}  # time of each last link
+        self._met: dict[NodeId, tuple[str, str]] = {}  # (address, key) of each link
         self._make = make
         self._hashed: tuple[Roster, str] = roster, roster.digest()
         self._made: dict[tuple[NodeId, ...], Places] = {}
@@ -37,18 +37,18 @@ class KnownMembers:
         self._watching: tuple[Roster | None, set[NodeId]] = None, set()
 
     def schedule(self) -> RosterSchedule:
-        """The graphs of all rounds, as the roster is now."""
+        """Return the graphs of all rounds under the present roster."""
         schedule = RosterSchedule(self.roster, self._make, self._made)
         schedule.earlier[self.node] = self._partners
         self._partners = schedule.partners(self.node)
         return schedule
 
     def others(self) -> list[NodeId]:
-        """Everybody who is neither gone nor leaving, but us; ascending."""
+        """Return all other members that are neither gone nor leaving, ascending."""
         return [node for node in self.roster.present() if node != self.node]
 
     def state(self, node: NodeId) -> str:
-        """What another is here: a word of the table of `membership`, or "unknown"."""
+        """Return the state of another member: one of the table of `membership`, or "unknown"."""
         if node not in self.roster.entries:
             return "unknown"
         if node in self.roster.revoked:
@@ -62,26 +62,26 @@ class KnownMembers:
         return "judged" if self._judged(node) else "here"
 
     def claims(self) -> list[int]:
-        """How many rounds the others say that they have behind them, the most first."""
+        """Return the completed rounds that the others report, descending."""
         return sorted((self.reached[node] for node in self.others() if node in self.reached), reverse=True)
 
     def network_round(self) -> int:
-        """How many rounds the network has behind it by the second highest claim, for one may lie; -1: none begun."""
+        """Return the second highest reported number of rounds, as one report may be false; -1: none has begun."""
         claims = self.claims()
         return claims[min(1, len(claims) - 1)] if claims else -1
 
     def watched(self) -> set[NodeId]:
-        """Whom to ping: those we are to have a link to; where it is broken, through others."""
+        """Return the members to ping: all contacts; where the link is broken, through others."""
         if self._watching[0] is not self.roster:
             self._watching = self.roster, set(self.contacts) & set(self.others())
         return self._watching[1]
 
     def word(self) -> tuple[int, str]:
-        """What every ping carries: our round, and the digest of our roster."""
+        """Return the content of every ping: our round, and the digest of our roster."""
         return self.round, self._digest()
 
     def helpers(self, silent: NodeId) -> list[NodeId]:
-        """Who could ping a silent member in our place, ascending."""
+        """Return the members that can ping a silent one in our place, ascending."""
         return [node for node in self.others() if node in self.linked and node not in (silent, *self.suspects)]
 
     def _digest(self) -> str:
@@ -90,17 +90,17 @@ class KnownMembers:
         return self._hashed[1]
 
     def _not_begun(self, node: NodeId) -> bool:
-        """Whether `node` has never been heard of, in a run that has not begun: people start peers minutes apart."""
+        """Return whether `node` has never been seen, in a run that has not begun: people start peers minutes apart."""
         begun = self.round > 0 or self.network_round() > 0
         return self.roster.entries[node].incarnation == 0 and node not in self.linked and not begun
 
     def _judged(self, node: NodeId) -> bool:
-        """Whether we have given a verdict on the present life of `node`."""
+        """Return whether we have given a verdict on the present life of `node`."""
         life = self.roster.entries[node].incarnation
         return any((said.by, said.incarnation) == (self.node, life) for said in self.roster.verdicts.get(node, ()))
 
     def _contacts(self) -> list[NodeId]:
-        """Whom we have links to, whoever is gone included: it may come back.  Symmetric: they have links to us."""
+        """Return the members to link to, also gone ones, which may return.  Symmetric: they link to us."""
         ids = sorted(self.roster.entries.keys() - self.roster.revoked.keys())
         if len(ids) <= self.settings.links or self.node not in ids:
             return [node for node in ids if node != self.node]
@@ -113,7 +113,7 @@ class KnownMembers:
         return self.settings.suspicion_of(len(self.roster.present()))
 
     def _changed(self, before: Roster, new: Sequence[News]) -> bool:
-        """Whether the graph of some round is another one now."""
+        """Return whether the graph of any round has changed."""
         spans = any(_span(before, news.node) != _span(self.roster, news.node) for news in new)
         return spans or bool(new and before.lost() != self.roster.lost())
 
@@ -122,6 +122,6 @@ class KnownMembers:
 
 
 def _span(roster: Roster, node: NodeId) -> tuple[int, int] | None:
-    """When `node` comes and goes by its own word and the organiser's."""
+    """Return the first round and the end of `node` by its own entry and the organiser's revocation."""
     entry = roster.entries.get(node)
     return (entry.since, entry.until) if entry and node not in roster.revoked else None

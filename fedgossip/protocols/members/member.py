@@ -1,10 +1,10 @@
-"""One participant of a run whose members come and go: membership, a gossip machine, and the model for a late start.
+"""One participant of a run with a changing roster: membership, a gossip machine, and the model for a late start.
 
-    founder    gossips from the first round on; where others tell that it was here before, it comes back as below
+    founder    gossips from the first round on; if others report an earlier life, it returns as below
     joiner     contact --> fetch the model --> announce the first round to take part in --> that round --> gossip
 
-Whoever was here before and has no verdict on it takes its place again at once.  The gossip machine knows nothing of
-all this: it is told of links, and of a new schedule; messages and timers of membership and transfer pass it by.
+A returning member without a verdict on it resumes its place at once.  The gossip machine is independent of all this:
+it receives links and new schedules; messages and timers of membership and transfer bypass it.
 """
 
 from __future__ import annotations
@@ -72,23 +72,23 @@ OURS = (
 )
 
 NEAR_ROUNDS = 16
-"""One that comes back and is not further behind goes on from what it had written down."""
+"""A returning member at most this many rounds behind resumes from its checkpoint."""
 
 BEGIN_NS = 10_000_000_000
-"""How long a joiner waits for a second one to say that its first round is near."""
+"""Wait of a joiner for a second member to confirm that its first round is near."""
 
 MakeGossip = Callable[[RosterSchedule, Checkpoint | None, int], Machine]
-"""(graphs, from where to go on, our incarnation)."""
+"""(graphs, checkpoint to resume from, our incarnation)."""
 
 TakeUp = Callable[[int, Vector], Checkpoint]
-"""(round, model): from where a machine goes on that has this model after so many rounds."""
+"""(round, model): checkpoint of a machine that adopts this model after so many rounds."""
 
 
 class Member:
-    """`make` gives the gossip machine, from a checkpoint where the run has begun.  `layout`: schema, length, dtype.
+    """`make` builds the gossip machine, from a checkpoint where the run has begun.  `layout`: schema, length, dtype.
 
-    `take_up` makes that checkpoint from a model of others.  `join`: the run has begun without us.  `resumed`: what an
-    earlier life had written down.  `rounds`: of the run.  `start_ns`: how long a joiner waits for one that answers.
+    `take_up` makes that checkpoint from a model of others.  `join`: the run has begun without us.  `resumed`:
+    checkpoint of an earlier life.  `rounds`: of the run.  `start_ns`: maximum wait of a joiner for a contact.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Member:
         self.gossip: Machine | None = None
         self.joining = join
         self.since: int | None = None
-        """The round in which we begin, once it is announced."""
+        """The first round to take part in, once it is announced."""
         self.giver = ModelSource(layout[0])
         self.taker = ModelFetch(*layout)
         self._make, self._take_up = make, take_up
@@ -115,14 +115,14 @@ class Member:
         self._training = self._forgotten = 0
         self._finished = self._seeking = self._mixed = False
         self._asked_to_begin = self._waited = False
-        self._failure: Failure | None = None  # why it ends before its time
+        self._failure: Failure | None = None  # reason of an early end
 
     def introduction(self) -> Join | None:
-        """The first word on every link, before the members know us; None where they do."""
+        """Return the first message on every link, until the members have our entry; None for a founder."""
         return self.membership.introduction()
 
     def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
-        """Take one event; see machine.Machine."""
+        """Handle one event; see machine.Machine."""
         if self._finished:
             return []
         if isinstance(event, Stopping):
@@ -141,7 +141,7 @@ class Member:
             case Received(sender, Model() as model) if self.gossip is None:
                 effects += self._unless_refused(lambda: self._keep(sender, model))
             case PeerJoined() | PeerGone() | Moved() | Fired(("member" | "transfer", *_)):
-                pass  # membership says what the gossip machine is to know of links
+                pass  # membership passes links on to the gossip machine
             case Received(_, message) if isinstance(message, OURS):
                 pass
             case _:
@@ -170,7 +170,7 @@ class Member:
         return []
 
     def _unless_refused(self, tell: Callable[[], Sequence[Effect]]) -> Sequence[Effect]:
-        """Return the effects, or the report that a part of us has refused the message: the others have not."""
+        """Return the effects, or the report that one part has refused the message: the others have not."""
         try:
             return tell()
         except ProtocolError as error:
@@ -179,7 +179,7 @@ class Member:
     # --- the gossip machine ---------------------------------------------------------------------------------------
 
     def _settle(self, outcomes: Iterable[Outcome], now_ns: int) -> list[Effect]:
-        """Sort what membership says: effects for the driver, events for the gossip machine."""
+        """Separate membership's outcomes: effects for the driver, events for the gossip machine."""
         effects: list[Effect] = []
         for outcome in outcomes:
             if isinstance(outcome, PeerJoined | PeerGone | Rostered):
@@ -215,7 +215,7 @@ class Member:
         effects = self._gossiped(Started(), now_ns)
         for node in sorted(self.membership.linked):
             effects += self._gossiped(PeerJoined(node, self.membership.lives.get(node, 0)), now_ns)
-        if self.joining:  # the others have begun: who is not there now is not waited for
+        if self.joining:  # the others have begun: absent partners are not waited for
             for node in schedule.partners(self.membership.node):
                 if node not in self.membership.linked:
                     effects += self._gossiped(PeerGone(node), now_ns)
@@ -226,17 +226,17 @@ class Member:
         return effects
 
     def _keep(self, sender: NodeId, model: Model) -> list[Effect]:
-        """A model that came before we begin: one per neighbour, the latest is what we begin with."""
+        """Keep a model received before the beginning: per neighbour the latest, to begin with."""
         if not model.round < self.rounds:
             text = f"model of round {model.round} from node {sender}; the run has {self.rounds} rounds"
             raise ProtocolError(text, "Were the peers started from the same experiment file?", peer=sender)
         self._early[sender] = model
         return []
 
-    # --- coming later, or again -----------------------------------------------------------------------------------
+    # --- joining late, or again ---------------------------------------------------------------------------------------
 
     def _come_back(self) -> list[Effect]:
-        """We were here before: what was begun as if this were the start is given up."""
+        """Drop the machine that was begun as if this were the start: we were here before."""
         self.joining, self.gossip = True, None
         self._forgotten, self._training = self._forgotten + self._training, 0
         self.membership.round = -1
@@ -252,7 +252,7 @@ class Member:
         return self._join(now_ns)
 
     def _go_on_waiting(self, now_ns: int) -> list[Effect]:
-        """Wait on where somebody is there who has begun, else end: those that wait themselves have no model to give."""
+        """Wait on while a linked member has begun, else end: members that wait themselves have no model to send."""
         members = self.membership
         begun = [node for node in members.others() if node in members.linked and members.reached.get(node, -1) >= 0]
         if members.contact and begun:
@@ -287,7 +287,7 @@ class Member:
         return [*self._settle(members.announce(since), now_ns), *self._begin_if_time(now_ns)]
 
     def _start(self) -> Checkpoint | None:
-        """What to begin with: what was fetched, or what we had, if it is not too old."""
+        """Return the checkpoint to begin with: of the fetched model, or our own if it is recent; else None."""
         if self.taker.model is not None:
             return self._take_up(*self.taker.model)
         near = self.resumed and self.membership.network_round() - self.resumed.round <= NEAR_ROUNDS
@@ -300,7 +300,7 @@ class Member:
         if not claims or claims[0] < self.since - 1 or start is None:
             return []
         reached = claims[min(1, len(claims) - 1)]
-        if reached < self.since - 1 and not self._waited:  # one alone may say anything
+        if reached < self.since - 1 and not self._waited:  # a single report may be false
             return [] if self._asked_to_begin else self._begin_timer()
         self.giver.latest = self.taker.model
         begun = Checkpoint(max(self.since, reached), start.vectors, start.facts, start.durable)
@@ -311,7 +311,7 @@ class Member:
         return [SetTimer(("member", "begin"), BEGIN_NS)]
 
     def _claims(self) -> list[int]:
-        """In which rounds the others are, by their own words and by their models, the latest first."""
+        """Return the rounds of the others, by their reports and their models, descending."""
         members = self.membership
         partners = members.schedule().partners(members.node) if self._early else ()
         said = {node: members.reached[node] for node in members.others() if node in members.reached}
@@ -323,14 +323,14 @@ class Member:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def _stop(self, now_ns: int) -> list[Effect]:
-        if self.gossip is None:  # begin for the model that is here, and end
+        if self.gossip is None:  # begin with the model that is here, and end
             start = self._start() or self.resumed
             self.gossip = self._make(self.membership.schedule(), start, self.membership.me.incarnation)
             self.joining = False
         return self._gossiped(Stopping(), now_ns)
 
     def _farewell(self) -> list[Effect]:
-        """Tell the others that we leave, so that nobody looks for us; they go on without us from a round to come."""
+        """Announce that we leave, so that no member looks for us; the others go on without us from a later round."""
         members = self.membership
         if not members.announced or members.superseded or members.sent_away:
             return []

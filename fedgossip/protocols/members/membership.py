@@ -1,17 +1,17 @@
-"""Who is there: pings, suspicion and its refutation (SWIM), news of members, partitions named.  No special peer.
+"""Membership without a coordinator: pings, suspicion and refutation (SWIM), dissemination, detection of partitions.
 
-    every period      ping the next member; no answer: ask helpers to ping it; nothing from it: suspect it
-    a suspicion       is told to all, the suspect too, which refutes it by an entry with a higher incarnation
-    not refuted       everyone who has not heard it gives a verdict, told to all; enough of them: it is gone as of a
-                      round (see verdicts); it may still refute them, where it was only cut off
-    every ping        carries a digest of the roster; where two differ the peers compare, and send what is newer
+    every period      ping the next member; no answer: ask helpers to ping it; no message from it: suspect it
+    a suspicion       is sent to all, also to the suspect, which refutes it by an entry with a higher incarnation
+    not refuted       each member without a message of it sends a verdict to all; enough of them: it is gone as of a
+                      round (see verdicts); it may still refute them, if it was only cut off
+    every ping        carries a digest of the roster; where two differ the peers compare, and send newer entries
 
-Where we differ from the paper: news is not carried by pings.  Who has news tells everyone it has a link to, who hears
-it first tells a few, and the digests find what was lost.  The first silence makes us ping everybody at once, so that a
-partition is seen as a whole.  Who slept (its own timers come late) forgets what it suspected and asks again first, for
-it is more likely itself that was away (as in Lifeguard).  A link that breaks is a silence that needs no ping.
+Differences from the paper: pings carry no updates.  The author of an update sends it to all linked members, a first
+receiver forwards it to a few, and the digests find lost ones.  The first silence triggers a ping of all members, so
+that a partition is seen as a whole.  A member that slept (its own timers are late) drops its suspicions and pings
+again first, as it was more likely away itself (as in Lifeguard).  A broken link is a silence without a ping.
 
-What another member is here, and what each event makes of it (`Membership.state`; a dot: it stays):
+The state of another member, and its changes (`Membership.state`; a dot: unchanged):
 
               | suspicion | silence   | answered  | time up   | verdicts  | new life  | leaves    | revoked
     here      | suspected | suspected | .         | .         | gone      | .         | left      | away
@@ -21,13 +21,12 @@ What another member is here, and what each event makes of it (`Membership.state`
     left      | .         | .         | .         | .         | .         | here      | .         | away
     away      | .         | .         | .         | .         | .         | .         | .         | .
 
-Suspicion: somebody suspects it.  Silence: asked by us and by helpers, it says no word.  Answered, time up: the time of
-a suspect is over, and it has said a word or not; ours is then one verdict, others' may make it gone.  New life: its own
-word with a higher incarnation, by which it refutes all that was said.
+Suspicion: a member suspects it.  Silence: pinged by us and by helpers, it sends no message.  Answered, time up: the
+suspect's time is over, with or without a message of it; in the second case we give one verdict, and those of others
+may make it gone.  New life: its own entry with a higher incarnation, which refutes everything before.
 
-What comes back from `handle` is to be done (effects), or to be told to the gossip machine beside (events).  What is
-known of members is in `known_members`, our own entry in `self_entry`, pings and suspects in `silence_watch`; each
-uses those before it alone.
+`handle` returns effects for the driver and events for the gossip machine.  The state of members is in `known_members`,
+our own entry in `self_entry`, pings and suspects in `silence_watch`; each uses only those before it.
 
 Sources: Das, Gupta and Motivala, SWIM, DSN 2002.  Dadgar, Phillips and Currey, Lifeguard, DSN-W 2018.
 """
@@ -76,13 +75,13 @@ from fedgossip.protocols.members.silence_watch import SilenceWatch
 class Membership(SilenceWatch):
     """One member's view of all.  `me` is its first entry; its incarnation is above those of its earlier lives.
 
-    `rounds`: of the run; who says that more are behind it is not heard.
+    `rounds`: of the run; a message with a higher round is refused.
     """
 
     # --- events ---------------------------------------------------------------------------------------------------
 
     def handle(self, event: Event, now_ns: int) -> list[Outcome]:
-        """Take one event; the messages and timers of others are none of ours."""
+        """Handle one event; messages and timers of other machines are ignored."""
         slept = self._seen_ns >= 0 and now_ns - self._seen_ns > 3 * self.settings.period_ns
         woken = self._wake(now_ns) if slept else []
         self._seen_ns = now_ns
@@ -92,7 +91,7 @@ class Membership(SilenceWatch):
             case Received(sender, Join(entry)):
                 known = self.roster.entries.get(entry.node)
                 old = known and known.key == entry.key and known.incarnation >= entry.incarnation
-                return woken if old else woken + self._take([entry], sender, now_ns)  # said on every new connection
+                return woken if old else woken + self._take([entry], sender, now_ns)  # sent on every new connection
             case Received(sender, Ping(_, round) | Pong(_, round)) if round > self.rounds:
                 return [*woken, far_ahead(sender, round, self.rounds)]
             case Received(sender, message) if sender in self.roster.entries and sender not in self.roster.revoked:
@@ -155,7 +154,7 @@ class Membership(SilenceWatch):
         self.lives[node], self._came[node] = incarnation, now_ns
         self._detector.heard[node] = now_ns
         joined: list[Outcome] = [] if self.roster.gone(node) else [PeerJoined(node, incarnation)]
-        ask: list[Outcome] = [self._detector.ping(node)] if self.round < 0 else []  # where are the others?
+        ask: list[Outcome] = [self._detector.ping(node)] if self.round < 0 else []  # asks for the others' round
         return [*joined, self._spread.compare(node, self.roster, now_ns), *ask]
 
     def _unlinked(self, node: NodeId, now_ns: int) -> list[Outcome]:
@@ -165,7 +164,7 @@ class Membership(SilenceWatch):
         return [PeerGone(node), *self._detector.ask(node, now_ns)]
 
     def _meet(self, new: Iterable[News] = (), *, changed: bool = True) -> list[Outcome]:
-        """Let in, and call, whom we are to have a link to and have not met at this address."""
+        """Return a `Meet` for each contact without a link at its present address."""
         shown = [news.node for news in new if isinstance(news, Entry)]
         if changed:
             shown = self.contacts = self._contacts()
@@ -178,8 +177,7 @@ class Membership(SilenceWatch):
         return found
 
     def _judge(self, node: NodeId, now_ns: int) -> list[Outcome]:
-        """The suspect had its time.  Who was heard since then is not gone, whoever said so; nor do we judge whom we do
-        not ask."""
+        """End a suspect's time with a verdict, unless it has sent a message since; only contacts are judged."""
         if node not in self.suspects:
             return []
         suspicion, since_ns = self.suspects[node]
@@ -194,7 +192,7 @@ class Membership(SilenceWatch):
         verdict = signed(ConfirmDead(node, suspicion.incarnation, until, self.node), self._sign)
         return self._take([verdict], self.node, now_ns)
 
-    # --- news -----------------------------------------------------------------------------------------------------
+    # --- updates ------------------------------------------------------------------------------------------------------
 
     def _take(self, news: Iterable[News], sender: NodeId, now_ns: int) -> list[Outcome]:
         effects: list[Outcome] = []
@@ -222,7 +220,7 @@ class Membership(SilenceWatch):
         return [*self._meet(merged.new, changed=changed), *effects, *rostered]
 
     def _passed_on(self, item: News) -> bool:
-        """Whether others should hear it from us at once: a verdict that does not count has time."""
+        """Return whether to forward an update at once: a verdict that does not count has time."""
         return not isinstance(item, ConfirmDead) or item in self.roster.standing(item.node)
 
     def _learned(self, item: News, before: Roster, now_ns: int) -> list[Outcome]:
@@ -236,10 +234,10 @@ class Membership(SilenceWatch):
         return []
 
     def _entered(self, entry: Entry, before: Roster) -> list[Outcome]:
-        """A member has come, come back, moved, or is leaving."""
+        """Handle the new entry of a member that joins, returns, moves or leaves."""
         node, known = entry.node, before.entries.get(entry.node)
         effects: list[Outcome] = []
-        if node == self.node:  # of an earlier life, whose clock may have been ahead of ours
+        if node == self.node:  # of an earlier life with a clock ahead of ours
             self.me = replace(self.me, incarnation=max(self.me.incarnation, entry.incarnation + 1))
             self.returning = self.contact = True
             return []
@@ -247,17 +245,17 @@ class Membership(SilenceWatch):
         if suspected and not before.gone(node):
             effects.append(self._report("refuted", node))
         if entry.until >= 0 and (known is None or known.until < 0):
-            if entry.until < self.rounds:  # else it is at the end of its run
+            if entry.until < self.rounds:  # otherwise its run has ended
                 effects.append(self._report("left", {"node": node, "until": entry.until}))
         elif entry.since >= 0 and (known is None or known.since != entry.since):
             effects.append(self._report("joins", {"node": node, "since": entry.since}))
         return effects
 
     def _pronounced(self, verdict: ConfirmDead, now_ns: int) -> list[Outcome]:
-        """Somebody says that a member is gone: we ask it ourselves, as on a suspicion."""
+        """Handle another's verdict that a member is gone: ping that member ourselves, as on a suspicion."""
         node = verdict.node
         if node == self.node:
-            if not self.announced and replace(self.roster, own=NOBODY).gone(node):  # so it was said of an earlier life
+            if not self.announced and replace(self.roster, own=NOBODY).gone(node):  # of an earlier life
                 self.returning = self.contact = True
             return self._refute()
         counts = verdict in self.roster.standing(node) and not self.roster.gone(node)
@@ -266,7 +264,7 @@ class Membership(SilenceWatch):
         return [] if self._judged(node) else [*self._suspected(verdict, now_ns), *self._detector.ask(node, now_ns)]
 
     def _gone_and_back(self, before: Roster, now_ns: int) -> list[Outcome]:
-        """Say who is gone, or here again, by what was new."""
+        """Report members that the updates made gone, or present again."""
         effects: list[Outcome] = []
         were, are = before.out(LAST_ROUND), self.roster.out(LAST_ROUND)
         for node in sorted(are - were - {self.node}):
@@ -288,7 +286,7 @@ class Membership(SilenceWatch):
         return [*effects, *self._partition.found(node)]
 
     def _revoked(self, node: NodeId, revocation: Revocation) -> list[Outcome]:
-        """The organiser has sent `node` away: it hears so, and nothing else from us."""
+        """Handle a revocation: send it to `node`, and nothing more."""
         if node == self.node:
             return [self._report("sent_away", {"node": node})]
         was_linked = node in self.linked
@@ -325,12 +323,12 @@ class Membership(SilenceWatch):
         life, said = next(((life, said) for node, life, said in known if node == self.node), (0, 0))
         if not self.contact:
             if (life not in (0, self.me.incarnation) or said) and self._claimed_ns < 0:
-                self._claimed_ns = now_ns  # that we were here before: who says so shows what we said then, or others
+                self._claimed_ns = now_ns  # an earlier life of ours: its proof follows
             elif self._claimed_ns < 0:
                 effects += self._begin_contact()
         return [*effects, *self._spread.answer(sender, self.roster, known, now_ns)]
 
-    # --- what it means --------------------------------------------------------------------------------------------
+    # --- partitions ---------------------------------------------------------------------------------------------------
 
     def _name_partition(self, now_ns: int) -> list[Outcome]:
         lost = self._partition.parted(now_ns, self._window_ns())

@@ -1,4 +1,4 @@
-"""Which news is believed: what its author has signed, of those who are known, about lives that are known.  Pure."""
+"""Acceptance of membership updates: signed by their author, about known members and known lives.  Pure."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from fedgossip.protocols.members.roster import LAST_INCARNATION, LAST_ROUND, Ros
 
 Sign = Callable[[bytes], str]
 Verify = Callable[[str, bytes, str], bool]
-"""(public key, what was signed, the signature), texts in hex."""
+"""(public key, signed bytes, signature), texts in hex."""
 
 # --- signatures -------------------------------------------------------------------------------------------------------
 
 
 def content(news: News) -> bytes:
-    """Return what is signed: the kind and every field but the signature, each with its length."""
+    """Return the bytes to sign: the kind and every field but the signature, each with its length."""
     values = (str(getattr(news, f.name)).encode() for f in fields(news) if f.name != "signature")
     return b"".join(b"%d:%b," % (len(v), v) for v in (type(news).__name__.encode(), *values))
 
 
 def admission_of(node: NodeId, key: str, verify: str) -> bytes:
-    """Return what the organiser signs to let `node` in."""
+    """Return the bytes that the organiser signs to admit `node`."""
     return f"fedgossip admission {node} {key} {verify}".encode()
 
 
@@ -35,13 +35,13 @@ def signed(news: News, sign: Sign) -> News:
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Whom to believe: the keys that the run began with, the organiser's for later ones, and how to check."""
+    """The accepted keys: the founders', the organiser's for later members, and the signature check."""
 
     founders: Mapping[NodeId, tuple[str, str]]
     """(key of the links, key of the signatures) by id."""
     verify: Verify
     organiser: str = ""
-    """Public key whose signature lets others in and sends members away; without one nobody comes in, or is sent."""
+    """Public key that signs admissions and revocations; empty: there are none."""
 
 
 # --- merging ----------------------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ class Trust:
 
 @dataclass(frozen=True, slots=True)
 class NewsRefusal:
-    """News that cannot be accepted; `reason` is one word for counting."""
+    """A refused update; `reason` is one word for counting."""
 
     reason: str
     news: News
@@ -57,7 +57,7 @@ class NewsRefusal:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """The roster with the news in it; what of it was new; what was refused, and why."""
+    """The roster with the updates in it; the new ones; the refused ones with reasons."""
 
     roster: Roster
     new: tuple[News, ...]
@@ -65,12 +65,12 @@ class Merged:
 
 
 def merge(roster: Roster, news: Iterable[News], trust: Trust) -> Merged:
-    """Take what is new and signed.  The order of news does not matter, except that a verdict needs its judge's entry.
+    """Merge new, signed updates.  Their order does not matter, except that a verdict needs its judge's entry.
 
-    Refused: "signature", "identity" (another member's id), "unadmitted" (nobody let it in), "twin" (two entries of one
-    incarnation: two processes run with one key), "stale" (an older incarnation), "ahead" (of a life that nobody has
-    heard of), "stranger" (of or by one who is not in the roster), "itself" (a judge of itself), "range" (no possible
-    round or incarnation), "full", "revoked" (by or of one that was sent away).
+    Refused: "signature", "identity" (another member's id), "unadmitted" (no admission), "twin" (two entries of one
+    incarnation: two processes run with one key), "stale" (an older incarnation), "ahead" (an unannounced later life),
+    "stranger" (about or by a node outside the roster), "itself" (a judge of itself), "range" (no possible round or
+    incarnation), "full", "revoked" (about or by a revoked member).
     Suspicions change no roster; see `check_suspicion`.
     """
     new: list[News] = []
@@ -96,12 +96,12 @@ def merge(roster: Roster, news: Iterable[News], trust: Trust) -> Merged:
 
 
 def _precedence(news: News) -> int:
-    """Revocations first, for they decide what else is heard; entries before what is said of them."""
+    """Return the rank in a merge: revocations first, as they exclude others; entries before verdicts on them."""
     return 0 if isinstance(news, Revocation) else 1 if isinstance(news, Entry) else 2
 
 
 def _without(roster: Roster, revocation: Revocation) -> Roster:
-    """Return the roster without all that is said by or of one that was sent away."""
+    """Return the roster without all verdicts by or on a revoked member."""
     node = revocation.node
     if node in roster.revoked:
         return roster
@@ -166,7 +166,7 @@ def _revocation_refused(roster: Roster, revocation: Revocation, trust: Trust) ->
 
 
 def _said_refused(roster: Roster, said: Suspicion | ConfirmDead, trust: Trust) -> str:
-    """Why what one member says of another is refused.  What is said of an earlier life may be evidence against it."""
+    """Return the reason of a refusal, or "".  A verdict on an earlier life may be evidence against its author."""
     if isinstance(said, ConfirmDead) and said in roster.verdicts.get(said.node, ()):
         return ""
     if said.node in roster.revoked or said.by in roster.revoked:

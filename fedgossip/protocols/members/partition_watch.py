@@ -1,4 +1,4 @@
-"""A partition is named: members that are lost within a while of each other, and are back again together."""
+"""Detection of partitions: members that are lost within a window, and return together."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from fedgossip.core.machine import Effect, NodeId, SetTimer
 
 
 class PartitionWatch:
-    """Who is lost, and since when; who is named as on the other side, which only those are that were lost.
+    """The lost members and times, and those reported as on the other side.
 
-    Several must be lost within a window, for one may have crashed.  Names are said two periods after the last loss, so
+    Several must be lost within a window, as one may have crashed.  Reports follow two periods after the last loss, so
     that one partition is one event.
     """
 
@@ -23,7 +23,7 @@ class PartitionWatch:
         return SetTimer(("member", "partition"), 2 * self._period_ns)
 
     def found(self, node: NodeId) -> list[Effect]:
-        """It is here again; where it was named, that is said soon, for all that come back with it."""
+        """Record a returned member; if it was reported, set a timer for all that return with it."""
         self._lost.pop(node, None)
         if node not in self._apart:
             return []
@@ -31,7 +31,7 @@ class PartitionWatch:
         return [SetTimer(("member", "merged"), 2 * self._period_ns)]
 
     def parted(self, now_ns: int, window_ns: int) -> list[NodeId]:
-        """Return who is on the other side, where that is news; ascending."""
+        """Return the members on the other side, ascending; empty unless there are new ones."""
         within_ns = window_ns + 3 * self._period_ns
         recent = {node for node, at in self._lost.items() if now_ns - at <= within_ns}
         if len(recent) < 2 or recent <= self._apart:
@@ -40,7 +40,7 @@ class PartitionWatch:
         return sorted(recent)
 
     def merged(self) -> list[NodeId]:
-        """Return who is back since this was asked, ascending."""
+        """Return the members that returned since the last call, ascending."""
         back, self._back = sorted(self._back), set()
         self._apart -= set(back)
         return back

@@ -1,16 +1,17 @@
-"""Who the members are: entries that each signed itself, verdicts on those that are gone, and who was sent away.
+"""The roster: signed entries of the members, verdicts on gone ones, and revocations.
 
-What is known of a member is the entry with its highest incarnation, and the verdicts that others gave on it.  A verdict
-is on a life that is known: nobody has to refute what is said of a life that it has not begun, else it could be driven
-to the last incarnation there is.  So the order in which news comes does not matter, nor how often, as long as a verdict
-that came before its entry is said again (whoever has it has the entry too, and says both); and a member refutes what is
-said of it by an entry with a higher incarnation (as in SWIM).  Which verdicts count is said in `verdicts`.
+A member's state is its entry with the highest incarnation, and the verdicts of others on it.  A verdict is on an
+announced life: a member need not refute one on a life that it has not begun, else it could be driven to the last
+incarnation there is.  So order and repetition of updates do not matter, as long as a verdict received before its entry
+is sent again (every holder has the entry too, and sends both); and a member refutes verdicts by an entry with a higher
+incarnation (as in SWIM).  `verdicts` defines which of them count.
 
-The organiser can send a member away: a revocation outlives all that is said by or of that member.
+The organiser can revoke a member: a revocation overrides all updates by or about that member.
 
-Who takes part in a round is a function of the roster and the round, and so is the round's graph (`roster_schedule`).
-Changes take effect at the boundaries of blocks of rounds, far enough ahead for the news to get around; peers that hear
-of one too late call the round by another name (`view`) than the others, and such edges do not count.
+The participants of a round are a function of the roster and the round, and so is the round's graph
+(`roster_schedule`).  Changes take effect at the boundaries of blocks of rounds, late enough for their dissemination;
+peers that receive one too late name the round's graph differently (`view`) from the others, and such edges do not
+count.
 
 Source: Das, Gupta and Motivala, SWIM: scalable weakly-consistent infection-style process group membership, DSN 2002.
 """
@@ -31,13 +32,13 @@ BLOCK_ROUNDS = 4
 """Changes of the roster take effect in rounds that are multiples of this, so that several take effect together."""
 
 LEAD_ROUNDS = 4
-"""At least so many rounds after its announcement: in each the news goes one link further, and peers that wait for each
-other are as many rounds apart as there are links between them."""
+"""Minimum number of rounds between announcement and effect: in each the update travels one link further, and peers that
+wait for each other are as many rounds apart as there are links between them."""
 
 LAST_ROUND = 2**31 - 1
 
 LAST_INCARNATION = 2**53
-"""Far above every second of a start; with room below what the wire holds, for a refutation is one higher."""
+"""Far above every start in seconds; below the wire's limit, as a refutation is one higher."""
 
 
 def boundary_after(round: int) -> int:
@@ -48,16 +49,16 @@ def boundary_after(round: int) -> int:
 NOBODY = -1
 
 REVOKED = 1
-"""What `known` says of one that was sent away, whatever else is known of it."""
+"""The number in `known` of a revoked member, regardless of its entry."""
 
 
 @dataclass(frozen=True)
 class Roster:
-    """All members ever known, as `own` sees them.  Made new by `news.merge`, never changed."""
+    """All members ever known, as `own` sees them.  Immutable; `membership_updates.merge` makes new ones."""
 
     entries: Mapping[NodeId, Entry] = field(default_factory=dict)
     verdicts: Mapping[NodeId, Said] = field(default_factory=dict)
-    """On each, also those that were refuted."""
+    """On each member, also the refuted ones."""
     revoked: Mapping[NodeId, Revocation] = field(default_factory=dict)
     own: NodeId = NOBODY
 
@@ -65,39 +66,39 @@ class Roster:
     def founding(cls, endpoints: Mapping[NodeId, tuple[str, str, str]], own: NodeId = NOBODY) -> Roster:
         """Return the roster that a run begins with: {id: (address, key, verify)}, the same at every peer.
 
-        Its entries have incarnation 0, are not signed and never sent: whoever has the same file has them.
+        Its entries have incarnation 0, are not signed and never sent: all peers read them from the same file.
         """
         return cls({i: Entry(i, 0, *where, since=0) for i, where in sorted(endpoints.items())}, own=own)
 
-    # --- who is there ---------------------------------------------------------------------------------------------
+    # --- participants -------------------------------------------------------------------------------------------------
 
     def gone(self, node: NodeId) -> bool:
-        """Whether enough others say so, and `node` has not refuted it."""
+        """Return whether enough verdicts make `node` gone, without a refutation."""
         return node in self.out(LAST_ROUND)
 
     def end(self, node: NodeId) -> int:
-        """Return the first round in which `node` does not take part any more."""
+        """Return the first round in which `node` no longer takes part."""
         ends = [self.entries[node].until] if self.entries[node].until >= 0 else []
         if node in self._standing:
             ends += [turn for turn in self._turns if node in self.out(turn)][:1]
         return min(ends, default=LAST_ROUND)
 
     def takes_part(self, node: NodeId, round: int) -> bool:
-        """Whether `node` takes part in `round`."""
+        """Return whether `node` takes part in `round`."""
         return self._there(node, round) and node not in self.out(round)
 
     def participants(self, round: int) -> tuple[NodeId, ...]:
-        """Return who takes part in `round`, ascending."""
+        """Return the participants of `round`, ascending."""
         out = self.out(round)
         return tuple(node for node in sorted(self.entries) if node not in out and self._there(node, round))
 
     def present(self) -> tuple[NodeId, ...]:
-        """Return those that are neither gone nor leaving nor sent away, ascending."""
+        """Return the members that are neither gone nor leaving nor revoked, ascending."""
         gone = self.out(LAST_ROUND) | self.revoked.keys()
         return tuple(i for i in sorted(self.entries) if self.entries[i].until < 0 and i not in gone)
 
     def changes(self) -> tuple[int, ...]:
-        """Return the rounds in which somebody comes or goes, ascending."""
+        """Return the rounds in which a member joins or leaves, ascending."""
         return tuple(sorted((self._bounds | set(self._turns)) - {-1, 0, LAST_ROUND}))
 
     def _there(self, node: NodeId, round: int) -> bool:
@@ -106,10 +107,10 @@ class Roster:
             return False
         return 0 <= entry.since <= round and (entry.until < 0 or round < entry.until)
 
-    # --- what others say of them ----------------------------------------------------------------------------------
+    # --- verdicts -----------------------------------------------------------------------------------------------------
 
     def out(self, round: int) -> frozenset[NodeId]:
-        """Return who takes no part in `round` because enough others say that it is gone."""
+        """Return the members excluded from `round` by enough verdicts."""
         if not self._standing:
             return frozenset()
         turn = max((turn for turn in self._turns if turn <= round), default=-1)
@@ -124,12 +125,12 @@ class Roster:
             for node, judges in self._standing.items()
         }
         there = {node for node in self.entries if self._there(node, round)}
-        if self.own in self.entries and self.own not in left:  # who is about to come knows that it will be asked too
+        if self.own in self.entries and self.own not in left:  # a joiner will be asked for its verdict too
             there.add(self.own)
         return verdicts.out(said, self._mute, frozenset(there), self.own)
 
     def voice(self, judge: NodeId, round: int) -> bool:
-        """Whether what `judge` says of others counts in or about `round`."""
+        """Return whether verdicts of `judge` count in or about `round`."""
         return judge not in self.revoked and not verdicts.silent(self._refuted.get(judge, ()), round)
 
     def standing(self, node: NodeId) -> Said:
@@ -163,7 +164,7 @@ class Roster:
 
     @cached_property
     def _turns(self) -> tuple[int, ...]:
-        """The rounds in which it may change who is out, ascending."""
+        """The rounds in which the excluded members may change, ascending."""
         named = {one.until for said in self._standing.values() for one in said}
         first = min(named, default=LAST_ROUND)
         return tuple(sorted(named | {bound for bound in self._bounds if bound > first}))
@@ -173,15 +174,15 @@ class Roster:
         return {}
 
     def lost(self) -> tuple[tuple[int, frozenset[NodeId]], ...]:
-        """Return who is out, from each round on in which that may change."""
+        """Return (round, excluded members from that round on) of each round in which they may change."""
         return tuple((turn, self.out(turn)) for turn in self._turns) if self._standing else ()
 
-    # --- telling others -------------------------------------------------------------------------------------------
+    # --- comparison with others ---------------------------------------------------------------------------------------
 
     def known(self) -> tuple[tuple[NodeId, int, int], ...]:
-        """Return (node, incarnation, hash of the verdicts on it) of all, ascending: what `Compare` tells.
+        """Return (node, incarnation, hash of the verdicts on it) of all, ascending: the content of `Compare`.
 
-        The hash is 0 where there are none; of one that was sent away it is REVOKED, and the incarnation 0.
+        The hash is 0 without verdicts; of a revoked member it is REVOKED, and the incarnation 0.
         """
         return self._known
 
@@ -192,11 +193,11 @@ class Roster:
         return tuple(there[i] for i in sorted(there))
 
     def digest(self) -> str:
-        """Return a short hash of all that is known; equal rosters have equal ones."""
+        """Return a short hash of the roster; equal rosters have equal ones."""
         return f"{seeds.integer(0, 'roster', *(number for known in self.known() for number in known)):016x}"
 
     def newer_than(self, known: Iterable[tuple[NodeId, int, int]]) -> list[News]:
-        """Return the news for one who knows as much as `known`."""
+        """Return the updates that a member with the numbers `known` lacks."""
         theirs = {node: (incarnation, said) for node, incarnation, said in known}
         news: list[News] = []
         for node, incarnation, said in self.known():
@@ -213,13 +214,13 @@ class Roster:
         return news
 
     def lacks(self, known: Iterable[tuple[NodeId, int, int]]) -> bool:
-        """Whether one who knows `known` may have something to tell us."""
+        """Return whether a member with the numbers `known` may have updates that we lack."""
         ours = {node: (incarnation, said) for node, incarnation, said in self.known()}
         here = ((life, said, *ours.get(node, (0, 0))) for node, life, said in known)
         return any(heard != REVOKED and (life > own or said not in (0, heard)) for life, said, own, heard in here)
 
 
 def _hashed(said: Said) -> int:
-    """Return a hash of verdicts, from 2 to 2^53 + 1, or 0 where there are none."""
+    """Return a hash of verdicts, from 2 to 2^53 + 1, or 0 without any."""
     numbers = (number for one in said for number in (one.incarnation, one.by, one.until))
     return 2 + seeds.integer(0, "verdicts", *numbers) % 2**53 if said else 0

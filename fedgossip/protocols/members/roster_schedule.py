@@ -1,4 +1,4 @@
-"""The graph of each round among those who take part in it: a function of (roster, round), the same at every peer."""
+"""The graph of each round among its participants: a function of (roster, round), the same at every peer."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class Places(Protocol):
 
 
 Make = Callable[[tuple[NodeId, ...]], Places]
-"""Gives the graphs for these members, by their places in the tuple."""
+"""Makes the graphs for these members, by their places in the tuple."""
 
 
 @dataclass(frozen=True)
 class _Named:
-    """Weights over places, told by id."""
+    """Weights over places, returned by id."""
 
     ids: tuple[NodeId, ...]
     weights: PlaceWeights
 
     def row(self, node: NodeId) -> dict[NodeId, float]:
-        if node not in self.ids:  # it takes no part: it keeps what it has
+        if node not in self.ids:  # not a participant: it keeps its model
             return {node: 1.0}
         return {self.ids[j]: weight for j, weight in self.weights.row(self.ids.index(node)).items()}
 
@@ -48,10 +48,10 @@ class _Named:
 
 
 class RosterSchedule:
-    """The mixing of each round among those who take part in it: a function of (roster, round), the same at every peer.
+    """The mixing of each round among its participants: a function of (roster, round), the same at every peer.
 
-    `made` keeps the graphs of each set of members, and may be shared from one schedule to the next; `earlier` are those
-    that one node exchanged with under rosters before: they may still have an account to settle.
+    `made` caches the graphs of each set of members, and may be shared from one schedule to the next; `earlier` are one
+    node's partners under earlier rosters: they may still have an account to settle.
     """
 
     def __init__(self, roster: Roster, make: Make, made: dict[tuple[NodeId, ...], Places] | None = None) -> None:
@@ -59,12 +59,12 @@ class RosterSchedule:
         self.earlier: dict[NodeId, tuple[NodeId, ...]] = {}
         self._made = {} if made is None else made
         self._changes = roster.changes()
-        self._ids: dict[int, tuple[NodeId, ...]] = {}  # by the last change before
+        self._ids: dict[int, tuple[NodeId, ...]] = {}  # by the round of the last change
         self._views: dict[int, str] = {}
 
     @property
     def period(self) -> int:
-        """After how many rounds the mixings of those who take part at last repeat; 0: never."""
+        """Number of rounds after which the mixings of the last participants repeat; 0: never."""
         ids = self.participants(LAST_ROUND - 1)
         return self._places(ids).period if ids else 1
 
@@ -84,14 +84,14 @@ class RosterSchedule:
         return _Named(ids, self._places(ids).mixing(round))
 
     def view(self, round: int) -> str:
-        """Return a name for who takes part in `round`: peers that use the same graph give it the same."""
+        """Return a name for the participants of `round`: peers with the same graph give it the same."""
         change = self._change(round)
         if change not in self._views:
             self._views[change] = f"{seeds.integer(0, 'view', *self.participants(round)):016x}"
         return self._views[change]
 
     def partners(self, node: NodeId) -> tuple[NodeId, ...]:
-        """Return all that `node` sends to or hears from in any round, or did, ascending."""
+        """Return all that `node` sends to or receives from in any round, or did, ascending."""
         found = set(self.earlier.get(node, ()))
         for change in (0, *self._changes):
             ids = self.participants(change)

@@ -1,6 +1,6 @@
-"""A member's own entry: it is announced to all, moved, refuted by, and defended against another life or a twin.
+"""A member's own entry: announced to all, moved, used to refute, and defended against another life or a twin.
 
-A member that was here before learns at its first contact what it said in an earlier life, and says nothing until then.
+A member with an earlier life learns at its first contact what it announced then, and announces nothing until then.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ class OwnEntry(KnownMembers):
     ) -> None:
         super().__init__(me, roster, trust, make, settings, rounds)
         self.contact = False
-        """Whether somebody told us what it knows of us."""
+        """Whether a member has sent us its numbers about us."""
         self.returning = False
-        """Whether we were here before, in an earlier life."""
+        """Whether we had an earlier life in this run."""
         self.announced = False
-        """Whether we have told anybody of this life; before, what is said of us is said of an earlier one."""
+        """Whether this life is announced; before, updates about us are about an earlier one."""
         self.superseded = False
         """Whether another process runs with our id and key, and began later."""
         self.suspected_at = -1
-        """The highest incarnation in which somebody suspected us."""
+        """The highest incarnation in which a member suspected us."""
         self._sign = sign
-        self._claimed_ns = -1  # when somebody first said that we had been here before
+        self._claimed_ns = -1  # time of the first report of an earlier life
         self._spread = Dissemination(me.node, settings, rng)
         if me.node not in roster.entries:
-            self._announce(me)  # nobody has a link yet: it goes out with the first word on each
+            self._announce(me)  # there are no links yet: it is the first message on each
 
     @property
     def sent_away(self) -> bool:
@@ -61,22 +61,22 @@ class OwnEntry(KnownMembers):
 
     @property
     def ended(self) -> Failure | None:
-        """Why we can take part no more; None where we can."""
+        """The reason why we can no longer take part; None while we can."""
         if self.superseded:
             return superseded(self.node)
         return sent_away(self.node) if self.sent_away else None
 
     def introduction(self) -> Join | None:
-        """The first word to members that do not know us; None where everybody does."""
+        """Return the first message to members without our entry; None for a founder."""
         return None if self.node in self.trust.founders else Join(self.me)
 
     @property
     def refusals(self) -> dict[str, int]:
-        """How often each kind of news was refused."""
+        """Number of refused updates per kind."""
         return self._spread.refusals
 
     def announce(self, since: int, until: int = -1) -> list[Outcome]:
-        """Say to all that we take part from round `since` on, and before `until`."""
+        """Announce to all that we take part from round `since` on, and before `until`."""
         return self._announce(replace(self.me, since=since, until=until))
 
     def _announce(self, entry: Entry) -> list[Outcome]:
@@ -91,34 +91,34 @@ class OwnEntry(KnownMembers):
         return [*self._spread.tell(self.linked, [said]), *rostered]
 
     def _moved(self, address: str) -> list[Outcome]:
-        """Say where we can be called now; again to all, for who was cut off with us has not heard it."""
+        """Announce a new address; an old one again to all, as members cut off with us have missed it."""
         if address == self.me.address:
             return [*self._spread.tell(self.linked, [self.me])]
         moved = self._report("moved", {"node": self.node, "address": address})
         return [moved, *self._announce(replace(self.me, address=address))]
 
     def _refute(self) -> list[Outcome]:
-        """Say with a higher incarnation that we are here; from a later round on where our end came too near."""
+        """Refute with a higher incarnation; from a later round on if our announced end is too near."""
         if not self.announced or not self._blamed():
             return []
         since, round = self.me.since, max(self.round, self.network_round())
-        if since >= 0 and replace(self.roster, own=NOBODY).end(self.node) <= round + 1:  # as others see it
+        if since >= 0 and replace(self.roster, own=NOBODY).end(self.node) <= round + 1:  # from the others' view
             since = max(since, boundary_after(round))
         return self._announce(replace(self.me, since=since))
 
     def _blamed(self) -> bool:
-        """Whether the latest that is known of us is not our own word; what is said of a far round has time."""
+        """Return whether a suspicion or verdict on us is newer than our entry; one for a far round has time."""
         near = boundary_after(boundary_after(max(self.round, self.network_round(), 0)))
         return self.suspected_at >= self.me.incarnation or any(
             said.until <= near for said in self.roster.standing(self.node)
         )
 
     def _hear_of_ourselves(self, entry: Entry, sender: NodeId) -> list[Outcome]:
-        """An entry of ours: of this life, of an earlier one, or of another process that has our key."""
+        """Handle an entry of ours: of this life, of an earlier one, or of another process with our key."""
         if entry == self.me or entry.incarnation < self.me.incarnation:
             return []
         if merge(Roster({}, {}), [entry], replace(self.trust, founders={self.node: (self.me.key, self.me.verify)})).new:
-            if self.me.since < 0:  # an earlier life, whose clock was ahead of ours
+            if self.me.since < 0:  # an earlier life with a clock ahead of ours
                 self.me = replace(self.me, incarnation=entry.incarnation + 1)
                 self.returning = self.contact = True
                 return []
@@ -136,7 +136,7 @@ class OwnEntry(KnownMembers):
         return self._announce(self.me) if not self.returning and self.me.since >= 0 else []
 
     def _contacted(self, now_ns: int) -> list[Outcome]:
-        """Whoever says that we were here before, and does not show it, is not waited for."""
+        """Begin without the proof of an earlier life, if its reporter has not sent it in time."""
         waited = self._claimed_ns >= 0 and now_ns - self._claimed_ns >= self.settings.answer_ns
         return self._begin_contact() if waited and not self.contact else []
 

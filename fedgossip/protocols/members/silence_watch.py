@@ -1,6 +1,6 @@
-"""Who is silent: members are pinged in turn, all of them at the first silence; a suspect has a time to refute.
+"""Pings and suspects: members are pinged in turn, all of them at the first silence; a suspect has a time to refute.
 
-It is asked by the failure detector; what it means that the time of a suspect is over, `membership` says.
+Uses the failure detector; `membership` acts when a suspect's time is over.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedgossip.protocols.members.self_entry import Outcome, OwnEntry
 
 
 class SilenceWatch(OwnEntry):
-    """Pings, sweeps and suspects of one member; `seed`: of the run, by which it draws whom to ask."""
+    """Pings, sweeps and suspects of one member; `seed`: of the run, for the draws."""
 
     def __init__(
         self,
@@ -39,9 +39,10 @@ class SilenceWatch(OwnEntry):
         self._partition = PartitionWatch(settings.period_ns)
 
     def informed(self, now_ns: int) -> bool:
-        """Whether we know where the network is, and whether those are there that others say are gone.
+        """Return whether the network's round is known, and the fate of all suspects checked.
 
-        Two must say where it is, where another has just come; a member that we never heard has the time of a suspect.
+        While a member has just connected, two reports of the round are needed; a suspect that never sent a message
+        gets its full time.
         """
         just_now = now_ns - 2 * self.settings.period_ns
         to_say = [node for node in self.others() if node not in self.reached and self._came.get(node, 0) > just_now]
@@ -60,7 +61,7 @@ class SilenceWatch(OwnEntry):
         return effects
 
     def _wake(self, now_ns: int) -> list[Outcome]:
-        """We were away for longer than others wait: suspect nobody for that, and ask them all."""
+        """Handle our own absence, longer than others wait: drop the suspicions it caused, and ping all."""
         self._detector.forget()
         effects: list[Outcome] = [self._report("slept", (now_ns - self._seen_ns) / 1e9)]
         for node, (suspicion, _) in self.suspects.items():
@@ -70,7 +71,7 @@ class SilenceWatch(OwnEntry):
         return effects + self._sweep(now_ns)
 
     def _sweep(self, now_ns: int) -> list[Outcome]:
-        """Ping everybody we have a link to, once in the time that a suspect has."""
+        """Ping all linked members, once in the time that a suspect has."""
         if self._swept_ns >= 0 and now_ns - self._swept_ns < self._window_ns():
             return []
         self._swept_ns = now_ns
@@ -92,13 +93,13 @@ class SilenceWatch(OwnEntry):
         return SetTimer(("member", "verdict", node), self._window_ns())
 
     def _listens(self, suspicion: Suspicion, now_ns: int) -> bool:
-        """Whether its author has a voice, and has not suspected the same member just before."""
+        """Return whether the author's suspicions count, and this is its first on the member within a window."""
         if not self.roster.voice(suspicion.by, max(self.round, self.network_round(), 0)):
             return False
         return self._blames.counts(suspicion.by, suspicion.node, now_ns, self._window_ns())
 
     def _warn(self, node: NodeId) -> list[Outcome]:
-        """Tell `node` what is said of it, so that it can refute it."""
+        """Send `node` the suspicion and verdicts on it, so that it can refute them."""
         said: list[News] = [*self.roster.standing(node)]
         if node in self.suspects and self.suspects[node][0] not in said:
             said.append(self.suspects[node][0])

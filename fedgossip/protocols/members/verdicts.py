@@ -1,21 +1,21 @@
-"""Whose word makes a member gone: several judges, or those that are left, and never one that was refuted of late.
+"""Verdicts that exclude a member: of several judges, or of all remaining ones, without recently refuted judges.
 
-A verdict is evidence, and counts for nothing alone.  All verdicts are kept, of each judge one on each life of a member,
-whatever the order in which they come; from them, and from the entries, everyone computes the same:
+A single verdict is evidence without effect.  All verdicts are kept, of each judge one on each life of a member, in any
+order of arrival; from them, and from the entries, every peer computes the same:
 
     there      members that take part in the round
     enough     quorum(there) judges, or all of those that can judge where these are fewer
-    can judge  who is there and not out itself, and whom the own peer has not judged: they are who it hears
-    counts     a verdict on the present life, whose judge has a voice and was not itself judged by the own peer
-    out        on whom enough judges have verdicts that count, each from its round `until` on
+    can judge  members there, not out themselves and not judged by the own peer: those it receives from
+    counts     a verdict on the present life, by a judge with a voice that the own peer has not judged
+    out        members with enough verdicts that count, each from its round `until` on
 
-`out` is the least set for which this holds: taking members out of those that can judge only makes more go out.  So a
-lie of one is a lie of one; half of a network that is cut off, or the last of three, is enough for itself.  The own
-peer's verdicts matter only where it hears fewer than a quorum; these few are cut off with it, and say the same.
+`out` is the least set for which this holds: fewer members that can judge only make more go out.  So one false verdict
+has no effect; half of a network that is cut off, or the last of three, is enough for itself.  The own peer's verdicts
+matter only where it receives from fewer than a quorum; these few are cut off with it, and give the same verdicts.
 
 A verdict on an earlier life was refuted.  Where fewer than a quorum gave it on that life, its judges have no voice for
-SILENT_ROUNDS about the round that they named.  One who tells the truth may lose it too, by one that hides from it
-alone: its word is missed for a while, and those that cannot judge are not waited for.
+SILENT_ROUNDS about the round that they named.  An honest judge may lose its voice too, by a member that hides from it
+alone: its verdicts do not count for a while, and judges without a voice are not waited for.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from fedgossip.core.machine import NodeId
 from fedgossip.core.messages import ConfirmDead
 
 SILENT_ROUNDS = 64
-"""Within so many rounds of one that was refuted, the verdicts of its judge do not count."""
+"""Distance in rounds from a refuted verdict within which its judge's verdicts do not count."""
 
 LIVES_KEPT = 2
-"""Verdicts are kept on so many lives of each member, the latest that were judged."""
+"""Number of lives of each member with stored verdicts, the latest judged ones."""
 
 JUDGES_KEPT = 64
-"""Verdicts that are kept on one life; to so many members everyone has links to all."""
+"""Maximum number of verdicts kept on one life; up to this number of members all are linked."""
 
 Said = tuple[ConfirmDead, ...]
 """All verdicts on one member, by (incarnation, judge)."""
 
 
 def quorum(members: int) -> int:
-    """Return how many judges must agree in a network of so many members; one less may lie without effect.
+    """Return the number of judges that must agree in a network of so many members; one less may lie without effect.
 
-    At most 5: in a large network only those judge that have a link to the member, and they are O(log n).
+    At most 5: in a large network only members with a link to the judged one can judge, and they are O(log n).
     """
     return max(1, min(members - 1, 2 + members // 8, 5))
 
@@ -64,7 +64,7 @@ def with_verdict(said: Said, verdict: ConfirmDead) -> Said:
 def refuted(
     verdicts: Mapping[NodeId, Said], lives: Mapping[NodeId, int], members: int
 ) -> dict[NodeId, tuple[int, ...]]:
-    """Return, by judge, the rounds that it named in verdicts that were refuted and that too few others gave too."""
+    """Return, by judge, the rounds of its refuted verdicts that fewer than a quorum gave."""
     found: dict[NodeId, list[int]] = {}
     for node, said in verdicts.items():
         earlier = [one for one in said if one.incarnation < lives[node]]
@@ -76,16 +76,16 @@ def refuted(
 
 
 def silent(refuted_rounds: Iterable[int], round: int) -> bool:
-    """Whether a judge that was refuted in these rounds has no voice about `round`."""
+    """Return whether a judge with these refuted rounds has no voice about `round`."""
     return any(abs(named - round) < SILENT_ROUNDS for named in refuted_rounds)
 
 
 def out(
     said: Mapping[NodeId, Said], mute: Mapping[NodeId, frozenset[NodeId]], there: frozenset[NodeId], own: NodeId
 ) -> frozenset[NodeId]:
-    """Return who is out.  `said`: on each, the verdicts that count, all of them in force; `there`: who takes part.
+    """Return the excluded members.  `said`: on each, the verdicts that count and are in force; `there`: participants.
 
-    `mute`: on each, those whose verdicts on it do not count; they can give no other.  `own`: whose view this is.
+    `mute`: on each, the judges whose verdicts on it do not count; they can give no other.  `own`: the viewing peer.
     """
     judged = {node for node, verdicts in said.items() if any(one.by == own for one in verdicts)}
     judges = {node: {one.by for one in verdicts} - judged for node, verdicts in said.items()}
