@@ -1,6 +1,6 @@
-"""Tables of Apache Arrow: parquet files, and data sets that Hugging Face's `datasets` has saved on disk.
+"""Tables of Apache Arrow: parquet files, and data sets that Hugging Face's `datasets` saved on disk.
 
-Both are read by pyarrow alone; what the `datasets` library would add (hubs, caches, code of a data set) is not wanted.
+pyarrow alone reads both, without the extras of the `datasets` library (hubs, caches, code of a data set).
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from fedgossip.data.extras import needed
 
 CELLS_MOST = 1 << 31
 ROWS_AT_ONCE = 4096
-"""Of all columns together: a small file may claim to hold anything."""
+"""Rows of all columns decoded together: a small file may claim any size."""
 NAMES_MOST = 1 << 24
-"""Bytes of a data set's json."""
+"""Maximum number of bytes of a data set's json."""
 
 IMAGE = ("bytes", "path")
 
 _INDEX = re.compile(r"__index_level_\d+__")
-"""Where pandas writes an index without a name."""
+"""Name that pandas gives an index without a name."""
 _WHOLE_MOST = 1 << 53
-"""Whole numbers up to this one are the same in float64."""
+"""Whole numbers up to this one are exact in float64."""
 
 
 def read_parquet(path: Path, options: Mapping[str, str], class_names: Sequence[str], task: str) -> Dataset:
     """Return the table of a parquet file; options and labels are those of CSV files.
 
-    Raises ConfigError for a file that cannot be read, or has more cells than are taken.
+    Raises ConfigError for an unreadable file, and for too many cells.
     """
     parquet = needed("pyarrow.parquet", "parquet", "a parquet file")
     try:
@@ -57,14 +57,14 @@ def read_parquet(path: Path, options: Mapping[str, str], class_names: Sequence[s
             table = _bounded(needed("pyarrow", "parquet", "a parquet file"), path, file, most)
     except ConfigError:
         raise
-    except Exception as error:  # a damaged file raises what its decoder likes
+    except Exception as error:  # a damaged file raises any error of its decoder
         text = f"{path}: not a parquet file that can be read: {_line(error)}"
         raise ConfigError(text, "Write it with pandas.DataFrame.to_parquet, or pyarrow.parquet.") from error
     return tables.of_columns(ArrowColumns("parquet", path, table, {}, options), options, class_names, task)
 
 
 def _bounded(arrow: Any, path: Path, file: Any, most: int) -> Any:
-    """Return the table, of at most `most` bytes: a word that is written once may stand in every row."""
+    """Return the table, of at most `most` bytes: a word stored once may fill every row."""
     total, found = 0, []
     for batch in file.iter_batches(ROWS_AT_ONCE):
         total += batch.nbytes
@@ -76,10 +76,10 @@ def _bounded(arrow: Any, path: Path, file: Any, most: int) -> Any:
 
 
 def read_saved(path: Path, options: Mapping[str, str], class_names: Sequence[str], task: str) -> Dataset:
-    """Return what Dataset.save_to_disk, or DatasetDict.save_to_disk, has written into a folder.
+    """Return a data set written by Dataset.save_to_disk or DatasetDict.save_to_disk.
 
     Of several splits train is read and, behind it as `own_test`, test.  Columns are numbers, lists of as many numbers,
-    or one of pictures.  Raises ConfigError for a folder that holds no saved data set.
+    or one of pictures.  Raises ConfigError for a folder without a saved data set.
     """
     arrow = needed("pyarrow", "huggingface", "a saved data set")
     folders = [path / name for name in ("train", "test") if (path / name / "state.json").is_file()] or [path]
@@ -113,7 +113,7 @@ def _split(arrow: Any, folder: Path) -> Any:
             with arrow.memory_map(str(checked)) as source:
                 found.append(arrow.ipc.open_stream(source).read_all())
         table = arrow.concat_tables(found)
-    except Exception as error:  # a damaged file raises what its decoder likes
+    except Exception as error:  # a damaged file raises any error of its decoder
         raise ConfigError(f"{folder}: its files cannot be read: {_line(error)}", SAVED) from error
     if table.num_rows * max(1, table.num_columns) > CELLS_MOST:
         raise ConfigError(f"{folder}: {table.num_rows} rows of {table.num_columns} columns", "Divide it.")
@@ -121,7 +121,7 @@ def _split(arrow: Any, folder: Path) -> Any:
 
 
 def _class_names(folder: Path) -> dict[str, Sequence[str]]:
-    """Return, by column, what dataset_info.json calls the classes."""
+    """Return the class names of each column, from dataset_info.json."""
     features = _json(folder / "dataset_info.json").get("features")
     found: dict[str, Sequence[str]] = {}
     for name, feature in features.items() if isinstance(features, dict) else ():
@@ -159,9 +159,9 @@ class ArrowColumns:
             raise ConfigError(f"{path}: two columns have one name", "Give every column a name of its own.")
 
     def numbers(self, column: int, advice: str) -> npt.NDArray[Any]:
-        """Return the numbers of a column, [m, ...].  Raises ConfigError for cells that are none."""
+        """Return the numbers of a column, [m, ...].  Raises ConfigError for other cells."""
         name, cells = self.header[column], self._table.column(column).combine_chunks()
-        own = not advice  # of a column of features
+        own = not advice  # a column of features
         where, advice = f"{self.path}, column {name!r}", advice or f"Fill it, or leave it out with drop={name}."
         if cells.null_count:
             raise ConfigError(f"{where}: nothing there in {cells.null_count} of {len(cells)} cells", advice)
@@ -203,7 +203,7 @@ class ArrowColumns:
 
 
 def _too_wide(given: npt.NDArray[Any]) -> int | None:
-    """Return a whole number that float64 would change, None where there is none."""
+    """Return a whole number that float64 cannot represent; None without one."""
     wide = [int(one) for one in (given.min(), given.max()) if abs(int(one)) > _WHOLE_MOST]
     return wide[-1] if wide and (given.astype(np.float64).astype(given.dtype) != given).any() else None
 
@@ -226,9 +226,9 @@ def _is_number(kind: Any) -> bool:
 
 
 def _flattened(cells: Any, where: str) -> tuple[Any, tuple[int, ...]]:
-    """Return the numbers in lists of equal length one behind the other, and the shape that they have."""
+    """Return the numbers in lists of equal length, concatenated, and their shape."""
     shape: tuple[int, ...] = (len(cells),)
-    if hasattr(cells, "storage"):  # an extension type: what it is made of
+    if hasattr(cells, "storage"):  # an extension type: read its storage
         cells = cells.storage
     while "list<" in str(cells.type)[:17]:
         inner = cells.flatten()

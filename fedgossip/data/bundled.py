@@ -1,6 +1,6 @@
-"""The three real datasets that come with scikit-learn and need no network.
+"""The three real datasets of scikit-learn, which need no network.
 
-They are read from its files without importing it: with what it imports that would take longer than a short run.
+They are read from its files without an import of scikit-learn, which would take longer than a short run.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def digits() -> Dataset:
 
 
 def breast_cancer() -> Dataset:
-    """569 patients with 30 measurements, to be standardised; class 1 is benign."""
+    """569 patients with 30 measurements, not yet standardised; class 1 is benign."""
     table = _table("breast_cancer.csv", delimiter=",", skiprows=1)
     return Dataset("breast-cancer", table[:, :-1].copy(), table[:, -1].astype(np.int64), 2, scale="standard")
 
 
 def diabetes() -> Dataset:
-    """442 patients with 10 measurements, to be standardised; the label says how far the disease went within a year."""
+    """442 patients with 10 measurements, not yet standardised; the label is the disease's progression in a year."""
     columns = ("age", "sex", "bmi", "bp", "s1", "s2", "s3", "s4", "s5", "s6")
     return Dataset(
         "diabetes",
@@ -45,7 +45,7 @@ def diabetes() -> Dataset:
 
 
 def _table(name: str, *, delimiter: str | None = None, skiprows: int = 0) -> npt.NDArray[np.float64]:
-    """Return the numbers of a file of scikit-learn's.  Raises ConfigError where it is not there."""
+    """Return the numbers of a file of scikit-learn.  Raises ConfigError for a missing file."""
     found = find_spec("sklearn")
     folder = Path(found.origin).parent / "datasets" / "data" if found and found.origin else None
     if folder is None or not (folder / name).is_file():

@@ -1,8 +1,7 @@
-"""CIFAR-10 as its authors hand it out: the Python and the binary version, as an archive or unpacked.
+"""CIFAR-10 as its authors publish it: the Python and the binary version, as an archive or unpacked.
 
-The Python version is pickles.  They are read by an unpickler that knows the five names such a file has and gives each
-a stand-in of our own: arrays of bytes, and nothing that is called by its name.  Everything else in a pickle is lists,
-dicts, texts, bytes and numbers.
+The Python version consists of pickles.  An unpickler with the five names in such a file maps each to a stand-in of our
+own: arrays of bytes, without calls by name.  Everything else in a pickle is lists, dicts, texts, bytes and numbers.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ SHAPE = (3, 32, 32)
 PIXELS = math.prod(SHAPE)
 TRAIN, TEST = tuple(f"data_batch_{k}" for k in range(1, 6)), "test_batch"
 LARGEST = 64 << 20
-UNPACKED_MOST = 512 << 20  # bytes of the whole archive, which has 178 MiB
+UNPACKED_MOST = 512 << 20  # bytes of the whole archive, the real one has 178 MiB
 """Bytes of one batch: the real ones have 31 million."""
 
 Batch = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
@@ -40,9 +39,9 @@ AGAIN = "Fetch the archive again: cifar-10-python.tar.gz or cifar-10-binary.tar.
 
 
 def read(path: Path) -> Dataset:
-    """Return the images [m, 3, 32, 32] in 0..1 of the batches that are there; test_batch comes last, as `own_test`.
+    """Return the images [m, 3, 32, 32] in 0..1 of the present batches; test_batch is last, as `own_test`.
 
-    Raises ConfigError, naming the file, where one is not what it should be; nothing in it is run.
+    Raises ConfigError, naming the file, for an invalid batch; no code in it runs.
     """
     found = dict(_batches(path))
     train, test = [found[name] for name in TRAIN if name in found], found.get(TEST)
@@ -83,7 +82,7 @@ _UNPACKED: dict[bytes, Callable[[BinaryIO], Any]] = {
 
 
 def _archive(path: Path) -> Iterator[tuple[str, bytes]]:
-    """Yield the files of a tar archive; nothing is unpacked onto the disk."""
+    """Yield the files of a tar archive without unpacking to the disk."""
     try:
         with outside_files.open_file(outside_files.named(path), outside_files.LARGE) as packed:
             begins = packed.read(6)
@@ -102,7 +101,7 @@ def _archive(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _binary(where: str, raw: bytes) -> Batch:
-    """A byte for the class, then the pixels, for every image."""
+    """Return a batch of the binary version: per image a byte for the class, then the pixels."""
     if not raw or len(raw) % (PIXELS + 1):
         raise ConfigError(f"{where} has {len(raw)} bytes; expected a multiple of {PIXELS + 1}", AGAIN)
     rows = np.frombuffer(raw, np.uint8).reshape(-1, PIXELS + 1)
@@ -112,7 +111,7 @@ def _binary(where: str, raw: bytes) -> Batch:
 def _pickled(where: str, raw: bytes) -> Batch:
     try:
         content = _loaded(raw)
-    except Exception as error:  # a hostile pickle raises what it likes
+    except Exception as error:  # a hostile pickle may raise any error
         raise ConfigError(f"{where} is not the pickle of a batch: {line(str(error))}", AGAIN) from error
     named = {_text(key): value for key, value in content.items()} if isinstance(content, dict) else {}
     data, labels = getattr(named.get("data"), "bytes_of_images", None), named.get("labels")
@@ -138,7 +137,7 @@ def _text(key: object) -> object:
 def _loaded(raw: bytes) -> Any:
     """Return the value of a pickle of plain data and arrays of bytes.
 
-    Names are looked up in a table that is made for this one file, so that what a pickle does to them ends with it.
+    Names are looked up in a table made for this one file, so that a pickle's changes to them end with it.
     """
 
     class ByteType:
@@ -162,7 +161,7 @@ def _loaded(raw: bytes) -> Any:
             self.bytes_of_images = np.frombuffer(content, np.uint8).reshape(shape)
 
     class Array:
-        """The type of all arrays, which is named and never called."""
+        """The type of all arrays, named and never called."""
 
         def __init__(self) -> None:
             raise pickle.UnpicklingError("an array made by its type")

@@ -1,8 +1,8 @@
-"""CSV files: their text, what divides their cells, and which of their columns have a name.
+"""CSV files: their text, the mark between their cells, and which of their columns have a name.
 
-    , ; tab |       divide cells, whichever gives every line as many; `sep=;` of a spreadsheet says so itself
+    , ; tab |       divide cells, whichever gives every line as many; `sep=;` of a spreadsheet names it
     1,5             is 1.5 in a file without commas between its cells, where no number has a point
-    a column without a name, before all others: the row numbers of pandas and R, left out with a note
+    a column without a name, before all others: the row numbers of pandas and R, omitted with a note
 
 One reader for all: training, sites' tables, predictions, judgements and fits.
 """
@@ -24,9 +24,9 @@ from fedgossip.base.cells import is_missing, is_number, number_in, shown, with_p
 from fedgossip.base.errors import ConfigError
 
 MARKS = (",", ";", "\t", "|")
-"""Marks that divide cells; of two that fit the one of more columns, of as many the first."""
+"""Marks between cells; of two suitable ones the one with more columns wins, on a tie the first."""
 LOOKED_AT = 100
-"""Lines of a file by which the mark is found."""
+"""Number of lines examined to find the mark."""
 
 UTF8 = "Save it as comma-separated text in UTF-8."
 _BEGINNINGS: Mapping[bytes, tuple[str, str]] = {
@@ -35,15 +35,15 @@ _BEGINNINGS: Mapping[bytes, tuple[str, str]] = {
     b"\x1f\x8b": ("is compressed by gzip", "Unpack it: gunzip FILE."),
     b"PK": ("is a zip archive, or a spreadsheet", UTF8),
 }
-"""How files begin that are no plain text."""
+"""First bytes of files that are no plain text."""
 _SEPARATOR = re.compile(r"sep=(.)\r?\n?", re.IGNORECASE)
 _COMMA = re.compile(r"[+-]?\d+,(\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 _NAMELESS = re.compile(r"(unnamed: ?\d+(\.\d+)*(_level_\d+)?)?", re.IGNORECASE)
-"""The head of a column that has no name, and what pandas writes in its place."""
+"""The head of a column without a name, and the name that pandas writes in its place."""
 
 
 class CsvColumns:
-    """A CSV file, whole."""
+    """The rows and columns of one CSV file."""
 
     kind = "csv"
 
@@ -55,14 +55,14 @@ class CsvColumns:
 
     @property
     def left_out(self) -> Sequence[str]:
-        """The heads of columns that are not read, as they have no name."""
+        """Return the heads of omitted columns, those without a name."""
         return [head for place, head in enumerate(self.whole_header) if place not in self._read]
 
     def _column(self, place: int) -> list[str]:
         return [row[place] for row in self._rows]
 
     def numbers(self, column: int, advice: str) -> npt.NDArray[np.float64]:
-        """Return the numbers of a column, [m].  Raises ConfigError for a cell that is none, naming its line."""
+        """Return the numbers of a column, [m].  Raises ConfigError for another cell, naming its line."""
         found = np.empty(len(self._rows))
         cells = self.words(column)
         for k, cell in enumerate(cells):
@@ -84,15 +84,15 @@ class CsvColumns:
         return self._rows[row][self._read[column]]
 
     def whole_row(self, row: int) -> Sequence[str]:
-        """Return the cells of a row, of columns without a name too."""
+        """Return the cells of a row, including columns without a name."""
         return self._rows[row]
 
     def where(self, row: int) -> str:
-        """Return how a message names a row: by its line in the file, from 1."""
+        """Return the name of a row in messages: its line in the file, from 1."""
         return f"line {self._lines[row]}"
 
     def line(self, row: int) -> int:
-        """Return in which line of the file a row stands, from 1."""
+        """Return the line of a row in the file, from 1."""
         return self._lines[row]
 
     def class_names(self, column: int) -> Sequence[str]:  # noqa: ARG002
@@ -102,10 +102,10 @@ class CsvColumns:
 def named_columns(
     path: Path, header: Sequence[str], column: Callable[[int], Sequence[str]]
 ) -> tuple[list[int], tuple[str, ...]]:
-    """Return the places of the columns that have a name, and a note for what is left out.
+    """Return the places of the columns with a name, and a note on omitted ones.
 
-    Left out are row numbers and names before all other columns, as pandas' to_csv and R's write.csv write them: whole
-    numbers, or words that are all different; and empty columns.  Raises ConfigError for another one without a name.
+    Omitted are row numbers and names before all other columns, as pandas' to_csv and R's write.csv write them: whole
+    numbers, or words that are all different; and empty columns.  Raises ConfigError for another column without a name.
     """
     nameless = [place for place, head in enumerate(header) if _NAMELESS.fullmatch(head)]
     if len(nameless) == len(header):
@@ -125,7 +125,7 @@ def named_columns(
 
 
 def _instead(name: str, cells: Sequence[str]) -> str:
-    """Return what to do about a column of features with a cell that is no number."""
+    """Return advice for a column of features with a cell that is no number."""
     if any(map(is_number, cells)):
         return f"Fill it, or leave the column out with drop={name}."
     return f"A column of words is named as one, categories={name}, or left out, drop={name}."
@@ -138,7 +138,7 @@ def _rows(path: Path) -> tuple[list[str], list[list[str]], list[int]]:
     mark = mark or _mark(text)
     rows, lines = [], []
     try:
-        # a quote that is never closed would take the rest of the file into one cell
+        # an unclosed quote would take the rest of the file into one cell
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=text.count('"') % 2 == 1)
         if told:
             next(reader, [])
@@ -177,7 +177,7 @@ def _text(path: Path) -> str:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: byte {error.start} is of no text in UTF-8", UTF8) from error
-    text = text.rstrip("\x1a")  # with which files of DOS end
+    text = text.rstrip("\x1a")  # end-of-file mark of DOS files
     if (place := text.find("\0")) >= 0:
         line = text.count("\n", 0, place) + 1
         raise ConfigError(f"{path}, line {line}: a byte 0, which is of no text", "Was the file cut, or is it another?")
@@ -197,7 +197,7 @@ def _mark(text: str) -> str:
     if widths and max(widths.values()) > 1:
         return max(widths, key=lambda mark: widths[mark])
     first = text.partition("\n")[0]
-    return max(MARKS, key=first.count)  # what is uneven is named by its line
+    return max(MARKS, key=first.count)  # the error for an uneven line names it
 
 
 def _write_points(path: Path, mark: str, rows: list[list[str]], lines: Sequence[int]) -> None:

@@ -1,7 +1,7 @@
 """Functions of the user's own, named "module:function" in an experiment file.
 
-This is the only place that imports by a name out of a file; `importing_nothing` closes it while something is read that
-nobody has agreed to run.
+This is the only place that imports by a name out of a file; `importing_nothing` blocks it while a file is read that no
+user has approved for execution.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from fedgossip.base.signatures import CalledWith, check_call
 _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 _CLOSED: ContextVar[str] = ContextVar("closed", default="")
-"""What is being read while nothing may be imported by a name out of a file; "" otherwise."""
+"""The file being read while imports by a name out of a file are blocked; "" otherwise."""
 
 SEE_WHERE = "The code is yours; with FEDGOSSIP_TRACEBACK=1 in the environment the whole traceback is shown."
 
 
 def is_function(source: str) -> bool:
-    """Tell whether `source` has the form "module:function"."""
+    """Return whether `source` has the form "module:function"."""
     return _NAME.fullmatch(source) is not None
 
 
 @contextmanager
 def importing_nothing(where: str) -> Iterator[None]:
-    """Refuse, while `where` is read, every import by a name out of a file: `function` raises ConfigError."""
+    """Block, while `where` is read, every import by a name out of a file: `function` raises ConfigError."""
     token = _CLOSED.set(where)
     try:
         yield
@@ -48,8 +48,8 @@ def function(
 ) -> Callable[..., Any]:
     """Return the function that "module:function" names; modules are looked for in `base` (or here), then as usual.
 
-    Raises ConfigError where nothing may be imported now, where the module cannot be imported, or has no such function,
-    or where the function does not take what `how` says; `values`: those arguments, where they are known.
+    Raises ConfigError while imports are blocked, for a module that cannot be imported or lacks the function, and for a
+    function that does not take the arguments of `how`; `values`: those arguments, where they are known.
     """
     if not is_function(source):
         raise ConfigError(f"{source!r} is no function", "Write module:function.")
@@ -80,14 +80,14 @@ def function(
 
 
 def beside(source: str, base: Path | None, name: str) -> Callable[..., Any] | None:
-    """Return the function of this name in the module of "module:function"; None where there is none."""
+    """Return the function of this name in the module of "module:function"; None without one."""
     function(source, base)  # imports it
     found = getattr(sys.modules[source.partition(":")[0]], name, None)
     return found if callable(found) else None
 
 
 def call(source: str, base: Path | None, how: CalledWith, *arguments: object) -> Any:
-    """Return what the user's function gives for `arguments`, which are those of `how`.
+    """Return the result of the user's function for `arguments`, which are those of `how`.
 
     Raises ConfigError where it does not take them, and TrainingError where it raises, each naming the function.
     """
@@ -95,7 +95,7 @@ def call(source: str, base: Path | None, how: CalledWith, *arguments: object) ->
 
 
 def given_by(name: str, wanted: Callable[..., Any], *arguments: object, **named: object) -> Any:
-    """Return what a function of the user's gives.  Raises TrainingError, naming it, where it raises, SystemExit too."""
+    """Return the result of a user's function.  Raises TrainingError, naming it, where it raises, SystemExit too."""
     try:
         return wanted(*arguments, **named)
     except (Exception, SystemExit) as error:  # sys.exit(0) would end the command as if it had done its work
@@ -103,13 +103,13 @@ def given_by(name: str, wanted: Callable[..., Any], *arguments: object, **named:
 
 
 def place_of(error: BaseException) -> str:
-    """Return " (mine.py, line 3)", the last line of the user's own that ran; nothing where none did."""
+    """Return " (mine.py, line 3)", the last executed line of the user's own code; "" without one."""
     mine = [one for one in extract_tb(error.__traceback__) if _own(one.filename)]
     return f" ({Path(mine[-1].filename).name}, line {mine[-1].lineno})" if mine else ""
 
 
 def _own(file: str) -> bool:
-    """Whether a file is the user's: not of this package, of what is installed, or of Python itself."""
+    """Return whether a file is the user's: not part of this package, of installed packages, or of Python itself."""
     path = Path(file)
     if "<" in file or {"site-packages", "dist-packages"} & set(path.parts):
         return False

@@ -37,14 +37,14 @@ from fedgossip.data.objectives import AS_THE_DATA, CLASSIFICATION, LANGUAGE, REG
 from fedgossip.data.ragged import Ragged
 
 DATA = CalledWith((), "Write def data(): return x, y")
-"""Of a data source of the user's own."""
+"""Signature of a user's own data source."""
 
 # --- splitting --------------------------------------------------------------------------------------------------
 
 
 OWN = "own"
 ROUNDING = 1e-14
-"""Share of a mean below which a deviation is that of the sum's roundings."""
+"""Share of a mean below which a deviation is mere rounding of the sum."""
 
 
 def split(dataset: Dataset, test: float | str, seed: int) -> tuple[Dataset, Dataset]:
@@ -54,10 +54,10 @@ def split(dataset: Dataset, test: float | str, seed: int) -> tuple[Dataset, Data
 
 
 def scaled(train: Dataset, test: Dataset) -> tuple[Dataset, Dataset]:
-    """Return both as they are or, where `train.scale` is standard, with columns of mean 0 and deviation 1 in `train`,
-    labels that are numbers too.
+    """Return both unchanged or, where `train.scale` is standard, with columns of mean 0 and deviation 1 in `train`,
+    numeric labels too.
 
-    The test set takes no part in the statistics: a model is judged on examples that nothing was fitted to.
+    The test set does not enter the statistics: evaluation uses examples that nothing was fitted to.
     """
     if train.scale == "none":
         return train, test
@@ -66,8 +66,8 @@ def scaled(train: Dataset, test: Dataset) -> tuple[Dataset, Dataset]:
 
 
 def scaled_by_test(train: Dataset, test: Dataset) -> tuple[Dataset, Dataset]:
-    """Return both with columns of mean 0 and deviation 1 in `test`, where peers that never see each other's examples
-    have that set alone in common; a column with one value there is shifted by it, which a note says.
+    """Return both with columns of mean 0 and deviation 1 in `test`, the only examples in common between peers that never
+    see each other's; a column with one value there is shifted by it, and a note reports this.
     """
     scale = fitted(test)
     alone = [name for place, name in enumerate(test.columns) if np.ptp(test.x[:, place]) == 0]
@@ -76,10 +76,10 @@ def scaled_by_test(train: Dataset, test: Dataset) -> tuple[Dataset, Dataset]:
 
 
 def fitted(train: Dataset) -> Dataset:
-    """Return examples as they were read, with the means and deviations of their columns, of numbers to predict too."""
+    """Return unscaled examples with the means and deviations of their columns, and of numeric labels."""
     x = train.x.astype(np.float64)
     mean, deviation = x.mean(axis=0), x.std(axis=0)
-    deviation[deviation <= ROUNDING * np.abs(mean)] = 1  # of one value: what is left is rounding
+    deviation[deviation <= ROUNDING * np.abs(mean)] = 1  # one value: the rest is rounding
     labels = _label_scale(train)
     return replace(
         train,
@@ -91,7 +91,7 @@ def fitted(train: Dataset) -> Dataset:
 
 
 def standardised(part: Dataset, like: Dataset) -> Dataset:
-    """Return examples as they were read by the means and deviations of `like`, of x and of labels that are numbers."""
+    """Return unscaled examples, scaled by the means and deviations of `like`, of x and of numeric labels."""
     if not like.mean:
         return part
     shape = part.shape
@@ -110,7 +110,7 @@ def standardised(part: Dataset, like: Dataset) -> Dataset:
 
 
 def _label_scale(train: Dataset) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Return the mean and the deviation of each label column of a regression; none of other kinds."""
+    """Return the mean and the deviation of each label column of a regression; empty for other kinds."""
     if train.kind != REGRESSION:
         return np.empty(0), np.empty(0)
     y = train.y.astype(np.float64)
@@ -119,9 +119,9 @@ def _label_scale(train: Dataset) -> tuple[npt.NDArray[np.float64], npt.NDArray[n
 
 
 def validation_split(train: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:
-    """Return (train, validation): a share of the training examples that nobody trains on, drawn as a test set is.
+    """Return (train, validation): a share of the training examples is held out, drawn as a test set is.
 
-    Both are as they were read: `scaled` comes after it.  Raises ConfigError where a side would be empty.
+    Both are unscaled: `scaled` follows.  Raises ConfigError where a side would be empty.
     """
     kept, validation = split_indices(train, share, seed, "validation")
     return train.subset(kept), train.subset(validation)
@@ -133,8 +133,8 @@ def split_indices(dataset: Dataset, test: float | str, seed: int, purpose: str =
     Stratified: every class, of numbers every tenth, gives its share, rounded, chosen by `seed`; a class with one
     example stays in train.
     Text gives the end of every speaker's words, so that no test window overlaps a training one.
-    "own" takes the test set that the source brings (MNIST's t10k files beside its train files).
-    Raises ConfigError where a side would be empty, and for "own" where the source brings none.
+    "own" takes the source's own test set (MNIST's t10k files beside its train files).
+    Raises ConfigError where a side would be empty, and for "own" without such a test set.
     """
     if test == OWN:
         return _own_split(dataset)
@@ -187,10 +187,10 @@ OF_FILES = (
     "femnist",
     "huggingface",
 )
-"""Sources with a path behind their name; that of the first two may be left out."""
+"""Sources with a path after their name; the first two have a default path."""
 KINDS = (*BUNDLED, *OF_FILES)
 CODE = NamesCode(KINDS.__contains__)
-"""Of data.source and data.test: what is no built-in word is a function of somebody's own."""
+"""Code names in data.source and data.test: any word that is no built-in source."""
 
 
 def load(
@@ -207,9 +207,9 @@ def load(
 
     Relative paths are taken from `base`, the folder of the experiment file (default: the working directory).
     `seed` is for sources that draw; the built-in ones do not.  With `like` the classes are those of that set, by name
-    where they have names, and the features have to be.  `buckets`: of lines, none: as `like` has them, or the usual
-    ones.  `standard`: as if the source said scale=standard.  Raises ConfigError where the source cannot be read,
-    naming the file, what was expected and what was found.
+    where they have names, and the features must match.  `buckets`: of lines; (): as in `like`, or the usual ones.
+    `standard`: as if the source had scale=standard.  Raises ConfigError for an unreadable source, naming the file, the
+    expected and the actual content.
     """
     wanted = objective_of(kind, "", (), source).kind if like is None else like.kind
     found = _load(source, base, like, buckets, wanted, standard=standard)
@@ -269,7 +269,7 @@ def _read_lines(path: Path | None, buckets: Sequence[int], like: Dataset | None)
 
     if like is None or like.vocabulary is None:
         return lines.read(_there(path), buckets)
-    theirs = like.x.buckets if isinstance(like.x, Ragged) else like.shape  # of a model: the longest that it learned
+    theirs = like.x.buckets if isinstance(like.x, Ragged) else like.shape  # of a model: its longest
     return lines.read(_there(path), buckets or theirs, like.vocabulary)
 
 
@@ -324,7 +324,7 @@ def _there(path: Path | None, *, folder: bool = False) -> Path:
 
 
 def _any(path: Path | None) -> Path:
-    """A file or a folder."""
+    """Return a file or a folder."""
     return _there(path, folder=path is not None and path.is_dir())
 
 

@@ -1,4 +1,4 @@
-"""Examples with labels, checked on construction: what every source of data gives."""
+"""Examples with labels, checked on construction: the result of every data source."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedgossip.data.ragged import Ragged, parts_of, picked
 Indices = npt.NDArray[np.int64]
 
 OF_COLUMNS = (REGRESSION, MULTI_LABEL)
-"""Kinds of task whose labels are columns of numbers."""
+"""Kinds of task with columns of numbers as labels."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,25 +31,25 @@ class Dataset:
     x: float32 [m, features] or [m, 1, height, width]; text: int64 [m, context], lines of it Ragged.
     y: int64 [m], 0 <= y < classes; text: as x, the characters that follow those of x one by one;
     regression: float32 [m, k], a number per label column; multi-label: float32 [m, k], 0 or 1 per label column.
-    classes: how many there are; 0 where the labels are columns.
-    groups: int64 [m] or None, the natural client of each example; `group_names[group]` says who that is.
-    own_test: where the source brings a test set of its own, its first example (the rest of the set is test).
-    columns, class_names: what the features and the classes are called, where the source says so.
+    classes: number of classes; 0 where the labels are columns.
+    groups: int64 [m] or None, the natural client of each example; `group_names[group]` is its name.
+    own_test: index of the first example of the source's own test set (the rest of the set is test), if it has one.
+    columns, class_names: names of the features and the classes, where the source has them.
     scale: "standard" where `split` has yet to standardise the columns, of x and of labels that are numbers; both are
     float64 until then.
     kind: of the task, as in `objectives`; empty: language where there is a vocabulary, else classification.
-    label_names: what the label columns, or the column of classes, are called, where the source says so.
-    mean, deviation: of columns that were standardised, in the order of an example's numbers; x * deviation + mean is
-    what was read.
-    encoding: how the columns of a table became `columns`, where they are not all numbers.
-    label_mean, label_deviation: of label columns that were standardised; y * deviation + mean is what was read.
-    notes: what was left out or changed as it was read, and what else there is to say of it, a line each.
+    label_names: names of the label columns, or of the column of classes, where the source has them.
+    mean, deviation: of standardised columns, in the order of an example's numbers; x * deviation + mean restores the
+    original values.
+    encoding: the mapping of a table's columns to `columns`, where they are not all numbers.
+    label_mean, label_deviation: of standardised label columns; y * deviation + mean restores the original values.
+    notes: omissions and changes during reading, and further remarks, a line each.
 
     Raises ConfigError where lengths differ, a value is not finite or a label is out of range.
     """
 
     name: str
-    x: Any  # Rows: who takes them for an array has asked for the kind of task, or need not know
+    x: Any  # Any: code that uses Rows as an array has checked the kind of task, or works with both
     y: Any
     classes: int
     groups: Indices | None = None
@@ -110,16 +110,15 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one example."""
+        """Return the shape of one example."""
         return tuple(self.x.shape[1:])
 
     @property
     def labels(self) -> Indices:
         """int64 [m], one class per example, for partitions and splits.
 
-        y itself, for text the last character, of a line the one before its end; of numbers to which tenth of the first
-        column's they belong; of several
-        labels the first that holds, or one more than there are.
+        y itself; for text the last character, of a line the one before its end; of numbers the tenth of the first
+        column that contains them; of several labels the first that holds, or the number of labels if none does.
         """
         if self.kind == REGRESSION:
             return _tenths(self.y[:, 0])
@@ -133,18 +132,18 @@ class Dataset:
 
     @property
     def outputs(self) -> int:
-        """How many numbers a model gives for an example, or for a character."""
+        """Number of model outputs for an example, or for a character."""
         return int(self.y.shape[1]) if self.kind in OF_COLUMNS else self.classes
 
     def in_units(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """Return outputs or labels [m, k] of a regression as float64 in the units of what was read."""
+        """Return outputs or labels [m, k] of a regression as float64 in their original units."""
         plain = values.astype(np.float64)
         return plain * np.array(self.label_deviation) + np.array(self.label_mean) if self.label_deviation else plain
 
     def digest(self) -> str:
-        """Return a hash of the examples: two peers that agree on it read the same files.
+        """Return a hash of the examples: equal hashes mean that two peers read the same files.
 
-        The features enter by crc32, seven times as quick as sha256: the fault to find is another file, not a forger.
+        The features enter by crc32, seven times as fast as sha256: it detects a different file, not a forger.
         """
         facts: tuple[object, ...] = (
             self.x.shape, self.x.dtype.str, self.classes, self.scale, self.columns, self.class_names
@@ -217,13 +216,13 @@ def _tenths(numbers: npt.NDArray[Any]) -> Indices:
 
 
 CLASSES_SURE = 20
-"""Up to so many different numbers as labels are classes, whatever they are."""
+"""Labels with at most so many distinct numbers are classes in any case."""
 EXAMPLES_A_CLASS = 5
-"""Whole numbers of which each is the label of fewer examples than this, on average, are no classes."""
+"""Whole numbers with fewer examples per value than this, on average, are no classes."""
 
 
 def check_classes(where: str, labels: npt.NDArray[Any]) -> None:
-    """Raise ConfigError where labels are numbers to be predicted, and no classes."""
+    """Raise ConfigError where labels are continuous numbers instead of classes."""
     different = np.unique(labels)
     few = len(different) * EXAMPLES_A_CLASS > len(labels)
     if len(different) > CLASSES_SURE and (few or not np.array_equal(different, np.round(different))):
@@ -234,7 +233,7 @@ def check_classes(where: str, labels: npt.NDArray[Any]) -> None:
 
 
 def check_kind(objective: Objective, train: Dataset, test: Dataset) -> None:
-    """Raise ConfigError where the labels are not of the kind that is to be learned."""
+    """Raise ConfigError where the labels do not match the kind of task."""
     for data in (train, test):
         if data.kind != objective.kind:
             advice = f'Set task.kind = "{data.kind}", or take other labels.'
@@ -243,7 +242,7 @@ def check_kind(objective: Objective, train: Dataset, test: Dataset) -> None:
 
 
 def check_shares(shares: Mapping[NodeId, Indices], examples: int) -> None:
-    """Raise ConfigError for a node without examples, or with places that are none of the set."""
+    """Raise ConfigError for a node without examples, or with places outside the set."""
     for node, share in shares.items():
         if len(share) == 0:
             raise ConfigError(f"node {node} has no training example", "Use fewer peers or another partition.")

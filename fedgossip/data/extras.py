@@ -1,4 +1,4 @@
-"""Libraries that only some need: each is one of the project's extras."""
+"""Optional libraries: each is one of the project's extras."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedgossip.base.errors import ConfigError
 
 
 def needed(module: str, extra: str, what: str) -> Any:
-    """Return a module that `what` needs.  Raises ConfigError, naming the extra that brings it."""
+    """Return a module that `what` needs.  Raises ConfigError, naming the extra with it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

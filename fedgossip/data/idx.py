@@ -16,14 +16,14 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.data.dataset import Dataset
 
 VARIABLE = "FEDGOSSIP_DATA"
-_LARGEST = 1 << 31  # bytes of one unpacked file: a small gzip may claim to hold anything
+_LARGEST = 1 << 31  # bytes of one unpacked file: a small gzip may claim any size
 
 
 def read(kind: str, folder: Path | None) -> Dataset:
-    """Return the images [m, 1, h, w] in 0..1 of the train-* files and the t10k-* files, whichever pairs are there.
+    """Return the images [m, 1, h, w] in 0..1 of the train-* files and the t10k-* files, whichever pairs exist.
 
-    Where both are, the t10k images come last and are the set's `own_test`.  Raises ConfigError where neither is, and
-    for a damaged file.
+    Where both exist, the t10k images are last and are the set's `own_test`.  Raises ConfigError without either, and for
+    a damaged file.
     """
     place = folder or _default(kind)
     pairs = [pair for part in ("train", "t10k") if (pair := _pair(place, part)) is not None]
@@ -78,7 +78,7 @@ def _read_pair(images: Path, labels: Path) -> tuple[npt.NDArray[np.uint8], npt.N
 
 
 def read_array(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
-    """Return the uint8 array of an IDX file, gzipped or not.  Raises ConfigError where it is not exactly one."""
+    """Return the uint8 array of an IDX file, gzipped or not.  Raises ConfigError for any other file."""
     raw = _bytes(path)
     header = 4 + 4 * dimensions
     wanted = 0x0800 + dimensions

@@ -1,4 +1,4 @@
-"""Folders of pictures, a class a folder; and pictures as bytes.  Pillow decodes them, once their size is known."""
+"""Folders of pictures, a class a folder; and pictures as bytes.  Pillow decodes them after a check of their size."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM", "TIFF")
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff")
 MODES: Mapping[str, str] = {"rgb": "RGB", "gray": "L"}
 LARGEST_PIXELS = 1 << 26
-"""Of one picture: a small file may claim to hold anything."""
+"""Maximum number of pixels of one picture: a small file may claim any size."""
 LARGEST_ALL = 1 << 31
-"""Numbers in all pictures together: 8 GiB."""
+"""Maximum number of values in all pictures together: 8 GiB."""
 
 
 def read(folder: Path, options: Mapping[str, str], class_names: Sequence[str] = ()) -> Dataset:
     """Return the pictures [m, channels, height, width] in 0..1; the classes are the names of the folders.
 
-    With train and test in the folder the classes lie in these, and test comes last, as `own_test`.  size=32 makes all
+    With folders train and test the classes are inside these, and test is last, as `own_test`.  size=32 makes all
     pictures 32 by 32; without it they have one size.  mode=gray: one channel.  Raises ConfigError for fewer than two
     classes, and for a file that is no picture.
     """
@@ -54,7 +54,7 @@ def read(folder: Path, options: Mapping[str, str], class_names: Sequence[str] = 
 
 
 def mode_of(source: str, options: Mapping[str, str]) -> str:
-    """Return the option mode as Pillow calls it.  Raises ConfigError for an unknown one."""
+    """Return Pillow's name of the option mode.  Raises ConfigError for an unknown one."""
     mode = options.get("mode", "rgb")
     if mode not in MODES:
         raise ConfigError(f"{source}: unknown mode {mode!r}", nearest(mode, tuple(MODES)))
@@ -64,7 +64,8 @@ def mode_of(source: str, options: Mapping[str, str]) -> str:
 def stacked(pictures: Sequence[tuple[str, bytes]], mode: str, size: int | None) -> npt.NDArray[np.float32]:
     """Return named pictures as float32 [m, channels, height, width] in 0..1.
 
-    Raises ConfigError, naming the picture, where one cannot be decoded, is too large, or is not as large as the first.
+    Raises ConfigError, naming the picture, where one cannot be decoded, is too large, or differs in size from the
+    first.
     """
     pillow = needed("PIL.Image", "images", "a source of pictures")
     found: npt.NDArray[np.float32] | None = None
@@ -96,7 +97,7 @@ def _decoded(pillow: Any, name: str, content: bytes, mode: str, size: int | None
                 pixels = np.asarray(picture, np.float32) / np.float32(255)
     except ConfigError:
         raise
-    except Exception as error:  # a damaged picture raises what its decoder likes
+    except Exception as error:  # a damaged picture raises any error of its decoder
         text = f"{name}: not a picture that can be read: {error}"
         raise ConfigError(text, "Leave it out, or save it again.") from error
     return np.ascontiguousarray(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1))

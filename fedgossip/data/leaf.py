@@ -1,4 +1,4 @@
-"""LEAF's json files, as FEMNIST comes: the handwriting of many people, each of them a client (partition natural).
+"""LEAF's json files, such as FEMNIST: the handwriting of many people, each of them a client (partition natural).
 
     {"users": ["f0001_41", ...], "num_samples": [...], "user_data": {"f0001_41": {"x": [[784 numbers], ..], "y": [..]}}}
 
@@ -22,7 +22,7 @@ from fedgossip.data.dataset import Dataset
 SHAPE = (1, 28, 28)
 CLASSES = "".join(map(chr, [*range(48, 58), *range(65, 91), *range(97, 123)]))
 LARGEST = 1 << 31
-"""Bytes of one file: LEAF's have 100 users, some 50 million."""
+"""Maximum number of bytes of one file: LEAF's have 100 users, some 50 million."""
 
 AGAIN = "LEAF's preprocess.sh writes such files, into data/train and data/test."
 
@@ -33,7 +33,7 @@ class LeafUser(msgspec.Struct):
 
 
 class LeafFile(msgspec.Struct):
-    """What is read of a file; num_samples follows from the rest."""
+    """The used fields of a file; num_samples follows from the rest."""
 
     users: list[str]
     user_data: dict[str, LeafUser]
@@ -42,7 +42,7 @@ class LeafFile(msgspec.Struct):
 def read(path: Path) -> Dataset:
     """Return the images [m, 1, 28, 28] of all users, a group each; `path` is a file, or a folder of files.
 
-    In a folder with train and test beside each other those of test come last, as `own_test`.
+    In a folder with train and test beside each other those of test are last, as `own_test`.
     """
     folders = [path / "train", path / "test"] if (path / "train").is_dir() and (path / "test").is_dir() else [path]
     parts = [_users(folder) for folder in folders]

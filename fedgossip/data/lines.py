@@ -1,4 +1,4 @@
-"""Text in which every line is an example: a model learns to predict its characters one by one, and where it ends."""
+"""Text with one example per line: a model learns to predict its characters one by one, and its end."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from fedgossip.data.dataset import Dataset
 from fedgossip.data.ragged import IGNORED, USUAL_BUCKETS, Ragged, check_buckets
 
 END = "\n"
-"""Stands before the first character of a line and behind the last, and pads what is read."""
+"""Precedes the first character of a line, follows the last, and pads inputs."""
 
 MOST_BYTES = 1 << 28
-"""Of a file; its characters take 8 bytes of memory each."""
+"""Maximum number of bytes of a file; its characters take 8 bytes of memory each."""
 
 
 def read(path: Path, buckets: Sequence[int] = (), vocabulary: str | None = None) -> Dataset:
-    """Return a line an example: x[k] is END and the line, y[k] the line and END, so that each character is predicted.
+    """Return one example per line: x[k] is END and the line, y[k] the line and END, to predict each character.
 
-    A line with its END that is longer than the last of `buckets` is cut to it; lines of white space alone are left out;
-    `notes` counts both.  `vocabulary`: of the set beside which these are used; else the sorted characters of the lines.
-    Raises ConfigError for what is no text, is too large, has no lines, or has characters that `vocabulary` lacks.
+    A line with its END longer than the last of `buckets` is cut to it; lines of white space alone are omitted; `notes`
+    counts both.  `vocabulary`: that of the set that these accompany; else the sorted characters of the lines.
+    Raises ConfigError for a file that is no text, too large or without lines, and for characters outside `vocabulary`.
     """
     widths = tuple(buckets) or USUAL_BUCKETS
     check_buckets(widths)
     lines = _text_of(path).split(END)
-    lines = lines[:-1] if not lines[-1] else lines  # what the last line's end stands before
+    lines = lines[:-1] if not lines[-1] else lines  # the end of the last line leaves an empty one
     places = [place for place, line in enumerate(lines) if line and not line.isspace()]
     if not places:
         raise ConfigError(f"{path}: no line has a character", "Each line is an example.")
@@ -77,7 +77,7 @@ def _text_of(path: Path) -> str:
 
 
 def _coded(path: Path, text: str, vocabulary: str | None) -> tuple[npt.NDArray[np.int32], str]:
-    """Return the place of each character in the vocabulary, and that."""
+    """Return the place of each character in the vocabulary, and the vocabulary."""
     numbers = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     own, codes = np.unique(numbers, return_inverse=True)
     letters = "".join(map(chr, own.tolist()))

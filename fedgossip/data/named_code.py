@@ -1,11 +1,11 @@
-"""Which values name code of somebody's own, read off the declarations, so that no key can be forgotten.
+"""Which values name a user's own code, derived from the declarations, so that no key can be forgotten.
 
-A key that may name a function says so in its type:
+A key that may name a function declares so in its type:
 
     source: Annotated[str, NamesCode(KINDS.__contains__)] = "digits"
 
 Its value names code where it has the form "module:function" and the word before the colon is no built-in one.  The
-value alone decides, and nothing that stands beside it in the same file: one who sends a file has written all of it.
+value alone decides, and nothing beside it in the same file: the sender of a file wrote all of it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ def _nothing(word: str) -> bool:  # noqa: ARG001
 
 @dataclass(frozen=True)
 class NamesCode:
-    """Declares that a value, or each of a list of values, may name code; `builtin` says of the word before the colon
-    whether it is ours."""
+    """Declares that a value, or each of a list of values, may name code; `builtin` decides whether the word before the
+    colon is a built-in one.
+    """
 
     builtin: Callable[[str], bool] = _nothing
 
@@ -46,8 +47,9 @@ class NamesCode:
 
 
 def code_in(section: object) -> list[str]:
-    """Return every "module:function" that an instance of a declared class names, also in the sections that it holds,
-    in the order of the declarations."""
+    """Return every "module:function" that an instance of a declared class names, also in nested sections, in declaration
+    order.
+    """
     return [name for _, name in code_by_key(section)]
 
 
@@ -64,7 +66,7 @@ def code_by_key(section: object, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def keys_of_code(section: type, path: str = "") -> Iterator[str]:
-    """Yield the keys of a declared class that may name code, also of the classes that it holds."""
+    """Yield the keys of a declared class that may name code, also of nested classes."""
     for key, hint in typing.get_type_hints(section, include_extras=True).items():
         yield from (f"{path}{key}" for one in getattr(hint, "__metadata__", ()) if isinstance(one, NamesCode))
         if isinstance(hint, type) and (issubclass(hint, msgspec.Struct) or dataclasses.is_dataclass(hint)):
@@ -82,7 +84,7 @@ def _declared(section: Hashable) -> tuple[tuple[str, tuple[NamesCode, ...]], ...
 def check_allowed(
     names: Iterable[str], where: Path | str, *, run_code: bool, whose: str = "it names code that would run"
 ) -> None:
-    """Raise ConfigError where a file that came from somebody names code, and no person has allowed that to run."""
+    """Raise ConfigError where a received file names code, and no person has allowed that to run."""
     if run_code or not (found := sorted(set(names))):
         return
     text = f"{where}: {whose}: {', '.join(found[:5])}"

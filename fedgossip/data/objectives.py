@@ -1,4 +1,4 @@
-"""What is learned, and how well: the kinds of task, the losses and metrics that fit each, as an experiment names them.
+"""Objectives: the kinds of task, and the losses and metrics of each, as an experiment names them.
 
     kind            labels                                  losses                     metrics
     classification  one class per example                   cross-entropy              accuracy f1 auroc
@@ -8,7 +8,7 @@
     convex          two classes, or one number              hinge logistic squares lasso  accuracy, rmse; gap
 
 Every kind has the metric "loss" too, and takes "module:function" as a loss or a metric.  No torch here: a report and
-the check of an experiment file ask what the score of a run is.
+the check of an experiment file need the score of a run.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ CLASSIFICATION, REGRESSION, MULTI_LABEL, LANGUAGE = "classification", "regressio
 KINDS = (CLASSIFICATION, REGRESSION, MULTI_LABEL, LANGUAGE)
 
 LOOP = "loop"
-"""The kind of an experiment in which training loops of the user's own take part: they measure what they like."""
+"""The kind of an experiment with users' own training loops, which report metrics of their own."""
 
 SPARSE = "sparse-logistic"
-"""The kind of a problem whose model is a table of many rows, of which a batch needs a few."""
+"""The kind of a problem with a table of many rows as its model, of which a batch needs a few."""
 
 STATISTICS = "statistics"
-"""The kind of a run in which sites agree on what their tables have in common, and nothing is learned."""
+"""The kind of a run in which sites agree on common statistics of their tables, without training."""
 
 EVALUATION = "evaluation"
-"""The kind of a run in which sites judge a model together, and nothing is learned."""
+"""The kind of a run in which sites judge a model together, without training."""
 
 GLM = "glm"
-"""The kind of a run in which sites fit a generalised linear model to sums, and no gradient travels."""
+"""The kind of a run in which sites fit a generalised linear model to sums, without sending gradients."""
 
 TREES = "trees"
 """The kind of a run in which sites grow boosted trees from sums, a level in each round."""
 
 SURVIVAL = "survival"
-"""The kind of a run in which sites count events at times, and a survival curve is made of the counts."""
+"""The kind of a run in which sites count events at times for a survival curve."""
 
 COX = "cox"
 """The kind of a run in which sites fit proportional hazards from sums over the records at risk."""
@@ -58,16 +58,16 @@ SUMS: Mapping[str, str] = {
     SURVIVAL: "survival is counted in sums",
     COX: "hazards are fitted to sums",
 }
-"""Kinds whose vectors are sums of whole numbers, and what is made of them."""
+"""Kinds with vectors of summed whole numbers, and their results."""
 
 CONVEX = "convex"
 """The kind of linear models with a convex loss, which can be certified: see `convex`."""
 
 AS_THE_DATA = "learning"
-"""The kind of an experiment that does not say it: that of its source."""
+"""The default kind of an experiment: that of its source."""
 
 OF_SOURCES: Mapping[str, str] = {"text": LANGUAGE, "lines": LANGUAGE, "diabetes": REGRESSION}
-"""The kinds of sources that hold something else than classes."""
+"""The kinds of sources with labels other than classes."""
 
 LOSSES: Mapping[str, tuple[str, ...]] = {
     "cross-entropy": (CLASSIFICATION, LANGUAGE),
@@ -102,16 +102,16 @@ USUAL: Mapping[str, tuple[str, tuple[str, ...]]] = {
     CONVEX: ("hinge", ("gap",)),
     LANGUAGE: ("cross-entropy", ("accuracy",)),
 }
-"""The loss and the metrics of a kind where none are named."""
+"""The default loss and metrics of each kind."""
 
 
 CODE = NamesCode()
-"""Of task.loss and task.metrics: no built-in one has a colon."""
+"""Code names in task.loss and task.metrics: no built-in one has a colon."""
 
 
 @dataclass(frozen=True)
 class Objective:
-    """What a run makes smaller, and what it is judged by: the first metric is its score."""
+    """The loss that a run minimises, and its metrics: the first is its score."""
 
     kind: str = CLASSIFICATION
     loss: str = "cross-entropy"
@@ -123,7 +123,7 @@ class Objective:
 
     @property
     def data_kind(self) -> str:
-        """The kind of labels that it is learned from."""
+        """The kind of labels in its data."""
         if self.kind != CONVEX:
             return self.kind
         return REGRESSION if self.loss in ("squares", "lasso") else CLASSIFICATION
@@ -136,9 +136,9 @@ class Objective:
 
 
 def objective_of(kind: str, loss: str, metrics: Sequence[str], source: str = "") -> Objective:
-    """Return what [task] asks for; `source` decides where the kind is not said, "" and () take the kind's own.
+    """Return the objective of [task]; `source` decides for an absent kind, "" and () take the kind's own.
 
-    Raises ConfigError for a loss or a metric that is not known, or not of the kind.
+    Raises ConfigError for an unknown loss or metric, and for one of another kind.
     """
     kind = OF_SOURCES.get(source.partition(":")[0], CLASSIFICATION) if kind == AS_THE_DATA else kind
     usual_loss, usual_metrics = USUAL[kind]
@@ -152,7 +152,7 @@ def objective_of(kind: str, loss: str, metrics: Sequence[str], source: str = "")
 
 
 def score_of_loops(metric: str) -> Score:
-    """Return the score that users' own loops tell by this name: one of METRICS, or another, "NAME?better=lower"."""
+    """Return the score that users' own loops report by this name: one of METRICS, or another, "NAME?better=lower"."""
     name, _, query = metric.partition("?")
     if name in METRICS:
         return METRICS[name][0]
@@ -160,7 +160,7 @@ def score_of_loops(metric: str) -> Score:
 
 
 def score_of(metric: str) -> Score:
-    """Return the score that a metric's text names; "module:function?better=lower&unit=days" says it of one's own."""
+    """Return the score that a metric's text names; "module:function?better=lower&unit=days" defines a user's own."""
     if metric in METRICS:
         return METRICS[metric][0]
     name, _, query = metric.partition("?")
@@ -169,7 +169,7 @@ def score_of(metric: str) -> Score:
 
 
 def score_told(told: Mapping[str, Any]) -> Score:
-    """Return the score of which a summary tells name, better and unit."""
+    """Return the score of a summary's name, better and unit."""
     name = str(told.get("name", ACCURACY.name))
     if name in METRICS:
         return METRICS[name][0]

@@ -38,7 +38,7 @@ def partition(
     size-skewed    exponent (1.0) or sigma      random examples; sizes follow rank^-exponent or exp(sigma * normal)
     natural                                     whole groups: speakers, hospitals, devices
 
-    Raises ConfigError for an unknown kind or parameter, and where a peer would be left with nothing.
+    Raises ConfigError for an unknown kind or parameter, and where a peer would have no example.
     """
     if kind not in KINDS:
         raise ConfigError(f"unknown partition {kind!r}", nearest(kind, KINDS))
@@ -174,7 +174,7 @@ def natural(
     *,
     groups: npt.ArrayLike | None = None,
 ) -> list[Indices]:
-    """Return shares of whole groups, balanced: the largest group that is left goes to the smallest peer.
+    """Return shares of whole groups, balanced: the largest remaining group goes to the smallest peer.
 
     Raises ConfigError for data without groups, and for fewer groups than peers.
     """

@@ -1,10 +1,10 @@
-"""Data that stay where they are: every peer reads a file of its own, which `{peer}` in the source names.
+"""Local data: every peer reads a file of its own, which `{peer}` in the source names.
 
     data.source = "csv:site-{peer}.csv?label=kind"        peer 3 reads site-3.csv, and no other peer's file
     data.partition = { kind = "own" }
     data.test = "csv:common.csv?label=kind"               a file that all peers have
 
-The common test set says which columns and classes there are: by it peers agree that never see each other's records.
+The common test set defines columns and classes, for peers that never see each other's records.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ PLACE = "{peer}"
 def load_own(
     source: str, test: Dataset, peers: Sequence[int], *, base: Path | None = None
 ) -> tuple[Dataset, dict[int, Indices]]:
-    """Return the examples of `peers`, one peer's after another's, and which of them are whose.
+    """Return the examples of `peers`, one peer's after another's, and the places of each peer's.
 
-    Of no peers the test set itself, and nobody's share of it: what only evaluates needs no more.  Where the test set is
-    to be scaled they are, too: see `data.scaled_by_test`.  Raises ConfigError
-    where a file of `peers` is not there, or has other columns or labels than `test`.
+    For no peers the test set itself, without shares: an evaluator needs no more.  Where the test set is to be scaled
+    they are, too: see `data.scaled_by_test`.  Raises ConfigError where a file of `peers` is missing, or has other
+    columns or labels than `test`.
     """
     standard = test.scale != "none"
     parts = [load(source.replace(PLACE, str(peer)), base=base, like=test, standard=standard) for peer in peers]
@@ -39,7 +39,7 @@ def load_own(
 def together(
     source: str, test: Dataset, peers: Sequence[int], parts: Sequence[Dataset]
 ) -> tuple[Dataset, dict[int, Indices]]:
-    """Return the examples of peers as one set, and which of them are whose; of none the test set, and no share."""
+    """Return the examples of peers as one set, and the places of each peer's; for none the test set, without shares."""
     if not parts:
         return test, {}
     ends = np.cumsum([len(part) for part in parts])

@@ -1,4 +1,4 @@
-"""Rows of several lengths, end to end in one array: what lines of text are kept as, and padded from, a batch at a time.
+"""Rows of several lengths, concatenated in one array: storage of lines of text, padded one batch at a time.
 
     values    h e l l o \\n t o \\n a l a s \\n        offsets   0 6 9 14
     buckets   4 8                                    rows 0 and 2 are of bucket 8, row 1 of bucket 4
@@ -21,7 +21,7 @@ from fedgossip.base.errors import ConfigError
 Places = npt.NDArray[np.int64]
 
 IGNORED = -100
-"""Pads labels: torch's cross entropy leaves such places out of its mean, and nothing counts them."""
+"""Padding of labels: torch's cross entropy ignores such places, and nothing counts them."""
 
 LONGEST_BUCKET = 1 << 16
 """Maximum number of values of a row."""
@@ -29,7 +29,7 @@ LONGEST_BUCKET = 1 << 16
 MOST_BUCKETS = 64
 
 USUAL_BUCKETS = (16, 32, 64, 128)
-"""Of lines, where none are given."""
+"""Default buckets of lines."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,9 +37,9 @@ class Ragged:
     """Whole numbers in m rows: row k is values[offsets[k] : offsets[k + 1]], one number at least.
 
     values: int32 [total].  offsets: int64 [m + 1].  buckets: ascending widths; no row is longer than the last.
-    padding: the number behind the end of a row that is padded.
+    padding: the number after the end of a padded row.
 
-    Where it is taken for an array it is int64 [m, last bucket]; `padded` is narrower.
+    As an array it is int64 [m, last bucket]; `padded` is narrower.
     """
 
     values: npt.NDArray[np.int32]
@@ -98,7 +98,7 @@ class Ragged:
         return self._filled(begin, lengths, self.buckets[int(np.searchsorted(np.array(self.buckets), longest))])
 
     def __getitem__(self, rows: slice | Places) -> npt.NDArray[np.int64]:
-        """Return rows [k, last bucket], as of the array that this stands for."""
+        """Return rows [k, last bucket], as of the array that this replaces."""
         places = np.arange(len(self))[rows]
         return self._filled(self.offsets[places], self.offsets[places + 1] - self.offsets[places], self.buckets[-1])
 
@@ -116,13 +116,13 @@ class Ragged:
         return replace(self, values=self.values[_spans(begin, lengths)], offsets=_offsets(lengths))
 
     def parts(self, name: str) -> dict[str, npt.NDArray[Any]]:
-        """Return all of it as arrays that `of_parts` makes it of again."""
+        """Return its content as arrays, for `of_parts`."""
         about = np.array([self.padding, *self.buckets], np.int64)
         return {name: self.values, f"{name}.offsets": self.offsets, f"{name}.about": about}
 
 
 Rows = npt.NDArray[Any] | Ragged
-"""Examples, or what stands beside each: of one shape, or of several lengths."""
+"""Rows of examples, or of data beside each: of one shape, or of several lengths."""
 
 
 def of_rows(rows: Sequence[Sequence[int] | npt.NDArray[Any]], buckets: Sequence[int], padding: int) -> Ragged:
@@ -133,7 +133,7 @@ def of_rows(rows: Sequence[Sequence[int] | npt.NDArray[Any]], buckets: Sequence[
 
 
 def of_parts(arrays: Mapping[str, npt.NDArray[Any]], name: str) -> Rows:
-    """Return the array of this name, or what `Ragged.parts` has made arrays of."""
+    """Return the rows of this name from the arrays of `Ragged.parts`, or the plain array."""
     if f"{name}.offsets" not in arrays:
         return arrays[name]
     padding, *buckets = arrays[f"{name}.about"].tolist()
@@ -141,22 +141,22 @@ def of_parts(arrays: Mapping[str, npt.NDArray[Any]], name: str) -> Rows:
 
 
 def parts_of(rows: Rows, name: str) -> dict[str, npt.NDArray[Any]]:
-    """Return what `of_parts` reads."""
+    """Return the arrays that `of_parts` reads."""
     return rows.parts(name) if isinstance(rows, Ragged) else {name: rows}
 
 
 def picked(rows: Rows, places: Places) -> Rows:
-    """Return these of the rows, as they are kept."""
+    """Return the rows at these places, in the same form."""
     return rows.taken(places) if isinstance(rows, Ragged) else rows[places]
 
 
 def batch(rows: Rows, places: Places) -> npt.NDArray[Any]:
-    """Return these of the rows as one array, no wider than it has to be."""
+    """Return the rows at these places as one array of minimal width."""
     return rows.padded(places) if isinstance(rows, Ragged) else rows[places]
 
 
 def joined(parts: Sequence[Rows]) -> Rows:
-    """Return the rows of all parts, of which each is kept as the first is."""
+    """Return the rows of all parts, all in the form of the first."""
     arrays = [part for part in parts if not isinstance(part, Ragged)]
     ragged = [part for part in parts if isinstance(part, Ragged)]
     if not ragged:
@@ -178,7 +178,7 @@ def chunks(rows: Rows, size: int) -> Iterator[Places]:
 
 
 def check_buckets(buckets: Sequence[int]) -> None:
-    """Raise ConfigError for widths that are none, too many, or not ascending."""
+    """Raise ConfigError for no widths, too many, and a wrong order."""
     if not 1 <= len(buckets) <= MOST_BUCKETS:
         raise ConfigError(f"buckets are {len(buckets)}", f"Give 1 to {MOST_BUCKETS}: [16, 32, 64, 128].")
     if any(first >= second for first, second in pairwise(buckets)):

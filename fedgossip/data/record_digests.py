@@ -1,4 +1,4 @@
-"""A digest of a site's own records, by which a ledger knows them again under another name or path."""
+"""A digest of a site's own records, by which a ledger recognises them under another name or path."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from fedgossip.base.cells import number_in
 from fedgossip.data.csv_columns import CsvColumns
 
 BLOCK = 1 << 20
-"""Bytes that are read at once."""
+"""Bytes read per block."""
 
 
 def table_digest(table: CsvColumns) -> str:
     """Return 32 hex digits of a hash of a table's records, whatever the order of its rows and of its columns.
 
-    A number counts as what it is, however it is written.  A record more or less is another digest.
+    A number enters by value, whatever its notation.  One record more or less changes the digest.
     """
     order = sorted(range(len(table.header)), key=lambda place: table.header[place])
     total = hashlib.sha256(repr([table.header[place] for place in order]).encode())
@@ -34,7 +34,8 @@ def _same(cell: str) -> str:
 
 def source_digest(source: str) -> str:
     """Return the digest of the records behind a source of a site's own: of a CSV file as a table, of another by its
-    bytes; "" where it names no file.  Raises ConfigError for a file that cannot be read."""
+    bytes; "" where it names no file.  Raises ConfigError for an unreadable file.
+    """
     kind, _, rest = source.partition(":")
     path = Path(rest.partition("?")[0]).expanduser()
     if not rest or not path.is_file():

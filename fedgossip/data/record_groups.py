@@ -19,7 +19,7 @@ from fedgossip.data.csv_columns import CsvColumns
 GROUPS = 12
 """Maximum number of groups: with more each is small, and the column is a measurement."""
 NOT_SAID = "not said"
-"""The group of records whose cell is empty."""
+"""The group of records with an empty cell."""
 
 
 def path_of(source: str) -> Path:
@@ -33,7 +33,7 @@ def path_of(source: str) -> Path:
 def groups_of(test: Path, column: str, declared: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the groups of a column: those that [data.columns] declares, else those of the common file.
 
-    Raises ConfigError for a column that is not there, and for one of more than GROUPS different cells.
+    Raises ConfigError for a missing column, and for one with more than GROUPS distinct cells.
     """
     if categories := declared_columns(declared).get(column, DeclaredColumn()).categories:
         return _checked(categories, column, "data.columns")
@@ -55,7 +55,7 @@ def _checked(groups: tuple[str, ...], column: str, where: str) -> tuple[str, ...
 
 
 def group_rows(path: Path, column: str, groups: tuple[str, ...]) -> npt.NDArray[np.int64]:
-    """Return the place of each row's group, [m].  Raises ConfigError, with line and value, for one that is unknown."""
+    """Return the place of each row's group, [m].  Raises ConfigError, with line and value, for an unknown group."""
     table = CsvColumns(path)
     place = found_columns(table, [EncodedColumn(column, _unit_of(table, column))])[column]
     found = []

@@ -1,4 +1,4 @@
-"""Tables: CSV files and npz archives of people's own."""
+"""Tables: users' CSV files and npz archives."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Numbers = npt.NDArray[Any]
 
 SCALES = ("none", "standard")
 MOST_CATEGORIES = 1000
-"""So many different words may a column of categories hold."""
+"""Maximum number of distinct words in a column of categories."""
 
 
 class Columns(Protocol):
-    """A table by its columns, whatever file it comes from."""
+    """A table by its columns, from any kind of file."""
 
     kind: str
-    """As a source begins: csv."""
+    """The prefix of its source, such as csv."""
     path: Path
 
     @property
@@ -37,16 +37,16 @@ class Columns(Protocol):
 
     @property
     def left_out(self) -> Sequence[str]:
-        """The heads of columns that are not read, as they have no name."""
+        """The heads of omitted columns, those without a name."""
         ...
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What there is to say of them."""
+        """Notes on the table."""
         ...
 
     def where(self, row: int) -> str:
-        """Return how a message names a row."""
+        """Return the name of a row in messages."""
         ...
 
     def numbers(self, column: int, advice: str) -> Numbers:
@@ -61,7 +61,7 @@ class Columns(Protocol):
         ...
 
     def class_names(self, column: int) -> Sequence[str]:
-        """Return what the whole numbers of a label column are called, where the file says so."""
+        """Return the names of the whole numbers of a label column, where the file has them."""
         ...
 
 
@@ -133,14 +133,14 @@ def of_columns(table: Columns, options: Mapping[str, str], class_names: Sequence
 
 
 def _dropped(table: Columns, options: Mapping[str, str]) -> list[str]:
-    """Return the columns that are named to be left out, and are not left out anyhow."""
+    """Return the columns named for omission that are not omitted anyhow."""
     return [name for name in options.get("drop", "").split(",") if name and name not in table.left_out]
 
 
 def labels_of(table: Columns, column: int, known: Collection[str] = ()) -> list[str]:
-    """Return the labels of a column, each as its class is called, one of `known` as it is; equal numbers are one.
+    """Return the labels of a column, each by the name of its class, those in `known` unchanged; equal numbers are one.
 
-    Raises ConfigError for a cell that holds nothing, which is no class, and for classes that differ in capitals alone.
+    Raises ConfigError for an empty cell, which is no class, and for classes that differ in capitals alone.
     """
     words = table.words(column)
     if nothing := no_label(set(words)):
@@ -155,7 +155,7 @@ def labels_of(table: Columns, column: int, known: Collection[str] = ()) -> list[
 
 
 def _all_there(table: Columns, column: int, what: str) -> list[str]:
-    """Return the words of a column.  Raises ConfigError for a cell that holds nothing."""
+    """Return the words of a column.  Raises ConfigError for an empty cell."""
     words = table.words(column)
     if empty := [row for row, word in enumerate(words) if is_missing(word)]:
         name, row = table.header[column], empty[0]
@@ -182,13 +182,13 @@ def _categories(table: Columns, column: int) -> tuple[str, ...]:
 
 
 def _one_hot(table: Columns, column: int, encoded: EncodedColumn) -> Numbers:
-    """Return [m, categories]: 1 where a cell is that category."""
+    """Return [m, categories]: 1 for a cell's own category."""
     same: npt.NDArray[np.bool_] = np.array(table.words(column))[:, None] == np.array(encoded.categories)
     return same.astype(np.float64)
 
 
 def _features(columns: list[Numbers]) -> Numbers:
-    """Return examples [m, features]; of one column whose cells are arrays, those as they are."""
+    """Return examples [m, features]; for a single column of arrays, those unchanged."""
     if len(columns) == 1 and columns[0].ndim > 1:
         return columns[0]
     return np.concatenate([column.reshape(len(column), -1) for column in columns], axis=1)
@@ -216,7 +216,7 @@ LABEL_ADVICE = {
 def _classes(
     path: Path, labels: npt.NDArray[np.float64] | npt.NDArray[np.str_], known: Sequence[str]
 ) -> tuple[tuple[str, ...], Indices]:
-    """Return the classes' names and the class of every label: its place in `known`, or where none are, in order."""
+    """Return the classes' names and the class of every label: its place in `known`, or in sorted order without it."""
     if labels.dtype.kind == "f" and not known:
         check_classes(str(path), labels)
     values, which = np.unique(labels, return_inverse=True)

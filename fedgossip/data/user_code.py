@@ -13,16 +13,16 @@ from fedgossip.base import outside_files
 from fedgossip.data.custom import is_function
 
 LONGEST = 1000
-"""Characters of what `codes_of` gives; a Hello has room for as many."""
+"""Maximum length of the text of `codes_of`; a Hello has room for as many characters."""
 
 _INSTALLED = ("site-packages", "dist-packages")
 
 _OWN = Path(__file__).resolve().parents[1]
-"""This package: installed, also where it is read from a checkout in which somebody works."""
+"""This package's folder: counted as installed, also in a checkout."""
 
 
 def codes_of(names: Iterable[str], base: Path | None = None) -> str:
-    """Return "module:function=HASH module:function=HASH", sorted, of the user's own among the names; "" of none.
+    """Return "module:function=HASH module:function=HASH", sorted, of the users' own among the names; "" without any.
 
     One hash of all where that would be longer than LONGEST.
     """
@@ -33,11 +33,11 @@ def codes_of(names: Iterable[str], base: Path | None = None) -> str:
 
 
 def code_of(names: Iterable[str], base: Path | None = None) -> str:
-    """Return 32 hex digits of a hash of the user's modules behind "module:function" texts; "" where there are none.
+    """Return 32 hex digits of a hash of the user's modules behind "module:function" texts; "" without any.
 
-    It is of every module that such a one imports, and so on, that lies below `base` (or here), or beside the first
-    where that lies elsewhere; modules of Python and of installed packages are not the user's.  How lines end, and
-    white space at their ends, does not count.  What code imports by a name that it makes up is not seen.
+    It covers every module that such a one imports, directly or indirectly, below `base` (or here), or beside the first
+    where that lies elsewhere; modules of Python and of installed packages are not the user's.  Line endings and
+    trailing white space do not count.  Imports by a computed name are not seen.
     """
     found = modules_of(names, base)
     if not found:
@@ -50,7 +50,7 @@ def code_of(names: Iterable[str], base: Path | None = None) -> str:
 
 
 def modules_of(names: Iterable[str], base: Path | None = None) -> dict[str, Path]:
-    """Return the file of each module that `code_of` takes a hash of, by the module's name."""
+    """Return the file of each module that `code_of` hashes, by the module's name."""
     found: dict[str, Path] = {}
     for name in names:
         if is_function(name):
@@ -60,7 +60,7 @@ def modules_of(names: Iterable[str], base: Path | None = None) -> dict[str, Path
 
 
 def _folders(module: str, base: Path) -> Sequence[Path]:
-    """Where the user's modules lie, if `module` is one: modules are looked for there before elsewhere."""
+    """Return the folders of the user's modules, if `module` is one: they are searched before others."""
     if _file(module.partition(".")[0], [base]) or (base / module.partition(".")[0]).is_dir():
         return [base]
     try:
@@ -78,7 +78,7 @@ def _folders(module: str, base: Path) -> Sequence[Path]:
 
 
 def _modules(module: str, folders: Sequence[Path]) -> Iterator[tuple[str, Path]]:
-    """Yield the name and the file of each module that comes with `module`, itself included."""
+    """Yield the name and the file of `module` and of each module that it imports."""
     seen: set[str] = set()
     waiting = list(_with_packages(module))
     while waiting:
@@ -110,7 +110,7 @@ def _imported(text: str, package: str) -> Iterator[str]:
     """Yield the names of all modules that `text`, of a module in `package`, may import."""
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError):  # importing it says so
+    except (SyntaxError, ValueError):  # importing the file reports it
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

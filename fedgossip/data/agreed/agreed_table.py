@@ -1,7 +1,8 @@
-"""agreed.json: the columns and statistics that the sites have agreed on, the same bytes at all of them.
+"""agreed.json: the columns and statistics that the sites agreed on, the same bytes at all of them.
 
-It is made of the sums over all sites alone.  No count below `suppress` is in it, of empty cells neither, nor can one be
-found by what is (`suppression`); a mean and a deviation that could tell are those of the common test file.
+It is computed from the sums over all sites alone.  It contains no count below `suppress`, of empty cells neither, and
+none can be derived from it (`suppression`); means and deviations that would disclose one are those of the common test
+file.
 """
 
 from __future__ import annotations
@@ -34,58 +35,60 @@ from fedgossip.data.csv_columns import CsvColumns
 
 FORMAT = 1
 AGREED_FILE = "agreed.json"
-"""The name of its copy in the folder of a run that was trained on it."""
+"""Name of the copy in the folder of a run that trained with it."""
 COUNTS = (("missing",), ("bin",), ("of",))
-"""What of a column's numbers is counts."""
+"""Name parts, after the column, of the sums that are counts."""
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 class AgreedColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """One column, of all sites together; `counts` and `sites` are None where they are too small to be told."""
+    """One column over all sites; `counts` and `sites` are None where they are too small to publish."""
 
     name: str
     unit: str = ""
     label: bool = False
     count: int
-    """Of cells that are not empty; of all, where it is not told how many are."""
+    """Number of cells that are not empty; of all cells where the number of empty ones is withheld."""
     missing: int | None = 0
     """Number of empty cells."""
     mean: float | None = None
     deviation: float | None = None
     low: float | None = None
     high: float | None = None
-    """Edges of the histogram beyond which there are fewer numbers than are told."""
+    """Edges of the histogram beyond which numbers are too few to publish."""
     quantiles: Mapping[str, float] = {}
-    """By the share that lies below, as the histogram gives them."""
+    """Quantiles from the histogram, by the share below."""
     edges: tuple[float, ...] = ()
     counts: tuple[int | None, ...] = ()
-    """Of the categories; or of the histogram: below its edges, each bin, above."""
+    """Counts of the categories; or of the histogram: below its edges, each bin, above."""
     categories: tuple[str, ...] = ()
     shares: tuple[float, ...] = ()
-    """What an empty cell of a column of categories counts as."""
+    """Encoding of an empty cell of a column of categories."""
     uncounted: tuple[str, ...] = ()
-    """Categories that so few sites have that they were not counted."""
+    """Categories at too few sites for a count."""
     common: bool = False
-    """Mean and deviation are those of the common test file: those of the sites could tell of few records."""
+    """Whether mean and deviation are those of the common test file, because those of the sites would disclose few
+    records."""
     precision: int = 0
-    """They are rounded to between one and a half of so many parts of the deviation; 0: they are exact."""
+    """Moments are rounded to between one and a half of so many parts of the deviation; 0: they are exact."""
 
     margins: Mapping[str, float] = {}
-    """Under noise: how far it moves count, missing, mean and deviation, and each bin or category, 95 times of 100."""
+    """Under noise: maximum shift of count, missing, mean and deviation, and of each bin or category, at 95 %
+    confidence."""
 
     levels: int = 0
-    """Of numbers: there are at most so many different ones; 0: perhaps more than `data.levels`."""
+    """Maximum number of distinct values of a column of numbers; 0: possibly more than `data.levels`."""
     rare: bool = False
-    """Whether one of these is of fewer than `suppress` records, so far as the histogram tells them apart."""
+    """Whether one of these has fewer than `suppress` records, at the histogram's resolution."""
 
     @property
     def is_coded(self) -> bool:
-        """Whether its numbers count as categories in a fit; of an outcome the sums tell no three values apart."""
+        """Whether its numbers count as categories in a fit; sums over an outcome do not separate three values."""
         return 0 < self.levels <= 2 or (self.levels > 0 and not self.label)
 
 
 class AgreedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The file."""
+    """The contents of agreed.json."""
 
     format: int = FORMAT
     schema: TableSchema
@@ -94,18 +97,18 @@ class AgreedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     records: int
     columns: tuple[AgreedColumn, ...]
     noise: float = 0.0
-    """On each site's sums, in units of what one record can add to them; 0: they are exact."""
+    """Noise on each site's sums, in units of one record's maximum contribution; 0: exact sums."""
     records_margin: float | msgspec.UnsetType = msgspec.UNSET
-    """Under noise: how far it moves the number of records, 95 times of 100."""
+    """Under noise: maximum shift of the number of records, at 95 % confidence."""
 
     @property
     def digest(self) -> str:
-        """A hash, by which participants that have other statistics refuse each other."""
+        """Return a hash by which participants with different statistics refuse each other."""
         return hashlib.sha256(encoded(self)).hexdigest()
 
     @property
     def encoding(self) -> TableEncoding:
-        """How a table becomes numbers, before they are scaled."""
+        """The encoding of a table as numbers, before scaling."""
         known = {one.name: one for one in self.columns}
         return TableEncoding(tuple(self._encoded(one, known[one.name]) for one in self.schema.features))
 
@@ -116,7 +119,7 @@ class AgreedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def scale(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return mean and deviation of each feature; a constant one is divided by 1, one of a category not scaled."""
+        """Return mean and deviation of each feature; the scale is 1 for a constant, a category is not scaled."""
         mean: list[float] = []
         deviation: list[float] = []
         for one in (column for column in self.columns if not column.label):
@@ -132,17 +135,17 @@ class AgreedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def drowned(self) -> Sequence[str]:
-        """The columns of numbers whose noise is as large as their deviation: little of their scale is known."""
+        """Return the columns of numbers with noise as large as their deviation: their scale is uncertain."""
         return [one.name for one in self.columns if one.margins.get("deviation", 0.0) >= (one.deviation or math.inf)]
 
     @property
     def constant(self) -> Sequence[str]:
-        """The columns of numbers that have one value at every site."""
+        """Return the columns of numbers with one value at every site."""
         return [one.name for one in self.columns if not one.label and one.deviation == 0.0]
 
 
 Common = Callable[[SchemaColumn], ColumnMoments]
-"""Of the numbers of a column of the common test file."""
+"""Returns the moments of a column of the common test file."""
 
 
 def agreed_of(
@@ -153,7 +156,7 @@ def agreed_of(
     common: Common | None = None,
     levels: int = LEVELS,
 ) -> AgreedTable:
-    """Return what the sums over the sites say; with `noise` counts below 0 are 0, and no category is left out."""
+    """Return the statistics of the sums over sites; with `noise` counts below 0 are 0, and no category is omitted."""
     sites, records = numbers["sites",], max(0, numbers["records",])
     if noise:
         numbers = {name: max(0, value) if name[1:2] in COUNTS else value for name, value in numbers.items()}
@@ -245,7 +248,7 @@ def _common_moments(column: SchemaColumn, common: Common | None) -> tuple[float,
 def _with_histogram(
     column: AgreedColumn, told: Sequence[int | None], records: int, edges: np.ndarray, suppress: int
 ) -> AgreedColumn:
-    """Return the column with all that follows from the counts that are told."""
+    """Return the column with all figures that follow from the published counts."""
     ends = np.array([edges[0], *edges, edges[-1]])
     known = np.cumsum(spread([*told, column.missing], records)[:-1])
     there = [one or 0 for one in told]
@@ -262,7 +265,7 @@ def _with_histogram(
 
 
 def _noisy_numbers(column: SchemaColumn, numbers: Numbers, suppress: int) -> AgreedColumn:
-    """Return what sums with noise say: that hides each record, whatever is told of counts."""
+    """Return a column of noisy sums: the noise hides each record, whatever counts are published."""
     moments = moments_of(column, numbers, noisy=True)
     edges, missing = edges_of(column, numbers, noisy=True), numbers[column.name, "missing"]
     counts = [numbers[column.name, "bin", str(place)] for place in range(len(edges) + 1)]
@@ -275,7 +278,7 @@ def _noisy_numbers(column: SchemaColumn, numbers: Numbers, suppress: int) -> Agr
 
 
 def unknown(schema: TableSchema, suppress: int) -> AgreedTable:
-    """Return a table of nothing but the columns: before the sites have agreed, for what statistics do not change."""
+    """Return a table of the columns alone, for use before the sites agree, where statistics do not matter."""
     columns = tuple(
         AgreedColumn(
             name=one.name,
@@ -291,19 +294,19 @@ def unknown(schema: TableSchema, suppress: int) -> AgreedTable:
 
 
 def spread(told: Sequence[int | None], total: int) -> Sequence[float]:
-    """Return the counts, with what is left of the total in equal parts where none is told: nothing else is used."""
+    """Return the counts, with the rest of the total spread evenly over the withheld ones: nothing else is used."""
     hidden = sum(one is None for one in told)
     left = max(0, total - sum(one or 0 for one in told)) / max(1, hidden)
     return [left if one is None else float(one) for one in told]
 
 
 def told_bins(column: AgreedColumn) -> Sequence[float]:
-    """Return the counts of a column's histogram, those that are hidden as even parts of what they are together."""
+    """Return the counts of a column's histogram, with the total of the withheld ones spread evenly."""
     return spread([*column.counts, column.missing], column.count + (column.missing or 0))[:-1]
 
 
 def _quantile(share: float, below: np.ndarray, ends: np.ndarray) -> float:
-    """Return the number below which this share lies, as if each bin were filled evenly."""
+    """Return the number with this share below it, as if each bin were filled evenly."""
     wanted = share * below[-1]
     place = min(int(np.searchsorted(below, wanted)), len(below) - 1)
     before = below[place - 1] if place else 0
@@ -312,6 +315,6 @@ def _quantile(share: float, below: np.ndarray, ends: np.ndarray) -> float:
 
 
 def read(path: Path) -> AgreedTable:
-    """Read the file.  Raises ConfigError where it is not there, or none."""
+    """Read the file.  Raises ConfigError where it is missing or invalid."""
     advice = "The sites make it together: fedgossip data agree EXPERIMENT."
     return read_told(AgreedTable, path, FORMAT, "statistics agreed", advice)

@@ -1,8 +1,8 @@
-"""The numbers by which sites agree on statistics: whole, so that their sum is exact, and the sum is all that is seen.
+"""The numbers by which sites agree on statistics: whole, so that their sum is exact and is all that is seen.
 
-    first round     records, and of each column: those there, those missing, sum and sum of squares; of each category
-                    at how many sites it is
-    second round    histograms, on edges that follow from the first; how many records each category has
+    first round     records; per column the filled and the empty cells, sum and sum of squares; per category the
+                    number of sites with it
+    second round    histograms, on edges that follow from the first; records of each category
 
 A number x counts as the whole number nearest to x 2^shift, of at most 2^104, so a column of any scale has 53 bits and
 more; sums of squares are whole too, and n S2 - S1^2 loses nothing.
@@ -27,9 +27,9 @@ from fedgossip.secure.exact_sums import ExactSums, as_vector, integers_of, words
 from fedgossip.secure.primitives import Entropy
 
 BINS = 32
-"""Of a histogram; without declared bounds one more on each side."""
+"""Number of bins of a histogram; without declared bounds one more on each side."""
 SPREAD = 4
-"""Deviations on each side of the mean that a histogram covers where no bounds are declared."""
+"""Range of a histogram without declared bounds: deviations on each side of the mean."""
 UNBOUNDED = 40
 """Bits of the largest number of a column without declared bounds."""
 PRECISION = 104
@@ -37,35 +37,35 @@ PRECISION = 104
 RECORDS = 1 << 31
 """Maximum number of records of a site."""
 SITES = 3
-"""Minimum number of sites with a category whose records are counted: a sum over fewer tells about each."""
+"""Minimum number of sites with a category for its count: a sum over fewer discloses each site's."""
 
 Name = tuple[str, ...]
 Numbers = Mapping[Name, int]
 
 
 def is_about_records(name: Name) -> bool:
-    """Whether a number says something of records, and not of sites alone."""
+    """Return whether a number depends on records, and not on sites alone."""
     return name != ("sites",) and name[1:2] != ("at",)
 
 
 def round_of(name: Name) -> int:
-    """Return the round in which a number is told."""
+    """Return the round that sums a number."""
     return int(name[1:2] in (("bin",), ("of",)))
 
 
 def shift_of(column: SchemaColumn) -> int:
-    """Return the power of two that a number of this column is multiplied by."""
+    """Return the number of fractional bits of this column's numbers."""
     largest = max(abs(column.low or 0.0), abs(column.high or 0.0))
     return PRECISION - (math.frexp(largest)[1] if column.bounded and largest else UNBOUNDED)
 
 
 @dataclass(frozen=True)
 class SumLayout:
-    """Which number of a vector is what, for a schema."""
+    """The position of each number in a vector, for a schema."""
 
     schema: TableSchema
     noise: float = 0.0
-    """In units of what one record can add; 0: the sums are exact."""
+    """Noise in units of one record's maximum contribution; 0: exact sums."""
 
     @cached_property
     def bounds(self) -> Mapping[Name, int]:
@@ -93,7 +93,7 @@ class SumLayout:
         return ExactSums(tuple(self.bounds.values()), layout=self.schema.digest)
 
     def hidden(self, numbers: Numbers, round: int, entropy: Entropy) -> Numbers:
-        """Return a site's numbers of a round as they may leave it: with noise, where there is to be some."""
+        """Return a site's numbers of a round, with the noise of the layout, as sent."""
         if not self.noise:
             return numbers
         about_records = {name: value for name, value in numbers.items() if is_about_records(name)}
@@ -101,25 +101,25 @@ class SumLayout:
         return noisy | ({("sites",): 1} if ("sites",) in numbers else {})
 
     def _deviation(self, round: int) -> float:
-        """Return the deviation of a site's noise on each number of a round, in grains."""
+        """Return the standard deviation of a site's noise on each number of a round, in grains."""
         names = sum(is_about_records(name) and round_of(name) == round for name in self._exactly)
         return deviation_of(self.schema, round, names, self.noise)
 
     def margin(self, name: Name, sites: int) -> float:
-        """Return how far noise moves the sum of a number over so many sites, in 95 % of cases; 0 where it has none."""
+        """Return the maximum shift by noise of a sum over so many sites, at 95 % confidence; 0 without noise."""
         return half_width(self._deviation(round_of(name)), self.unit(name), sites) if self.noise else 0.0
 
     def unit(self, name: Name) -> int:
-        """Return the most that one record adds to a number."""
+        """Return one record's maximum contribution to a number."""
         column = next((one for one in self.schema.columns if one.name == name[0] and len(name) > 1), None)
         return 1 if column is None else unit_of(column, name[1], shift_of(column))
 
     def vector(self, numbers: Numbers) -> Vector:
-        """Return a vector of the numbers; those that are not named are 0."""
+        """Return a vector of the numbers; absent names are 0."""
         return as_vector(words_of([numbers.get(name, 0) for name in self.bounds]))
 
     def numbers(self, vector: Vector) -> Numbers:
-        """Return the numbers of a vector by their names.  Raises ConfigError for a vector that holds none."""
+        """Return the numbers of a vector by their names.  Raises ConfigError for an invalid vector."""
         words = words_in(vector)
         if words is None or words.size != self.exact.length:
             raise ConfigError("what came holds no sums of columns", "Were all started with the same experiment file?")
@@ -128,7 +128,7 @@ class SumLayout:
 
 @dataclass(frozen=True)
 class ColumnMoments:
-    """Of the numbers in a column, of all sites together."""
+    """Count, mean and deviation of a column of numbers over all sites."""
 
     count: int
     mean: float
@@ -143,8 +143,8 @@ class ColumnMoments:
 def moments_of(column: SchemaColumn, numbers: Numbers, *, noisy: bool = False) -> ColumnMoments:
     """Return count, mean and deviation, each the float64 nearest to that of the sums.
 
-    Of `noisy` sums what no numbers within the bounds can have is brought there: a deviation that cannot be becomes that
-    of numbers spread evenly.
+    Values of `noisy` sums that no numbers within the bounds can have are clipped; an impossible deviation is replaced
+    by that of numbers spread evenly.
     """
     count = numbers["records",] - numbers[column.name, "missing"]
     if count < 1:
@@ -160,16 +160,16 @@ def moments_of(column: SchemaColumn, numbers: Numbers, *, noisy: bool = False) -
 
 
 def column_sums(column: SchemaColumn, numbers: Numbers) -> ColumnSums:
-    """Return the sums of a column of numbers, of which there is one or more."""
+    """Return the sums of a non-empty column of numbers."""
     count = numbers["records",] - numbers[column.name, "missing"]
     return ColumnSums(count, numbers[column.name, "sum"], numbers[column.name, "squares"], shift_of(column))
 
 
 def edges_of(column: SchemaColumn, numbers: Numbers, *, noisy: bool = False) -> npt.NDArray[np.float64]:
-    """Return the BINS + 1 edges of a column's histogram, the same at all, by the sums of the first round.
+    """Return the BINS + 1 edges of a column's histogram, the same everywhere, by the sums of the first round.
 
-    Without declared bounds they follow from the moments: from rounded ones where cells are empty, or so few numbers can
-    lie in a bin that exact ones could tell how many have which.
+    Without declared bounds they follow from the moments: from rounded ones where cells are empty, or where a bin has so
+    few possible values that exact ones would disclose their counts.
     """
     if column.bounded:
         return np.linspace(column.low or 0.0, column.high or 0.0, BINS + 1)
@@ -204,7 +204,7 @@ def _whole(column: SchemaColumn, values: npt.NDArray[np.float64]) -> Sequence[in
 
 
 def second_sums(site: SiteColumns, pooled: Numbers, *, noisy: bool = False) -> dict[Name, int]:
-    """Return a site's numbers of the second round, by the sums of the first; `noisy`: each record is hidden in them."""
+    """Return a site's numbers of the second round, by the sums of the first; `noisy`: noise will hide each record."""
     found: dict[Name, int] = {}
     for one in site.schema.columns:
         if one.categories:
@@ -220,19 +220,19 @@ def second_sums(site: SiteColumns, pooled: Numbers, *, noisy: bool = False) -> d
 
 
 def histogram(values: npt.NDArray[np.float64], edges: npt.NDArray[np.float64]) -> Sequence[int]:
-    """Return how many lie below the edges, in each bin [a, b), the last with its end, and above."""
+    """Return the number of values below the edges, in each bin [a, b), the last including b, and above."""
     inner, _ = np.histogram(values, edges)
     return [int((values < edges[0]).sum()), *map(int, inner), int((values > edges[-1]).sum())]
 
 
 def margins_of(column: SchemaColumn, numbers: Numbers, layout: SumLayout) -> dict[str, float]:
-    """Return how far noise moves what is told of a column, in 95 % of cases: half the width of each interval.
+    """Return the maximum shift by noise of a column's figures, at 95 % confidence: half the width of each interval.
 
     By name: count, missing; of numbers mean, deviation and bin, any of the histogram; of categories each.  With N
     numbers, their sum S and sum of squares Q, each with noise of its own, the mean m = S/N moves by (dS - m dN)/N and
     the variance v = Q/N - m^2 by (dQ - 2m dS + (m^2 - v) dN)/N, to the first order: the delta method (Casella and
     Berger, Statistical Inference, 5.5.4).  N is records less missing cells.  Where noise can move N by half of it, or a
-    variance out of what it can be, nothing is known but the bounds: their whole width.
+    variance out of its range, the interval is the whole width of the bounds.
     """
     sites = numbers["sites",]
     of = {"missing": layout.margin((column.name, "missing"), sites)}

@@ -1,4 +1,4 @@
-"""Examples of tables as the sites have agreed on them: columns by name, categories as features, one scale for all."""
+"""Examples of tables in the agreed form: columns by name, categories as features, one scale for all."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedgossip.data.objectives import CLASSIFICATION, REGRESSION
 
 
 def read_examples(path: Path, agreed: AgreedTable, kind: str) -> Dataset:
-    """Return the examples of a table as they were read, with the scale that they are to have; `kind` of the task.
+    """Return the unscaled examples of a table, with their agreed scale; `kind` of the task.
 
     Raises ConfigError for a table that does not fit the schema.
     """
@@ -27,7 +27,7 @@ def read_examples(path: Path, agreed: AgreedTable, kind: str) -> Dataset:
 def read_for_fit(path: Path, agreed: AgreedTable, kind: str, without: Sequence[str] = ()) -> Dataset:
     """Return the examples of a site that takes part in exact sums over columns, `without` some.
 
-    Raises ConfigError as `read_examples`, for too few records, and for values of few that the sums would tell of.
+    Raises ConfigError as `read_examples`, for too few records, and for rare values that the sums would disclose.
     """
     site = SiteColumns(path, agreed.schema)
     if site.records < agreed.suppress:
@@ -40,10 +40,10 @@ def read_for_fit(path: Path, agreed: AgreedTable, kind: str, without: Sequence[s
 
 
 def _check_levels(site: SiteColumns, column: AgreedColumn, suppress: int) -> None:
-    """Raise ConfigError where a value of a column of few values is of few records, or of this site's alone.
+    """Raise ConfigError where a value of a column with few values has few records, or is at this site alone.
 
-    A value that is alone in its bin of the agreed histogram has that bin's records at all sites; of others a site knows
-    its own alone.
+    The agreed histogram gives the records at all sites of a value alone in its bin; of other values a site has its own
+    count only.
     """
     values, own = np.unique(site.numbers(column.name), return_counts=True)
     if len(values) < 2:
@@ -90,12 +90,12 @@ def _examples(site: SiteColumns, agreed: AgreedTable, kind: str) -> Dataset:
 
 
 def scaled(examples: Dataset) -> Dataset:
-    """Return examples of `read_examples` by their own scale."""
+    """Return examples of `read_examples`, scaled."""
     return standardised(examples, examples)
 
 
 def check_same(agreed: AgreedTable, schema: object, path: Path) -> None:
-    """Raise ConfigError where the statistics in the file at `path` are of another schema."""
+    """Raise ConfigError where the statistics in the file at `path` have another schema."""
     if agreed.schema != schema:
         text = f"{path}: agreed on for other columns, categories or bounds than the experiment has now"
         raise ConfigError(text, "Agree again: fedgossip data agree EXPERIMENT.")

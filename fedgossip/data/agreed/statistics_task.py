@@ -1,4 +1,4 @@
-"""A LocalTask whose vector are the sums by which sites agree on statistics: two rounds of sums, nothing is trained."""
+"""A LocalTask with vectors of the sums by which sites agree on statistics: two rounds of sums, without training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROUNDS = 2
 
 
 class StatisticsTask(PooledSumsTask):
-    """The sites that are held here, by their ids; others are asked elsewhere."""
+    """The records of the local sites, by their ids; other sites run elsewhere."""
 
     again = "fedgossip data agree"
 
@@ -33,11 +33,11 @@ class StatisticsTask(PooledSumsTask):
         common: Common | None = None,
         levels: int = LEVELS,
     ) -> None:
-        """`common`: moments of the common test file, for where those of the sites may not be told."""
+        """`common`: moments of the common test file, used where those of the sites may not be published."""
         self.common, self.levels = common, levels
         self.layout, self._sites, self._draw = SumLayout(schema, noise), sites, draw
         self._said: dict[tuple[NodeId, int], Vector] = {}
-        """What has noise is drawn once, however often it is asked for."""
+        """Noisy sums are drawn once per site and round; a repeated request returns the same numbers."""
         super().__init__(self.layout.exact, schema.digest)
         for node, site in sites.items():
             try:
@@ -47,7 +47,7 @@ class StatisticsTask(PooledSumsTask):
 
     @property
     def notes(self) -> list[str]:
-        """What there is to say of the tables that are held here."""
+        """Return notes on the tables of the local sites."""
         return [note for site in self._sites.values() for note in site.table.notes]
 
     def sums(self, job: Job) -> Vector:

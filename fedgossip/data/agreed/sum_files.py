@@ -1,4 +1,4 @@
-"""Files of what sums over sites tell, the same bytes at all of them: JSON, of a format that the release knows."""
+"""Files of results of sums over sites, the same bytes at all of them: JSON, of a format known to the release."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""A LocalTask whose vector are sums over sites: whole numbers, a few of them in each round, and nothing is trained.
+"""A LocalTask with vectors of sums over sites: a few whole numbers in each round, without training.
 
-The vector begins with zeros; each round adds its sums over all sites, and a site reads from it what the rounds before
-have brought.  No torch here.
+The vector begins with zeros; each round adds its sums over all sites, and a site reads the sums of earlier rounds
+from it.  No torch here.
 
-Before a site answers it looks at what came down (`check`): the agreed start, what it was asked before, or what follows
-from that by the sums of one round, and a point at which enough of its records count.
+Before a site replies it checks the received vector (`check`): it must be the agreed start, the vector of the last
+request, or one that follows from that by the sums of one round, with a point at which enough of its records count.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ Draw = Callable[[NodeId, int], Entropy]
 
 
 def from_system(_node: NodeId, _round: int) -> Entropy:
-    """Draw what nobody can know: of a simulation, which is no secret, the seed serves."""
+    """Return system randomness, for real sites; a simulation, which keeps no secrets, uses the seed."""
     return os.urandom
 
 
 class SumsTask(ABC):
-    """What the sites that are held here tell, a round after another; others are asked elsewhere."""
+    """The sums of the local sites, one round after another; other sites run elsewhere."""
 
     dtype = np.dtype(np.float64)
     again = ""
-    """What to type when all sites are there, where the first round has brought nothing."""
+    """Advice for an empty first round: the command to type when all sites are present."""
 
     def __init__(self, exact: ExactSums, digest: str) -> None:
-        """`digest`: of what all participants must have alike."""
+        """`digest`: of the data that all participants must share."""
         self.length, self.schema, self.exact = exact.length, digest[:16], exact
         self._told: dict[NodeId, tuple[int, Vector]] = {}
-        """The round and the sums that a site has told last."""
+        """The round and the sums that each site sent last."""
         self._looked: tuple[Vector, Vector, tuple[int, int, bytes], str] | None = None
 
     @abstractmethod
@@ -60,15 +60,15 @@ class SumsTask(ABC):
         return frozen(zeros)
 
     def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
-        """Return each site's sums of the round.  Raises TrainingError where the first round has brought nothing."""
+        """Return each site's sums of the round.  Raises TrainingError where the first round collected nothing."""
         told = [self.sums(job) for job in jobs]
         self._told.update({job.node: (job.round, one) for job, one in zip(jobs, told, strict=True)})
         return [Update(one, 1) for one in told]
 
-    # --- what a site looks at -------------------------------------------------------------------------------------
+    # --- checks of a site -----------------------------------------------------------------------------------------
 
     def check(self, node: NodeId, round: int, model: Vector, before: AskedBefore | None) -> None:
-        """Raise RoundAbandoned (POINT) for what this site must not answer; `before`: what it was asked last."""
+        """Raise RoundAbandoned (POINT) for a request that this site must refuse; `before`: its last request."""
         if before is None and not np.array_equal(model, self.initial(node)):
             raise _refused(round, "it begins with sums that this site has not seen: all begin again together")
         moved = before if before is not None and not np.array_equal(model, before.model) else None
@@ -78,7 +78,7 @@ class SumsTask(ABC):
             raise _refused(round, why)
 
     def _why_broken(self, model: Vector, before: AskedBefore) -> str:
-        """Return what `broken` does, once for all sites that are here and were asked the same."""
+        """Return the result of `broken`, computed once for all local sites with the same request."""
         told, last = (before.round, before.clients, before.sum_digest), self._looked
         if last is None or last[0] is not model or last[1] is not before.model or last[2] != told:
             last = self._looked = model, before.model, told, self.broken(model, before)
@@ -86,18 +86,18 @@ class SumsTask(ABC):
 
     @abstractmethod
     def broken(self, model: Vector, before: AskedBefore) -> str:
-        """Return why what came down does not follow from what came before, by sums over all sites; "" if it may."""
+        """Return why the received vector does not follow from the one before by sums over all sites; "" if it may."""
 
     def below_own(self, node: NodeId, model: Vector, before: AskedBefore) -> str:  # noqa: ARG002
-        """Return where sums over all sites are below what this one alone has; "" for nowhere."""
+        """Return where sums over all sites are below this site's own; "" for nowhere."""
         return ""
 
     def uneven(self, node: NodeId, round: int, model: Vector) -> str:  # noqa: ARG002
-        """Return of what too few of a site's records count at the point that is asked about; "" where enough do."""
+        """Return the sums dominated by too few of a site's records at the requested point; "" without any."""
         return ""
 
     def told_before(self, node: NodeId, before: AskedBefore) -> Vector | None:
-        """Return what a site has told when it was asked that; None where it has not, in this life."""
+        """Return a site's reply to an earlier request; None without one in this process."""
         round, told = self._told.get(node, (-1, None))
         return told if round == before.round else None
 
@@ -110,7 +110,7 @@ class SumsTask(ABC):
 
 
 class PooledSumsTask(SumsTask):
-    """One whose sums of all rounds go down, each at its own places; the numbers have WIDE bits."""
+    """A task with the sums of all rounds in the model, each at its own places; the numbers have WIDE bits."""
 
     @abstractmethod
     def places(self, round: int) -> npt.NDArray[np.bool_]:
@@ -118,7 +118,7 @@ class PooledSumsTask(SumsTask):
 
     @abstractmethod
     def counts(self) -> npt.NDArray[np.bool_]:
-        """Return which numbers are below 0 at no site, [numbers]."""
+        """Return which numbers are never negative at a site, [numbers]."""
 
     def broken(self, model: Vector, before: AskedBefore) -> str:
         words = words_in(model - before.model)
@@ -152,5 +152,5 @@ def _refused(round: int, why: str) -> RoundAbandoned:
 def named_places(
     names: Mapping[tuple[str, ...], int], is_one: Callable[[tuple[str, ...]], bool]
 ) -> npt.NDArray[np.bool_]:
-    """Return for which names something holds, in the order of the vector."""
+    """Return which names satisfy a predicate, in the order of the vector."""
     return np.fromiter(map(is_one, names), bool, len(names))

@@ -1,9 +1,8 @@
-"""What of counts and moments may be published: nothing by which a count from 1 to `least` - 1 can be found.
+"""Counts and moments that may be published without disclosing a count from 1 to `least` - 1.
 
-Aimed at is a **twin** for each hidden count: another table with another count there, of which the same is published to
-the last digit, for a count of which there is one is found by no program.  What is tested
-(tests/sites/test_disclosure.py): of
-lists, all up to four cells and 16 records, by their twins; of columns and of evaluations, random tables: a program that
+The goal is a **twin** for each hidden count: another table with another count there and the same publication to the
+last digit, for no program can find a count with a twin.  The tests (tests/sites/test_disclosure.py) cover: of lists,
+all up to four cells and 16 records, by their twins; of columns and of evaluations, random tables: a program that
 shares no line with this module finds no such count.  It takes columns one by one.
 
     lists      Cells that are parts of a known total, empty cells among them.  Hidden are the small ones and then the
@@ -15,8 +14,8 @@ shares no line with this module finds no such count.  It takes columns one by on
     tables     Rows of cells with known totals of rows and columns: whole rows are hidden, until their columns have
                enough together.
 
-Unions count as counts: hidden cells between which records can be exchanged have `least` records together or more.
-Who takes part in the sums sees them whole; this is about whoever reads what is written.  numpy alone, exact integers.
+Unions count as counts: hidden cells that can exchange records have `least` records together or more.  Participants in
+the sums see them whole; this protects against readers of the publication.  numpy alone, exact integers.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 FINE = 8
-"""Values of a column's own resolution in a bin, from which on they count as any numbers."""
+"""Values of a column's own resolution in a bin above which it counts as continuous."""
 PRECISIONS = (0, 64, 16, 4)
 """Parts of a deviation to which moments are rounded, the finest first; 0: they are exact."""
 EDGES = 4
-"""The same of the moments that a histogram's edges follow from, where exact ones could tell."""
+"""The same for the moments that determine a histogram's edges, where exact ones would disclose counts."""
 FREE = 8
-"""Values that a column must be able to take beside one of each bin, or the moments could tell how many have which."""
+"""Values that a column must allow beside one of each bin; with fewer, the moments could disclose their counts."""
 PARTNERS = 6
-"""Maximum number of hidden cells, the largest, with which another is tried to exchange records."""
+"""Maximum number of hidden cells, the largest, tried as partners of another for an exchange of records."""
 MOVES = 400
-"""Maximum number of steps in which records are brought to given sums."""
+"""Maximum number of steps that move records towards given sums."""
 
 
 def is_small(count: int, least: int) -> bool:
@@ -52,7 +51,7 @@ def is_small(count: int, least: int) -> bool:
 
 
 def hidden_places(counts: Sequence[int], least: int, apart: Collection[int] = (), rest: int = 0) -> frozenset[int]:
-    """Return the places that are hidden in a list whose total is known; `apart` were not counted, and have `rest`."""
+    """Return the places to hide in a list with a known total; those `apart` are uncounted, with `rest` together."""
     found = {place for place, count in enumerate(counts) if is_small(count, least)} | set(apart)
     if not found:
         return frozenset()
@@ -64,23 +63,23 @@ def hidden_places(counts: Sequence[int], least: int, apart: Collection[int] = ()
         if len(found) > 1 and total >= least and not alike:
             break
         more = {place for place, one in enumerate(counts) if one == count and place not in found}
-        found |= more  # all that are as large, or their order would tell
+        found |= more  # all of equal size, or their order would disclose them
         values += [count] * len(more)
         total += count * len(more)
     return frozenset(found)
 
 
 def suppressed(counts: Sequence[int], least: int, never: Collection[int] = (), rest: int = 0) -> tuple[int | None, ...]:
-    """Return the counts without those that are hidden."""
+    """Return the counts with None for the hidden ones."""
     hidden = hidden_places(counts, least, never, rest)
     return tuple(None if place in hidden else count for place, count in enumerate(counts))
 
 
 def hidden_rows(rows: Sequence[Sequence[int]], least: int) -> frozenset[int]:
-    """Return the rows of a table that are hidden where totals of all rows and of all columns are known.
+    """Return the rows to hide in a table with known totals of all rows and of all columns.
 
     Hidden are those with a small cell, and more, the smallest first, until they are two and have in each column none or
-    `least` together, not all of them 1 in one.  All that are not empty, where that is never so.
+    `least` together, not all of them 1 in one.  All rows with records, where no such set exists.
     """
     found = {place for place, row in enumerate(rows) if any(is_small(one, least) for one in row)}
     others = sorted((place for place in range(len(rows)) if place not in found), key=lambda place: sum(rows[place]))
@@ -98,7 +97,7 @@ def _is_loose(column: Sequence[int], least: int) -> bool:
 
 
 def hidden_confusion(table: Sequence[Sequence[int]], least: int) -> frozenset[tuple[int, int]]:
-    """Return the cells of a confusion that are hidden where rows' totals and that of the diagonal are known."""
+    """Return the cells to hide in a confusion matrix with known totals of rows and of the diagonal."""
     found = [set(hidden_places(row, least)) for row in table]
     if not any(found):
         return frozenset()
@@ -117,7 +116,7 @@ def hidden_confusion(table: Sequence[Sequence[int]], least: int) -> frozenset[tu
 
 
 def told_share(part: int, whole: int, least: int) -> tuple[float, float]:
-    """Return a share of records, and how far it may be off: of 0 to 2 `least` where one side is small."""
+    """Return a share of records, and its maximum error: a small side is reported as 0 to 2 `least` records."""
     if is_small(part, least) or is_small(whole - part, least):
         within = min(least, whole / 2)
         return (within if part < whole - part else whole - within) / whole, within / whole
@@ -127,10 +126,10 @@ def told_share(part: int, whole: int, least: int) -> tuple[float, float]:
 def told_shares(
     rows: Sequence[tuple[int, int]], least: int, rest: tuple[int, int] = (0, 0)
 ) -> list[tuple[float | None, float]]:
-    """Return the shares of the first of each pair, and how far each may be off, where the total of all is known.
+    """Return the shares of the first of each pair, and their maximum rounding errors, with a known total of all.
 
-    `rest`: of what is in no row.  Where a pair has a small side, it and others that it could be computed from are told
-    in steps of more than `least` records; None where also the steps would tell.
+    `rest`: the pair of records in no row.  A pair with a small side, and others that would disclose it, are rounded to
+    steps of more than `least` records; None where the steps would disclose it too.
     """
     hidden = hidden_rows([*rows, rest], least)
     if len(rows) in hidden and len(hidden) == 1:
@@ -158,7 +157,7 @@ def _step_of(count: int, least: int) -> float:
 
 
 def _are_open(ranges: Sequence[tuple[int, int]], total: int) -> bool:
-    """Return whether each number within its range can be one of two or more, where their sum is known."""
+    """Return whether each number has two possible values or more within its range, given the sum of all."""
     low, high = (sum(one[k] for one in ranges) for k in (0, 1))
     return all(min(b, total - (low - a)) - max(a, total - (high - b)) >= 1 for a, b in ranges)
 
@@ -194,17 +193,17 @@ class ColumnSums:
         return float(round(self.mean / step) * step), float(max(1, round(Fraction(deviation) / step)) * step)
 
     def step(self, precision: int) -> Fraction:
-        """Return what moments are rounded to."""
+        """Return the step to which moments are rounded."""
         return Fraction(2) ** (math.frexp(math.sqrt(self.variance) / precision)[1] - 1)
 
     @property
     def resolution(self) -> Fraction | None:
-        """Return the largest power of ten that all numbers can be multiples of, by their sums; None: of none."""
+        """Return the largest power of ten that all numbers can be multiples of, by their sums; None without one."""
         for power in range(3, -7, -1):
             step = Fraction(10) ** power
             total = Fraction(self.total, 1 << self.shift) / step
             squares = Fraction(self.squares, 1 << 2 * self.shift) / step**2
-            each = Fraction(0 if power >= 0 else 1, 1 << 51)  # tenths are no binary numbers
+            each = Fraction(0 if power >= 0 else 1, 1 << 51)  # tenths have no exact binary form
             if abs(total - round(total)) <= each * (self.count + abs(total)) and (
                 abs(squares - round(squares)) <= each * (self.count + squares)
             ):
@@ -212,23 +211,23 @@ class ColumnSums:
         return None
 
     def is_coarse(self, width: float) -> bool:
-        """Return whether fewer than FINE of the values that numbers may have lie in a bin of this width."""
+        """Return whether a bin of this width has fewer than FINE possible values."""
         step = self.resolution
         return step is not None and width < FINE * step
 
 
 @dataclass(frozen=True)
 class PublishedMoments:
-    """What is published of a column's numbers."""
+    """The published moments of a column of numbers."""
 
     hidden: frozenset[int]
-    """Places among the bins, and behind them that of the empty cells."""
+    """Places of hidden bins; the place behind the bins is that of the empty cells."""
     moments: tuple[float, float] | None
     precision: int = 0
     values: int = 0
-    """Number of different values that there may be at most; 0: it is not known."""
+    """Maximum number of distinct values; 0: unknown."""
     edges: bool = True
-    """Whether the histogram may be published: not where its edges follow from moments that may not."""
+    """Whether the histogram may be published: not where its edges follow from withheld moments."""
 
 
 def told_moments(
@@ -245,14 +244,14 @@ def told_moments(
     values = twins.values(cells)
     for precision in PRECISIONS if sums.variance else PRECISIONS[:1]:
         if sums.count < least or (not precision and len(counts) in hidden):
-            continue  # an exact mean tells of how many it is
+            continue  # an exact mean discloses its number of records
         if twins.open(cells, precision, least) and _all_have_twins(twins, cells, hidden, least, precision):
             return PublishedMoments(hidden, sums.moments(precision), precision, values)
     return PublishedMoments(hidden, None, values=values, edges=not own)
 
 
 def _all_have_twins(twins: Twins, cells: Sequence[int], hidden: Collection[int], least: int, precision: int) -> bool:
-    """Return whether hidden cells can exchange records unseen, so that they are of `least` together, or more."""
+    """Return whether hidden cells can exchange records unnoticed, so that together they have `least` or more."""
     order = sorted(hidden, key=lambda place: (-cells[place], place))
     group = {place: {place} for place in order}
     for place in reversed(order):
@@ -287,23 +286,23 @@ def _exchange(
 
 
 class Twins(Protocol):
-    """Tables that have other counts of bins, and of which the same moments are published."""
+    """Tables with other counts of bins and the same published moments."""
 
     def values(self, cells: Sequence[int]) -> int:
-        """Return how many different numbers there may be; 0: it is not known."""
+        """Return the possible number of distinct values; 0: unknown."""
 
     def open(self, cells: Sequence[int], precision: int, least: int) -> bool:
-        """Return whether moments of this precision tell nothing of values within a bin."""
+        """Return whether moments of this precision disclose nothing about values within a bin."""
 
     def there(self, cells: Sequence[int], precision: int) -> bool:
-        """Return whether there is a table with these counts of bins, and of empty cells behind them."""
+        """Return whether a table with these counts of bins, and of empty cells behind them, exists."""
 
 
 @dataclass(frozen=True, eq=False)
 class FineTwins:
-    """Of numbers of which many lie in a bin: any deviation between the least and the greatest is that of some table.
+    """Twins of a column with many values per bin: some table has any deviation between the least and the greatest.
 
-    For numbers in given bins with a given sum are a convex set, and their sum of squares is continuous on it.
+    Numbers in given bins with a given sum form a convex set, on which their sum of squares is continuous.
     """
 
     sums: ColumnSums
@@ -329,7 +328,7 @@ class FineTwins:
 
     @staticmethod
     def _least(counts: Floats, low: Floats, high: Floats) -> float:
-        """Return the least sum of squares of numbers whose sum is 0: each as near to one number as its bin allows."""
+        """Return the least sum of squares of numbers with sum 0: each as near to one number as its bin allows."""
         turns = np.unique(np.concatenate([low, high]))
         totals = np.clip(turns[:, None], low, high) @ counts
         at = float(np.interp(0.0, totals, turns))
@@ -337,7 +336,7 @@ class FineTwins:
 
     @staticmethod
     def _most(counts: Floats, low: Floats, high: Floats) -> float:
-        """Return a great sum of squares of numbers whose sum is 0: at the ends of their bins, but for one."""
+        """Return a large sum of squares of numbers with sum 0: all but one at an end of their bins."""
         left, found = -float(counts @ low), float(counts @ low**2)
         for k in np.flatnonzero(counts)[::-1].tolist():
             width = high[k] - low[k]
@@ -350,7 +349,7 @@ class FineTwins:
 
 
 class CoarseTwins:
-    """Of numbers of which few lie in a bin: a table is made, in whole multiples of their resolution."""
+    """Twins of a column with few values per bin: constructs a table in whole multiples of their resolution."""
 
     def __init__(self, sums: ColumnSums, edges: Floats, own: bool) -> None:
         step = sums.resolution
@@ -358,7 +357,7 @@ class CoarseTwins:
         self.sums, self._own, self._step = sums, own, step
         self._published: dict[int, tuple[float, float]] = {}
         self._centre = round(sums.mean / step)
-        aside = Fraction(0) if step >= 1 else Fraction(1, 10**6)  # tenths are no binary numbers: none near an edge
+        aside = Fraction(0) if step >= 1 else Fraction(1, 10**6)  # tenths have no exact binary form
         from_zero = [Fraction(edge) / step - self._centre for edge in edges.tolist()]
         begins = [math.ceil(one + aside) for one in from_zero]
         ends = [math.ceil(one - aside) - 1 for one in from_zero]
@@ -411,7 +410,7 @@ class CoarseTwins:
         return ColumnSums(n, wholes[0] * top // low, wholes[1] * top * top // (low * low), 64)
 
     def _made(self, counts: Sequence[int], total: int, squares: int) -> tuple[int, int] | None:
-        """Return sum and sum of squares of whole numbers in bins, as wanted or near; None where no sum is so."""
+        """Return sum and sum of squares of whole numbers in bins, at or near the goal; None where no sum matches."""
         place, bins = self._start(counts, squares)
         missing = total - sum(value * count for (_, value), count in place.items())
         over = squares - sum(value * value * count for (_, value), count in place.items())
@@ -440,7 +439,7 @@ class CoarseTwins:
         return total, squares - over
 
     def _start(self, counts: Sequence[int], squares: int) -> tuple[dict[tuple[int, int], int], dict[int, int]]:
-        """Return how many numbers are at which place, and the place of each bin: its middle; outer ones far enough."""
+        """Return the number of values at each place, and each bin's place: its middle; outer bins far enough out."""
         bins = {k: (self._low[k] + self._high[k]) // 2 for k, count in enumerate(counts) if count}
         ends = {0: self._high[0], len(counts) - 1: self._low[-1]}
         inner = sum(value * value * counts[k] for k, value in bins.items() if k not in ends)
@@ -452,16 +451,16 @@ class CoarseTwins:
         return {(k, value): counts[k] for k, value in bins.items()}, bins
 
     def _step_towards(self, place: dict[tuple[int, int], int], over: int) -> int:
-        """Move pairs of numbers by one, one up and one down, and return by how much their squares have grown.
+        """Move pairs of numbers by one in opposite directions, and return the change of their sum of squares.
 
-        Apart, so that it is more, or together; by as much as is wanted, or as near as one kind of pair brings it.
+        Apart to increase it, together to decrease it; by the requested amount, or as near as one kind of pair allows.
         """
         apart = over > 0
         keys = sorted(place, key=lambda key: key[1])
         upwards = [key for key in keys if key[1] < self._high[key[0]]]
         downwards = [key for key in keys if key[1] > self._low[key[0]]]
         values = [key[1] for key in (downwards if apart else upwards)]
-        most = abs(over) // 2 + (-1 if apart else 1)  # of the difference between both
+        most = abs(over) // 2 + (-1 if apart else 1)  # maximum difference of the two values
         best: tuple[int, tuple[int, int], tuple[int, int]] | None = None
         for key in upwards if apart else downwards:
             at = bisect_left(values, key[1] - most)

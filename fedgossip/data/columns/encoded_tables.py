@@ -1,4 +1,4 @@
-"""Reading a table by an encoding: its columns by their names, each cell as features."""
+"""Reads a table by an encoding: its columns by their names, each cell as features."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from fedgossip.data.tables import Columns
 
 
 def read_features(table: CsvColumns, encoding: TableEncoding, besides: Sequence[str] = ()) -> npt.NDArray[np.float64]:
-    """Return the features of a table, float64 [m, features]; `besides`: columns that are something else.
+    """Return the features of a table, float64 [m, features]; `besides`: columns with another role.
 
-    Raises ConfigError, naming the column, for one that is not there, has another unit, or a cell that is none of what
-    it should be.
+    Raises ConfigError, naming the column, for a missing one, for another unit, and for an invalid cell.
     """
     places = found_columns(table, encoding.columns, besides)
     return np.concatenate([_column(table, places[one.name], one) for one in encoding.columns], axis=1)
@@ -48,9 +47,9 @@ class NamedColumn(Protocol):
 
 
 def categories_in(features: npt.ArrayLike, name: str, columns: Sequence[NamedColumn]) -> npt.NDArray[np.int64]:
-    """Return the place of each record's category in a column of words, [m], -1 where its cell is empty.
+    """Return the place of each record's category in a column of words, [m], -1 for an empty cell.
 
-    `features` [m, all] are those of `columns`, in their order.  Raises ConfigError for a column that is none of them.
+    `features` [m, all] are those of `columns`, in their order.  Raises ConfigError for an unknown column.
     """
     place, values = 0, np.asarray(features)
     for one in columns:
@@ -64,7 +63,7 @@ def categories_in(features: npt.ArrayLike, name: str, columns: Sequence[NamedCol
 def found_columns(table: Columns, columns: Sequence[EncodedColumn], besides: Sequence[str] = ()) -> Mapping[str, int]:
     """Return the place of each column in the table.
 
-    Raises ConfigError for all that are not there at once, for one that is there twice, and for another unit.
+    Raises ConfigError naming all missing columns at once, for a duplicate one, and for another unit.
     """
     exact = {name: place for place, name in enumerate(table.header)}
     by_name = {parted(head)[0]: place for place, head in enumerate(table.header)}
@@ -88,7 +87,7 @@ def _several(names: Sequence[str]) -> str:
 
 
 def _others(table: Columns, missing: str, places: Mapping[str, int], besides: Sequence[str]) -> str:
-    """Return the advice for a column that is not there: which of the others could be meant."""
+    """Return the advice for a missing column: which of the others it could be."""
     known = {place for place in places.values() if place >= 0}
     left = [head for place, head in enumerate(table.header) if place not in known and head not in besides]
     if any(map(is_number, left)):
@@ -97,7 +96,7 @@ def _others(table: Columns, missing: str, places: Mapping[str, int], besides: Se
 
 
 def number_of(table: CsvColumns, row: int, place: int) -> float:
-    """Return the number in a cell.  Raises ConfigError for one that holds none."""
+    """Return the number in a cell.  Raises ConfigError for another content."""
     cell = table.cell(row, place)
     value = number_in(cell)
     if value is None:
@@ -107,7 +106,7 @@ def number_of(table: CsvColumns, row: int, place: int) -> float:
 
 
 def category_of(table: CsvColumns, row: int, place: int, column: EncodedColumn) -> Sequence[float]:
-    """Return the features of a cell with a category.  Raises ConfigError for one that is not agreed."""
+    """Return the features of a cell with a category.  Raises ConfigError for a category outside the agreed ones."""
     cell = table.cell(row, place)
     if cell not in column.categories:
         known = f"The categories are {', '.join(column.categories[:20])}."

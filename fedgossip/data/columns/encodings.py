@@ -1,6 +1,6 @@
-"""How the columns of a table become the numbers of an example: by name, in any order, the same at everybody.
+"""Encoding of a table's columns as the numbers of an example: by name, in any order, the same for everybody.
 
-A column of numbers is one feature; one of categories has a feature for each agreed category, 1 where it is that one.
+A column of numbers is one feature; one of categories has a feature for each agreed category, 1 for its own.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class EncodedColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
     name: str
     unit: str = ""
-    """As in "height [cm]" in the first line of a file; "" where none is said."""
+    """As in "height [cm]" in the first line of a file; "" without one."""
     categories: tuple[str, ...] = ()
-    """Of a column of words: those that there are."""
+    """Categories of a column of words."""
     fill: tuple[float, ...] = ()
-    """The features of a cell that holds nothing; () where such a cell is refused."""
+    """The features of an empty cell; () where such a cell is refused."""
 
     @property
     def features(self) -> Sequence[str]:
@@ -30,7 +30,7 @@ class EncodedColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 
 
 class TableEncoding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The columns that are read, in the order of their features."""
+    """The used columns, in the order of their features."""
 
     columns: tuple[EncodedColumn, ...]
 
@@ -40,7 +40,7 @@ class TableEncoding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def plain(columns: Sequence[str]) -> TableEncoding:
-    """Return the encoding of columns of numbers, all of whose cells hold one."""
+    """Return the encoding of columns of numbers without empty cells."""
     return TableEncoding(tuple(EncodedColumn(name) for name in columns))
 
 

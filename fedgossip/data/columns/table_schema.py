@@ -1,7 +1,7 @@
-"""What all sites' tables must have in common: columns by name, their units, categories and bounds.
+"""The common form of all sites' tables: columns by name, their units, categories and bounds.
 
-It follows from the common test file, which all sites have, and from what [data.columns] declares; a site's own file
-decides nothing.
+It follows from the common test file, which all sites have, and from the declarations in [data.columns]; a site's own
+file has no effect.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from fedgossip.data.tables import labels_of
 MEAN, REFUSE, AGREED = "mean", "refuse", "agreed"
 FEDERATED, TEST = "federated", "test"
 LEVELS = 10
-"""Different numbers of a column up to which it counts as one of categories, where nothing else is said."""
+"""Maximum number of distinct values of a column that counts as categories by default."""
 
 
 class DeclaredColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What [data.columns] may say of a column."""
+    """The declaration of a column in [data.columns]."""
 
     unit: str = ""
     low: float | None = None
@@ -39,7 +39,7 @@ class DeclaredColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SchemaColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A column as all sites must have it; of numbers where it has no categories."""
+    """A column in the form required of all sites; of numbers where it has no categories."""
 
     name: str
     unit: str = ""
@@ -58,7 +58,7 @@ class TableSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     columns: tuple[SchemaColumn, ...]
     missing: str = REFUSE
-    """"mean": an empty cell of a feature counts as the mean of its column; "refuse": there is none."""
+    """"mean": an empty cell of a feature counts as the mean of its column; "refuse": empty cells are an error."""
 
     @property
     def features(self) -> tuple[SchemaColumn, ...]:
@@ -76,7 +76,7 @@ class TableSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def options_of(source: str) -> tuple[Path, Mapping[str, str]]:
     """Return the file that "csv:PATH?label=COLUMN" names, and its options.
 
-    Raises ConfigError for another source, and for options that statistics of all sites cannot be made with.
+    Raises ConfigError for another source, and for options that statistics of all sites do not support.
     """
     kind, _, rest = source.partition(":")
     path, _, query = rest.partition("?")
@@ -95,9 +95,9 @@ def options_of(source: str) -> tuple[Path, Mapping[str, str]]:
 def schema_of(
     test: str, declared: Mapping[str, Any], kind: str, *, missing: str = REFUSE, categories: str = REFUSE
 ) -> TableSchema:
-    """Return the schema by the common test file and what is declared; `kind` of the task.
+    """Return the schema by the common test file and the declarations; `kind` of the task.
 
-    Raises ConfigError for columns of words without `categories` = "agreed", and for declarations that cannot be.
+    Raises ConfigError for columns of words without `categories` = "agreed", and for invalid declarations.
     """
     path, options = options_of(test)
     table, known = CsvColumns(_there(path)), declared_columns(declared)
@@ -124,7 +124,7 @@ def _there(path: Path) -> Path:
 
 
 def declared_columns(columns: Mapping[str, Any]) -> Mapping[str, DeclaredColumn]:
-    """Return what [data.columns] says of each column.  Raises ConfigError for what cannot be."""
+    """Return the declaration of each column in [data.columns].  Raises ConfigError for an invalid one."""
     found = {}
     for name, keys in columns.items():
         try:
@@ -162,7 +162,7 @@ def _label(table: CsvColumns, name: str, unit: str, declared: DeclaredColumn, ki
 
 
 def sorted_labels(table: CsvColumns, place: int) -> Sequence[str]:
-    """Return the classes of a label column, as numbers where they all are: 10 after 2.  Raises ConfigError."""
+    """Return the classes of a label column, in numeric order where all are numbers: 10 after 2.  Raises ConfigError."""
     cells = set(labels_of(table, place))
     return sorted(cells, key=float) if all(map(is_number, cells)) else sorted(cells)
 
@@ -170,8 +170,8 @@ def sorted_labels(table: CsvColumns, place: int) -> Sequence[str]:
 class SiteColumns:
     """A site's own table, checked against the schema on construction.
 
-    Raises ConfigError, naming file, line and column, for a column that is not there, another unit, a cell that is no
-    number or no agreed category, or out of bounds, an empty one where they are refused, and too few records.
+    Raises ConfigError, naming file, line and column, for a missing column, another unit, a cell that is no number, no
+    agreed category or out of bounds, an empty one where they are refused, and for too few records.
     """
 
     def __init__(self, path: Path, schema: TableSchema, least: int = 1) -> None:
@@ -183,7 +183,7 @@ class SiteColumns:
         encoded = [EncodedColumn(one.name, one.unit) for one in schema.columns]
         self._places = found_columns(self.table, encoded)
         self.cells = {one.name: [self._cell(one, row) for row in range(rows)] for one in schema.columns}
-        """A number, a category, or None where nothing is there, of each row, by the column."""
+        """A number, a category, or None for an empty cell, of each row, by column."""
 
     def _cell(self, column: SchemaColumn, row: int) -> float | str | None:
         place = self._places[column.name]
@@ -206,5 +206,5 @@ class SiteColumns:
         return value
 
     def numbers(self, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Return the numbers that are there in a column."""
+        """Return the numbers in the filled cells of a column."""
         return np.array([cell for cell in self.cells[name] if cell is not None], np.float64)
