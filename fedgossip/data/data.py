@@ -66,7 +66,7 @@ def scaled(train: Dataset, test: Dataset) -> tuple[Dataset, Dataset]:
 
 
 def scaled_by_test(train: Dataset, test: Dataset) -> tuple[Dataset, Dataset]:
-    """Return both with columns of mean 0 and deviation 1 in `test`, the only examples in common between peers that never
+    """Return both with columns of mean 0 and deviation 1 in `test`, the only examples shared by peers that never
     see each other's; a column with one value there is shifted by it, and a note reports this.
     """
     scale = fitted(test)

@@ -47,7 +47,7 @@ class NamesCode:
 
 
 def code_in(section: object) -> list[str]:
-    """Return every "module:function" that an instance of a declared class names, also in nested sections, in declaration
+    """Return every "module:function" that an instance of a declared class names, nested sections included, in declared
     order.
     """
     return [name for _, name in code_by_key(section)]
