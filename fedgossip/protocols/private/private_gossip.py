@@ -8,27 +8,27 @@
     waiting    deadline pace                        training end
     waiting    Stopping                             end
 
-What the neighbours S_j of j send to it is masked in pairs, and only the sum over all of them is not (`neighbourhood`).
-Who they are follows from the experiment, which all share: no receiver can choose.  A peer sends nothing to one with
-fewer than NEIGHBOURS_MIN neighbours.
+The vectors that the neighbours S_j of j send to it are masked in pairs, and only their sum is unmasked
+(`neighbourhood`).  The neighbours follow from the experiment, which all share: no receiver can choose them.  A peer
+sends nothing to one with fewer than NEIGHBOURS_MIN neighbours.
 
-A sum is never tried again among others.  Where one vector is missing, j keeps its own model in this round and reports a
-`skipped_mix`: the mean of all models moves then, by j's share of the disagreement.  That is the price for one message
-per edge and round, as in plain gossip.  A neighbour that is gone for good costs j all its mixes; j still sends, so that
-its other neighbours have theirs.
+A sum is never repeated over other senders.  Where one vector is missing, j keeps its own model in this round and
+reports a `skipped_mix`: the mean of all models then moves by j's share of the disagreement.  This is the price of one
+message per edge and round, as in plain gossip.  A neighbour that is gone for good costs j all its mixes; j still
+sends, so that its other neighbours can mix.
 
-Masks are made with keys of the run (`secure/pairs`): a peer tells its own on every new link, with those of its other
-neighbours, and passes a new one of a neighbour on to the others.  It begins when it has those of all that send to a
-receiver of its own, or at the start timer; to one of whose senders it lacks a key it sends nothing (`withheld`).
+Masks are made with keys of the run (`secure/pairs`): a peer sends its own key on every new link, with those of its
+other neighbours, and forwards a new key of a neighbour to the others.  It begins when it has the keys of all senders
+to its receivers, or at the start timer; to a receiver with a sender of unknown key it sends nothing (`withheld`).
 
-One key masks one vector.  A peer masks at most once in a round, and its rounds only go up: within a life `round` does,
-and before anything of round r leaves, a Checkpoint says r + 1, with the vector as it is without this round's mixing.
-So a life that takes up the newest checkpoint masks nothing again that may have left; a driver that writes checkpoints
-later than it sends must remember the rounds by itself (`runs/mask_ledger.py`).
+One key masks one vector.  A peer masks at most once in a round, and its rounds only increase: within a life `round`
+does, and before anything of round r is sent, a Checkpoint stores r + 1, with the vector as it is without this round's
+mixing.  So a life that resumes from the newest checkpoint masks no round again that may have been sent; a driver that
+writes checkpoints later than it sends must store the rounds itself (`runs/mask_ledger.py`).
 
-The beginning and the end are those of every gossip peer (`lifecycle`).  Waiting, deadlines and what happens to a peer
-that is behind are those of `sync_gossip`, with two differences: sums are added up as they come (`MaskedSums`), and a
-peer goes on to a later round only when two of its neighbours have done so.
+Beginning and end are those of every gossip peer (`lifecycle`).  Waiting, deadlines and the treatment of a peer that is
+behind are those of `sync_gossip`, with two differences: vectors are summed on arrival (`MaskedSums`), and a peer skips
+to a later round only when two of its neighbours have done so.
 """
 
 from __future__ import annotations
@@ -54,33 +54,33 @@ from fedgossip.secure.pairs import Pairs
 from fedgossip.secure.ring import Words
 from fedgossip.topology.exposure.privacy import NEIGHBOURS_MIN
 
-# The keys of a private run that a peer knows: to make masks it needs those of all that send where it sends.
+# The public keys of a private run at one peer: masks need those of all senders to its receivers.
 
 
 class KeyBook:
-    """One peer's.  `fellows` send to a receiver of ours: masks are made with them.
+    """One peer's keys.  `fellows` send to a receiver of ours: masks are made with them.
 
-    A key of a neighbour is passed on once; a message that is refused changes nothing.
+    A key of a neighbour is forwarded once; a refused message changes nothing.
     """
 
     def __init__(self, node: NodeId, pairs: Pairs, partners: Sequence[NodeId], fellows: Iterable[NodeId]) -> None:
         self.node, self.pairs, self.partners = node, pairs, partners
         self.fellows = frozenset(fellows) - {node}
-        self.passed: set[RunKey] = set()  # keys of neighbours that the others have been told of
+        self.passed: set[RunKey] = set()  # neighbours' keys forwarded to the others
 
     @property
     def lacking(self) -> frozenset[NodeId]:
-        """Those with whom no masks can be made yet."""
+        """The fellows with unknown keys, with which no masks can be made yet."""
         return frozenset(other for other in self.fellows if not self.pairs.knows(other))
 
     def introduction(self, to: NodeId) -> list[Send]:
-        """What is told on a new link: one's own key, and those of the other neighbours."""
+        """Return the messages for a new link: our own key, and those of the other neighbours."""
         return self._tell(to, self.pairs.told(other for other in self.partners if other != to))
 
     def told(self, sender: NodeId, keys: Sequence[RunKey], linked: Collection[NodeId]) -> list[Send]:
-        """Take what is new; pass what a neighbour says of itself on to all that send to it and to us.
+        """Take new keys; forward a neighbour's own key to all linked partners.
 
-        Raises ProtocolError for a key that its owner did not sign; nothing is changed then.
+        Raises ProtocolError for a key without its owner's signature; nothing is changed then.
         """
         try:
             latest = {key.node: key for key in sorted(keys, key=lambda key: key.incarnation)}
@@ -91,7 +91,7 @@ class KeyBook:
             raise ProtocolError(text, error.advice, peer=sender) from None
         for key in news:
             self.pairs.take(key)
-        # it may have come over another first, who does not tell ours
+        # another neighbour may have forwarded it first, to us alone
         own = [key for key in self.pairs.told([sender]) if key.node == sender and key not in self.passed]
         self.passed.update(own)
         others = [other for other in self.partners if other != sender and other in linked]
@@ -101,14 +101,14 @@ class KeyBook:
         return [Send(to, RunKeys(tuple(keys[at : at + KEYS_MAX]))) for at in range(0, len(keys), KEYS_MAX)]
 
 
-# Masked parts that have come, added up by round: one vector's memory a round, however many neighbours there are.
+# Received masked vectors, summed by round: one vector's memory per round, for any number of neighbours.
 
 
 class PartialSum:
-    """What has come of one round, added up."""
+    """The sum of the received vectors of one round."""
 
     def __init__(self, sender: NodeId, words: Words) -> None:
-        # what came over a link is ours; what a simulated peer sent to several may have other readers
+        # a vector received over a link is ours; one that a simulated peer sent to several may have other readers
         self.total = words if words.flags.writeable else words.copy()
         self.heard = {sender}
 
@@ -118,9 +118,9 @@ class PartialSum:
 
 
 class MaskedSums:
-    """One peer's, of the current round and of at most `lead` after it.
+    """One peer's sums, of the current round and of at most `lead` after it.
 
-    A sender counts once in a round; integers have no order, so that the sums are those of any order of arrival.
+    A sender counts once in a round; integer sums do not depend on the order of arrival.
     """
 
     def __init__(self, lead: int) -> None:
@@ -131,8 +131,8 @@ class MaskedSums:
         return frozenset(self.of[round].heard) if round in self.of else frozenset()
 
     def put(self, sender: NodeId, round: int, words: Words, current: int) -> bool:
-        """Add a part of round `current` or later up; false for one that is in already."""
-        if round > current + self.lead:  # it has gone on without us, and so shall we
+        """Add a vector of round `current` or later; return False for a repetition."""
+        if round > current + self.lead:  # it went on without us, so this will not be used
             return True
         here = self.of.get(round)
         if here and sender in here.heard:
@@ -144,17 +144,17 @@ class MaskedSums:
         return True
 
     def take(self, round: int) -> Words:
-        """Return the sum of a round of which something is here."""
+        """Return the sum of a round with at least one received vector."""
         return self.of.pop(round).total
 
     def go_to(self, round: int) -> None:
-        """Forget the rounds before."""
+        """Drop the rounds before `round`."""
         for old in [r for r in self.of if r < round]:
             del self.of[old]
 
 
 def times(terms: Sequence[tuple[Words, int]]) -> Words:
-    """The sum of words, each so many times; there are as many terms as there are weights."""
+    """Return the sum of the words, each times its count."""
     if not terms:
         return np.zeros(0, np.uint32)
     (first, count), *rest = terms
@@ -171,7 +171,7 @@ MODEL = "state/x"
 class PrivateGossip(AwaitedRound[Iterate]):
     """One peer of a private run.  `schema` is the layout that its neighbours must share.
 
-    `resumed`: go on from there, in a new life.
+    `resumed`: continue from this checkpoint, in a new life.
     """
 
     def __init__(
@@ -191,9 +191,9 @@ class PrivateGossip(AwaitedRound[Iterate]):
         self.book = KeyBook(node, pairs, partners, (one for to in partners for one in schedule.partners(to)))
         self.company.keyless = self.book.lacking
         self.sums = MaskedSums(max(leads_of(node, schedule, partners).values(), default=1))
-        self.sources = Sources()  # of the round that is exchanged
-        self.given: Words = np.zeros(0, np.uint32)  # what the receivers of our model take of it
-        self.newest: dict[NodeId, int] = {}  # the latest round that each was heard of in
+        self.sources = Sources()  # of the open round
+        self.given: Words = np.zeros(0, np.uint32)  # sum of our weighted models sent to the receivers
+        self.newest: dict[NodeId, int] = {}  # latest round seen of each neighbour
 
     def rostered(self, schedule: object) -> None:  # noqa: ARG002
         raise ProtocolError(f"node {self.node}: who takes part in a private run is fixed before it begins")
@@ -219,18 +219,18 @@ class PrivateGossip(AwaitedRound[Iterate]):
         (x,) = self.learner.trained(event.update, Step.of(self.round, event.metrics))
         self._check_bound(x)
         effects: list[Effect] = []
-        if (newest := self._gone_on_to()) > self.round:  # the rounds between are lost
+        if (newest := self._gone_on_to()) > self.round:  # the rounds between are skipped
             effects.append(Report("skipped", newest - self.round, newest))
             self._go_to(newest)
         self.phase = "waiting"
-        self.clock.heard(now_ns)  # who was here before us was in time
+        self.clock.heard(now_ns)  # vectors received before this were in time
         mixing = self.schedule.mixing(self.round)
         row = self._others(mixing, self.node)
         here = self.sums.heard(self.round)
         self.sources = Sources.of(row, lambda j: j in here)
         effects.append(Outgoing(self.round + 1, x))
         self.carried.due(row)
-        # first: what leaves is never masked again
+        # first: a sent vector is never masked again
         effects.append(Checkpoint(self.round + 1, {MODEL: x}, self.carried.saved()))
         effects += self._parts(x, mixing, row)
         return [*effects, self.until_the_deadline(), *self.end_if_complete(now_ns)]
@@ -239,7 +239,7 @@ class PrivateGossip(AwaitedRound[Iterate]):
         return {other: weight for other, weight in mixing.row(node).items() if other != node}
 
     def _parts(self, x: Vector, mixing: RoundWeights, row: dict[NodeId, float]) -> list[Effect]:
-        """What each neighbour gets of our model; equal weights, as on regular graphs, are rounded once."""
+        """Return the masked model for each neighbour; equal weights, as on regular graphs, are rounded once."""
         wholes = {weight: self.grid.whole(x, weight) for weight in set(row.values())}
         self.given = times([(wholes[weight], count) for weight, count in Counter(row.values()).items()])
         lacking = self.book.lacking
@@ -269,7 +269,7 @@ class PrivateGossip(AwaitedRound[Iterate]):
             )
 
     def _gone_on_to(self) -> int:
-        """The latest round to which two who need our model have gone on without it; one voice moves nobody."""
+        """Return the latest round to which two receivers of our model have gone on without it; one is not enough."""
         heard = [(j, r) for j, r in self.newest.items() if r > self.round and j not in self.company.absent]
         ahead = [r for j, r in heard if given_up(self.schedule, j, r, self.node, self.round)]
         return sorted(ahead)[-2] if len(ahead) > 1 else self.round
@@ -311,11 +311,11 @@ class PrivateGossip(AwaitedRound[Iterate]):
         return self.sources
 
     def gone_on(self, node: NodeId) -> bool:
-        """It is behind this round; or it was here before us by more rounds than are kept."""
+        """Return whether it has completed this round, or was ahead of us by more rounds than are kept."""
         return self.newest.get(node, -1) >= self.round
 
     def ask(self, times: int) -> list[Effect]:  # noqa: ARG002
-        return []  # a part is masked once, and never said again
+        return []  # a vector is masked once, and never sent again
 
     def end_round(self, now_ns: int) -> list[Effect]:
         if len(self.sources.missing) < len(self.sources.all):
@@ -328,7 +328,7 @@ class PrivateGossip(AwaitedRound[Iterate]):
         return effects + self.go_on(now_ns)
 
     def _mix(self, missing: Sequence[NodeId]) -> list[Effect]:
-        """Take the sum up if all of it is here; else keep our own model."""
+        """Add the sum if it is complete; else keep our own model."""
         (x,), senders = self.learner.outgoing, self.sources.all
         self.carried.heard(senders.difference(missing))
         wrong: dict[str, object] = {}
@@ -357,7 +357,7 @@ class PrivateGossip(AwaitedRound[Iterate]):
         return []
 
     def close(self) -> list[Effect]:
-        """Keep what was trained: its round is masked, and will not be again."""
+        """Keep the trained model: its round is masked, and will not be again."""
         if self.learner.outgoing:
             self.learner.mixed(self.learner.outgoing)
         return []

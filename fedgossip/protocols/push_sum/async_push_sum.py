@@ -10,13 +10,13 @@
     closing    drain                                         finished
     leaving    Accepted                                      finished
 
-Parcels, the mathematics and the end are those of `push_peer`.  What comes is added when it comes; a peer waits only
-where no arc is free ("pausing"), so that it is a network's breadth ahead of its parcels and not a run's.
+Parcels, the mathematics and the end are those of `push_peer`.  Received mass is added at once; a peer waits only where
+no arc is free ("pausing"), so that it is ahead of its parcels by a network's breadth and not by a run's.
 
-Where we differ: a peer that is quicker than those it hears gives away in each round, and little comes.  The method as
-published lets its weight w go to zero, and an update of x moves the model x / w by 1 / w of it: training diverges, at
-any learning rate, once it is quick enough (the papers bound how long a node may be silent).  So a peer gives no more
-than leaves it LEAST_KEPT of what one of weight 1 keeps; it may give any share, for the sums stay all the same.
+Difference from the papers: a peer that is quicker than its in-neighbours sends mass in each round and receives little.
+The published method lets its weight w go to zero, and an update of x moves the model x / w by 1 / w of it: training
+diverges, at any learning rate, once it is quick enough (the papers bound how long a node may be silent).  So a peer
+sends no more than leaves it LEAST_KEPT of what one of weight 1 keeps; any share is allowed, as the sums stay the same.
 
 Sources: Assran et al. (ICML 2019), section 4; also Spiridonoff, Olshevsky and Paschalidis, Robust asynchronous
 stochastic gradient-push, JMLR 21 (2020).
@@ -34,14 +34,14 @@ from fedgossip.protocols.push_sum.push_peer import PushPeer, part_of
 
 LEAST_KEPT = 0.5
 LEAST_GIVEN = 1e-3
-"""A smaller share is not worth a message."""
+"""Minimum share that is worth a message."""
 
 
 class AsyncPushSum(PushPeer[State]):
     """One peer of an asynchronous run."""
 
     def ready(self, resumed: Checkpoint | None) -> None:
-        """Nothing is kept beside the parcels."""
+        """Nothing is stored beside the parcels."""
 
     def rostered(self, schedule: object) -> None:
         self.follow(schedule)
@@ -67,7 +67,7 @@ class AsyncPushSum(PushPeer[State]):
         return {free[drawn % len(free)]: 0.5} if free else {}
 
     def _affordable(self, shares: dict[NodeId, float]) -> dict[NodeId, float]:
-        """Return the shares, smaller where they would leave too little weight; none where there is nothing to give."""
+        """Return the shares, reduced where they would leave too little weight; none if nothing is left."""
         weight, given = float(self.learner.outgoing[-1][0]), sum(shares.values())
         least = LEAST_KEPT * (1.0 - given)
         if weight * (1.0 - given) >= least:

@@ -1,13 +1,14 @@
-"""The accounts of mass that is given away: a parcel is its sender's until it is known to be accepted.
+"""The accounts of sent mass: a parcel belongs to its sender until its acceptance is received.
 
-    at its sender      out --Accepted(number)--> gone          at most one per receiver; sent again until then
-                        \\--Leaving(used < number)--> back       the receiver takes no more: it is the sender's again
-    at its receiver    number > taken: taken, and Accepted; otherwise it was taken before: Accepted again
+        at its sender      out --Accepted(number)--> gone          at most one per receiver; sent again until then
+                            \\--Leaving(used < number)--> back       the receiver takes no more: it is the sender's
+                            again
+        at its receiver    number > taken: taken, and Accepted; otherwise a repetition: Accepted again
 
-So nothing is lost and nothing counts twice, whatever is lost, repeated or overtaken on the way.
+So no mass is lost and none counts twice, despite loss, repetition and reordering.
 
-A share of mass is one array per slot of the algorithm, its weight, float64 [1], the last; in a parcel the weight is a
-number in the head.
+A share of mass is one array per slot of the algorithm, its weight, float64 [1], the last; a parcel carries the weight
+as a number in the header.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ LIFE = 1 << 32
 
 
 class Arcs:
-    """One peer's accounts with all it sends to and hears from."""
+    """One peer's accounts with all its out- and in-neighbours."""
 
     def __init__(self, life: int) -> None:
         self.life = life
         self.out: dict[NodeId, Parcel] = {}
-        """Given away, and not known to be accepted."""
+        """Sent, and not yet accepted."""
         self.sent: dict[NodeId, int] = {}
         """The newest number to each."""
         self.taken: dict[NodeId, int] = {}
@@ -47,18 +48,18 @@ class Arcs:
         return parcel
 
     def may_have_sent(self, to: NodeId, number: int) -> bool:
-        """Whether parcel `number` can be ours: what an earlier life has sent, this one may not know."""
+        """Return whether parcel `number` can be ours: an earlier life's numbers are unknown."""
         return number <= max(self.sent.get(to, -1), self.life * LIFE - 1)
 
     def accepted(self, to: NodeId, number: int) -> bool:
-        """Forget what was accepted; tell whether that was any."""
+        """Drop an accepted parcel; return whether there was one."""
         if to not in self.out or self.out[to].number > number:
             return False
         del self.out[to]
         return True
 
     def take(self, sender: NodeId, number: int) -> bool:
-        """Tell whether the parcel is new; it counts as taken from now on."""
+        """Mark the parcel as taken; return whether it is new."""
         if number <= self.taken.get(sender, -1):
             return False
         self.taken[sender] = number
@@ -88,10 +89,10 @@ class Arcs:
 
 
 def share_of(parcel: Parcel) -> Vectors:
-    """What the parcel holds."""
+    """Return the mass in the parcel."""
     return *parcel.vectors, weight_of(parcel.weight)
 
 
 def weight_of(number: float) -> Vector:
-    """A weight as the algorithms have it: float64 [1]."""
+    """Return a weight in the algorithms' form: float64 [1]."""
     return frozen(np.array([number]))

@@ -1,22 +1,22 @@
-"""What both machines of push-sum have in common: parcels of mass, sent again until they are accepted.
+"""Common part of both push-sum machines: parcels of mass, sent again until they are accepted.
 
-What goes out and what becomes of the sums is the algorithm's (`algorithms/gossip/push_sum`, or another whose `needs`
-are columns and whose last slot is a weight); at node i, in every round:
+The outgoing vectors and the use of the sums are the algorithm's (`algorithms/gossip/push_sum`, or another with `needs`
+of columns and a weight as its last slot); at node i, in every round:
 
-    v_i  <-  what goes out after training          vectors and a weight
-    send  a v_i  to each out-neighbour;  keep what is left                 a: the column of i in the mixing
-    v_i  <-  the sum of what was kept and what has come
+    v_i  <-  outgoing vectors after training       vectors and a weight
+    send  a v_i  to each out-neighbour;  keep the rest                     a: the column of i in the mixing
+    v_i  <-  the sum of the kept and the received parts
 
-Nobody needs to know who hears it, nor that anybody does: the sums of all v_i stay.
+A peer needs no knowledge of its receivers, nor of the receipt: the sum of all v_i is constant.
 
-Where we differ from Assran et al. (ICML 2019): the network may lose messages.  What is sent is a numbered `Parcel` of
-the sender's mass, sent again until it is `Accepted`; a receiver that is gone or has left, or whose last one is not
-accepted in time, gets none, and its share stays where it is.  Mass that is late counts when it comes.  So nothing is
-lost and nothing counts twice (`mass_ledger`).
+Difference from Assran et al. (ICML 2019): the network may lose messages.  Each message is a numbered `Parcel` of the
+sender's mass, sent again until it is `Accepted`; a receiver that is gone or has left, or that has not accepted the
+last one in time, gets none, and its share stays with the sender.  Late mass counts on arrival.  So no mass is lost and
+none counts twice (`mass_ledger`).
 
-The end.  A peer that has done its rounds waits until its parcels are accepted, then says `Leaving`: the last number
-that it has taken of each.  From then on it takes nothing; what is on the way goes back to who sent it.  Who is left
-behind alone ends its run early.  A parcel to a peer that is gone is taken back at the very end.
+The end.  After its last round a peer waits until its parcels are accepted, then sends `Leaving` with the number of the
+last parcel taken of each.  From then on it takes none; a parcel in flight returns to its sender.  A peer without
+remaining partners ends its run early.  A parcel to a peer that is gone is reclaimed at the very end.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from fedgossip.protocols.gossip.vector_check import VectorCheck
 from fedgossip.protocols.push_sum.mass_ledger import Arcs, share_of
 
 WEIGHT_MOST = 2.0**31
-"""Maximum weight of a parcel: there are as many as nodes in all the network."""
+"""Maximum weight of a parcel: the number of nodes of the largest network."""
 
 LONGER = 3
-"""So often the wait for an acceptance doubles: a parcel holds back the round of its receiver."""
+"""Maximum number of doublings of the wait for an acceptance: a parcel holds back its receiver's round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +54,22 @@ class PushSettings(RunLimits):
     targets: Literal["all", "one"] = "all"
     """Asynchronous: push to every out-neighbour in a round, or half of the mass to one of them."""
     deadline_ns: int = 30_000_000_000
-    """Synchronous: the longest wait for the in-neighbours' parcels after sending one's own."""
+    """Synchronous: maximum wait for the in-neighbours' parcels after sending one's own."""
     least_deadline_ns: int = 5_000_000_000
-    """The deadline follows the rounds that were seen, within these two; equal: it is constant."""
+    """Minimum deadline: it follows the measured rounds between this and `deadline_ns`; equal: it is constant."""
     answer_ns: int = 10_000_000_000
-    """The longest wait for an acceptance before a parcel is sent again."""
+    """Maximum wait for an acceptance before a parcel is sent again."""
     first_answer_ns: int = 1_000_000_000
-    """That wait until some answers were seen."""
+    """Wait for an acceptance until enough of them were measured."""
     least_answer_ns: int = 100_000_000
-    """That wait follows the acceptances that were seen, within these two."""
+    """Minimum wait for an acceptance: it follows the measured ones."""
 
 
 class PushPeer(Lifecycle[State]):
-    """Links, parcels and the end; `push_sum` and `async_push_sum` say when shares are given, and when mass counts.
+    """Links, parcels and the end; `push_sum` and `async_push_sum` define when shares are sent, and when mass counts.
 
-    At most one parcel to each partner is out.  What is out, here and in the sums of all others adds up to what there
-    was at the beginning and all updates since.
+    At most one parcel to each partner is out.  Mass in flight, here and at all others sums to the initial mass and all
+    updates since.
     """
 
     settings: PushSettings
@@ -92,42 +92,42 @@ class PushPeer(Lifecycle[State]):
         self.schedule, self.schema = schedule, schema
         self.layout = VectorCheck(node, schema, initial.dtype, initial.size, len(algorithm.slots) - 1)
         self.arcs = Arcs(incarnation)
-        self.packed_ns: dict[NodeId, int] = {}  # when the parcel that is out was sent, if that was once
-        self.heard: set[NodeId] = set()  # ever
+        self.packed_ns: dict[NodeId, int] = {}  # time of a parcel that was sent once
+        self.heard: set[NodeId] = set()  # partners with any message so far
         if resumed:
             self.arcs = Arcs.restored(resumed.vectors, resumed.facts, schema, incarnation)
         self.ready(resumed)
 
-    # --- what the two kinds do differently ------------------------------------------------------------------------
+    # --- defined by the two kinds -------------------------------------------------------------------------------------
 
     @abstractmethod
     def ready(self, resumed: Checkpoint | None) -> None:
-        """The peer is made: make what is the kind's own, or take it up where the life before left it."""
+        """Create the kind's own state, or restore it from the checkpoint."""
 
     @abstractmethod
     def exchange(self, now_ns: int) -> list[Effect]:
-        """A round is open: give shares of what goes out away, and go on."""
+        """Send shares of the outgoing vectors in an open round, and go on."""
 
     @abstractmethod
     def arrived(self, sender: NodeId, round: int, share: Vectors, now_ns: int) -> list[Effect]:
-        """Mass has come from `sender`, or back from there in the round in which it was given."""
+        """Handle mass from `sender`, or returned from there, sent in `round`."""
 
     @abstractmethod
     def none_comes(self, sender: NodeId, round: int, now_ns: int) -> list[Effect]:
-        """Nothing comes from `sender` in `round`."""
+        """Handle that `sender` sends nothing in `round`."""
 
     @abstractmethod
     def freed(self, now_ns: int) -> list[Effect]:
-        """An arc is free again, or who is here has changed."""
+        """Handle a free arc, or a change of the connected partners."""
 
     @abstractmethod
     def woken(self, key: Hashable, now_ns: int) -> list[Effect]:
-        """A timer of the rounds."""
+        """Handle a timer of the rounds."""
 
     # --- events ---------------------------------------------------------------------------------------------------
 
     def follow(self, schedule: object) -> None:
-        """Others take part from now on."""
+        """Replace the schedule: the set of participants has changed."""
         self.schedule = schedule  # type: ignore[assignment]
         self.company.change(self.schedule.partners(self.node))
 
@@ -144,7 +144,7 @@ class PushPeer(Lifecycle[State]):
     def fired(self, key: Hashable, now_ns: int) -> list[Effect]:
         match key:
             case ("parcel", int(to), number, int(attempt)) if self._is_out(to, number):
-                self.packed_ns.pop(to, None)  # which one is accepted cannot be told (Karn and Partridge, SIGCOMM 1987)
+                self.packed_ns.pop(to, None)  # acceptances are now ambiguous (Karn and Partridge, SIGCOMM 1987)
                 return self._send_out(to, attempt + 1)
         return self.woken(key, now_ns)
 
@@ -167,19 +167,19 @@ class PushPeer(Lifecycle[State]):
         return self.exchange(now_ns)
 
     def round_done(self, vectors: Mapping[str, Vector], facts: Mapping[str, object]) -> list[Effect]:
-        """The round is behind us; `vectors` and `facts` go into the checkpoint beside the parcels."""
+        """Complete the round; `vectors` and `facts` go into the checkpoint beside the parcels."""
         self.round += 1
         out, accounts = self.arcs.saved()
         saved = self.learner.checkpoint(self.round, {**out, **vectors}, {**accounts, **facts, **self.carried.saved()})
         return [RoundDone(self.round, self.learner.model, self.learner.staleness), saved]
 
     def free(self, targets: Sequence[NodeId]) -> list[NodeId]:
-        """Those of the targets that can be sent to now."""
+        """Return the targets that can be sent to now."""
         here = set(self.company.here())
         return [to for to in targets if to in here and to not in self.arcs.out]
 
     def give(self, shares: Mapping[NodeId, float], now_ns: int) -> list[Effect]:
-        """Send each its share of what goes out; what is left is not taken off."""
+        """Send each its share of the outgoing vectors; the caller keeps the rest."""
         made: dict[float, Vectors] = {}
         effects: list[Effect] = []
         for to, share in shares.items():
@@ -191,7 +191,7 @@ class PushPeer(Lifecycle[State]):
         return effects
 
     def _send_out(self, to: NodeId, attempt: int) -> list[Effect]:
-        """Send the parcel that is out; to one who is gone: when it is back."""
+        """Send the parcel that is out; to a disconnected receiver once its link is up again."""
         if to not in self.company.linked:
             return []
         parcel = self.arcs.out[to]
@@ -215,7 +215,7 @@ class PushPeer(Lifecycle[State]):
         self.layout.check_values(sender, parcel)
         self.heard.add(sender)
         if self.phase == "leaving" and parcel.number > self.arcs.taken.get(sender, -1):
-            return [Send(sender, self.leaving(sender))]  # it is the sender's again
+            return [Send(sender, self.leaving(sender))]  # it belongs to the sender again
         effects: list[Effect] = []
         if self.arcs.take(sender, parcel.number):
             self.carried.came(sender)
@@ -251,7 +251,7 @@ class PushPeer(Lifecycle[State]):
         return not self.company.linked & self.arcs.out.keys()
 
     def leaving(self, to: NodeId) -> Leaving:
-        """`used`: the last parcel of yours that I have taken, or ever will."""
+        """Return our goodbye; `used`: the last parcel of `to` that we have taken, or ever will."""
         done = to in self.company.left and to not in self.arcs.out
         return Leaving(self.round, used=self.arcs.taken.get(to, -1), done=done)
 
@@ -262,7 +262,7 @@ class PushPeer(Lifecycle[State]):
         return node in self.company.left and node not in self.arcs.out
 
     def unsettled(self) -> list[Effect]:
-        """What is out to those who are gone is ours again; of who is there and says nothing we do not know."""
+        """Reclaim parcels sent to departed peers; the fate of parcels to silent peers is unknown."""
         effects: list[Effect] = []
         for to, parcel in sorted(self.arcs.out.items()):
             gone = to not in self.company.linked
@@ -273,17 +273,17 @@ class PushPeer(Lifecycle[State]):
         return effects
 
     def expected(self) -> Collection[NodeId]:
-        """Where every round has a graph of its own two may have met once, and lost that parcel: heard of is enough."""
+        """Return the partners; without a fixed graph a pair may meet once: any message is enough."""
         fixed = self.schedule.period > 0
         return [j for j in self.company.partners if fixed or j not in self.heard]
 
 
 def part_of(whole: Vectors, share: float) -> Vectors:
-    """This share of each vector and of the weight."""
+    """Return this share of each vector and of the weight."""
     return tuple(ordered_mix([(share, vector)]) for vector in whole)
 
 
 def resume_point(algorithm: GossipAlgorithm[Any], round: int, model: Vector) -> Checkpoint:
-    """Return from where a peer goes on that has `model` after `round` rounds, and the weight of one who begins."""
+    """Return the checkpoint of a peer that adopts `model` after `round` rounds, with the initial weight."""
     vectors, facts = Arcs(0).saved()
     return Learner(algorithm, model).checkpoint(round, vectors, {"mail": [], **facts, **FRESH})

@@ -13,8 +13,8 @@
     leaving    Accepted                                      finished
 
 Parcels, the mathematics and the end are those of `push_peer`.  In every round a peer waits for the acceptance of its
-last parcels ("blocked"), then for the parcels of its in-neighbours, or until the deadline; it tells a receiver that
-gets none (`Account`).  Where no deadline is missed the bits are those of the stacked engine, whatever was lost.
+last parcels ("blocked"), then for the parcels of its in-neighbours, or until the deadline; it notifies a receiver that
+gets none (`Account`).  Where no deadline is missed the bits are those of the stacked engine, despite losses.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ from fedgossip.protocols.gossip.open_round import Sources
 from fedgossip.protocols.push_sum.mass_ledger import weight_of
 from fedgossip.protocols.push_sum.push_peer import PushPeer
 
-# Shares of mass that have come, by sender and round, until the round in which they count.
+# Received shares of mass, by sender and round, until the round in which they count.
 
 
 Come = list[tuple[NodeId, int, Vectors]]
-"""Sender, round and share of what has come."""
+"""(sender, round, share) of received mass."""
 
 
 class ParcelMail:
-    """One peer's.  `leads`: how many rounds ahead each in-neighbour can be.
+    """One peer's received mass.  `leads`: how many rounds ahead each in-neighbour can be.
 
-    All mass that is put is taken once: the sum over all shares and the late one is that of what was put, less that of
-    what was taken.  Of a sender are at most as many as rounds that it can be in; what is of another round is late, in
-    one sum, whatever is sent.
+    All mass that is put is taken once: the sum over all shares and the late one is the mass put, less the mass taken.
+    Of each sender it holds at most as many shares as rounds that it can be in; shares of other rounds are late, in one
+    sum, whatever is sent.
     """
 
     late_from: frozenset[NodeId] = frozenset()
-    """The senders of what is in the late sum."""
+    """The senders of the mass in the late sum."""
 
     def __init__(self, leads: Mapping[NodeId, int]) -> None:
         self.leads = leads
         self.kept: dict[NodeId, dict[int, Vectors]] = {}
         self.late: Vectors | None = None
         self.none: dict[NodeId, int] = {}
-        """The last round in which nothing comes of each."""
+        """The last round for which each sender sends nothing more."""
 
     def put(self, sender: NodeId, round: int, share: Vectors, current: int) -> None:
-        """Keep a share that was given in `round`; ours is `current`."""
+        """Keep a share that was sent in `round`; ours is `current`."""
         if current <= round <= current + self.leads.get(sender, 0) and round not in self.kept.get(sender, ()):
             self.kept.setdefault(sender, {})[round] = share
         else:
@@ -68,14 +68,14 @@ class ParcelMail:
         self.none_comes(sender, round - 1)
 
     def none_comes(self, sender: NodeId, round: int) -> None:
-        """Nothing comes of `sender` up to `round` but what is here."""
+        """Record that `sender` sends nothing more up to `round`."""
         self.none[sender] = max(round, self.none.get(sender, -1))
 
     def has(self, sender: NodeId, round: int) -> bool:
         return round in self.kept.get(sender, ())
 
     def take(self, until: int) -> Come:
-        """Return all of rounds up to `until`, by ascending senders and rounds; the late sum is `take_late`'s."""
+        """Return all shares of rounds up to `until`, by ascending senders and rounds; the late sum is `take_late`'s."""
         due = [(j, r) for j, kept in sorted(self.kept.items()) for r in sorted(kept) if r <= until]
         return [(j, r, self.kept[j].pop(r)) for j, r in due]
 
@@ -84,7 +84,7 @@ class ParcelMail:
         return late
 
     def saved(self) -> tuple[dict[str, Vector], list[list[float]]]:
-        """The vectors and the facts of what is kept, for a checkpoint taken when nothing is late."""
+        """Return the vectors and the facts of the kept shares, for a checkpoint taken when nothing is late."""
         vectors: dict[str, Vector] = {}
         mail: list[list[float]] = []
         for j, kept in self.kept.items():
@@ -94,21 +94,21 @@ class ParcelMail:
         return vectors, mail
 
     def restore(self, vectors: Mapping[str, Vector], mail: Any, count: int) -> None:
-        """Take up what `saved` gave; `count`: vectors of a share."""
+        """Restore the result of `saved`; `count`: vectors of a share."""
         for j, round, weight in mail:
             share = *(vectors[f"mail/{j}/{round}/{k}"] for k in range(count)), weight_of(weight)
             self.kept.setdefault(int(j), {})[int(round)] = share
 
 
 class SyncPushSum(PushPeer[State]):
-    """One peer of a synchronous run.  `resumed`: go on from there, with the mass that had come and not counted."""
+    """One peer of a synchronous run.  `resumed`: continue from this checkpoint, with its received, uncounted mass."""
 
     def ready(self, resumed: Checkpoint | None) -> None:
         settings = self.settings
         self.mail = ParcelMail(self._leads())
-        self.kept: float | None = None  # the own share, between giving and mixing
+        self.kept: float | None = None  # own share, between sending and mixing
         self.sources = Sources()  # of this round
-        self.silent: set[NodeId] = set()  # out-neighbours whose acceptance is not waited for
+        self.silent: set[NodeId] = set()  # out-neighbours with an acceptance that is not waited for
         self.wait = Deadline(settings.deadline_ns, min(settings.least_deadline_ns, settings.deadline_ns))
         self.sent_ns = 0
         if resumed:
@@ -119,10 +119,10 @@ class SyncPushSum(PushPeer[State]):
         self.mail.leads = self._leads()
 
     def _leads(self) -> dict[NodeId, int]:
-        """What comes back to ourselves is of no round that is to come."""
+        """Return the leads of the partners; of ourselves -1, as returned mass is of no later round."""
         return {self.node: -1, **leads_of(self.node, self.schedule, self.company.partners)}
 
-    # --- giving ---------------------------------------------------------------------------------------------------
+    # --- sending ------------------------------------------------------------------------------------------------------
 
     def exchange(self, now_ns: int) -> list[Effect]:
         if self._blocked():
@@ -131,7 +131,7 @@ class SyncPushSum(PushPeer[State]):
         return self._share(now_ns)
 
     def _blocked(self) -> set[NodeId]:
-        """Those whose last parcel is not accepted yet: until it is they cannot get this round's."""
+        """Return the receivers that have not accepted the last parcel yet: until then they cannot get this round's."""
         targets = set(self.schedule.mixing(self.round).targets(self.node)) - self.silent
         return targets & self.arcs.out.keys() & set(self.company.here())
 
@@ -151,7 +151,7 @@ class SyncPushSum(PushPeer[State]):
         effects.append(SetTimer(("deadline", self.round), self.wait.now_ns()))
         return effects + self._mix_if_complete(now_ns)
 
-    # --- what comes -----------------------------------------------------------------------------------------------
+    # --- receiving ----------------------------------------------------------------------------------------------------
 
     def arrived(self, sender: NodeId, round: int, share: Vectors, now_ns: int) -> list[Effect]:
         if self.phase in ("closing", "leaving"):
@@ -207,7 +207,7 @@ class SyncPushSum(PushPeer[State]):
         return [*effects, *self.round_done(vectors, {"mail": mail}), *self.go_on(now_ns)]
 
     def _sum(self, until: int) -> None:
-        """Mix what is here of rounds up to `until`, by ascending ids, our own in its place; late mass comes last."""
+        """Mix the shares of rounds up to `until`, by ascending ids, our own in its place; late mass last."""
         come = self.mail.take(until)
         if outgoing := self.learner.outgoing:
             terms = [(self.node, 0, 1.0 if self.kept is None else self.kept, outgoing)]

@@ -1,10 +1,10 @@
-"""A peer of a fixed network that comes back with nothing asks its neighbours for their model before it takes part.
+"""A restarted peer of a fixed network without a checkpoint fetches a neighbour's model before it takes part.
 
-    comes back --a neighbour's model, or all are at the start, or nobody has one in time--> gossip
+    restarts --a neighbour's model, or all are at the start, or no neighbour has one in time--> gossip
 
-What it begins with is as far as what its neighbours have, or their first round: a model that nobody has trained, mixed
-into theirs, would set them back.  Every peer keeps its latest model for this, as members that come and go do
-(`state_transfer`); the gossip machine knows nothing of it, and is told of links and of the latest words once it begins.
+It begins in its neighbours' round, or in their first: an untrained model, mixed into theirs, would set them back.
+Every peer keeps its latest model for this, as in runs with a changing roster (`state_transfer`); the gossip machine is
+independent of it, and receives links and the latest messages once it begins.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ from fedgossip.protocols.gossip.refusals import far_ahead, refused_by
 from fedgossip.protocols.transfer.state_transfer import ModelFetch, ModelSource
 
 Make = Callable[[Checkpoint], Machine]
-"""The gossip machine that goes on from there."""
+"""Makes the gossip machine that resumes from the checkpoint."""
 
 TakeUp = Callable[[int, Vector], Checkpoint]
-"""(round, model): from where a machine goes on that has this model after so many rounds."""
+"""(round, model): checkpoint of a machine that adopts this model after so many rounds."""
 
 
 class Recovering:
-    """The machine of one peer: `gossip`, and beside it the model that neighbours may ask for.
+    """The machine of one peer: `gossip`, and the model that neighbours may request.
 
-    `lost`: this life has nothing of the one before; it asks the `neighbours` first, for at most `patience_ns`, and is
-    then what `make` gives from what `take_up` makes of their model.  `initial`: what everyone begins with.
+    `lost`: this life has no checkpoint; it first queries the `neighbours`, for at most `patience_ns`, and then runs
+    the machine of `make`, from the checkpoint that `take_up` makes of their model.  `initial`: every peer's first
+    model.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Recovering:
         self._said: dict[NodeId, dict[str, Message]] = {}  # the latest model and goodbye of each
 
     def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
-        """Take one event; see machine.Machine."""
+        """Handle one event; see machine.Machine."""
         match event:
             case Received(sender, ModelQuery() | ChunkRequest() as asked):
                 return self.giver.handle(sender, asked, now_ns)
@@ -86,7 +87,7 @@ class Recovering:
                 self.giver.latest = effect.round, effect.model
         return effects
 
-    # --- before it takes part -------------------------------------------------------------------------------------
+    # --- before it takes part -----------------------------------------------------------------------------------------
 
     def _seek(self, event: Event, now_ns: int) -> list[Effect]:
         effects = self._heard(event)
@@ -130,14 +131,14 @@ class Recovering:
             return [refused_by(error, 0)]
 
     def _at_the_start(self) -> bool:
-        """Whether no neighbour has anything better than what everyone begins with."""
+        """Return whether no neighbour has a better model than the initial one."""
         if self.taker.want is not None:
             return self.taker.want[0] == 0
         offers = self.taker.offers
         return offers.keys() >= self.neighbours and all(round == 0 for round, _ in offers.values())
 
     def _begin(self, now_ns: int) -> list[Effect]:
-        """Take part, with what came; the gossip machine hears of all that it has not been told."""
+        """Take part, with the fetched model; pass the stored links and messages to the gossip machine."""
         self.seeking = False
         if self.taker.model is not None:
             self.gossip = self._make(self._take_up(*self.taker.model))

@@ -1,9 +1,9 @@
-"""The state of a descent, from a worker that has it to one that is behind: in pieces, each asked for.
+"""The state of a descent, fetched by a worker that is behind from one that has it: in pieces, each requested.
 
     behind   StateQuery(rounds, start)              donor   StatePiece(rounds, digest, start, ...)
              ... one at a time, then the digest is checked
 
-What is here of a state is kept: after a round that was stopped, or from another donor, the same one goes on.
+Received pieces are kept: after a stopped round, or from another donor, the same state is resumed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from fedgossip.core.messages import MODEL_CHUNK, StatePiece, StateQuery
 
 
 class StateDonor:
-    """Gives the newest state in pieces; the vectors of a state that was asked for stand in a row until the next."""
+    """Sends the newest state in pieces; the vectors of a requested state are concatenated once."""
 
     def __init__(self, schema: str) -> None:
         self.schema = schema
         self._given: tuple[int, Vector, str] | None = None
 
     def answer(self, sender: NodeId, asked: StateQuery, rounds: int, state: Any) -> list[Effect]:
-        """Return the piece that is asked for; of other rounds than these there is none.  Raises ProtocolError."""
+        """Return the requested piece; none of other rounds than `rounds`.  Raises ProtocolError."""
         if asked.rounds != rounds:
             return []
         arrays, numbers = saved(state)
@@ -44,12 +44,12 @@ class StateDonor:
         return [Send(sender, StatePiece(rounds, name, row.size, asked.start, rest, self.schema, (part,)))]
 
     def forget(self) -> None:
-        """Let go of a state that is not the newest any more."""
+        """Drop a state that is no longer the newest."""
         self._given = None
 
 
 class StateFetch:
-    """Fetches a state of the kind of `like`.  Times in nanoseconds: of the first wait for a piece, and the longest."""
+    """Fetches a state with the layout of `like`.  Times in nanoseconds: the first wait for a piece, and the longest."""
 
     def __init__(self, node: NodeId, like: Any, schema: str, first_ns: int, longest_ns: int) -> None:
         self.node, self.schema, self.like = node, schema, like
@@ -63,14 +63,14 @@ class StateFetch:
         return sum(array.size for array in saved(self.like)[0].values())
 
     def begin(self, donor: NodeId, rounds: int) -> list[Effect]:
-        """Ask for the state after so many rounds, or for what is not here of it."""
+        """Request the state after so many rounds, or its missing pieces."""
         if rounds != self.rounds:
             self._digest, self._start = "", 0
         self.donor, self.rounds = donor, rounds
         return self._ask(self.first_ns)
 
     def again(self, start: int) -> list[Effect]:
-        """A piece was waited for long enough: ask again, and wait longer."""
+        """Request a piece again after its wait, and wait longer."""
         return self._ask(min(2 * self._wait_ns, self.longest_ns)) if start == self._start else []
 
     def _ask(self, wait_ns: int) -> list[Effect]:
@@ -79,7 +79,7 @@ class StateFetch:
         return [Send(self.donor, StateQuery(self.rounds, self._start)), timer]
 
     def take(self, sender: NodeId, piece: StatePiece) -> tuple[Any, list[Effect]]:
-        """(the state where it is whole, what to do next).  Raises ProtocolError for what is no such state."""
+        """Return (the state once it is complete, effects).  Raises ProtocolError for a piece of another layout."""
         if (sender, piece.rounds) != (self.donor, self.rounds):
             return None, []
         self._check(sender, piece)
@@ -117,7 +117,7 @@ class StateFetch:
 
 
 def _state_of(like: Any, row: Vector, rest: tuple[float, ...]) -> Any:
-    """Return the state whose vectors follow each other in `row`."""
+    """Return the state with its vectors concatenated in `row`."""
     arrays, numbers = saved(like)
     found: dict[str, Vector] = {}
     start = 0

@@ -1,13 +1,13 @@
-"""The transfer of a model to a peer that comes later, in chunks; after a broken link it goes on, maybe with another.
+"""The transfer of a model to a late peer, in chunks; after a broken link it is resumed, also from another source.
 
     joiner   ModelQuery to all                         member   ModelInfo(round, digest): its latest model, kept a while
     ChunkRequest(round, digest, start) of the best     ModelChunk(round, digest, start)
              ... one at a time, then the digest is checked
 
-One member may say anything: a round far ahead of the second highest that is offered is left alone.  Of the others
-best is the highest round, then the highest digest: of those that have the same model any can go on where another
-stopped.  A source that does not deliver in time, changes its mind, or gave a model that is not what it promised comes
-after all others.  A member that no longer has the model answers with what it has now.
+A single offer may be false: a round far ahead of the second highest offer is ignored.  Of the others the best is the
+highest round, then the highest digest: any source of the same model can continue where another stopped.  A source that
+does not deliver in time, changes its offer, or sent a model of another digest is used after all others.  A member that
+no longer has the model replies with its present offer.
 """
 
 from __future__ import annotations
@@ -20,30 +20,29 @@ from fedgossip.core.machine import Effect, NodeId, Refused, Report, Send, SetTim
 from fedgossip.core.messages import MODEL_CHUNK, ChunkRequest, ModelChunk, ModelInfo, ModelQuery
 
 GATHER_NS = 500_000_000
-"""Nanoseconds to wait for offers after the query, and before it is repeated where nobody has anything."""
+"""Nanoseconds to wait for offers after the query, and before it is repeated without any."""
 
 PIECE_NS = 20_000_000_000
-"""Nanoseconds that a chunk may take before it is asked for again: a megabyte over the slowest line, and the round
-trip."""
+"""Nanoseconds to wait for a chunk before its source counts as failed: a megabyte over the slowest line and back."""
 
 AHEAD_ROUNDS = 16
-"""Maximum number of rounds that an offer is believed ahead of the second highest: peers are not all in one round."""
+"""Maximum number of rounds of a believed offer above the second highest: peers are not all in one round."""
 
 GATHERS = 4
-"""Maximum number of waits for a second offer where more than one peer is there."""
+"""Maximum number of waits for a second offer where more than one peer is connected."""
 
 KEPT_NS = 120_000_000_000
-"""Nanoseconds that an offered model is kept after it was last asked for."""
+"""Nanoseconds for which an offered model is kept after its last request."""
 
 KEPT_OFFERS = 2
 """Maximum number of offered models that are kept at a time, besides the latest."""
 
 Offer = tuple[int, str]
-"""(round, digest): what ranks a model."""
+"""(round, digest): the rank of a model."""
 
 
 class ModelSource:
-    """The models that a member offers: its latest one, and those that somebody is fetching."""
+    """The models that a member offers: its latest one, and those being fetched."""
 
     def __init__(self, schema: str) -> None:
         self.schema = schema
@@ -51,7 +50,7 @@ class ModelSource:
         self._kept: dict[Offer, tuple[Vector, int]] = {}
 
     def handle(self, sender: NodeId, message: ModelQuery | ChunkRequest, now_ns: int) -> list[Effect]:
-        """Return the answer; models that have not been asked for lately are dropped."""
+        """Return the reply; models without a recent request are dropped."""
         self._kept = {offer: kept for offer, kept in self._kept.items() if now_ns - kept[1] <= KEPT_NS}
         if isinstance(message, ChunkRequest) and (message.round, message.digest) in self._kept:
             return self._piece(sender, message, now_ns)
@@ -76,7 +75,7 @@ class ModelSource:
 
 
 class ModelFetch:
-    """Fetches a model of `length` elements; `model` is (round, vector) when it is here."""
+    """Fetches a model of `length` elements; `model` is (round, vector) once it is complete."""
 
     def __init__(self, schema: str, length: int, dtype: str) -> None:
         self.schema, self.length, self.dtype = schema, length, dtype
@@ -87,18 +86,18 @@ class ModelFetch:
         self.source: NodeId | None = None
         self.start = 0
         self.failed: set[NodeId] = set()
-        """Sources that come after all others."""
+        """Sources to be used after all others."""
         self._gathers = 0
-        self._givers: set[NodeId] = set()  # of the pieces that are here
+        self._givers: set[NodeId] = set()  # senders of the received pieces
         self._buffer: Vector | None = None
 
     def begin(self, linked: Sequence[NodeId]) -> list[Effect]:
-        """Ask everybody for offers."""
+        """Request offers of all linked members."""
         self.linked, self._gathers = set(linked), 0
         return [*(Send(node, ModelQuery()) for node in linked), SetTimer(("transfer", "gather"), GATHER_NS)]
 
     def handle(self, sender: NodeId, message: ModelInfo | ModelChunk) -> list[Effect]:
-        """Take an offer or a chunk; one that was not asked for changes nothing."""
+        """Take an offer or a chunk; an unrequested one changes nothing."""
         if self.model is not None:
             return []
         if isinstance(message, ModelInfo):
@@ -109,7 +108,7 @@ class ModelFetch:
         return self._take(sender, message.vectors[0])
 
     def fired(self, key: Sequence[object]) -> list[Effect]:
-        """A timer of ours."""
+        """Handle a timer of the transfer."""
         match key:
             case ["gather"] if self.want is None and self.model is None:
                 return self._gathered()
@@ -122,7 +121,7 @@ class ModelFetch:
         if not there:
             return self.begin(sorted(self.linked))
         self._gathers += 1
-        if len(there) < min(2, len(self.linked)) and self._gathers < GATHERS:  # one alone may say anything
+        if len(there) < min(2, len(self.linked)) and self._gathers < GATHERS:  # a single offer may be false
             return [SetTimer(("transfer", "gather"), GATHER_NS)]
         return self._choose()
 
@@ -131,14 +130,14 @@ class ModelFetch:
         return self._choose()
 
     def joined(self, node: NodeId) -> list[Effect]:
-        """A link is up, perhaps again."""
+        """Handle a new link, perhaps to a known source."""
         self.linked.add(node)
         if self.model is not None:
             return []
         return self._ask() if node == self.source else [Send(node, ModelQuery())]
 
     def gone(self, node: NodeId) -> list[Effect]:
-        """A link broke: another with the same model goes on at once; if there is none, its peer may come back."""
+        """Handle a broken link: another source of the same model continues at once; without one, wait for the link."""
         self.linked.discard(node)
         if node != self.source or self.model is not None:
             return []
@@ -149,7 +148,7 @@ class ModelFetch:
         return self._ask()
 
     def _choose(self) -> list[Effect]:
-        """Fetch the best that is offered; what is here of the same model is not fetched again."""
+        """Fetch the best offer; received pieces of the same model are kept."""
         there = {node: offer for node, offer in self.offers.items() if node in self.linked}
         if not there:
             self.want = self.source = None
