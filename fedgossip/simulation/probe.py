@@ -1,7 +1,6 @@
 """A probe: three jobs a node at the first models' mean, and from them the expected disagreement.
 
-    C, C'    updates less their mean, on two batches             G_ij = <C_i, C'_j>: the lasting part, and who resembles
-    whom
+    C, C'    updates less their mean, on two batches             G_ij = <C_i, C'_j>: the lasting part, by pairs of nodes
     s^2      1/2 mean_i ||u_i - u'_i||^2                          the part that is drawn afresh in each round
     a        response of an update to a deviation from the mean   see `shadow`
 

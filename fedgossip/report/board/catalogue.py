@@ -1,7 +1,7 @@
 """All runs below a folder, found and read a piece at a time, the newest first.
 
-A thousand runs are there at once as lines that say little, and say more as they are read; afterwards only what has
-changed is read again.
+A thousand runs are listed at once as lines with few facts, which are completed as their files are read; afterwards only
+changed runs are read again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RUNS_MAX = 20_000
 FOLDERS_MAX = 100_000
 """Maximum number of folders that are looked into."""
 LOOK_SECONDS = 2.0
-"""Between two looks for what is new; a tenth of its time, where a look takes longer than that."""
+"""Seconds between two scans for changes; a tenth of a scan's time, where one takes longer than that."""
 PATIENCE = 10.0
 
 
@@ -42,20 +42,20 @@ class ListedRun:
 
 @dataclass(frozen=True)
 class News:
-    """What is new since a version."""
+    """Changes since a version."""
 
     version: int
     runs: list[tuple[str, ListedRun]]
     gone: list[str]
     count: int
-    """All runs that are known."""
+    """All known runs."""
     unread: int
     more: bool
-    """There is more than was asked for."""
+    """More changes remain than were requested."""
 
 
 class Catalogue:
-    """Call `look` again and again, from one thread; what it has found others may ask for at any time."""
+    """Call `look` again and again, from one thread; other threads may read its results at any time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -64,13 +64,13 @@ class Catalogue:
         self._known: dict[str, ListedRun] = {}
         self._gone: dict[str, int] = {}
         self._waiting: list[str] = []
-        """Ids of what is to be read, the newest last."""
+        """Ids of the runs to read, the newest last."""
         self._version = 0
         self._next_look = 0.0
         self._lock = threading.Lock()
 
     def look(self, seconds: float = 0.2) -> None:
-        """Find what is new, where that is due, and read of it for about so long."""
+        """Scan for changes, if due, and read changed runs for about so long."""
         until = time.monotonic() + seconds
         if time.monotonic() >= self._next_look:
             began = time.monotonic()
@@ -89,7 +89,7 @@ class Catalogue:
         return self._known.get(key)
 
     def since(self, version: int, most: int) -> News:
-        """Return what is newer than `version`, the oldest news first, at most about so many runs."""
+        """Return the changes after `version`, the oldest first, at most about so many runs."""
         with self._lock:
             new = sorted((run.version, key) for key, run in self._known.items() if run.version > version)
             shown, more = new[:most], len(new) > most
@@ -145,7 +145,7 @@ class Catalogue:
                     yield folder, line(_within(folder, self.folder), 400), marks
                 elif deep < DEEP:
                     below += [(path, deep + 1) for path in _inner(folder)]
-            except OSError:  # gone since, or not ours to read
+            except OSError:  # deleted since, or not readable for us
                 continue
 
 

@@ -1,7 +1,7 @@
-"""What the small files of one run say of it: a line of the board's table, as plain data.
+"""The small files of one run as a line of the board's table, in plain data.
 
-The files may be anybody's: what is too large, of another kind or of another type than expected is not known, and
-nothing is kept of a run but short lines, numbers and yes or no.
+The files may be forged: a value that is too large, or of another kind or type than expected, is unknown, and only short
+lines, numbers and booleans of a run are kept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedgossip.report.watch.places import ENDED, EXPERIMENT, INCOMPLETE, OF_A_PE
 
 REPORT = "report.html"
 READ = (EXPERIMENT, SUMMARY, ROWS, ENDED, INCOMPLETE, ROLES, REPORT, OF_A_PEER[0])
-"""The files whose change is a change of the run."""
+"""The files with changes that count as changes of the run."""
 BYTES_MAX = 16 << 20
 """Maximum size of a file that is read whole; a summary of 10 000 peers has 3 MiB."""
 EXPERIMENT_BYTES_MAX = 256 << 10
@@ -47,7 +47,7 @@ Facts = dict[str, Value]
 
 @dataclass(frozen=True)
 class Head:
-    """One run.  `facts`: how it went, `settings`: its experiment by dotted keys; what nobody knows is not there."""
+    """One run.  `facts`: its course and results, `settings`: its experiment by dotted keys; unknown ones are absent."""
 
     name: str
     facts: Facts
@@ -62,7 +62,7 @@ Marks = Mapping[str, tuple[int, int]]
 
 
 def marks_of(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return the marks of a folder; links are not followed, and what is no file is not there.  Raises OSError."""
+    """Return the marks of a folder's files; links are not followed, and other entries are absent.  Raises OSError."""
     with os.scandir(folder) as entries:
         found = {entry.name: entry.stat(follow_symlinks=False) for entry in entries if entry.name in READ}
     return {name: (at.st_mtime_ns, at.st_size) for name, at in found.items() if stat.S_ISREG(at.st_mode)}
@@ -76,7 +76,7 @@ def is_run(marks: Marks) -> bool:
 
 
 def read_head(folder: Path, marks: Marks) -> Head:
-    """Return what the files say."""
+    """Return the head read from the files."""
     summary, told = _summary(folder / SUMMARY) if SUMMARY in marks else ({}, "")
     content = _experiment(folder / EXPERIMENT) if EXPERIMENT in marks else {}
     settings = dict(_flat(content, KEYS_MAX))
@@ -131,7 +131,7 @@ def _going_on(newest: NetworkRow | None, settings: Facts) -> Facts:
 
 
 def _method(settings: Facts) -> Facts:
-    """What an experiment says beforehand, under the names of a summary."""
+    """Return the experiment's own values for keys of a summary, before one exists."""
     beside = {"graph": "topology.graph", "n": "topology.n", "algorithm": "algorithm.name", "mode": "algorithm.mode"}
     if "coordinator.clients" in settings:
         beside = {"n": "coordinator.clients", "algorithm": "coordinator.algorithm"}
@@ -141,21 +141,21 @@ def _method(settings: Facts) -> Facts:
 
 
 def plain(value: object) -> Value | None:
-    """Return a value that a table can show and a browser can count with; None for what is none."""
+    """Return a value that a table can show and a browser can calculate with; None for any other."""
     if isinstance(value, bool):
         return value
     return line(value, LETTERS_MAX) if isinstance(value, str) else counted(value)
 
 
 def counted(value: object) -> float | None:
-    """Return a number that a browser can count with; None for what is none."""
+    """Return a number that a browser can calculate with; None for any other value."""
     if isinstance(value, int):
         return value if abs(value) <= WHOLE_MAX else None
     return value if isinstance(value, float) and math.isfinite(value) else None
 
 
 def _flat(content: Mapping[str, Any], most: int, before: str = "") -> Iterator[tuple[str, Value]]:
-    """Yield (dotted key, value) of tables in one another; a list becomes a text."""
+    """Yield (dotted key, value) of nested tables; a list becomes a text."""
     for key, value in content.items():
         name = line(f"{before}{key}", LETTERS_MAX)
         if isinstance(value, dict):

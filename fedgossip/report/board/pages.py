@@ -1,7 +1,7 @@
-"""What a browser is answered: the page, the table's news, curves of chosen runs, their reports, and `watch` of each.
+"""Answers to a browser: the page, the table's changes, curves of chosen runs, their reports, and `watch` of each.
 
-A report is a file of the run, and may be anybody's: it is given as a page of its own origin, whose script runs only
-where it is ours.
+A report is a file of the run, and may be forged: it is served as a page of its own origin, whose script runs only where
+it is ours.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ SCRIPTS = ("fedgossip.report.page:figure.js", "fedgossip.report.board:chart.js",
 STYLES = ("fedgossip.report.page:style.css", "fedgossip.report.board:board.css")
 
 RUNS_AT_ONCE = 250
-"""Maximum number of runs in one answer; a browser asks again for the rest."""
+"""Maximum number of runs in one answer; a browser requests the rest again."""
 CHOSEN_MAX = 24
-"""Maximum number of runs whose curves are asked for at once."""
+"""Maximum number of runs in one request for curves."""
 CURVES_KEPT = 96
 WATCHED_KEPT = 8
-"""Runs whose files are held open in memory; who asks for more begins to read the oldest again."""
+"""Maximum number of runs with files in memory; a request for more reads the oldest again."""
 READ_SECONDS = 0.25
-"""How long one answer may read curves; what is not read then is told later."""
+"""Seconds for which one answer may read curves; the rest is sent later."""
 REPORT_BYTES_MAX = 256 << 20
 
 T = TypeVar("T")
 Words = Callable[[Roles], Callable[[EventRow], str]]
-"""How events are said to people, of a run with these roles."""
+"""The wording of events, for a run with these roles."""
 
 
 class Recent(Generic[T]):
-    """The newest `most` of what was asked for, by a key."""
+    """The newest `most` requested values, by a key."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -94,7 +94,7 @@ class Board:
         self._words = words
         self._page = page_of(PAGE, SCRIPTS, STYLES)
         self._token = secrets.token_hex(8)  # versions are those of one board
-        self._lock = threading.Lock()  # of the curves and of what is watched
+        self._lock = threading.Lock()  # of the curves and the watched runs
         self._of_runs: Recent[RunCurves] = Recent(CURVES_KEPT)
         self._watched: Recent[WatchedRun] = Recent(WATCHED_KEPT)
         self._of_reports = _policy_of_reports()
@@ -131,7 +131,7 @@ class Board:
         }
 
     def _curves(self, query: Query) -> dict[str, Any]:
-        """The curves of the runs that are asked for as "run=ID:VERSION", where there are newer ones than of VERSION."""
+        """Return the curves of the runs requested as "run=ID:VERSION", where they are newer than VERSION."""
         until, found = time.monotonic() + READ_SECONDS, {}
         with self._lock:
             for asked in query.get("run", [])[:CHOSEN_MAX]:
@@ -176,12 +176,12 @@ def _policy_of_reports() -> str:
 
 
 def _whole(words: list[str] | None) -> int:
-    """Return the number that is asked for; 0 where it is none."""
+    """Return the requested number; 0 for any other text."""
     word = words[0] if words else ""
     return int(word) if word.isascii() and word.isdigit() and len(word) < 16 else 0
 
 
 def served(folder: Path, words: Words, port: int = 0) -> tuple[LocalServer, Catalogue]:
-    """Return a server of the board of a folder, and the catalogue whose `look` somebody must call."""
+    """Return a server of the board of a folder, and the catalogue; the caller must call its `look`."""
     catalogue = Catalogue(folder)
     return LocalServer(Board(catalogue, words).answer, port), catalogue

@@ -1,6 +1,6 @@
-"""The curves of a run that somebody has chosen: what its record says of all together, read as it grows.
+"""The curves of a chosen run: its record's values over all participants, read as it grows.
 
-Of a long run they are thinned out evenly, each for itself, so that what is measured every tenth round is not lost.
+Curves of a long run are thinned out evenly, each for itself, so that values measured every tenth round are kept.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RunCurves:
         self._places = LoggedNumbers(POINTS_MAX)  # of rounds on the other two axes, thinned alike
 
     def read(self, seconds: float) -> None:
-        """Read what is new, for about so long."""
+        """Read new rows, for about so long."""
         until = time.monotonic() + seconds
         while lines := self._tail.lines():
             self.version += 1

@@ -1,4 +1,4 @@
-"""Figures of who took part: contributions by round, and a lane for each client."""
+"""Figures of participation: contributions by round, and a lane for each client."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OTHERS = (
     (Took.SILENT, ORANGE, "invited, silent"),
 )
 SHADES = (0.25, 0.5, 0.75, 1.0)
-"""Opacities of a column that stands for several rounds, by the share of them that a client took part in."""
+"""Opacities of a column for several rounds, by the share of them that a client took part in."""
 
 
 def height(took: Participation) -> float:
@@ -71,7 +71,7 @@ def contributions(took: Participation, wanted: int | None, name: str) -> str | N
 
 
 def lanes(took: Participation, name: str, counted: str = "in the sum") -> str | None:
-    """Return a lane for each client that shows what it did in each round; None where that is not known.
+    """Return a lane for each client with its part in each round; None where that is unknown.
 
     counted: the word for a client whose contribution is in the round's result.
     """
@@ -102,7 +102,7 @@ def lanes(took: Participation, name: str, counted: str = "in the sum") -> str | 
 
 
 def turns(took: Participation, name: str) -> str | None:
-    """Return how often each of many clients took part, as bars; None where that is not known, or lanes show it."""
+    """Return how often each of many clients took part, as bars; None where that is unknown, or lanes show it."""
     if took.followed or not any(took.turns):
         return None
 
@@ -135,7 +135,7 @@ def _by_share(table: NDArray[np.int8], group: int) -> list[Kind]:
 
 
 def _lanes(axes: Axes, mask: NDArray[np.bool_], group: int, rounds: int, **fill: Any) -> None:
-    """Fill what is set in `mask`, neighbours in a lane as one."""
+    """Fill the cells of `mask`, neighbours in a lane as one."""
     edges = np.diff(np.pad(mask.astype(np.int8), ((0, 0), (1, 1))), axis=1)
     lane, first = np.nonzero(edges == 1)
     _, past = np.nonzero(edges == -1)

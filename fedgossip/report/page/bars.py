@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MOST_BARS = 250  # a column of the page has no room for more
-MOST_BARS_APART = 80  # with air between them
+MOST_BARS_APART = 80  # with space between them
 MOST_CLASSES = 64
 HEIGHT = 2.8
 ACTIVITIES = (("training", BLUE), ("communicating", ORANGE), ("waiting", AMBER), ("mixing", GREEN))
@@ -28,7 +28,7 @@ CLIENT_ACTIVITIES = (("training", BLUE), ("communicating", ORANGE), ("waiting", 
 
 
 def data_shares(run: RecordedRun, name: str) -> str | None:
-    """Return the examples of each peer, by class where classes are known; None where neither is."""
+    """Return the examples of each peer, by class where classes are known; None where neither is known."""
     data = run.summary.data
     if data is None or not (data.shares or data.sizes):
         return None

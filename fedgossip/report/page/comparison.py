@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMNS, WIDTH, HEIGHT = 5, 9.6, 1.9
-"""Pictures in a row, and inches: of all of them, of a row."""
+"""Number of pictures in a row; sizes in inches: of all of them, of a row."""
 MOST = 40
 """Runs that are drawn."""
 
@@ -264,7 +264,7 @@ def _scored(metric: Score, which: str) -> Callable[[RecordedRun], float | None]:
 
 
 def _at_clients(metric: Score) -> Callable[[RecordedRun], float | None]:
-    """Return the function that gives the mean score that the clients measured last."""
+    """Return the function that gives the mean score of the clients' last measurement."""
 
     def pick(run: RecordedRun) -> float | None:
         tested = run.participation.at_clients if run.participation else {}
@@ -278,7 +278,7 @@ def _abandoned(run: RecordedRun) -> float | None:
 
 
 def _linked(at: int, name: str, report: Path, folder: Path) -> Markup:
-    """Return the colour of the run in the figures and its name, linked to its own report where there is one."""
+    """Return the colour of the run in the figures and its name, linked to its own report if it exists."""
     colour, _, _ = series_style(at)
     square = f'<rect width="1" height="1" style="fill: {colour}"/>'
     swatch = f'<svg class="swatch" viewBox="0 0 1 1" aria-hidden="true">{square}</svg>'

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Places = NDArray[np.floating[Any]]
 
 INK, QUIET, EDGE, LINE, PALE = "#1f2430", "#5b6472", "#aeb6c1", "#c9ced6", "#e9ecf0"
-# Okabe and Ito, Color universal design (2008): told apart with every common colour blindness; without the yellow
+# Okabe and Ito, Color universal design (2008): distinct under every common colour blindness; without the yellow
 BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00"
 SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, AMBER, QUIET, INK)
 # Paul Tol's "muted" (2018): ten classes, safe as neighbouring areas
@@ -92,7 +92,7 @@ STYLE: Any = {
 
 
 def series_style(at: int) -> tuple[str, Any, str]:
-    """Return the colour, the dash and the mark of series number `at`: dash and mark differ where colours come again."""
+    """Return the colour, the dash and the mark of series number `at`: dash and mark differ where colours repeat."""
     turn = at + at // len(SERIES)
     return SERIES[at % len(SERIES)], DASHES[turn % len(DASHES)], MARKERS[turn % len(MARKERS)]
 
@@ -136,7 +136,7 @@ ZOOMABLE = "zoomable"
 
 
 def zoomable(axes: Axes) -> None:
-    """Let the page's script enlarge what is drawn here: lines and areas, over axes that are linear or logarithmic."""
+    """Let the page's script enlarge this plot: lines and areas, over axes that are linear or logarithmic."""
     axes.set_gid(ZOOMABLE)
 
 
@@ -185,7 +185,7 @@ def rectangles(left: Places, right: Places, bottom: Places, top: Places) -> Path
 
 
 def legend_above(axes: Axes, columns: int = 3) -> None:
-    """Put the legend above the plot, where it hides no data."""
+    """Place the legend above the plot, where it hides no data."""
     axes.legend(
         loc="lower left",
         bbox_to_anchor=(0.0, 1.0),
@@ -213,9 +213,9 @@ def whole_axis(axes: Axes) -> None:
 
 
 def log_axis(axes: Axes) -> None:
-    """Make the y axis logarithmic, labelled in plain text: decades, and 2 and 5 between them where there are few.
+    """Make the y axis logarithmic, labelled in plain text: decades, and 2 and 5 between them where decades are few.
 
-    To be called when the curves are drawn, whose range decides.
+    Call it after the curves are drawn: their range decides.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 

@@ -69,7 +69,7 @@ def _key_figures(run: RecordedRun, took: Participation) -> Iterable[tuple[str, s
         at = max(took.at_clients)
         mean, worst = took.at_clients[at]
         lowest = "" if worst is None else f", worst {score.shown(worst)}"
-        noisy = ", with noise" if summary.privacy else ""  # without it nothing is told where there is a budget
+        noisy = ", with noise" if summary.privacy else ""  # without it a budget hides the losses
         yield "At the clients", score.shown(mean), f"mean on their own examples{lowest}, in round {count(at)}{noisy}"
     yield "Abandoned", count(lost), f"of {plural(summary.rounds, 'round')}" + (": changed nothing" if lost else "")
     if summary.privacy is not None:
@@ -111,7 +111,7 @@ def learning(run: RecordedRun, took: Participation) -> Markup | None:
 
     losses = figures.loss(run, "loss", f"on the {run.roles.one}s’ own data")
     what = "What training makes smaller, as a mean over those who took part."
-    if not run.series("loss"):  # training under a budget tells no loss
+    if not run.series("loss"):  # training under a budget reports no loss
         what = "The loss of the global model on the common test set."
     return section(
         "What was learned",
@@ -126,11 +126,11 @@ def learning(run: RecordedRun, took: Participation) -> Markup | None:
     )  # fmt: skip
 
 
-# --- who took part ----------------------------------------------------------------------------------------------------
+# --- participation ----------------------------------------------------------------------------------------------------
 
 
 def participation(run: RecordedRun, took: Participation) -> Markup | None:
-    """Return how many contributed to each round, who did, and why rounds were abandoned."""
+    """Return the number of contributions to each round, their clients, and the reasons of abandoned rounds."""
     if not took.rounds:
         return None
     wanted = None if run.summary.algorithm == FEDBUFF else run.summary.cohort
@@ -163,7 +163,7 @@ def participation(run: RecordedRun, took: Participation) -> Markup | None:
 
 
 def attended(took: Participation, wanted: int | None) -> str:
-    """Return in words how many took part, and how many rounds came to nothing."""
+    """Return in words how many took part, and how many rounds were abandoned."""
     counts = list(took.contributions.values())
     low, high = min(counts, default=0), max(counts, default=0)
     if not counts:
@@ -183,7 +183,7 @@ def attended(took: Participation, wanted: int | None) -> str:
 
 
 def _counted(run: RecordedRun) -> str:
-    """Return what "trained" means for a client: no row tells in which step of FedBuff its work counted."""
+    """Return the meaning of "trained" for a client: no row has the step of FedBuff in which its work counted."""
     return "trained" if run.summary.algorithm == FEDBUFF else "in the sum"
 
 
@@ -278,7 +278,7 @@ def coordinator(run: RecordedRun, took: Participation) -> Markup | None:
 
 
 def events(run: RecordedRun) -> Markup | None:
-    """Return the other events, counted and then one by one, without those that the section on rounds tells."""
+    """Return the other events, counted and then one by one, without those in the section on rounds."""
     counts = run.summary.events or Counter(event.name for event in run.events)
     if not counts:
         return None

@@ -166,10 +166,10 @@ def curve(
     dash: Any,
     rounds: Sequence[float] | None = None,
 ) -> None:
-    """Draw one line.  Few points are marked; two points stand alone, as nothing is known of what lies between them.
+    """Draw one line.  Few points are marked; two points stand alone, as nothing is measured between them.
 
     The line breaks where rounds were not measured; a point between two breaks is marked.  `rounds`: of the points,
-    where `x` is something else.
+    where `x` is another quantity.
     """
     marker = "o" if len(x) <= 12 else ""
     stroke = dash if len(x) > 2 else "none"
@@ -226,9 +226,9 @@ def _forecast(axes: Axes, forecast: Band, floor: float) -> None:
 
 
 def _realised(axes: Axes, told: RunForecast, measured: Container[float]) -> None:
-    """Draw the edges of what would have been forecast, had it been known what would be lost, in `measured` rounds.
+    """Draw the edges of the forecast with the losses as they occurred, in `measured` rounds.
 
-    In others too few took part for a distance.
+    In other rounds too few took part for a distance.
     """
     for number, edge in enumerate([told.upper] if told.exact else [told.upper, told.lower]):
         known = [(round, value) for round, value in enumerate(edge, start=1) if round in measured and value > 0]
@@ -237,7 +237,7 @@ def _realised(axes: Axes, told: RunForecast, measured: Container[float]) -> None
 
 
 def _is_line(forecast: Band) -> bool:
-    """Whether the edges are one, so that an area between them would not be seen."""
+    """Whether the edges are one, so that an area between them would be invisible."""
     return forecast.lower is not None and bool((forecast.lower == forecast.upper).all())
 
 

@@ -1,8 +1,8 @@
-"""The forecast of the disagreement beside its measurement: where the band lies, and how often the run was inside it.
+"""The forecast of the disagreement beside its measurement: the band, and how often the run was inside it.
 
-Learning keeps pushing the peers apart (the spread of their updates) while mixing pulls them together; from the spread
-of every round and the eigenvalues of the mixing follows a band for the consensus distance.  Without pushing there is
-one curve above the measurement, ‖X_t - X̄‖ <= slem^t ‖X_0 - X̄‖ (Xiao and Boyd, Systems & Control Letters 53, 2004).
+Learning keeps pushing the peers apart (the spread of their updates) while mixing pulls them together; the spread of
+every round and the eigenvalues of the mixing determine a band for the consensus distance.  Without pushing there is one
+curve above the measurement, ‖X_t - X̄‖ <= slem^t ‖X_0 - X̄‖ (Xiao and Boyd, Systems & Control Letters 53, 2004).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROUNDING = 1e-6  # a distance below this share of the first one is rounding, whi
 
 @dataclass(frozen=True)
 class Band:
-    """A forecast for `rounds`: the distance lies below `upper` and, where it is known, above `lower`."""
+    """A forecast for `rounds`: the distance lies below `upper` and, if known, above `lower`."""
 
     rounds: NDArray[np.int64]
     lower: NDArray[np.float64] | None

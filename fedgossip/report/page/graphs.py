@@ -31,7 +31,7 @@ COLOURS = 40
 
 
 def drawable(graph: Graph) -> bool:
-    """Return whether the run kept the edges and a drawing of them would show something."""
+    """Return whether the run stored the edges and a drawing of them would show something."""
     return bool(graph.edges) and graph.n <= MOST_NODES and len(graph.edges) <= MOST_EDGES
 
 
@@ -67,7 +67,7 @@ def network(run: RecordedRun, graph: Graph, name: str) -> str:
 
 
 def attackers(run: RecordedRun) -> set[int]:
-    """Return the peers that lied, whose scores nobody counts."""
+    """Return the attacking peers, which no score counts."""
     return {node for role in run.roles.all if role.name == "attacker" for node in role.ids}
 
 
@@ -94,7 +94,7 @@ def _fallen(axes: Axes, places: NDArray[np.float64], nodes: Sequence[int], n: in
 
 
 def never_exchanged(run: RecordedRun) -> set[tuple[int, int]]:
-    """Return the pairs (u, v), u < v, of which a peer says that a model never came."""
+    """Return the pairs (u, v), u < v, for which a peer reports that it never received a model."""
     told = [event for event in run.events if event.name == "never_exchanged" and isinstance(event.value, list)]
     peers = range(run.summary.n)
     return {

@@ -1,4 +1,4 @@
-"""The pieces of a page.  Every text that comes in is escaped here, unless its type says that it is `Markup` already."""
+"""The pieces of a page.  Every text is escaped here, unless its type is `Markup`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPORT_SCRIPTS = ("figure.js", "script.js")
 
 
 class Markup(str):
-    """Text that is markup already and is put into the page as it stands."""
+    """Text that is markup already and enters the page unchanged."""
 
     __slots__ = ()
 
@@ -142,7 +142,7 @@ def document(title: str, head: Markup, body: Markup) -> str:
 
 
 def write_atomically(path: Path, page: str) -> None:
-    """Put `page` at `path`; a reader sees the old page or the new one, never a part."""
+    """Write `page` to `path`; a reader sees the old page or the new one, never a part."""
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:

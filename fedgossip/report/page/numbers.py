@@ -18,7 +18,7 @@ def shown_round(event: str, round: int, roles: Roles) -> int:
 NOTHING = "–"
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 NOISE = 1e-12
-"""Eigenvalues are known to some roundings of 2.2e-16 times the number of nodes."""
+"""Eigenvalues are exact up to some roundings of 2.2e-16 times the number of nodes."""
 BYTE_UNITS = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
 SECOND_UNITS = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
 

@@ -18,7 +18,7 @@ def write_report(run_dir: Path) -> Path:
     """Write ``report.html`` into the run directory and return its path.
 
     The page is one file that loads nothing; the same run gives the same bytes.  Raises ConfigError when the files of
-    the run are missing or cannot be read; a report from before is then left as it was.
+    the run are missing or cannot be read; an earlier report then stays unchanged.
     """
     run = read_run(run_dir)
     head, body = _gossip(run) if run.participation is None else _federated(run, run.participation)

@@ -1,4 +1,4 @@
-"""The page of `fedgossip compare`: ways to train in parallel beside each other, and what the cost model tells."""
+"""The page of `fedgossip compare`: ways to train in parallel beside each other, and the result of the cost model."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class ParadigmPage:
     crossing: CrossoverMap | None
     simulated: bool
     tuned: Sequence[Row] = ()
-    """For each paradigm the test losses of the learning rates that were tried, and which was taken."""
+    """For each paradigm the test losses of the tried learning rates, and the chosen one."""
 
 
 def written(path: Path, page: ParadigmPage) -> None:

@@ -1,8 +1,8 @@
-"""Who took part in the rounds of a federated run, folded from its rows while they are read.
+"""Participation in the rounds of a federated run, folded from its rows while they are read.
 
-Rounds are counted by completion, as in the rows: what the coordinator tells of the round that is open stands one lower.
+Rounds are counted by completion, as in the rows: the coordinator's events of an open round have a number one lower.
 Single rounds of single clients are kept for FOLLOWED_MOST clients at most; of more, how often each took part.  The
-coordinator's rows say who is in each sum; the clients' own, where they are there, what else each of them did.
+coordinator's rows list the clients in each sum; the clients' own rows, where present, their other actions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Took(IntEnum):
     """The part of one client in one round."""
 
     NOTHING = 0
-    """The client was not invited, as far as the rows tell."""
+    """The client was not invited, according to the rows."""
     COUNTED = 1
     UNCOUNTED = 2
     """The client trained and is not in the sum: it was too late, or not among the first that were wanted."""
@@ -36,7 +36,7 @@ class Took(IntEnum):
 
 
 class Participation:
-    """`contributions[round]` of the rounds that counted; `abandoned[round]` says why one did not."""
+    """`contributions[round]` of the rounds that counted; `abandoned[round]` is the reason of one that did not."""
 
     def __init__(self, clients: int, one: str = "client") -> None:
         self.clients, self.one = clients, one
@@ -53,11 +53,11 @@ class Participation:
         self._trained: list[set[int]] = [set() for _ in range(min(clients, FOLLOWED_MOST))]
         self._missed: list[set[int]] = [set() for _ in self._trained]
         self._counted: dict[int, set[int]] = {}
-        """By the round, who is in its sum, as far as the coordinator says it."""
+        """By the round, the clients in its sum, according to the coordinator."""
 
     @property
     def followed(self) -> bool:
-        """Whether it is known what each client did in each round."""
+        """Whether each client's part in each round is known."""
         return self.clients <= FOLLOWED_MOST and (any(self.turns) or bool(self._counted))
 
     @property
@@ -81,7 +81,7 @@ class Participation:
             self.at_clients[row.round - 1] = row.score_clients, row.score_worst_client
 
     def event(self, event: ReportedEvent) -> bool:
-        """Fold an event; return whether all that it says is told here."""
+        """Fold an event; return whether this section shows it in full."""
         facts = event.value if isinstance(event.value, Mapping) else {}
         match event.name:
             case "abandoned":

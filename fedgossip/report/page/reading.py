@@ -42,14 +42,14 @@ ABOUT_SEVERAL_MODELS = (
 )
 """Columns of a network's row."""
 ACTIVITIES = ("training", "communicating", "waiting", "mixing")
-"""What the time of a round goes to; docs/reference/numerics.md says which is which."""
+"""The parts of a round's time; docs/reference/numerics.md defines them."""
 ROUNDS_FREE = 1_000_000
-"""A row can be so many rounds ahead of its line: what is drawn has as many columns as there are rounds."""
+"""Maximum number of rounds of a row ahead of its line: the width of a drawing grows with the number of rounds."""
 T = TypeVar("T")
 
 
 class Scores(msgspec.Struct, frozen=True):
-    """The three scores that are always told together; None for tasks that have none."""
+    """The three scores that are always reported together; None for tasks without scores."""
 
     name: str = ACCURACY.name
     better: str = ACCURACY.better
@@ -62,7 +62,7 @@ class Scores(msgspec.Struct, frozen=True):
 
     @property
     def known(self) -> bool:
-        """Whether there is a value."""
+        """Whether it has a value."""
         return any(value is not None for value in (self.averaged, self.mean_peer, self.worst_peer))
 
     @property
@@ -81,11 +81,11 @@ class BestRound(msgspec.Struct, frozen=True):
     round: int
     score: float
     at: str = ""
-    """clients: measured by them, on examples of their own; else on what the run's score is measured on."""
+    """clients: measured by them, on their own examples; else on the examples of the run's score."""
 
 
 class RecordedForecast(msgspec.Struct, frozen=True):
-    """What the spectrum of the mixing said before the run."""
+    """The forecast from the spectrum of the mixing, before the run."""
 
     edges: int | None = None
     degree_max: int | None = None
@@ -107,7 +107,7 @@ class RecordedForecast(msgspec.Struct, frozen=True):
 
 
 class RecordedPairs(msgspec.Struct, frozen=True):
-    """What was said of exchanges between pairs: the share of a distance that a round of them leaves."""
+    """The forecast for exchanges between pairs: the share of a distance that a round of them leaves."""
 
     round: float | None = None
 
@@ -120,7 +120,7 @@ class RecordedBand(msgspec.Struct, frozen=True):
 
 
 class RecordedFile(msgspec.Struct, frozen=True):
-    """What a summary says of the forecast.json that the run began with."""
+    """The summary's entry for the forecast.json at the start of the run."""
 
     level: str
     sha256: str
@@ -157,7 +157,7 @@ class PrivacySpent(msgspec.Struct, frozen=True):
 
     @property
     def bound(self) -> float | None:
-        """What was spent; where only the clients know that, what they may spend at most."""
+        """The spent budget; where only the clients know it, the maximum that they may spend."""
         return self.max_epsilon if self.epsilon is None else self.epsilon
 
 
@@ -222,14 +222,14 @@ class Summary(msgspec.Struct, frozen=True):
 
     @property
     def who(self) -> Roles:
-        """All participants; of a run that tells no roles peers, or clients of a coordinator."""
+        """The word for all participants; without recorded roles peers, or clients of a coordinator."""
         if self.roles:
             return Roles(tuple(self.roles))
         return federated_roles(self.n) if self.mode == "federated" else peer_roles(self.n)
 
     @property
     def led(self) -> bool:
-        """Whether one leads, whose model is the only one."""
+        """Whether one participant leads, with the only model."""
         return self.who.leader is not None
 
 
@@ -262,7 +262,7 @@ class PeerTotal:
 class RecordedRun:
     """A run directory, read.  `network` ascends by round; `events` holds the first EVENTS_KEPT.
 
-    `participation`: of a run that one leads, with what its events tell of rounds.
+    `participation`: of a run with a coordinator, including its events about rounds.
     """
 
     summary: Summary
@@ -367,7 +367,7 @@ def _measured_at_the_end(row: ReportedRound, summary: Summary) -> ReportedRound:
 
 
 def _follow(fallen: set[int], event: ReportedEvent) -> None:
-    """Add to `fallen`, or take from it, the one of whom an event says that it has ended or lives again."""
+    """Add to `fallen`, or remove from it, the participant that an event reports as ended or alive again."""
     tells = kind_of(event.name).tells
     if event.peer is not None and tells == "ended":
         fallen.add(event.peer)
@@ -397,7 +397,7 @@ def _script_of(folder: Path) -> tuple[str, ...]:
 
 
 def _of_one_model(row: ReportedRound) -> ReportedRound:
-    """Leave out what is told of several models: a leader's is the only one, and agrees with itself."""
+    """Leave out values over several models: a leader's is the only one, and agrees with itself."""
     nothing = dict.fromkeys(ABOUT_SEVERAL_MODELS)
     return msgspec.structs.replace(row, **nothing)
 

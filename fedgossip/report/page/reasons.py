@@ -1,4 +1,4 @@
-"""Why a round is given up, and why a client stays out of one, in words; which events come first."""
+"""Reasons for an abandoned round, and for a client's absence from one, in words; the order of events."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ STAGES = {
 
 
 def gravest_first(counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return the counts of events in the order in which a reader needs them; names of other versions come last."""
+    """Return the counts of events in the order of their importance to a reader; names of other versions are last."""
     rank = {name: place for place, name in enumerate(event_kinds())}
     return sorted(counts.items(), key=lambda one: (rank.get(one[0], len(rank)), one[0]))
 
 
 def reason(word: object) -> str:
-    """Return a reason in words; one that is not known as it is."""
+    """Return a reason in words; an unknown one as it is."""
     return REASONS.get(str(word)) or str(word).replace("_", " ").lower()
 
 

@@ -1,4 +1,4 @@
-"""How a run is repeated, and whether the same digest comes out: said only where it holds."""
+"""How a run is repeated, and whether the same digest results: stated only where it holds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedgossip.core.event_kinds import event_kinds
 from fedgossip.report.page.reading import RecordedRun
 
 GIVEN = "given"
-"""The data's source of a run whose task was handed over by a program."""
+"""The data's source of a run with a task passed by a program."""
 
 PLACE = "{peer}"
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -55,7 +55,7 @@ def repeating(run: RecordedRun) -> Repeating:
 
 
 def _of_loops(run: RecordedRun) -> Repeating:
-    """Loops are a script of the user's, who alone knows whether it does the same again."""
+    """Loops are a user's script: only the user can judge whether it repeats."""
     if not run.script:
         return Repeating("Its loops are the user's own, which no file here names.", None, same=False)
     text = (

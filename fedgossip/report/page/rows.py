@@ -1,4 +1,4 @@
-"""Rows of a record as a report reads them: what is lacking in an old run has its default."""
+"""Rows of a record as a report reads them: values absent from an old run have their defaults."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ReportedPeerRound(msgspec.Struct, frozen=True):
 
 
 class ReportedEvent(msgspec.Struct, frozen=True):
-    """Something that is not a number of every round: a neighbour missed, a peer gone."""
+    """A report beside the numbers of every round: a neighbour missed, a peer gone."""
 
     round: int
     peer: int | None

@@ -105,7 +105,7 @@ def _key_figures(run: RecordedRun) -> Iterable[tuple[str, str, str]]:
 
 
 def time_and_digest(run: RecordedRun, digest_of: str) -> Iterable[tuple[str, str, str]]:
-    """Return the last key figures: how long it took, and the digest, as far as there is one."""
+    """Return the last key figures: the duration, and the digest if present."""
     summary = run.summary
     computed = "" if summary.wall_seconds is None else f", computed in {duration(summary.wall_seconds)}"
     yield (
@@ -294,12 +294,12 @@ def _graph_rows(run: RecordedRun, drawn: Graph) -> Iterable[tuple[str, str, str]
 
 
 def _edges(run: RecordedRun, drawn: Graph) -> int:
-    """Return the number of edges, also where the run did not keep them."""
+    """Return the number of edges, also where the run did not store them."""
     return len(drawn.edges) or run.summary.forecast.edges or 0
 
 
 def examples_said(data: DataSpread | None, one: str) -> str:
-    """Return what stands under the figure of everybody's examples: whence they are, and what became of them."""
+    """Return the caption under the figure of all examples: their source, and their use."""
     source = f" ({data.source})" if data is not None and data.source else ""
     unlike = data is not None and bars.by_class(data)
     colours = f", coloured by class: unlike bars mean that the {one}s see unlike worlds." if unlike else "."

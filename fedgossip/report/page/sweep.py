@@ -34,7 +34,7 @@ def written(path: Path, page: SweepPage) -> None:
 
 
 def paper(folder: Path, page: SweepPage, rows: str) -> list[Path]:
-    """Write what a paper takes: PDF figures, tables as CSV and LaTeX, and the command that makes them again."""
+    """Write the files for a paper: PDF figures, tables as CSV and LaTeX, and the command that makes them again."""
     owner_files.made(folder)
     found, again = [], shlex.quote(shlex.split(page.command)[-1])
     for name, (height, width, paint) in paintings(page).items():

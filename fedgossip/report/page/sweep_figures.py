@@ -61,7 +61,7 @@ class SweepPage:
     level: float
     command: str
     over: int = 1
-    """Number of evaluated rounds of which a score is the mean."""
+    """Number of evaluated rounds whose mean is a score."""
 
     @property
     def combinations(self) -> dict[str, list[Mapping[str, Any]]]:
@@ -81,7 +81,7 @@ class SweepPage:
         return ", ".join(str(row[key]) for key in self.keys) or combination
 
     def shown(self, value: float | None) -> str:
-        """A score as people are told it."""
+        """Return a score as it is printed."""
         return percent(value) if self.metric.percent else number(value)
 
     def signed(self, value: float) -> str:
@@ -95,7 +95,7 @@ HATCHED = "The mean over the seeds; hatched where cells failed or no run can be 
 
 
 def paintings(page: SweepPage) -> dict[str, tuple[float, float, Callable[[Figure], None]]]:
-    """The figures that there is something to draw in: height and width in inches, and what paints them."""
+    """Return the figures with data: height and width in inches, and the painting function."""
     found: dict[str, tuple[float, float, Callable[[Figure], None]]] = {}
     if page.keys and any(row["mean_peer"] is not None for row in page.rows):
         down, across = sides(page)

@@ -1,4 +1,4 @@
-"""Curves that are kept while a run goes on, however long it is."""
+"""Curves of a running run, of bounded size however long it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A federated run as it is watched: what its experiment says of it, and what its coordinator tells."""
+"""A watched federated run: its experiment's settings, and its coordinator's rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FEDBUFF = "fedbuff"
 
 @dataclass(frozen=True)
 class Federation:
-    """`wanted`: clients in a round; None where its coordinator waits for nobody."""
+    """`wanted`: clients in a round; None where its coordinator waits for none."""
 
     clients: int
     algorithm: str = "fedavg"
@@ -36,7 +36,7 @@ class Federation:
 
 
 def federation_of(content: Mapping[str, Any]) -> Federation | None:
-    """Return what an experiment file says of a coordinator; None where it has none, or none that can be."""
+    """Return an experiment file's settings of a coordinator; None without valid ones."""
     section = content.get("coordinator")
     clients = section.get("clients") if isinstance(section, dict) else None
     if not isinstance(section, dict) or not isinstance(clients, int) or clients < 1:
@@ -56,7 +56,7 @@ def star(clients: int) -> Topology:
 
 
 class Led:
-    """What the rows of a coordinator tell."""
+    """The state in the rows of a coordinator."""
 
     def __init__(self, federation: Federation) -> None:
         self.federation = federation

@@ -1,4 +1,4 @@
-"""Follows a place: reads what is new in its files and keeps the state of the run up to date.
+"""Follows a place: reads new rows of its files and keeps the state of the run up to date.
 
 The record of a run is its metrics.jsonl.  Beside it, while a run on this machine goes on, each peer writes rows of its
 own, which the record repeats when all have passed the round: of those only the newest figures are taken.
@@ -35,9 +35,9 @@ DRIVERS = {
 
 
 class Follower:
-    """Reads `place`; `state` and what else it holds are as of the last `poll`.
+    """Reads `place`; `state` and the other attributes are as of the last `poll`.
 
-    `heard` is called with each row of the record that tells anything new, when it is in the state.
+    `heard` is called with each row of the record with new information, once it is in the state.
     """
 
     def __init__(self, place: RunPlace, heard: Callable[[Row], None] | None = None) -> None:
@@ -92,14 +92,14 @@ class Follower:
 
     @property
     def seconds(self) -> float:
-        """How long the run goes on, or took, on the clock on the wall."""
+        """Wall-clock duration of the run so far, or in all."""
         if self.wall_seconds is not None:
             return self.wall_seconds
         return max(0.0, (self.ended_at or time.time()) - self.began_at)
 
     @property
     def rounds_per_second(self) -> float | None:
-        """Of late, by the mean peer; of a run that has ended, over all of it; None where it cannot be told."""
+        """Recent rate, by the mean peer; of a run that has ended, over all of it; None if unknown."""
         if self.state.status:
             return self.state.round / self.seconds if self.seconds > 0 and self.state.round else None
         if len(self._pace) < 2 or self._pace[-1][0] - self._pace[0][0] < 1.0:
@@ -108,9 +108,9 @@ class Follower:
         return (here - at) / (now - began)
 
     def poll(self, seconds: float = 0.25) -> bool:
-        """Read what is new, for about `seconds`; return whether anything was."""
+        """Read new rows, for about `seconds`; return whether any were new."""
         until = time.monotonic() + seconds
-        over = self._last_words()  # asked before reading: what was written before it is then read too
+        over = self._last_words()  # checked before reading: everything written before the check is then read too
         news = self._read(self._record, until, own=False)
         if not self.behind and self.place.folder and not self.state.status:
             self._meet()
@@ -128,7 +128,7 @@ class Follower:
         return news
 
     def _end(self, status: str) -> None:
-        """All is read.  Of one without a row in a run that was put together there was no folder."""
+        """End the run: all rows are read.  A participant without a row in a combined run had no folder."""
         self.state.status = status
         if self.driver == "peers" and self.place.folder:
             for peer in self.state.peers.values():
@@ -210,7 +210,7 @@ class Follower:
             return ""
         self.ended_at = _changed(folder / SUMMARY)
         wall, driver = summary.get("wall_seconds"), summary.get("driver")
-        if wall is None:  # put together from folders: what the peers themselves took
+        if wall is None:  # combined from folders: the peers' own durations
             wall = summary.get("seconds")
         self.wall_seconds = float(wall) if isinstance(wall, int | float) else None
         self.driver = driver if isinstance(driver, str) else self.driver

@@ -1,4 +1,4 @@
-"""A followed run as lines of text, for a pipe: one per round and event, none taken back."""
+"""A followed run as lines of text, for a pipe: one per round and event, none revoked."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fedgossip.report.watch.table import at_clients, disagreement, heading, show
 
 
 class StatusLines:
-    """Gives the words for each row, and for each peer that came into trouble or out of it.
+    """Formats each row, and each peer's entry into and exit from trouble.
 
-    Rounds are those of the network; where there is no record of the network, those of a peer that is watched.
+    Rounds are those of the network; without a record of the network, those of a watched peer.
     """
 
     def __init__(self, follower: Follower, words: Words) -> None:
@@ -28,11 +28,11 @@ class StatusLines:
         self._trouble: dict[int, str] = {}
 
     def heading(self) -> list[str]:
-        """What is watched."""
+        """The name of the watched run."""
         return heading(self.follower)[:1]
 
     def of(self, row: Row) -> str:
-        """Return the line of a row; empty for one that is part of a line to come."""
+        """Return the line of a row; empty for one that is part of a later line."""
         score = self.follower.state.score
         match row:
             case EventRow():
@@ -52,7 +52,7 @@ class StatusLines:
         return f"round {round} of {rounds}" if rounds else f"round {round}"
 
     def troubles(self) -> Iterator[str]:
-        """Yield a line for each peer whose state is another than when this was last asked, if one of them is bad."""
+        """Yield a line for each peer with a changed state since the last call, if one of them is bad."""
         state = self.follower.state
         for peer in state.peers.values():
             word = state.condition(peer)

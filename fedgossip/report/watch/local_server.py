@@ -1,9 +1,9 @@
 """Pages on this machine alone: answers to GET, and nothing else.
 
 It listens on 127.0.0.1, which no other machine can reach, and answers its own user and root alone: other users of this
-machine may not read the files that it shows.  Linux has a table of whose each connection is; elsewhere all users are
-answered.  A page of somewhere else that a browser shows cannot read it: a name that was pointed at 127.0.0.1 is not
-among the hosts that are answered, and no answer allows other origins.
+machine may not read its files.  Linux has a table with the owner of each connection; elsewhere all users are answered.
+A page of another origin in the browser cannot read it: a name that was pointed at 127.0.0.1 is not among the accepted
+hosts, and no answer allows other origins.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ HOST = "127.0.0.1"
 CONNECTIONS = 32
 """Answered at once; for one more the oldest that has not sent its request is hung up on, or it is turned away."""
 REQUEST_SECONDS = 10.0
-"""For a whole request to arrive, and as long for its answer to be taken."""
+"""Maximum seconds for a whole request to arrive, and for its answer to be taken."""
 ROOM_SECONDS = 1.0
 """Maximum wait for the place of a connection that is hung up on."""
 WORDS_MAX = 256
 """Maximum number of words after the "?" of a request."""
 
 OF_DATA = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-"""The policy of what is no page."""
+"""The content security policy of answers other than pages."""
 STYLE, SCRIPT = "/*STYLE*/", "/*SCRIPT*/"
 """Where in a page they go."""
 
@@ -66,7 +66,7 @@ def users_of(near: tuple[str, int], far: tuple[str, int]) -> set[int]:
 
 @dataclass(frozen=True)
 class HttpAnswer:
-    """What is sent back: its media type, its bytes, and what a browser may do with it."""
+    """An answer: its media type, its bytes, and the browser's permissions for it."""
 
     kind: str
     content: bytes
@@ -74,9 +74,9 @@ class HttpAnswer:
 
 
 def page_of(page: str, scripts: Sequence[str], styles: Sequence[str]) -> HttpAnswer:
-    """Return a page: it loads nothing, runs its own script, and asks this server alone.
+    """Return a page: it loads nothing, runs its own script, and sends requests to this server alone.
 
-    Each is a file, "package:name"; `page` says by STYLE and SCRIPT where the others go.
+    Each is a file, "package:name"; `page` marks the places of the others by STYLE and SCRIPT.
     """
     style, script = ("".join(_text(name) for name in names) for names in (styles, scripts))
     text = _text(page).replace(STYLE, style).replace(SCRIPT, script)
@@ -95,9 +95,9 @@ def _text(name: str) -> str:
 
 
 class LocalServer:
-    """Answers with what `found(path, query)` gives, in threads of its own; a context manager.
+    """Answers with the result of `found(path, query)`, in threads of its own; a context manager.
 
-    found: None for what is not there.  port: 0 takes a free one.  Raises NetworkError for one that cannot be had.
+    found: None for an unknown path.  port: 0 takes a free one.  Raises NetworkError for an unavailable one.
     """
 
     def __init__(self, found: Callable[[str, Query], HttpAnswer | None], port: int = 0) -> None:
@@ -113,7 +113,7 @@ class LocalServer:
         self._thread = guarded_thread(self._server.serve_forever, "page", 0.1)
 
     def is_own(self, near: tuple[str, int]) -> bool:
-        """Whether a connection is of this process's user, or of root; true where this machine does not say."""
+        """Whether a connection is of this process's user, or of root; true where this machine does not report it."""
         users = users_of(near, (HOST, self.port)) if self._tells_users else {0}
         return bool(users) and users <= {0, os.getuid()}
 
@@ -145,7 +145,9 @@ class _Server(ThreadingHTTPServer):
         return super().process_request(request, client_address)
 
     def _make_room(self) -> bool:
-        """Hang up on who has waited longest with its request: slow ones, were they a thousand, keep nobody out."""
+        """Close the connection with the longest wait for its request: slow clients, were they a thousand, block no
+        other.
+        """
         oldest = next(iter([*self._unsaid]), None)
         if oldest is None:
             return False
@@ -228,6 +230,6 @@ def _handler(server: LocalServer) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(answer.content)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing: what is asked for is always the same."""
+            """Do nothing: all requests are alike."""
 
     return Handler

@@ -1,4 +1,4 @@
-"""What is known of one peer."""
+"""The known state of one peer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SMOOTHING = 0.3
 
 @dataclass(slots=True)
 class Mark:
-    """What one says of another: "gone", "missed" or "suspected", when it had `round` rounds behind it."""
+    """One peer's report on another: "gone", "missed" or "suspected", after `round` completed rounds."""
 
     name: str
     round: int
@@ -37,16 +37,16 @@ class Peer:
     ended: str = ""
     """Its last word: finished, partial, interrupted, failed."""
     left: bool = False
-    """It said that it goes."""
+    """It has said goodbye."""
     gone_since: int | None = None
-    """Rounds behind the one who said so."""
+    """Completed rounds of the reporting peer."""
     counted: int = 0
     """The round up to which bytes are in the sums."""
     turns: int = 0
     """Rounds that are in the record."""
     seen_by: dict[int, Mark] = field(default_factory=dict)
     relayed: set[int] = field(default_factory=set)
-    """Whom it reaches through a relay."""
+    """Peers that it reaches through a relay."""
 
     @property
     def known(self) -> bool:
@@ -55,15 +55,15 @@ class Peer:
 
     @property
     def heard(self) -> bool:
-        """Whether its rows tell of its links: they do from its first round on."""
+        """Whether its rows include its links: they do from its first round on."""
         return self.watched and self.round > 0
 
     def witnesses(self, name: str) -> list[int]:
-        """Who says `name` of this peer, ascending."""
+        """Return the peers that report `name` of this peer, ascending."""
         return sorted(other for other, mark in self.seen_by.items() if mark.name == name)
 
     def step(self, row: PeerRow) -> None:
-        """Take a row that is newer than what is known."""
+        """Apply a row newer than the state."""
         self.round = row.round
         self.loss = row.loss if row.loss is not None else self.loss
         if row.score is not None:
@@ -76,12 +76,12 @@ class Peer:
             self.gone_since = None
 
     def back(self) -> None:
-        """It is there again, as somebody says.  Who crashed may come back; a process that died may not."""
+        """Mark it as present again, on a peer's report.  A crashed peer may return; a process that died may not."""
         self.gone_since, self.left = None, False
         if self.fallen == "crashed":
             self.fallen = ""
 
     def returned(self, round: int | None) -> None:
-        """It lives again, from `round` on where that is known: what it had done after that is lost."""
+        """Mark it as alive again, from `round` on if known: its later work is lost."""
         self.gone_since, self.left, self.fallen = None, False, ""
         self.round = self.round if round is None else round

@@ -1,4 +1,4 @@
-"""What is watched: the directory of a run, or the folders that peers of a run on several machines write."""
+"""A watched place: the directory of a run, or the folders that peers of a run on several machines write."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DEEP = 3
 
 @dataclass(frozen=True)
 class RunPlace:
-    """`folder` is the directory of a run; or `peers` are folders of peers, by node, and there is no such directory."""
+    """`folder` is the directory of a run; or `peers` are folders of peers, by node, without such a directory."""
 
     folder: Path | None
     peers: dict[int, Path] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class RunPlace:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a run's experiment says of it; what is not known is empty, 0 or None.
+    """Settings of a run from its experiment; unknown ones are empty, 0 or None.
 
     `federation`: of a run with a coordinator, which has a node of its own.
     """
@@ -63,12 +63,12 @@ class Facts:
 
     @property
     def n(self) -> int:
-        """All participants; 0 where nobody says how many there are."""
+        """Number of all participants; 0 if unknown."""
         return self.roles.n
 
 
 def find(given: Sequence[Path], base: Path = Path("runs")) -> RunPlace:
-    """Return what `given` names; the newest run under `base` where nothing is given.  Raises ConfigError."""
+    """Return the place named `given`; without a name the newest run under `base`.  Raises ConfigError."""
     if not given:
         return RunPlace(outside_files.checked_folder(_newest(base)))
     if len(given) == 1 and _is_run(given[0]):
@@ -111,7 +111,7 @@ def _holds(folder: Path, names: Sequence[str]) -> bool:
 
 
 def _node(folder: Path) -> int:
-    """Return which peer wrote `folder`: its endpoint.toml says so."""
+    """Return the peer of `folder`, from its endpoint.toml."""
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder", "`fedgossip runs` lists the runs that are there.")
     if _is_run(folder):
@@ -126,7 +126,7 @@ def _node(folder: Path) -> int:
 
 
 def facts_of(place: RunPlace) -> Facts:
-    """Return what the experiment file beside the rows says; nothing where there is none, or none that can be read."""
+    """Return the settings in the experiment file beside the rows; none for a missing or unreadable file."""
     content = next((found for path in _beside(place, EXPERIMENT) if (found := _read(path))), {})
     told = next((known for path in _beside(place, ROLES) if (known := _told(path))), None)
     return replace(_facts(content, told), score=_score(content), foretold=_foretold(place))
@@ -135,13 +135,13 @@ def facts_of(place: RunPlace) -> Facts:
 def _foretold(place: RunPlace) -> RunForecast | None:
     try:
         found = read_forecast(place.folder) if place.folder else None
-    except ConfigError:  # the report says why; here a run goes on
+    except ConfigError:  # the report gives the reason; here a run goes on
         return None
     return found[0] if found else None
 
 
 def _score(content: dict[str, Any]) -> Score:
-    """Return what the run is judged by; its accuracy where the file says nothing that is known."""
+    """Return the name of the run's score; accuracy where the file has no known one."""
     task, data = content.get("task"), content.get("data")
     task, data = task if isinstance(task, dict) else {}, data if isinstance(data, dict) else {}
     kind, metrics = task.get("kind", AS_THE_DATA), task.get("metrics", [])
@@ -175,7 +175,7 @@ def _links(federation: Federation) -> Topology | None:
 
 
 def _beside(place: RunPlace, name: str) -> Iterator[Path]:
-    """Where the file of this name can lie that tells what run it is."""
+    """Return where the file of this name, which identifies the run, can lie."""
     if place.folder:
         yield place.folder / name
     for path in place.peers.values():
@@ -191,7 +191,7 @@ class _RolesFile:
 
 
 def _told(path: Path) -> _RolesFile | None:
-    """What a run said of itself when it began; None where it said nothing, or nothing that can be."""
+    """Return a run's own description at its start; None without a valid one."""
     try:
         content = json_value(outside_files.read_bytes(path))
         roles = roles_from(content["roles"])

@@ -1,4 +1,4 @@
-"""The page of a followed run, with what it asks for; served on this machine alone."""
+"""The page of a followed run, and the data that it requests; served on this machine alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class WatchPage:
     """The page, and `graph()` and `moment()` as its data."""
 
     def __init__(self, graph: Callable[[], Any], moment: Callable[[], Any]) -> None:
-        page, token = page_of(PAGE, SCRIPTS, STYLES), secrets.token_hex(8)  # tells a page that it is another watcher's
+        page, token = page_of(PAGE, SCRIPTS, STYLES), secrets.token_hex(8)  # lets a page detect another watcher
         self._answers = {
             "": lambda: page,
             "graph.json": lambda: json_answer({"watch": token, **graph()}),

@@ -1,6 +1,6 @@
-"""A followed run as plain data: what the page is told, and what words a table needs.
+"""A followed run as plain data: the content of the page, and the texts of a table.
 
-Texts from files become one printable line each; what shows them must still treat them as text, not as markup.
+Texts from files become one printable line each; a display must still treat them as text, not as markup.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedgossip.topology import Topology
 
 MOST_NODES = 500
 MOST_EDGES = 5000
-"""Of a drawing that moves; larger graphs are told in numbers."""
+"""Maximum number of nodes of a drawing that moves; larger graphs are shown as numbers."""
 
 MOST_MOVED_BY_HAND = 60
 """Nodes for the exact layout; it takes O(n^3) time."""
@@ -38,8 +38,8 @@ SEED = 1
 def places(n: int, topology: Topology | None) -> NDArray[np.float64] | None:
     """Return float64 [n, 2] in the unit square, y downwards; None for a graph that is too large to draw.
 
-    Places that the graph's file gives; a circle where a turn of the circle keeps the graph, and where no link is known;
-    else by the pull of the links.
+    Places in the graph's file; a circle where a rotation keeps the graph, and where no link is known; else by spring
+    forces of the links.
     """
     if not 0 < n <= MOST_NODES or (topology is not None and len(topology.edges) > MOST_EDGES):
         return None
@@ -76,7 +76,7 @@ def _fitted(given: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 LISTED = 60
-"""Peers told one by one where there are too many to draw: the most interesting."""
+"""Maximum number of peers listed one by one in a graph that is too large to draw: the most interesting."""
 EVENTS_LISTED = 40
 LETTERS = 40
 """Maximum number of letters of the name of a logged number."""
@@ -85,7 +85,7 @@ Words = Callable[[EventRow], str]
 
 
 def graph(follower: Follower) -> dict[str, Any]:
-    """What does not change while a run goes on: its name, and the graph with a place for each node, in 0..1."""
+    """Return the constants of a run: its name, and the graph with a place for each node, in 0..1."""
     facts, state = follower.facts, follower.state
     n = facts.n or max(state.peers, default=-1) + 1
     found = places(n, facts.topology)
@@ -113,7 +113,7 @@ def title(follower: Follower) -> str:
 
 
 def moment(follower: Follower, words: Words) -> dict[str, Any]:
-    """What there is to tell now."""
+    """Return the present state."""
     state = follower.state
     down = state.links()
     curves = state.curves | (state.led.curves if state.led else {})
@@ -157,7 +157,7 @@ def moment(follower: Follower, words: Words) -> dict[str, Any]:
 
 
 def in_order(state: State) -> list[Peer]:
-    """Return all by their ids; a coordinator comes before its clients."""
+    """Return all by their ids; a coordinator precedes its clients."""
     return sorted(state.peers.values(), key=lambda peer: (peer.node != state.roles.leader, peer.node))
 
 
@@ -167,7 +167,7 @@ def counted(row: EventRow, roles: Roles) -> int | None:
 
 
 def _led(state: State, led: Led) -> dict[str, Any]:
-    """What there is to tell of a coordinator."""
+    """Return the state of a coordinator."""
     tested = led.tested
     return {
         "contributions": led.contributions,
@@ -197,7 +197,7 @@ def _peer(state: State, peer: Peer, down: dict[tuple[int, int], str]) -> dict[st
 
 
 def links_up(state: State, peer: Peer, down: dict[tuple[int, int], str]) -> str:
-    """Return how many of a peer's links work, of how many: "1/2"; "?/2" where that is not known, "" without links."""
+    """Return how many of a peer's links work, of how many: "1/2"; "?/2" where unknown, "" without links."""
     near = state.neighbours.get(peer.node, [])
     words = [down.get((min(peer.node, other), max(peer.node, other)), "") for other in near]
     unknown, lost = words.count("unknown"), words.count("down") + words.count("missed")
@@ -206,7 +206,9 @@ def links_up(state: State, peer: Peer, down: dict[tuple[int, int], str]) -> str:
 
 
 def note(state: State, peer: Peer) -> str:
-    """Who says what of a peer: "gone for 1, 3", and whom it reaches through a relay; empty where there is nothing."""
+    """Return the reports about a peer: "gone for 1, 3", and the peers that it reaches through a relay; "" without
+    any.
+    """
     said_of = []
     for name, verb in (("gone", "gone for"), ("suspected", "suspected by"), ("missed", "missed by")):
         if (by := peer.witnesses(name)) and not (peer.ended in ENDED and state.status):
@@ -222,12 +224,12 @@ def _listed(ids: Sequence[int], roles: Roles, most: int = 4) -> str:
 
 
 def in_trouble(word: str) -> bool:
-    """Whether a state needs somebody's eye."""
+    """Whether a state needs attention."""
     return word in (*FALLEN, "gone", "suspected")
 
 
 def event_line(row: EventRow, words: Words, roles: Roles = PEERS) -> str:
-    """An event with its round, where it has one, and who tells it."""
+    """Return an event with its round, if any, and its reporter."""
     round = counted(row, roles)
     when = f"round {round}, " if round is not None else ""
     return f"{when}{roles.label(row.peer)}: {said(row, words)}"

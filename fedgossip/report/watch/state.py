@@ -1,11 +1,11 @@
-"""All rows of a run folded into one state: what is newest of each peer, of the network and of the links.
+"""All rows of a run folded into one state: the newest values of each peer, of the network and of the links.
 
-Its size grows with the peers, never with the rounds.  Rows come from outside: a node that cannot be is passed over, an
-event with an unknown name is told in its words and changes nothing else.
+Its size grows with the peers, never with the rounds.  Rows are input from outside: an impossible node id is skipped, an
+event with an unknown name is shown by its text and changes nothing else.
 
-What somebody says of another is a *mark*: gone, missed or suspected.  The word that the other joined again, or refutes
-it, lifts it; and `missed` a round of the one who said it in which the other was not missed.  A peer is gone where
-somebody says so and it writes no rows of its own after that.
+A peer's report on another is a *mark*: gone, missed or suspected.  A report that the other joined again, or refutes it,
+lifts it; and `missed` is lifted by a round of the reporting peer in which the other was not missed.  A peer is gone if
+one reports so and it writes no later rows of its own.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from fedgossip.topology import Topology
 
 EVENTS_KEPT = 200
 MOST_PEERS = 100_000
-"""A row of a peer with a higher id is passed over, where no experiment tells how many there are."""
+"""Without an experiment that gives the number of peers, maximum id: rows of higher ones are skipped."""
 MOST_WITNESSES = 64
-"""Others whose word on one peer is kept."""
+"""Maximum number of peers whose reports on one peer are kept."""
 
 ENDED = ("finished", "partial", "exhausted")
-"""Last words, of a peer or of a run, that came to its end."""
+"""Final states of a peer or a run that ended normally."""
 FALLEN = tuple(name for name, kind in event_kinds().items() if kind.tells == "ended")
 """Events that end a peer; the name is its state."""
 SERIOUS = ("failed", "died", "crashed", "hung", "gone", "suspected", "asleep", "starting", "left", "stopped",
@@ -71,7 +71,7 @@ class State:
         self.events_seen = 0
         self.status = ""
         """Of the run: finished, partial, interrupted, failed; empty while it goes on."""
-        self._marked: dict[int, set[int]] = {}  # whom each one has marked
+        self._marked: dict[int, set[int]] = {}  # the marks that each one has set
         self.neighbours: dict[int, list[int]] = {}
         self.edges: list[tuple[int, int]] = []
         if topology is not None and len(topology.edges) <= MOST_EDGES:
@@ -84,7 +84,7 @@ class State:
             self.neighbours.setdefault(v, []).append(u)
 
     def peer(self, node: object) -> Peer | None:
-        """Return the peer with this id, a new one where nobody said how many there are; None for what is no id."""
+        """Return the peer with this id, a new one where their number is unknown; None for an invalid id."""
         if not isinstance(node, int) or isinstance(node, bool) or not 0 <= node < (self.n or MOST_PEERS):
             return None
         return self.peers.setdefault(node, Peer(node, watched=False)) if not self.n else self.peers.get(node)
@@ -94,12 +94,12 @@ class State:
 
     @property
     def learners(self) -> list[Peer]:
-        """All that learn; where nobody says how many there are, all."""
+        """Return all learners; without known roles, all."""
         return [peer for peer in self.peers.values() if not self.n or peer.node < self.roles.learners]
 
     @property
     def round(self) -> int:
-        """How many rounds all have behind them; of folders of peers, all those that are watched and there."""
+        """Number of rounds completed by all; of folders of peers, by all watched and present ones."""
         if self.network:
             return self.network.round
         if self.led:
@@ -111,21 +111,21 @@ class State:
 
     @property
     def progress(self) -> float:
-        """Rounds behind the mean peer; behind the coordinator, where there is one."""
+        """Completed rounds of the mean peer; of the coordinator, if there is one."""
         if self.led:
             return self.leading
         return sum(peer.round for peer in self.peers.values()) / len(self.peers)
 
     @property
     def leading(self) -> int:
-        """How many rounds the coordinator has behind it, as far as it is heard."""
+        """Completed rounds of the coordinator, according to its rows."""
         leader = self.peers.get(self.led.federation.coordinator) if self.led else None
         return leader.round if leader else 0
 
     # --- rows -----------------------------------------------------------------------------------------------------
 
     def take(self, row: Row) -> bool:
-        """Fold the next row of the record; return whether it tells anything that was not told in the round before."""
+        """Fold the next row of the record; return whether it has information beyond the round before."""
         repeated = isinstance(row, EventRow) and self._repeated(row)
         match row:
             case NetworkRow():
@@ -204,7 +204,9 @@ class State:
                     self.peers[node].left = True
 
     def _back(self, peer: Peer, row: EventRow) -> None:
-        """Somebody is there again: for `peer`, which says so; for all, where the one itself is known to say it."""
+        """Mark a participant as present again: for `peer`, the reporter; for all, if the participant itself is the
+        reporter.
+        """
         nodes = self._known(row.value)
         itself = not nodes or kind_of(row.name).tells == "there"
         for node in nodes or [peer.node]:
@@ -213,20 +215,20 @@ class State:
             self.peers[node].back()
 
     def _answered(self, coordinator: int, clients: int) -> None:
-        """So many are in a round of the coordinator: where it is all, nobody is gone for it."""
+        """Mark so many as present in a round of the coordinator: if they are all, it counts none as gone."""
         if self.led and clients == self.led.federation.clients:
             for node in list(self._marked.get(coordinator, ())):
                 self._lift(coordinator, node)
                 self.peers[node].back()
 
     def _repeated(self, row: EventRow) -> bool:
-        """Whether it misses the same neighbours as in the round before: a peer that is gone is missed in each."""
+        """Whether it misses the same neighbours as in the round before: a gone peer is missed in each."""
         if row.name != "missed":
             return False
         missed = [self.peers[node].seen_by.get(row.peer) for node in self._known(row.value)]
         return bool(missed) and all(mark and mark.round in (row.round - 1, row.round) for mark in missed)
 
-    # --- what one says of another -----------------------------------------------------------------------------------
+    # --- reports on other peers -------------------------------------------------------------------------------------
 
     def _mark(self, by: int, node: int, name: str, round: int) -> None:
         peer = self.peer(node)
@@ -248,9 +250,10 @@ class State:
         self._marked.get(by, set()).discard(node)
 
     def _heard_all(self, by: int, round: int) -> None:
-        """`by` has mixed its round number `round`: whom it did not miss in that or the one before, it hears again.
+        """Lift the marks of `by`, which has mixed round `round`, on neighbours not missed in that round or the one
+        before.
 
-        Unless it said that it is gone and nobody has heard of it since: then it is not even waited for.
+        Except on peers that have left and sent nothing since: `by` does not even wait for those.
         """
         for node in list(self._marked.get(by, ())):
             peer = self.peers[node]
@@ -298,7 +301,9 @@ class State:
         return role is not None and not (role.learns or role.counted)
 
     def _begun(self, peer: Peer) -> bool:
-        """In the first round nobody has written anything; but when a neighbour has a round behind it, all trained."""
+        """Mark all as begun: in the first round none has written a row, but once a neighbour has completed a round, all
+        trained.
+        """
         return any(self.peers[node].round for node in self.neighbours.get(peer.node, ()))
 
     def counts(self) -> dict[str, int]:
@@ -310,9 +315,10 @@ class State:
         return {word: found[word] for word in SERIOUS if word in found}
 
     def by_interest(self) -> list[Peer]:
-        """All peers: those in trouble first, then those behind, then those that wait least: others wait for them.
+        """Return all peers: those in trouble first, then those behind, then those that wait least: others wait for
+        them.
 
-        One that leads comes before the others.
+        A coordinator precedes the others.
         """
         order = {word: place for place, word in enumerate(SERIOUS)}
 
@@ -326,8 +332,8 @@ class State:
     def links(self) -> dict[tuple[int, int], str]:
         """Return the links that are not up: (u, v) with u < v -> "down", "suspected", "missed" or "unknown".
 
-        Down where one end is no more, or says that the other is gone; missed where a round went on without its model;
-        unknown where neither end has told of a round yet.
+        Down where one end has ended, or reports that the other is gone; missed where a round went on without its model;
+        unknown where neither end has reported a round yet.
         """
         found: dict[tuple[int, int], str] = {}
         rank = {"missed": 0, "suspected": 1, "down": 2}
@@ -353,7 +359,7 @@ class State:
 
 
 def named(value: object) -> list[int]:
-    """Return the ids that an event names: one, a list of them, or what a mapping holds as "node" and the like."""
+    """Return the ids that an event names: one, a list of them, or those of a mapping under "node" and the like."""
     if isinstance(value, Mapping):
         value = next((value[key] for key in ("node", "unreachable", "back") if key in value), None)
     found = value if isinstance(value, list | tuple) else [value]
@@ -361,7 +367,7 @@ def named(value: object) -> list[int]:
 
 
 def _witness(row: EventRow) -> int:
-    """Return who says it: the one who tells the event, unless it names another."""
+    """Return the reporting peer, or the one that the event names."""
     by = row.value.get("by") if isinstance(row.value, Mapping) else None
     return by if isinstance(by, int) and not isinstance(by, bool) else row.peer
 

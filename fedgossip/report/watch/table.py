@@ -1,4 +1,4 @@
-"""A followed run on a terminal: one screen, as large as there is room."""
+"""A followed run on a terminal: one screen, of the terminal's size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedgossip.report.watch.state import State
 COLOURS = {"training": "blue", "leading": "blue", "answered": "green", "done": "green",
            "suspected": "yellow", "asleep": "magenta", "starting": "dim",
            "left": "dim", "stopped": "dim", "elsewhere": "dim"}  # fmt: skip
-"""Of a state's word; what ends a peer is red.  The word is always there: a colour says nothing alone."""
+"""Colour of a state's word; an ended peer is red.  The word is always shown: colour alone has no meaning."""
 EVENTS_SHOWN = 5
 LEAST_ROWS = 3
 NARROW = 84
@@ -68,7 +68,7 @@ def heading(follower: Follower) -> list[str]:
 
 
 def told(state: State) -> str:
-    """How many there are of each role; where no experiment tells it, as many as were heard of."""
+    """Return the number of each role; without an experiment, the number seen so far."""
     return state.roles.said if state.n else f"{len(state.learners)} {state.roles.one}s"
 
 
@@ -82,7 +82,7 @@ def status(follower: Follower) -> str:
 
 
 def rounds_led(state: State, led: Led) -> list[str]:
-    """How the open round of a coordinator stands, and how many rounds came to nothing."""
+    """Return the state of a coordinator's open round, and the number of abandoned rounds."""
     wanted, words = led.federation.wanted, []
     answered = led.answered(state.peers.values())
     if wanted is not None and answered is not None and not state.status and state.round < state.rounds:
@@ -220,7 +220,7 @@ def _score(score: Score, peer: Peer) -> str:
 
 
 def _account(state: State) -> str:
-    """What a coordinator has to tell of its last round."""
+    """Return a coordinator's account of its last round."""
     given = state.led.contributions if state.led else None
     return "" if given is None else f"{given} contributions in the last round"
 

@@ -10,7 +10,7 @@ PIECE_BYTES = 1 << 20
 """Maximum bytes that are read at once; a longer line is no row and is skipped."""
 
 NEWEST_BYTES = 1 << 16
-"""Bytes at the end that are read of a file whose past is told elsewhere."""
+"""Bytes read at the end of a file whose earlier rows are available elsewhere."""
 
 
 class Tail:
@@ -35,7 +35,7 @@ class Tail:
         return self.size - self.offset
 
     def lines(self) -> list[bytes]:
-        """Return the next whole lines, PIECE_BYTES at most; none when all that is there is read."""
+        """Return the next whole lines, PIECE_BYTES at most; none once all of them are read."""
         if self._look() == self.offset:
             return []
         if self.size < self.offset:
@@ -45,7 +45,7 @@ class Tail:
             with outside_files.open_file(self.path, outside_files.ROWS) as file:
                 file.seek(self.offset)
                 data = file.read(PIECE_BYTES)
-        except OSError:  # the file has gone since we looked
+        except OSError:  # the file was deleted since the last check
             return []
         return self._whole(data)
 
@@ -53,7 +53,7 @@ class Tail:
         try:
             self.size = self.path.stat().st_size
         except OSError:
-            self.size = self.offset  # there is no file, so nothing new
+            self.size = self.offset  # no file, so nothing new
         return self.size
 
     def _whole(self, data: bytes) -> list[bytes]:
