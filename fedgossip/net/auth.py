@@ -1,6 +1,6 @@
-"""The allow-list: a ZAP handler that lets known keys in and gives each connection its peer id as User-Id.
+"""The allow-list: a ZAP handler that admits known keys and gives each connection its peer id as User-Id.
 
-libzmq asks it over inproc://zeromq.zap.01 (RFC 27).  Traps, each measured: a CURVE server with no handler running
+libzmq queries it over inproc://zeromq.zap.01 (RFC 27).  Traps, each measured: a CURVE server with no handler running
 serves any key, so the handler is bound before any address and ZAP_ENFORCE_DOMAIN refuses all where it is missing.
 """
 
@@ -17,7 +17,7 @@ from fedgossip.core.machine import NodeId
 DOMAIN = b"fedgossip"
 
 GUEST = "guest "
-"""The beginning of the User-Id of a caller whose key nobody knows; the key follows."""
+"""Prefix of the User-Id of a caller with an unknown key; the key follows."""
 
 GUESTS, GUESTS_SECONDS = 16, 10.0
 """Maximum number of guests that are let in within so many seconds."""
@@ -29,7 +29,7 @@ class AllowList:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.allowed: dict[bytes, NodeId] = {}
         self.guests = False
-        """Whether a caller with an unknown key may come in, to ask to become a member; see Links."""
+        """Whether a caller with an unknown key is admitted, to request membership; see Links."""
         self.welcome: set[bytes] = set()
         """Keys of guests that are let in however many others call."""
         self._let_in: list[float] = []
@@ -42,7 +42,7 @@ class AllowList:
         self.allowed.update({z85.decode(key): node for key, node in keys.items()})
 
     def forget(self, node: NodeId) -> None:
-        """Let nobody in as `node` from now on; the next call with its key is that of a stranger."""
+        """Admit no caller as `node` from now on; the next call with its key is that of a stranger."""
         self.allowed = {key: of for key, of in self.allowed.items() if of != node}
 
     def answer(self) -> str | None:
@@ -63,7 +63,7 @@ class AllowList:
         return address.decode(errors="replace")
 
     def _may(self, key: bytes) -> bool:
-        """Return whether this guest may come in now."""
+        """Return whether this guest is admitted now."""
         now = time.monotonic()
         self._let_in = [at for at in self._let_in if now - at < GUESTS_SECONDS]
         if self.guests and key in self.welcome:

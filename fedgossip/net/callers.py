@@ -1,7 +1,7 @@
-"""The connections of a ROUTER by their file descriptors: which are of a known client, which are not, which are broken.
+"""The connections of a ROUTER by their file descriptors: those of known clients, those of others, and broken ones.
 
-ZeroMQ's monitor tells when a descriptor is taken and when it is given back, before it is used again; a received frame
-tells on which descriptor it came.  ZeroMQ has no call for hanging up: the connection is shut down under it.
+ZeroMQ's monitor reports when a descriptor is taken and when it is released, before its reuse; a received frame carries
+its descriptor.  ZeroMQ has no call for closing one connection: the socket is shut down under it.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Callers:
         self.address, self.expected = "", 0
         self.flooded: list[Seen] = []
         """Connections that were hung up on since this was emptied."""
-        self._strange: dict[int, None] = {}  # in the order in which they came
+        self._strange: dict[int, None] = {}  # in the order of their arrival
         self._known: dict[int, NodeId] = {}
 
     def look(self) -> list[tuple[int, NodeId]]:
-        """Read what the monitor tells; return (descriptor, node) of known connections that broke."""
+        """Read the monitor's events; return (descriptor, node) of known connections that broke."""
         broken: list[tuple[int, NodeId]] = []
         for seen in self._connections.take():
             if seen.event == FLOOD:
@@ -48,7 +48,7 @@ class Callers:
         return broken
 
     def introduce(self, descriptor: int, node: NodeId) -> bool:
-        """Note that the caller on this connection is `node`; return False where it is gone.  Call `look` before."""
+        """Note that the caller on this connection is `node`; return False if it is closed.  Call `look` before."""
         if descriptor not in self._strange and self._known.get(descriptor) != node:
             return False
         self._strange.pop(descriptor, None)

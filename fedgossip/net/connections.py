@@ -1,12 +1,13 @@
-"""The connections of a process's sockets, and a thread that hangs up on one that brings too much, or on one too many.
+"""The connections of a process's sockets, and a thread that closes any beyond its limit of bytes, or beyond their
+number.
 
-ZeroMQ bounds a frame and the number of messages that wait, but not a message: it keeps the frames of a message that
-does not end until the last is there, and tells nobody.  TCP counts what a connection has brought; this is compared with
-what the last message heard from it leaves room for.  A thread does so, as the owner of the sockets may be busy: it
-wakes when something arrives, and looks again in REST_SECONDS at what goes on bringing.  With a connection that floods
-goes what waits of it unread in the system.  A link by ipc:// has no such count and is not watched.
+ZeroMQ limits a frame and the number of waiting messages, but not a message: it stores the frames of an endless message
+until the last arrives, and reports nothing.  TCP counts the bytes that a connection has received; this count is
+compared with the limit after the last message taken from it.  A thread does so, as the owner of the sockets may be
+busy: it wakes on arriving data, and checks connections that keep receiving again after REST_SECONDS.  Closing a
+flooding connection also drops its unread bytes in the system.  A link by ipc:// has no such count and is not watched.
 
-ZeroMQ's monitors tell which descriptors there are.  The thread reads them too; `take` gives their events to the owner.
+ZeroMQ's monitors report the open descriptors.  The thread reads them too; `take` passes their events to the owner.
 """
 
 from __future__ import annotations
@@ -31,25 +32,30 @@ from fedgossip.net.sockets import NOW, Waker, ZmqSocket
 from fedgossip.net.transport import Rejected
 
 UNHEARD_BYTES = 6 * CHUNK_BYTES
-"""Maximum bytes that a connection may bring while nothing of it is heard; two messages and a part of a third wait in
-ZeroMQ."""
+"""Maximum bytes that a connection may receive without a message being taken; two messages and a part of a third wait in
+ZeroMQ.
+"""
 
 STRANGERS_MAX = 512
-"""Maximum number of connections without a known partner, beside one of each; beyond, the oldest is hung up on."""
+"""Maximum number of connections without a known partner, beside one of each; beyond, the oldest is closed."""
 
 STRANGE_BYTES = 16 << 20
-"""Maximum bytes of all connections together that have no known partner; beyond, the largest is hung up on."""
+"""Maximum bytes of all connections together without a known partner; beyond, the largest is closed."""
 
 REST_SECONDS = 0.002
-"""Minimum seconds between two looks; an endless message can exceed the limits by what ZeroMQ reads in them."""
+"""Minimum seconds between two checks; an endless message can exceed the limits by the bytes that ZeroMQ reads between
+them.
+"""
 
 CHECK_SECONDS = 0.025
-"""Seconds between two looks at connections whose bytes wait in the network, where nothing is read and nothing comes."""
+"""Seconds between two checks of connections with bytes waiting in the network, where nothing is read and nothing
+arrives.
+"""
 
 PAUSED_SECONDS = 0.05
 
 FLOOD = -1
-"""The number of an event of ours, not of ZeroMQ: this connection was hung up on."""
+"""Number of an event of ours, not of ZeroMQ: this connection was closed for its bytes."""
 
 _CONNECTIONS = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED
 _OPENED = (zmq.EVENT_ACCEPTED, zmq.EVENT_CONNECTED)
@@ -57,7 +63,7 @@ _OPENED = (zmq.EVENT_ACCEPTED, zmq.EVENT_CONNECTED)
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """An event of a socket's monitor.  For FLOOD `node` is the partner that was heard on the connection, if any."""
+    """An event of a socket's monitor.  For FLOOD `node` is the partner of the connection, if known."""
 
     socket: ZmqSocket
     event: int
@@ -69,11 +75,11 @@ class Seen:
 class _Connection:
     socket: ZmqSocket
     heard: int
-    """Number of messages heard on this descriptor when `base` was taken."""
+    """Number of messages taken on this descriptor when `base` was set."""
     base: int | None = 0
-    """Bytes that had come soon after; None until TCP is asked."""
+    """Bytes received shortly after; None until TCP is queried."""
     unheard: int = 0
-    """Bytes that have come since."""
+    """Bytes received since."""
 
 
 class Connections:
@@ -87,10 +93,10 @@ class Connections:
         self._monitors: dict[ZmqSocket, ZmqSocket] = {}
         self._sockets: dict[int, ZmqSocket] = {}  # sockets by the descriptor of their monitors
         self._connections: dict[int, _Connection] = {}
-        self._callers: set[int] = set()  # those of them that called us
+        self._callers: set[int] = set()  # those of them that are incoming
         self._strange: dict[int, None] = {}  # those of them without a known partner, the oldest first
-        self._active: set[int] = set()  # those that brought something since the look before, or were heard
-        self._waiting: set[int] = set()  # those of the others of which something waits in the network
+        self._active: set[int] = set()  # those with new bytes or messages since the last check
+        self._waiting: set[int] = set()  # those of the others with bytes waiting in the network
         self._looked = 0.0  # when these were looked at
         self._listeners: set[int] = set()
         self._paused = False
@@ -110,16 +116,18 @@ class Connections:
         return self._news.fileno()
 
     def follow(self, socket: ZmqSocket, events: int = 0) -> None:
-        """Watch a socket that is neither bound nor connected yet; `events`: those told beside connections' events."""
+        """Watch a socket that is neither bound nor connected yet; `events`: those reported beside connections'
+        events.
+        """
         monitor = patiently(lambda: socket.get_monitor_socket(events | _CONNECTIONS))
         with self._lock:
             self._monitors[socket] = monitor
             self._sockets[monitor.fileno()] = socket
             self._poll.register(monitor.fileno(), select.POLLIN)
-            self._drain(socket)  # ZeroMQ tells of more only once it was asked and had nothing
+            self._drain(socket)  # ZeroMQ signals further events only after a read that found none
 
     def leave(self, socket: ZmqSocket) -> None:
-        """Stop watching a socket, before it is closed, and forget what it has told."""
+        """Stop watching a socket, before it is closed, and drop its events."""
         with self._lock:
             monitor = self._monitors.pop(socket)
             self._poll.unregister(monitor.fileno())
@@ -131,7 +139,7 @@ class Connections:
             monitor.close(0)
 
     def heard(self, descriptor: int, node: NodeId) -> None:
-        """Note that a message of a partner was taken off this connection, which may bring as much again."""
+        """Note that a message of a partner was taken off this connection, which may receive as much again."""
         self._heard[descriptor] += 1
         self._speakers[descriptor] = node
 
@@ -158,7 +166,7 @@ class Connections:
         self._news.close()
         self._ending.close()
 
-    # --- what monitors tell ------------------------------------------------------------------------------------------
+    # --- events of monitors ------------------------------------------------------------------------------------------
 
     def _drain(self, socket: ZmqSocket) -> None:
         monitor = self._monitors[socket]
@@ -206,7 +214,7 @@ class Connections:
         self._callers.discard(descriptor)
         self._active.discard(descriptor)
         self._waiting.discard(descriptor)
-        # A connection's end may be told when its number is a newer monitor's already, which would not be heard again.
+        # A connection's end may be reported when its number belongs to a newer monitor already, and would then be lost.
         if LINUX and descriptor not in self._sockets:
             with contextlib.suppress(OSError):  # closed already
                 self._poll.unregister(descriptor)
@@ -241,17 +249,17 @@ class Connections:
                 pause(listener, paused=crowded)
 
     def _due(self) -> set[int]:
-        """Return the connections to look at though nothing new has arrived on them."""
+        """Return the connections to check though nothing new has arrived on them."""
         if (now := time.monotonic()) - self._looked < CHECK_SECONDS:
             return self._active.copy()
         self._looked = now
         return self._active | self._waiting
 
     def _check(self, descriptor: int) -> None:
-        """Hang up where more has come than a message leaves room for; look again soon where more may come."""
+        """Close the connection beyond its limit; check again soon where more may arrive."""
         connection = self._connections[descriptor]
         count = self._heard[descriptor]
-        if count != connection.heard:  # the usual case: all that it brings is heard, and TCP need not be asked
+        if count != connection.heard:  # the usual case: all of its bytes are read, and TCP need not be queried
             connection.heard, connection.base, connection.unheard = count, None, 0
             self._strange.pop(descriptor, None)
             self._active.add(descriptor)
@@ -274,11 +282,11 @@ class Connections:
         connection = self._connections[descriptor]
         total = (connection.base or 0) + connection.unheard
         break_off(descriptor, lambda held: (brought(held) or (0, 0))[0] >= total)
-        connection.base, connection.unheard = total, 0  # this is told once; the connection is gone in a moment
+        connection.base, connection.unheard = total, 0  # reported once; the connection is closed in a moment
         self._tell(Seen(connection.socket, FLOOD, descriptor, self._speakers.get(descriptor)))
 
     def _bound_strangers(self) -> None:
-        """Bound the number of connections without a known partner, whose oldest goes, and the bytes that they bring."""
+        """Limit the number of connections without a known partner, closing the oldest, and their bytes."""
         most = min(self._room // 2, STRANGERS_MAX + self.expected)
         if len(self._strange) > most:
             self._check_strangers()
@@ -291,7 +299,7 @@ class Connections:
                 self._hang_up(largest)
 
     def _check_strangers(self) -> None:
-        """Look also at connections that brought nothing of late: they may have been heard since."""
+        """Check also connections without recent bytes: a message may have been taken from them since."""
         for descriptor in list(self._strange):
             self._check(descriptor)
 

@@ -1,7 +1,7 @@
-"""Calls of the system on a connection, by the number of its descriptor.
+"""System calls on a connection, by the number of its descriptor.
 
-The descriptors belong to ZeroMQ, which may close one at any moment, and the number may then stand for another file.  So
-nothing here takes a descriptor over, and questions about a file of another kind are answered by None.
+The descriptors belong to ZeroMQ, which may close one at any moment, and the number may then belong to another file.  So
+nothing here takes over a descriptor, and queries about a file of another kind return None.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from fedgossip.base.errors import NetworkError
 FILES = 128
 """Number of files that a process opens beside its connections."""
 FILES_OF_A_LINK = 8
-"""Of a partner that calls and is called: 7 at work (two sockets with what wakes them, two streams), one in reserve."""
+"""Descriptors of a partner with connections both ways: 7 at work (two sockets with their wakers, two streams), one in
+reserve.
+"""
 
 LINUX = sys.platform == "linux"
 
@@ -35,7 +37,7 @@ _libc = ctypes.PyDLL(None if os.name == "posix" else "ws2_32")
 def brought(descriptor: int) -> tuple[int, int] | None:
     """Return how many bytes of a TCP connection have been read here, and how many wait to be read.
 
-    None where the system does not say.
+    None where the system does not report it.
     """
     info = ctypes.create_string_buffer(_TCP_INFO_BYTES)
     size = ctypes.c_uint(_TCP_INFO_BYTES)
@@ -45,7 +47,7 @@ def brought(descriptor: int) -> tuple[int, int] | None:
         return None
     import termios
 
-    unread = ctypes.c_int()  # asked second: never too many as read
+    unread = ctypes.c_int()  # queried second: never too many as read
     if _libc.ioctl(descriptor, ctypes.c_ulong(termios.FIONREAD), ctypes.byref(unread)):
         return None
     received = int.from_bytes(info.raw[_BYTES_RECEIVED_AT:_TCP_INFO_BYTES], sys.byteorder)
@@ -53,9 +55,9 @@ def brought(descriptor: int) -> tuple[int, int] | None:
 
 
 def unacknowledged(descriptor: int) -> int:
-    """Return how many bytes sent on a TCP connection the other end's system has not yet; 0 where ours does not say.
+    """Return how many bytes sent on a TCP connection the other end's system lacks; 0 where ours does not report it.
 
-    Whoever closes before that may take them back: what still comes is answered by a reset then.
+    Closing before may revoke them: later data from the other end are then answered by a reset.
     """
     if not LINUX:
         return 0
@@ -67,15 +69,15 @@ def unacknowledged(descriptor: int) -> int:
 
 
 def shut_down(descriptor: int, is_it: Callable[[int], bool]) -> None:
-    """Hang up; the connection breaks at the other end, and what has come of it can still be read.
+    """Shut the connection down; it breaks at the other end, and bytes received before can still be read.
 
-    `is_it` says whether a descriptor is that of the connection.
+    `is_it` checks whether a descriptor is that of the connection.
     """
     _to_connection(descriptor, is_it, _shut_down)
 
 
 def break_off(descriptor: int, is_it: Callable[[int], bool]) -> None:
-    """Hang up, and drop what has come and was not read: megabytes may wait in the system."""
+    """Shut the connection down, and drop unread bytes: megabytes may wait in the system."""
     _to_connection(descriptor, is_it, _disconnect if LINUX else _shut_down)
 
 
@@ -103,7 +105,7 @@ def _disconnect(descriptor: int) -> None:
 
 
 def pause(listener: int, *, paused: bool) -> None:
-    """Keep callers out, or let them in again: one that is kept out gets no answer and tries again by itself."""
+    """Keep new callers out, or admit them again: a caller that is kept out gets no reply and retries by itself."""
     option = _ATTACH_FILTER if paused else _DETACH_FILTER
     if LINUX:
         _libc.setsockopt(listener, socket.SOL_SOCKET, option, _FILTER, len(_FILTER) - 1)

@@ -6,11 +6,11 @@
     key = "..."                              # the public one, 40 characters
 
 The file is the allow-list too: a key that is not in it is never served.  A client of a coordinator has no address: it
-calls, and nobody calls it.
+connects to the coordinator, and nothing connects to it.
 
-Where members may come and go every block has `verify` too, the key of the peer's signatures, and a line `organiser`
-above the blocks names the key that may let others in; their blocks have an `admission`, which it has signed.  A block
-[[revoked]], signed by the same key, sends one of them away.
+In a group with joins and leaves every block has `verify` too, the key of the peer's signatures, and a line `organiser`
+above the blocks names the key that may admit others; their blocks have an `admission`, which it has signed.  A block
+[[revoked]], signed by the same key, removes a member.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fedgossip.net.identity import Identity, check_public, verify
 from fedgossip.secure.session import ParticipantRoster, RosterMember
 
 ADDRESS_LETTERS = 128
-"""Maximum length of what says where a peer is called; so much fits into its entry."""
+"""Maximum length of a peer's address text; that much fits into its entry."""
 
 TCP, RELAY = "tcp://", "relay://"
 """How an address begins that is called, and one of a relay, through which its owner is reached."""
@@ -73,8 +73,9 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The address of a peer ("" where it does not listen), and its public keys of links and, where members come and go,
-    of signatures."""
+    """The address of a peer ("" where it does not listen), and its public keys of links and, in a group with joins, of
+    signatures.
+    """
 
     address: str
     key: str
@@ -82,7 +83,7 @@ class Endpoint:
     admission: str = ""
     """The organiser's signature, for a member that is no founder."""
     signature: str = ""
-    """Its own signature of who and where it is; rosters of clients and coordinator are made of these."""
+    """Its own signature of its identity and address; rosters of clients and coordinator consist of these."""
 
 
 Endpoints = Mapping[NodeId, Endpoint]
@@ -90,12 +91,12 @@ Endpoints = Mapping[NodeId, Endpoint]
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The peers that may take part: those of the file, and those that the organiser lets in ("": nobody else)."""
+    """The peers that may take part: those of the file, and those that the organiser admits ("": none)."""
 
     endpoints: Mapping[NodeId, Endpoint]
     organiser: str = ""
     path: Path | None = None
-    """The file; people may add revocations of the organiser while the run goes on."""
+    """The file; people may add revocations of the organiser during the run."""
 
     @property
     def founders(self) -> dict[NodeId, Endpoint]:
@@ -109,7 +110,7 @@ def is_signing_key(text: str) -> bool:
 
 
 def load_members(path: Path, node: NodeId) -> Members:
-    """Read the endpoints of a run whose members come and go, for `node`.  Raises ConfigError."""
+    """Read the endpoints of a run with joins and leaves, for `node`.  Raises ConfigError."""
     found, organiser = load_blocks(path), _file(path).organiser
     if organiser and not is_signing_key(organiser):
         raise ConfigError(f"{path}: organiser is no public key", "Put what `fedgossip keys organiser` prints there.")
@@ -167,7 +168,7 @@ def load_endpoints(path: Path, n: int, listens: Callable[[NodeId], bool] = lambd
 
 
 def load_addresses(path: Path, public: str) -> tuple[dict[NodeId, Endpoint], NodeId]:
-    """Read the endpoints of all that listen, and which of them has this public key.  Raises ConfigError."""
+    """Read the endpoints of all that listen, and the one with this public key.  Raises ConfigError."""
     found = {node: endpoint for node, endpoint in _read(path).items() if endpoint.address}
     own = [node for node, endpoint in found.items() if endpoint.key == public]
     if len(own) != 1 or len(found) < 2:
@@ -234,13 +235,13 @@ def check_reachable(address: str, where: str) -> None:
         if not one.startswith((TCP, RELAY)):
             raise ConfigError(f"{where}: {one!r} is no address of a network", "Write tcp://HOST:PORT.")
         host = one.partition("://")[2].rpartition(":")[0].strip("[]")
-        if host in ("0.0.0.0", "::", "0"):  # what is refused
+        if host in ("0.0.0.0", "::", "0"):  # the refused value
             advice = "Write the address at which the others reach this machine; --bind says where to listen."
             raise ConfigError(f"{where}: {one!r} is every address of this machine, not one to call", advice)
 
 
 def own_address(port: int) -> str | None:
-    """Return the address of this machine on its network to the outside; None where there is none.  Nothing is sent."""
+    """Return the address of this machine on its route to the outside; None without one.  Nothing is sent."""
     for family, outside in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):  # reserved for examples
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((outside, 9))
@@ -250,7 +251,7 @@ def own_address(port: int) -> str | None:
 
 
 def kept_block(path: Path) -> tuple[NodeId, Endpoint] | None:
-    """Return the block that `keys new` wrote into the key file at `path`; None where there is no whole block."""
+    """Return the block that `keys new` wrote into the key file at `path`; None without a whole block."""
     try:
         (peer,) = msgspec.convert(from_toml(outside_files.read_text(outside_files.named(path))), _KeyFile).peer
     except (OSError, ValueError, msgspec.ValidationError):

@@ -1,9 +1,9 @@
-"""A fault script acts on one real peer: between its machine and its sockets, and around its training.
+"""Applies a fault script to one real peer: between its machine and its sockets, and around its training.
 
-Put there only where the experiment has such faults.  What is sent is lost, doubled, delayed, held back; a link that the
-script cuts is told as down, and as up when it heals: the host's patience then decides, as it does for a broken cable,
-whether anybody is told.  What was said within that patience is delivered late, what was said after it is lost but for
-the last words of a synchronous run, which `Links` repeats on a new connection too.
+Used only where the experiment has such faults.  Sent messages are lost, doubled, delayed, held back; a link cut by the
+script is reported as down, and as up when it heals: the host's patience then decides, as for a broken cable, whether
+the machine is notified.  Messages sent within that patience are delivered late, later ones are lost except the last
+messages of a synchronous run, which `Links` repeats on a new connection too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fedgossip.faults import FaultScript, Flap, Partition, Slow
 from fedgossip.net.transport import LinkDown, LinkEvent, LinkUp, Transport
 
 PATIENCE_NS = 1_000_000_000
-"""Nanoseconds that a cut link keeps what is sent; at most the host's patience with a broken link."""
+"""Nanoseconds for which a cut link keeps messages; at most the host's patience with a broken link."""
 
 CUT_MS = 20
 """Maximum delay with which a cut begins or ends."""
@@ -79,7 +79,7 @@ class Faults:
         return cast(AnyTransport, FaultyLinks(links, self)) if self.script.touches_messages else links
 
     def on_task(self, task: LocalTask) -> LocalTask:
-        """Return `task`, made slow when the script says so."""
+        """Return `task`, slowed as the script demands."""
         slowed = any(isinstance(fault, Slow) for fault in self.script.faults)
         return _slowed(task, self) if slowed else task
 
@@ -111,10 +111,10 @@ class FaultyLinks:
             self._said[to].append(message)
 
     def _pass(self, to: NodeId, message: AnyMessage, now_ns: int) -> None:
-        self._release(now_ns)  # messages that are due go first, also where nobody has polled since
+        self._release(now_ns)  # messages that are due go first, also between polls
         number = self._sent[to] = self._sent.get(to, -1) + 1
         fate = self._faults.script.fate(self._faults.node, to, number, now_ns)
-        due = max(now_ns + fate.delay_ns, self._last_due.get(to, 0))  # in order, but for what is held back
+        due = max(now_ns + fate.delay_ns, self._last_due.get(to, 0))  # in order, except for those held back
         self._last_due[to] = due
         for held_ns in fate.held_ns:
             if due + held_ns <= now_ns:
@@ -124,7 +124,7 @@ class FaultyLinks:
                 heapq.heappush(self._later, (due + held_ns, self._sequence, to, message))
 
     def poll(self, timeout_ms: int) -> list[LinkEvent]:
-        """Poll the links, and tell those that the script cuts as down."""
+        """Poll the links, and report those cut by the script as down."""
         now_ns = self._faults.clock()
         if now_ns is not None and self._later:
             timeout_ms = max(0, min(timeout_ms, (self._later[0][0] - now_ns) // 1_000_000 + 1))
@@ -136,7 +136,7 @@ class FaultyLinks:
         return events
 
     def _seen(self, events: Sequence[LinkEvent]) -> list[LinkEvent]:
-        """Note which links are up in truth; nobody is told of it while they are cut."""
+        """Note the true state of the links; changes are not reported while they are cut."""
         told: list[LinkEvent] = []
         for event in events:
             if isinstance(event, LinkUp | LinkDown):
@@ -187,7 +187,7 @@ def _is_last_word(message: AnyMessage) -> bool:
 
 
 class SlowTask:
-    """A task that takes as many times longer as the script says; all else is as in the task itself."""
+    """A task slowed by the factor of the script; all else is as in the task itself."""
 
     def __init__(self, task: LocalTask, faults: Faults) -> None:
         self._task, self._faults = task, faults
@@ -229,7 +229,7 @@ class SlowTask:
 
 
 class SlowRowTask(SlowTask):
-    """The same of a task whose model is a table: which rows a batch needs is said at once."""
+    """The same for a task with a table as its model: the rows of a batch are returned at once."""
 
     def __init__(self, task: RowTask, faults: Faults) -> None:
         super().__init__(task, faults)

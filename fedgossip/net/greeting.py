@@ -1,4 +1,4 @@
-"""Compare a partner's Hello with ours: where both run the same, their models may be mixed."""
+"""Compares a partner's Hello with ours: where both run the same experiment, their models may be mixed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SAME_CODE = "Give every peer the same modules, and the files that they read; one
 
 
 def refused(sender: int, theirs: Hello, ours: Hello) -> Rejected | None:
-    """Return why nothing can be exchanged with `sender`; None where its models may be mixed with ours."""
+    """Return why no exchange with `sender` is possible; None where its models may be mixed with ours."""
     words = {
         "version": f"runs fedgossip {theirs.version:.20}, this is {ours.version}",
         "schema": OTHER_MODEL,
@@ -20,7 +20,7 @@ def refused(sender: int, theirs: Hello, ours: Hello) -> Rejected | None:
     }
     changed = ours.likeness.changed(theirs.likeness)
     for name, text in words.items():
-        if name == "experiment" and changed:  # what says more comes first: their graph differs with its function
+        if name == "experiment" and changed:  # the more specific reason first: their graph differs with its function
             break
         if getattr(theirs, name) != getattr(ours, name):
             return Rejected(sender, name, f"peer {sender} {text}", SAME_FILE)

@@ -67,9 +67,10 @@ from fedgossip.net.transport import (
     Transport,
 )
 
-# The record of what a host refused: each cause at once, and again whenever there are ten times as many.
+# The record of a host's refusals: each cause at once, and again at every tenfold of its count.
 #
-# A cause is who sent it and why, in one word; where the word is "refused", the sentence without its numbers as well.
+# A cause is the sender and the reason, in one word; where the word is "refused", the sentence without its numbers as
+# well.
 
 
 CAUSES_WRITTEN = 20
@@ -84,7 +85,7 @@ class _Cause:
 
 
 class Refusals:
-    """`write` takes the facts of the event `refused`: from, reason, text, advice, and count where it is not 1."""
+    """`write` receives the facts of the event `refused`: from, reason, text, advice, and count where it is not 1."""
 
     def __init__(self, write: Callable[[dict[str, object]], None]) -> None:
         self._write = write
@@ -125,14 +126,15 @@ def _cause(event: Rejected) -> str:
 
 
 GRACE_NS = 1_000_000_000
-"""How long a broken link may take to come back before its peer is told as gone."""
+"""Seconds for a broken link to be restored before its peer is reported as gone."""
 
 FLUSH_SECONDS, HURRY_SECONDS = 5.0, 1.0
-"""Maximum time at the end until what is said has left; the other where a person or the launcher stops us."""
+"""Maximum seconds at the end until messages have left; the other where a person or the launcher stops us."""
 
 TURN_AWAY_SECONDS = 15.0
-"""The same where we leave as nobody else runs this experiment: those whom we refuse hear our Hello, or they would wait
-for us.  One that has called us lets us call it within a moment, or while it still imports torch."""
+"""The same where no other participant runs this experiment: those that we refuse receive our Hello, or they would wait
+for us.  A partner that has connected accepts our connection within a moment, or while it still imports torch.
+"""
 
 EVALUATE_SECONDS = 60.0
 """For the last evaluation, when all else is done."""
@@ -153,18 +155,18 @@ class Ports:
 
     write: Callable[[Row], None]
     outgoing: Callable[[int, Vector], None]
-    """(round, vector): what is about to be mixed in the round that ends as `round`."""
+    """(round, vector): the outgoing vector of the round that ends as `round`."""
     mixed: Callable[[PeerRow, Vector], float | None]
-    """(row of a round, vector): keep what is wanted; return the score where this round is evaluated."""
+    """(row of a round, vector): store the required parts; return the score where this round is evaluated."""
     stop: Callable[[], bool]
-    """Asked at least every half second: true ends the run early, politely."""
+    """Polled at least every half second: true ends the run early, with a goodbye."""
     checkpoint: Callable[[Checkpoint], None] = lambda _: None
     """Keep what a new machine would need to go on from here; called between two trainings, unless it is durable: it is
     on disk then when this returns."""
     log: Callable[[Log], None] = lambda _: None
-    """Put a line into the participant's own log; it is on disk when this returns."""
+    """Write a line into the participant's own log; it is on disk when this returns."""
     witness: Callable[[Witness], None] = lambda _: None
-    """Put a frame into the transcript of its session."""
+    """Write a frame into the transcript of its session."""
     first_work: Callable[[], None] = lambda: None
     """Called once, before the first number is made of the node's own data; where it raises FedgossipError none is."""
     measure: Callable[[int, Vector], float | None] = lambda _round, _model: None
@@ -189,15 +191,15 @@ class Host:
         self._sequence = 0
         self._greeted: set[NodeId] = set()
         self._lives: dict[NodeId, int] = {}
-        self._processes: dict[NodeId, int] = {}  # of those that have greeted since the link to them came up
+        self._processes: dict[NodeId, int] = {}  # partners greeted since the link to them was up
         self._joined: set[NodeId] = set()
-        self._met = False  # whether anybody ever joined
+        self._met = False  # whether any partner ever joined
         self._gone: set[NodeId] = set()
         self._refused: dict[NodeId, Rejected] = {}
         self._up: set[NodeId] = set()
         self._processor = hello.processor
         self._fatal: FedgossipError | None = None
-        self._turned_away = False  # whether nobody else runs this experiment
+        self._turned_away = False  # whether no other participant runs this experiment
         self._round = 0
         self._counted = 0, 0  # of what was sent, with everything and with vectors alone, in rounds that are over
         self._invited_ns: int | None = None  # the beginning of a coordinator's first round
@@ -210,14 +212,14 @@ class Host:
         return time.monotonic_ns() - self._zero
 
     def run(self) -> Vector:
-        """Run the machine to its end.  Raises what made it impossible to go on, after saying goodbye."""
+        """Run the machine to its end.  Raises the error that ended it, after the goodbye."""
         self._training.start()
         try:
             self.tell(Started())
             while self.result is None:
                 self._step()
         finally:
-            stopped = self.ports.stop()  # before a loop beside us hears that it is over, and leaves too
+            stopped = self.ports.stop()  # before a loop beside us receives the end, and leaves too
             self._training.end()
             if isinstance(self.task, HeldTask):
                 self.task.dismiss()
@@ -237,7 +239,7 @@ class Host:
         return TURN_AWAY_SECONDS if self._turned_away else FLUSH_SECONDS
 
     def tell(self, event: Event) -> None:
-        """Give the machine one event and perform what it asks."""
+        """Pass one event to the machine and perform its effects."""
         now_ns = self.clock()  # read once: handled, and recorded, with the same value
         try:
             effects = told(self.machine, event, now_ns)
@@ -255,12 +257,12 @@ class Host:
         stops = self.ports.stop()
         goodbyes = [event for event in events if stops and _is_goodbye(event)]
         events.reverse()
-        while events:  # none is kept: the memory of a model that came is that of the next
+        while events:  # no reference is kept: the next model reuses the memory of this one
             event = events.pop()
             if not (stops and _is_goodbye(event)):
                 self._heard(event)
             del event
-        if self.result is None and stops:  # where all are stopped, nobody does a round without those that go first
+        if self.result is None and stops:  # where all stop, no peer completes a round without the first
             self.tell(Stopping(again=True))
         for event in goodbyes:
             self._heard(event)
@@ -294,7 +296,7 @@ class Host:
                 self._up.add(node)
                 self._timers.pop(("grace", node), None)
                 if afresh:
-                    self._joined.discard(node)  # so that the machine is told, and asks or says again what was lost
+                    self._joined.discard(node)  # the machine then repeats lost requests
                 self._join_if_ready(node)
             case LinkDown(node):
                 self._up.discard(node)
@@ -312,7 +314,7 @@ class Host:
                 self._reject(event)
 
     def _greet(self, sender: NodeId, hello: Hello) -> None:
-        """A partner runs the same experiment, or it is told as gone; nobody but it is harmed by that."""
+        """Accept a partner of the same experiment, or report it as gone; a false Hello harms its sender alone."""
         if refusal := refused(sender, hello, self.hello):
             self._give_up_on(refusal)
         else:
@@ -337,7 +339,9 @@ class Host:
         self._join_if_ready(sender)
 
     def _compare_processors(self, sender: NodeId, processor: int) -> None:
-        """Tell once that processors differ, where they decide the bits; a coordinator compares those of its clients."""
+        """Report once that processors differ, where they decide the bits; a coordinator compares those of its
+        clients.
+        """
         if processor and not self._processor:
             self._processor = processor
         if processor not in (0, self._processor) and "unlike" not in self.counts:
@@ -345,7 +349,7 @@ class Host:
             self.ports.write(EventRow(self._round, self.node, "unlike", sender))
 
     def _give_up_on(self, event: Rejected) -> None:
-        """A partner with whom nothing can be exchanged."""
+        """Close the link to a partner with which no exchange is possible."""
         self._reject(event)
         assert event.sender is not None
         self._greeted.discard(event.sender)
@@ -361,7 +365,9 @@ class Host:
             self.tell(PeerJoined(node, self._lives[node]))
 
     def _tell_gone(self, node: NodeId) -> None:
-        """Tell the machine; but where nobody ever joined, some were refused and the rest has left, there is no run."""
+        """Report a partner as gone; but where none ever joined, some were refused and the rest has left, end the
+        run.
+        """
         self._gone.add(node)
         self._joined.discard(node)
         if self._refused and not self._met and self._gone >= set(self.links.partners):
@@ -435,7 +441,7 @@ class Host:
         return row
 
     def _account(self) -> None:
-        """Tell the meter what has been sent since the last round, and when something was under way."""
+        """Add the traffic since the last round, and its times, to the meter."""
         sent, payload = self.links.bytes_sent, self.links.traffic.payload_sent
         self._meter.sent(sent - self._counted[0], payload - self._counted[1])
         self._counted = sent, payload
@@ -448,7 +454,7 @@ class Host:
             self._reject(Rejected(node, "endpoint", str(error), error.advice))
 
     def _part(self, node: NodeId) -> None:
-        """The machine knows that `node` is gone: it has said so itself."""
+        """Drop the state of `node`, which the machine itself reports as gone."""
         self.links.part(node)
         for of in (self._greeted, self._joined, self._up, self._gone):
             of.discard(node)
@@ -458,7 +464,7 @@ class Host:
         self._sequence += 1
         self._timers[key] = self._sequence
         heapq.heappush(self._due, (self.clock() + after_ns, self._sequence, key))
-        if len(self._due) > 2 * len(self._timers) + REPLACED_MAX:  # whoever sends much sets a long timer anew each time
+        if len(self._due) > 2 * len(self._timers) + REPLACED_MAX:  # a frequent sender replaces a long timer each time
             self._due = [due for due in self._due if self._timers.get(due[2]) == due[1]]
             heapq.heapify(self._due)
 

@@ -1,4 +1,4 @@
-"""One client as its coordinator's links know it: the connection that it has greeted on, and one that waits."""
+"""One client in its coordinator's links: the connection that it has greeted on, and one that waits."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class ClientConnection:
     hello: Hello
 
     def is_followed_by(self, hello: Hello) -> bool:
-        """Return whether this is the Hello of the same process, or of a later life that takes its place."""
+        """Return whether this Hello is from the same process, or from a later life that replaces it."""
         return hello.process == self.hello.process or hello.incarnation > self.hello.incarnation
 
 
 @dataclass(slots=True)
 class ConnectedClient:
-    """`line`: what waits for it; `assembler`: what comes of it; `up`: it is spoken to."""
+    """`line`: its outgoing messages; `assembler`: its incoming ones; `up`: whether messages are sent to it."""
 
     node: NodeId
     line: ClientLine
@@ -43,11 +43,11 @@ class ConnectedClient:
         return self.here is not None and name == self.here.name
 
     def is_here(self, descriptor: int) -> bool:
-        """Return whether this is the client's own connection, not one that has taken its name."""
+        """Return whether this is the client's own connection, not another with the same name."""
         return self.up and self.here is not None and descriptor == self.here.descriptor
 
     def account(self, turns: Turns, kind: bytes, transfer: int, message: AnyMessage | None, now: float) -> None:
-        """Count turns.  Raises FrameError for a vector whose turn it is not, before memory is taken for it."""
+        """Count turns.  Raises FrameError for a vector out of turn, before memory is allocated for it."""
         if message is not None:
             turns.forget(self.node)
         elif kind == CHUNK:

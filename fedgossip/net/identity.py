@@ -1,7 +1,8 @@
-"""Who a peer is: a CURVE key pair, and the file that keeps it.  The secret never leaves that file and this process.
+"""A peer's identity: a CURVE key pair, and the file that stores it.  The secret never leaves that file and this
+process.
 
-The key of its signatures (Ed25519) is derived from the secret (HKDF-SHA256, with a label that says what for): one file
-keeps both, and files of earlier versions work.
+The key of its signatures (Ed25519) is derived from the secret (HKDF-SHA256, with a label for the purpose): one file
+stores both, and files of earlier versions work.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class Identity:
     def save(self, path: Path, block: str = "") -> None:
         """Write the pair, readable by the owner only, and below it the peer's own block for endpoints.toml.
 
-        An existing file is never overwritten.  Raises ConfigError where there is one, and NotWrittenError; there is no
-        file then.
+        An existing file is never overwritten.  Raises ConfigError for one, and NotWrittenError; no new file is left
+        then.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         pair = tomli_w.dumps({"public": self.public, "secret": self.secret})

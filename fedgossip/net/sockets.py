@@ -1,4 +1,4 @@
-"""The sockets of ZeroMQ as all links have them, with limits, deadlines and keys; and what wakes their owner."""
+"""The sockets of ZeroMQ as all links use them, with limits, deadlines and keys; and a waker of their owner."""
 
 from __future__ import annotations
 
@@ -17,25 +17,28 @@ from fedgossip.net.identity import Identity
 ZmqSocket = zmq.Socket[bytes]
 
 QUEUED_CHUNKS = 2
-"""High-water mark of every socket, in messages of one chunk: so much per link and direction waits inside ZeroMQ; what
-comes after waits in the outbox as a reference to the vector, and at the receiver as TCP's back-pressure.  More only
-means that a chunk has left the cache before it is read."""
+"""High-water mark of every socket, in messages of one chunk: so much per link and direction waits inside ZeroMQ; the
+rest waits in the outbox as a reference to the vector, and at the receiver as TCP's back-pressure.  More only means that
+a chunk has left the cache before it is read.
+"""
 
 CIPHER_BYTES = 64
 """Maximum bytes that CURVE adds to a frame (33 today); libzmq compares MAXMSGSIZE with the frame on the wire."""
 
 SILENCE_MS = 10_000
-"""Milliseconds after which a connection counts as broken whose other end acknowledges nothing: neither what was sent
-nor, where nothing is sent, TCP's own probes, after PROBE_SECONDS and then every PROBE_AGAIN_SECONDS.
+"""Milliseconds after which a connection counts as broken whose other end acknowledges nothing: neither data nor, where
+nothing is sent, TCP's own probes, after PROBE_SECONDS and then every PROBE_AGAIN_SECONDS.
 
-ZeroMQ's heartbeat is not used.  It waits behind what cannot be sent, and it ends the process (an assertion of libzmq
-4.3.5, its issue 4364) where the other end breaks off while we have not read for 2 s: one large sum is enough."""
+ZeroMQ's heartbeat is not used.  It waits behind data that cannot be sent, and it ends the process (an assertion of
+libzmq 4.3.5, its issue 4364) where the other end breaks off while we have not read for 2 s: one large sum is enough.
+"""
 
 PROBE_SECONDS, PROBE_AGAIN_SECONDS = 4, 2
 
 CONNECT_MS = 3_000
-"""Milliseconds after which a call that nobody takes is made anew.  TCP, which doubles its wait each time, would call
-long after the network has healed."""
+"""Milliseconds after which an unaccepted connection attempt is made anew.  TCP, which doubles its wait each time, would
+wait long after the network has healed.
+"""
 
 LINGER_MS = 2_000
 
@@ -108,7 +111,7 @@ class Waker:
     def wake(self) -> None:
         try:
             self._out.send(b"!")
-        except (BlockingIOError, OSError):  # a full pipe wakes anyway; a closed one has nobody to wake
+        except (BlockingIOError, OSError):  # a full pipe wakes anyway; a closed one has no owner to wake
             return
 
     def clear(self) -> None:

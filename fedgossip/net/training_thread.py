@@ -37,7 +37,7 @@ class Evaluate:
 
 WorkerJob = Train | ChooseRows | Evaluate | MeasureModel | Checkpoint
 WorkerAnswer = Produced | Trained | RowsChosen | ModelMeasured | Stopping | Report | PeerRow
-"""What the thread is asked, and what it says."""
+"""Requests to the thread, and its replies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +46,18 @@ class WorkerPorts:
 
     clock: Callable[[], int]
     round: Callable[[], int]
-    """The round that was closed last, for what is said of a failure."""
+    """The last closed round, for the report of a failure."""
     mixed: Callable[[PeerRow, Vector], float | None]
     checkpoint: Callable[[Checkpoint], None]
     wake: Callable[[], None]
-    """Called when there is an answer, from whichever thread gives it."""
+    """Called from the answering thread when there is an answer."""
     first_work: Callable[[], None] = lambda: None
     measure: Callable[[int, Vector], float | None] = lambda _round, _model: None
     """See `Ports`, for both."""
 
 
 class TrainingThread:
-    """Of one host, which `put`s jobs and takes their `answers`; the `meter` is told how long they took."""
+    """Of one host, which `put`s jobs and takes their `answers`; the `meter` receives their durations."""
 
     def __init__(self, node: NodeId, task: LocalTask, meter: Meter, ports: WorkerPorts) -> None:
         self.node, self._task, self._meter, self._ports = node, task, meter, ports
@@ -78,7 +78,7 @@ class TrainingThread:
         self._jobs.put(job)
 
     def answers(self) -> Iterator[WorkerAnswer | FedgossipError]:
-        """Yield what was said since the last time."""
+        """Yield the answers since the last call."""
         while not self._answers.empty():
             yield self._answers.get()
 

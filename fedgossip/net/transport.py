@@ -1,7 +1,7 @@
-"""The interface that a host has to its links, whoever calls whom, and the events on them.
+"""The interface of links to a host, in either direction of connecting, and the events on them.
 
-Links       peers: everybody is called, and calls its partners       gossip
-CoordinatorLinks, ClientLinks  a coordinator that is called, clients that only call     federated runs
+Links       peers: each connects to its partners, and accepts theirs       gossip
+CoordinatorLinks, ClientLinks  a coordinator that accepts, clients that only connect     federated runs
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOBODY: NodeId = -1
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """`size`: the bytes of its frames, as they came."""
+    """`size`: the bytes of its frames, as received."""
 
     sender: NodeId
     message: AnyMessage
@@ -30,7 +30,9 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class ModelBegun:
-    """A large model has begun to come, and takes memory from now on; `account` is what it says beside its vectors."""
+    """The first chunk of a large model arrived; memory is allocated from now on.  `account`: its fields beside its
+    vectors.
+    """
 
     sender: NodeId
     account: Account
@@ -38,7 +40,7 @@ class ModelBegun:
 
 @dataclass(frozen=True, slots=True)
 class LinkUp:
-    """A link is up.  `afresh`: messages that were still on their way are lost, and nobody repeats them unasked."""
+    """A link is up.  `afresh`: messages under way are lost, and repeated only on request."""
 
     node: NodeId
     afresh: bool = False
@@ -92,7 +94,7 @@ class Transport(Protocol):
 
     @property
     def partners(self) -> tuple[NodeId, ...]:
-        """The participants that it sends to and hears from."""
+        """The participants that it sends to and receives from."""
         ...
 
     @property

@@ -33,7 +33,7 @@ from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Reject
 
 
 class ClientLinks(Wakeable):
-    """The client's end.  It calls nobody before `connect`, and only the coordinator then."""
+    """The client's end.  It connects to nothing before `connect`, and then to the coordinator alone."""
 
     def __init__(self, node: NodeId, identity: Identity | None) -> None:
         """`identity` None leaves encryption out: for measuring what it costs, reachable from no command."""
@@ -119,7 +119,7 @@ class ClientLinks(Wakeable):
     # --- speaking -------------------------------------------------------------------------------------------------
 
     def send(self, to: NodeId, message: AnyMessage) -> None:
-        """Queue `message`.  It is lost where the link is down: the coordinator asks again.
+        """Queue `message`.  It is lost where the link is down: the coordinator requests it again.
 
         Where more than OUTBOX_MESSAGES wait, the oldest that has not begun is dropped.
         """
@@ -131,7 +131,7 @@ class ClientLinks(Wakeable):
         self._flush()
 
     def _flush(self) -> None:
-        """Give the network all that it takes; ask to be called again when it takes more."""
+        """Send all that the network takes; register for a call when it takes more."""
         assert self._dealer
         while self._connected and not self._changes_over() and (pair := self._next()) is not None:
             try:
@@ -146,7 +146,7 @@ class ClientLinks(Wakeable):
             self.poller.register(self._dealer, zmq.POLLIN)
 
     def _changes_over(self) -> bool:
-        """Send by the sealed stream, where there is one that is up; return whether there is."""
+        """Send by the sealed stream, where one is up; return whether it is."""
         call, outbox = self._call, self._outbox
         if not call.up or not (call.speaks or (outbox.between and outbox)):
             return False
@@ -160,7 +160,7 @@ class ClientLinks(Wakeable):
         return True
 
     def _next(self) -> Pair | None:
-        """Return the frame that may be sent now; for a large message the one that asks for its turn."""
+        """Return the frame that may be sent now; for a large message the request for its turn."""
         outbox = self._outbox
         pair = outbox.next()
         if outbox.saying or outbox.chunks <= 1 or self._turn == outbox.transfer:
@@ -176,7 +176,7 @@ class ClientLinks(Wakeable):
         """Whether everything that can be sent has been handed to ZeroMQ."""
         return not (self._connected and self._outbox) and not self._call.sending
 
-    # --- hearing --------------------------------------------------------------------------------------------------
+    # --- receiving ------------------------------------------------------------------------------------------------
 
     def poll(self, timeout_ms: int) -> list[LinkEvent]:
         """Wait for at most `timeout_ms`; return what happened."""
@@ -319,16 +319,16 @@ class ClientLinks(Wakeable):
         if event == FLOOD:
             events.append(flooded(self._coordinator, f"coordinator {self._coordinator}"))
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            if self._call.in_use:  # the end of the connection before was not told yet
+            if self._call.in_use:  # the end of the connection before was not reported yet
                 self._broke(events)
             self._connected = True
-            self.routing.linked(self._coordinator, up=True, events=[])  # nobody calls us, wherever we are
+            self.routing.linked(self._coordinator, up=True, events=[])  # nothing connects to a client, at any address
             self._assembler = Assembler(self._expected)
             self._outbox.clear()
             self._outbox.put(self._hello)
             self._flush()
         elif event == zmq.EVENT_DISCONNECTED:
-            if not self._call.hears:  # else there may be more to hear, up to its end
+            if not self._call.hears:  # else unread messages may remain, up to its end
                 self._broke(events)
         elif refused := self._greeting.failed(self._coordinator, event):
             events.append(refused)

@@ -1,8 +1,8 @@
-"""Sending to many clients, through one ROUTER and by sealed streams: each gets a chunk in turn, nobody is waited for.
+"""Sending to many clients, through one ROUTER and by sealed streams: a chunk for each in turn, without waiting for any.
 
 A chunk that a connection does not take now is tried again soon, and less often the longer the connection takes nothing.
-So a client that reads slowly waits alone, and a thousand of them do not keep the others waiting.  ZeroMQ does not tell
-which connections of a ROUTER take more; its queue for each is long enough that none runs dry between two tries.
+So a client that reads slowly waits alone, and a thousand of them do not delay the others.  ZeroMQ does not report which
+connections of a ROUTER take more; its queue for each is long enough that none runs dry between two tries.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ SPEAKING_CHUNKS = 16
 
 RETRY_SECONDS, RETRY_SECONDS_MAX = 0.002, 0.1
 """Minimum and maximum seconds between two tries; between them, a quarter of the time since a chunk was taken.  The
-minimum keeps a connection busy up to 2 GB/s."""
+minimum keeps a connection busy up to 2 GB/s.
+"""
 
 CHUNKS_IN_A_ROW = 4
-"""Maximum number of chunks that one stream is sent before the next: its client takes them in as one, and wakes less
-often, and the next client's are still in the cache."""
+"""Maximum number of chunks sent to one stream before the next: its client reads them at once, and wakes less often, and
+the next client's are still in the cache.
+"""
 
 MODELS = 16
 """Maximum number of different models that wait for slow clients or are on their way; beyond, the oldest is dropped."""
@@ -47,9 +49,9 @@ class ClientLine:
     outbox: Outbox
     name: bytes = b""
     way: SealedWay | None = None
-    """The sealed stream beside that connection, once there is one."""
+    """The sealed stream beside that connection, if one is up."""
     said: int = 0
-    """Messages that the connection has taken since the last answer to an offer."""
+    """Messages taken by the connection since the last answer to an offer."""
     took: float = 0.0
     """The time when it last took a chunk, or had nothing to take."""
     stuck: bool = False
@@ -66,7 +68,7 @@ class FairSender:
         self._stuck: list[tuple[float, NodeId, ClientLine]] = []
         self._models: deque[weakref.ref[Vector]] = deque()
         self._gone: list[ClientLine] = []
-        self._full: dict[NodeId, ClientLine] = {}  # lines whose stream takes no more now
+        self._full: dict[NodeId, ClientLine] = {}  # lines with a full stream
 
     @property
     def idle(self) -> bool:
@@ -110,7 +112,7 @@ class FairSender:
         return dropped
 
     def speak(self) -> None:
-        """Send chunks to every client that has messages, as long as they are taken, for a short time at most."""
+        """Send chunks to every client with messages, as long as they are taken, for a short time at most."""
         now = time.monotonic()
         while self._stuck and self._stuck[0][0] <= now:
             _, _, line = heapq.heappop(self._stuck)
@@ -181,7 +183,7 @@ class FairSender:
         return taken
 
     def _empty(self, line: ClientLine) -> None:
-        """The line has nothing more; the last of it goes now, or may wait for the network."""
+        """Flush a line without further messages, or wait for the network."""
         if line.way is None or not line.way.sending:
             return
         try:
@@ -195,7 +197,7 @@ class FairSender:
             self._streams.watch(line.way)
 
     def resume(self, line: ClientLine) -> None:
-        """The line's stream takes more.  Raises OSError where it is broken."""
+        """Go on with the line's stream, which takes more.  Raises OSError where it is broken."""
         assert line.way is not None and line.way.stream is not None
         if line.way.stream.flush() and self._full.pop(line.node, None) is not None:
             self._begin(line)
@@ -209,12 +211,12 @@ class FairSender:
         heapq.heappush(self._stuck, (now + after, line.node, line))
 
     def take_gone(self) -> list[ClientLine]:
-        """Return the clients whose connection turned out to be broken since the last call."""
+        """Return the clients with connections found broken since the last call."""
         gone, self._gone = self._gone, []
         return gone
 
     def rest_ms(self, at_most_ms: int) -> int:
-        """Return how long there is nothing to send."""
+        """Return the milliseconds until there is something to send."""
         if self._talking:
             return 0
         if not self._stuck:

@@ -1,13 +1,13 @@
-"""The coordinator's end of links that only its clients call: one ROUTER that receives and sends, and beside each of its
-connections a sealed stream, which takes over once it is there.  It calls nobody.
+"""The coordinator's end of links that only its clients open: one ROUTER that receives and sends, and beside each of its
+connections a sealed stream, which takes over once it is up.  It opens no connection.
 
-A client's first message on a connection is its Hello; the answer is ours, and from then on the client is sent its
-messages on that connection.  The sender of a message is the client that the allow-list knows by the connection's key.
+A client's first message on a connection is its Hello; the reply is ours, and from then on the client receives its
+messages on that connection.  The sender of a message is the client that the allow-list finds by the connection's key.
 
-    same process, or a later life of it, on a new connection      the old one is hung up on
-    another process with the key of a client that is here         waits until that one is gone
+    same process, or a later life of it, on a new connection      the old one is closed
+    another process with the key of a present client              waits until that one is gone
 
-`send` never blocks; see `router_sender`.  Large messages come by turns; see `upload_slots`.
+`send` never blocks; see `router_sender`.  Large messages arrive by turns; see `upload_slots`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ from fedgossip.net.streams.streams import Streams, refusal
 from fedgossip.net.transport import Arrived, LinkDown, LinkEvent, LinkUp, Rejected, Woken
 
 PROBE_SECONDS = 2.0
-"""Seconds between two frames without meaning to a client that is sent nothing else: SILENCE_MS later it is known
-whether the network brings them."""
+"""Seconds between two empty frames to a client without other traffic: after SILENCE_MS more it is known whether the
+network delivers them.
+"""
 
 
 class CoordinatorLinks(Wakeable):
@@ -95,9 +96,9 @@ class CoordinatorLinks(Wakeable):
         return self._cuts.traffic
 
     def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
-        """Let the clients with these keys call; `hello` is the answer to theirs.  Their addresses mean nothing here.
+        """Admit the clients with these keys; `hello` is the reply to theirs.  Their addresses are ignored.
 
-        Raises ConfigError for a key that cannot be one, and NetworkError where the system allows too few connections.
+        Raises ConfigError for an invalid key, and NetworkError where the system allows too few connections.
         """
         check_clients(len(partners))
         self._hello, self._expected = hello, expected
@@ -110,7 +111,7 @@ class CoordinatorLinks(Wakeable):
         if self.identity:
             check_public(endpoint.key, f"client {node}")
             self.allow.allow({endpoint.key: node})
-        # numbered from where another process would not: what is left of a broken connection is never taken for new
+        # numbered from a start of its own per process: the rest of a broken connection is never taken for new
         first = self._hello.process % 2**31
         line = ClientLine(node, Outbox(self._cuts, first))
         self._clients.setdefault(node, ConnectedClient(node, line, Assembler(self._expected), key=endpoint.key))
@@ -126,7 +127,7 @@ class CoordinatorLinks(Wakeable):
     # --- speaking -------------------------------------------------------------------------------------------------
 
     def send(self, to: NodeId, message: AnyMessage) -> None:
-        """Queue `message` for the next `poll`; it is lost where the link is down: the machine is told when that is up.
+        """Queue `message` for the next `poll`; it is lost where the link is down: the machine receives LinkUp later.
 
         The oldest that has not begun is dropped where more than OUTBOX_MESSAGES wait.
         """
@@ -146,7 +147,7 @@ class CoordinatorLinks(Wakeable):
     def _anybody_up(self) -> bool:
         return any(client.up for client in self._clients.values())
 
-    # --- hearing --------------------------------------------------------------------------------------------------
+    # --- receiving ------------------------------------------------------------------------------------------------
 
     def poll(self, timeout_ms: int) -> list[LinkEvent]:
         """Wait at most `timeout_ms` for something to happen; return what happened."""
@@ -264,7 +265,7 @@ class CoordinatorLinks(Wakeable):
             self._speaker.say(client.line, word)
 
     def _turn_streams(self, events: list[LinkEvent]) -> bool:
-        """Hear and go on; return whether all that had come was heard."""
+        """Receive and send by streams; return whether everything that arrived was read."""
         for way, readable, writable in self.streams.turn():
             client = self._clients[way.node]
             if not isinstance(way, CalledStream) or not client.is_on(way.connection):
@@ -286,7 +287,7 @@ class CoordinatorLinks(Wakeable):
             self._lost(client, events)
 
     def _hear_stream(self, client: ConnectedClient, way: CalledStream, events: list[LinkEvent]) -> bool:
-        """Hear what a client sends by its stream; return whether there may be more than was heard."""
+        """Read a client's stream; return whether more may be unread."""
         for _ in range(DRAIN_FRAMES):
             try:
                 if way.stream is None or not way.arrived():
@@ -350,7 +351,7 @@ class CoordinatorLinks(Wakeable):
             if client.up and not client.line.outbox:
                 self._speaker.say(client.line, control_frames.word(control_frames.NOTHING))
 
-    # --- who is here ----------------------------------------------------------------------------------------------
+    # --- presence of clients --------------------------------------------------------------------------------------
 
     def _greeted(self, client: ConnectedClient, connection: ClientConnection, events: list[LinkEvent]) -> None:
         """Take the Hello of a caller with this client's key, on a connection that is not yet the client's."""
@@ -382,7 +383,7 @@ class CoordinatorLinks(Wakeable):
             if client.next and client.next.descriptor == descriptor:
                 client.next = None
             elif client.up and client.here and client.here.descriptor == descriptor:
-                if client.line.way is not None and client.line.way.hears:  # there may be more to hear, up to its end
+                if client.line.way is not None and client.line.way.hears:  # unread messages may remain, up to its end
                     client.here = replace(client.here, descriptor=-1)
                 else:
                     self._lost(client, events)
@@ -392,7 +393,7 @@ class CoordinatorLinks(Wakeable):
         self._callers.flooded.clear()
 
     def _lost(self, client: ConnectedClient, events: list[LinkEvent]) -> None:
-        """Note that the connection broke, after its whole messages were heard.  Another process may wait for this."""
+        """Note that the connection broke, after its whole messages were read.  Another process may wait for this."""
         self._down(client, events)
         if client.next:
             connection, client.next = client.next, None
@@ -408,10 +409,10 @@ class CoordinatorLinks(Wakeable):
         events.append(LinkDown(client.node))
 
     def close(self, drain_seconds: float = 0.0) -> None:
-        """Send what can be sent within `drain_seconds`, then close everything; ZeroMQ lingers for LINGER_MS at most.
+        """Send for at most `drain_seconds`, then close everything; ZeroMQ lingers for LINGER_MS at most.
 
-        While it drains it goes on receiving until the clients have hung up: where their own frames are unread here, TCP
-        takes back what they have not read yet.
+        Meanwhile it goes on receiving until the clients have closed: while their frames are unread here, TCP revokes
+        data that they have not read yet.
         """
         if self.context.closed:
             return

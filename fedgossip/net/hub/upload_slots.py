@@ -1,8 +1,8 @@
 """Turns of clients to send a large message, so that the coordinator's memory does not grow with their number.
 
-A message of more than one chunk takes memory from its first chunk to its last, and a ROUTER cannot choose whom to hear.
-So clients ask, and wait until they are told to go (`control_frames`).  A message of one chunk is whole as soon as it
-lands, and needs no turn.
+A message of more than one chunk takes memory from its first chunk to its last, and a ROUTER cannot choose among
+senders. So clients send a request, and wait for its grant (`control_frames`).  A message of one chunk is whole on
+arrival, and needs no turn.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ STALLED_SECONDS = 10.0
 
 
 class ListeningClock:
-    """Seconds in which the coordinator listens: while it adds up what has come, no client is silent and no line slow.
+    """Seconds for which the coordinator reads: while it adds up models, no client counts as silent and no line as slow.
 
-    What it is told are times of one other clock.
+    Its arguments are times of one other clock.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class ListeningClock:
         self._left = None
 
     def at(self, now: float) -> float:
-        """Return what it shows at a time at which it goes."""
+        """Return its time at a time of the other clock at which it runs."""
         return now - self._away
 
 
@@ -69,22 +69,22 @@ class Turns:
     def __init__(self, at_once: int = TURNS, message_bytes: int = 0) -> None:
         self.at_once = at_once
         self.most = max(at_once, TURNS_BYTES // max(1, message_bytes))
-        self.waiting: dict[NodeId, int] = {}  # clients wait in the order in which they asked
+        self.waiting: dict[NodeId, int] = {}  # clients wait in the order of their requests
         self.going: dict[NodeId, _Turn] = {}
         self._came: deque[float] = deque(maxlen=FAST_CHUNKS)
         """The times of the last chunks."""
         self._began = 0.0
-        """The time since which somebody has a turn, or one more beside those at speed."""
+        """Time since which a client has a turn, or one more beside those at speed."""
 
     def ask(self, node: NodeId, transfer: int) -> None:
-        """Note that a client wants to send a message; it has given up any before."""
+        """Note a client's request to send a message; it has dropped any earlier one."""
         self.going.pop(node, None)
         self.waiting[node] = transfer
 
     def next(self, now: float, *, heard_all: bool) -> Iterator[tuple[NodeId, int]]:
-        """Yield (client, transfer) for each whose turn begins now.
+        """Yield (client, transfer) for each turn that begins now.
 
-        `heard_all`: nothing waits to be read here.  Else the reader is slow, not the clients.
+        `heard_all`: nothing is unread here.  Else the reader is slow, not the clients.
         """
         while self.waiting and len(self.going) < self.most:
             at_speed = sum(not heard_all or now - turn.moved < QUIET_SECONDS for turn in self.going.values())
@@ -101,7 +101,7 @@ class Turns:
             yield node, transfer
 
     def _line_is_slow(self, now: float) -> bool:
-        """Whether it is known that those who send bring less than FAST_CHUNKS in QUIET_SECONDS."""
+        """Whether the senders are known to deliver less than FAST_CHUNKS in QUIET_SECONDS."""
         full = len(self._came) == FAST_CHUNKS and now - self._came[0] < QUIET_SECONDS
         return not full and now - self._began >= QUIET_SECONDS
 
@@ -110,16 +110,16 @@ class Turns:
         return turn is not None and turn.transfer == transfer
 
     def moved(self, node: NodeId, now: float) -> None:
-        """Note that a chunk has come."""
+        """Note that a chunk has arrived."""
         self._came.append(now)
         if turn := self.going.get(node):
             turn.moved = now
 
     def stalled(self, now: float) -> list[NodeId]:
-        """Return the clients whose turn is over before all has come; ask where nothing waits to be read."""
+        """Return the clients whose turn expired before the message was complete; call it where nothing is unread."""
         return [node for node, turn in self.going.items() if now - turn.moved > STALLED_SECONDS]
 
     def forget(self, node: NodeId) -> None:
-        """End a client's turn: its message has come, or will not."""
+        """End a client's turn: its message has arrived, or will not."""
         self.going.pop(node, None)
         self.waiting.pop(node, None)

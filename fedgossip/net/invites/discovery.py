@@ -1,7 +1,7 @@
-"""What is announced on this network by DNS service discovery (zeroconf): organisers, by their keys.
+"""Announcements on this network by DNS service discovery (zeroconf): organisers, by their keys.
 
-An announcement is nobody's word: it says where a key may be called, and whoever calls talks to that key or to nobody.
-It gives no invite away.  Needs the package zeroconf, in the extra `lan`.
+An announcement is not authenticated: it names an address for a key, and a connection to it succeeds with that key
+alone. It does not reveal the invite.  Needs the package zeroconf, in the extra `lan`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 SERVICE = "_fedgossip._tcp.local."
 
 FOUND_MAX = 64
-"""Maximum number of announcements that are kept; anybody on the network may make some."""
+"""Maximum number of stored announcements; any machine on the network may make some."""
 ASK_MS = 2_000
-"""Time to ask for the details of an announcement."""
+"""Milliseconds to wait for the details of an announcement."""
 NAME_LETTERS = 60
 
 Interfaces = Sequence[str]
-"""Own addresses on whose networks to ask; none for all."""
+"""Own addresses on whose networks to search; none for all."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Search:
 
 
 def _read(info: Any) -> Announcement | None:
-    """An announcement in anybody's words; None for one that names no key or no address."""
+    """Return an announcement from untrusted text; None for one that names no key or no address."""
     try:
         said = {key.decode(): value.decode() for key, value in info.properties.items() if value}
         key = check_public(said["key"], "an announcement")

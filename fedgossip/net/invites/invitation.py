@@ -1,16 +1,16 @@
-"""An invite as text: where the organiser is called, its key, a secret, and until when; to be sent to people as it is.
+"""An invite as text: the organiser's addresses, its key, a secret, and an expiry; to be sent to people as it is.
 
     fg1-0a4g...        "fg", the version of this form, and Crockford's base 32 of:
 
     length  1 byte     of all that follows but the check
     expires 4 bytes    seconds since 1970
-    key    32 bytes    the organiser's public key of CURVE: who calls is sure of whom it reached
-    secret 16 bytes    random; who holds it may ask to join, it travels over no network
+    key    32 bytes    the organiser's public key of CURVE: it authenticates the organiser to a joiner
+    secret 16 bytes    random; its holder may request to join, it travels over no network
     places             one after the other: a kind, a host (4, 16, or 1 + n bytes), a port (2 bytes)
     check   4 bytes    of the SHA-256 of all before
 
-All numbers are big-endian.  Capitals, white space and hyphens do not count, so that a text that a mail program has
-broken is the same invite.
+All numbers are big-endian.  Capitals, white space and hyphens do not count, so that a text broken by a mail program is
+the same invite.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Invitation:
         return mark_of(self.secret)
 
     def proof(self, key: str, verify: str) -> bytes:
-        """Return what shows to the organiser that the holder of these keys knows the secret; 32 bytes."""
+        """Return the proof to the organiser that the holder of these keys has the secret; 32 bytes."""
         return proof_of(self.secret, self.key, key, verify)
 
 
@@ -74,9 +74,9 @@ def mark_of(secret: bytes) -> str:
 
 
 def proof_of(secret: bytes, organiser: str, key: str, verify: str) -> bytes:
-    """Return the proof, to the organiser with this key alone, that who has these keys knows `secret`.
+    """Return the proof, to the organiser with this key alone, that the holder of these keys has `secret`.
 
-    It is of use to nobody else: the organiser's key, and the keys that are let in by it, are in it.
+    It is useless to others: it is bound to the organiser's key, and to the keys that it admits.
     """
     said = f"fedgossip 1 proof of an invite {organiser} {key} {verify}"
     return hmac.digest(secret, said.encode(), "sha256")
@@ -94,7 +94,7 @@ def written(invitation: Invitation) -> str:
 
 
 def read(text: str) -> Invitation:
-    """Return the invite of a text.  Raises ConfigError, which says what is wrong with it."""
+    """Return the invite of a text.  Raises ConfigError, with the fault in the text."""
     letters = re.sub(r"[\s-]", "", text[:LETTERS_MAX]).lower()
     version = re.match(r"fg(\d+)", letters) if letters[:3] != PREFIX[:3] else None
     if version:
@@ -138,7 +138,7 @@ def _packed(address: str) -> bytes:
 
 
 def _places(body: bytes) -> Iterator[str]:
-    """Yield addresses.  Raises IndexError or ValueError for what is none."""
+    """Yield addresses.  Raises IndexError or ValueError for malformed ones."""
     at = 0
     while at < len(body):
         kind, scheme = body[at] % _RELAYED, RELAY if body[at] >= _RELAYED else TCP

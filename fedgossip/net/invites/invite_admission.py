@@ -1,11 +1,11 @@
-"""Who is let in by an invite: questions in, answers out; no socket, no clock.
+"""Admission by an invite: requests in, replies out; no socket, no clock.
 
-A secret lets in as many keys as there are seats, each once: one that asks again, after its own crash or the
-organiser's, has the place that it had.  Who is let in is on disk before it is told.  The organiser signs the admission
-of each, so members know it by its own keys from then on; the invite is of no use beside that.
+A secret admits as many keys as there are seats, each once: a key that repeats its request, after its own crash or the
+organiser's, keeps its seat.  An admission is on disk before it is sent.  The organiser signs the admission of each, so
+members recognise it by its own keys from then on; the invite is of no use beside that.
 
-A seat that nobody has asked for again within HOLD_SECONDS goes to the next one that comes, while the run has not begun:
-it was taken by a machine that is gone, or by nobody who means to take part.
+A seat without a repeated request for HOLD_SECONDS goes to the next key, while the run has not begun: its holder is
+gone, or never meant to take part.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fedgossip.net.invites.invitation import mark_of, proof_of
 from fedgossip.protocols.members.membership_updates import admission_of
 
 HERE_SECONDS = 10.0
-"""Who was let in is here as long as it asked within so many seconds; it does so every two."""
+"""Maximum seconds since the last request of a present holder of a seat; it sends one every two."""
 
 HOLD_SECONDS = 300.0
 """Time for which a seat is held for one that was let in and is away, before the run begins."""
@@ -51,10 +51,10 @@ UNFIT = {
     "signature": "its keys are not signed by itself",
     "address": "it cannot be called where it says",
 }
-"""What is wrong with one that has the secret and is not let in."""
+"""Faults of a holder of the secret that is not admitted."""
 
 ENDED, EXPIRED, USED, UNKNOWN = "ended", "expired", "used", "unknown"
-"""Why somebody is turned away."""
+"""Reasons for turning a caller away."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,11 @@ class Seats:
     count: int
     own: NodeId = 0
     fixed: bool = False
-    """It begins when all are taken, with these and never with others; else at the latest when the invite expires."""
+    """The run begins when all are taken, with these and never with others; else at the latest when the invite
+    expires.
+    """
     called: bool = True
-    """Whether those that come are called by others, and so need an address."""
+    """Whether members need an address, as others connect to them."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Party:
     seats: Seats
     guests: Mapping[NodeId, Guest] = field(default_factory=dict)
     founders: tuple[NodeId, ...] = ()
-    """With whom it began; () before."""
+    """The members at the start; () before."""
     ended: bool = False
 
     @property
@@ -107,9 +109,9 @@ class Party:
 
 
 class InviteAdmission:
-    """`host` is the organiser's own member, `past` why invites of earlier runs are of no use any more.
+    """`host` is the organiser's own member, `past` maps invites of earlier runs to the reason of their end.
 
-    `keep` puts a party on disk.  What it raises is raised here, and nothing has changed then.
+    `keep` writes a party to disk.  Its errors propagate, and nothing has changed then.
     """
 
     def __init__(
@@ -132,7 +134,7 @@ class InviteAdmission:
     # --- for the organiser ----------------------------------------------------------------------------------------
 
     def here(self, now: float) -> tuple[NodeId, ...]:
-        """Return who is here, the organiser first."""
+        """Return the present members, the organiser first."""
         heard = [node for node, at in sorted(self._heard.items()) if now - at < HERE_SECONDS]
         return (self.party.seats.own, *heard)
 
@@ -142,13 +144,13 @@ class InviteAdmission:
         return here == seats.count or (now >= self.party.expires and here > 1 and not seats.fixed)
 
     def begin(self, now: float) -> tuple[NodeId, ...]:
-        """Begin with those who are here; return them.  Who comes later joins what has begun."""
+        """Begin with the present members; return them.  Later ones join the running run."""
         if not self.party.founders:
             self._change(replace(self.party, founders=tuple(sorted(self.here(now)))))
         return self.party.founders
 
     def end(self) -> None:
-        """Let nobody in any more."""
+        """Stop admitting."""
         self._change(replace(self.party, ended=True))
 
     def members(self, node: NodeId | None = None) -> tuple[Entry, ...]:
@@ -167,10 +169,10 @@ class InviteAdmission:
         self._keep(party)
         self.party = party
 
-    # --- for those who ask ----------------------------------------------------------------------------------------
+    # --- replies to requests --------------------------------------------------------------------------------------
 
     def answer(self, key: str, message: AnyMessage | None, now: float) -> Invitations:
-        """Return the answer to what the holder of `key` asks; None: something that cannot be read."""
+        """Return the reply to a request of the holder of `key`; None for an unreadable one."""
         if not isinstance(message, InviteProof | FileQuery | Enrol):
             return TurnedAway("unreadable", __version__)
         if refusal := self._refusal(key, message.who, now):
@@ -215,7 +217,7 @@ class InviteAdmission:
         party, guest = self.party, Guest(key, asked.who.verify, asked.address, asked.signature)
         known = party.node_of(key)
         places = (place for place in (known, party.free, self._left(now)) if place is not None)
-        node = next(places)  # `_refusal` has let nobody through for whom there is none
+        node = next(places)  # `_refusal` has refused everything without one
         if party.guests.get(node) != guest and (known is None or not party.founders):
             if refusal := self._unfit(node, guest):
                 self._note(key, refusal)
@@ -234,7 +236,7 @@ class InviteAdmission:
             self.unfit.setdefault(key, f"{UNFIT[refusal.reason]}{sent}")
 
     def _unfit(self, node: NodeId, guest: Guest) -> TurnedAway | None:
-        """Why the others could not talk to this one as `node`, or not know it."""
+        """Return why the others could not connect to this one as `node`, or not identify it."""
         others = (self.host, *(one for other, one in self.party.guests.items() if other != node))
         if not is_signing_key(guest.verify):
             return TurnedAway("key", guest.verify)

@@ -1,6 +1,6 @@
-"""Asking with an invite: all its addresses are called at once, and the first at which its key answers is kept.
+"""Requests with an invite: all its addresses are called at once, and the first where its key answers is kept.
 
-Nothing but the proof of the secret is said, and only to the key that the invite names: CURVE sees to that.
+Only the proof of the secret is sent, and only to the key in the invite: CURVE ensures that.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from fedgossip.net.links.frame_reader import check_last, frame_error, skip
 from fedgossip.net.sockets import MORE_NOW, NOW, ZmqSocket
 
 AGAIN_SECONDS = 2.0
-"""Time after which a question is asked again that was not answered."""
+"""Seconds after which an unanswered request is repeated."""
 ANSWER_SECONDS = 10.0
-"""Time after which nobody is there."""
+"""Seconds of silence after which the organiser counts as absent."""
 TURN_MS = 100
 CALLS_MAX = 16
 """Maximum number of addresses that are called at the same time."""
@@ -49,11 +49,11 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
     "twin": ("another one that was let in signs with the key that we sign with", "Make a key of your own."),
     "disk": ("the organiser's disk is full: it lets nobody in whom it would forget", "Try again later."),
 }
-"""Why somebody was turned away, in words."""
+"""Reasons of a refusal, in words."""
 
 
 def turned_away(answer: TurnedAway) -> PeerError:
-    """Return the error that says why we were turned away."""
+    """Return the error for a refusal, with its reason."""
     text, advice = REFUSALS.get(answer.reason, ("the organiser refuses: {reason}", ASK))
     facts = {"about": line(answer.about, 60), "reason": line(answer.reason, 40), "ours": __version__}
     return PeerError(text.format_map(facts), advice, peer=ORGANISER)
@@ -67,9 +67,9 @@ class _Call:
 
 
 class InviteClient:
-    """Calls with the pair of keys that is to be let in.  `reached` is the address that answers, "" before.
+    """Connects with the pair of keys that is to be admitted.  `reached` is the address that answers, "" before.
 
-    `way` turns an address of the invite into one that can be called; `more` gives addresses that were found since.
+    `way` turns an address of the invite into one that can be called; `more` returns addresses found since.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class InviteClient:
         self._poller.register(dealer, zmq.POLLIN)
 
     def ask(self, question: AnyMessage, seconds: float = ANSWER_SECONDS) -> Invitations:
-        """Return the answer.  Raises NetworkError where none comes, PeerError where we are turned away."""
+        """Return the reply.  Raises NetworkError without one, PeerError for a refusal."""
         until = time.monotonic() + seconds
         for one in self._calls:
             one.asked_at = -1e9
@@ -150,7 +150,7 @@ class InviteClient:
         return [one for one in self._calls if one.dealer in ready]
 
     def _heard(self, one: _Call) -> Invitations | None:
-        """Take what has come; None for what is no answer."""
+        """Read an incoming message; None for one that is not a reply."""
         assembler = Assembler(None)
         try:
             mark = one.dealer.recv(NOW, copy=False)

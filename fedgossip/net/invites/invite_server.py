@@ -1,8 +1,8 @@
-"""The socket at which those with an invite ask: anybody may call, and few are listened to at a time.
+"""The socket for requests with an invite: any caller may connect, and few are served at a time.
 
-A socket and a context of its own, beside the links of a run: what strangers do here costs the run nothing.  The bounds
-are those of links: so many new callers within ten seconds (`auth`), so many bytes and connections (`connections`), and
-so many questions of one that nobody has let in.
+A socket and a context of its own, beside the links of a run: strangers' requests cost the run nothing.  The limits are
+those of links: so many new callers within ten seconds (`auth`), so many bytes and connections (`connections`), and so
+many requests of a key that is not admitted.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from fedgossip.net.sockets import DRAIN_FRAMES, MORE_NOW, NOW, Waker, ZmqSocket,
 QUESTION_BYTES = 2048
 """Maximum size of a question."""
 QUESTIONS, QUESTIONS_SECONDS = 1024, 60.0
-"""Maximum number of questions of one key within so many seconds; a common test set of 32 MiB takes so many."""
+"""Maximum number of requests of one key within so many seconds; a common test set of 32 MiB takes so many."""
 WRONG_MAX = 8
 """Number of refusals after which a key is not answered any more within QUESTIONS_SECONDS."""
 KEYS_MAX = 64
-"""Maximum number of keys whose questions are counted; the one that is counted longest gives way."""
+"""Maximum number of keys with counted requests; beyond, the oldest count is dropped."""
 TURN_MS = 200
 """Longest sleep between two looks at whether the server is to end."""
 STRANGERS_FIRST: NodeId = 1 << 20
-"""Numbers, above those of members, by which connections of keys are told apart that were answered."""
+"""Numbers, above those of members, that distinguish connections of answered keys."""
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class InviteServer:
         self._serving.start()
 
     def close(self) -> None:
-        """Answer nobody any more, and close all."""
+        """Stop answering, and close all."""
         if self.context.closed:
             return
         self._closing.set()
@@ -108,7 +108,7 @@ class InviteServer:
             self._turn(TURN_MS)
 
     def _turn(self, timeout_ms: int) -> bool:
-        """Wait for something and deal with it; return whether somebody has woken us."""
+        """Wait for an event and handle it; return whether `wake` was called."""
         ready = dict(self._poller.poll(timeout_ms))
         if ready.pop(self._connections.fileno(), None) or self._allow.socket in ready:
             self._connections.take()
@@ -138,7 +138,7 @@ class InviteServer:
             self._answer(connection, key, message, asker)
 
     def _question(self) -> tuple[str, AnyMessage | None, _Asker]:
-        """Take a question; None for one that cannot be read.  Raises FrameError for what is not answered."""
+        """Read a request; None for an unreadable one.  Raises FrameError for one without a reply."""
         mark = self._router.recv(copy=False)
         key = str(mark.get("User-Id")).removeprefix(GUEST)
         asker = self._asker(key)
@@ -159,7 +159,7 @@ class InviteServer:
             return key, None, asker
 
     def _welcome(self) -> None:
-        """Let nobody who calls without end keep those out that have a place."""
+        """Keep endless callers from shutting out admitted members."""
         self._allow.welcome = {raw(guest.key) for guest in self.admission.party.guests.values()}
 
     def _asker(self, key: str) -> _Asker:
@@ -177,7 +177,7 @@ class InviteServer:
     def _answer(self, connection: bytes, key: str, message: AnyMessage | None, asker: _Asker) -> None:
         try:
             answer = self.admission.answer(key, message, time.time())
-        except NotWrittenError:  # nobody is let in who would be forgotten
+        except NotWrittenError:  # no admission of a key that would be forgotten
             answer = TurnedAway("disk")
         self._welcome()
         asker.wrong += isinstance(answer, TurnedAway)
@@ -187,5 +187,5 @@ class InviteServer:
                 self._router.send(connection, MORE_NOW)
                 self._router.send(mark, MORE_NOW)
                 self._router.send(body, NOW)
-            except zmq.ZMQError:  # gone, or too slow: it asks again
+            except zmq.ZMQError:  # gone, or too slow: it repeats its request
                 self.refused += 1

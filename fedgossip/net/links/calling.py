@@ -26,8 +26,9 @@ _FAILED = (
 )
 
 HANG_UPS = 3
-"""So many times a partner that was not reached yet hangs up before it is told: once or twice one does whose process is
-loading its data, or is started again.  One with another key does it at every call."""
+"""Number of times that a partner not reached yet may close the connection before it is reported: it does so once or
+twice while its process loads its data, or is restarted.  A partner with another key does it at every call.
+"""
 
 
 def call(
@@ -62,7 +63,7 @@ def call(
 
 
 def hang_up(poller: zmq.Poller, connections: Connections, dealer: ZmqSocket) -> None:
-    """Close what `call` made; frames that ZeroMQ has taken are still sent, for LINGER_MS at most."""
+    """Close the socket of `call`; frames taken by ZeroMQ are still sent, for LINGER_MS at most."""
     if dealer in poller:
         poller.unregister(dealer)
     connections.leave(dealer)
@@ -74,11 +75,11 @@ class Greeting:
 
     def __init__(self) -> None:
         self.reached = False
-        """Whether one succeeded: from then on one that hangs up is taken to be dying."""
+        """Whether one succeeded: from then on a closed connection counts as a dying partner."""
         self._hung_up = 0
 
     def failed(self, node: NodeId, event: int) -> Rejected | None:
-        """Return what a monitor's event means for a call to `node`; None where nothing is wrong, or not known to be."""
+        """Return the meaning of a monitor's event for a call to `node`; None without a known fault."""
         if event not in _FAILED:
             return None
         if event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:  # ZeroMQ does not try again

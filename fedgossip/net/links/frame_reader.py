@@ -15,9 +15,9 @@ from fedgossip.net.streams.sealing import SealBrokenError
 
 
 def read(socket: ZmqSocket, mark: zmq.Frame, assembler: Assembler) -> AnyMessage | None:
-    """Take the body that belongs to `mark`; return the message that is whole with it.
+    """Read the body that belongs to `mark`; return the message that is complete with it.
 
-    Raises FrameError; `skip` then takes what is left of it.
+    Raises FrameError; `skip` then drops the rest of it.
     """
     if not mark.more:
         raise FrameError("truncated", "a message of one frame")
@@ -53,9 +53,7 @@ def read_sealed(stream: SealedStream, assembler: Assembler) -> AnyMessage | None
 
 
 def frame_error(error: Exception, assembler: Assembler | None) -> FrameError:
-    """Return the refusal of one frame that could not be taken, whatever it is in it that cannot be; what it belongs to
-    is dropped.  Raises what is no fault of a frame.
-    """
+    """Return the refusal of one invalid frame; its message is dropped.  Raises other errors than those of a frame."""
     if isinstance(error, FrameError):
         return error
     if isinstance(error, zmq.ZMQError):
@@ -72,7 +70,7 @@ def check_last(socket: ZmqSocket) -> None:
 
 
 def skip(socket: ZmqSocket) -> None:
-    """Read the frames that are left of a message, and drop them."""
+    """Read the remaining frames of a message, and drop them."""
     while _more(socket):
         socket.recv_into(bytearray())
 

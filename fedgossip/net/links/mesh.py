@@ -1,8 +1,8 @@
-"""One peer's sockets: a ROUTER that hears all partners, a DEALER for sending to each, CURVE on all of them; and beside
-each of these connections a sealed stream, which takes over from it once it is there.
+"""One peer's sockets: a ROUTER that receives from all partners, a DEALER for sending to each, CURVE on all of them; and
+beside each of these connections a sealed stream, which takes over from it once it is up.
 
 One thread owns everything here.  `send` never blocks: frames that the socket does not take wait in a bounded outbox.
-The sender of a message is the peer that the allow-list knows by the connection's key, never what a message says.
+The sender of a message is the peer that the allow-list finds by the connection's key, never a field of the message.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from fedgossip.net.streams.sealing import SealBrokenError, suites_wanted
 from fedgossip.net.streams.streams import Streams, hang_up_beside, hear_answer, refusal
 from fedgossip.net.transport import NOBODY, Arrived, LinkDown, LinkEvent, LinkUp, ModelBegun, Rejected, Woken
 
-# What partners send to one ROUTER, and by the streams beside its connections: who sends, and what is under way.
+# Messages of partners on one ROUTER, and by the streams beside its connections: senders, and messages under way.
 #
-# The sender of a frame is the partner that the allow-list knows by the connection's key.  Each connection has an
-# assembler; one message of a partner is under way at a time, on whichever of its connections.
+# The sender of a frame is the partner that the allow-list finds by the connection's key.  Each connection has an
+# assembler; one message of a partner is under way at a time, on any of its connections.
 
 
 class Incoming:
@@ -53,15 +53,15 @@ class Incoming:
         self._by_stream: dict[CalledStream, Assembler] = {}
 
     def add(self, node: NodeId) -> None:
-        """Hear a partner from now on; what is under way goes on where it is one already."""
+        """Receive from a partner from now on; a message under way goes on where it is one already."""
         self._by_curve.setdefault(node, Assembler(self.expected))
 
     def forget(self, node: NodeId) -> None:
-        """Hear a partner no more."""
+        """Stop receiving from a partner."""
         self._by_curve.pop(node, None)
 
     def sender(self, mark: zmq.Frame, connection: bytes) -> NodeId:
-        """Return who sends.  Raises FrameError for one that is no partner."""
+        """Return the sender.  Raises FrameError for one that is no partner."""
         try:
             sender = self._user(self._allow, mark) if self._allow else int(connection)
         except (zmq.ZMQError, ValueError, TypeError, KeyError):
@@ -95,7 +95,7 @@ class Incoming:
                     other.give_up()
 
     def comes(self, node: NodeId, round: int) -> bool:
-        """Whether a partner's vectors of `round` are coming in."""
+        """Whether a partner's vectors of `round` are arriving."""
         return any(assembler.coming == round for assembler in self._of(node))
 
     def _of(self, node: NodeId) -> Iterator[Assembler]:
@@ -103,7 +103,7 @@ class Incoming:
         yield from (assembler for way, assembler in self._by_stream.items() if way.node == node)
 
 
-# Callers whose key nobody knows: each may say Hello and ask to join, in its own name, and not often.
+# Callers with unknown keys: each may send Hello and Join, in its own name, and not often.
 
 
 GUEST_WORDS, GUEST_BYTES = 32, 2048
@@ -116,7 +116,7 @@ GUEST_SECONDS = 60.0
 
 @dataclass(slots=True)
 class GuestCaller:
-    """A caller whose key nobody knows."""
+    """A caller with an unknown key."""
 
     assembler: Assembler
     since: float
@@ -142,7 +142,7 @@ class Guests:
         return key if key != user and z85.decode(key) not in self._allow.allowed else ""
 
     def hear(self, key: str, router: ZmqSocket, connection: bytes, mark: zmq.Frame) -> Join | None:
-        """Take a guest's message; return it where it asks to join.  Raises FrameError for what it may not say."""
+        """Read a guest's message; return it if it is a Join.  Raises FrameError for any other than Hello and Join."""
         guest = self._guest_of(key)
         guest.said += 1
         if guest.said > GUEST_WORDS:
@@ -167,12 +167,12 @@ class Guests:
         raise FrameError("guest", "one that is no member may only ask to join, in its own name")
 
     def admitted(self, key: str) -> Hello | None:
-        """One is a guest no more; return its Hello, where it has said it."""
+        """Remove a guest that was admitted; return its Hello, if received."""
         guest = self.known.pop(key, None)
         return guest.hello if guest else None
 
     def _guest_of(self, key: str) -> GuestCaller:
-        """Return the guest that sends.  A new one takes the place of the oldest, first of those that asked nothing."""
+        """Return the sending guest.  A new one replaces the oldest, guests without a request first."""
         now = time.monotonic()
         self.known = {k: guest for k, guest in self.known.items() if now - guest.since < GUEST_SECONDS}
         if key not in self.known:
@@ -231,13 +231,13 @@ class Links(Wakeable):
         return self._cuts.traffic
 
     def connect(self, partners: Sequence[NodeId], endpoints: Endpoints, expected: Expected, hello: Hello) -> None:
-        """Allow the partners' keys, and call each of them; `hello` is the first word on every connection."""
+        """Allow the partners' keys, and connect to each of them; `hello` is the first message on every connection."""
         self._hello, self.incoming.expected = hello, expected
         for node in partners:
             self.meet(node, endpoints[node])
 
     def admit_guests(self, join: Join | None) -> None:
-        """Let callers with unknown keys ask to become members; send `join` on every link to ask the same."""
+        """Let callers with unknown keys request membership; send `join` on every link to request the same."""
         self.allow.guests, self._join = True, join
 
     def meet(self, node: NodeId, endpoint: Endpoint) -> None:
@@ -265,7 +265,7 @@ class Links(Wakeable):
         self._links[node] = link
         self.incoming.add(node)
         self.connections.expected = len(self._links)
-        if hello := self.guests.admitted(endpoint.key):  # the node has said Hello before it was known
+        if hello := self.guests.admitted(endpoint.key):  # the node has sent its Hello before it was known
             self._late.append(Arrived(node, hello))
 
     def part(self, node: NodeId) -> None:
@@ -292,9 +292,9 @@ class Links(Wakeable):
     # --- sending --------------------------------------------------------------------------------------------------
 
     def send(self, to: NodeId, message: AnyMessage) -> None:
-        """Queue `message`.  Where the link is down, synchronous gossip's last messages are sent when it comes up;
-        others are lost: their machines ask again.  A question for vectors that are coming in is not sent, and vectors
-        that wait already, or are under way, are not queued twice: on a link that lives nothing is lost.
+        """Queue `message`.  Where the link is down, synchronous gossip's last messages are sent when it is up; others
+        are lost: their machines request them again.  A request for vectors that are arriving is not sent, and vectors
+        that wait already, or are under way, are not queued twice: on a live link nothing is lost.
 
         Where more than OUTBOX_MESSAGES wait, the oldest that has not begun is dropped.
         """
@@ -308,7 +308,7 @@ class Links(Wakeable):
         self._flush(link)
 
     def _is_answered(self, to: NodeId, message: AnyMessage) -> bool:
-        """Whether what a message asks for is coming in."""
+        """Whether the requested vectors are arriving."""
         return isinstance(message, Account) and message.asks and self.incoming.comes(to, message.round)
 
     def _queue(self, link: PartnerLink, message: AnyMessage) -> None:
@@ -325,7 +325,7 @@ class Links(Wakeable):
         """Whether everything that can be sent has been handed to the network."""
         return all(link.idle for link in self._links.values())
 
-    # --- hearing --------------------------------------------------------------------------------------------------
+    # --- receiving ------------------------------------------------------------------------------------------------
 
     def poll(self, timeout_ms: int) -> list[LinkEvent]:
         """Wait at most `timeout_ms` for something to happen; return what happened."""
@@ -396,7 +396,7 @@ class Links(Wakeable):
             self._flush(link)
 
     def _answer(self, sender: NodeId, connection: bytes, mark: zmq.Frame, events: list[LinkEvent]) -> None:
-        """Answer an offer on the connection that it came by."""
+        """Answer an offer on the connection that it arrived on."""
         number, body = parse(mark.bytes)[1], self.router.recv() if mark.more else b""
         check_last(self.router)
         key = next((z85.encode(key).decode() for key, node in self.allow.allowed.items() if node == sender), "")
@@ -408,7 +408,7 @@ class Links(Wakeable):
         self._reply(connection, word)
 
     def _reply(self, connection: bytes, word: Pair) -> None:
-        """Send a control frame on a connection that a caller has made, where it takes it now."""
+        """Send a control frame on an incoming connection, if it takes it now."""
         with contextlib.suppress(zmq.Again):
             self.router.send_multipart([connection, word[0], zmq_body(word)], NOW)
 
@@ -421,7 +421,7 @@ class Links(Wakeable):
                 self._turn_call(link, events, readable=readable, writable=writable)
 
     def _turn_call(self, link: PartnerLink, events: list[LinkEvent], *, readable: bool, writable: bool) -> None:
-        """Nothing is heard on our own calls but their end."""
+        """Handle the end of an outgoing connection: nothing else arrives there."""
         try:
             if readable and link.call.arrived():
                 raise EOFError
@@ -431,7 +431,7 @@ class Links(Wakeable):
             self._flush(link)
 
     def _hear_stream(self, way: CalledStream, events: list[LinkEvent]) -> bool:
-        """Hear what a partner sends by its stream; return whether a message is whole."""
+        """Read a partner's stream; return whether a message is complete."""
         assembler = self.incoming.by_stream(way)
         for _ in range(DRAIN_FRAMES):
             try:
@@ -449,7 +449,7 @@ class Links(Wakeable):
                 refused = frame_error(error, assembler)
                 events.append(Rejected(way.node, refused.reason, str(refused), refused.advice))
                 continue
-            if message is not None or assembler.begins:  # of the chunks between nobody need hear
+            if message is not None or assembler.begins:  # the chunks between need no event
                 self._heard_of(way.node, assembler)
                 if self._arrived(way.node, message, assembler, events):
                     return True
@@ -457,9 +457,9 @@ class Links(Wakeable):
 
     @staticmethod
     def _arrived(sender: NodeId, message: AnyMessage | None, assembler: Assembler, events: list[LinkEvent]) -> bool:
-        """Tell of a whole message, or of what the beginning of one says; return whether there is something to tell.
+        """Yield an event for a complete message, or for the header of a large one; return whether there is one.
 
-        Nothing more is read before it is told: it may complete a round, or settle one, whose memory is free then.
+        Reading stops until it is handled: it may complete a round, or settle one, whose memory is free then.
         """
         if message is not None:
             events.append(Arrived(sender, message, assembler.size))
@@ -488,10 +488,10 @@ class Links(Wakeable):
         return message
 
     def _heard_of(self, sender: NodeId, assembler: Assembler) -> None:
-        """Note what has come of a partner's message."""
+        """Note the received part of a partner's message."""
         self.incoming.begun(sender, assembler)
         self.traffic.heard(sender, more=assembler.under_way)
-        if assembler.coming is not None:  # this is checked before memory is taken for its chunks
+        if assembler.coming is not None:  # this is checked before memory is allocated for its chunks
             self._links[sender].has(assembler.coming)
 
     def _look(self, events: list[LinkEvent]) -> None:
@@ -519,12 +519,12 @@ class Links(Wakeable):
     def _down(self, link: PartnerLink, events: list[LinkEvent]) -> None:
         self.streams.drop(link.call)
         link.up, link.broke, link.greeting.reached = False, True, True
-        self.traffic.heard(link.node, more=False)  # what has begun is not needed any more, or comes again
+        self.traffic.heard(link.node, more=False)  # the message under way is not needed any more, or arrives again
         events.append(LinkDown(link.node))
         self.routing.linked(link.node, up=False, events=events)
 
     def _broke(self, link: PartnerLink, events: list[LinkEvent]) -> None:
-        """The stream of a link is at its end: what was under way there is lost, so the link is greeted again."""
+        """Handle the end of a link's stream: its message under way is lost, so the link is greeted again."""
         lost = link.call.speaks
         self.streams.failed(link.call)
         if lost and link.up:

@@ -1,4 +1,4 @@
-"""The queue of messages for one partner, of which one is under way, chunk by chunk.
+"""The queue of messages for one partner, one of which is under way, chunk by chunk.
 
 Control frames overtake the waiting messages, between two chunks.
 """
@@ -17,9 +17,9 @@ from fedgossip.net.measuring.traffic import Traffic
 
 
 class VectorChunk:
-    """A chunk of vectors, in place; as a frame that ZeroMQ reads there too, once it is asked for.
+    """A chunk of vectors, in place; on request as a frame that ZeroMQ reads there too.
 
-    Such a frame costs about as much as copying 100 KiB: it must be made, and ZeroMQ tells when it is done with it.
+    Such a frame costs about as much as copying 100 KiB: it must be made, and ZeroMQ reports when it has released it.
     """
 
     __slots__ = ("_frame", "view")
@@ -68,7 +68,7 @@ class Cuts:
         self._last: tuple[tuple[Vector, ...], list[VectorChunk]] = (), []
 
     def packed(self, message: AnyMessage) -> Packed:
-        """Return the message with its header: the same for all partners to whom it is sent one after the other."""
+        """Return the message with its header: the same for all partners that receive it in succession."""
         if self._packed is None or self._packed.message is not message:
             self._packed = packed(message)
         return self._packed
@@ -99,7 +99,7 @@ class Outbox:
         return bool(self._words or self._messages or self._current or self._waiting)
 
     def holds(self, message: AnyMessage) -> bool:
-        """Whether a message of the very same vectors, which says the same of them, waits already or is under way."""
+        """Whether a message of the very same vectors, with equal fields, waits already or is under way."""
         if not isinstance(message, Carrier):
             return False
         here = [*self._messages, *([self._under_way] if self._under_way else [])]

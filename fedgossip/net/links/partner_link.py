@@ -1,8 +1,8 @@
-"""The sending side of the link to one partner: a DEALER, what waits for it, and the sealed stream beside it.
+"""The sending side of the link to one partner: a DEALER, its waiting messages, and the sealed stream beside it.
 
-up       the handshake succeeded: greet, and say the last models again
+up       the handshake succeeded: greet, and send the last models again
 sends    by CURVE, and by the stream from the first message on that begins after that is up
-broken   the connection, or the stream once something went by it: forget what waits; ZeroMQ calls again
+broken   the connection, or the stream once in use: drop waiting messages; ZeroMQ connects again
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedgossip.net.streams.streams import Streams
 
 
 class PartnerLink:
-    """`poller` is told when the DEALER is to be heard, or takes more."""
+    """`poller` registers when the DEALER is readable, or takes more."""
 
     def __init__(
         self, node: NodeId, dealer: ZmqSocket, outbox: Outbox, key: str, poller: zmq.Poller, streams: Streams
@@ -29,7 +29,7 @@ class PartnerLink:
         self._poller, self._streams = poller, streams
         self.call = StreamCall(node, callee=key)
         self.recent: list[AnyMessage] = []
-        """These are sent again when the link comes back."""
+        """These are sent again when the link is restored."""
         self.up = self.broke = self.heard = False
         self.greeting = Greeting()
 
@@ -38,10 +38,12 @@ class PartnerLink:
         self.recent, self.outbox.transfer = before.recent, before.outbox.transfer
         self.heard = before.heard
 
-    # --- what is said again -------------------------------------------------------------------------------------------
+    # --- repeated messages --------------------------------------------------------------------------------------------
 
     def remember(self, message: AnyMessage) -> None:
-        """Keep what the partner may lack when the link comes back: the last model or two, and a goodbye."""
+        """Store the messages that the partner may lack when the link is restored: the last model or two, and a
+        goodbye.
+        """
         models = [said for said in self.recent if isinstance(said, OfARound)]
         if isinstance(message, OfARound) and message.round > (models[-1].round if models else -1):
             self.recent = [*models[-1:], message]  # a partner may lack the last one, never the one before
@@ -62,7 +64,7 @@ class PartnerLink:
         return self.broke or not self.heard  # a caller gets our Hello, and may learn from it why we leave
 
     def offer_stream(self, now: float, *, relayed: bool) -> bool:
-        """Offer a stream where there is none and that is due; return whether there is something to flush for it."""
+        """Offer a stream where none is up and an offer is due; return whether there is something to flush for it."""
         if not self.up or (word := self._streams.offers(self.call, now)) is None:
             return False
         self.call.relayed = relayed
@@ -70,9 +72,9 @@ class PartnerLink:
         return True
 
     def flush(self) -> bool:
-        """Give the network all that it takes; ask to be called again when it takes more.
+        """Send all that the network takes; register for a call when it takes more.
 
-        Returns False where the stream is at its end.
+        Returns False where the stream has ended.
         """
         full, sound = False, True
         while self.up and not full:
@@ -96,11 +98,11 @@ class PartnerLink:
         return sound
 
     def _changes_over(self) -> bool:
-        """Whether what is next goes by the stream."""
+        """Whether the next message goes by the stream."""
         return self.call.up and (self.call.speaks or (self.outbox.between and bool(self.outbox)))
 
     def _flush_stream(self) -> bool:
-        """Send by the stream what it takes; return whether it is sound."""
+        """Send by the stream as much as it takes; return whether it is sound."""
         try:
             while self.call.speak() and (pair := self.outbox.next()) is not None and self.call.send(pair):
                 self.outbox.sent()

@@ -1,8 +1,8 @@
-"""How long messages take between machines: one after the other measures its links to all others, who answer.
+"""Message times between machines: one after the other measures its links to all others, which reply.
 
-everybody   calls all others, and answers each message
-the lowest  sends messages of growing size to one after the other, and gives the turn to the next that it reaches
-the last    says that it is over
+every machine   connects to all others, and replies to each message
+the lowest      sends messages of growing size to one after the other, and passes the turn to the next that it reaches
+the last        sends the end
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from fedgossip.net.measuring.link_times import SCHEMA, SIZES, TURNS, WAIT_SECOND
 from fedgossip.net.transport import Arrived, LinkDown, LinkUp
 
 ANSWER, TURN, OVER = 0, 1, 2
-"""In the place of a bucket: a message has come; now it is your turn; all have had theirs."""
+"""In place of a bucket: a message has arrived; the turn is yours; all have had theirs."""
 
 LONG_SECONDS = 1.0
 """Larger messages than one that took so long are not sent: two sizes, and a line, are there long before."""
 
 SILENCE_SECONDS = 300.0
-"""Maximum seconds without a word of anybody: longer than two machines take to measure their link."""
+"""Maximum seconds without any message: longer than two machines take to measure their link."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class LinkSurvey:
         links.connect(self.others, endpoints, Expected(SCHEMA, "float32", max(SIZES) // 4), Hello(SCHEMA, "", ""))
 
     def measured(self) -> Iterator[LinkTimes]:
-        """Yield what this machine's links take, when it is its turn; return when all have had theirs.
+        """Yield the times of this machine's links, at its turn; return when all have had theirs.
 
-        Raises NetworkError where nobody is there, or all fall silent before it is over.
+        Raises NetworkError where no other machine is reached, or all fall silent before the end.
         """
         until = time.monotonic() + self.reach_seconds
         while len(self.up) < len(self.others) and time.monotonic() < until and not self._told:
@@ -110,7 +110,7 @@ class LinkSurvey:
                 raise NetworkError("the others have gone before all links were measured", "Start all of them again.")
 
     def _hear(self) -> None:
-        """Take what comes; answer messages."""
+        """Read incoming messages; reply to them."""
         for event in self.links.poll(20):
             match event:
                 case LinkUp(node):
@@ -133,7 +133,9 @@ class LinkSurvey:
         self._tell(to, ChunkTaken(0, 0, word, 0))
 
     def _tell(self, to: NodeId, word: ChunkTaken) -> None:
-        """Say a word, when the link is up: who has called us may be heard before it can be answered."""
+        """Send a control message, when the link is up: a machine that has connected may be received before it can be
+        answered.
+        """
         if to in self.up:
             self.links.send(to, word)
         else:

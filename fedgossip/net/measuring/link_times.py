@@ -64,7 +64,7 @@ def _answer(links: Links, endpoints: Endpoints, expected: Expected, done: thread
 
 
 def _reach(links: Links) -> None:
-    """Say small things until one is answered: both directions are up."""
+    """Send small messages until one is answered: both directions are up."""
     until = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < until:
         with contextlib.suppress(NetworkError):

@@ -1,8 +1,8 @@
-"""What one participant's links have carried: the bytes of vectors on each, and when something was under way.
+"""The traffic of one participant's links: the bytes of vectors on each, and the times at which something was under way.
 
-Something is under way from the first frame of a message with vectors that is seen to its last one that has landed, and
-from when a message with vectors is queued to when ZeroMQ has taken the last of it.  What happens on several links at
-once is one stretch of time.
+Something is under way from the first received frame of a message with vectors to its last one, and from the queuing of
+a message with vectors until ZeroMQ has taken the last of it.  Concurrent traffic on several links is one interval of
+time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Traffic:
         return sum(self.sent.values())
 
     def queued(self, to: NodeId, payload: int) -> None:
-        """Note what is sent to a partner."""
+        """Note a message queued for a partner."""
         if payload:
             self.sent[to] = self.sent.get(to, 0) + payload
 
@@ -43,13 +43,13 @@ class Traffic:
         self._waiting += 1
 
     def go(self, messages: int = 1) -> None:
-        """So many wait no longer: ZeroMQ has them, or they were dropped."""
+        """Note that so many wait no longer: ZeroMQ has them, or they were dropped."""
         if messages:
             self._waiting -= messages
             self._changed()
 
     def heard(self, sender: NodeId, *, more: bool) -> None:
-        """Note a frame of `sender`; `more`: of a message with vectors whose last frame has not come."""
+        """Note a frame of `sender`; `more`: of a message with vectors that is incomplete."""
         if more == (sender in self._coming):
             return
         if more:
@@ -60,7 +60,7 @@ class Traffic:
             self._changed()
 
     def taken(self) -> list[Span]:
-        """Return the stretches since the last call; what goes on still counts up to now, and from now on anew."""
+        """Return the intervals since the last call; an open one counts up to now, and from now on anew."""
         now, spans = time.monotonic_ns(), self._spans
         if self._active:
             spans.append((self._since, now))

@@ -25,7 +25,7 @@ def own_addresses(port: int) -> list[str]:
 
 
 def address_towards(address: str, port: int) -> str | None:
-    """Return the address of this machine on the way to another one, tcp://HOST:PORT; None where there is no way."""
+    """Return the address of this machine on the route to another one, tcp://HOST:PORT; None without a route."""
     host, _, number = address.partition("://")[2].rpartition(":")
     try:
         found = socket.getaddrinfo(host.strip("[]"), int(number), type=socket.SOCK_DGRAM)
@@ -40,10 +40,10 @@ def address_towards(address: str, port: int) -> str | None:
 
 
 class Whereabouts:
-    """Where this machine can be called at `port`, as one text: its addresses, then the relays that know it.
+    """The reachable addresses of this machine at `port`, as one text: its own, then the relays that serve it.
 
-    `towards` is the address of another machine, whose network comes first; `given` are addresses that people name,
-    which stand as they are.  Called again, it gives the same text as long as the first address is there, "" while this
+    `towards` is the address of another machine, whose network is listed first; `given` are addresses named by people,
+    which are used as they are.  A later call returns the same text as long as the first address exists, "" while this
     machine is in no network, and another one where it is in another.
     """
 
@@ -68,7 +68,7 @@ class Whereabouts:
 
 
 def _numbered(address: str) -> str:
-    """The same address with its host as a number: to be asked for often, and not to ask a name server."""
+    """Return the same address with its host as a number: for frequent use without a name server."""
     scheme, _, rest = address.partition("://")
     host, _, port = rest.rpartition(":")
     try:
@@ -79,11 +79,11 @@ def _numbered(address: str) -> str:
 
 
 def hold_port(wanted: int, *, exactly: bool) -> socket.socket:
-    """Take `wanted`, or any free port where that is taken; nobody listens there yet.  Raises NetworkError where it
-    has to be that one.
+    """Reserve `wanted`, or any free port if it is taken; nothing listens there yet.  Raises NetworkError where it must
+    be that one.
 
-    Others that ask for a port find it taken as long as what is returned is open; a socket of ZeroMQ may listen there
-    all the same, for it sets SO_REUSEADDR, as the holder does.
+    The port is taken for others as long as the returned socket is open; a socket of ZeroMQ may listen there all the
+    same, for it sets SO_REUSEADDR, as the holder does.
     """
     for port in (wanted, 0):
         holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -108,7 +108,9 @@ def port_of(holder: socket.socket) -> int:
 
 
 def address_of_interface(name: str) -> str | None:
-    """Return the IPv4 address of a network interface; None where it is not there, has none, or nobody says."""
+    """Return the IPv4 address of a network interface; None if it is absent, has none, or the system does not report
+    it.
+    """
     try:
         import fcntl
     except ImportError:
@@ -120,6 +122,8 @@ def address_of_interface(name: str) -> str | None:
 
 
 def _of_interfaces() -> list[str]:
-    """The IPv4 address of every network interface but the loopback; nothing where the system does not say."""
+    """Return the IPv4 address of every network interface but the loopback; none where the system does not report
+    them.
+    """
     found = [address_of_interface(name) for _, name in socket.if_nameindex()]
     return [host for host in found if host and not ipaddress.ip_address(host).is_loopback]

@@ -1,12 +1,12 @@
-"""Which of a peer's addresses reaches it: those that it is called at are tried all, and a relay meanwhile.
+"""The address of a peer that reaches it: all of its addresses are tried, and a relay meanwhile.
 
     at once                 the first address is called, and all are tried beside it, by handshakes with its key
     the first that answers  is called from then on
-    none for a second       the relay is called, where there is one; the others are tried again every ten seconds
+    none for a second       the relay is called, if there is one; the others are tried again every ten seconds
     a link that broke       all are tried again
 
 A handshake, not a connection: another machine may have the same address on another network.  A thread tries; the owner
-of the links asks with `take` what is to be called now.
+of the links calls `take` for the addresses to call now.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class _Reached:
 
 
 class Reachability:
-    """`wake` is called when there is something to `take`.  All may be called from the thread of the links."""
+    """`wake` is called when there is something to `take`.  All methods may be called from the thread of the links."""
 
     def __init__(self, identity: Identity, through: Through | None, wake: Callable[[], None]) -> None:
         self.identity, self._through, self._wake = identity, through, wake
         self._peers: dict[NodeId, _Reached] = {}
         self._found: list[Route] = []
-        self._leaving: list[_Reached] = []  # whose sockets are the thread's to close
+        self._leaving: list[_Reached] = []  # their sockets are the thread's to close
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._context: zmq.Context[ZmqSocket] = zmq.Context(1)
@@ -79,7 +79,7 @@ class Reachability:
         self._thread.start()
 
     def to(self, node: NodeId, key: str, addresses: Sequence[str]) -> Route:
-        """Return where to call a peer at first; what is better is told later."""
+        """Return where to call a peer at first; `take` returns better addresses later."""
         direct = [one for one in addresses if not one.startswith(RELAY)]
         relays = [one for one in addresses if one.startswith(RELAY)] if self._through else []
         with self._lock:
@@ -104,7 +104,7 @@ class Reachability:
             return self._peers[node].now.relay if node in self._peers else ""
 
     def linked(self, node: NodeId, *, up: bool) -> None:
-        """A link has come up, or broken."""
+        """Note that a link is up, or broken."""
         with self._lock:
             if (peer := self._peers.get(node)) is not None:
                 peer.up = up
@@ -112,7 +112,7 @@ class Reachability:
                     peer.due = 0.0
 
     def take(self) -> list[Route]:
-        """Return what is to be called elsewhere from now on."""
+        """Return the peers with a new address to call from now on."""
         with self._lock:
             found, self._found = self._found, []
         return found

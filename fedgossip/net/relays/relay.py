@@ -1,7 +1,7 @@
-"""A relay: peers that nobody can call keep a connection to it, and it puts those through that want to talk to them.
+"""A relay: unreachable peers keep a connection to it, and it connects callers to them.
 
-It sees who talks to whom, when and how much, and ciphertext; it holds no key of theirs.  It is bounded: in connections,
-in those that have not said yet what they want, in calls of one key, in bytes a second, and in time without a byte.
+It sees the ends, times and sizes of calls, and ciphertext; it holds no key of theirs.  It is limited: in connections,
+in those without a request yet, in calls of one key, in bytes a second, and in time without a byte.
 """
 
 from __future__ import annotations
@@ -32,22 +32,23 @@ from fedgossip.net.relays.roster_file import Allowed
 from fedgossip.net.relays.splice import Rate, Stream, hang_up, patient, settled, spliced
 
 REQUEST_SECONDS = 5.0
-"""Time that a new connection has to say what it wants."""
+"""Seconds for a new connection to send its request."""
 ANSWER_SECONDS = 10.0
 """Time that a call may wait for the one that is called."""
 ALIVE_SECONDS = 15.0
-"""Time between two signs of life to one that listens, which answers them."""
+"""Seconds between two keep-alives to a listener, which replies to them."""
 STRANGERS_MAX = 64
-"""Maximum number of connections that have not said yet what they want; the next is not taken."""
+"""Maximum number of connections without a request; the next is not accepted."""
 
 WhoMay = Callable[[], Allowed | None]
-"""Who may use the relay now; None: anybody."""
+"""The keys that may use the relay now; None: any."""
 
 
 @dataclass(frozen=True)
 class Limits:
     """`connections` at a time, `calls` of one key among them; `rate` in bytes a second of all together; `idle_seconds`
-    without a byte."""
+    without a byte.
+    """
 
     connections: int = 512
     calls: int = 128
@@ -65,7 +66,7 @@ class _Ringing:
 
 
 class Relay:
-    """`start`, then its loop does all; `counts` says what happened."""
+    """`start`, then its loop does all; `counts` counts events."""
 
     def __init__(self, limits: Limits, allowed: WhoMay = lambda: None) -> None:
         self.limits, self.allowed = limits, allowed
@@ -155,7 +156,7 @@ class Relay:
                 del self._of[wanted.key]
 
     async def _listen(self, key: bytes, stream: Stream) -> None:
-        """Tell of calls until it says nothing any more; a later connection with the key takes its place."""
+        """Announce calls to a listener until it falls silent; a later connection with the key replaces it."""
         reader, writer = stream
         if (before := self._listeners.pop(key, None)) is not None:
             hang_up(before)
@@ -168,7 +169,7 @@ class Relay:
                 await writer.drain()
                 if not await asyncio.wait_for(reader.read(1), 2 * ALIVE_SECONDS):
                     return
-                with contextlib.suppress(TimeoutError):  # it has gone, or says more than it was asked
+                with contextlib.suppress(TimeoutError):  # it has gone, or sends more than requested
                     await asyncio.wait_for(reader.read(1), ALIVE_SECONDS)
                     return
         finally:
@@ -212,5 +213,5 @@ class Relay:
 
 
 def _may(wanted: RelayRequest, allowed: Allowed) -> bool:
-    """Whether one may have what it wants; who is not known yet may call those who invite."""
+    """Whether a request is permitted; an unknown key may call those that invite."""
     return wanted.key in allowed.keys or (wanted.want == CALL and wanted.target in allowed.inviting)

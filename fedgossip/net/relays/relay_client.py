@@ -1,8 +1,8 @@
-"""A peer's side of a relay: a thread that is told of calls and answers them, and makes calls.
+"""A peer's side of a relay: a thread that receives and answers calls, and makes calls.
 
-ZeroMQ knows nothing of it.  Who calls through a relay connects to a port of its own machine; who is called hears a
-connection from its own machine; in between bytes are passed on.  A sealed stream is a call of its own, that its first
-bytes tell from a link: whom it is for has its streams' port PORT_ABOVE that of its links.
+ZeroMQ is not involved.  A caller through a relay connects to a port of its own machine; the called peer accepts a
+connection from its own machine; in between bytes are passed on.  A sealed stream is a call of its own, which its first
+bytes distinguish from a link: its target's port for streams is PORT_ABOVE that of its links.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ SILENCE_SECONDS = 45.0
 """Time without a sign of life after which a relay is called anew."""
 CALLS_MAX = 128
 """Maximum number of calls, in and out, at the same time.  Streams have half of them: links do without them, where there
-is no room."""
+is no room.
+"""
 
 
 class RelayClient:
@@ -66,7 +67,7 @@ class RelayClient:
         self._wait(self._begin(self._listen(relay, port)))
 
     def listens_at(self, relay: str) -> bool:
-        """Whether the relay knows us now."""
+        """Whether we are registered at the relay now."""
         return relay in self._listening
 
     def way(self, relay: str, key: str) -> str:
@@ -153,7 +154,7 @@ class RelayClient:
     async def _first(self, caller: Stream) -> bytes:
         """Return the first bytes of a call.  Raises PeerError for a stream where only links have room.
 
-        ZeroMQ, too, says who it is before it hears anything.
+        ZeroMQ, too, sends its identity before it receives anything.
         """
         first = await asyncio.wait_for(caller[0].readexactly(len(HAIL)), CONNECT_SECONDS)
         if first == HAIL and self._calls > CALLS_MAX // 2:
@@ -185,7 +186,7 @@ class RelayClient:
             self._calls -= 1
 
     async def _asked(self, relay: str, want: bytes, target: bytes, seconds: float) -> Stream:
-        """Return a connection to a relay that has said yes.  Raises OSError, EOFError, TimeoutError, PeerError."""
+        """Return a connection to a relay that has accepted.  Raises OSError, EOFError, TimeoutError, PeerError."""
         host, _, port = relay.removeprefix(RELAY).rpartition(":")
         opening = asyncio.open_connection(host.strip("[]"), int(port))
         reader, writer = await asyncio.wait_for(opening, CONNECT_SECONDS)

@@ -1,14 +1,14 @@
-"""What a relay and those who use it say before they are put through: who is there, proved by its key.
+"""The handshake of a relay and its users before a call is connected: the user's identity, proved by its key.
 
     relay    FGR1, a fresh key of X25519 (32 bytes)
-    peer     what it wants (1 byte), its public key (32), whom it wants (32), proof (32)
-    relay    + or -, and to one that listens:  C and a token (32) for each call, a dot now and then
+    peer     its request (1 byte), its public key (32), the target's key (32), proof (32)
+    relay    + or -, and to a listener:  C and a token (32) for each call, a dot now and then
 
-    LISTEN   tell me who calls                      CALL     put me through to the holder of this key
-    ANSWER   put me through to the call with this token
+    LISTEN   announce calls to me                   CALL     connect me to the holder of this key
+    ANSWER   connect me to the call with this token
 
-The keys are those of CURVE, so nothing else has to be known: the proof is a MAC by what X25519 makes of the peer's
-secret and the relay's fresh key, over all that the peer says.  After `+` the relay passes bytes on and understands
+The keys are those of CURVE, so no other secret is needed: the proof is a MAC under the X25519 secret of the peer's
+secret key and the relay's fresh key, over all that the peer sends.  After `+` the relay passes bytes on and decrypts
 none: the two ends speak CURVE with each other.
 """
 
@@ -62,13 +62,13 @@ def request(identity: Identity, greeted: bytes, want: bytes, target: bytes) -> b
 
 
 def understood(secret: X25519PrivateKey, said: bytes) -> RelayRequest | None:
-    """Return what is asked, where who asks has the secret of the key that it names; None otherwise."""
+    """Return the request, if its sender has the secret of the key that it names; None otherwise."""
     want, key, target, proof = said[:1], said[1:33], said[33:65], said[65:]
     if len(said) != REQUEST_BYTES or want not in (LISTEN, CALL, ANSWER):
         return None
     try:
         shared = secret.exchange(X25519PublicKey.from_public_bytes(key))
-    except ValueError:  # a key of small order: anybody would know what comes of it
+    except ValueError:  # a key of small order: its shared secret is public
         return None
     ours = secret.public_key().public_bytes_raw()
     return RelayRequest(want, key, target) if hmac.compare_digest(_proof(shared, said[:65], ours), proof) else None

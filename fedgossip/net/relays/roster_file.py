@@ -1,10 +1,11 @@
-"""Who may use a relay, from a file or a folder that may change while the relay runs.
+"""The permitted users of a relay, from a file or a folder that may change while the relay runs.
 
     endpoints.toml     the keys of its blocks, but those of [[revoked]]
-    a roster           a public key a line; "KEY invites" for one that anybody may call; # begins a comment
-    a host's folder    hosting/NAME: the organiser's, its own member's and those of all that it has let in
+    a roster           a public key a line; "KEY invites" for one that any key may call; # begins a comment
+    a host's folder    hosting/NAME: the organiser's, its own member's and those of all admitted members
 
-One that is invited has keys that nobody knows yet, so it may call those who invite, and nobody else until it is let in.
+An invited person has keys that are unknown yet, so these may call those that invite, and no other before their
+admission.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ROSTER_CHARACTERS = 1 << 20
 
 @dataclass(frozen=True)
 class Allowed:
-    """Public keys, 32 bytes each: of those that may use the relay, and of those that anybody may call."""
+    """Public keys, 32 bytes each: of permitted users of the relay, and of those that any key may call."""
 
     keys: frozenset[bytes] = frozenset()
     inviting: frozenset[bytes] = frozenset()
@@ -55,7 +56,7 @@ class Roll:
         self._read()
 
     def allowed(self) -> Allowed:
-        """Return who may use the relay now."""
+        """Return the present permissions."""
         try:
             if self._file.stat().st_mtime_ns != self._changed:
                 self._read()
@@ -101,7 +102,7 @@ def _of_file(path: Path) -> Allowed:
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a file that say something; a key may begin with #, but not with "# "."""
+    """Return the lines of a file with content; a key may begin with #, but not with "# "."""
     try:
         text = outside_files.read_text(outside_files.named(path), 4 * ROSTER_CHARACTERS)
     except (OSError, UnicodeDecodeError) as error:

@@ -18,10 +18,10 @@ WHEREABOUTS_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """How a participant reaches others, beside their addresses, and where it is itself.
+    """Routes from a participant to others, beside their addresses, and its own addresses.
 
-    `through`: how the holder of a key is reached through a relay; None where no relay is used.  `whereabouts`: where
-    this participant is now; None where that does not change, or nobody would learn of it.
+    `through`: reaches the holder of a key through a relay; None without a relay.  `whereabouts`: returns the
+    participant's present addresses; None where they do not change, or no other would receive them.
     """
 
     through: Through | None = None
@@ -41,10 +41,10 @@ class Routing:
         self._through: Through | None = None
         self._whereabouts: Callable[[], str] | None = None
         self._where, self._looked_at = "", time.monotonic()
-        self._untold: set[NodeId] = set()  # who has not heard from us since we moved
+        self._untold: set[NodeId] = set()  # peers without a message from us since we moved
 
     def reach(self, ways: Ways) -> None:
-        """Let relays be used, and look now and then where we are.  Before anybody is called."""
+        """Use relays, and check our own addresses now and then.  Call it before the first connection."""
         self._through, self._whereabouts = ways.through, ways.whereabouts
         self._where = ways.whereabouts() if ways.whereabouts else ""
 
@@ -65,7 +65,7 @@ class Routing:
         return self._reachability.relay_of(node) if self._reachability else ""
 
     def forget(self, node: NodeId) -> None:
-        """Nobody calls `node` any more."""
+        """Stop routing to `node`."""
         self._endpoints.pop(node, None)
         self._untold.discard(node)
         if self._reachability:
@@ -80,9 +80,10 @@ class Routing:
             events.append(Relocated(self._where))
 
     def moves(self, events: list[LinkEvent]) -> Iterator[tuple[NodeId, Endpoint]]:
-        """Yield whom to call anew, and where: to whom a better way was found; all of them where we have moved.
+        """Yield each peer to connect to anew, and the address: those with a better route; all of them where we have
+        moved.
 
-        What was open then may lead nowhere, and nobody would say so for a while.
+        Connections from before the move may be dead, without a report for a while.
         """
         for route in self._reachability.take() if self._reachability else []:
             if route.node in self._endpoints:

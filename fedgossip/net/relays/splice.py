@@ -16,7 +16,7 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Rate:
-    """So many bytes a second, for all who share it; a second's worth may come at once."""
+    """So many bytes a second, for all users together; a second's worth may be sent at once."""
 
     def __init__(self, bytes_per_second: float) -> None:
         self._rate, self._left, self._at = bytes_per_second, bytes_per_second, time.monotonic()
@@ -31,7 +31,7 @@ class Rate:
 
 
 async def spliced(one: Stream, other: Stream, idle_seconds: float, rate: Rate | None = None) -> None:
-    """Pass bytes on in both directions, until either ends or nothing comes for so long; both are closed then."""
+    """Pass bytes on in both directions, until either ends or nothing arrives for so long; both are closed then."""
     last = [time.monotonic()]
     ways = [asyncio.create_task(_pump(a[0], b[1], last, rate)) for a, b in ((one, other), (other, one))]
     try:

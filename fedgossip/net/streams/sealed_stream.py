@@ -1,11 +1,11 @@
-"""One TCP connection that carries sealed records, without blocking: what is sent, what has come, and what waits.
+"""One TCP connection that carries sealed records, without blocking: sent, received, and waiting ones.
 
     mark (9) + length (u32)      in clear, and sealed with the body: changed, the record does not open
-    body + tag (16)              a header, a chunk of vectors, or an empty word; see wire
+    body + tag (16)              a header, a chunk of vectors, or an empty control frame; see wire
 
-A record is sealed into a buffer just before it is sent, and opened from one into the place where it belongs, so nothing
-waits here but a part of one record in each direction, and small ones before it, which go with it in one call of the
-system.  The buffers are pooled: a stream has one while it is in the middle of a record, and none between two.
+A record is sealed into a buffer just before it is sent, and opened from one into its place in memory, so nothing waits
+here but a part of one record in each direction, and small ones before it, which share one system call with it.  The
+buffers are pooled: a stream has one while it is in the middle of a record, and none between two.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KEPT_BUFFERS = 16
 
 
 LAST_READS, LAST_BYTES = 16, 1 << 16
-"""Maximum number of reads of what nobody wants any more, at the end, and bytes of each."""
+"""Maximum number of final reads of unneeded bytes, and size of each."""
 
 
 class Buffers:
@@ -61,16 +61,16 @@ class SealedStream:
         self._connection, self._sealer, self._opener, self._buffers = connection, sealer, opener, buffers
         self._out: memoryview | None = None
         self.given = self.taken = 0
-        """Bytes that were given to the connection, and that were read from it."""
+        """Bytes passed to the connection, and bytes read from it."""
         self._filled = self._sent = 0  # of it
         if first:
             self._place(len(first))[:] = first
         self._head, self._next_head = bytearray(HEAD_BYTES), bytearray(HEAD_BYTES)
         self._in: memoryview | None = None
-        self._has_head = self._has_body = 0  # bytes of the record that is coming in
+        self._has_head = self._has_body = 0  # received bytes of the incoming record
         self._ahead = 0  # and of the head of the one behind it
         self.mark, self.size = b"", -1
-        """The mark of the record that is coming in, and the bytes of its body; -1 while they are not there."""
+        """The mark of the incoming record, and the bytes of its body; -1 before they have arrived."""
 
     def fileno(self) -> int:
         return self._connection.fileno()
@@ -83,10 +83,10 @@ class SealedStream:
         return self._out is not None
 
     def send(self, mark: bytes, body: bytes | memoryview) -> bool:
-        """Seal a record, and send what the network takes of it; a small one waits for the next, or for `flush`.
+        """Seal a record, and send as much of it as the network takes; a small one waits for the next, or for `flush`.
 
-        Returns False where one before it waits: not now.  Raises OSError where the connection is broken, and
-        WornOutError where the key is.
+        Returns False while an earlier one waits.  Raises OSError for a broken connection, and WornOutError for a
+        worn-out key.
         """
         size = HEAD_BYTES + len(body) + TAG_BYTES
         if self._out is not None and self._filled + size > len(self._out) and not self.flush():
@@ -108,7 +108,7 @@ class SealedStream:
         return self._out[begins : self._filled]
 
     def flush(self) -> bool:
-        """Send what waits, as far as the network takes it; return whether nothing waits.  Raises OSError."""
+        """Send waiting bytes, as far as the network takes them; return whether none are left.  Raises OSError."""
         if self._out is None:
             return True
         try:
@@ -117,7 +117,7 @@ class SealedStream:
         except BlockingIOError:
             return False
         except OSError as error:
-            if error.errno == errno.ENOTCONN:  # some systems say so while the call is not taken yet
+            if error.errno == errno.ENOTCONN:  # some systems return it while the connection is not accepted yet
                 return False
             raise
         self._buffers.give(self._out)
@@ -127,17 +127,16 @@ class SealedStream:
     # --- receiving ------------------------------------------------------------------------------------------------
 
     def arrived(self) -> bool:
-        """Take in what has come of one record; return whether it is whole, and to be opened.
+        """Read the received part of one record; return whether it is complete, and to be opened.
 
-        Raises EOFError at the end of the stream, OSError where the connection is broken, and FrameError for a length
-        that no record has.
+        Raises EOFError at the end of the stream, OSError for a broken connection, and FrameError for an invalid length.
         """
-        self._begin_if_known()  # its head may have come with the record before it
+        self._begin_if_known()  # its head may have arrived with the record before it
         try:
             while (missing := self._missing) > 0:
                 if not (taken := self._take_in()):
                     raise EOFError
-                if taken < missing:  # that was all, and the selector tells of more
+                if taken < missing:  # nothing is left, and the selector reports more
                     return False
         except BlockingIOError:
             return False
@@ -145,7 +144,7 @@ class SealedStream:
 
     @property
     def _missing(self) -> int:
-        """How many bytes of the record that is coming in, or of its head, are not there."""
+        """Number of missing bytes of the incoming record, or of its head."""
         return HEAD_BYTES - self._has_head if self.size < 0 else self.size + TAG_BYTES - self._has_body
 
     def _take_in(self) -> int:
@@ -180,9 +179,9 @@ class SealedStream:
         return body
 
     def open_into(self, target: memoryview) -> int:
-        """Open the record that is whole into `target`, of exactly its size, and return that.  Raises SealBrokenError.
+        """Open the complete record into `target`, of exactly its size, and return that.  Raises SealBrokenError.
 
-        What was there is lost in any case.
+        The previous content of `target` is lost in any case.
         """
         assert self._in is not None
         size = self.size
@@ -193,7 +192,7 @@ class SealedStream:
         return size
 
     def give_up(self) -> None:
-        """Let the connection be at its end for whoever reads it next: what was sent does not arrive."""
+        """End the connection at its next read: sent data do not arrive."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
@@ -203,7 +202,7 @@ class SealedStream:
         return unacknowledged(self.fileno()) > 0
 
     def close(self) -> None:
-        """Hang up; what the network has taken is still sent."""
+        """Close the connection; data taken by the network are still sent."""
         self._out = self._in = None
         with contextlib.suppress(OSError):  # closed with words unread, it would take back what it has sent
             self._connection.shutdown(socket.SHUT_WR)
@@ -227,15 +226,16 @@ def call(family: int, where: tuple[Any, ...]) -> socket.socket:
 
 
 def prepare(connection: socket.socket) -> None:
-    """Let nothing wait on a connection: neither its owner, nor what is small, nor for a network that is silent."""
+    """Make a connection non-blocking, without delay of small data, and sensitive to a silent network."""
     connection.setblocking(False)
     notice_silence(connection)
 
 
 def notice_silence(connection: socket.socket) -> None:
-    """Let a silent network be noticed on a TCP connection of ours as on ZeroMQ's, and let nothing small wait.
+    """Set the same timeouts for a silent network on a TCP connection of ours as on ZeroMQ's, and no delay of small
+    data.
 
-    Options that the system does not have are left out.  Raises OSError for a connection that is broken.
+    Options that the system does not have are left out.  Raises OSError for a broken connection.
     """
     options = {
         "TCP_NODELAY": 1,

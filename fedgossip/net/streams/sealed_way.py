@@ -1,15 +1,16 @@
-"""A sealed stream beside a CURVE connection: from the offer on, at either end; which of the two is spoken on when.
+"""A sealed stream beside a CURVE connection: from the offer on, at either end; which of the two carries the next
+message.
 
     caller                                        callee
     S + number, offer       -- CURVE -->
                             <-- CURVE --          S + number, answer; empty: no stream now
-    hail, ticket, P         -- TCP ------>        whoever does not know the key is hung up on
+    hail, ticket, P         -- TCP ------>        a caller without the key is disconnected
                             <----- TCP --         P
     B + count, all else     <---- TCP --->        B + count, all else
     K + bytes               <---- TCP --->        K + bytes
 
-K acknowledges what was read: what TCP acknowledges may have arrived at a middlebox alone, and nobody else notices what
-that drops.
+K acknowledges read bytes: bytes acknowledged by TCP may have reached a middlebox alone, and nothing else detects their
+loss there.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from fedgossip.net.streams.sealing import TAG_BYTES, Agreed, SealBrokenError, St
 SEAL, PROOF, BEGIN, READ_SO_FAR = b"S", b"P", b"B", b"K"
 
 ACK_SECONDS = 7.0
-"""Maximum time in which nothing of what was sent is acknowledged; then the link goes on by CURVE."""
+"""Maximum seconds without an acknowledgement of sent bytes; then the link goes on by CURVE."""
 
 _MARK = struct.Struct("<cII")
 _PROOF, _BEGIN = _MARK.pack(PROOF, 0, 0), _MARK.pack(BEGIN, 0, 0)
@@ -41,11 +42,11 @@ def seal_word(number: int, text: bytes) -> Pair:
 
 @dataclass(slots=True, eq=False)
 class SealedWay:
-    """One end of a stream, and the count of what goes by the CURVE connection beside it."""
+    """One end of a stream, and the count of messages on the CURVE connection beside it."""
 
     node: NodeId
     heard: int = 0
-    """Messages of ZeroMQ heard on the CURVE connection since the S that came by it."""
+    """Messages of ZeroMQ received on the CURVE connection since its S."""
     said: int = 0
     """Those sent on it since the S that was sent."""
     stream: SealedStream | None = None
@@ -53,7 +54,7 @@ class SealedWay:
     up: bool = False
     """Whether the other end has proved that it has the key."""
     speaks: bool = False
-    """Whether all that we send goes by the stream."""
+    """Whether all our messages go by the stream."""
     hears: bool = False
     """Whether all that the other end sends does."""
     waits_for: int = 0
@@ -106,7 +107,7 @@ class SealedWay:
 
     @property
     def waits(self) -> bool:
-        """Whether something that was sent before has yet to come by the CURVE connection."""
+        """Whether earlier messages have yet to arrive by the CURVE connection."""
         return self.hears and self.heard < self.waits_for
 
     @property
@@ -115,15 +116,15 @@ class SealedWay:
 
     @property
     def in_use(self) -> bool:
-        """Whether what is under way is lost when the stream breaks."""
+        """Whether messages under way are lost when the stream breaks."""
         return self.speaks or self.hears
 
     def count_sent(self, pair: Pair) -> None:
-        """Note what ZeroMQ has taken for the CURVE connection."""
+        """Note messages taken by ZeroMQ for the CURVE connection."""
         self.said = 0 if pair[0][:1] == SEAL else self.said + 1
 
     def prove(self) -> bool:
-        """Say that we have the key.  Raises OSError."""
+        """Send the proof that we have the key.  Raises OSError."""
         assert self.stream is not None
         proved = self.stream.send(_PROOF, b"")
         self.stream.flush()
@@ -137,9 +138,9 @@ class SealedWay:
         return self.speaks
 
     def send(self, pair: Pair) -> bool:
-        """Seal a frame and send what the network takes of it; False: not now.  Raises OSError and WornOutError.
+        """Seal a frame and send as much of it as the network takes; False: not now.  Raises OSError and WornOutError.
 
-        What is small waits for what comes next, or for `flush`.
+        Small frames wait for the next one, or for `flush`.
         """
         assert self.stream is not None
         return self.stream.send(pair[0], plain_body(pair))
@@ -150,9 +151,9 @@ class SealedWay:
         return self.stream.flush()
 
     def arrived(self) -> bool:
-        """Take in what has come; return whether a record is whole and may be opened now.
+        """Read arriving bytes; return whether a record is complete and may be opened now.
 
-        Raises EOFError, OSError and FrameError where the stream is at its end.
+        Raises EOFError, OSError and FrameError at the end of the stream.
         """
         assert self.stream is not None
         while not self.waits and self.stream.arrived():
@@ -165,7 +166,7 @@ class SealedWay:
         return False
 
     def _begin(self) -> None:
-        """Take a record that comes before all others: a proof, then what begins."""
+        """Read a record that precedes all others: a proof, then a B."""
         assert self.stream is not None
         mark, body = self.stream.mark, self.stream.open()
         if not self.up and (mark, len(body)) == (_PROOF, 0):

@@ -1,19 +1,19 @@
 """The keys of a sealed stream, agreed inside CURVE, and the sealing of its records.  Pure: no sockets, no clock.
 
-    caller    offer      version, suites it has, a fresh X25519 share                          inside CURVE
+    caller    offer      version, its suites, a fresh X25519 share                             inside CURVE
     callee    answer     version, the suite, a fresh X25519 share, a ticket, a port             inside CURVE
     both      keys       HKDF-SHA256(X25519(shares), salt = SHA-256(transcript)): one key for each direction
     record    mark, length, AEAD(body); the nonce is the record's number, mark and length are associated data
 
-The transcript is the label with the version, both long-term keys, the offer and the answer.  CURVE has proved who says
-them; the fresh shares make every connection's keys its own, and what was sent on it stays closed to who learns the
-long-term keys later.  The ticket names the connection; it is no secret and proves nothing.
+The transcript is the label with the version, both long-term keys, the offer and the answer.  CURVE has authenticated
+them; the fresh shares make every connection's keys its own, and its data stay secret when the long-term keys leak
+later.  The ticket names the connection; it is no secret and proves nothing.
 
-Ends without long-term keys, which only measurements make, agree on a port and a ticket by the same words; their records
-are copied, not sealed.  An end that has keys takes no such offer.
+Ends without long-term keys, which only measurements make, agree on a port and a ticket by the same messages; their
+records are copied, not sealed.  An end that has keys takes no such offer.
 
 Nonces count from 0 and are not sent: a record that is repeated, left out, cut, moved or of another connection does not
-open, and neither does any that comes after it.
+open, and neither does any later one.
 
 Sources: RFC 7748 (X25519), RFC 5869 (HKDF), NIST SP 800-38D (GCM), RFC 8439 (ChaCha20-Poly1305).
 """
@@ -47,7 +47,7 @@ LABEL = b"fedgossip/links/1"
 KEY_BYTES, TAG_BYTES, TICKET_BYTES = 32, 16, 16
 
 RECORDS_MAX = 2**32
-"""Maximum number of records under one key; the link is greeted again then, which gives it new keys."""
+"""Maximum number of records under one key; then a new greeting of the link makes new keys."""
 
 UNSEALED = 0
 """In the place of a suite, in the answer of one that has no keys."""
@@ -70,7 +70,9 @@ class Suite(IntEnum):
 
 @cache
 def has_aes() -> bool:
-    """Whether the processor has instructions for AES; where the system does not say, whether such processors have."""
+    """Whether the processor has instructions for AES; where the system does not report it, whether such processors
+    have.
+    """
     try:
         told = Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:
@@ -80,12 +82,12 @@ def has_aes() -> bool:
 
 
 def suites_here() -> frozenset[Suite]:
-    """The suites to offer: without such instructions AES is slow, and its time tells of the key."""
+    """The suites to offer: without such instructions AES is slow, and its timing leaks the key."""
     return frozenset(Suite) if has_aes() else frozenset({Suite.CHACHA20_POLY1305})
 
 
 def suites_wanted() -> frozenset[Suite]:
-    """The suites of this process, as FEDGOSSIP_LINKS says; none for `curve` alone.  Raises ConfigError."""
+    """The suites of this process, from FEDGOSSIP_LINKS; none for `curve` alone.  Raises ConfigError."""
     asked = os.environ.get("FEDGOSSIP_LINKS", "sealed")
     meant = {"sealed": suites_here(), "curve": frozenset[Suite]()} | {
         suite.words.lower(): frozenset({suite}) for suite in Suite
@@ -102,7 +104,7 @@ def chosen(ours: Collection[Suite], theirs: Collection[Suite]) -> Suite | None:
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """What both ends know of a stream when offer and answer were exchanged."""
+    """The shared state of both ends after offer and answer."""
 
     suite: Suite | None
     """None: nothing is sealed."""
@@ -145,10 +147,9 @@ class StreamOffer:
 def answered(
     offer: bytes, suites: Collection[Suite], port: int, caller: str, callee: str
 ) -> tuple[bytes, Agreed | None]:
-    """Return the callee's answer, and the keys; an empty answer where nothing is agreed on.
+    """Return the callee's answer, and the keys; an empty answer without an agreement.
 
-    No `suites`: of one that has no keys.  Raises FrameError for an offer that cannot be one, or that has no suite of
-    ours.
+    No `suites`: of an end without keys.  Raises FrameError for an invalid offer, or one without a suite of ours.
     """
     if len(offer) != _OFFER.size:
         raise FrameError("sealing", f"an offer of sealed records of {len(offer)} bytes")
@@ -182,7 +183,7 @@ def _agreed(
 ) -> Agreed:
     try:
         shared = secret.exchange(X25519PublicKey.from_public_bytes(share))
-    except ValueError:  # a point of small order: all would be sealed with a key that everybody knows
+    except ValueError:  # a point of small order: all would be sealed with a public key
         raise FrameError("sealing", "a share of X25519 that is none") from None
     transcript = LABEL + bytes([VERSION]) + raw(caller) + raw(callee) + offer + answer
     salt = hashlib.sha256(transcript).digest()
@@ -234,7 +235,9 @@ class Opener(_Numbered):
     """Opens the records of one direction, each once and in the order in which they were sealed."""
 
     def open_into(self, sealed: memoryview, head: bytes | bytearray, into: memoryview | bytearray) -> None:
-        """Write the body into `into`.  Raises FrameError for what is not the next record; `into` is undefined then."""
+        """Write the body into `into`.  Raises FrameError for any other than the next record; `into` is undefined
+        then.
+        """
         try:
             self._cipher.decrypt_into(self._nonce(), sealed, head, into)
         except (InvalidTag, WornOutError):

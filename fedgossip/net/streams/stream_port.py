@@ -1,6 +1,7 @@
-"""The port at which sealed streams are called.  Anybody can call it, and has no memory here but STRANGER_BYTES.
+"""The port for connections of sealed streams.  Any machine can connect to it, and has no memory here but
+STRANGER_BYTES.
 
-A caller says HAIL, a ticket and its first record, and is a stranger until its owner has found that it has the key.
+A caller sends HAIL, a ticket and its first record, and is a stranger until its owner has verified its key.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ STRANGER_SECONDS = 10.0
 """Time that a caller has to show it."""
 
 PORT_ABOVE = 10_000
-"""A port that people chose has its streams' port so far above it, where that is free; a firewall can let both in, and
-who calls through a relay finds it."""
+"""Distance of the streams' port above a port chosen by people, where that is free; a firewall can admit both, and a
+caller through a relay finds it.
+"""
 
 FULL_SECONDS = 2.0
-"""Time without new callers where the system has no descriptor left for them: let others have one."""
+"""Seconds without new callers while the system has no free descriptor: other files may need the next one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +58,7 @@ class Stranger:
 
 
 class StreamPort:
-    """`selector` is its owner's, who calls `accept` for the data None, and `hear` for a Stranger."""
+    """`selector` is its owner's, which calls `accept` for the data None, and `hear` for a Stranger."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
@@ -66,12 +68,12 @@ class StreamPort:
         self.refused = 0
         """Callers that were hung up on as they had no key."""
         self.number = 0
-        """Of the port; 0 while there is none."""
+        """Descriptor of the port; 0 without one."""
 
     def listen(self, router: str, wanted: str) -> None:
-        """Open the port at the interface of the ROUTER's address; `wanted` is that which was asked for.
+        """Open the port at the interface of the ROUTER's address; `wanted` is the requested number.
 
-        Where there is none to be had nobody can call.
+        Without a free one nothing can connect.
         """
         host, _, number = router.removeprefix("tcp://").rpartition(":")
         chosen = wanted.rpartition(":")[2] == number
@@ -112,7 +114,7 @@ class StreamPort:
         self._selector.register(connection, selectors.EVENT_READ, stranger)
 
     def hear(self, stranger: Stranger) -> bool:
-        """Read what a stranger says; return whether it has said all."""
+        """Read a stranger's bytes; return whether all have arrived."""
         if stranger.connection not in self.strangers:  # it was turned away since it was found readable
             return False
         try:
@@ -139,7 +141,7 @@ class StreamPort:
         return stranger.connection
 
     def look_at_times(self, now: float) -> None:
-        """Hang up on those whose time is over; take callers again where the system may have descriptors again."""
+        """Close strangers beyond their deadline; accept callers again where the system may have descriptors again."""
         for stranger in [one for one in self.strangers.values() if one.until < now]:
             self.turn_away(stranger)
         if self._accepts_at is not None and now >= self._accepts_at and self._listener is not None:

@@ -1,8 +1,8 @@
-"""All sealed streams of one participant: tickets for those who call, calls that are being made, streams in use.
+"""All sealed streams of one participant: tickets of callers, outgoing calls, streams in use.
 
-One that calls the port (`stream_port`) and does not name a ticket which was given inside CURVE, and seal its first
-record with the key of that ticket, is hung up on, and the ticket stays good.  So strangers can keep partners on their
-CURVE connections at the most, and break nothing.
+A caller of the port (`stream_port`) that does not name a ticket issued inside CURVE, and seal its first record with the
+key of that ticket, is disconnected, and the ticket stays valid.  So strangers can keep partners on their CURVE
+connections at the most, and break nothing.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ SWALLOWED_SECONDS = 30.0
 """Minimum of that time after a stream on which nothing was acknowledged: each such try holds a link up."""
 
 STREAMS_OF_ONE = 2
-"""Maximum number of tickets and streams of one caller: that in use, and the one that takes its place.  Beyond, the
-oldest goes."""
+"""Maximum number of tickets and streams of one caller: that in use, and its successor.  Beyond, the oldest is
+dropped.
+"""
 
 TICK_SECONDS = 0.25
 """Time between two looks at whether an offer is due."""
 
 WORDS_AT_ONCE = 8
-"""Maximum number of frames taken from a connection on which an answer is waited for."""
+"""Maximum number of frames read from a connection while an answer is awaited."""
 
 LOOK_SECONDS = 0.002
 """Time between two looks at whether all has arrived, at the end."""
@@ -59,7 +60,7 @@ READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 class Streams:
-    """`identity` is that of the participant, `suites` what it seals with; an empty set makes and takes no streams.
+    """`identity` is that of the participant, `suites` its ciphers; an empty set makes and takes no streams.
 
     Without an identity, which only measurements have, the streams are not sealed.
 
@@ -97,14 +98,14 @@ class Streams:
             return None
         if call.offer is not None and now < call.until:
             return None
-        if call.offer is not None:  # nobody has answered
+        if call.offer is not None:  # no answer arrived
             self.failed(call)
             return None
         call.offer, call.number, call.until = StreamOffer(self.suites), call.number + 1, now + ATTEMPT_SECONDS
         return seal_word(call.number, call.offer.text)
 
     def answer_came(self, call: StreamCall, number: int, text: bytes, descriptor: int) -> None:
-        """Take the callee's answer, which came on `descriptor`; call it.  Raises FrameError for one that cannot be."""
+        """Read the callee's answer, received on `descriptor`; connect to it.  Raises FrameError for an invalid one."""
         call.heard = 0
         if call.offer is None or number != call.number:
             return
@@ -146,9 +147,9 @@ class Streams:
     # --- the callee's end -------------------------------------------------------------------------------------------
 
     def listen(self, router: str, wanted: str) -> None:
-        """Open the port, at the interface of the ROUTER's address; `wanted` is that which was asked for.
+        """Open the port, at the interface of the ROUTER's address; `wanted` is the requested number.
 
-        Where there is none to be had, or for an address that is not TCP's, nobody can call, and CURVE serves alone.
+        Without a free port, or for an address that is not TCP's, nothing can connect, and CURVE serves alone.
         """
         if not self.usable or not router.startswith("tcp://"):
             self.usable = False
@@ -156,7 +157,7 @@ class Streams:
         self.port.listen(router, wanted)
 
     def answer(self, node: NodeId, connection: bytes, key: str, number: int, offer: bytes) -> Pair:
-        """Return the answer to an offer that came on a CURVE connection; `key` is the caller's long-term key.
+        """Return the answer to an offer received on a CURVE connection; `key` is the caller's long-term key.
 
         Raises FrameError for an offer that is refused; the answer to that is `refusal`.
         """
@@ -172,7 +173,7 @@ class Streams:
         return seal_word(number, text)
 
     def called_on(self, node: NodeId, connection: bytes) -> CalledStream | None:
-        """Return the newest stream, or ticket, of a caller that goes with this CURVE connection."""
+        """Return the newest stream, or ticket, of a caller that belongs to this CURVE connection."""
         return next((one for one in reversed(self._called.get(node, ())) if one.connection == connection), None)
 
     def called_by(self, node: NodeId) -> tuple[CalledStream, ...]:
@@ -180,13 +181,13 @@ class Streams:
         return tuple(self._called.get(node, ()))
 
     def heard(self, node: NodeId, connection: bytes) -> None:
-        """Count a message that came by a CURVE connection; the stream beside it may wait for that."""
+        """Count a message received by a CURVE connection; the stream beside it may wait for that."""
         for one in self._called.get(node, ()):
             if one.connection == connection:
                 self.count_heard(one)
 
     def count_heard(self, way: SealedWay) -> None:
-        """Count a message that came by the CURVE connection beside a stream."""
+        """Count a message received by the CURVE connection beside a stream."""
         way.heard += 1
         if way.hears and way.heard == way.waits_for:
             self.watch(way)
@@ -194,7 +195,7 @@ class Streams:
     # --- all of them ------------------------------------------------------------------------------------------------
 
     def watch(self, way: SealedWay) -> None:
-        """Wait for what may happen next on a stream: what comes, unless it has to wait; that it takes more."""
+        """Register for the next events of a stream: readable, unless it has to wait; writable."""
         assert way.stream is not None
         mask = (0 if way.waits else READ) | (WRITE if way.sending else 0)
         before = self._watched.get(way, 0)
@@ -250,7 +251,9 @@ class Streams:
                 yield key.data, bool(mask & READ), bool(mask & WRITE)
 
     def tick(self) -> float | None:
-        """Hang up on whose time is over; return the time where offers may be due, None where that is not yet."""
+        """Close calls and streams beyond their deadlines; return the time at which offers may be due, None before
+        that.
+        """
         now = time.monotonic()
         if not self.usable or now - self._ticked < TICK_SECONDS:
             return None
@@ -266,13 +269,13 @@ class Streams:
         return now
 
     def _acknowledge(self, way: SealedWay) -> None:
-        """Send the acknowledgement that is due; a connection that is broken is left to who reads it."""
+        """Send the acknowledgement that is due; a broken connection is left to its reader."""
         with contextlib.suppress(OSError, WornOutError):
             way.acknowledge()
             self.watch(way)
 
     def _go_on(self, call: SealedWay) -> Iterator[tuple[SealedWay, bool, bool]]:
-        """A call may have been taken, or refused, or the callee may have proved itself."""
+        """Advance a call: accepted, refused, or proved by the callee."""
         assert call.stream is not None
         try:
             call.stream.flush()
@@ -350,7 +353,7 @@ def hang_up_beside(call: StreamCall) -> None:
 
 
 def hear_answer(streams: Streams, call: StreamCall, dealer: ZmqSocket) -> list[LinkEvent]:
-    """Hear what comes by a connection on which an answer is waited for, and nothing else."""
+    """Read a connection for an awaited answer, and nothing else."""
     for _ in range(WORDS_AT_ONCE):
         try:
             mark = dealer.recv(NOW, copy=False)
