@@ -24,7 +24,7 @@ from fedgossip.cli import output
 from fedgossip.cli.text import echo
 
 STOPPED = 130
-"""What a command returns that was asked to end; which signal asked decides the exit code."""
+"""Return code of a command that was requested to end; the signal decides the exit code."""
 
 COMMANDS = {
     "demo": ("fedgossip.cli.run.demo", "Eight graphs and real peers on real data, in under a minute."),
@@ -83,7 +83,7 @@ COMMANDS = {
 
 
 class _Lazy(click.Group):
-    """A group that knows its commands' names and one-line helps, and imports a command only to run it."""
+    """A group that has its commands' names and one-line helps, and imports a command only to run it."""
 
     def list_commands(self, _context: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -122,7 +122,7 @@ def main() -> NoReturn:
 
 
 def _run() -> int:
-    """Run the command that was typed; return its exit code, STOPPED where it was asked to end."""
+    """Run the typed command; return its exit code, STOPPED where it was requested to end."""
     try:
         code = cli(standalone_mode=False)
     except FedgossipError as error:
@@ -135,7 +135,7 @@ def _run() -> int:
         code = _fail(error.format_message(), f"See {where} --help", error.exit_code, None)
     except (KeyboardInterrupt, click.Abort):
         code = _fail("stopped", "", STOPPED, None)
-    except SystemExit as error:  # no command of ours ends so, and its code would be taken for ours
+    except SystemExit as error:  # no command of ours ends so, and its code would be mistaken for ours
         if isinstance(error.__context__, BrokenPipeError):  # by click, which takes any pipe for our output's
             return _fail("unexpected BrokenPipeError", FAULT, 1, error)
         advice = "The code of a model, loss or metric of yours did it; with FEDGOSSIP_TRACEBACK=1 it is shown where."
@@ -158,7 +158,7 @@ FAULT = "This is a fault of fedgossip: set FEDGOSSIP_TRACEBACK=1 to see where, a
 def _fail(message: str, advice: str, code: int, error: BaseException | None) -> int:
     if error is not None and os.environ.get("FEDGOSSIP_TRACEBACK"):
         traceback.print_exception(error)
-    for line in (f"error: {message}", advice):  # a message from elsewhere may have several lines; ours have one
+    for line in (f"error: {message}", advice):  # a third-party message may have several lines; ours have one
         if line:
             echo(masked(" ".join(line.split())), err=True)
     return code

@@ -40,7 +40,7 @@ NEEDED = ("torch", "numpy", "scipy", "networkx", "pyzmq", "msgspec", "scikit-lea
     help="With --endpoints: seconds until all must be there.",
 )
 def doctor(links: bool, endpoints: Path | None, key: Path, bind: str | None, wait: float) -> int:
-    """Say what this machine can do, and what is missing."""
+    """Report the abilities of this machine, and missing parts."""
     if endpoints and not links:
         raise click.UsageError("--endpoints is for --links: fedgossip doctor --links --endpoints FILE")
     if endpoints:
@@ -74,7 +74,9 @@ def _findings() -> Iterator[tuple[bool, str]]:
 
 
 def _links() -> None:
-    """Print what messages of several sizes took, and the line through them: what [simulation] would be like here."""
+    """Print the times of messages of several sizes, and the line fitted to them: the settings of [simulation] for this
+    machine.
+    """
     from fedgossip.cli.text import columns
     from fedgossip.lab.costs.fitted import fitted
     from fedgossip.net.measuring.link_times import SIZES, link_times
@@ -126,7 +128,7 @@ def _links_between(endpoints: Path, key: Path, bind: str | None, wait: float) ->
 
 
 def _kernels() -> tuple[bool, str]:
-    """Return what holds for torch: MKL's own word where it is loaded, else what it will be asked for."""
+    """Return the kernels of torch: MKL's own report where it is loaded, else the mode that it will be set to."""
     if "torch" in sys.modules:
         from fedgossip.learning.one_model.portable import capability
 

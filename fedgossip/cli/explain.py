@@ -21,9 +21,10 @@ WIDTH = 100  # columns
 @click.argument("words", metavar="WORD...", nargs=-1, required=True)
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text.")
 def explain(words: tuple[str, ...], as_json: bool) -> None:
-    """Say what each WORD means: a key or a section of an experiment file, a kind of fault, an exit code, an event, a
-    command, or a term of tables and pages: gap, "mean peer".  The last part of a key will do: lr.  All that there is:
-    fedgossip explain all."""
+    """Explain each WORD: a key or a section of an experiment file, a kind of fault, an exit code, an event, a command,
+    or a term of tables and pages: gap, "mean peer".  The last part of a key will do: lr.  All entries: fedgossip
+    explain all.
+    """
     known = list(entries())
     if any(one.name == " ".join(words) for one in known):  # a command of a group, or a term
         words = (" ".join(words),)

@@ -45,7 +45,7 @@ def init(template: str, folder: Path | None) -> None:
 
 
 def _first_command(readme: Path) -> str:
-    """Return the first command of a README that runs the experiment, without what is said of it."""
+    """Return the first command of a README that runs the experiment, without its comment."""
     lines = [text.partition("#")[0].strip() for text in readme.read_text().splitlines() if text.startswith("    ")]
     return next(command for command in lines if "experiment.toml" in command)
 

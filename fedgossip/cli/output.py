@@ -1,8 +1,8 @@
 """Standard output and error of a command, which no reader, encoding or closed terminal can end.
 
-A reader that has left (`| head`), a terminal that was closed and a stream that was never open take nothing more: what
-is written then is lost, and the command goes on.  A letter that the encoding lacks is written as one that it has.  What
-a full disk refuses is an error as before: somebody wants to have it.
+A reader that has left (`| head`), a closed terminal and a stream that was never open take no more output: later output
+is lost, and the command goes on.  A letter that the encoding lacks is written as one that it has.  A full disk raises
+an error as before: its reader wants the output.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import unicodedata
 from typing import Any, Protocol, TextIO
 
 LOST = (errno.EPIPE, errno.EIO, errno.EBADF)
-"""Errors of a stream that nobody reads any more: its reader has left, its terminal was closed, it was closed itself."""
+"""Errors of a stream without a reader: the reader has left, the terminal or the stream was closed."""
 
 LETTERS = {
     "\u2010": "-", "\u2011": "-", "\u2012": "-", "\u2013": "-", "\u2014": "-", "\u2212": "-", "\u2018": "'",
@@ -40,11 +40,11 @@ class _Under(Protocol):
 
 
 class _Lasting(io.RawIOBase):
-    """Writes to what is under it as long as that takes something."""
+    """Writes to the underlying stream as long as that takes output."""
 
     def __init__(self, under: _Under, stream: TextIO) -> None:
         self._under, self.lost = under, False
-        self._stream = stream  # which would close what is under it when nobody has it any more
+        self._stream = stream  # the default would close the underlying stream with the last reference
 
     def write(self, content: Any, /) -> int:
         size = memoryview(content).nbytes
@@ -71,10 +71,10 @@ class _Lasting(io.RawIOBase):
 
 
 def prepare() -> None:
-    """Make the streams of this process last; those that others have put in their place are left to them."""
+    """Protect the streams of this process; those replaced by other code are left alone."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # closed by whoever started us (>&-)
+        if stream is None:  # closed by the caller (>&-)
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123
         elif stream is getattr(sys, f"__{name}__") and isinstance(stream, io.TextIOWrapper):
             setattr(sys, name, lasting(stream))
@@ -92,7 +92,7 @@ def lasting(stream: io.TextIOWrapper) -> io.TextIOWrapper:
 
 
 def reader_left(stream: TextIO | None = None) -> bool:
-    """Whether what is written to standard output, or to `stream`, is lost."""
+    """Whether output to standard output, or to `stream`, is lost."""
     raw = getattr(getattr(stream or sys.stdout, "buffer", None), "raw", None)
     return isinstance(raw, _Lasting) and raw.lost
 

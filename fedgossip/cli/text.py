@@ -32,7 +32,7 @@ def echo_json(text: str) -> None:
 
 
 def console(**options: Any) -> Console:
-    """Return a console to which texts are texts: brackets in them are no markup, and leja:ring: names no picture."""
+    """Return a console that prints texts literally: brackets in them are no markup, and leja:ring: is no picture."""
     from rich.console import Console
     from rich.text import Text
 
@@ -52,7 +52,7 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 
 def talk_to_stderr() -> contextlib.AbstractContextManager[object]:
-    """Send what is printed inside to standard error: a user's own model or data function may print."""
+    """Send output of the block to standard error: a user's own model or data function may print."""
     return contextlib.redirect_stdout(sys.stderr)
 
 
@@ -72,17 +72,18 @@ def times(count: int) -> str:
 
 
 def short(value: float | None) -> str:
-    """Return a number in four digits, a dash where there is none."""
+    """Return a number in four digits, a dash without one."""
     return "-" if value is None else f"{value:.4g}"
 
 
 NOISY = "with noise of {noise:g} times what one record can add, on each site's sums; ± covers 95 % of what it moves"
-"""Said of figures with a margin."""
+"""Label of figures with a margin."""
 
 
 def with_margin(value: float | None, margin: float | None) -> str:
-    """Return a figure and how far noise moves it, both to the second digit of that; without noise six digits, and a
-    dash where there is no figure."""
+    """Return a figure and its margin of noise, both to the second digit of the margin; without noise six digits, and a
+    dash without a figure.
+    """
     if value is None:
         return "-"
     if not margin:

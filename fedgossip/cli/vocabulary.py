@@ -16,12 +16,12 @@ from fedgossip.experiment.meanings import Key, fault_kinds, sections
 
 SECTION, KEY, FAULT, CODE, EVENT, COMMAND = "section", "key", "kind of fault", "exit code", "event", "command"
 TERM = "term"
-"""A word of tables, pages and forecasts; terms.toml says what each means."""
+"""A word of tables, pages and forecasts; terms.toml defines each."""
 
 
 @dataclass(frozen=True)
 class Term:
-    """One word: what it is, what it means, and what else is known of it, by name."""
+    """One word: its kind, its meaning, and further facts by name."""
 
     kind: str
     name: str
@@ -51,7 +51,7 @@ def terms() -> Mapping[str, str]:
 
 
 def of_key(key: Key) -> Term:
-    """Return a key's entry; its facts are `type`, `default` and where they say something `allowed` and `of`."""
+    """Return a key's entry; its facts are `type`, `default` and, if restricted, `allowed` and `of`."""
     facts = {"type": key.type, "default": key.default, "allowed": key.allowed, "of": key.of}
     return Term(KEY, key.name, key.meaning, {name: fact for name, fact in facts.items() if fact})
 

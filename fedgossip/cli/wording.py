@@ -1,4 +1,4 @@
-"""Events in words: what a person reads of them.  The record holds names and values, `event_kinds` the templates."""
+"""Events in words for people.  The record holds names and values, `event_kinds` the templates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Known(dict[str, object]):
 
 
 def words_for(roles: Roles) -> Callable[[EventRow], str]:
-    """Return what tells events in words, for peers or for a coordinator and its clients."""
+    """Return the function that words events, for peers or for a coordinator and its clients."""
     return event_text if roles.leader is None else federated_text
 
 
@@ -62,7 +62,7 @@ def _told(row: EventRow, words: str) -> str:
 
 
 def _fitting(templates: tuple[str, ...], known: Mapping[str, object]) -> str:
-    """Return the first template whose facts are all known, else the last."""
+    """Return the first template with all of its facts known, else the last."""
     return next((one for one in templates if _fields(one) <= known.keys()), templates[-1])
 
 
@@ -71,7 +71,7 @@ def _fields(template: str) -> set[str]:
 
 
 def _died(value: object) -> str:
-    """Return how a process ended that did not say so itself; negative codes are signals."""
+    """Return how a process ended without a report of its own; negative codes are signals."""
     code = value.get("exit_code") if isinstance(value, Mapping) else None
     if not isinstance(code, int):
         return "ended without a last word"

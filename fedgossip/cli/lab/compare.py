@@ -56,7 +56,7 @@ def compare(
     """Run the file EXPERIMENT by several paradigms, and write one page that compares them.
 
     The file may have [topology], [coordinator] and [parallel] together.  Each run is an ordinary run directory in the
-    folder; what is there already is not run again, so the same command goes on where it was stopped.
+    folder; existing runs are not repeated, so the same command resumes after an interruption.
     """
     from fedgossip.base import outside_files, owner_files
     from fedgossip.experiment.reading import content_of

@@ -1,4 +1,4 @@
-"""`fedgossip forecast`: what is to be expected of a run before it begins, on one graph or on several."""
+"""`fedgossip forecast`: the expected course of a run before it begins, on one graph or on several."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _write(out: Path, found: Sequence[Any]) -> None:
 
 
 def _promised(plan: GossipPlan) -> dict[str, Any]:
-    """What the graph says of itself, and of each round."""
+    """Return the properties of the graph, and of each round."""
     from fedgossip.drivers.forecasting import called
     from fedgossip.topology.spectra.forecasting import outlook
 
@@ -113,7 +113,7 @@ def _promises(found: Sequence[dict[str, Any]]) -> list[list[str]]:
 
 
 def _promised_of_pairs(plan: GossipPlan) -> dict[str, Any]:
-    """What the graph says of exchanges between pairs."""
+    """Return the properties of the graph for exchanges between pairs."""
     from fedgossip.drivers.forecasting import called
     from fedgossip.plans.gossip.gossip_words import pairwise_facts
 

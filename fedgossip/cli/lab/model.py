@@ -68,9 +68,9 @@ def export(
 ) -> None:
     """Write MODEL, a run directory or its folder model/, as one ONNX file.
 
-    It takes examples as they are read, not scaled, and gives what `fedgossip predict` says: probabilities, or numbers
-    in the labels' units.  Its answers are held to torch's before it is there.  --quantize static finds the
-    ranges of inner values on examples that the run's first participant trained on, or on --data.
+    Its inputs are examples as they are read, not scaled; its outputs are those of `fedgossip predict`: probabilities,
+    or numbers in the labels' units.  Its outputs are compared with torch's before the file is kept.  --quantize static
+    finds the ranges of inner values on examples that the run's first participant trained on, or on --data.
     """
     from fedgossip.base.errors import ConfigError
     from fedgossip.lab.edge.export import WITHIN, check_free, graph_of, write
@@ -117,7 +117,7 @@ def _pruned(
     structured: bool,
     run_code: bool,
 ) -> tuple[LoadedModel, str]:
-    """Return the pruned model, trained again where that is asked for, and what was done to it in words."""
+    """Return the pruned model, trained again on request, and the changes in words."""
     from fedgossip.lab.edge import pruning
 
     if not structured:
@@ -136,7 +136,7 @@ def _pruned(
 
 
 def _examples_for_static(path: Path, loaded: LoadedModel, data: str | None, *, run_code: bool) -> Dataset:
-    """Return the examples by which ranges are found; say whose they are.  Raises ConfigError for texts."""
+    """Return the examples for the ranges; print their source.  Raises ConfigError for texts."""
     from fedgossip.base.errors import ConfigError
 
     if loaded.facts.vocabulary is not None:
@@ -149,7 +149,7 @@ def _examples_for_static(path: Path, loaded: LoadedModel, data: str | None, *, r
 def _learned_from(
     path: Path, loaded: LoadedModel, data: str | None, *, everybody: bool, run_code: bool
 ) -> NamedExamples:
-    """Return what a person has named, else training examples of the run: of its first participant, or everybody's."""
+    """Return the data named by a person, else training examples of the run: of its first participant, or of all."""
     from fedgossip.lab.edge.run_examples import named, needed_experiment, trained_on
 
     if data is not None:
@@ -158,7 +158,7 @@ def _learned_from(
 
 
 def _file(facts: Any, to: Path) -> list[list[str]]:
-    """Say what was written, what it takes and what it gives."""
+    """Report the written file, its inputs and its outputs."""
     from fedgossip.lab.edge.export import OPSET, output_of
     from fedgossip.report.page.numbers import data_size
 
@@ -206,10 +206,10 @@ def distill(
     node: int | None,
     run_code: bool,
 ) -> None:
-    """Train a small model on what MODEL answers, a run directory or its folder model/; of classification.
+    """Train a small model on the outputs of MODEL, a run directory or its folder model/; for classification.
 
     The examples are those that the run trained on, or --data; their labels are not read.  The settings are the run's
-    [train].  What is written is a model's folder: `model export`, `model bench` and `predict` take it.
+    [train].  The result is a model's folder: `model export`, `model bench` and `predict` take it.
     """
     from fedgossip.base.errors import ConfigError
     from fedgossip.lab.edge import distillation
@@ -286,7 +286,7 @@ def _row(one: Any) -> list[str]:
 
 
 def _opened(paths: tuple[Path, ...], node: int | None, *, run_code: bool) -> list[tuple[str, Path, Benchable]]:
-    """Open all models; where no run is named and that of the first file lies beside it, it comes first."""
+    """Open all models; where no run is named, the run beside the first file is the first."""
     from fedgossip.lab.edge.onnx_model import open_onnx
     from fedgossip.lab.edge.run_examples import origin_of
     from fedgossip.learning.models.loaded_model import load_model

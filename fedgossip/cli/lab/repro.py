@@ -20,9 +20,9 @@ EVERY, LIST = "all", "list"
 @click.option("--full", is_flag=True, help="With those that take minutes, and the folder FEDGOSSIP_DATA.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def repro(name: str, fast: bool, full: bool, as_json: bool) -> int:
-    """Compute published results again, and say of each number whether it is what was published.
+    """Compute published results again, and report for each number whether it agrees with the published one.
 
-    Exit code 1 where one is not.
+    Exit code 1 where one does not.
     """
     from fedgossip.lab.repro.published import checked, chosen, known, result_of
 

@@ -47,9 +47,9 @@ def sweep(
     retry: bool,
     as_json: bool,
 ) -> int:
-    """Run the cells of the file SWEEP that have not come to their end, and write one table and one page of all.
+    """Run the unfinished cells of the file SWEEP, and write one table and one page of all.
 
-    The same command goes on where it was stopped, however that was; others may work in the same folder.
+    The same command resumes after an interruption of any kind; others may work in the same folder.
     """
     from fedgossip.lab.sweeps.folder import SweepFolder
     from fedgossip.lab.sweeps.grid import read_sweep
@@ -85,7 +85,7 @@ def _tell(cell: SweepCell, outcome: CellOutcome) -> None:
 
 
 def _dry(sweep: SweepFolder, *, as_json: bool) -> int:
-    """Print what there is to do.  A run of a combination is refused here as it would be before anything runs."""
+    """Print the remaining work.  A run of a combination is refused here as it would be before anything runs."""
     from fedgossip.lab.sweeps.cells import refusal
     from fedgossip.lab.sweeps.grid import named
 
@@ -131,7 +131,7 @@ def _difference(table: SweepTable, name: str) -> str:
 
 
 def said(table: SweepTable) -> str:
-    """Return how many cells there are, and what of them."""
+    """Return the number of cells, by state."""
     parts = [f"{table.done} of {len(table.rows)} cells are done"]
     if table.failed:
         parts.append(f"{table.failed} failed or cannot be run (table.csv says why)")

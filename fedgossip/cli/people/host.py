@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 INVITE_PORT, PEER_PORT = 5699, 5700
 LOOK_SECONDS = 1.0
-"""Time between two looks at who is here."""
+"""Seconds between two checks of the present members."""
 TELL_SECONDS = 1.0
-"""Time for which those who wait are told that it begins, before this peer begins itself."""
+"""Seconds for which waiting members receive the start, before this peer begins itself."""
 
 
 @click.command()
@@ -108,10 +108,10 @@ def host(
     overrides: tuple[str, ...],
     seed: int | None,
 ) -> int:
-    """Print an invite to the run that the file EXPERIMENT describes, wait for those who come, and take part: as a peer
+    """Print an invite to the run that the file EXPERIMENT describes, wait for others to join, and take part: as a peer
     of a graph, a worker of a parallel run, or the coordinator of clients.
 
-    Nobody needs the file but this machine.  The same command goes on after an interruption, with the same invite.
+    Only this machine needs the file.  The same command resumes after an interruption, with the same invite.
     """
     from fedgossip.drivers import hosting
     from fedgossip.drivers.participant import check_open_files
@@ -124,7 +124,7 @@ def host(
 
     whole, plan = _plan(experiment, peers, data, overrides, seed)
     seats = hosting.seats_of(plan)
-    check_open_files(plan, [seats.own])  # before anybody is invited
+    check_open_files(plan, [seats.own])  # before anyone is invited
     loop = script_of(plan.experiment, script)
     led = _first_model(plan, loop)
     own = led.learning if led else learning_of(plan, seats.own, whole.data)
@@ -154,7 +154,9 @@ def host(
 
 
 def _first_model(plan: Plan, script: tuple[str, ...]) -> Described | None:
-    """What loops begin with that are led: their scripts' first model; None where nobody leads loops."""
+    """Return the first model of loops with a coordinator: that of their scripts; None for loops without a
+    coordinator.
+    """
     if not script or plan.roles.leader is None:
         return None
     from fedgossip.drivers.loops.first_model import first_model_of
@@ -163,7 +165,7 @@ def _first_model(plan: Plan, script: tuple[str, ...]) -> Described | None:
 
 
 def _task(plan: Plan, node: int) -> Learning:
-    """The task as the organiser has it, who may learn nothing itself."""
+    """Return the organiser's task; an organiser may learn nothing itself."""
     from fedgossip.plans import compose
 
     return compose.task_of(plan.experiment, plan.learners, [node] if node < plan.learners else [])
@@ -193,14 +195,14 @@ def _at_relays(stack: contextlib.ExitStack, hosted: Hosted, relays: Sequence[str
 
 
 def _hold(stack: contextlib.ExitStack, wanted: int | None, usual: int) -> int:
-    """Hold a port until the end; return its number.  Raises NetworkError where one was asked for that is taken."""
+    """Reserve a port until the end; return its number.  Raises NetworkError for a requested one that is taken."""
     from fedgossip.net.relays.addresses import hold_port, port_of
 
     return port_of(stack.enter_context(hold_port(wanted or usual, exactly=bool(wanted))))
 
 
 def _announce(stack: contextlib.ExitStack, name: str, hosted: Hosted, addresses: Sequence[str]) -> None:
-    """Announce the invite's server on this network, where that can be done: nobody needs it who has an invite."""
+    """Announce the invite's server on this network, where possible: holders of an invite do not depend on it."""
     import ipaddress
 
     from fedgossip.base.errors import FedgossipError
@@ -295,7 +297,7 @@ def _name(admission: InviteAdmission, node: int, plan: Plan) -> str:
 
 
 def _named(admission: InviteAdmission, node: int, plan: Plan) -> str:
-    """What it is called, and the address of one that came."""
+    """Return the name and the address of an admitted member."""
     label = plan.roles.label(node)
     if node == admission.party.seats.own:
         return label
@@ -320,7 +322,9 @@ def _take_part(seat: InvitedSeat, hosted: Hosted, server: InviteServer, admissio
 
 
 def _put_together(plan: Plan, folder: Path) -> None:
-    """Make the report of a run with a coordinator, whose folder is enough for it; say how where that fails."""
+    """Write the report of a run with a coordinator, whose folder has all the data; print the command where that
+    fails.
+    """
     from fedgossip.base.errors import FedgossipError
     from fedgossip.runs.collect import collect_peers
     from fedgossip.runs.run_directory import new_path

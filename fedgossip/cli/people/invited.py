@@ -1,4 +1,4 @@
-"""The common end of `host` and `join`: from the files of a seat that an invite gives to its participant."""
+"""The common end of `host` and `join`: from the files of an invite's seat to its participant."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class InvitedSeat:
     key: Path
     ways: Ways
     port: int | None = None
-    """Where it listens; None where nobody calls it."""
+    """Its listening address; None without one."""
     late: bool = False
     """The run has begun without it."""
     learning: Learning | None = None
@@ -59,13 +59,13 @@ class InvitedSeat:
     """What it insists on as a client; without a name in the folder."""
     spent: Path | None = None
     script: tuple[str, ...] = ()
-    """A training loop of one's own, and its arguments, where the run is of these."""
+    """The script of one's own training loop, and its arguments, in a run of such loops."""
     approvals: HowLong | None = None
-    """How long approvals hold, where a client asks for one: written into the policy that is made."""
+    """How long approvals hold, where a client requires one: written into the new policy."""
     prepare: Callable[[Path], None] | None = None
-    """What is written into the run's folder before it begins."""
+    """Lines written into the run's folder before it begins."""
     gate: Gate | None = None
-    """Its site's approval of the plan, where it was asked for."""
+    """Its site's approval of the plan, where required."""
     whole: Callable[[Path], None] | None = None
     """What the one that leads does with the run's folder at the end."""
 
@@ -116,7 +116,7 @@ class InvitedSeat:
         return "waiting for the others" if roles.leader is None else f"calling the {roles.label(roles.leader)}"
 
     def is_over(self, code: int) -> bool:
-        """Whether the run has come to its end here, by what `take_part` returned; a script may be mended and go on."""
+        """Whether the run has ended here, by the return value of `take_part`; a script may be mended and go on."""
         return code == 0 if self.script else code != 130
 
     def _run_script(self) -> int:
@@ -148,7 +148,7 @@ class InvitedSeat:
         return Progress(roles.label(self.node), e.rounds, roles, own=self.node, score=e.score, moving=False)
 
     def _agreed(self, known: dict[int, Endpoint]) -> tuple[Learning | None, Policy | None]:
-        """Hold a client to what it agreed to when it came first: the file says so from then on."""
+        """Hold a client to its first agreement: the file records it from then on."""
         from fedgossip.plans import compose
         from fedgossip.plans.federated import policy
         from fedgossip.plans.federated.federation import FederationPlan
@@ -194,7 +194,7 @@ def ended_script(
 ) -> int:
     """Start a script, wait for its end and return its exit code; call `beside` every LOOK_SECONDS until then.
 
-    Whatever asks us to end interrupts it: it is in a group of its own, so that Ctrl-C reaches it once.  One that has
+    A signal to end interrupts the script: it is in a group of its own, so that Ctrl-C reaches it once.  One that has
     not ended STOP_SECONDS later, or at a second Ctrl-C, is killed.
     """
     process = subprocess.Popen(words, env=environment, stdin=subprocess.DEVNULL, process_group=0)
@@ -260,5 +260,5 @@ def script_of(experiment: Experiment, words: str) -> tuple[str, ...]:
 
 
 def command_line() -> str:
-    """The command as it was given, which goes on after an interruption."""
+    """Return the command as given, which resumes after an interruption."""
     return shlex.join(["fedgossip", *sys.argv[1:]])

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PEER_PORT = 5700
 SEARCH_SECONDS = 3.0
-"""Time for announcements to come in."""
+"""Seconds to wait for announcements."""
 
 
 @click.command()
@@ -83,12 +83,12 @@ def join(
     policy: Path | None,
     approval_days: float,
 ) -> int:
-    """Take part in the run that INVITE is for; without it, list what is announced here.
+    """Take part in the run that INVITE is for; without it, list the organisers announced here.
 
-    INVITE is a text that begins with fg1-, a file that holds it, or "-": then it is asked for, or read from standard
-    input.  As a text it stands in the list of processes, where every user of this machine can read it.
+    INVITE is a text that begins with fg1-, a file that holds it, or "-": then it is read from a prompt, or from
+    standard input.  As a text it stands in the list of processes, where every user of this machine can read it.
 
-    What would be run is shown first; nothing of it runs, or is written, before you agree.  The same command goes on
+    The proposed run is shown first; nothing of it runs, or is written, before you agree.  The same command resumes
     after an interruption.
     """
     from fedgossip.drivers import joining
@@ -115,7 +115,7 @@ def join(
 
 @dataclass(frozen=True)
 class _Own:
-    """What this person has said of this machine."""
+    """This person's options for this machine."""
 
     data: str
     script: str
@@ -153,7 +153,7 @@ def _way_to(invitation: Invitation, through: Through | None) -> Callable[[str], 
 
 
 def _list() -> int:
-    """Print what is announced on this network."""
+    """Print the announcements on this network."""
     from fedgossip.base.errors import NetworkError
     from fedgossip.net.invites.discovery import Search
 
@@ -207,7 +207,7 @@ def _agreed(proposal: Proposal, invitation: Invitation, place: Joined, own: _Own
 def _shown(
     run: DeclaredRun | Plan, proposal: Proposal, invitation: Invitation, own: _Own, code: list[str]
 ) -> list[tuple[str, str]]:
-    """What a person must know before anything runs."""
+    """Print the facts for a person's consent before anything runs."""
     from fedgossip.drivers import proposals
     from fedgossip.experiment.sections import ENDLESS
 
@@ -243,7 +243,7 @@ def _of_the_machine(e: Experiment) -> list[tuple[str, str]]:
 
 
 def _learned(e: Experiment, proposal: Proposal, own: _Own) -> list[tuple[str, str]]:
-    """What is learned, and from what."""
+    """Print what is learned, and from which data."""
     if e.loops:
         yours = f"that of {own.script}: its parameters must have the names and shapes of the others'"
         return [("Model", yours), ("Data", f"what {own.script} reads; it stays on this machine")]
@@ -275,12 +275,12 @@ def _take_part(
     test = joining.test_set(client, proposal)
     proposals.keep_test(proposal, test, place.path / proposals.FILES)
     experiment, seats = keep_experiment(plan, place.path), hosting.seats_of(plan)
-    check_open_files(plan, (node for node in range(plan.n) if node != seats.own))  # before a seat is taken: any of them
+    check_open_files(plan, (node for node in range(plan.n) if node != seats.own))  # any of them, before a seat is taken
     with contextlib.ExitStack() as stack:
         port = _held(stack, place, own.port) if seats.called else None
         address, ways = _whereabouts(client, plan, own, port, agent)
         first = next(node for node in range(plan.n) if node != seats.own)
-        learning = proposals.learning_of(plan, first, own.data)  # what cannot be read is said before anybody waits
+        learning = proposals.learning_of(plan, first, own.data)  # an unreadable file is reported before the wait
         held, task = how_long(own.policy) or own.approvals, learning[0] if learning else None
         gate = approved_to_join(plan, task, client.invitation, place, experiment, held, own.data)
         waiting = _Waiting(plan)
@@ -309,7 +309,7 @@ def _held(stack: contextlib.ExitStack, place: Joined, wanted: int | None) -> int
 def _whereabouts(
     client: InviteClient, plan: Plan, own: _Own, port: int | None, agent: RelayClient | None
 ) -> tuple[str, Ways]:
-    """Where the others call, and how we reach them.  Raises ConfigError."""
+    """Return the member's own address for others, and our routes to them.  Raises ConfigError."""
     from fedgossip.drivers.hosting import ways_of
     from fedgossip.net.endpoints import check_reachable
     from fedgossip.net.relays.addresses import Whereabouts
@@ -339,7 +339,7 @@ def _port_of(place: Joined) -> int | None:
 
 
 class _Waiting:
-    """Says who is here, whenever that changes."""
+    """Prints the present members, at every change."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan

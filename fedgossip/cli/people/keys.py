@@ -1,4 +1,4 @@
-"""`fedgossip keys`: the keys by which peers of several machines know each other."""
+"""`fedgossip keys`: the keys by which peers on several machines identify each other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedgossip.cli.text import echo
 DEFAULT = Path("peer.key")
 
 PORT = 5700
-"""Where a peer listens, if its address is not said."""
+"""Default listening address of a peer."""
 
 _CALLS = click.option("--client", "calls", is_flag=True, help="A client of a coordinator: it listens nowhere.")
 _ORGANISER = click.option(
@@ -47,7 +47,7 @@ def new(out: Path, node: int, address: str | None, calls: bool) -> None:
 
 
 def _asked() -> str:
-    """Return the address that a person gives, or that this machine has.  Raises ConfigError."""
+    """Return the address given by a person, or that of this machine.  Raises ConfigError."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.net.endpoints import own_address
 
@@ -95,7 +95,7 @@ def show(file: Path, whole: bool, node: int | None, address: str | None, calls: 
     "--out", type=click.Path(path_type=Path), default=Path("organiser.key"), show_default=True, help="File to make."
 )
 def organiser(out: Path) -> None:
-    """Make the key that may let others in and send them away, and print the line for the top of endpoints.toml."""
+    """Make the key that may admit and remove members, and print the line for the top of endpoints.toml."""
     from fedgossip.net.endpoints import organiser_line
     from fedgossip.net.identity import Identity
 
@@ -127,10 +127,10 @@ def admit(peer_block: Path, organiser_key: Path) -> None:
 @click.option("--id", "node", type=click.IntRange(min=0), required=True, help="The member that is to go.")
 @_ORGANISER
 def revoke(endpoints: Path, node: int, organiser_key: Path) -> None:
-    """Print the [[revoked]] block that sends the member K of ENDPOINTS away, for ever.
+    """Print the [[revoked]] block that removes the member K of ENDPOINTS, for ever.
 
-    Put it at the end of endpoints.toml of any member; it may run meanwhile, and tells the others.  ENDPOINTS is a file
-    with that member's [[peer]] block.
+    Put it at the end of endpoints.toml of any member; it may run meanwhile, and informs the others.  ENDPOINTS is a
+    file with that member's [[peer]] block.
     """
     from fedgossip.base.errors import ConfigError
     from fedgossip.core.messages import Revocation

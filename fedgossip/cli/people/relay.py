@@ -1,4 +1,4 @@
-"""`fedgossip relay`: put peers through to each other that cannot be called."""
+"""`fedgossip relay`: connect peers that cannot accept connections."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ SAY_SECONDS = 60.0
     help="Time without a byte after which two are parted.",
 )
 def relay(listen: str, allow: Path | None, connections: int, rate: float, idle: float) -> int:
-    """Run a relay on a machine that everybody can call, until Ctrl-C.
+    """Run a relay on a machine that every peer can reach, until Ctrl-C.
 
-    Peers behind NAT keep a connection to it and are put through; it sees who talks to whom, how much, and ciphertext.
+    Peers behind NAT keep a connection to it and are connected through it; it sees the ends and sizes of calls, and
+    ciphertext.
     """
     from fedgossip.base.errors import ConfigError, NetworkError
     from fedgossip.net.relays.relay import Limits, Relay
@@ -68,7 +69,7 @@ def relay(listen: str, allow: Path | None, connections: int, rate: float, idle: 
 
 
 async def _run(server: Relay, host: str, port: int) -> None:
-    """Serve until a signal; say now and then what has happened."""
+    """Serve until a signal; print the counts now and then."""
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, ended.set)
     echo(f"relay at {host}:{await server.start(host, port)}")

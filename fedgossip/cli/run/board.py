@@ -11,7 +11,7 @@ import click
 from fedgossip.cli.text import echo
 
 LOOK_SECONDS = 0.2
-"""Between two pieces of what is read."""
+"""Seconds between two pieces of reading."""
 
 
 @click.command()

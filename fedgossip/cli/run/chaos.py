@@ -83,7 +83,7 @@ def plan_of(name: str, seed: int, rounds: int, faults: list[dict[str, Any]]) -> 
 
 
 def words(disturbed: Run, quiet: Run) -> list[str]:
-    """Return the results for a reader who knows nothing of the subject."""
+    """Return the results for a reader without previous knowledge."""
     events, accuracy, usual = disturbed.summary["events"], disturbed.score, quiet.score
     finished = sum(vector is not None for vector in disturbed.vectors)
     return [
@@ -126,7 +126,7 @@ STYLES = {"learning": "green", "done": "green", "killed": "red", "failed": "red"
 
 
 class PeerTable:
-    """The peers and what hits them: a table that moves on a terminal, plain lines elsewhere.  A context manager."""
+    """The peers and their faults: a table that moves on a terminal, plain lines elsewhere.  A context manager."""
 
     def __init__(self, rounds: int) -> None:
         self.rounds = rounds

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def show_plan(plan: Plan, *, as_json: bool) -> None:
-    """Check everything, and print what is known: the experiment with all defaults, sizes, the forecast."""
+    """Check everything, and print the facts before a run: the experiment with all defaults, sizes, the forecast."""
     from fedgossip.cli.text import print_json, talk_to_stderr
     from fedgossip.core.task import segments_of
     from fedgossip.plans import compose
@@ -76,7 +76,7 @@ def _memory_of(plan: Plan, task: LocalTask) -> Sequence[ProcessMemory]:
 
 
 def _said_of(memory: Sequence[ProcessMemory], train: TrainSettings) -> Iterator[str]:
-    """Yield a sentence on the process that holds most, and one on where it is, where that is asked for."""
+    """Yield a sentence on the process with the most memory, and one on its machine, on request."""
     most = max(memory, key=lambda one: one.total)
     saved = "activations not counted" if most.activations is None else f"activations {most.activations:,}"
     held = f"parameters {most.parameters:,}, gradients as many, slots {most.slots:,}, {saved}"

@@ -141,7 +141,7 @@ def client(
 def _checked(
     plan: FederationPlan, node: int, key: Path, endpoints: Path, policy: Path, ledger: Path | None, out: Path | None
 ) -> int:
-    """Print what a site can know alone; return the exit code of the first thing that would end its run."""
+    """Print the checks that a site can make alone; return the exit code of the first fault that would end its run."""
     import time
 
     from fedgossip.plans.approvals.site_checks import LATER, NOT_LOOKED_AT, ClientSite, SiteChecks

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class _LaunchCommand(click.Command):
-    """`launch SCRIPT`, or, where what is launched is an experiment's file, `launch EXPERIMENT` of cli/place."""
+    """`launch SCRIPT`, or, for an experiment's file, `launch EXPERIMENT` of cli/place."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any

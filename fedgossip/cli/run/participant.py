@@ -69,11 +69,11 @@ class Participant:
     learning: tuple[LocalTask, DataShares] | None = None
     """The task, where it has been made already."""
     prepare: Callable[[Path], None] | None = None
-    """What is done with its folder before it begins."""
+    """Called with its folder before the run begins."""
     gate: Gate | None = None
-    """Its site's approval of the plan, where it was asked for already; every other learner asks in `take_part`."""
+    """Its site's approval of the plan, if obtained already; every other learner requests it in `take_part`."""
     limits: HowLong | None = None
-    """How long approvals hold by the site's policy; None where no policy asks for one."""
+    """How long approvals hold by the site's policy; None where no policy requires one."""
     request: Callable[[], ApprovalRequest] | None = None
     """What its site has to have approved; None: the plan of this run."""
     data: str = ""
@@ -83,13 +83,13 @@ class Participant:
     ways: Ways | None = None
     trace_bytes: int = 0
     again: str = ""
-    """The command that goes on after an interruption; "" for this one with --out and --resume."""
+    """The command that resumes after an interruption; "" for this one with --out and --resume."""
     overrides: tuple[str, ...] = ()
     seed: int | None = None
     whole: Callable[[Path], None] | None = None
-    """What the one that leads does with its folder at the end; None: it says what puts the run together."""
+    """Called with the folder of a coordinator or server at the end; None: print the command that combines the run."""
     concluded: Callable[[Path, PeerEnded], None] | None = None
-    """What is made of the folder at the end, where that is no model; None: what is to be known of one is printed."""
+    """Called with the folder at the end of a run without a model; None: print the facts about the model."""
 
     def take_part(self, waiting: str) -> int:
         """Run to the end; return the exit code.  Raises FedgossipError."""
@@ -153,7 +153,7 @@ class Participant:
         return ended.exit_code
 
     def _gate(self) -> Gate | None:
-        """Ask this site, where a record of its own could be in what it sends: a learner's, of whatever run."""
+        """Request this site's approval, where its messages could contain records: for a learner, in any kind of run."""
         from fedgossip.cli.sites.approval import approved
 
         if self.node >= self.plan.learners:
@@ -191,7 +191,7 @@ class Participant:
         return identity
 
     def what_next(self, folder: Path) -> None:
-        """Print the command that puts the run together: the experiment with what was set here."""
+        """Print the command that combines the run: the experiment with the overrides from here."""
         from fedgossip.data.named_code import ALLOW
 
         words = ["fedgossip", "collect", str(self.experiment)]
@@ -215,7 +215,7 @@ class Participant:
         echo(shlex.join(words), err=True)
 
     def _to_know(self, folder: Path, ended: PeerEnded) -> None:
-        """Print last what a person must know: what did not happen and why, how good the model is, and where it lies."""
+        """Print last the facts for a person: failures and their causes, the quality of the model, and its place."""
         from fedgossip.core.records import PeerRow, read_rows
         from fedgossip.learning.models.model_files import MODEL, MODEL_BEST
         from fedgossip.runs.summary import refusals
@@ -253,7 +253,7 @@ class Participant:
 
 
 def _line(folder: Path) -> str:
-    """Return the command as it was given, so that it goes on in `folder`."""
+    """Return the command as given, made to resume in `folder`."""
     words = [word for word in sys.argv[1:] if word != "--resume" and not word.startswith("--out=")]
     if "--out" in words:
         place = words.index("--out")

@@ -115,8 +115,8 @@ def place(
 ) -> int:
     """Run every participant of the file EXPERIMENT as a process, on this machine or on the nodes of a cluster.
 
-    On Slurm the folder is on a disk that all nodes share; on Ray it is here, and what nodes write comes to it.
-    Ctrl-C ends all and keeps what was learned.
+    On Slurm the folder is on a disk that all nodes share; on Ray it is here, and the nodes' files are copied to it.
+    Ctrl-C ends all and keeps the results so far.
     """
     from fedgossip.data.named_code import ALLOW
     from fedgossip.drivers import resume
@@ -160,7 +160,7 @@ def place(
 
 
 def _check_engine(context: click.Context, on: str) -> None:
-    """Refuse an option of another engine than the one that is asked for."""
+    """Refuse an option of another engine than the selected one."""
     for name, engine in ENGINE_OF.items():
         given = context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
         if given and on != engine:

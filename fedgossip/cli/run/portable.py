@@ -1,5 +1,6 @@
 """Options of several commands: `--portable`, of those that read an experiment to take part in it, and `--run-code`, of
-those that read what somebody else may have written."""
+those that read untrusted files.
+"""
 
 from __future__ import annotations
 

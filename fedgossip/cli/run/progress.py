@@ -31,9 +31,9 @@ PLAIN_SECONDS = 2.0
 
 
 class Progress:
-    """Takes the rows of one run as they come.  A context manager.
+    """Prints the rows of one run as they are logged.  A context manager.
 
-    `own`: the one participant whose rows come; None where rows of the network do.  `moving`: a bar, on a terminal.
+    `own`: the one participant with rows; None for rows of the network.  `moving`: a bar, on a terminal.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Progress:
                 self._say(f"{self.title}: {self.roles.said}, {how_long}")
         match row:
             case NetworkRow():
-                if row.measured or not self._last.measured:  # what no test tells, each round does
+                if row.measured or not self._last.measured:  # without a test, each round reports
                     self._last = row
                 self._moved(row.round, describe(self._last, self.roles, row.round, self.score))
             case PeerRow() if row.peer == self.own:
@@ -97,7 +97,7 @@ class Progress:
             self._say(f"{self.title}: round {round}{of}  {news}".rstrip())
 
     def _known(self, row: EventRow) -> bool:
-        """Whether the event repeats that of the round before: a peer that is gone is missed in each round."""
+        """Whether the event repeats that of the round before: a gone peer is missed in each round."""
         if row.name != "missed":
             return False
         before, self._missed[row.peer] = self._missed.get(row.peer), (row.round, row.value)
@@ -153,7 +153,7 @@ def describe(row: NetworkRow, roles: Roles = PEERS, now: int | None = None, scor
 
 
 def _three(value: float | None) -> str:
-    """Three digits behind the point of what is about one, three in all of what is larger."""
+    """Return three digits behind the point for numbers about one, three in all for larger ones."""
     if value is not None and 0 < abs(value) < 1e-3:
         return f"{value:.1e}"
     return "-" if value is None else f"{value:.3f}" if abs(value) < 10 else f"{value:.3g}"

@@ -1,4 +1,4 @@
-"""`fedgossip replay`: tell fresh machines what the machines of a real run were told."""
+"""`fedgossip replay`: feed fresh machines the events of the machines of a real run."""
 
 from __future__ import annotations
 

@@ -148,11 +148,11 @@ def concluded(
     again: str = "",
     resumable: Callable[[Path], bool] | None = None,
 ) -> int:
-    """Bring a run to its end by `drive`, show what came out, and return the exit code: what `run`, `launch` and `place`
-    end with.
+    """Complete a run by `drive`, print the result, and return the exit code: the common end of `run`, `launch` and
+    `place`.
 
-    Where it was stopped the line that goes on is the last one: `again`, by default that of the folder `path`.
-    `resumable`: whether the run in a folder can go on, which a stop in its first seconds prevents.
+    After a stop the last line is the command that resumes: `again`, by default that of the folder `path`. `resumable`:
+    whether the run in a folder can go on, which a stop in its first seconds prevents.
     """
     from fedgossip.drivers import resume
 
@@ -180,7 +180,7 @@ def _processes(experiment: Experiment, on: str) -> contextlib.AbstractContextMan
 
 
 def _stopped_at_once(path: Path, again: str, resumable: Callable[[Path], bool]) -> int:
-    """Say what there is of a run that was stopped before it began, when it was over, or again while it took leave."""
+    """Report the state of a run that was stopped before it began, after its end, or again during its goodbye."""
     from fedgossip.drivers import resume
 
     if resume.is_over(path):
@@ -272,7 +272,7 @@ def facts(summary: dict[str, Any], record: Sequence[Row] = ()) -> list[tuple[str
 
 
 def _time(summary: dict[str, Any]) -> str:
-    """How long its rounds took, by the clock that counted them; how long the command took by the clock on the wall."""
+    """Return the time of its rounds, by the clock that counted them; the time of the command by the wall clock."""
     simulated, wall = summary["driver"] == "sim", summary["wall_seconds"]
     rounds = f"{summary['seconds']:.2f} s {'virtual' if simulated else 'wall-clock'}, of the rounds"
     beside = "to simulate" if simulated else "with start and end"
@@ -318,7 +318,7 @@ def _to_know(finished: Run, *, report: bool) -> list[tuple[str, str]]:
 
 
 def _reached(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """The score, or the loss where there is none."""
+    """Return the score, or the loss without one."""
     scores = summary["score"]
     score = score_told(scores)
     if scores["averaged"] is None:

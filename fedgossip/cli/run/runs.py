@@ -53,7 +53,7 @@ def _table(found: Sequence[dict[str, Any]]) -> list[list[str]]:
 
 
 def _roles(run: dict[str, Any]) -> Roles:
-    """Who took part; peers where a summary tells none, or none that can be."""
+    """Return the participants; peers where a summary has no valid ones."""
     try:
         return roles_in(run)
     except ValueError:
@@ -61,7 +61,7 @@ def _roles(run: dict[str, Any]) -> Roles:
 
 
 def _members(run: dict[str, Any], who: Roles) -> str:
-    """Who took part; where one leads, also what it saw."""
+    """Return the participants; with a coordinator, also its view of them."""
     if not run.get("n"):
         return "-"
     if who.leader is None:
@@ -78,7 +78,7 @@ def _rounds(run: dict[str, Any]) -> str:
 _OF_PEERS = ("mean_peer", "worst_peer")
 _KEPT = ("status", "n", "graph", "rounds", "score", "digest", "seconds", "driver", "seed")
 _WHERE_TOLD = ("mode", "roles", "algorithm", "clients", "cohort", "secure", "rounds_abandoned", "privacy")
-"""Keys that are kept where a file has them."""
+"""Keys that are copied where a file has them."""
 
 
 def _found(folder: Path) -> list[dict[str, Any]]:
@@ -136,7 +136,7 @@ def report(run_dirs: tuple[Path, ...], out: Path | None, title: str, paper: Path
 
 
 def _report_sweep(folder: Path, paper: Path | None) -> None:
-    """Write the table and the page of what a sweep has come to by now, and the parts of a paper."""
+    """Write the table and the page of a sweep's results so far, and the parts of a paper."""
     from fedgossip.lab.sweeps.folder import SweepFolder
     from fedgossip.lab.sweeps.page import write_page, write_paper
     from fedgossip.lab.sweeps.table import table_of
@@ -166,7 +166,7 @@ def collect(
     out: Path | None,
     as_json: bool,
 ) -> int:
-    """Put the FOLDERs of a run's peers together: digest, three accuracies, report."""
+    """Combine the FOLDERs of a run's peers: digest, three accuracies, report."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.cli.run.run import exit_code, show
     from fedgossip.cli.text import print_json, talk_to_stderr

@@ -1,4 +1,4 @@
-"""`fedgossip table`: the trained rows of a run whose model is a table."""
+"""`fedgossip table`: the trained rows of a run with a table as its model."""
 
 from __future__ import annotations
 

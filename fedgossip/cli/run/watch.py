@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.5
 QUIET_SECONDS = 30.0
-"""Seconds without news after which a reader of lines is told so, once."""
+"""Seconds without news after which a reader of lines is notified, once."""
 LEAVE = "Ctrl-C ends the watching; the run is not touched."
 
 
@@ -63,7 +63,7 @@ def _read_all(follower: Follower) -> None:
 
 
 def _rest(follower: Follower) -> None:
-    """Leave the processor to the run, unless there is still much to read or nothing to come."""
+    """Leave the processor to the run, unless much remains to be read or nothing will follow."""
     if not follower.behind and not follower.ended:
         time.sleep(POLL_SECONDS)
 
@@ -137,7 +137,7 @@ def _say(text: str) -> None:
 
 
 def _serve(follower: Follower, port: int, opened: bool) -> None:
-    """Serve the page until Ctrl-C, also after the run's end: somebody may be reading it."""
+    """Serve the page until Ctrl-C, also after the run's end: it may still be open in a browser."""
     from fedgossip.cli.wording import words_for
     from fedgossip.report.watch import snapshot
     from fedgossip.report.watch.serving import Site

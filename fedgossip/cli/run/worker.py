@@ -95,7 +95,7 @@ def _take_part(
 
 
 def _id_of(role: str, node: int | None, plan: Plan) -> int:
-    """Return the id in the run of a participant of this role.  Raises ConfigError where there is none."""
+    """Return the id in the run of a participant of this role.  Raises ConfigError for an absent one."""
     from fedgossip.base.errors import ConfigError
 
     ids = next((one.ids for one in plan.roles.all if one.name == role), range(0))

@@ -1,4 +1,4 @@
-"""What a command asks its own site before anything leaves it: whether the site's key has approved the plan."""
+"""A command's check of its own site before any data leave it: whether the site's key has approved the plan."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class Gate:
-    """The approval under which numbers may leave this site in one run: every command that sends some asks for it.
+    """The approval under which numbers may leave this site in one run: every sending command requires it.
 
-    `keep` leaves it in the run's folder; `open` looks at it again, for the wait for the others may be long, and counts
-    the run: it is called before the first number is made of records.
+    `keep` writes it into the run's folder; `open` checks it again, for the wait for the others may be long, and counts
+    the run: it is called before the first number is computed from records.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class Gate:
 def approved(
     wanted: Callable[[], ApprovalRequest], key: Path, limits: HowLong | None, left: Path | None, advice: str = ""
 ) -> Gate | None:
-    """Return the gate of a run under the approval of this key; None where this site approves of no plans.
+    """Return the gate of a run under the approval of this key; None where this site does not require approvals.
 
-    `limits`: of a policy that asks for an approval; `left`: the folder of a run that goes on; `advice`: what to do
-    where the plan is not approved, "" for what the refusal says.  Raises ConfigError where it is not approved.
+    `limits`: of a policy that requires an approval; `left`: the folder of a resumed run; `advice`: for a plan without
+    approval, "" for that of the refusal.  Raises ConfigError for a plan without approval.
     """
     from fedgossip.net.identity import Identity
     from fedgossip.plans.approvals.approvals import HowLong
@@ -108,7 +108,7 @@ def approved_to_join(
     limits: HowLong | None,
     data: str = "",
 ) -> Gate | None:
-    """Return it as `approved` does, for a client, or a peer, that joins by an invite, before it asks for a place.
+    """Return it as `approved` does, for a client, or a peer, that joins by an invite, before it requests a place.
 
     `task`: with its own data, where it brings them, whose source is `data`; `experiment`: the file to read and approve.
     """

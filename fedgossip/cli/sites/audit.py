@@ -1,4 +1,4 @@
-"""`fedgossip audit`: what left a participant, whether its log is as it was written, and what to hand to who asks."""
+"""`fedgossip audit`: the data that left a participant, whether its log is unaltered, and an export for auditors."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def verify(
 def export(log: Path, out: Path, as_table: bool | None, key: str | None) -> int:
     """Write a log for people, as CSV or JSON.
 
-    First whose it is, of which run, from when to when, totals, and whether it is sound; then every entry.  Ends with
-    code 1 where the log is not sound.  Nothing secret is in it: entries hold names, numbers and hashes.
+    First its owner, run, first and last time, totals, and whether it is sound; then every entry.  Ends with code 1
+    where the log is not sound.  Nothing secret is in it: entries hold names, numbers and hashes.
     """
     from fedgossip.audit.export import as_csv, as_json, write
 

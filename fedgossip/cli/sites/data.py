@@ -92,10 +92,11 @@ def agree(
     out: Path | None,
     overrides: tuple[str, ...],
 ) -> int:
-    """Agree on the columns of all sites' tables and on their statistics, as secure sums: nobody sees a site's numbers.
+    """Agree on the columns of all sites' tables and on their statistics, as secure sums: no participant sees a site's
+    numbers.
 
-    Writes the file that data.agreed names.  Without --endpoints all sites' files are on this machine, as for
-    `fedgossip run`; with it this is one of them, or the coordinator.
+    Writes the file that data.agreed names.  Without --endpoints all sites' files are on this machine, as for `fedgossip
+    run`; with it this is one of them, or the coordinator.
     """
     from fedgossip.base.errors import ConfigError
     from fedgossip.experiment import load_experiment
@@ -126,7 +127,9 @@ def agree(
 
 
 def _gate(whole: Experiment, known: OtherMachines, site: int) -> Gate | None:
-    """Ask a site for its approval of the plan of which statistics are a step; of a fit, of that of the statistics."""
+    """Require a site's approval of the plan that includes these statistics; for a fit, of the plan of the
+    statistics.
+    """
     from dataclasses import replace
 
     from fedgossip.cli.sites.approval import approved

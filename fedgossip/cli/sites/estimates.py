@@ -27,7 +27,7 @@ def _line(one: Coefficient, *, ratio: bool) -> list[str]:
 
 
 def remarks(against: Sequence[str], constant: Sequence[str], silent: Sequence[str]) -> list[str]:
-    """Return what has to be known of the columns."""
+    """Return remarks on the columns."""
     lines = []
     if against:
         lines.append(f"compared with: {', '.join(against)}")

@@ -71,7 +71,7 @@ def evaluate(
         raise ConfigError(text, "Each site by itself:  fedgossip evaluate FIT FILE.csv.")
     known = OtherMachines(Path(source), endpoints, key, ledger, bind, out, overrides, policy, dry_run)
     if together and endpoints is not None and site is None:
-        return _together(model, whole_facts(model), None, known, None, as_json=as_json)  # it asks the model nothing
+        return _together(model, whole_facts(model), None, known, None, as_json=as_json)  # it does not run the model
     from fedgossip.learning.models.loaded_model import load_model
 
     try:
@@ -148,7 +148,7 @@ def _is_model(path: Path) -> bool:
 
 
 def _final_model(known: OtherMachines, site: int) -> str:
-    """Say how a site comes by the model that the others judge."""
+    """Print how a site obtains the model that the others judge."""
     command = ["fedgossip", "evaluate", COPY, str(known.experiment), "--id", str(site)]
     command += ["--endpoints", str(known.endpoints)] if known.endpoints else []
     folder = "the folder model/ of the coordinator's run"
@@ -238,7 +238,7 @@ NOT_TOLD = "under a budget no loss and no site's own score is told; each site al
 
 
 def _noisy(one: Any, name: str, shown: str = ".4g") -> str:
-    """Show a figure, and how far noise moves it where there is some."""
+    """Return a figure, with its margin of noise if any."""
     value = getattr(one, name)
     if value is None:
         return "-"

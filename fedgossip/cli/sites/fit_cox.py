@@ -1,4 +1,4 @@
-"""`fedgossip fit` of proportional hazards: what is written, and what is printed as statisticians do."""
+"""`fedgossip fit` of proportional hazards: the written files, and the printed tables of statisticians."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def fit_cox(whole: Experiment, folder: Path, known: OtherMachines, site: int | N
 
 
 def _why(found: CoxFit) -> str:
-    """Say which columns run away; where one tells who has the event first, no estimate is the best."""
+    """Report the diverging columns; where one predicts the order of events, no finite estimate is the best."""
     d = found.design
     scaled = [abs(one.estimate) * by for one, by in zip(found.coefficients, d.deviation, strict=True)]
     name = found.coefficients[max(range(len(scaled)), key=scaled.__getitem__)].name
@@ -85,7 +85,7 @@ def said(found: CoxFit, sites: int) -> list[str]:
 
 
 def _seen(found: CoxFit) -> str:
-    """Say what the coordinator could see, which is more than the fit."""
+    """Print what the coordinator could see, which is more than the fit."""
     from fedgossip.sites.fits.cox.cox_sums import EFRON
 
     each = f"{len(found.coefficients) + 1} sums over those at risk"

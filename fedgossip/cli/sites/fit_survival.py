@@ -1,4 +1,4 @@
-"""`fedgossip fit` of survival: what is written, and what is printed as statisticians do."""
+"""`fedgossip fit` of survival: the written files, and the printed tables of statisticians."""
 
 from __future__ import annotations
 

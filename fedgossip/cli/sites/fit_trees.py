@@ -1,4 +1,4 @@
-"""`fedgossip fit` of boosted trees: what is written, and what is told of them."""
+"""`fedgossip fit` of boosted trees: the written files, and the printed summary."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fit_trees(
 ) -> int:
     """Grow the trees that model.source names; return the exit code.
 
-    `bin_records`: what this site asks for, whatever the experiment says.  Raises ConfigError.
+    `bin_records`: this site's own minimum, whatever the experiment has.  Raises ConfigError.
     """
     from fedgossip.base.errors import ConfigError
     from fedgossip.sites.plans.trees import trees_plan, trees_task

@@ -1,4 +1,4 @@
-"""`fedgossip privacy membership`: does a model tell which records it was trained on?"""
+"""`fedgossip privacy membership`: does a model reveal which records it was trained on?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedgossip.sites.plans.evaluation import Asked
 
 FLAGGED = 1
-"""The exit code where a model tells of its records."""
+"""The exit code where a model reveals its records."""
 
 
 @click.command()
@@ -34,11 +34,11 @@ FLAGGED = 1
 def membership(
     model: Path, file: str, holdout: str | None, site: int | None, node: int | None, run_code: bool, as_json: bool
 ) -> int:
-    """Test at a site, alone, whether MODEL tells which records it was trained on.  Nothing leaves this machine.
+    """Test at a site, alone, whether MODEL reveals which records it was trained on.  Nothing leaves this machine.
 
     FILE holds records that MODEL was trained on, --holdout others.  Or FILE.toml is the experiment, --id the site: then
-    those are the records that the site has trained on, and those that it has kept from the training
-    (data.local_test).  Ends with code 1 where they can be told from each other.
+    those are the records that the site has trained on, and those that it has kept from the training (data.local_test).
+    Ends with code 1 where they can be distinguished.
     """
     from fedgossip.base.errors import ConfigError
     from fedgossip.learning.models.loaded_model import load_model
@@ -64,7 +64,7 @@ def membership(
 
 
 def _of_site(model: LoadedModel, path: Path, site: int, *, run_code: bool) -> list[Asked]:
-    """Ask a model about the records that a site has trained on, and about those that it has kept."""
+    """Run a model on the records that a site has trained on, and on those that it has kept."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.data.named_code import check_allowed
     from fedgossip.experiment import load_experiment
@@ -86,7 +86,7 @@ def _of_site(model: LoadedModel, path: Path, site: int, *, run_code: bool) -> li
 
 
 def lines(found: MembershipTest) -> list[str]:
-    """Return what the tests say, for a person."""
+    """Return the results of the tests, for a person."""
     from fedgossip.privacy.membership import CONFIDENCE
 
     head = ["guess by", "of those trained on", "of the others", ""]

@@ -64,7 +64,7 @@ def show(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Say in words what EXPERIMENT will do, and its one hash: the same at all sites, compare it by telephone."""
+    """Describe in words the work of EXPERIMENT, with its one hash: the same at all sites, compare it by telephone."""
     from fedgossip.plans.approvals import plan_statement
 
     _, found = stated(experiment, overrides, seed, model, run_code=run_code)
@@ -90,7 +90,9 @@ def diff(
     key: Path,
     as_json: bool,
 ) -> int:
-    """Say what of EXPERIMENT is not as in the plan that this key approved last.  Exit code 1 where something is."""
+    """List the differences of EXPERIMENT from the plan that this key approved last.  Exit code 1 where there are
+    any.
+    """
     from fedgossip.base.errors import ConfigError
     from fedgossip.plans.approvals import statement_words
 
@@ -211,7 +213,7 @@ def _request(
 
 
 def _confirm(statement: PlanStatement, named: str) -> None:
-    """Have a person name the plan that was read.  Raises ConfigError where another is named, or nobody is there."""
+    """Have a person name the plan that was read.  Raises ConfigError for another name, or without a terminal."""
     from fedgossip.base.errors import ConfigError
 
     if not named:
@@ -230,7 +232,7 @@ def _confirm(statement: PlanStatement, named: str) -> None:
 @click.option("--plan", "named", metavar="HASH", required=True, help="The first digits of its hash, 8 or more.")
 @click.option("--why", default="no reason given", help="For the log.")
 def revoke(key: Path, named: str, why: str) -> None:
-    """Take an approval back: no run begins under it any more.  One that goes on is stopped by stopping the client."""
+    """Revoke an approval: no run begins under it any more.  A running one is stopped by stopping the client."""
     from fedgossip.base.errors import ConfigError
 
     approvals = _approvals(key)
@@ -247,7 +249,7 @@ def revoke(key: Path, named: str, why: str) -> None:
 @KEY
 @JSON
 def approved(key: Path, as_json: bool) -> None:
-    """List what this key has approved, what is used of it, and what it refused."""
+    """List this key's approvals, their use, and its refusals."""
     approvals = _approvals(key)
     found = [_standing(approvals, one) for one in approvals.all()]
     if as_json:
@@ -274,7 +276,8 @@ def _standing(approvals: SiteApprovals, one: Approval) -> dict[str, object]:
     }  # fmt: skip
 
 
-# --- what all of them need --------------------------------------------------------------------------------------------
+# --- shared by all of them
+# ----------------------------------------------------------------------------------------------
 
 
 def stated(
@@ -282,8 +285,8 @@ def stated(
 ) -> tuple[Plan, PlanStatement]:
     """Return the run of an experiment file, of a coordinator or of gossip, and its plan as one file.
 
-    `model`: the folder of one that the sites are to judge; `run_code`: let code run that the file names, which one who
-    reads a plan has not agreed to.  Raises ConfigError for other runs.
+    `model`: the folder of one that the sites are to judge; `run_code`: let code named in the file run, to which a
+    reader of a plan has not agreed.  Raises ConfigError for other runs.
     """
     from fedgossip.data.named_code import check_allowed
     from fedgossip.experiment import load_experiment

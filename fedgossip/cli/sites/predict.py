@@ -1,4 +1,4 @@
-"""`fedgossip predict`: what a model that a run has left says of the rows of a table."""
+"""`fedgossip predict`: the outputs of a run's model for the rows of a table."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def model_options(command: Command) -> Command:
 )
 @model_options
 def predict(model: Path, file: Path, out: Path, node: int | None, run_code: bool) -> None:
-    """Write the rows of FILE, a CSV table, with what MODEL says of each: a run directory, its folder model/, or the
-    folder of a fit, which tells 95 % intervals, too.
+    """Write the rows of FILE, a CSV table, with MODEL's output for each: MODEL is a run directory, its folder model/,
+    or the folder of a fit, which adds 95 % intervals.
 
-    Columns are found by their names, in any order; what the model does not know is kept and not read.
+    Columns are found by their names, in any order; unknown columns are copied and not read.
     """
     from fedgossip.base.errors import ConfigError
     from fedgossip.base.owner_files import opened

@@ -42,8 +42,9 @@ privacy.add_command(membership)
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def plan(experiment: Path, overrides: tuple[str, ...], node: int | None, key: Path | None, as_json: bool) -> int:
-    """Say what the budget of EXPERIMENT will be worth, before anything is sent: epsilon, against whom, and the noise
-    beside what is to be learned.  Exit code 6 where the budget ends before the rounds do."""
+    """Compute the worth of EXPERIMENT's budget before anything is sent: epsilon, against whom, and the noise beside the
+    learned quantity.  Exit code 6 where the budget ends before the rounds do.
+    """
     import dataclasses
 
     from fedgossip.cli.text import columns
@@ -132,7 +133,7 @@ def policy(
     if not plan.secure:
         raise ConfigError(otherwise, advice)
     known = load_endpoints(endpoints, plan.n, plan.roles.listens)
-    # by torch: the policy pins what the model gives
+    # by torch: the policy pins the model's outputs
     task, _ = compose.task_of(plan.experiment, plan.learners, [], unagreed=True)
     made = policy.policy_of(plan, known, task, HowLong(approval_days, approval_rounds))
     policy.write(out, made)
@@ -151,7 +152,7 @@ def policy(
 @click.option("--delta", type=float, default=1e-5, show_default=True, help="Of the epsilon that is shown.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def spent(key: Path, delta: float, as_json: bool) -> None:
-    """Say what this key has spent of privacy in all its runs over a network, by what it is of."""
+    """Report the privacy budget that this key has spent in all its runs over a network, by its subject."""
     from fedgossip.cli.text import columns
     from fedgossip.plans.federated.ledger import SUFFIX, accounts
 
@@ -208,7 +209,9 @@ def ledger(
     other_sites: bool,
     as_json: bool,
 ) -> None:
-    """Say what all runs together have spent of each of this site's data sets, known by their records; or limit it."""
+    """Report the budget that all runs together have spent of each of this site's data sets, identified by their
+    records; or limit it.
+    """
     from fedgossip.plans.federated.ledger import SUFFIX, counted, data_sets
 
     place = path or key.with_name(f"{key.name}.{SUFFIX}")

@@ -151,7 +151,9 @@ def _verified(file: Path, found: CheckedRelease) -> list[str]:
 @click.argument("file", type=PATH)
 @click.option("--site", type=click.IntRange(min=0), required=True, help="The site that withdraws.")
 def withdraw(file: Path, site: int) -> int:
-    """Say what of a release contains a site's data, and type what trains a model without it.  Nothing is unlearned."""
+    """List the parts of a release that contain a site's data, and print the commands that train a model without it.
+    Nothing is unlearned.
+    """
     from fedgossip.sites.releases.checking import check, contains
     from fedgossip.sites.releases.released import ranges
     from fedgossip.sites.releases.signed_zip import ReleaseError
@@ -172,7 +174,7 @@ def withdraw(file: Path, site: int) -> int:
 
 
 def _again(made: Release, site: int) -> list[str]:
-    """The commands of a training without a site: the others begin when it has not come."""
+    """Return the commands of a training without a site: the others begin without it after the wait."""
     left = made.sites - 1
     fewer = f" --set coordinator.min_clients={left}" if left < made.least else ""
     common = f"EXPERIMENT.toml --endpoints endpoints.toml{fewer}"

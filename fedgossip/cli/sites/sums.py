@@ -1,4 +1,4 @@
-"""Commands that make sums over all sites: of files on one machine, or with others on theirs."""
+"""Commands that compute sums over all sites: of files on one machine, or with others on theirs."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 EXPERIMENT = click.argument("experiment", type=click.Path(path_type=Path))
 Record = Callable[[Path], None]
-"""Makes a folder, and writes there what the run of the sums was; at a site, which knows its own part, nothing."""
+"""Makes a folder, and writes the run of the sums there; at a site, which has only its own part, nothing."""
 Write = Callable[[Any, Record], None]
-"""What is done with sums."""
+"""Called with the sums."""
 BEGIN_AGAIN = "Begin again, all together and in new folders (--out), when coordinator.min_clients are there."
 """What to do where a run of sums has stopped: its rounds are few, and `--resume` is of runs that train."""
 SET = click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
 
 
 def check_site(plan: FederationPlan, node: int) -> None:
-    """Raise ConfigError for a site that there is not."""
+    """Raise ConfigError for a site that does not exist."""
     from fedgossip.base.errors import ConfigError
 
     if node >= plan.learners:
@@ -62,7 +62,7 @@ def over_machines(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class OtherMachines:
-    """What the command line says of where one is among the others."""
+    """Options of the command line for a participant among others."""
 
     experiment: Path
     endpoints: Path | None
@@ -73,7 +73,7 @@ class OtherMachines:
     overrides: tuple[str, ...]
     policy: Path
     dry_run: bool
-    """Whether it is only said what would be opened."""
+    """Whether only the opened values are listed."""
 
 
 def with_others(
@@ -87,11 +87,11 @@ def with_others(
     opened: Sequence[str],
     gate: Gate | None = None,
 ) -> int:
-    """Take part in a run of sums with others on their own machines; `digest`: of what all must have alike.
+    """Take part in a run of sums with others on their own machines; `digest`: of all that must be equal everywhere.
 
-    `write` is called with the sums.  `opened`: what they tell, in words, as the plan of this run has it; `gate`: the
-    site's approval of another plan, of which this is a step.  Raises ConfigError where this site does not fit, or has
-    not approved the plan.
+    `write` is called with the sums.  `opened`: their content, in words, for the plan of this run; `gate`: the site's
+    approval of another plan, of which this is a step.  Raises ConfigError where this site does not fit, or has not
+    approved the plan.
     """
     from fedgossip.base.errors import FedgossipError, TooFewPeersError
     from fedgossip.base.owner_files import made
@@ -157,7 +157,7 @@ def with_others(
 
 
 def held_by(plan: FederationPlan, known: OtherMachines, site: int | None) -> Sequence[int]:
-    """Return the sites whose files are on this machine.  Raises ConfigError for a site that there is not."""
+    """Return the sites with files on this machine.  Raises ConfigError for a site that does not exist."""
     from fedgossip.base.errors import ConfigError
 
     if known.endpoints is None and site is not None:
@@ -183,7 +183,7 @@ def say_refused(refused: Mapping[int, ConfigError]) -> None:
 
 
 def check_enough(plan: FederationPlan, refused: Mapping[int, ConfigError]) -> None:
-    """Say which sites take no part.  Raises TooFewPeersError where too few are left for a sum: nothing is spent."""
+    """Report absent sites.  Raises TooFewPeersError where too few are left for a sum: nothing is spent."""
     from fedgossip.base.errors import TooFewPeersError
 
     say_refused(refused)
@@ -204,7 +204,7 @@ def summed(
     write: Write,
     opened: Sequence[str],
 ) -> int:
-    """Make the sums, here or with others, and call `write` with them; return the exit code.
+    """Compute the sums, here or with others, and call `write` with them; return the exit code.
 
     `opened`: what the coordinator sees, in words, for a dry run and the plan.
     """
@@ -246,7 +246,7 @@ def said_dry(
     site: int | None,
     known: OtherMachines,
 ) -> int:
-    """Say what the sums would tell, to whom, and cost, and which of the files that are here fit; return the exit code.
+    """Print the content, receivers and costs of the sums, and which local files fit; return the exit code.
 
     Raises BudgetError where the budget does not allow them.
     """

@@ -50,7 +50,7 @@ def advise(
     n: int | None, parameters: float | None, data: Path | None, algorithms: str, links: str, compute: str, noise: float,
     target: str, graphs: str, fail: int, verify: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    """Say which way to train together is sooner done, gossip or not, and what each one costs.
+    """Rank ways to train together by time, gossip among them, with the costs of each.
 
     By the cost model of `fedgossip compare`, and the rate at which noisy quadratics shrink: an order of ways, and not
     the seconds of your training.
@@ -126,7 +126,7 @@ def _learned(
 
 
 def sentence(goal: str, found: Sequence[AdvisedWay]) -> str:
-    """Return what wins, and what the best of the other kind takes to the `goal`."""
+    """Return the winner, and the time of the best of the other kind to the `goal`."""
     first = found[0]
     gossip = next((way for way in found if way.kind == "gossip"), None)
     together = next(way for way in found if way.kind not in ("gossip", "alone", "once"))

@@ -46,7 +46,7 @@ def check_format(place: Path) -> None:
 
 
 def save_modes(values: FloatArray, energy: FloatArray | None, title: str, labels: Labels, place: Path) -> None:
-    """Draw what is left of each mode [n - 1], descending, as a staircase; `energy` [n - 1] as shares beneath it."""
+    """Draw the remainder of each mode [n - 1], descending, as a staircase; `energy` [n - 1] as shares beneath it."""
     from matplotlib.figure import Figure
 
     rows = 1 if energy is None else 2

@@ -1,4 +1,4 @@
-"""An audit in words: who can solve for whose vectors, and what would help."""
+"""An audit in words: which nodes can solve for which vectors, and remedies."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _cells(victims: Victims, others: int) -> tuple[str, str]:
 
 
 def meanings(audit: Audit) -> list[str]:
-    """Return lines that say what the table's words mean, and what was tried."""
+    """Return lines that define the table's words, and list the attempts."""
     one = audit.colluding == 1
     worst = "the node that sees most" if one else f"the {audit.colluding} nodes that together see most"
     tried = f"all {audit.sets}" if audit.all_sets else f"{audit.sets} sets of neighbours"

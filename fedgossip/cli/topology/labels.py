@@ -1,4 +1,4 @@
-"""`fedgossip topology heterogeneity` and `topology make`: graphs beside the labels of those who are on them."""
+"""`fedgossip topology heterogeneity` and `topology make`: graphs beside the labels of their nodes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def heterogeneity(
     gradients: bool,
     as_json: bool,
 ) -> None:
-    """Say how unlike the whole each neighbourhood of GRAPHs is, and how much placement matters."""
+    """Measure how far each neighbourhood of GRAPHs differs from the whole, and how much placement matters."""
     from fedgossip.plans.gossip.made_graphs import one_graph
     from fedgossip.topology.spectra.heterogeneity import (
         MOST_PLACED,
@@ -118,10 +118,11 @@ def _tell(rows: Sequence[Mapping[str, Any]], *, gradients: bool) -> None:
 def make(spec: str, experiment: Path | None, n: int | None, weights: str | None, seed: int, out: Path) -> None:
     """Write a graph with its weights to a file, for topology.graph.
 
-    SPEC: d-cliques:10,ring or d-cliques:10,full, cliques with the labels of all; stl-fw:5, learned, at most 5 heard by
-    each; place:GRAPH, GRAPH with the nodes where their labels fit best; or any GRAPH, with --weights fmmc for example.
+    SPEC: d-cliques:10,ring or d-cliques:10,full, cliques with the labels of all; stl-fw:5, learned, at most 5 senders
+    for each; place:GRAPH, GRAPH with the nodes where their labels fit best; or any GRAPH, with --weights fmmc for
+    example.
 
-    Peers need not know each other's labels in the run: the file says all.
+    Peers need not know each other's labels in the run: the file has all.
     """
     from fedgossip import load_experiment
     from fedgossip.plans.gossip.made_graphs import made_for
@@ -143,7 +144,7 @@ def make(spec: str, experiment: Path | None, n: int | None, weights: str | None,
 
 
 def draw_modes(schedule: Schedule, title: str, experiment: Path | None, place: Path) -> None:
-    """Draw what is left of each mode, and with an experiment how much of its peers' labels lies in which."""
+    """Draw the remainder of each mode, and with an experiment the share of its peers' labels in each."""
     from fedgossip.cli.topology import drawing
     from fedgossip.topology import Mixing
     from fedgossip.topology.spectra.modes import energies, left_of_modes
@@ -171,7 +172,7 @@ def _shares(experiment: Path, n: int | None) -> FloatArray:
 
 
 def _updates(experiment: Path, n: int | None) -> tuple[FloatArray, float]:
-    """Return rows [n, n] that differ as the peers' updates do, and the mean square of what is drawn afresh in them."""
+    """Return rows [n, n] that differ as the peers' updates do, and the mean square of their random part."""
     from fedgossip import load_experiment
     from fedgossip.plans import compose
     from fedgossip.plans.gossip.made_graphs import peers_of

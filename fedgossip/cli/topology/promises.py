@@ -25,7 +25,7 @@ def title(schedule: Schedule) -> str:
 
 
 def rows(promise: Forecast) -> list[tuple[str, str, str]]:
-    """Return (quantity, value, what it means) of one graph, or of a schedule as far as it is known."""
+    """Return (quantity, value, meaning) of one graph, or of a schedule as far as it is known."""
     return _of_one_graph(promise) if promise.period == 1 else _of_rounds(promise)
 
 
@@ -52,7 +52,7 @@ def _of_one_graph(promise: Forecast) -> list[tuple[str, str, str]]:
 
 
 def _of_rounds(promise: Forecast) -> list[tuple[str, str, str]]:
-    """Return what a schedule promises, as far as it is known, without the gap of one step, which says little."""
+    """Return the guarantees of a schedule, as far as it is known, without the gap of one step, which means little."""
     repeats = f"after {promise.period} rounds" if promise.period else "never"
     long_run = (promise.rate or None) if promise.period else None
     rows = [
@@ -104,7 +104,7 @@ def compared(promise: Forecast) -> tuple[str, ...]:
 
 
 def _gap(promise: Forecast) -> str:
-    """Return the gap, of a schedule the mean over its rounds; none for an exact one, whose rounds differ too much."""
+    """Return the gap, of a schedule the mean over its rounds; none for an exact one, as its rounds differ too much."""
     if promise.period != 1 and promise.rate:
         return f"{1 - promise.rate:.4g}"
     if promise.spectral_gap is None:
@@ -148,6 +148,6 @@ def _late(promise: Forecast) -> str:
 
 
 def ranking(gamma: float) -> str:
-    """Return what a reader should know who ranks graphs by these numbers."""
+    """Return a note for readers that rank graphs by these numbers."""
     memory = f"n_W remembers {1 / (1 - gamma):.0f} rounds (gamma {gamma:g})."
     return f"{memory}  Where gap and n_W rank graphs differently, training usually follows n_W."

@@ -45,10 +45,10 @@ _json = click.option("--json", "as_json", is_flag=True, help="JSON instead of a 
 
 @click.group()
 def topology() -> None:
-    """Graphs: who exchanges models with whom, and how fast that brings them together.
+    """Graphs: which peers exchange models, and how fast these agree.
 
     GRAPH is a family (ring, torus:4x4, regular:3), a ready graph (karate, abilene), the path of a TOML file or a list
-    of edges, or a schedule, whose graph is another one in every round (base:2, el-oracle:4).
+    of edges, or a schedule, which has another graph in every round (base:2, el-oracle:4).
     """
 
 
@@ -151,7 +151,7 @@ def show(
 def compare(
     graph: tuple[str, ...], n: int | None, weights: str | None, gamma: float, seed: int, as_json: bool, as_csv: bool
 ) -> None:
-    """Put several GRAPHs side by side."""
+    """Compare several GRAPHs side by side."""
     from fedgossip.plans.gossip.own_graphs import named_schedule
 
     found = {name: named_schedule(name, n, weights=weights, seed=seed) for name in graph}
@@ -216,7 +216,7 @@ def draw(graph: str, n: int | None, weights: str | None, seed: int, out: Path | 
 def audit(
     graph: str, n: int | None, weights: str | None, seed: int, rounds: int, colluding: int, as_json: bool
 ) -> None:
-    """Say what curious nodes of GRAPH can solve for: whose models, and after how many rounds.
+    """Report what curious nodes of GRAPH can solve for: whose models, and after how many rounds.
 
     For plain gossip, where each sees its neighbours' models, and for private gossip (algorithm.private), where each
     sees their sum; without training, and with one mixing per local update.
@@ -242,11 +242,11 @@ topology.add_command(labels.heterogeneity)
 topology.add_command(labels.make)
 
 
-# --- what is said -----------------------------------------------------------------------------------------------
+# --- lines of output --------------------------------------------------------------------------------------------
 
 
 def _signed(schedule: Schedule) -> list[str]:
-    """Return the note for weights of which some are negative."""
+    """Return the note for weights with negative entries."""
     if schedule.rule not in SIGNED:
         return []
     least = min(float(schedule.mixing(round).values.min()) for round in range(schedule.period or 1))
@@ -270,7 +270,7 @@ def _about(graph: str) -> list[str]:
     return [described.title, f"Source: {described.source}"]
 
 
-# --- how it is said ---------------------------------------------------------------------------------------------
+# --- formats ----------------------------------------------------------------------------------------------------
 
 
 def _print_csv(rows: list[dict[str, Any]]) -> None:
