@@ -14,7 +14,7 @@ from zmq.utils import z85
 
 from fedgossip.core.machine import NodeId
 
-DOMAIN = b"fedgossip"
+DOMAIN = b"fedgossip"  # not "*": that does not match a set zap_domain
 
 GUEST = "guest "
 """Prefix of the User-Id of a caller with an unknown key; the key follows."""

@@ -53,7 +53,7 @@ def make(context: zmq.Context[ZmqSocket], kind: int) -> ZmqSocket:
     socket = patiently(lambda: context.socket(kind))
     socket.linger = LINGER_MS
     socket.sndhwm = socket.rcvhwm = QUEUED_CHUNKS
-    socket.immediate = True
+    socket.immediate = True  # else sixty sends of 4 MiB to a dead peer are all accepted, and wait in memory
     socket.maxmsgsize = FRAME_BYTES_MAX + CIPHER_BYTES
     socket.tcp_keepalive, socket.tcp_keepalive_cnt = 1, (SILENCE_MS // 1000 - PROBE_SECONDS) // PROBE_AGAIN_SECONDS
     socket.tcp_keepalive_idle, socket.tcp_keepalive_intvl = PROBE_SECONDS, PROBE_AGAIN_SECONDS
