@@ -14,10 +14,11 @@ import pytest
 import secure_kit
 from secure_kit import Course, Room, public, signer
 
-from fedgossip.audit.entries import NAME, Facts, Owner
+from fedgossip.audit.entries import Facts, Owner
 from fedgossip.audit.log import AuditLog
 from fedgossip.audit.records import MAGIC, AnyRecord, Sealed, packed, records, sealed_content
 from fedgossip.audit.transcript import Transcript
+from fedgossip.core.run_format import AUDIT_LOG
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import RoundAbandoned
 from fedgossip.secure.session import ranges
@@ -41,7 +42,7 @@ def owner(participant: int, key: int | None = None, run: str = "run of the test"
 def log_of(folder: Path, participant: int, key: int | None = None, run: str = "run of the test") -> AuditLog:
     folder.mkdir(parents=True, exist_ok=True)
     mine = owner(participant, key, run)
-    return AuditLog(folder / NAME, mine, signer(participant if key is None else key), ticking(), synced=False)
+    return AuditLog(folder / AUDIT_LOG, mine, signer(participant if key is None else key), ticking(), synced=False)
 
 
 _decoder: Any = msgspec.msgpack.Decoder(frames.Downward | frames.Upward)
@@ -76,7 +77,7 @@ class Kept:
     course: Course = field(default_factory=Course)
 
     def log(self, participant: int | str) -> Path:
-        return self.folder / str(participant) / NAME
+        return self.folder / str(participant) / AUDIT_LOG
 
 
 def kept(

@@ -29,6 +29,7 @@ from fedgossip.base.errors import FedgossipError
 from fedgossip.core.machine import Checkpoint, Machine
 from fedgossip.core.messages import Expected, Hello
 from fedgossip.core.records import EventRow, PeerRow, Row
+from fedgossip.core.run_format import CHECKPOINT
 from fedgossip.learning.analytic import Quadratic
 from fedgossip.net.endpoints import Endpoint
 from fedgossip.net.host import Host, Ports
@@ -127,7 +128,7 @@ def coordinate(folder: Path, address: str, n: int, rounds: int) -> None:
     lives = folder / "lives"
     life.incarnation = int(lives.read_text()) + 1 if lives.exists() else 0
     lives.write_text(str(life.incarnation))
-    newest = folder / checkpoints.NEWEST
+    newest = folder / CHECKPOINT
     resumed = checkpoints.read(newest).machine if newest.exists() else None
     settings = CoordinatorSettings(rounds, deadline_ns=20 * SECOND, return_ns=20 * SECOND, drain_ns=5 * SECOND)
     sampling, task = Uniform(0, clients, n), life.task

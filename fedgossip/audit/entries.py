@@ -25,9 +25,9 @@ from fedgossip.base import outside_files
 from fedgossip.base.decoding import from_json
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.untrusted_text import quoted
+from fedgossip.core import run_format
 from fedgossip.secure.primitives import Sign, digest, transcript, verify
 
-NAME = "audit.jsonl"
 FORMAT = 1
 
 ENTRY_BYTES_MAX = 8192
@@ -181,7 +181,9 @@ def lines(path: Path) -> Iterator[bytes]:
                     end = more
                 yield line if end is line else line + end[-1:]
     except OSError as error:
-        raise AuditError(f"{path}: {error.strerror}", f"A participant's log is {NAME} in its folder.") from None
+        raise AuditError(
+            f"{path}: {error.strerror}", f"A participant's log is {run_format.AUDIT_LOG} in its folder."
+        ) from None
 
 
 def parsed(line: bytes) -> LogEntry:

@@ -27,13 +27,13 @@ import msgspec
 from fedgossip.audit.entries import AuditError
 from fedgossip.base import outside_files
 from fedgossip.base.decoding import UnreadableError, from_msgpack
+from fedgossip.core import run_format
 from fedgossip.secure import frames
 from fedgossip.secure.graph import COHORT_MAX
 from fedgossip.secure.primitives import transcript
 from fedgossip.secure.session import Hash, Id, Number
 
 MAGIC = b"fgsums1\n"
-SUFFIX = ".transcript"
 
 TRANSCRIPT_BYTES_MAX = 256 << 20
 """Maximum bytes of a transcript; a round of 1000 clients takes about 4 MiB."""
@@ -131,7 +131,7 @@ def sealed_content(before: bytes, outcome: str) -> bytes:
 
 def transcripts(folder: Path) -> list[Path]:
     """Return the transcripts in `folder`, in the order of their sessions."""
-    found = {int(path.stem): path for path in folder.glob(f"*{SUFFIX}") if path.stem.isdecimal()}
+    found = {int(path.stem): path for path in folder.glob(f"*{run_format.TRANSCRIPT}") if path.stem.isdecimal()}
     return [found[session] for session in sorted(found)]
 
 
@@ -159,7 +159,7 @@ def records(path: Path) -> Iterator[tuple[AnyRecord, bytes]]:
     except OSError as error:
         raise AuditError(f"{path}: {error.strerror}", "Name the transcript of a round.") from None
     if not content.startswith(MAGIC):
-        raise AuditError(f"{path}: no transcript of a round", f"Transcripts end in {SUFFIX}.")
+        raise AuditError(f"{path}: no transcript of a round", f"Transcripts end in {run_format.TRANSCRIPT}.")
     at, number = len(MAGIC), 0
     while at < len(content):
         number += 1

@@ -20,7 +20,6 @@ from fedgossip.audit.entries import AuditError
 from fedgossip.audit.records import (
     KEPT,
     MAGIC,
-    SUFFIX,
     TRANSCRIPT_BYTES_MAX,
     Announced,
     AnyRecord,
@@ -37,6 +36,7 @@ from fedgossip.base.decoding import from_msgpack
 from fedgossip.base.errors import NotWrittenError
 from fedgossip.base.owner_files import patiently
 from fedgossip.base.version import __version__
+from fedgossip.core import run_format
 from fedgossip.secure import frames
 from fedgossip.secure.aborts import SUMMED
 from fedgossip.secure.primitives import Sign
@@ -54,7 +54,7 @@ class Transcript:
     """
 
     def __init__(self, folder: Path, session: int, roster: ParticipantRoster, coordinator: bytes, sign: Sign) -> None:
-        self.path = folder / f"{session:06d}{SUFFIX}"
+        self.path = folder / f"{session:06d}{run_format.TRANSCRIPT}"
         self._sign = sign
         self._hash = hashlib.sha256()
         self._bytes = 0

@@ -13,6 +13,7 @@ import click
 
 from fedgossip.base import kernels
 from fedgossip.cli.text import echo
+from fedgossip.core import run_format
 
 NEEDED = ("torch", "numpy", "scipy", "networkx", "pyzmq", "msgspec", "scikit-learn", "safetensors", "matplotlib")
 
@@ -27,7 +28,7 @@ NEEDED = ("torch", "numpy", "scipy", "networkx", "pyzmq", "msgspec", "scikit-lea
 @click.option(
     "--key",
     type=click.Path(path_type=Path),
-    default=Path("peer.key"),
+    default=Path(run_format.PEER_KEY),
     show_default=True,
     help="With --endpoints: one's own key pair, from `fedgossip keys new`.",
 )

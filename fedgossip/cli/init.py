@@ -12,6 +12,7 @@ import click
 from fedgossip.base import owner_files
 from fedgossip.base.errors import ConfigError, NotWrittenError, nearest
 from fedgossip.cli.text import echo
+from fedgossip.core import run_format
 
 TEMPLATES = {
     "own-loop": "a training loop of your own, with four lines added",
@@ -47,7 +48,7 @@ def init(template: str, folder: Path | None) -> None:
 def _first_command(readme: Path) -> str:
     """Return the first command of a README that runs the experiment, without its comment."""
     lines = [text.partition("#")[0].strip() for text in readme.read_text().splitlines() if text.startswith("    ")]
-    return next(command for command in lines if "experiment.toml" in command)
+    return next(command for command in lines if run_format.EXPERIMENT in command)
 
 
 def written(template: str) -> Iterator[tuple[str, bytes]]:

@@ -16,11 +16,9 @@ import msgspec
 from fedgossip.base import outside_files
 from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError
+from fedgossip.core import run_format
 from fedgossip.core.records import NetworkRow
 
-FORECAST = "forecast.json"
-REALISED = "forecast-realised.json"
-"""The forecast computed after the run, with the mixing of its actual rounds."""
 SLACK = 0.05
 """The edges are of first order in the disagreement: a distance this share beyond them counts as inside."""
 SCORE_SLACK = 0.02
@@ -197,7 +195,7 @@ def digest_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def read_forecast(folder: Path, name: str = FORECAST) -> tuple[RunForecast, str] | None:
+def read_forecast(folder: Path, name: str = run_format.FORECAST) -> tuple[RunForecast, str] | None:
     """Return the forecast in the file `name` of a run's folder, and its sha256; None without the file.
 
     Raises ConfigError, naming the file, for invalid content.

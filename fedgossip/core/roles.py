@@ -23,9 +23,6 @@ MESH, SERVER, CLIENT = "mesh", "server", "client"
 NAME_LETTERS = 40
 """Maximum number of letters in the name of a role."""
 
-ROLES = "roles.json"
-"""In a run directory, and in the folder of a participant of several machines: the run's name and its participants."""
-
 
 @dataclass(frozen=True)
 class Role:

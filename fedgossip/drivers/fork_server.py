@@ -31,6 +31,7 @@ import msgspec
 
 from fedgossip.base import signals, untrusted_text
 from fedgossip.base.imports import uncollected
+from fedgossip.core import run_format
 
 if TYPE_CHECKING:
     from fedgossip.net.identity import Identity
@@ -129,7 +130,7 @@ def _child(spec: dict[str, Any]) -> int:
 
     folder = Path(spec["folder"])
     try:
-        log = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND, owner_files.FILE)
+        log = os.open(folder / run_format.LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, owner_files.FILE)
         os.dup2(log, 1)
         os.dup2(log, 2)
         return _peer(spec, folder)

@@ -21,6 +21,7 @@ from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError
 from fedgossip.core.machine import NodeId
 from fedgossip.core.messages import INVITED_MAX, Entry, Proposal
+from fedgossip.core.run_format import ENDPOINTS, INVITE, ORGANISER_KEY, PEER_KEY
 from fedgossip.drivers.members import is_open
 from fedgossip.net.endpoints import Endpoint, block, organiser_line, signed
 from fedgossip.net.identity import Identity
@@ -30,9 +31,6 @@ from fedgossip.net.relays.reachability import Through
 from fedgossip.net.relays.routing import Ways
 from fedgossip.plans.plan import Plan
 from fedgossip.runs.run_directory import write_whole
-
-INVITE, ENDPOINTS, RUN = "invite.json", "endpoints.toml", "run"
-ORGANISER_KEY, PEER_KEY = "organiser.key", "peer.key"
 
 
 class _GuestRow(msgspec.Struct):

@@ -19,6 +19,7 @@ from typing import TypeVar
 from fedgossip.base import owner_files
 from fedgossip.base.errors import ConfigError, PeerError
 from fedgossip.base.version import __version__
+from fedgossip.core import run_format
 from fedgossip.core.messages import (
     FILE_PART,
     Beginning,
@@ -31,7 +32,7 @@ from fedgossip.core.messages import (
     InviteProof,
     Proposal,
 )
-from fedgossip.drivers.hosting import PEER_KEY, write_endpoints
+from fedgossip.drivers.hosting import write_endpoints
 from fedgossip.net.endpoints import Endpoint, check_reachable, is_signed, signed
 from fedgossip.net.identity import Identity, check_public, verify
 from fedgossip.net.invites.invitation import Invitation
@@ -61,7 +62,7 @@ def folder_of(base: Path, invitation: Invitation, key: Path | None = None) -> Jo
     given = Identity.load(key) if key else None
     path = base / invitation.mark
     owner_files.made(path)
-    key = key or path / PEER_KEY
+    key = key or path / run_format.PEER_KEY
     if given is None and not key.exists():
         Identity.new().save(key)
     return Joined(path, key, given or Identity.load(key))

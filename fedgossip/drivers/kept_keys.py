@@ -18,10 +18,9 @@ from pathlib import Path
 
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.errors import NotWrittenError, ResumeError
+from fedgossip.core.run_format import KEY_BEFORE, PUBLIC_KEY
 from fedgossip.net.identity import Identity
 
-PUBLIC, BEFORE = "key.txt", "key.toml"
-"""Files in a peer's folder: its public key; its pair, as the release before kept it."""
 UNUSED_SECONDS = 365 * 86400.0
 """Time after which a pair that no run has used is removed."""
 
@@ -31,11 +30,11 @@ def kept_identity(folder: Path) -> Identity:
 
     Raises ResumeError where it was kept on another machine, ConfigError where others can read it, and NotWrittenError.
     """
-    if (folder / BEFORE).exists():
-        return Identity.load(folder / BEFORE)
-    if not (folder / PUBLIC).exists():
+    if (folder / KEY_BEFORE).exists():
+        return Identity.load(folder / KEY_BEFORE)
+    if not (folder / PUBLIC_KEY).exists():
         return _new(folder)
-    path = _folder() / _name(outside_files.read_text(folder / PUBLIC))
+    path = _folder() / _name(outside_files.read_text(folder / PUBLIC_KEY))
     if not path.exists():
         text = f"{folder}: the secret key of this peer is not on this machine: {path} is not there"
         raise ResumeError(text, "Go on where the run was begun, or copy that file from there.")
@@ -50,9 +49,9 @@ def _new(folder: Path) -> Identity:
     _remove_unused(keys)
     identity.save(keys / _name(identity.public))
     try:
-        owner_files.written(folder / PUBLIC, f"{identity.public}\n".encode())
+        owner_files.written(folder / PUBLIC_KEY, f"{identity.public}\n".encode())
     except OSError as error:
-        raise NotWrittenError(folder / PUBLIC, error) from None
+        raise NotWrittenError(folder / PUBLIC_KEY, error) from None
     return identity
 
 

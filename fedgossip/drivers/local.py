@@ -15,6 +15,7 @@ from typing import Any
 from fedgossip.base import owner_files, signals
 from fedgossip.base.errors import FedgossipError, NetworkError, NotWrittenError
 from fedgossip.core.records import EventRow, Row
+from fedgossip.core.run_format import BEGAN, ENDPOINTS, EXPERIMENT, LOG, PEERS
 from fedgossip.drivers.fault_injector import Striker
 from fedgossip.drivers.forecasting import foretold_of
 from fedgossip.drivers.participant import check_open_files, check_recordable, check_selection
@@ -44,9 +45,6 @@ ended.
 
 CHECKPOINT_SECONDS = 0.5
 """Between two checkpoints of a peer that the script will kill and start again."""
-
-BEGAN = "began"
-"""When the first training of the run began, in nanoseconds of this machine's clock: the fault scripts' zero."""
 
 
 def run_local(
@@ -103,7 +101,7 @@ def run_local_plan(
     with signals.as_interrupt(), running as processes, contextlib.ExitStack() as opened:
         script = faults_of(plan)
         task, shares = compose.task_of(plan.experiment, plan.learners)  # may refuse it: nothing is made before
-        folders = [out / "peers" / f"{node:02d}" for node in range(plan.n)]
+        folders = [out / PEERS / f"{node:02d}" for node in range(plan.n)]
         left = incarnations.prepare(out, folders, plan, task.schema, shares.digest) if resume else None
         tracking = Tracking(plan.experiment, out) if plan.experiment.track.to else None
         foretold = foretold_of(plan, task, forecast, out if resume else None)
@@ -199,7 +197,7 @@ def _fallen(plan: Plan, processes: RunProcesses, folders: Sequence[Path]) -> Fed
     if not never:
         return None
     text = f"{plan.roles.label(never[0])} ended before the run began"
-    return first_failure([words[node] for node in never]) or NetworkError(text, f"Read {folders[never[0]]}/log.txt.")
+    return first_failure([words[node] for node in never]) or NetworkError(text, f"Read {folders[never[0]] / LOG}.")
 
 
 def _come_too_late(plan: Plan, left: Sequence[int], striker: Striker, collector: Collector) -> bool:
@@ -218,7 +216,7 @@ def specs_of(
     trace_bytes: int = 0,
 ) -> dict[int, dict[str, Any]]:
     """Return the spec of each peer's process; a peer that may be restarted keeps its key, and checkpoints often."""
-    experiment, endpoints, began = ((out / name).resolve() for name in ("experiment.toml", "endpoints.toml", BEGAN))
+    experiment, endpoints, began = ((out / name).resolve() for name in (EXPERIMENT, ENDPOINTS, BEGAN))
     files = {"experiment": str(experiment), "endpoints": str(endpoints), "began": str(began)}
     common = {**files, "bind": family.bind, "restarts": restarts, "resume": resume, "trace_bytes": trace_bytes}
     often = {"checkpoint_seconds": CHECKPOINT_SECONDS} if restarts else {}

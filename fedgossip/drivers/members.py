@@ -15,6 +15,7 @@ from typing import cast
 from fedgossip.algorithms.gossip.base import Needs
 from fedgossip.base.errors import ConfigError, NotWrittenError
 from fedgossip.base.vectors import Vector
+from fedgossip.core import run_format
 from fedgossip.core.machine import Checkpoint, Effect, Event, Fired, Machine, NodeId, Received, Report, Started
 from fedgossip.core.messages import NEWS_MAX, Entry, Join, MembershipUpdate
 from fedgossip.experiment import GossipExperiment
@@ -130,10 +131,6 @@ def member_of(
     return Member(membership, make, take_up, layout, e.rounds, join=join or late, resumed=resumed, start_ns=start_ns)
 
 
-REVOKED = "revoked.toml"
-"""File in the peer's folder: the organiser's revocations received so far."""
-
-
 class Informed:
     """A member that applies the revocations in its own endpoints file, also during the run, and stores all it receives.
 
@@ -142,7 +139,7 @@ class Informed:
     """
 
     def __init__(self, member: Member, members: Members, folder: Path) -> None:
-        self.member, self._source, self._kept = member, members.path, folder / REVOKED
+        self.member, self._source, self._kept = member, members.path, folder / run_format.REVOKED
         self._own = member.membership.node
         self._seen: dict[Path, int] = {}
         self._written, self._unwritten = 0, False

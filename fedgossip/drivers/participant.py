@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector
+from fedgossip.core import run_format
 from fedgossip.core.machine import Checkpoint, Machine, NodeId
 from fedgossip.core.messages import Hello
 from fedgossip.core.records import EventRow
@@ -30,13 +31,13 @@ from fedgossip.net.relays.routing import DIRECT, Ways
 from fedgossip.net.transport import Transport
 from fedgossip.plans.federated.credentials import real
 from fedgossip.plans.federated.federation import FederationPlan
-from fedgossip.plans.federated.ledger import SUFFIX, TRAINING, SpentLedger, counted, data_of
+from fedgossip.plans.federated.ledger import TRAINING, SpentLedger, counted, data_of
 from fedgossip.plans.federated.privacy_budget import account_before
 from fedgossip.plans.gossip.recovering import peer_of
 from fedgossip.plans.plan import Plan
 from fedgossip.runs.audit_recorder import Recorder
 from fedgossip.runs.incarnations import MakeMachine
-from fedgossip.runs.mask_ledger import LEDGER, private_maker
+from fedgossip.runs.mask_ledger import private_maker
 from fedgossip.secure.session import Policy
 
 
@@ -87,7 +88,7 @@ def made_by(plan: Plan, node: NodeId, given: Given) -> Iterator[Made]:
         elif plan.roles.of(node).logged:
             yield _logged(plan, node, given, stack)
         elif plan.masks:
-            ledger = given.masked or given.folder / LEDGER
+            ledger = given.masked or given.folder / run_format.MASKED
             who = node, given.hello, given.identity, given.endpoints, ledger, stack
             yield Made(private_maker(plan, *who, resume=given.resume))
         else:
@@ -152,7 +153,7 @@ def _ledger(plan: Plan, node: NodeId, given: Given, stack: contextlib.ExitStack)
         return None
     source = given.data or e.data.source
     records = source_digest(source.replace(PLACE, str(node))) if tells and _own(source, given) else ""
-    path, unit = given.spent or given.folder / SUFFIX, budget.unit if budget else "none"
+    path, unit = given.spent or given.folder / run_format.SPENT, budget.unit if budget else "none"
     return stack.enter_context(contextlib.closing(SpentLedger(path, unit, data_of(source, node), records)))
 
 

@@ -41,6 +41,7 @@ from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import Checkpoint, Machine, NodeId
 from fedgossip.core.messages import Expected, Hello
 from fedgossip.core.records import EventRow, PeerRow, Row, read_rows
+from fedgossip.core.run_format import ENDPOINT, ROWS
 from fedgossip.core.task import LocalTask, give_memory, memory_of, segments_of, table_of
 from fedgossip.drivers.participant import (
     Given,
@@ -167,7 +168,7 @@ def run_peer(
             if not child:  # without a collector that writes it
                 describe(folder, plan)
             where = signed(identity, links.address if plan.roles.listens(node) else "")
-            write_whole(folder / "endpoint.toml", block(node, where).encode())
+            write_whole(folder / ENDPOINT, block(node, where).encode())
             plan, task, shares = _with_task(plan, node, learning)
             if not child:
                 state_plan(folder, plan, task)
@@ -181,7 +182,7 @@ def run_peer(
             expected = Expected(task.schema, task.dtype.name, task.length, plan.vectors, plan.masked(task.length))
             links.connect(() if members else plan.partners(node), known, expected, hello)
             if resume and not child:  # a collector has read on: it must find what it has read
-                incarnations.cut_rows(folder / "metrics.jsonl", life.round)
+                incarnations.cut_rows(folder / ROWS, life.round)
             files = PeerFiles(folder, node, plan, task, snapshots=child)
             given = Given(folder, identity, known, hello, links, members, join, resume, policy, masked, spent, data)
             made = stack.enter_context(made_by(plan, node, given))
@@ -237,7 +238,7 @@ class _PeerLife:
         self._made, self._first_work = made, first_work
         self.plan, self.task, self.hello, self.files, self.life, self.watch = plan, task, hello, files, life, watch
         self.node = files.node
-        before = read_rows(files.folder / "metrics.jsonl") if life.again else []  # of the lives before
+        before = read_rows(files.folder / ROWS) if life.again else []  # of the lives before
         self._seconds_before = max((row.seconds for row in before if isinstance(row, PeerRow)), default=0.0)
         self.counts: dict[str, int] = {}
         """What happened and is no report of the machine."""
@@ -354,7 +355,7 @@ class _PeerLife:
 
     def _whole(self, rounds: int, vector: Vector | None) -> PeerEnded:
         """Whether it ended as finished, or ended without an essential part of the run."""
-        rows = read_rows(self.files.folder / "metrics.jsonl")  # those of lives before, too
+        rows = read_rows(self.files.folder / ROWS)  # those of lives before, too
         lacking = self.plan.lacking(rows, self.node)
         said = (*lacking.said, *of_numbers((), [vector], self.plan.segments))
         if not said:
@@ -368,7 +369,7 @@ def _same_port(folder: Path, bind: str) -> str:
     if not bind.endswith(":*"):
         return bind
     try:
-        (peer,) = from_toml(outside_files.read_text(folder / "endpoint.toml"))["peer"]
+        (peer,) = from_toml(outside_files.read_text(folder / ENDPOINT))["peer"]
         return str(peer["address"])
     except (OSError, ValueError, KeyError):
         return bind

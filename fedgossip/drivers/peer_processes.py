@@ -23,6 +23,7 @@ import msgspec
 
 from fedgossip.base import kernels, outside_files
 from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError, NotWrittenError
+from fedgossip.core import run_format
 
 if TYPE_CHECKING:
     from fedgossip.experiment import Experiment
@@ -102,16 +103,15 @@ class PeerProcesses:
 
     def await_addresses(self, out: Path, folders: Sequence[Path]) -> None:
         """Combine the addresses chosen by the peers into the file that they wait for."""
-        from fedgossip.runs.collect import ENDPOINT
         from fedgossip.runs.run_directory import write_whole
 
-        paths = [folder / ENDPOINT for folder in folders]
+        paths = [folder / run_format.ENDPOINT for folder in folders]
         until = time.monotonic() + START_SECONDS
         while not all(path.exists() for path in paths):
             self.poll(0.02)
             if self.exited or time.monotonic() > until:
                 raise not_started(out, folders)
-        write_whole(out / "endpoints.toml", b"\n".join(outside_files.read_bytes(path) for path in paths))
+        write_whole(out / run_format.ENDPOINTS, b"\n".join(outside_files.read_bytes(path) for path in paths))
 
     def stop(self) -> None:
         """Request all peers to end, wait, kill those still running, and end the warmed parent."""
@@ -150,11 +150,11 @@ def processes_for(experiment: Experiment) -> PeerProcesses:
 
 def not_started(out: Path, folders: Sequence[Path]) -> FedgossipError:
     """Return why a run does not begin: the first error of the peers without an address, or that they left none."""
-    from fedgossip.runs.collect import ENDPOINT, first_failure, last_word
+    from fedgossip.runs.collect import first_failure, last_word
 
-    missing = [node for node, folder in enumerate(folders) if not (folder / ENDPOINT).exists()]
+    missing = [node for node, folder in enumerate(folders) if not (folder / run_format.ENDPOINT).exists()]
     failure = first_failure([last_word(folder) for folder in folders])
     if not failure and shutil.disk_usage(out).free < FULL_BYTES:
-        return NotWrittenError(out / "peers", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-    advice = f"Their last words: {out}/peers/*/log.txt"
+        return NotWrittenError(out / run_format.PEERS, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    advice = f"Their last words: {out}/{run_format.PEERS}/*/{run_format.LOG}"
     return failure or NetworkError(f"peers {missing[:5]} did not start", advice)

@@ -31,6 +31,7 @@ from fedgossip.base import outside_files, owner_files
 from fedgossip.base.decoding import from_toml
 from fedgossip.base.errors import ConfigError, NotWrittenError
 from fedgossip.base.untrusted_text import line
+from fedgossip.core import run_format
 from fedgossip.core.machine import NodeId
 from fedgossip.core.messages import GRAPH_LETTERS, PROPOSAL_LETTERS, Proposal
 from fedgossip.core.task import LocalTask
@@ -60,8 +61,6 @@ CARRIED = (
 )  # fmt: skip
 """Sections and keys that an invite may carry; [track] would send a member's record to where the organiser wants it."""
 
-FILES, TEST_SET = "proposed-files", "test-set"
-"""Where the files of a proposal are kept."""
 
 _FILES = ("csv", "npz", "text", "lines", "parquet")
 _FOLDERS = ("mnist", "fashion-mnist")
@@ -251,7 +250,7 @@ def experiment_of(proposal: Proposal, folder: Path) -> Experiment:
     if proposal.test:
         if not _NAME.fullmatch(proposal.test) or kind not in _FILES or rest.partition("?")[0] != proposal.test:
             raise _named(proposal.test)
-        data["test"] = f"{kind}:{(folder / TEST_SET / proposal.test).resolve()}{_query(rest)}"
+        data["test"] = f"{kind}:{(folder / run_format.TEST_SET / proposal.test).resolve()}{_query(rest)}"
     elif isinstance(data.get("test"), str):
         _check_source(str(data["test"]))
     return checked(content, "the organiser's experiment")
@@ -272,7 +271,7 @@ def keep_test(proposal: Proposal, test: bytes, folder: Path) -> None:
         raise ConfigError("the common test set is not the one that was announced", "Join again, or ask the organiser.")
     if not _NAME.fullmatch(proposal.test):
         raise _named(proposal.test)
-    _keep(folder / TEST_SET / proposal.test, test)
+    _keep(folder / run_format.TEST_SET / proposal.test, test)
 
 
 def _keep(path: Path, content: bytes) -> None:

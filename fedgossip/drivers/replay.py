@@ -22,6 +22,7 @@ from fedgossip.base.decoding import json_value
 from fedgossip.base.errors import ConfigError, ProtocolError, ResumeError
 from fedgossip.base.vectors import Vector, digest
 from fedgossip.base.version import __version__
+from fedgossip.core import run_format
 from fedgossip.core.machine import Finish, Machine, NodeId, told
 from fedgossip.core.task import covering, one_segment
 from fedgossip.data.named_code import check_allowed
@@ -157,7 +158,7 @@ def _kept(folder: Path, incarnation: int) -> str | None:
         ended = last_word(folder)
         if ended is None or ended.incarnation != incarnation:
             return None
-        return digest([load(outside_files.read_bytes(folder / "vector.safetensors", outside_files.LARGE))["vector"]])
+        return digest([load(outside_files.read_bytes(folder / run_format.VECTOR, outside_files.LARGE))["vector"]])
     except (ConfigError, OSError, SafetensorError, KeyError):
         return None
 
@@ -195,7 +196,7 @@ def _plan(experiment: bytes) -> Plan:
 def traces_in(folder: Path) -> list[Path]:
     """Return the traces in a peer's folder, by life."""
     return sorted(
-        folder.glob("trace*.bin"), key=lambda path: int(path.suffixes[0][1:]) if len(path.suffixes) > 1 else 0
+        folder.glob(run_format.TRACES), key=lambda path: int(path.suffixes[0][1:]) if len(path.suffixes) > 1 else 0
     )
 
 
@@ -216,7 +217,9 @@ def traces_of(run: Path, peer: NodeId | None = None) -> list[Path]:
         return [run]
     if not run.is_dir():
         raise TraceError(f"{run}: no such file or folder", "`fedgossip runs` lists the runs that are there.")
-    folders = [run, *sorted((run / "peers").glob("*"))] if peer is None else [run / "peers" / f"{peer:02d}"]
+    folders = (
+        [run, *sorted((run / run_format.PEERS).glob("*"))] if peer is None else [run / run_format.PEERS / f"{peer:02d}"]
+    )
     found = [path for folder in folders for path in traces_in(folder)]
     if not found:
         raise TraceError(f"{run}: no trace" + ("" if peer is None else f" of peer {peer}"), "Record with --trace.")

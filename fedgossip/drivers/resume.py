@@ -11,6 +11,7 @@ from fedgossip.base import outside_files
 from fedgossip.base.decoding import UnreadableError, json_value
 from fedgossip.base.errors import ResumeError
 from fedgossip.core.records import Row
+from fedgossip.core.run_format import EXPERIMENT, INCOMPLETE, PEERS, SUMMARY
 from fedgossip.data.named_code import REACHING, check_allowed
 from fedgossip.drivers import sim_checkpoint
 from fedgossip.drivers.run_processes import RunProcesses
@@ -19,7 +20,7 @@ from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
 from fedgossip.plans.plan import EXHAUSTED
 from fedgossip.runs import checkpoints
-from fedgossip.runs.run_directory import INCOMPLETE, WHOLE, Run, is_launched, resume_line
+from fedgossip.runs.run_directory import WHOLE, Run, is_launched, resume_line
 
 
 def resume(
@@ -76,7 +77,7 @@ def plan_of(run: Path, experiment: Experiment, *, simulated: bool = False) -> Pl
     """
     stored = load_experiment(experiment_in(run))
     if found := checkpoints.differences(stored.to_dict(), experiment.to_dict(), simulated=simulated):
-        advice = f"Give the experiment that it had, {run / 'experiment.toml'}, or start a new run."
+        advice = f"Give the experiment that it had, {run / EXPERIMENT}, or start a new run."
         raise ResumeError(f"{run}: a run of another experiment: {'; '.join(found)}", advice)
     if _status(run) == EXHAUSTED:
         advice = "What it has learned is kept.  More rounds need more noise, or a larger max_epsilon: a new run."
@@ -89,7 +90,7 @@ def plan_of(run: Path, experiment: Experiment, *, simulated: bool = False) -> Pl
 def experiment_in(run: Path) -> Path:
     """Return the experiment file of a run directory.  Raises ResumeError for a folder that is none."""
     _check_there(run)
-    path = run / "experiment.toml"
+    path = run / EXPERIMENT
     if not path.is_file():
         raise ResumeError(f"{run}: no run to go on with", "Give the folder of a run; `fedgossip runs` lists them.")
     return file_kept_in(run)
@@ -98,7 +99,7 @@ def experiment_in(run: Path) -> Path:
 def engine_of(run: Path) -> str:
     """Return sim, stacked or local.  Raises ResumeError where the folder does not record it."""
     _check_there(run)
-    if (run / "peers").is_dir():
+    if (run / PEERS).is_dir():
         return "local"
     engine = sim_checkpoint.engine_of(run)
     if engine is None:
@@ -132,7 +133,7 @@ def _check_there(run: Path) -> None:
 
 def _status(run: Path) -> str | None:
     """How the run ended; None for one that was killed.  Raises ResumeError for a summary that cannot be read."""
-    path = run / "summary.json"
+    path = run / SUMMARY
     if (run / INCOMPLETE).exists() or not os.path.lexists(path):
         return None
     try:

@@ -24,6 +24,7 @@ from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ResumeError
 from fedgossip.core.metrics import Network
 from fedgossip.core.records import EventRow
+from fedgossip.core.run_format import CHECKPOINT, CHECKPOINT_BEFORE, ENGINE, ROWS
 from fedgossip.core.task import LocalTask, give_memory, memory_of
 from fedgossip.drivers import image_write
 from fedgossip.runs import checkpoints
@@ -31,8 +32,6 @@ from fedgossip.runs.checkpoints import About, RefusedError
 
 SECONDS = 30.0
 """Seconds between two images; longer where writing one takes more than a twentieth of that."""
-
-ENGINE = "run.json"
 
 
 class Engine(msgspec.Struct):
@@ -107,7 +106,7 @@ def left_in(folder: Path, about: About) -> tuple[Left | None, list[EventRow]]:
     """
     events: list[EventRow] = []
     refused: list[RefusedError] = []
-    for path in (folder / checkpoints.NEWEST, folder / checkpoints.PREVIOUS):
+    for path in (folder / CHECKPOINT, folder / CHECKPOINT_BEFORE):
         if not path.exists():
             continue
         try:
@@ -120,7 +119,7 @@ def left_in(folder: Path, about: About) -> tuple[Left | None, list[EventRow]]:
             if theirs.experiment["rounds"] != about.experiment["rounds"]:
                 return None, events
             left = Left(arrays, found["rows"], found["round"])
-            if (there := _size_of(folder / "metrics.jsonl")) < left.rows:
+            if (there := _size_of(folder / ROWS)) < left.rows:
                 text = f"of the {left.rows:,} bytes of metrics.jsonl that belong to it {there:,} are there"
                 raise RefusedError(path, "corrupt", text)
             checkpoints.drop(refused)
@@ -185,7 +184,7 @@ class Pauses:
             return
         self.simulation.settle()
         about = {name: getattr(self.about, name) for name in About.__slots__}
-        rows, round = (self.folder / "metrics.jsonl").stat().st_size, min(self.simulation.record.reached)
+        rows, round = (self.folder / ROWS).stat().st_size, min(self.simulation.record.reached)
         try:
             checkpoints.put(self.folder, {**about, "rows": rows, "round": round}, self.simulation.taken())
         except image_write.ImageError as error:

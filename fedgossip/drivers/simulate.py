@@ -16,6 +16,7 @@ import numpy.typing as npt
 from fedgossip.algorithms.gossip.base import GossipAlgorithm
 from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError, nearest
 from fedgossip.base.vectors import Vector
+from fedgossip.core import run_format
 from fedgossip.core.machine import Checkpoint, Machine, NodeId, Report
 from fedgossip.core.metrics import Network
 from fedgossip.core.records import Row, event_row
@@ -36,7 +37,7 @@ from fedgossip.runs.foretold import Foretold
 from fedgossip.runs.row_keeper import Keeper
 from fedgossip.runs.run_directory import Run, RunDirectory
 from fedgossip.runs.summary import RunOutcome, averaged, status_of, summarize
-from fedgossip.runs.table_files import TABLE, save_table, table_of_checkpoints
+from fedgossip.runs.table_files import save_table, table_of_checkpoints
 from fedgossip.runs.tracking import Tracking
 from fedgossip.runs.trained_table import TrainedTable
 from fedgossip.secure.simulation_cache import remembering
@@ -183,7 +184,7 @@ def _finish(
 ) -> None:
     """Write the result, and report where."""
     if table:
-        save_table(table, directory.path / TABLE)
+        save_table(table, directory.path / run_format.TABLE)
     directory.finish(summary, task, averaged(outcome), best=best, report=report)
     summary["run_dir"] = str(directory.path)
 
@@ -263,7 +264,7 @@ def _directory(
     else:
         with RunDirectory(folder, plan, foretold) as directory:
             run_directory.state_plan(folder, plan, task)
-            run_directory.write_whole(folder / sim_checkpoint.ENGINE, msgspec.json.encode(Engine(engine)))
+            run_directory.write_whole(folder / run_format.ENGINE, msgspec.json.encode(Engine(engine)))
             yield directory
 
 

@@ -9,6 +9,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from fedgossip.base.limits import MOST, OneOf, Within
+from fedgossip.core import run_format
 from fedgossip.data import data
 from fedgossip.data.columns.table_schema import AGREED, FEDERATED, LEVELS, MEAN, REFUSE, TEST
 
@@ -60,7 +61,7 @@ class DataSection(msgspec.Struct, forbid_unknown_fields=True):
     and deviation 1 over the common test set, which all have; scale=standard of such a source means it.  federated, of
     CSV files with {peer}: columns are found by their names and have mean 0 and deviation 1 over all sites, by the
     statistics of `fedgossip data agree`."""
-    agreed: str = "agreed.json"
+    agreed: str = run_format.AGREED
     """The file of these statistics, beside the experiment's."""
     missing: Annotated[str, OneOf((REFUSE, MEAN))] = REFUSE
     """With scale = "federated", an empty cell of a feature: refuse, or mean, that of its column over all sites."""

@@ -19,6 +19,7 @@ import msgspec
 from fedgossip.base import outside_files
 from fedgossip.base.decoding import from_toml
 from fedgossip.base.errors import ConfigError, nearest
+from fedgossip.core import run_format
 from fedgossip.data.columns.table_schema import FEDERATED
 from fedgossip.data.data import OF_FILES
 from fedgossip.experiment.checks import check
@@ -61,7 +62,7 @@ def content_of(source: Path | str | Mapping[str, Any], overrides: Sequence[str] 
 
 def file_kept_in(run: Path) -> Path:
     """Return the experiment file of a run directory.  Raises ConfigError for a link that leads out of it, say."""
-    path = run / KEPT
+    path = run / run_format.EXPERIMENT
     try:
         return outside_files.check_file(path, FILE_MAX)
     except OSError as error:
@@ -152,9 +153,6 @@ def _of_its_type(text: str, place: str) -> str:
     key = re.sub(r"\[[^]]*\]", "", place)
     return known or f"fedgossip explain {key or 'rounds'}  says what may stand there."
 
-
-KEPT = "experiment.toml"
-"""The name of the experiment in a run directory."""
 
 FILE_MAX = 16 << 20
 """Maximum number of bytes of an experiment file; a device may have no end."""

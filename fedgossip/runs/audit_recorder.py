@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from fedgossip.audit.entries import NAME, Owner
+from fedgossip.audit.entries import Owner
 from fedgossip.audit.log import AuditLog
 from fedgossip.audit.transcript import Transcript
 from fedgossip.base import owner_files
 from fedgossip.base.vectors import digest
 from fedgossip.base.version import __version__
+from fedgossip.core import run_format
 from fedgossip.core.machine import Log, NodeId, Witness
 from fedgossip.net.identity import Identity
 from fedgossip.plans.federated.credentials import Logged
@@ -23,8 +24,6 @@ from fedgossip.secure.session import ParticipantRoster
 
 CONSENT = "consent"
 """The kind of the line that is written before a client signs the others of a sum."""
-ROUNDS = "rounds"
-"""The folder of a coordinator's transcripts."""
 
 
 class Recorder:
@@ -33,7 +32,7 @@ class Recorder:
     def __init__(self, folder: Path, node: NodeId, role: str, identity: Identity, run: str, *, synced: bool) -> None:
         self.folder, self._identity = folder, identity
         owner = Owner(node, role, bytes.fromhex(identity.verify), run, __version__)
-        self._log = AuditLog(folder / NAME, owner, identity.sign_bytes, time.time_ns, synced=synced)
+        self._log = AuditLog(folder / run_format.AUDIT_LOG, owner, identity.sign_bytes, time.time_ns, synced=synced)
         self._roster: ParticipantRoster | None = None
         self._open: tuple[int, Transcript] | None = None
         self._ledger: SpentLedger | None = None
@@ -85,7 +84,7 @@ class Recorder:
 
     def _transcript(self, session: int, roster: ParticipantRoster) -> Transcript:
         if self._open is None or self._open[0] != session:
-            folder = self.folder / ROUNDS
+            folder = self.folder / run_format.TRANSCRIPTS
             owner_files.made(folder)
             key = bytes.fromhex(self._identity.verify)
             self._open = session, Transcript(folder, session, roster, key, self._identity.sign_bytes)

@@ -14,7 +14,8 @@ from fedgossip.base import outside_files
 from fedgossip.base.errors import ResumeError
 from fedgossip.base.scores import BestSoFar
 from fedgossip.base.vectors import Vector, frozen
-from fedgossip.runs.run_directory import BEST_FILE, write_whole
+from fedgossip.core import run_format
+from fedgossip.runs.run_directory import write_whole
 
 
 def kept_in(folder: Path) -> Callable[[int, float, Vector], None]:
@@ -23,7 +24,7 @@ def kept_in(folder: Path) -> Callable[[int, float, Vector], None]:
 
     def keep(round: int, score: float, vector: Vector) -> None:
         content = save({"vector": vector, "round": np.array([round]), "score": np.array([score])})
-        write_whole(folder / BEST_FILE, content)
+        write_whole(folder / run_format.BEST, content)
 
     return keep
 
@@ -33,7 +34,7 @@ def take_up(best: BestSoFar | None, folder: Path) -> Vector | None:
 
     Raises ResumeError.
     """
-    path = folder / BEST_FILE
+    path = folder / run_format.BEST
     if best is None or not path.exists():
         return None
     from safetensors import SafetensorError

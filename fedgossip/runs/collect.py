@@ -19,6 +19,7 @@ from fedgossip.core.messages import Hello
 from fedgossip.core.metrics import Network
 from fedgossip.core.model_fingerprint import Likeness
 from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row, read_rows, row_of
+from fedgossip.core.run_format import ENDED, ENDPOINT, LOG, ROWS, SNAPSHOTS, TABLE, VECTOR
 from fedgossip.core.task import LocalTask
 from fedgossip.experiment import BEST
 from fedgossip.plans import compose
@@ -31,13 +32,12 @@ from fedgossip.runs.peer_files import PeerEnded
 from fedgossip.runs.row_keeper import Keeper
 from fedgossip.runs.run_directory import Run, RunDirectory
 from fedgossip.runs.summary import RunOutcome, averaged, status_of, summarize
-from fedgossip.runs.table_files import TABLE, save_table, table_in
+from fedgossip.runs.table_files import save_table, table_in
 from fedgossip.runs.tracking import Tracking
 
 ABSENT = Path(os.devnull, "absent")
 """The placeholder for a participant whose folder is not here."""
 
-ENDPOINT = "endpoint.toml"
 
 _OTHER_MODEL = "another model: its columns, classes or sizes are not those of this experiment"
 
@@ -62,7 +62,7 @@ class Collector:
         """Open the record: with what was `measured` before the run was stopped, or with the peers' first vectors."""
         if before:
             self.record.remember(before.later)
-            paths = [folder / "metrics.jsonl" for folder in self.folders]
+            paths = [folder / ROWS for folder in self.folders]
             self._former = [path.stat().st_size if path.exists() else 0 for path in paths]
         if before and before.round:
             self.keeper.remember(measured)
@@ -83,7 +83,7 @@ class Collector:
 
     def _news(self, node: int) -> Iterator[tuple[int, int, Row, int]]:
         """Yield the new lines of one peer: the rounds that it has completed, its id, the row, the bytes of the line."""
-        path = self.folders[node] / "metrics.jsonl"
+        path = self.folders[node] / ROWS
         if not path.exists():
             return
         at = self.rounds[node]
@@ -114,7 +114,7 @@ class Collector:
                 self.keeper(line)
 
     def _snapshot(self, node: int, round: int) -> Vector | None:
-        path = self.folders[node] / "snapshots" / f"{round:06d}.safetensors"
+        path = self.folders[node] / SNAPSHOTS / f"{round:06d}.safetensors"
         if not path.exists():  # folders from other machines hold no snapshots, but the last vector
             return final_vector(self.folders[node]) if round == self.record.rounds else None
         from safetensors.numpy import load
@@ -194,7 +194,7 @@ def conclude(
     best = record.best_model if plan.experiment.eval.keep == BEST else None
     directory.finish(summary, task, averaged(plan.outcome(vectors)), best=best, report=report)
     if status == "failed":
-        last = f"Their last words: {collector.folders[0].parent}/*/log.txt"
+        last = f"Their last words: {collector.folders[0].parent}/*/{LOG}"
         error = first_failure(last_words) or NetworkError("every peer died", last)
         error.advice = f"{error.advice}  What was measured until then is in {directory.path}.".strip()
         raise error
@@ -210,7 +210,7 @@ def _computed_on(learners: Sequence[PeerEnded | None]) -> dict[str, str]:
 
 def last_word(folder: Path) -> PeerEnded | None:
     """Return how the peer of `folder` ended; None if it never said."""
-    path = folder / "ended.json"
+    path = folder / ENDED
     if not path.exists():
         return None
     try:
@@ -221,7 +221,7 @@ def last_word(folder: Path) -> PeerEnded | None:
 
 def final_vector(folder: Path) -> Vector | None:
     """Return the last vector of the peer of `folder`, or None if it left none.  Raises ConfigError."""
-    path = folder / "vector.safetensors"
+    path = folder / VECTOR
     if not path.exists():
         return None
     from safetensors import SafetensorError
@@ -303,7 +303,7 @@ def _check_began(folders: Sequence[Path]) -> None:
 
 
 def _last_round(folder: Path) -> int:
-    path = folder / "metrics.jsonl"
+    path = folder / ROWS
     rows = read_rows(path) if path.exists() else []
     return max((row.round for row in rows if isinstance(row, PeerRow)), default=0)
 

@@ -14,6 +14,7 @@ from fedgossip.base.decoding import UnreadableError
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import Checkpoint, Machine, NodeId
 from fedgossip.core.records import EventRow, NetworkRow, Row, read_rows, row_of
+from fedgossip.core.run_format import ENDED, ENDPOINT, ENDPOINTS, ROWS, SNAPSHOTS, TRACE
 from fedgossip.data.user_code import codes_of
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
@@ -77,13 +78,13 @@ def next_after(plan: Plan, node: NodeId, folder: Path, schema: str, data: str, i
     about = replace(about, incarnation=before + 1 if incarnation is None else incarnation)
     checkpoints.begin_life(folder, about.incarnation)
     checkpoints.drop(refused)
-    (folder / "ended.json").unlink(missing_ok=True)
+    (folder / ENDED).unlink(missing_ok=True)
     return Life(about, stored, refused, again=True)
 
 
 def trace_path(folder: Path, incarnation: int) -> Path:
     """Return where the trace of a peer's life is: trace.bin, then trace.1.bin, ..."""
-    return folder / (f"trace.{incarnation}.bin" if incarnation else "trace.bin")
+    return folder / (TRACE.replace(".", f".{incarnation}.") if incarnation else TRACE)
 
 
 def mend_rows(path: Path) -> None:
@@ -147,13 +148,13 @@ def prepare(out: Path, folders: Sequence[Path], plan: Plan, schema: str, data: s
         rounds.append(stored.machine.round if stored else 0)
     for folder, round in zip(folders, rounds, strict=True):
         owner_files.made(folder)
-        cut_rows(folder / "metrics.jsonl", round)
-        for path in (folder / "endpoint.toml", folder / "ended.json", *(folder / "snapshots").glob("*")):
+        cut_rows(folder / ROWS, round)
+        for path in (folder / ENDPOINT, folder / ENDED, *(folder / SNAPSHOTS).glob("*")):
             path.unlink(missing_ok=True)
-    (out / "endpoints.toml").unlink(missing_ok=True)
+    (out / ENDPOINTS).unlink(missing_ok=True)
     common = min(rounds)
-    offsets = [bytes_up_to(folder / "metrics.jsonl", common) for folder in folders]
-    record = out / "metrics.jsonl"
+    offsets = [bytes_up_to(folder / ROWS, common) for folder in folders]
+    record = out / ROWS
     mend_rows(record)
     rows = read_rows(record) if record.exists() else []
     later = [row for row in rows if isinstance(row, NetworkRow) and row.round > common]

@@ -28,9 +28,6 @@ from fedgossip.protocols.private.private_gossip import MODEL
 from fedgossip.runs.incarnations import MakeMachine
 from fedgossip.secure.pairs import AgreedPairs, Other, Own, run_of
 
-LEDGER = "masked"
-"""The file beside the key, or its suffix."""
-
 _LINE = re.compile(rb"([0-9a-f]{64}) (\d{10})\n")
 
 

@@ -14,9 +14,9 @@ from fedgossip.base.scores import BestSoFar
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
 from fedgossip.core.records import PeerRow, RowWriter
+from fedgossip.core.run_format import ENDED, MODEL, MODEL_BEST, ROWS, SNAPSHOTS, VECTOR
 from fedgossip.core.task import LocalTask
 from fedgossip.experiment import BEST
-from fedgossip.learning.models.model_files import MODEL, MODEL_BEST
 from fedgossip.plans.plan import EXHAUSTED, Plan
 from fedgossip.runs import incarnations
 from fedgossip.runs.best_model import kept_in, take_up
@@ -66,16 +66,16 @@ class PeerFiles:
         self._left_to_others = plan.one_model and snapshots
         """Whoever reads the snapshots measures the one model once."""
         self._led, self._gives_model = plan.roles.leader is not None, plan.gives_model
-        incarnations.mend_rows(folder / "metrics.jsonl")  # left by an earlier life
+        incarnations.mend_rows(folder / ROWS)  # left by an earlier life
         self.snapshots_lost = 0
         self._before: Vector | None = None
         self._outgoing: Vector | None = None
         try:
-            self.writer = RowWriter(folder / "metrics.jsonl")
+            self.writer = RowWriter(folder / ROWS)
             if snapshots:
-                owner_files.made(folder / "snapshots")
+                owner_files.made(folder / SNAPSHOTS)
         except OSError as error:
-            raise NotWrittenError(folder / "metrics.jsonl", error) from None
+            raise NotWrittenError(folder / ROWS, error) from None
 
     def _evaluated(self, round: int) -> bool:
         return round % self.every == 0 or round == self.rounds
@@ -129,7 +129,7 @@ class PeerFiles:
         vectors = {"before": self._before, "outgoing": self._outgoing, "mixed": vector}
         content = save({name: v for name, v in vectors.items() if v is not None})
         try:
-            write_whole(self.folder / "snapshots" / f"{round:06d}.safetensors", content)
+            write_whole(self.folder / SNAPSHOTS / f"{round:06d}.safetensors", content)
         except NotWrittenError:  # the collector measures this round without us
             self.snapshots_lost += 1
 
@@ -152,7 +152,7 @@ class PeerFiles:
             if self._best and self._best_model is not None:
                 score = {"name": self._score.name, "value": self._best.value, "rounds": self._best.round}
                 save_model(self.folder / MODEL_BEST, self.task, self._best_model, self._whose, score=score)
-        write_whole(self.folder / "vector.safetensors", save({"vector": vector}, metadata=metadata))
+        write_whole(self.folder / VECTOR, save({"vector": vector}, metadata=metadata))
 
     def _trained(self, vector: Vector) -> bool:
         """Whether the vector differs from the first one: all rounds of a coordinator may have come to nothing."""
@@ -162,7 +162,7 @@ class PeerFiles:
 
 def write_ended(folder: Path, ended: PeerEnded) -> None:
     """Write a peer's last word.  Raises NotWrittenError."""
-    write_whole(folder / "ended.json", msgspec.json.encode(ended))
+    write_whole(folder / ENDED, msgspec.json.encode(ended))
 
 
 def try_to_tell(folder: Path, ended: PeerEnded) -> None:

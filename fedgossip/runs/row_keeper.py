@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedgossip.base.scores import Score
-from fedgossip.core.forecasts import REALISED, encoded
+from fedgossip.core import run_format
+from fedgossip.core.forecasts import encoded
 from fedgossip.core.records import EventRow, NetworkRow, Row
 from fedgossip.plans.completeness import ExchangeCounts, Exchanges
 from fedgossip.runs.foretold import Foretold
@@ -103,7 +104,7 @@ class Keeper:
             return {}
         realised = self.foretold.realised(self.rows) if whole else None
         if realised and self._directory:
-            write_whole(self._directory.path / REALISED, encoded(realised))
+            write_whole(self._directory.path / run_format.REALISED, encoded(realised))
         return self.foretold.facts(rows, score, realised)
 
     def _tell_failures(self, tracking: Tracking) -> None:

@@ -1,21 +1,7 @@
 """The run directory: the files that a run leaves, and how they look while it is not finished.
 
-    experiment.toml      the resolved experiment
-    roles.json           who takes part, as what
-    plan.json            of a federated run, what its sites are asked to approve; approval.jsonl: a site's answer
-    metrics.jsonl        a line per peer and round, per round, per event; written as they come
-    summary.json         written last, in one piece
-    forecast.json        what was forecast, written before the first row; where that was asked for
-    forecast-realised.json   the same of the rounds as they were mixed, where messages or peers were lost
-    model/               the averaged model with all that it takes to use it, see learning.model_files
-    model-best/          the same of the best round, where eval.keep = "best"
-    best.safetensors     that model while the run goes on in processes
-    table.safetensors    of a model that is a table, the rows that were touched
-    report.html          one page, no external request
-    peers/03/            what each real process wrote itself
-    launched.json        the script of loops that were launched or simulated, and its arguments
-    placed.json          what was asked of a cluster, and cluster/: how its tasks met; of a run that was placed on one
-    INCOMPLETE           there until all of the above is, and still there when a run was interrupted or failed
+`core.run_format` declares them.  metrics.jsonl grows while the run goes on, summary.json is written last; INCOMPLETE is
+there until all of them are, and still there when a run was interrupted or failed.
 
 A run's status is `finished`; `exhausted`, when its budget of privacy was; `partial`, when it came to its end without
 some of the peers, or of what it is for (`lacking`); `interrupted`, by somebody; or `failed`, when a peer's training or
@@ -39,33 +25,43 @@ import msgspec
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.errors import ConfigError, FedgossipError, NotWrittenError
 from fedgossip.base.vectors import Vector
-from fedgossip.core.forecasts import FORECAST, encoded
+from fedgossip.core.forecasts import encoded
 from fedgossip.core.machine import NodeId
 from fedgossip.core.records import NetworkRow, Row, RowWriter, read_rows
-from fedgossip.core.roles import ROLES
+from fedgossip.core.run_format import (
+    AGREED,
+    BEST,
+    CHECKPOINT,
+    CHECKPOINT_BEFORE,
+    EXPERIMENT,
+    FORECAST,
+    INCOMPLETE,
+    LAUNCHED,
+    MODEL,
+    MODEL_BEST,
+    PEERS,
+    PLACED,
+    PLAN,
+    REPORT,
+    ROLES,
+    ROWS,
+    SUMMARY,
+)
 from fedgossip.core.task import LocalTask, whole_model_of
-from fedgossip.data.agreed.agreed_table import AGREED_FILE
 from fedgossip.data.named_code import ALLOW
 from fedgossip.experiment import load_experiment
 from fedgossip.learning.models import model_files
-from fedgossip.learning.models.model_files import MODEL, MODEL_BEST
 from fedgossip.plans import compose
 from fedgossip.plans.approvals import plan_statement
 from fedgossip.plans.compose import Plan
 from fedgossip.plans.federated.federation import FederationPlan
 from fedgossip.plans.plan import EXHAUSTED, PARTIAL
-from fedgossip.report.page.reading import LAUNCHED
-from fedgossip.runs.checkpoints import NEWEST, PREVIOUS
 from fedgossip.runs.foretold import Foretold
 from fedgossip.runs.run_lock import RunLock
 from fedgossip.runs.trained_table import TrainedTable
 
-INCOMPLETE = "INCOMPLETE"
-BEST_FILE = "best.safetensors"
 _INCOMPLETE = "This run has not finished; metrics.jsonl holds what was measured so far.\n"
 
-PLACED = "placed.json"
-"""What was asked of a cluster for a run whose participants were placed on one."""
 WHOLE = frozenset({"finished", PARTIAL, EXHAUSTED})
 """The statuses of runs that ended by themselves, and of which nothing is half written."""
 
@@ -138,11 +134,11 @@ class RunDirectory:
             if foretold:
                 write_whole(path / FORECAST, encoded(foretold.forecast))
             describe(path, plan)
-            self.writer = RowWriter(path / "metrics.jsonl")
+            self.writer = RowWriter(path / ROWS)
             opened.callback(self.writer.close)
             if rows is not None:
-                os.truncate(path / "metrics.jsonl", min(rows, (path / "metrics.jsonl").stat().st_size))
-                (path / "summary.json").unlink(missing_ok=True)
+                os.truncate(path / ROWS, min(rows, (path / ROWS).stat().st_size))
+                (path / SUMMARY).unlink(missing_ok=True)
             self._opened = opened.pop_all()
 
     def __enter__(self) -> RunDirectory:
@@ -184,14 +180,14 @@ class RunDirectory:
             try:
                 write_report(self.path)
             except OSError as error:
-                raise NotWrittenError(self.path / "report.html", error) from None
+                raise NotWrittenError(self.path / REPORT, error) from None
         if summary["status"] in WHOLE:
-            for name in (INCOMPLETE, NEWEST, PREVIOUS, BEST_FILE):
+            for name in (INCOMPLETE, CHECKPOINT, CHECKPOINT_BEFORE, BEST):
                 (self.path / name).unlink(missing_ok=True)
 
     def rows(self) -> list[Row]:
         """Return the record so far."""
-        return read_rows(self.path / "metrics.jsonl")
+        return read_rows(self.path / ROWS)
 
     def abandon(self) -> None:
         """Close the record with what was measured so far; INCOMPLETE stays beside it.  Nothing happens the second time,
@@ -206,7 +202,7 @@ def keep(folder: Path, plan: Plan, run: Run) -> None:
     """
     try:
         owner_files.made(folder)
-        writer = RowWriter(folder / "metrics.jsonl")
+        writer = RowWriter(folder / ROWS)
     except OSError as error:
         raise _not_writable(folder, error) from None
     for row in run.rows:
@@ -217,7 +213,7 @@ def keep(folder: Path, plan: Plan, run: Run) -> None:
 
 
 def _write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    write_whole(folder / "summary.json", msgspec.json.format(msgspec.json.encode(summary), indent=1))
+    write_whole(folder / SUMMARY, msgspec.json.format(msgspec.json.encode(summary), indent=1))
 
 
 def _not_writable(path: Path, error: OSError) -> ConfigError:
@@ -240,7 +236,7 @@ def new_path(plan: Plan, driver: str, base: Path) -> Path:
 def _advice_on(path: Path) -> str:
     """Return the advice for a folder that is not empty: a run that stopped there can go on."""
     new = "Give a new folder with --out, or none to have one made."
-    stopped = (path / INCOMPLETE).exists() or (path / "summary.json").exists()
+    stopped = (path / INCOMPLETE).exists() or (path / SUMMARY).exists()
     return f"To go on with it: {resume_line(path)}.  {new}" if stopped else new
 
 
@@ -253,14 +249,14 @@ def resume_line(path: Path) -> str:
 
 def _reaches_out(path: Path) -> bool:
     try:
-        return bool(load_experiment(path / "experiment.toml").reaches)
+        return bool(load_experiment(path / EXPERIMENT).reaches)
     except FedgossipError:
         return False
 
 
 def is_launched(path: Path) -> bool:
     """Whether a run directory is one of scripts that were launched."""
-    return (path / LAUNCHED).exists() and (path / "peers").is_dir()
+    return (path / LAUNCHED).exists() and (path / PEERS).is_dir()
 
 
 def is_placed(path: Path) -> bool:
@@ -273,17 +269,17 @@ def describe(folder: Path, plan: Plan) -> None:
     import tomli_w
 
     write_whole(folder / ROLES, msgspec.json.encode({"name": plan.name, "roles": plan.roles.plain}))
-    write_whole(folder / "experiment.toml", tomli_w.dumps(plan.experiment.to_dict()).encode())
+    write_whole(folder / EXPERIMENT, tomli_w.dumps(plan.experiment.to_dict()).encode())
 
 
 def state_plan(folder: Path, plan: Plan, task: LocalTask) -> None:
     """Write what the sites of a federated run were asked to approve, and the statistics that it was trained on, which
     the plan does not hold.  Raises NotWrittenError."""
     if isinstance(plan, FederationPlan) and plan.gives_model:
-        plan_statement.write(folder / plan_statement.PLAN, plan_statement.statement_of(plan, task))
+        plan_statement.write(folder / PLAN, plan_statement.statement_of(plan, task))
         if plan_statement.agrees(plan.experiment):
             agreed = outside_files.named(plan.experiment.data.agreed)
-            write_whole(folder / AGREED_FILE, outside_files.read_bytes(agreed))
+            write_whole(folder / AGREED, outside_files.read_bytes(agreed))
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -21,12 +21,11 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.base.keyed_rows import ROWS_MAX, KeyedTable, Rows, frozen_keys
 from fedgossip.base.vectors import frozen
 from fedgossip.core.machine import Checkpoint, NodeId
+from fedgossip.core.run_format import CHECKPOINT, CHECKPOINT_BEFORE, TABLE
 from fedgossip.plans.plan import Plan
-from fedgossip.runs.checkpoints import NEWEST, PREVIOUS, RefusedError, read
+from fedgossip.runs.checkpoints import RefusedError, read
 from fedgossip.runs.run_directory import write_whole
 from fedgossip.runs.trained_table import TrainedTable
-
-TABLE = "table.safetensors"
 
 _FACTS = {"rows_in_all": int, "width": int, "seed": int, "scale": float}
 
@@ -62,7 +61,7 @@ def table_in(plan: Plan, folders: Sequence[Path]) -> TrainedTable | None:
         return None
     kept: dict[NodeId, Checkpoint] = {}
     for node, folder in enumerate(folders):
-        for name in (NEWEST, PREVIOUS):
+        for name in (CHECKPOINT, CHECKPOINT_BEFORE):
             if node not in kept and (folder / name).exists():
                 with contextlib.suppress(RefusedError):
                     kept[node] = read(folder / name).machine

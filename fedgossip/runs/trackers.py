@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.untrusted_text import MASK
+from fedgossip.core import run_format
 from fedgossip.data.extras import needed
 
 FINISHED = "finished"
@@ -42,7 +43,7 @@ class CsvTracker:
     """rounds.csv in the run's folder: a line per round, a column per number that the first rounds have."""
 
     def __init__(self, place: str, folder: Path) -> None:
-        self._path = outside_files.named(place) if place else folder / "rounds.csv"
+        self._path = outside_files.named(place) if place else folder / run_format.ROUNDS_CSV
         self._columns: list[str] = []
 
     def begin(self, name: str, settings: Mapping[str, Any]) -> None:
@@ -69,7 +70,7 @@ class TensorBoardTracker:
     """Event files in the run's folder, or in `place`: tensorboard --logdir runs."""
 
     def __init__(self, place: str, folder: Path) -> None:
-        self._place = Path(place) / folder.name if place else folder / "tensorboard"
+        self._place = Path(place) / folder.name if place else folder / run_format.TENSORBOARD
         self._made = needed("tensorboard.summary", "tensorboard", 'track.to = ["tensorboard"]').Writer
         self._writer: Any = None
 
@@ -89,7 +90,7 @@ class MlflowTracker:
 
     def __init__(self, place: str, folder: Path) -> None:
         client = needed("mlflow.tracking", "mlflow", 'track.to = ["mlflow:URI"]').MlflowClient
-        uri = place or str(folder.parent / "mlruns")
+        uri = place or str(folder.parent / run_format.MLRUNS)
         self._connect: Callable[[], Any] = lambda: client(tracking_uri=uri)
         self._name = folder.name
         self._client: Any = None

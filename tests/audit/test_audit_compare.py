@@ -12,10 +12,11 @@ from forging import gone_outlines, resigned
 from secure_kit import Room, public
 
 from fedgossip.audit.compare import compare
-from fedgossip.audit.entries import NAME, entries
+from fedgossip.audit.entries import entries
 from fedgossip.audit.log import OWN
 from fedgossip.audit.verify import Verification, verify_log
 from fedgossip.audit.verify_round import verify_transcript
+from fedgossip.core.run_format import AUDIT_LOG
 from fedgossip.secure import frames
 
 N = 6
@@ -53,7 +54,7 @@ def relogged(found: Kept, folder: Path, change: Callable[[str, dict[str, Any]], 
             facts = None if entry.kind in OWN else change(entry.kind, dict(entry.facts))
             if facts is not None:
                 log.append(entry.kind, facts)
-    return verify_log(folder / "other" / NAME).account
+    return verify_log(folder / "other" / AUDIT_LOG).account
 
 
 def changing(kind: str, **facts: Any) -> Callable[[str, dict[str, Any]], Any]:
@@ -83,7 +84,7 @@ def test_what_the_coordinator_leaves_out_is_named(plain: Kept, tmp_path: Path) -
 def test_a_coordinator_that_says_of_nothing_that_it_came_is_named_once(plain: Kept, tmp_path: Path) -> None:
     mine, _, _ = accounts(plain, 2)
     log_of(tmp_path, N, key=-1).close()
-    (what,) = compare(mine, verify_log(tmp_path / NAME).account)
+    (what,) = compare(mine, verify_log(tmp_path / AUDIT_LOG).account)
     assert "coordinator 6 says of nothing that it came" in what
 
 
@@ -127,7 +128,7 @@ def test_a_client_may_say_what_came_to_it_and_then_it_is_compared(plain: Kept, t
         for found in came[:-1]:
             log.append("received", {"from": N, "session": 0, "stage": found.stage, "bytes": found.bytes,
                                     "sha256": found.sha256})  # fmt: skip
-    mine = verify_log(tmp_path / "other" / NAME).account
+    mine = verify_log(tmp_path / "other" / AUDIT_LOG).account
     (what,) = compare(mine, coordinator)
     assert "coordinator 6, line" in what and "'consents'" in what and "client 2 does not say that it came" in what
     missing = compare(mine, transcript)
@@ -138,7 +139,7 @@ def test_logs_of_others_are_not_compared(plain: Kept, tmp_path: Path) -> None:
     mine, coordinator, transcript = accounts(plain, 2)
     log_of(tmp_path / "a", 2, run="another").close()
     log_of(tmp_path / "b", 2, key=3).close()
-    other_run, other_key = (verify_log(tmp_path / name / NAME).account for name in "ab")
+    other_run, other_key = (verify_log(tmp_path / name / AUDIT_LOG).account for name in "ab")
     assert "two runs" in compare(other_run, coordinator)[0]
     assert "another key" in compare(other_key, transcript)[0]
     assert "both are logs of client 2" in compare(mine, mine)[0]

@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from secure_kit import public, signer
 
 from fedgossip.audit import log as log_module
-from fedgossip.audit.entries import ENTRY_BYTES_MAX, NAME, AuditError, LogEntry, entries, moment, stamp, written
+from fedgossip.audit.entries import ENTRY_BYTES_MAX, AuditError, LogEntry, entries, moment, stamp, written
 from fedgossip.audit.log import AuditLog, read
 from fedgossip.audit.verify import Verification, verify_log
 from fedgossip.base.errors import NotWrittenError
+from fedgossip.core.run_format import AUDIT_LOG
 
 LINES = 9
 """Of the log that is tampered with: opened, seven entries, closed."""
@@ -36,11 +37,11 @@ def plain() -> bytes:
         with log_of(Path(folder), 3) as log:
             for round in range(LINES - 2):
                 log.append("sent", {"round": round, "message": "Shares", "to": 6, "bytes": 100 * round})
-        return (Path(folder) / NAME).read_bytes()
+        return (Path(folder) / AUDIT_LOG).read_bytes()
 
 
 def judged(content: bytes, folder: Path, key: int | None = 3, head: str | None = None) -> Verification:
-    path = folder / NAME
+    path = folder / AUDIT_LOG
     path.write_bytes(content)
     return verify_log(path, None if key is None else public(key), head)
 
@@ -60,7 +61,7 @@ def kinds(path: Path) -> list[str]:
 def test_a_log_says_whose_it_is_and_what_left_in_order(tmp_path: Path) -> None:
     with log_of(tmp_path, 3) as log:
         log.append("sent", {"to": 6, "bytes": 10, "share": 0.5, "last": True, "message": "Grüße"})
-    first, second, last = entries(tmp_path / NAME)
+    first, second, last = entries(tmp_path / AUDIT_LOG)
     assert (first.kind, first.facts["participant"], first.facts["key"]) == ("opened", 3, public(3).hex())
     assert (first.facts["run"], first.facts["version"]) == ("run of the test", "0.1.0")
     assert second.facts == {"to": 6, "bytes": 10, "share": 0.5, "last": True, "message": "Grüße"}
@@ -70,7 +71,7 @@ def test_a_log_says_whose_it_is_and_what_left_in_order(tmp_path: Path) -> None:
 
 def test_only_the_owner_can_read_a_log(tmp_path: Path) -> None:
     log_of(tmp_path, 3).close()
-    assert stat.S_IMODE((tmp_path / NAME).stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / AUDIT_LOG).stat().st_mode) == 0o600
 
 
 def test_a_sound_log_is_found_sound(room: Path) -> None:
@@ -83,14 +84,14 @@ def test_a_sound_log_is_found_sound(room: Path) -> None:
 def test_an_entry_is_on_disk_when_append_returns(tmp_path: Path) -> None:
     log = log_of(tmp_path, 3)
     name = log.append("sent", {"to": 6})
-    assert [entry.hash for entry in entries(tmp_path / NAME)][-1] == name == log.head
+    assert [entry.hash for entry in entries(tmp_path / AUDIT_LOG)][-1] == name == log.head
     log.close()
 
 
 def test_a_synced_log_reaches_the_disk_with_every_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     monkeypatch.setattr(log_module.os, "fsync", synced.append)
-    with AuditLog(tmp_path / NAME, owner(3), signer(3), ticking()) as log:
+    with AuditLog(tmp_path / AUDIT_LOG, owner(3), signer(3), ticking()) as log:
         before = len(synced)
         log.append("sent", {})
         assert len(synced) == before + 1
@@ -163,9 +164,9 @@ def test_a_line_put_in_by_somebody_else_is_named_alone(room: Path, at: int) -> N
 
 def test_a_log_rewritten_by_somebody_else_is_not_the_owners(room: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        with AuditLog(Path(folder) / NAME, owner(3), signer(4), ticking(), synced=False) as log:
+        with AuditLog(Path(folder) / AUDIT_LOG, owner(3), signer(4), ticking(), synced=False) as log:
             log.append("sent", {})
-        forged = (Path(folder) / NAME).read_bytes()
+        forged = (Path(folder) / AUDIT_LOG).read_bytes()
     assert [fault.place for fault in judged(forged, room).faults] == [1, 2, 3]
 
 
@@ -173,7 +174,7 @@ def test_a_line_of_a_second_log_of_the_owner_does_not_follow(room: Path, tmp_pat
     with log_of(tmp_path, 3) as log:
         for _ in range(LINES - 2):
             log.append("sent", {"message": "another life"})
-    mixed = plain().splitlines(keepends=True)[:4] + (tmp_path / NAME).read_bytes().splitlines(keepends=True)[4:]
+    mixed = plain().splitlines(keepends=True)[:4] + (tmp_path / AUDIT_LOG).read_bytes().splitlines(keepends=True)[4:]
     verdict = judged(b"".join(mixed), room)
     assert [fault.place for fault in verdict.faults] == [5]
     assert "entry 4 follows another entry 3" in verdict.faults[0].what
@@ -245,11 +246,11 @@ def test_after_many_faults_a_file_is_left(room: Path) -> None:
 
 def test_a_clock_that_was_set_back_is_a_remark(tmp_path: Path) -> None:
     times = iter([START_NS, START_NS + 10**10, START_NS, START_NS])
-    log = AuditLog(tmp_path / NAME, owner(3), signer(3), lambda: next(times), synced=False)
+    log = AuditLog(tmp_path / AUDIT_LOG, owner(3), signer(3), lambda: next(times), synced=False)
     log.append("sent", {})
     log.append("sent", {})
     log.close()
-    verdict = verify_log(tmp_path / NAME, public(3))
+    verdict = verify_log(tmp_path / AUDIT_LOG, public(3))
     assert verdict.sound and [remark.split(":")[0] for remark in verdict.remarks] == ["line 3"]
 
 
@@ -272,7 +273,7 @@ def test_a_next_life_reads_what_those_before_have_put_down(tmp_path: Path) -> No
     log._let_go()  # killed
     with log_of(tmp_path, 3) as log:
         assert [facts["round"] for _, facts in log.past] == [1, 2]
-    path = tmp_path / NAME
+    path = tmp_path / AUDIT_LOG
     assert kinds(path) == ["opened", "joined", "closed", "reopened", "joined", "reopened", "closed"]
     assert verify_log(path, public(3)).sound
     assert read(path).logged == log.past
@@ -282,7 +283,7 @@ def test_a_next_life_reads_what_those_before_have_put_down(tmp_path: Path) -> No
 @given(st.integers(0, len(plain()) - 1))
 def test_a_line_torn_by_a_crash_is_mended_and_the_log_goes_on(size: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / NAME
+        path = Path(folder) / AUDIT_LOG
         path.write_bytes(plain()[:size])
         whole = plain()[:size].count(b"\n")
         torn = size - len(b"".join(plain().splitlines(keepends=True)[:whole]))
@@ -304,7 +305,7 @@ def another_life(path: Path, **changes: Any) -> AuditLog:
     [({"participant": 4, "key": 3}, "participant 3"), ({"key": 4}, "of key"), ({"run": "another"}, "run of the test")],
 )
 def test_the_log_of_another_is_not_continued(tmp_path: Path, changes: dict[str, Any], word: str) -> None:
-    path = tmp_path / NAME
+    path = tmp_path / AUDIT_LOG
     path.write_bytes(plain())
     with pytest.raises(AuditError, match=word):
         another_life(path, **changes)
@@ -318,7 +319,7 @@ def test_a_log_that_was_changed_is_not_continued_and_not_changed(at: int, flip: 
     content[at] ^= flip
     # of the last line the signature is checked, of those before it the chain: their signatures are verify's business
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / NAME
+        path = Path(folder) / AUDIT_LOG
         path.write_bytes(content)
         line = plain()[:at].count(b"\n")
         start = plain().splitlines(keepends=True)[line].index(b'"signature"') + len(plain()[:at].rpartition(b"\n")[0])
@@ -330,7 +331,7 @@ def test_a_log_that_was_changed_is_not_continued_and_not_changed(at: int, flip: 
 
 
 def test_a_line_cut_out_or_signed_by_another_is_not_continued(tmp_path: Path) -> None:
-    path = tmp_path / NAME
+    path = tmp_path / AUDIT_LOG
     *lines, last = plain().splitlines(keepends=True)
     forged, _ = written(LINES - 1, START_NS, "sent", {}, json.loads(lines[-1])["hash"], signer(4))
     for content, what in (([*lines[:3], *lines[4:], last], "does not follow"), ([*lines, forged], "not signed")):
@@ -341,10 +342,10 @@ def test_a_line_cut_out_or_signed_by_another_is_not_continued(tmp_path: Path) ->
 
 def test_a_file_that_is_no_log_is_not_written_over(tmp_path: Path) -> None:
     for content in (b"a text without an end of line", b"a text\n", plain() + b"x" * 2 * ENTRY_BYTES_MAX):
-        (tmp_path / NAME).write_bytes(content)
+        (tmp_path / AUDIT_LOG).write_bytes(content)
         with pytest.raises(AuditError, match="not continued"):
             log_of(tmp_path, 3)
-        assert (tmp_path / NAME).read_bytes() == content
+        assert (tmp_path / AUDIT_LOG).read_bytes() == content
 
 
 def test_two_processes_cannot_write_one_log(tmp_path: Path) -> None:
@@ -381,18 +382,18 @@ def filling(room_bytes: int, patch: pytest.MonkeyPatch) -> Callable[[int], None]
 def test_a_full_disk_costs_the_entry_and_no_more(tmp_path: Path, left: int, monkeypatch: pytest.MonkeyPatch) -> None:
     log = log_of(tmp_path, 3)
     log.append("sent", {"round": 1})
-    before = (tmp_path / NAME).read_bytes()
+    before = (tmp_path / AUDIT_LOG).read_bytes()
     make_room = filling(left, monkeypatch)
     for _ in range(2):
         with pytest.raises(NotWrittenError, match="No space left"):
             log.append("sent", {"round": 2})
-        assert (tmp_path / NAME).read_bytes() == before
+        assert (tmp_path / AUDIT_LOG).read_bytes() == before
         make_room(left)
     make_room(10_000)
     log.append("sent", {"round": 3})
     log.close()
-    assert verify_log(tmp_path / NAME, public(3)).sound
-    assert [entry.facts.get("round") for entry in entries(tmp_path / NAME)] == [None, 1, 3, None]
+    assert verify_log(tmp_path / AUDIT_LOG, public(3)).sound
+    assert [entry.facts.get("round") for entry in entries(tmp_path / AUDIT_LOG)] == [None, 1, 3, None]
 
 
 def test_what_cannot_be_taken_back_is_mended_by_the_next_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,12 +406,12 @@ def test_what_cannot_be_taken_back_is_mended_by_the_next_life(tmp_path: Path, mo
     with pytest.raises(AuditError, match="closed"):
         log.append("sent", {"round": 2})
     log_of(tmp_path, 3).close()
-    assert kinds(tmp_path / NAME) == ["opened", "reopened", "mended", "closed"]
+    assert kinds(tmp_path / AUDIT_LOG) == ["opened", "reopened", "mended", "closed"]
 
 
 def test_a_folder_that_is_not_there_is_not_written() -> None:
     with pytest.raises(NotWrittenError):
-        AuditLog(Path("/nowhere") / NAME, owner(3), signer(3), ticking())
+        AuditLog(Path("/nowhere") / AUDIT_LOG, owner(3), signer(3), ticking())
 
 
 @pytest.mark.parametrize(
@@ -424,7 +425,7 @@ def test_a_folder_that_is_not_there_is_not_written() -> None:
 def test_what_is_no_entry_is_refused_and_changes_nothing(tmp_path: Path, kind: str, facts: Any) -> None:
     with log_of(tmp_path, 3) as log, pytest.raises(ValueError, match=r"an entry|names are|no number|log itself"):
         log.append(kind, facts)
-    assert kinds(tmp_path / NAME) == ["opened", "closed"]
+    assert kinds(tmp_path / AUDIT_LOG) == ["opened", "closed"]
 
 
 def test_a_refused_fact_does_not_come_into_the_error(tmp_path: Path) -> None:
@@ -435,11 +436,11 @@ def test_a_refused_fact_does_not_come_into_the_error(tmp_path: Path) -> None:
 
 def test_entries_are_read_one_at_a_time(tmp_path: Path) -> None:
     """A torn last line is left out; a line that is none is an error, where it comes."""
-    (tmp_path / NAME).write_bytes(plain() + b'{"number":9')
-    assert len(list(entries(tmp_path / NAME))) == LINES
-    (tmp_path / NAME).write_bytes(plain() + b"{}\n")
+    (tmp_path / AUDIT_LOG).write_bytes(plain() + b'{"number":9')
+    assert len(list(entries(tmp_path / AUDIT_LOG))) == LINES
+    (tmp_path / AUDIT_LOG).write_bytes(plain() + b"{}\n")
     found: list[LogEntry] = []
     with pytest.raises(AuditError, match=f"line {LINES + 1}"):
-        found.extend(itertools.islice(entries(tmp_path / NAME), LINES))
-        next(itertools.islice(entries(tmp_path / NAME), LINES, None))
+        found.extend(itertools.islice(entries(tmp_path / AUDIT_LOG), LINES))
+        next(itertools.islice(entries(tmp_path / AUDIT_LOG), LINES, None))
     assert len(found) == LINES

@@ -13,7 +13,8 @@ from audit_kit import Kept, kept, log_of
 from commands import Said, in_process
 from secure_kit import Room, public, signer
 
-from fedgossip.audit.entries import NAME, entries
+from fedgossip.audit.entries import entries
+from fedgossip.core.run_format import AUDIT_LOG
 from fedgossip.net.endpoints import Endpoint, roster_of, text
 from fedgossip.secure.session import ParticipantRoster, RosterMember
 
@@ -85,7 +86,7 @@ def test_show_goes_through_a_folder(run: Run, left: Kept, tmp_path: Path) -> Non
 def test_a_text_from_elsewhere_does_not_command_the_terminal(run: Run, tmp_path: Path) -> None:
     with log_of(tmp_path, 3) as log:
         log.append("refused", {"reason": "\x1b[2Jgone\n", "from": 6})
-    shown = run("show", tmp_path / NAME).out
+    shown = run("show", tmp_path / AUDIT_LOG).out
     assert "?[2Jgone?" in shown and "\x1b" not in shown
 
 
@@ -103,7 +104,7 @@ def test_a_sound_log_ends_with_0_and_says_by_which_key(run: Run, left: Kept) -> 
 
 
 def test_a_changed_line_ends_with_1_and_is_named(run: Run, left: Kept, tmp_path: Path) -> None:
-    path = tmp_path / NAME
+    path = tmp_path / AUDIT_LOG
     path.write_bytes(left.log(2).read_bytes().replace(b'"stage":"SHARES"', b'"stage":"Shares"'))
     said = run("verify", path)
     assert said.code == 1 and "NOT sound" in said.out and "  line 3: not as it was written: entry 2" in said.out
@@ -120,7 +121,7 @@ def test_a_log_of_another_key_ends_with_1(run: Run, left: Kept) -> None:
 
 def test_a_cut_end_is_seen_with_the_head_that_was_told(run: Run, left: Kept, tmp_path: Path) -> None:
     head = list(entries(left.log(2)))[-1].hash
-    path = tmp_path / NAME
+    path = tmp_path / AUDIT_LOG
     path.write_bytes(b"".join(left.log(2).read_bytes().splitlines(keepends=True)[:-1]))
     assert run("verify", path).code == 0
     said = run("verify", path, "--head", head)
@@ -132,7 +133,7 @@ def test_two_logs_are_held_against_each_other(run: Run, left: Kept, tmp_path: Pa
     assert run("verify", left.log(1), left.log(2), "--against", left.log("coordinator")).code == 0
     with log_of(tmp_path, 2) as log:
         log.append("reveal", {"to": 6, "session": 0, "stage": "UNMASK", "bytes": 9, "sha256": "1" * 64})
-    said = run("verify", tmp_path / NAME, "--against", left.log("coordinator"))
+    said = run("verify", tmp_path / AUDIT_LOG, "--against", left.log("coordinator"))
     assert said.code == 1 and "sent 'reveal', stage UNMASK of session 0, 9 bytes" in said.out
     assert "to coordinator 6, line" in said.out and "came 'shares'" in said.out
 
@@ -160,7 +161,7 @@ def test_a_client_is_held_against_all_rounds_of_the_coordinator(run: Run, left: 
                 log.append(one.kind, one.facts)
         for stage in ("SHARES", "MASKED"):
             log.append("sent", {"to": 6, "session": 9, "stage": stage, "bytes": 9, "sha256": "1" * 64})
-    said = run("verify", tmp_path / NAME, *words)
+    said = run("verify", tmp_path / AUDIT_LOG, *words)
     assert said.code == 1 and said.out.count("no transcript is of that session") == 1
     assert "client 2, line 7, sent 'sent', stage SHARES of session 9" in said.out
 
@@ -224,8 +225,8 @@ def test_json_has_cover_and_entries_too(run: Run, left: Kept, tmp_path: Path) ->
 
 
 def test_the_cover_of_a_log_that_is_not_sound_says_so(run: Run, left: Kept, tmp_path: Path) -> None:
-    (tmp_path / NAME).write_bytes(left.log(2).read_bytes() + b'{"number":8')
-    said = run("export", NAME, "--out", "site.csv", "--csv")
+    (tmp_path / AUDIT_LOG).write_bytes(left.log(2).read_bytes() + b'{"number":8')
+    said = run("export", AUDIT_LOG, "--out", "site.csv", "--csv")
     assert said.code == 1 and "NOT sound" in said.out
     assert "NOT sound: line 9: cut short" in (tmp_path / "site.csv").read_text()
 
@@ -233,7 +234,7 @@ def test_the_cover_of_a_log_that_is_not_sound_says_so(run: Run, left: Kept, tmp_
 def test_a_text_from_elsewhere_is_no_formula_of_a_spreadsheet(run: Run, tmp_path: Path) -> None:
     with log_of(tmp_path, 3) as log:
         log.append("refused", {"session": '=HYPERLINK("http://x")', "from": 6})
-    run("export", tmp_path / NAME, "--out", "site.csv")
+    run("export", tmp_path / AUDIT_LOG, "--out", "site.csv")
     cells = [cell for row in csv.reader((tmp_path / "site.csv").read_text().splitlines()) for cell in row]
     assert '\'=HYPERLINK("http://x")' in cells and not any(cell.startswith("=") for cell in cells)
 

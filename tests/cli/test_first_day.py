@@ -30,8 +30,9 @@ from fedgossip.core.machine import PeerJoined, Received, Report, Started
 from fedgossip.core.messages import MembershipUpdate
 from fedgossip.core.records import EventRow, NetworkRow, Row
 from fedgossip.core.roles import peer_roles
+from fedgossip.core.run_format import LOG
 from fedgossip.drivers.loops.experiments import Wished, experiment_of
-from fedgossip.drivers.loops.scripts import LOG, Command, Scripts
+from fedgossip.drivers.loops.scripts import Command, Scripts
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.protocols.members.membership_updates import signed

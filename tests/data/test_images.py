@@ -19,6 +19,7 @@ from test_resume import ctrl_c_after
 
 from fedgossip.base.errors import ResumeError
 from fedgossip.base.vectors import Vector
+from fedgossip.core.run_format import CHECKPOINT
 from fedgossip.drivers import image_write, sim_checkpoint, simulate
 from fedgossip.drivers.image_types import declared
 from fedgossip.drivers.sim_checkpoint import CheckpointedSimulation, Pauses
@@ -192,7 +193,7 @@ def test_a_tampered_run_directory_runs_no_command(tmp_path: Path) -> None:
     """Over a real process: before, `fedgossip run --resume` ran it."""
     run, ran = tmp_path / "run", tmp_path / "ran"
     simulate_plan(plan_of("synchronous"), out=run, watch=ctrl_c_after(1))
-    about, arrays = checkpoints.take(run / checkpoints.NEWEST)
+    about, arrays = checkpoints.take(run / CHECKPOINT)
     table = Table(arrays)
     as_a_command(table, f"touch {shlex.quote(str(ran))}")
     checkpoints.put(run, {key: value for key, value in about.items() if key != "format"}, table.written())

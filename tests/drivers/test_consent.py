@@ -23,6 +23,7 @@ from fedgossip.base.errors import NetworkError
 from fedgossip.cli.people import join as joining_command
 from fedgossip.cli.people.join import _Own
 from fedgossip.core.messages import Proposal
+from fedgossip.core.run_format import PROPOSED_FILES, TEST_SET
 from fedgossip.data import custom
 from fedgossip.data.named_code import NamesCode, code_by_key, code_in, keys_of_code
 from fedgossip.data.user_code import code_of
@@ -213,8 +214,8 @@ def test_code_cannot_come_from_where_files_of_invites_are_kept(asked: Asked) -> 
 def test_no_link_is_followed_where_a_file_of_a_proposal_is_written(asked: Asked) -> None:
     mine = asked.folder / "mine.txt"
     mine.write_text("precious")
-    files = asked.place.path / proposals.FILES
-    (files / proposals.TEST_SET).mkdir(parents=True)
+    files = asked.place.path / PROPOSED_FILES
+    (files / TEST_SET).mkdir(parents=True)
     (files / "graph.txt").symlink_to(mine)
     one = proposed({"topology": {"graph": "g.txt", "n": 3}}, graph="0 1\n1 2\n")
     proposals.keep_graph(one, files)

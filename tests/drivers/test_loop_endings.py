@@ -26,8 +26,9 @@ from fedgossip.base.errors import TrainingError
 from fedgossip.base.vectors import frozen
 from fedgossip.core.model_fingerprint import Likeness
 from fedgossip.core.records import PeerRow
+from fedgossip.core.run_format import OVER
 from fedgossip.drivers.loops import description
-from fedgossip.drivers.loops.asked import OVER, AnsweringLoop
+from fedgossip.drivers.loops.asked import AnsweringLoop
 from fedgossip.drivers.loops.handoff import Meeting
 from fedgossip.drivers.loops.hosting import HostThread
 from fedgossip.drivers.loops.seats import hold, is_there

@@ -19,11 +19,11 @@ from fedgossip import Run, run_local, simulate
 from fedgossip.base.errors import ConfigError, FedgossipError
 from fedgossip.cli.run.dry import show_plan
 from fedgossip.core.records import NetworkRow, PeerRow
+from fedgossip.core.run_format import CHECKPOINT
 from fedgossip.drivers import simulate as driver
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
-from fedgossip.runs.checkpoints import NEWEST
 
 BATCH, LONG = 10, 5_000
 RESUMED = 4
@@ -65,7 +65,7 @@ def resumed(content: Content, engine: str, folder: Path) -> tuple[Run, Run] | No
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(driver, "Pauses", copied_in_the_middle(folder / "left", 0))
         whole = simulate_plan(plan, engine=engine, out=folder / "run")
-    if not (folder / "left" / NEWEST).exists():  # it was over before
+    if not (folder / "left" / CHECKPOINT).exists():  # it was over before
         return None
     plan = compose.plan(load_experiment(content))
     return whole, simulate_plan(plan, engine=engine, out=folder / "left", resume=True)

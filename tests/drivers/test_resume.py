@@ -22,6 +22,7 @@ from fedgossip.audit.log import read as read_log
 from fedgossip.base.errors import ConfigError, FedgossipError, ResumeError
 from fedgossip.cli.run.run import show
 from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row, read_rows
+from fedgossip.core.run_format import CHECKPOINT, CHECKPOINT_BEFORE
 from fedgossip.drivers import image_write, sim_checkpoint
 from fedgossip.drivers.local import run_local_plan
 from fedgossip.drivers.resume import resume
@@ -333,9 +334,9 @@ def test_without_an_image_a_simulation_begins_again(tmp_path: Path, engine: str)
 def test_a_bad_image_is_told_and_the_run_begins_again(tmp_path: Path) -> None:
     what = experiment()
     stopped(tmp_path, what, "sim", 2)
-    content = bytearray((tmp_path / checkpoints.NEWEST).read_bytes())
+    content = bytearray((tmp_path / CHECKPOINT).read_bytes())
     content[-1] ^= 1
-    (tmp_path / checkpoints.NEWEST).write_bytes(content)
+    (tmp_path / CHECKPOINT).write_bytes(content)
     run = resumed(tmp_path, what, "sim")
     assert run.digest == simulate_plan(compose.plan(what)).digest
     (told,) = (row for row in run.rows if isinstance(row, EventRow))
@@ -347,12 +348,12 @@ def test_a_bad_image_is_not_written_over_the_good_one_before(tmp_path: Path, mon
     what = experiment()
     monkeypatch.setattr(sim_checkpoint, "SECONDS", 0.0)
     stopped(tmp_path, what, "sim", 2)
-    good = (tmp_path / checkpoints.PREVIOUS).read_bytes()
-    (tmp_path / checkpoints.NEWEST).write_bytes(b"not an image")
+    good = (tmp_path / CHECKPOINT_BEFORE).read_bytes()
+    (tmp_path / CHECKPOINT).write_bytes(b"not an image")
     monkeypatch.setattr(sim_checkpoint, "SECONDS", 1e9)
     run = resumed(tmp_path, what, "sim", ctrl_c_after(4))
     assert run.summary["status"] == "interrupted"
-    assert (tmp_path / checkpoints.PREVIOUS).read_bytes() == good
+    assert (tmp_path / CHECKPOINT_BEFORE).read_bytes() == good
     assert resumed(tmp_path, what, "sim").digest == simulate_plan(compose.plan(what)).digest
 
 

@@ -16,12 +16,12 @@ import pytest
 from fedgossip.algorithms.codecs.names import CODECS
 from fedgossip.algorithms.federated.names import ALGORITHMS as FEDERATED
 from fedgossip.algorithms.gossip.names import METHODS as GOSSIP
+from fedgossip.core.run_format import CHECKPOINT
 from fedgossip.drivers import simulate
 from fedgossip.drivers.sim_checkpoint import Pauses
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
-from fedgossip.runs.checkpoints import NEWEST
 
 Content = dict[str, Any]
 
@@ -116,7 +116,7 @@ def goes_on(name: str, engine: str, events: int, tmp_path: Path, monkeypatch: py
     with monkeypatch.context() as patched:
         patched.setattr(simulate, "Pauses", copied_in_the_middle(tmp_path / "left", events))
         whole = simulate_plan(plan_of(name), engine=engine, out=tmp_path / "run")
-    assert (tmp_path / "left" / NEWEST).exists()
+    assert (tmp_path / "left" / CHECKPOINT).exists()
     again = simulate_plan(plan_of(name), engine=engine, out=tmp_path / "left", resume=True)
     assert again.digest == whole.digest and again.rows == whole.rows
 

@@ -19,6 +19,7 @@ from rooms import FILES, PACKAGE
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.errors import ConfigError, ResumeError
 from fedgossip.base.untrusted_text import quoted
+from fedgossip.core.run_format import MODEL_FACTS
 from fedgossip.drivers.resume import resume
 from fedgossip.drivers.simulate import simulate_plan
 from fedgossip.experiment import load_experiment
@@ -216,7 +217,7 @@ def test_a_file_that_is_asked_for_takes_the_place_of_a_link(words: list[str], tm
 
 def test_a_folder_of_a_model_elsewhere_is_not_the_model_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / model_files.FACTS).write_text("{}")
+    (tmp_path / "mine" / MODEL_FACTS).write_text("{}")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "model").symlink_to(tmp_path / "mine")
     with pytest.raises(ConfigError, match="a link that leads out of its folder"):

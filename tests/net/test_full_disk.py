@@ -19,6 +19,7 @@ from commands import finish, in_process, start, wait_until
 from fedgossip.base.errors import NotWrittenError
 from fedgossip.core.machine import Checkpoint
 from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row, RowWriter, read_rows
+from fedgossip.core.run_format import CHECKPOINT
 from fedgossip.drivers import sim_checkpoint
 from fedgossip.drivers.local import run_local
 from fedgossip.drivers.peer_processes import not_started
@@ -26,7 +27,7 @@ from fedgossip.drivers.simulate import simulate
 from fedgossip.net.identity import Identity
 from fedgossip.net.invites.invitation import Invitation, new_secret, written
 from fedgossip.runs import checkpoints, run_directory
-from fedgossip.runs.checkpoints import NEWEST, About, Checkpoints
+from fedgossip.runs.checkpoints import About, Checkpoints
 
 
 class Disk:
@@ -242,7 +243,7 @@ def test_checkpoints_are_written_again_when_there_is_room_again(disk: Disk) -> N
     wait_until(lambda: writer.lost, 20, "a row is dropped")
     disk.free()
     kept.keep(Checkpoint(2, {}, {}), {})
-    wait_until((disk.path / NEWEST).exists, 20, "a checkpoint")
+    wait_until((disk.path / CHECKPOINT).exists, 20, "a checkpoint")
     assert kept.close() == 2
     writer.close()
     assert losses(read_rows(disk.path / "metrics.jsonl")) == [1]

@@ -20,6 +20,7 @@ from fedgossip.audit.entries import entries
 from fedgossip.base.errors import ConfigError, PeerError
 from fedgossip.cli.sites.approval import approved
 from fedgossip.core.messages import Gathering
+from fedgossip.core.run_format import APPROVAL
 from fedgossip.drivers import hosting, proposals
 from fedgossip.experiment import Experiment, load_experiment
 from fedgossip.net.endpoints import load_blocks
@@ -27,15 +28,7 @@ from fedgossip.net.identity import Identity
 from fedgossip.net.invites.invitation import written
 from fedgossip.net.invites.invite_server import InviteServer
 from fedgossip.plans import compose
-from fedgossip.plans.approvals.approvals import (
-    APPROVAL,
-    JOINING,
-    ApprovalRequest,
-    HowLong,
-    read_signed,
-    request_to_join,
-    site_of,
-)
+from fedgossip.plans.approvals.approvals import JOINING, ApprovalRequest, HowLong, read_signed, request_to_join, site_of
 from fedgossip.plans.approvals.plan_statement import statement_of
 
 pytestmark = pytest.mark.sockets

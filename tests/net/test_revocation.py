@@ -16,7 +16,8 @@ from test_net_security import EXPECTED, HELLO, arrived, calling, greeting, heard
 from fedgossip.base.errors import ConfigError
 from fedgossip.cli import cli
 from fedgossip.core.messages import Revocation
-from fedgossip.drivers.members import REVOKED, Informed
+from fedgossip.core.run_format import REVOKED
+from fedgossip.drivers.members import Informed
 from fedgossip.net import endpoints
 from fedgossip.net.endpoints import Endpoint, Members, load_endpoints, load_revoked, revoked_block
 from fedgossip.net.identity import Identity, verify

@@ -16,13 +16,14 @@ import fedgossip
 from fedgossip.audit.entries import AuditError, entries
 from fedgossip.audit.verify import verify_log
 from fedgossip.base.errors import ConfigError
+from fedgossip.core.run_format import APPROVAL, PLAN
 from fedgossip.experiment import load_experiment
 from fedgossip.net.endpoints import block, signed
 from fedgossip.net.identity import Identity
 from fedgossip.plans import compose
 from fedgossip.plans.approvals import plan_statement
-from fedgossip.plans.approvals.approvals import APPROVAL, Approval, ApprovalRequest, HowLong, read_signed, request_of
-from fedgossip.plans.approvals.plan_statement import PLAN, PlanStatement, statement_of
+from fedgossip.plans.approvals.approvals import Approval, ApprovalRequest, HowLong, read_signed, request_of
+from fedgossip.plans.approvals.plan_statement import PlanStatement, statement_of
 from fedgossip.plans.approvals.site_approvals import SiteApprovals
 from fedgossip.plans.federated.federation import FederationPlan
 

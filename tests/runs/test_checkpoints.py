@@ -21,19 +21,11 @@ from fedgossip.base import owner_files
 from fedgossip.base.errors import ResumeError
 from fedgossip.base.vectors import digest, frozen
 from fedgossip.core.machine import Checkpoint
+from fedgossip.core.run_format import CHECKPOINT, CHECKPOINT_BEFORE, INCARNATION
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.runs import checkpoints, incarnations
-from fedgossip.runs.checkpoints import (
-    NEWEST,
-    PREVIOUS,
-    About,
-    Checkpoints,
-    RefusedError,
-    Stored,
-    differences,
-    tensor_file,
-)
+from fedgossip.runs.checkpoints import About, Checkpoints, RefusedError, Stored, differences, tensor_file
 
 EXPERIMENT = load_experiment({"rounds": 9, "topology": {"graph": "ring", "n": 4}}).to_dict()
 ABOUT = About(2, "layout", "1", EXPERIMENT, "data", 0, {"numpy": "2"})
@@ -57,7 +49,7 @@ def found(folder: Path, **about: Any) -> tuple[int | None, list[str]]:
 
 def test_all_of_it_comes_back(tmp_path: Path) -> None:
     checkpoints.write(tmp_path, stored(3))
-    back = checkpoints.read(tmp_path / NEWEST)
+    back = checkpoints.read(tmp_path / CHECKPOINT)
     assert back.about == ABOUT
     assert (back.machine.round, back.machine.facts) == (3, stored(3).machine.facts)
     assert digest(back.machine.vectors.values()) == digest(stored(3).machine.vectors.values())
@@ -70,7 +62,7 @@ def test_all_of_it_comes_back(tmp_path: Path) -> None:
 
 def test_it_is_a_safetensors_file_that_others_can_read(tmp_path: Path) -> None:
     checkpoints.write(tmp_path, stored(3))
-    tensors = load_file(tmp_path / NEWEST)
+    tensors = load_file(tmp_path / CHECKPOINT)
     assert set(tensors) == {"vector/state/0", "task/momentum", "task/steps"}
     assert tensors["task/momentum"].tolist() == [3, 4, 5, 6, 7, 8, 9]
 
@@ -91,15 +83,15 @@ def test_any_changed_or_missing_byte_is_refused_and_the_one_before_is_taken(
 ) -> None:
     for round in (1, 2):
         checkpoints.write(tmp_path, stored(round))
-    content = bytearray((tmp_path / NEWEST).read_bytes())
+    content = bytearray((tmp_path / CHECKPOINT).read_bytes())
     if data.draw(st.booleans(), "cut short"):
         content = content[: data.draw(st.integers(0, len(content) - 1))]
     else:
         content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
-    (tmp_path / NEWEST).write_bytes(content)
+    (tmp_path / CHECKPOINT).write_bytes(content)
     round, refused = found(tmp_path)
     if (round, refused) == (2, []):  # a blank of the header that says the same as another
-        assert digest(checkpoints.read(tmp_path / NEWEST).machine.vectors.values()) == digest(
+        assert digest(checkpoints.read(tmp_path / CHECKPOINT).machine.vectors.values()) == digest(
             stored(2).machine.vectors.values()
         )
     else:
@@ -107,9 +99,9 @@ def test_any_changed_or_missing_byte_is_refused_and_the_one_before_is_taken(
 
 
 def test_a_header_that_claims_more_than_there_is_is_refused(tmp_path: Path) -> None:
-    (tmp_path / NEWEST).write_bytes(struct.pack("<Q", 1 << 62) + b"{}")
+    (tmp_path / CHECKPOINT).write_bytes(struct.pack("<Q", 1 << 62) + b"{}")
     with pytest.raises(RefusedError) as error:
-        checkpoints.read(tmp_path / NEWEST)
+        checkpoints.read(tmp_path / CHECKPOINT)
     assert error.value.reason == "corrupt"
 
 
@@ -132,12 +124,12 @@ def test_an_older_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_two_bad_ones_say_which_files_and_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / NEWEST).write_bytes(b"")
-    (tmp_path / PREVIOUS).write_bytes(b"\x80\x04")
+    (tmp_path / CHECKPOINT).write_bytes(b"")
+    (tmp_path / CHECKPOINT_BEFORE).write_bytes(b"\x80\x04")
     with pytest.raises(ResumeError) as error:
         found(tmp_path)
     assert error.value.exit_code == 8
-    assert NEWEST in str(error.value) and PREVIOUS in str(error.value)
+    assert CHECKPOINT in str(error.value) and CHECKPOINT_BEFORE in str(error.value)
     assert "new folder" in error.value.advice
 
 
@@ -153,11 +145,11 @@ def test_a_bad_newest_is_not_written_over_the_good_one_before(tmp_path: Path) ->
     about = incarnations.about_of(plan, 2, "layout", "data")
     for round in (1, 2):
         checkpoints.write(tmp_path, dataclasses.replace(stored(round), about=about))
-    spoil(tmp_path / NEWEST)
+    spoil(tmp_path / CHECKPOINT)
     life = incarnations.next_after(plan, 2, tmp_path, "layout", "data")
     assert life.round == 1 and [error.reason for error in life.refused] == ["corrupt"]
     checkpoints.write(tmp_path, dataclasses.replace(stored(3), about=about))
-    spoil(tmp_path / NEWEST)
+    spoil(tmp_path / CHECKPOINT)
     one, _ = checkpoints.load(tmp_path, about)
     assert one is not None and one.machine.round == 1
 
@@ -244,9 +236,9 @@ def test_the_newest_is_written_at_the_end_even_if_it_was_not_time(tmp_path: Path
     kept = Checkpoints(tmp_path, ABOUT, lambda *_: None, seconds=1e9)
     for round in (1, 2, 3):
         kept.keep(stored(round).machine, stored(round).task)
-    assert not (tmp_path / NEWEST).exists()
+    assert not (tmp_path / CHECKPOINT).exists()
     assert kept.close() == 3
-    assert checkpoints.read(tmp_path / NEWEST).task["steps"] == 15
+    assert checkpoints.read(tmp_path / CHECKPOINT).task["steps"] == 15
 
 
 def durable(round: int) -> Checkpoint:
@@ -262,12 +254,12 @@ def test_a_durable_checkpoint_has_what_the_task_remembered_after_its_round(tmp_p
     kept = kept_at(tmp_path)
     kept.keep(stored(3).machine, stored(3).task)
     kept.now(durable(3))
-    assert checkpoints.read(tmp_path / NEWEST).task["steps"] == 15
+    assert checkpoints.read(tmp_path / CHECKPOINT).task["steps"] == 15
     kept.close()
     again = kept_at(tmp_path)  # the next life, in which a view comes before the first round
     again.begin(3, stored(3).task)
     again.now(durable(3))
-    assert checkpoints.read(tmp_path / NEWEST).task["steps"] == 15
+    assert checkpoints.read(tmp_path / CHECKPOINT).task["steps"] == 15
     again.close()
 
 
@@ -280,7 +272,7 @@ def test_a_durable_checkpoint_waits_for_the_memory_of_its_round_and_is_not_writt
     kept.now(durable(4))
     later.join()
     assert kept.close() == 4
-    one = checkpoints.read(tmp_path / NEWEST)
+    one = checkpoints.read(tmp_path / CHECKPOINT)
     assert (one.machine.facts, one.task["steps"]) == ({"view": "new"}, 20)
 
 
@@ -291,7 +283,7 @@ def test_two_threads_that_have_checkpoints_written_leave_whole_ones(tmp_path: Pa
         training = threading.Thread(target=kept.keep, args=(stored(round).machine, stored(round).task))
         training.start()
         kept.now(durable(round + 1))
-        assert checkpoints.read(tmp_path / NEWEST).machine.round >= round + 1
+        assert checkpoints.read(tmp_path / CHECKPOINT).machine.round >= round + 1
         training.join()
     kept.close()
 
@@ -339,7 +331,7 @@ def test_lives_are_counted_on_disk(tmp_path: Path) -> None:
     assert checkpoints.incarnation_of(tmp_path) == -1
     checkpoints.begin_life(tmp_path, 4)
     assert checkpoints.incarnation_of(tmp_path) == 4
-    (tmp_path / checkpoints.LIVES).write_text("four")
+    (tmp_path / INCARNATION).write_text("four")
     with pytest.raises(ResumeError, match="not a number"):
         checkpoints.incarnation_of(tmp_path)
 
@@ -389,5 +381,5 @@ def test_more_arrays_than_a_header_holds_are_refused_and_the_last_checkpoint_sta
     monkeypatch.setattr(tensor_file, "HEADER_BYTES_MAX", 2000)
     with pytest.raises(OSError, match="40 arrays are too many for one checkpoint"):
         tensor_file.put(tmp_path, {"round": 2}, {f"x.{at}": np.zeros(2) for at in range(40)})
-    assert tensor_file.take(tmp_path / tensor_file.NEWEST)[0]["round"] == 1
+    assert tensor_file.take(tmp_path / CHECKPOINT)[0]["round"] == 1
     assert not list(tmp_path.glob("*.part"))

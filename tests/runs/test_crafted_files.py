@@ -20,11 +20,12 @@ from fedgossip.base.errors import FedgossipError
 from fedgossip.base.vectors import frozen
 from fedgossip.core.machine import Checkpoint, Event, Fired, PeerJoined, Received, Started, Trained
 from fedgossip.core.messages import Leaving, Model
+from fedgossip.core.run_format import CHECKPOINT
 from fedgossip.drivers.replay import replay_trace
 from fedgossip.experiment import load_experiment
 from fedgossip.plans import compose
 from fedgossip.runs import checkpoints
-from fedgossip.runs.checkpoints import NEWEST, About, RefusedError, Stored, tensor_file
+from fedgossip.runs.checkpoints import About, RefusedError, Stored, tensor_file
 from fedgossip.runs.trace.events import TraceError
 from fedgossip.runs.trace.files import _FRAME, MAGIC, Opening, Reading, Trace, Traced
 
@@ -76,7 +77,7 @@ def checkpoint(tmp_path: Path) -> Path:
     facts = {"absent": [1, 2], "deep": {"x": [2**80]}}
     machine = Checkpoint(3, {"state/0": frozen(np.arange(6, dtype=np.float32))}, facts)
     checkpoints.write(tmp_path, Stored(About(1, "layout", "1", {"rounds": 9}), machine, {"steps": np.arange(4)}))
-    return tmp_path / NEWEST
+    return tmp_path / CHECKPOINT
 
 
 def opened(path: Path) -> tuple[dict[str, Any], bytes]:

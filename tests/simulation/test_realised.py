@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import fedgossip
-from fedgossip.core.forecasts import REALISED, RunForecast, kept, read_forecast
+from fedgossip.core.forecasts import RunForecast, kept, read_forecast
+from fedgossip.core.run_format import REALISED
 from fedgossip.drivers.local import run_local
 from fedgossip.runs.run_directory import Run
 

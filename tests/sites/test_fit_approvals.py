@@ -10,7 +10,8 @@ from fit_sites import SITES, SOURCE, every_kind, files, machines
 from test_release import USE
 
 from fedgossip.cli.run.participant import Participant
-from fedgossip.plans.approvals.approvals import APPROVAL, read_signed
+from fedgossip.core.run_format import APPROVAL
+from fedgossip.plans.approvals.approvals import read_signed
 from fedgossip.sites.releases.checking import check
 
 pytestmark = pytest.mark.sockets  # a free port is asked for; nobody calls anybody

@@ -33,11 +33,12 @@ from sklearn.datasets import load_breast_cancer
 import fedgossip
 from fedgossip.audit.verify import verify_log
 from fedgossip.core.records import PeerRow, read_rows
+from fedgossip.core.run_format import APPROVAL, PLAN
 from fedgossip.data.record_digests import source_digest
 from fedgossip.net.endpoints import load_blocks
 from fedgossip.plans import compose
 from fedgossip.plans.approvals import plan_statement
-from fedgossip.plans.approvals.approvals import APPROVAL, read_signed
+from fedgossip.plans.approvals.approvals import read_signed
 from fedgossip.plans.federated.ledger import data_of, spent_on
 from fedgossip.plans.federated.privacy_outlook import outlook
 from fedgossip.privacy.guarantee import guarantee, meaning
@@ -430,7 +431,7 @@ def test_five_sites_describe_agree_sign_and_train_while_one_crashes_and_one_leav
     assert "3 runs" in spent and releases > ROUNDS and "This site allows epsilon 5" in spent
     found = read_signed(tmp_path / "whole" / APPROVAL)
     assert [one.participant for one in found] == list(range(CLIENTS)) and {one.plan for one in found} == {hash}
-    assert plan_statement.read(tmp_path / "whole" / plan_statement.PLAN).hash == hash
+    assert plan_statement.read(tmp_path / "whole" / PLAN).hash == hash
     judged = pilot.said["evaluate"].out
     assert judged.startswith("5 of 5 sites, ") and "with noise of 4 times what one record can add" in judged
     release = check(tmp_path / "readmission-release.zip", tmp_path / "endpoints.toml")

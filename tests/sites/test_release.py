@@ -18,12 +18,13 @@ import pytest
 from commands import Said, finish, free_ports, in_process, start, typed
 from judging import SITES, trained_in
 
-from fedgossip.audit.entries import NAME, Owner
+from fedgossip.audit.entries import Owner
 from fedgossip.audit.log import AuditLog
+from fedgossip.core.run_format import APPROVAL, AUDIT_LOG
 from fedgossip.net.endpoints import load_blocks, roster_of
 from fedgossip.net.identity import Identity
 from fedgossip.plans.approvals import plan_statement
-from fedgossip.plans.approvals.approvals import APPROVAL, JOINING, ApprovalRequest, versions
+from fedgossip.plans.approvals.approvals import JOINING, ApprovalRequest, versions
 from fedgossip.plans.approvals.site_approvals import SiteApprovals
 from fedgossip.sites.releases.checking import CheckedRelease, check
 from fedgossip.sites.releases.released import Release, ranges
@@ -50,7 +51,9 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Path:
         identity = Identity.load(folder / f"{node}.key")
         owner = Owner(node, "client", bytes.fromhex(identity.verify), "run", "0.1.0")
         (folder / "logs" / str(node)).mkdir(parents=True)
-        with AuditLog(folder / "logs" / str(node) / NAME, owner, identity.sign_bytes, lambda: NOW, synced=False) as log:
+        with AuditLog(
+            folder / "logs" / str(node) / AUDIT_LOG, owner, identity.sign_bytes, lambda: NOW, synced=False
+        ) as log:
             log.append("masked", {"round": 0, "bytes": 120})
     return folder
 

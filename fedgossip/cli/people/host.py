@@ -13,6 +13,7 @@ import click
 from fedgossip.cli.people.invited import InvitedSeat, script_of
 from fedgossip.cli.run.portable import portable_option
 from fedgossip.cli.text import echo
+from fedgossip.core import run_format
 
 if TYPE_CHECKING:
     from fedgossip.base.errors import TooFewPeersError
@@ -147,7 +148,7 @@ def host(
         if not way.party.founders:
             _wait(server, way, plan)
         ways = hosting.ways_of(plan, agent.way if agent else None, None if addresses else here)
-        seat = InvitedSeat(plan, seats.own, hosted.folder, hosted.folder / hosting.PEER_KEY, ways, hosted.ports[1],
+        seat = InvitedSeat(plan, seats.own, hosted.folder, hosted.folder / run_format.PEER_KEY, ways, hosted.ports[1],
                            learning=own, data=whole.data, script=() if led else loop,
                            prepare=led.keep if led else None, whole=lambda run: _put_together(plan, run))  # fmt: skip
         return _take_part(seat, hosted, server, way)
@@ -335,7 +336,7 @@ def _put_together(plan: Plan, folder: Path) -> None:
     except FedgossipError as error:
         echo(f"No report of the whole run: {error}  {error.advice}".rstrip(), err=True)
         return
-    echo(f"The report of the whole run: open {whole / 'report.html'}", err=True)
+    echo(f"The report of the whole run: open {whole / run_format.REPORT}", err=True)
 
 
 def _show_code(text: str) -> None:

@@ -18,6 +18,7 @@ import click
 from fedgossip.base import signals
 from fedgossip.cli.run.participant import Participant
 from fedgossip.cli.text import echo
+from fedgossip.core.run_format import ENDPOINTS, EXPERIMENT, HOSTED, ROWS
 
 if TYPE_CHECKING:
     from fedgossip.cli.run.progress import Progress
@@ -37,7 +38,7 @@ STOP_SECONDS = 30.0
 LOOK_SECONDS = 0.5
 """Between two looks at what the participant beside a script has recorded."""
 
-POLICY, EXPERIMENT = "policy.toml", "experiment.toml"
+POLICY = "policy.toml"
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,7 @@ class InvitedSeat:
 
     @property
     def out(self) -> Path:
-        from fedgossip.drivers.hosting import RUN
-
-        return self.folder / RUN
+        return self.folder / HOSTED
 
     @property
     def again(self) -> bool:
@@ -84,7 +83,6 @@ class InvitedSeat:
 
     def take_part(self) -> int:
         """Run to the end; return the exit code.  Raises FedgossipError."""
-        from fedgossip.drivers.hosting import ENDPOINTS
         from fedgossip.drivers.members import is_open
         from fedgossip.net.endpoints import load_endpoints, load_members
 
@@ -99,8 +97,6 @@ class InvitedSeat:
         return replace(seat, policy=policy, learning=learning).take_part(self._waiting())
 
     def _participant(self, known: dict[int, Endpoint], members: Members | None = None) -> Participant:
-        from fedgossip.drivers.hosting import ENDPOINTS
-
         return Participant(
             self.folder / EXPERIMENT, self.plan, self.node, self.plan.roles.label(self.node), self.key,
             self.folder / ENDPOINTS, known, self.out, self.again, f"tcp://*:{self.port}" if self.port else None,
@@ -121,11 +117,9 @@ class InvitedSeat:
 
     def _run_script(self) -> int:
         """Let the script take part, which calls fedgossip.join; return its exit code."""
-        from fedgossip.drivers.hosting import ENDPOINTS
         from fedgossip.drivers.loops.invited import InvitedFile, keep_seat
-        from fedgossip.report.watch.places import ROWS
 
-        paths = (str((self.folder / name).resolve()) for name in (EXPERIMENT, "run", ENDPOINTS))
+        paths = (str((self.folder / name).resolve()) for name in (EXPERIMENT, HOSTED, ENDPOINTS))
         experiment, out, endpoints = paths
         bind = f"tcp://*:{self.port}" if self.port else ""
         relayed = self.ways.through is not None

@@ -17,6 +17,7 @@ from fedgossip.base.untrusted_text import line
 from fedgossip.cli.people.invited import POLICY, InvitedSeat, invite_text, keep_experiment, script_of
 from fedgossip.cli.sites.approval import approved_to_join
 from fedgossip.cli.text import columns, echo
+from fedgossip.core import run_format
 
 if TYPE_CHECKING:
     from fedgossip.core.messages import Beginning, Gathering, Proposal
@@ -189,7 +190,7 @@ def _agreed(proposal: Proposal, invitation: Invitation, place: Joined, own: _Own
     from fedgossip.drivers.before_consent import declared_run
     from fedgossip.plans import compose
 
-    files = place.path / proposals.FILES
+    files = place.path / run_format.PROPOSED_FILES
     experiment = proposals.experiment_of(proposal, files)
     code = proposals.check_code(proposal, experiment, place.path.parent)
     proposals.check_data(experiment, own.data)
@@ -273,7 +274,7 @@ def _take_part(
     from fedgossip.plans.federated.policy import how_long
 
     test = joining.test_set(client, proposal)
-    proposals.keep_test(proposal, test, place.path / proposals.FILES)
+    proposals.keep_test(proposal, test, place.path / run_format.PROPOSED_FILES)
     experiment, seats = keep_experiment(plan, place.path), hosting.seats_of(plan)
     check_open_files(plan, (node for node in range(plan.n) if node != seats.own))  # any of them, before a seat is taken
     with contextlib.ExitStack() as stack:

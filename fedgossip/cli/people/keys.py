@@ -8,15 +8,16 @@ from pathlib import Path
 import click
 
 from fedgossip.cli.text import echo
+from fedgossip.core import run_format
 
-DEFAULT = Path("peer.key")
+DEFAULT = Path(run_format.PEER_KEY)
 
 PORT = 5700
 """Default listening address of a peer."""
 
 _CALLS = click.option("--client", "calls", is_flag=True, help="A client of a coordinator: it listens nowhere.")
 _ORGANISER = click.option(
-    "--organiser", "organiser_key", type=click.Path(path_type=Path), default=Path("organiser.key"),
+    "--organiser", "organiser_key", type=click.Path(path_type=Path), default=Path(run_format.ORGANISER_KEY),
     show_default=True, help="The organiser's key.",
 )  # fmt: skip
 
@@ -92,7 +93,11 @@ def show(file: Path, whole: bool, node: int | None, address: str | None, calls: 
 
 @keys.command()
 @click.option(
-    "--out", type=click.Path(path_type=Path), default=Path("organiser.key"), show_default=True, help="File to make."
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path(run_format.ORGANISER_KEY),
+    show_default=True,
+    help="File to make.",
 )
 def organiser(out: Path) -> None:
     """Make the key that may admit and remove members, and print the line for the top of endpoints.toml."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedgossip.cli.text import console, echo, some
+from fedgossip.core import run_format
 from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def run_chaos(seed: int, rounds: int, out: Path | None) -> int:
     quiet = simulate_plan(plan_of("undisturbed", seed, rounds, [LINKS]), out=folder / "undisturbed", report=False)
     for line in words(disturbed, quiet):
         echo(line)
-    echo(f"\nAll of it in pictures: open {folder / 'chaos' / 'report.html'}")
+    echo(f"\nAll of it in pictures: open {folder / 'chaos' / run_format.REPORT}")
     echo(f"{time.monotonic() - began:.0f} seconds.")
     return 0
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip.cli.text import echo
+from fedgossip.core import run_format
 
 if TYPE_CHECKING:
     from fedgossip.drivers.peer_processes import PeerProcesses
@@ -137,7 +138,7 @@ def _compare(simulated: dict[str, Run], real: Run, folder: Path, began: float) -
     ring_folder = ring.directory
     if ring_folder:
         write_report(ring_folder)
-    page = write_comparison(folder / "report.html", runs, "Eight graphs, one task")
+    page = write_comparison(folder / run_format.REPORT, runs, "Eight graphs, one task")
     echo(f"   All of it in pictures: open {page}")
     echo(f"\n{time.monotonic() - began:.0f} seconds.  Next: fedgossip topology compare ring star torus --n 16")
     return 0 if same else 1

@@ -14,6 +14,7 @@ import click
 from fedgossip.base.untrusted_text import quoted
 from fedgossip.cli.run.portable import portable_option
 from fedgossip.cli.text import echo, some
+from fedgossip.core.run_format import MASKED, MODEL, MODEL_BEST, PEER_KEY, ROWS, SPENT
 
 if TYPE_CHECKING:
     from fedgossip.cli.sites.approval import Gate
@@ -34,7 +35,7 @@ def options(command: Command) -> Command:
     given: list[Callable[[Command], Command]] = [
         click.option("--endpoints", type=click.Path(path_type=Path), required=True,
                      help="File with everybody's id, address and public key."),
-        click.option("--key", type=click.Path(path_type=Path), default=Path("peer.key"), show_default=True,
+        click.option("--key", type=click.Path(path_type=Path), default=Path(PEER_KEY), show_default=True,
                      help="One's own key pair, from `fedgossip keys new`."),
         click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True,
                      help="Replace a key of the file; at all participants."),
@@ -97,8 +98,6 @@ class Participant:
         from fedgossip.cli.run.progress import Progress
         from fedgossip.drivers.peer import run_peer
         from fedgossip.net.relays.routing import DIRECT
-        from fedgossip.plans.federated.ledger import SUFFIX
-        from fedgossip.runs.mask_ledger import LEDGER
         from fedgossip.runs.peer_files import empty_folder
         from fedgossip.runs.run_directory import new_path
 
@@ -131,8 +130,8 @@ class Participant:
                 policy=self.policy,
                 learning=self.learning,
                 trace_bytes=self.trace_bytes,
-                masked=self.key.with_name(f"{self.key.name}.{LEDGER}"),
-                spent=self.spent or self.key.with_name(f"{self.key.name}.{SUFFIX}"),
+                masked=self.key.with_name(f"{self.key.name}.{MASKED}"),
+                spent=self.spent or self.key.with_name(f"{self.key.name}.{SPENT}"),
                 data=self.data,
                 ways=self.ways or DIRECT,
                 first_work=gate.open if gate else None,
@@ -217,10 +216,9 @@ class Participant:
     def _to_know(self, folder: Path, ended: PeerEnded) -> None:
         """Print last the facts for a person: failures and their causes, the quality of the model, and its place."""
         from fedgossip.core.records import PeerRow, read_rows
-        from fedgossip.learning.models.model_files import MODEL, MODEL_BEST
         from fedgossip.runs.summary import refusals
 
-        record = folder / "metrics.jsonl"
+        record = folder / ROWS
         rows = read_rows(record) if record.exists() else []
         if ended.message:
             for cause in refusals(rows):

@@ -11,6 +11,7 @@ import click
 from fedgossip.cli.run.portable import portable_option, run_code_option
 from fedgossip.cli.run.run import concluded
 from fedgossip.cli.text import echo
+from fedgossip.core import run_format
 
 if TYPE_CHECKING:
     from fedgossip.drivers.clusters.resources import Resources
@@ -145,10 +146,12 @@ def place(
     folder = stopped or out or new_path(plan, wanted.engine, Path("runs"))
     if detach:
         number = submit(plan, folder, wanted, _tell)
-        words = ["fedgossip", "collect", str(folder / "experiment.toml"), str(folder / "peers")]
+        words = ["fedgossip", "collect", str(folder / run_format.EXPERIMENT), str(folder / run_format.PEERS)]
         words += [ALLOW] if plan.experiment.reaches else []
         here = wanted.partition == LOCAL
-        ended = f"each of {folder / 'peers'}/* has ended.json" if here else f"it has ended (`squeue -j {number}`)"
+        ended = (
+            f"each of {folder / run_format.PEERS}/* has ended.json" if here else f"it has ended (`squeue -j {number}`)"
+        )
         whose = "submitit, on this machine," if here else "Slurm"
         echo(f"job {number} of {whose} runs {plan.roles.said}; when {ended}:", err=True)
         echo(shlex.join(words))

@@ -13,10 +13,10 @@ import click
 from fedgossip.cli import STOPPED
 from fedgossip.cli.run.portable import portable_option, run_code_option
 from fedgossip.cli.text import columns, echo, print_json, some, talk_to_stderr, times
+from fedgossip.core import run_format
 from fedgossip.core.event_kinds import kind_of
 from fedgossip.core.roles import roles_in
 from fedgossip.data.objectives import score_told
-from fedgossip.learning.models.model_files import MODEL, MODEL_BEST
 
 if TYPE_CHECKING:
     from fedgossip.core.records import Row
@@ -309,7 +309,7 @@ def _to_know(finished: Run, *, report: bool) -> list[tuple[str, str]]:
     summary, folder = finished.summary, finished.directory
     rows: list[tuple[str, str]] = []
     if folder:
-        rows.append(("everything", f"in {folder}" + (f"; open {folder / 'report.html'}" if report else "")))
+        rows.append(("everything", f"in {folder}" + (f"; open {folder / run_format.REPORT}" if report else "")))
     status = summary["status"]
     if words := BEFORE_THE_FIRST_ROUND if status == "interrupted" and not summary["rounds"] else ENDINGS.get(status):
         rows += [("" if place else status.upper(), one) for place, one in enumerate(summary["lacking"] or [words])]
@@ -345,12 +345,12 @@ def _best(summary: dict[str, Any]) -> list[tuple[str, str]]:
 def _model(finished: Run) -> list[tuple[str, str]]:
     if finished.directory is None:
         return []
-    path = finished.directory / MODEL
+    path = finished.directory / run_format.MODEL
     if not path.exists():
         summary = finished.summary
         cut = summary["status"] == "interrupted" and summary["rounds"] > 0
         return [("model", "none: the run did not reach its end" if cut else "none: nothing was trained")]
-    best = finished.directory / MODEL_BEST
+    best = finished.directory / run_format.MODEL_BEST
     kept = [("best model", f"{best}, of round {finished.summary['best']['round']}")] if best.exists() else []
     roles = roles_in(finished.summary)
     average = "" if roles.leader is not None else f", the average of the {roles.measured}s’ models"

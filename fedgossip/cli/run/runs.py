@@ -17,6 +17,7 @@ from fedgossip.cli.run.portable import portable_option, run_code_option
 from fedgossip.cli.text import columns, echo
 from fedgossip.core.records import renamed
 from fedgossip.core.roles import PEERS, Roles, roles_in
+from fedgossip.core.run_format import COMPARISON, ENDED, INCOMPLETE, SUMMARY, SWEEP
 
 
 @click.command()
@@ -84,12 +85,12 @@ _WHERE_TOLD = ("mode", "roles", "algorithm", "clients", "cohort", "secure", "rou
 def _found(folder: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for run in _folders(folder):
-        if (summary := run / "summary.json").exists():
+        if (summary := run / SUMMARY).exists():
             found.append({"run_dir": str(run), **_read(summary, _KEPT, _WHERE_TOLD)})
-        elif (run / "INCOMPLETE").exists():
+        elif (run / INCOMPLETE).exists():
             found.append({"run_dir": str(run), "status": "incomplete"})
         else:
-            status = _read(run / "ended.json", ("status",))["status"]
+            status = _read(run / ENDED, ("status",))["status"]
             found.append({"run_dir": str(run), "status": f"participant, {status}"})
     return found
 
@@ -109,7 +110,7 @@ def _read(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> dict
 def _folders(folder: Path, depth: int = 3) -> Iterator[Path]:
     """Yield every run below `folder`: the demo keeps its nine runs in folders of its own."""
     for place in sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []:
-        if any((place / name).exists() for name in ("summary.json", "INCOMPLETE", "ended.json")):
+        if any((place / name).exists() for name in (SUMMARY, INCOMPLETE, ENDED)):
             yield place
         elif depth > 1:
             yield from _folders(place, depth - 1)
@@ -124,7 +125,7 @@ def report(run_dirs: tuple[Path, ...], out: Path | None, title: str, paper: Path
     """Write report.html of one RUN, or one page with several side by side; or the page of a sweep's folder."""
     from fedgossip.report.page.page import write_comparison, write_report
 
-    if len(run_dirs) == 1 and (run_dirs[0] / "sweep.toml").is_file():
+    if len(run_dirs) == 1 and (run_dirs[0] / SWEEP).is_file():
         _report_sweep(run_dirs[0], paper)
         return
     if paper is not None:
@@ -132,7 +133,7 @@ def report(run_dirs: tuple[Path, ...], out: Path | None, title: str, paper: Path
     if len(run_dirs) == 1 and out is None:
         echo(f"Wrote {write_report(run_dirs[0])}")
         return
-    echo(f"Wrote {write_comparison(out or Path('comparison.html'), list(run_dirs), title)}")
+    echo(f"Wrote {write_comparison(out or Path(COMPARISON), list(run_dirs), title)}")
 
 
 def _report_sweep(folder: Path, paper: Path | None) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fedgossip.base.untrusted_text import quoted
 from fedgossip.cli.text import echo
+from fedgossip.core import run_format
 
 if TYPE_CHECKING:
     from fedgossip.core.task import LocalTask
@@ -112,7 +113,6 @@ def approved_to_join(
 
     `task`: with its own data, where it brings them, whose source is `data`; `experiment`: the file to read and approve.
     """
-    from fedgossip.drivers.hosting import RUN
     from fedgossip.plans import compose
     from fedgossip.plans.approvals.approvals import request_to_join
     from fedgossip.plans.approvals.plan_statement import statement_of
@@ -126,4 +126,4 @@ def approved_to_join(
     read = f"fedgossip plan show {quoted(experiment)}"
     sign = f"fedgossip plan approve {quoted(experiment)} --invite INVITE{own} --key {quoted(place.key)}"
     advice = f"Read it: {read}; if you agree: {sign}; then join again."
-    return approved(wanted, place.key, limits, place.path / RUN, advice)
+    return approved(wanted, place.key, limits, place.path / run_format.HOSTED, advice)

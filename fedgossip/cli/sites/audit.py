@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fedgossip.cli.text import columns, echo
+from fedgossip.core.run_format import AUDIT_LOG, TRANSCRIPT
 
 if TYPE_CHECKING:
     from fedgossip.audit.verify import Verification
@@ -38,12 +39,12 @@ def audit() -> None:
 @click.option("--json", "as_json", is_flag=True, help="A JSON object per entry.")
 def show(log: Path, kind: str | None, last: int | None, as_json: bool) -> None:
     """Print a log as a table, or all logs below a folder.  Nothing is verified."""
-    from fedgossip.audit.entries import NAME, LogEntry, entries
+    from fedgossip.audit.entries import LogEntry, entries
     from fedgossip.audit.export import row
 
-    found = sorted(log.rglob(NAME)) if log.is_dir() else [log]
+    found = sorted(log.rglob(AUDIT_LOG)) if log.is_dir() else [log]
     if not found:
-        raise _nothing(log, NAME)
+        raise _nothing(log, AUDIT_LOG)
     for path in found:
         chosen: deque[LogEntry] = deque((one for one in entries(path) if kind in (None, one.kind)), maxlen=last)
         if as_json:
@@ -129,15 +130,13 @@ class _Judge:
 
     def all_of(self, path: Path) -> Iterator[Verification]:
         """Yield the verdict on a file, or on every log and round below a folder."""
-        from fedgossip.audit.entries import NAME
-        from fedgossip.audit.records import SUFFIX
 
         if not path.is_dir():
             yield self.one(path)
             return
-        logs, rounds = sorted(path.rglob(NAME)), sorted({one.parent for one in path.rglob(f"*{SUFFIX}")})
+        logs, rounds = sorted(path.rglob(AUDIT_LOG)), sorted({one.parent for one in path.rglob(f"*{TRANSCRIPT}")})
         if not logs + rounds:
-            raise _nothing(path, f"{NAME} or *{SUFFIX}")
+            raise _nothing(path, f"{AUDIT_LOG} or *{TRANSCRIPT}")
         yield from map(self.log, logs)
         for folder in rounds:
             yield from self.rounds(folder)

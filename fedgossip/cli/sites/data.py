@@ -22,6 +22,7 @@ from fedgossip.cli.sites.sums import (
     with_others,
 )
 from fedgossip.cli.text import NOISY, columns, echo, with_margin
+from fedgossip.core import run_format
 
 if TYPE_CHECKING:
     from fedgossip.base.errors import ConfigError
@@ -159,7 +160,6 @@ def _at_one_desk(
     ledger: Path | None,
 ) -> int:
     from fedgossip.base.errors import BudgetError
-    from fedgossip.plans.federated.ledger import SUFFIX
     from fedgossip.plans.plan import EXHAUSTED
     from fedgossip.sites.plans.sums import spend_at_one_desk
 
@@ -167,7 +167,7 @@ def _at_one_desk(
     for note in task.notes:
         echo(note, err=True)
     agreed = Path(plan.experiment.data.agreed)
-    for line in spend_at_one_desk(plan, ledger or agreed.with_name(f"{agreed.name}.{SUFFIX}")):
+    for line in spend_at_one_desk(plan, ledger or agreed.with_name(f"{agreed.name}.{run_format.SPENT}")):
         echo(line, err=True)
     run = at_one_desk(plan, task)
     if run.summary["status"] == EXHAUSTED:

@@ -13,6 +13,7 @@ import click
 from fedgossip.cli.sites.predict import MODEL, model_options
 from fedgossip.cli.sites.sums import SET, OtherMachines, Record, held_by, over_machines, summed
 from fedgossip.cli.text import NOISY, columns, echo, short
+from fedgossip.core import run_format
 
 if TYPE_CHECKING:
     from fedgossip.learning.models.loaded_model import LoadedModel
@@ -169,13 +170,12 @@ def _together(
     from fedgossip.experiment import load_experiment
     from fedgossip.learning.models.model_files import found
     from fedgossip.net.greeting import OTHER_MODEL
-    from fedgossip.sites.evaluation.evaluated import EVALUATION
     from fedgossip.sites.plans.evaluation import evaluation_plan, evaluation_task, opened_by
     from fedgossip.sites.plans.sums import from_seed
 
     experiment = load_experiment(known.experiment, known.overrides)
     plan, layout = evaluation_plan(experiment, facts)
-    path = found(model) / EVALUATION
+    path = found(model) / run_format.EVALUATION
     if path.exists() and not known.dry_run:
         advice = "Remove it to judge again; two evaluations by almost the same sites tell of those that differ."
         raise ConfigError(f"{path}: judged already", advice)

@@ -14,6 +14,7 @@ from fedgossip.cli.sites.fit_survival import fit_survival
 from fedgossip.cli.sites.fit_trees import fit_trees
 from fedgossip.cli.sites.sums import EXPERIMENT, SET, OtherMachines, Record, held_by, over_machines, summed
 from fedgossip.cli.text import echo
+from fedgossip.core import run_format
 
 if TYPE_CHECKING:
     from fedgossip.data.agreed.agreed_table import AgreedTable
@@ -101,20 +102,19 @@ def _write(
 ) -> int:
     """Write and show the fit; return the exit code."""
     from fedgossip.data.agreed.sum_files import encoded
-    from fedgossip.learning.models.model_files import MODEL, write_model
+    from fedgossip.learning.models.model_files import write_model
     from fedgossip.runs.run_directory import write_whole
-    from fedgossip.sites.fits.glm.glm_fit import FIT
     from fedgossip.sites.plans.glm import fitted_from, model_of
 
     found = fitted_from(plan, layout, vector)
     record(folder)
     text = encoded(found)
-    write_whole(folder / FIT, text)
+    write_whole(folder / run_format.FIT, text)
     if found.converged:
-        write_model(folder / MODEL, model_of(found, agreed), write_whole)
+        write_model(folder / run_format.MODEL, model_of(found, agreed), write_whole)
     echo(text.decode() if as_json else "\n".join(said(found, plan.learners)))
-    told = f", and {folder / MODEL}: fedgossip predict {quoted(folder)} FILE.csv" if found.converged else ""
-    echo(f"Wrote {folder / FIT}{told}", err=True)
+    told = f", and {folder / run_format.MODEL}: fedgossip predict {quoted(folder)} FILE.csv" if found.converged else ""
+    echo(f"Wrote {folder / run_format.FIT}{told}", err=True)
     if found.converged:
         return 0
     echo(_why(found), err=True)

@@ -9,6 +9,7 @@ from fedgossip.base.untrusted_text import quoted
 from fedgossip.cli.sites.estimates import chi_squared, remarks, table_of
 from fedgossip.cli.sites.sums import OtherMachines, Record, held_by, summed
 from fedgossip.cli.text import echo
+from fedgossip.core import run_format
 
 if TYPE_CHECKING:
     from fedgossip.experiment import Experiment
@@ -20,7 +21,6 @@ def fit_cox(whole: Experiment, folder: Path, known: OtherMachines, site: int | N
     from fedgossip.base.errors import ConfigError
     from fedgossip.data.agreed.sum_files import encoded
     from fedgossip.runs.run_directory import write_whole
-    from fedgossip.sites.fits.glm.glm_fit import FIT
     from fedgossip.sites.plans.cox import cox_plan, cox_task, hazards_from
 
     plan, layout, agreed = cox_plan(whole)
@@ -33,10 +33,10 @@ def fit_cox(whole: Experiment, folder: Path, known: OtherMachines, site: int | N
         found = hazards_from(plan, layout, vector)
         record(folder)
         text = encoded(found)
-        write_whole(folder / FIT, text)
+        write_whole(folder / run_format.FIT, text)
         echo(text.decode() if as_json else "\n".join(said(found, plan.learners)))
         told = f": fedgossip predict {quoted(folder)} FILE.csv" if found.converged else ""
-        echo(f"Wrote {folder / FIT}{told}", err=True)
+        echo(f"Wrote {folder / run_format.FIT}{told}", err=True)
         if not found.converged:
             echo(_why(found), err=True)
         ended.append(0 if found.converged else 9)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fedgossip.cli.sites.estimates import chi_squared
 from fedgossip.cli.sites.sums import OtherMachines, Record, held_by, summed
 from fedgossip.cli.text import columns, echo, short
+from fedgossip.core import run_format
 
 if TYPE_CHECKING:
     from fedgossip.experiment import Experiment
@@ -19,7 +20,6 @@ def fit_survival(whole: Experiment, folder: Path, known: OtherMachines, site: in
     from fedgossip.base.errors import ConfigError
     from fedgossip.data.agreed.sum_files import encoded
     from fedgossip.runs.run_directory import write_whole
-    from fedgossip.sites.fits.survival.survival_fit import CURVES
     from fedgossip.sites.plans.survival import curves_from, survival_plan, survival_task
 
     plan, layout, agreed = survival_plan(whole)
@@ -31,9 +31,9 @@ def fit_survival(whole: Experiment, folder: Path, known: OtherMachines, site: in
         found = curves_from(plan, layout, agreed, vector)
         record(folder)
         text = encoded(found)
-        write_whole(folder / CURVES, text)
+        write_whole(folder / run_format.CURVES, text)
         echo(text.decode() if as_json else "\n".join(said(found, plan.learners)))
-        echo(f"Wrote {folder / CURVES}", err=True)
+        echo(f"Wrote {folder / run_format.CURVES}", err=True)
 
     return summed(plan, task, layout.design.digest, refused, site, known, write, layout.opened)
 

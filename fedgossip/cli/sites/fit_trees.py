@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fedgossip.base.untrusted_text import quoted
 from fedgossip.cli.sites.sums import OtherMachines, Record, held_by, summed
 from fedgossip.cli.text import columns, echo
+from fedgossip.core import run_format
 
 if TYPE_CHECKING:
     from fedgossip.data.agreed.agreed_table import AgreedTable
@@ -61,21 +62,18 @@ def _write(
 ) -> int:
     """Write and show the trees; return the exit code."""
     from fedgossip.data.agreed.sum_files import encoded
-    from fedgossip.learning.models.model_files import MODEL, write_model
+    from fedgossip.learning.models.model_files import write_model
     from fedgossip.runs.run_directory import write_whole
-    from fedgossip.sites.fits.trees.tree_fit import FIT_OF_TREES
     from fedgossip.sites.plans.trees import grown_from, model_of_trees
 
     found, growing = grown_from(plan, layout, vector)
     record(folder)
     text = encoded(found)
-    write_whole(folder / FIT_OF_TREES, text)
-    write_model(folder / MODEL, model_of_trees(growing, agreed), write_whole)
+    write_whole(folder / run_format.FIT_OF_TREES, text)
+    write_model(folder / run_format.MODEL, model_of_trees(growing, agreed), write_whole)
     echo(text.decode() if as_json else "\n".join(said(found, plan.learners)))
-    echo(
-        f"Wrote {folder / FIT_OF_TREES}, and {folder / MODEL}: fedgossip predict {quoted(folder)} FILE.csv",
-        err=True,
-    )
+    wrote = f"{folder / run_format.FIT_OF_TREES}, and {folder / run_format.MODEL}"
+    echo(f"Wrote {wrote}: fedgossip predict {quoted(folder)} FILE.csv", err=True)
     if found.whole:
         return 0
     echo(f"error: {found.trees} of {found.design.trees} trees; rounds that did not come together have cost the rest\n"

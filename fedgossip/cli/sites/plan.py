@@ -12,6 +12,7 @@ import click
 from fedgossip.base.untrusted_text import quoted
 from fedgossip.cli.run.portable import portable_option, run_code_option
 from fedgossip.cli.text import columns, echo, echo_json, print_json
+from fedgossip.core import run_format
 
 if TYPE_CHECKING:
     from fedgossip.experiment import Experiment
@@ -46,7 +47,7 @@ def _experiment(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-KEY = click.option("--key", type=click.Path(path_type=Path), default=Path("peer.key"), show_default=True,
+KEY = click.option("--key", type=click.Path(path_type=Path), default=Path(run_format.PEER_KEY), show_default=True,
                    help="The site's own key pair, from `fedgossip keys new`.")  # fmt: skip
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 

@@ -10,6 +10,7 @@ import click
 from fedgossip.cli.run.portable import portable_option
 from fedgossip.cli.sites.membership import membership
 from fedgossip.cli.text import echo, echo_json, times
+from fedgossip.core.run_format import PEER_KEY, SPENT
 
 if TYPE_CHECKING:
     from fedgossip.plans.federated.federation import FederationPlan
@@ -85,12 +86,12 @@ def _federated(experiment: Path, overrides: tuple[str, ...], otherwise: str, adv
 def _before(plan: FederationPlan, node: int | None, key: Path) -> list[Mechanism]:
     """What the ledger beside a key holds of what this run's budget is of."""
     from fedgossip.base.errors import ConfigError
-    from fedgossip.plans.federated.ledger import SUFFIX, data_of, spent_on
+    from fedgossip.plans.federated.ledger import data_of, spent_on
 
     who = plan.coordinator if node is None else node
     if not plan.spends(who):
         raise ConfigError("records are accounted for by each client", "Say whose key it is with --id.")
-    return spent_on(key.with_name(f"{key.name}.{SUFFIX}"), plan.unit, data_of(plan.experiment.data.source, who))
+    return spent_on(key.with_name(f"{key.name}.{SPENT}"), plan.unit, data_of(plan.experiment.data.source, who))
 
 
 @privacy.command()
@@ -145,7 +146,7 @@ def policy(
 @click.option(
     "--key",
     type=click.Path(path_type=Path),
-    default=Path("peer.key"),
+    default=Path(PEER_KEY),
     show_default=True,
     help="The key that has taken part.",
 )
@@ -154,9 +155,9 @@ def policy(
 def spent(key: Path, delta: float, as_json: bool) -> None:
     """Report the privacy budget that this key has spent in all its runs over a network, by its subject."""
     from fedgossip.cli.text import columns
-    from fedgossip.plans.federated.ledger import SUFFIX, accounts
+    from fedgossip.plans.federated.ledger import accounts
 
-    found = accounts(key.with_name(f"{key.name}.{SUFFIX}"), delta)
+    found = accounts(key.with_name(f"{key.name}.{SPENT}"), delta)
     if as_json:
         import msgspec
 
@@ -164,7 +165,7 @@ def spent(key: Path, delta: float, as_json: bool) -> None:
     elif found:
         echo(columns([(f"{a.unit}, {a.data}", _account(a, delta)) for a in found]))
     else:
-        echo(f"Nothing: there is no {key.name}.{SUFFIX} beside {key}.", err=True)
+        echo(f"Nothing: there is no {key.name}.{SPENT} beside {key}.", err=True)
 
 
 def _account(account: SpentBudget, delta: float) -> str:
@@ -176,7 +177,7 @@ def _account(account: SpentBudget, delta: float) -> str:
 @click.option(
     "--key",
     type=click.Path(path_type=Path),
-    default=Path("peer.key"),
+    default=Path(PEER_KEY),
     show_default=True,
     help="The key that has taken part: the ledger is beside it.",
 )
@@ -212,9 +213,9 @@ def ledger(
     """Report the budget that all runs together have spent of each of this site's data sets, identified by their
     records; or limit it.
     """
-    from fedgossip.plans.federated.ledger import SUFFIX, counted, data_sets
+    from fedgossip.plans.federated.ledger import counted, data_sets
 
-    place = path or key.with_name(f"{key.name}.{SUFFIX}")
+    place = path or key.with_name(f"{key.name}.{SPENT}")
     if limit is not None or exact is not None:
         _limit(place, limit, delta, exact)
     if other_sites:

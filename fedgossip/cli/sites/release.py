@@ -10,6 +10,7 @@ import click
 
 from fedgossip.base.untrusted_text import quoted
 from fedgossip.cli.text import columns, echo, print_json
+from fedgossip.core import run_format
 
 if TYPE_CHECKING:
     from fedgossip.sites.releases.checking import CheckedRelease
@@ -39,7 +40,7 @@ def release() -> None:
 @click.option(
     "--use",
     type=PATH,
-    default=Path("use.txt"),
+    default=Path(run_format.USE),
     show_default=True,
     help="File in which a person has written what the model is for, and what not.",
 )
@@ -51,7 +52,9 @@ def release() -> None:
     help="Folder of the coordinator, or of a site, whose logs go along.  [default: RUN]",
 )
 @click.option("--endpoints", type=PATH, help="Everybody's keys.  [default: those in RUN]")
-@click.option("--key", type=PATH, default=Path("peer.key"), show_default=True, help="One's own key pair, which signs.")
+@click.option(
+    "--key", type=PATH, default=Path(run_format.PEER_KEY), show_default=True, help="One's own key pair, which signs."
+)
 @click.option("--out", type=PATH, help="File to write.  [default: NAME-release.zip]")
 def make(run: Path, use: Path, logs: tuple[Path, ...], endpoints: Path | None, key: Path, out: Path | None) -> int:
     """Make a release of RUN, the directory of a federated run: a page, card.html, and one signed zip with all of it."""
@@ -59,7 +62,6 @@ def make(run: Path, use: Path, logs: tuple[Path, ...], endpoints: Path | None, k
     from fedgossip.net.identity import Identity
     from fedgossip.runs.run_directory import write_whole
     from fedgossip.sites.releases.gathering import ReleaseSources, gathered
-    from fedgossip.sites.releases.released import PAGE
     from fedgossip.sites.releases.signed_zip import write_signed
 
     identity = Identity.load(key)
@@ -68,8 +70,8 @@ def make(run: Path, use: Path, logs: tuple[Path, ...], endpoints: Path | None, k
     if path.exists():
         raise ConfigError(f"{path}: there already", "Name another file with --out.")
     write_signed(path, contents, identity)
-    page = run / PAGE
-    content = contents[PAGE]
+    page = run / run_format.CARD
+    content = contents[run_format.CARD]
     assert isinstance(content, bytes), "it was made just now"
     write_whole(page, content)
     echo("\n".join(_lines(made)))

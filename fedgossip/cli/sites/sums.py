@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedgossip.cli.text import echo
+from fedgossip.core import run_format
 
 if TYPE_CHECKING:
     from fedgossip.base.errors import ConfigError
@@ -49,7 +50,7 @@ def over_machines(command: Callable[..., Any]) -> Callable[..., Any]:
                      help="What this site insists on, from `fedgossip privacy policy`: an approval, and for how long."),
         click.option("--ledger", type=click.Path(path_type=Path),
                      help="Where the site notes what its records have spent.  [default: beside the key]"),
-        click.option("--key", type=click.Path(path_type=Path), default=Path("peer.key"), show_default=True,
+        click.option("--key", type=click.Path(path_type=Path), default=Path(run_format.PEER_KEY), show_default=True,
                      help="One's own key pair, from `fedgossip keys new`."),
         click.option("--endpoints", type=click.Path(path_type=Path),
                      help="With others on their own machines: everybody's id, address and public key."),
@@ -208,7 +209,6 @@ def summed(
 
     `opened`: what the coordinator sees, in words, for a dry run and the plan.
     """
-    from fedgossip.plans.federated.ledger import SUFFIX
     from fedgossip.runs.run_directory import keep
     from fedgossip.sites.plans.sums import spend_at_one_desk
 
@@ -219,7 +219,7 @@ def summed(
         return with_others(plan, task, digest, refused, who, known, write, opened)
     check_enough(plan, refused)
     agreed = Path(plan.experiment.data.agreed)
-    for line in spend_at_one_desk(plan, known.ledger or agreed.with_name(f"{agreed.name}.{SUFFIX}")):
+    for line in spend_at_one_desk(plan, known.ledger or agreed.with_name(f"{agreed.name}.{run_format.SPENT}")):
         echo(line, err=True)
     run = at_one_desk(plan, task)
 
@@ -235,7 +235,7 @@ def _state(folder: Path, plan: FederationPlan, task: LocalTask, opened: Sequence
     """Write the plan of a run of sums beside its record."""
     from fedgossip.plans.approvals import plan_statement
 
-    plan_statement.write(folder / plan_statement.PLAN, plan_statement.statement_of(plan, task, opened))
+    plan_statement.write(folder / run_format.PLAN, plan_statement.statement_of(plan, task, opened))
 
 
 def said_dry(
@@ -266,7 +266,7 @@ def _cost(plan: FederationPlan, site: int | None, known: OtherMachines) -> list[
     from fedgossip.base.errors import BudgetError
     from fedgossip.data.per_peer import PLACE
     from fedgossip.data.record_digests import source_digest
-    from fedgossip.plans.federated.ledger import SUFFIX, data_of, spent_on
+    from fedgossip.plans.federated.ledger import data_of, spent_on
     from fedgossip.privacy.accounting import Mechanism, epsilon
 
     budget, rounds = plan.experiment.budget, plan.experiment.rounds
@@ -275,7 +275,7 @@ def _cost(plan: FederationPlan, site: int | None, known: OtherMachines) -> list[
     cost, before = Mechanism(budget.noise, 1.0, rounds), list[Mechanism]()
     if site is not None:
         source = plan.experiment.data.source
-        path = known.ledger or known.key.with_name(f"{known.key.name}.{SUFFIX}")
+        path = known.ledger or known.key.with_name(f"{known.key.name}.{run_format.SPENT}")
         before = spent_on(path, budget.unit, data_of(source, site), source_digest(source.replace(PLACE, str(site))))
     alone, total = epsilon([cost], budget.delta), epsilon([cost, *before], budget.delta)
     most = f"of at most {budget.max_epsilon:g} for each {budget.unit} at delta {budget.delta:g}"

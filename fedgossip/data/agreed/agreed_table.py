@@ -34,8 +34,6 @@ from fedgossip.data.columns.table_schema import LEVELS, MEAN, SchemaColumn, Tabl
 from fedgossip.data.csv_columns import CsvColumns
 
 FORMAT = 1
-AGREED_FILE = "agreed.json"
-"""Name of the copy in the folder of a run that trained with it."""
 COUNTS = (("missing",), ("bin",), ("of",))
 """Name parts, after the column, of the sums that are counts."""
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)

@@ -25,9 +25,8 @@ import msgspec
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError
+from fedgossip.core.run_format import ENDPOINTS, JOB, STOP
 from fedgossip.runs.run_directory import write_whole
-
-CLUSTER, JOB, STOP, ENDPOINTS = "cluster", "job.json", "stop", "endpoints.toml"
 
 
 class PlacedJob(msgspec.Struct):

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.errors import ConfigError
+from fedgossip.core import run_format
 
 Piece = tuple[str, int, bytes, bool]
 """(path in the folder, offset, bytes, whether the file is complete with them); offset GONE: the file was deleted."""
@@ -25,8 +26,6 @@ PIECES_BYTES = 8 << 20
 JOURNALS = (".jsonl", ".txt")
 """Files that only grow, from which a reader takes the bytes so far; all others are written whole."""
 
-HANDED_OVER = "snapshots"
-"""A folder in it with files for the reader alone: they are deleted once sent."""
 
 TAIL_BYTES = 1024
 """Number of last sent bytes of a journal that are compared with the file: it may have been cut and have grown again."""
@@ -95,7 +94,7 @@ class FolderNews:
                         break
         except FileNotFoundError:
             return
-        if PurePosixPath(name).parts[0] == HANDED_OVER:
+        if PurePosixPath(name).parts[0] == run_format.SNAPSHOTS:
             path.unlink(missing_ok=True)
             del self._told[name]
 
@@ -139,7 +138,7 @@ def _tail(path: Path) -> bytes:
 
 def content_of(folder: Path) -> list[Piece]:
     """Return the files of a folder, as pieces that make it elsewhere."""
-    names = (name for name in _files_in(folder) if PurePosixPath(name).parts[0] != HANDED_OVER)
+    names = (name for name in _files_in(folder) if PurePosixPath(name).parts[0] != run_format.SNAPSHOTS)
     return [(name, 0, outside_files.read_bytes(folder / name, outside_files.LARGE), True) for name in sorted(names)]
 
 

@@ -19,12 +19,12 @@ from types import FrameType
 
 from fedgossip.base import outside_files
 from fedgossip.base.errors import FedgossipError
-from fedgossip.drivers.clusters.meeting import STOP, JobLife, read_job
+from fedgossip.core import run_format
+from fedgossip.drivers.clusters.meeting import JobLife, read_job
 from fedgossip.drivers.clusters.participant_process import own_host, started
 from fedgossip.drivers.clusters.resources import imported
 from fedgossip.drivers.clusters.shared_folder import check_shared
 from fedgossip.runs.checkpoints import incarnation_of
-from fedgossip.runs.collect import ENDPOINT
 from fedgossip.runs.peer_files import failed, try_to_tell
 
 LOOK_SECONDS = 0.05
@@ -50,10 +50,10 @@ def main(folder: Path, probe: str) -> int:
         own = os.environ.get("SLURMD_NODENAME") or environment.hostname
         host = own_host(own, environment.hostnames, job.interface)
         again = bool(spec["resume"]) or incarnation_of(place) >= 0
-        (place / ENDPOINT).unlink(missing_ok=True)  # of the life before: it named another port
+        (place / run_format.ENDPOINT).unlink(missing_ok=True)  # of the life before: it named another port
         more = {"endpoints": str(life.endpoints), "bind": f"tcp://{host}:*", "resume": again}
         child = started({**spec, **more}, job.here, job.path, cpus=job.cpus, portable=job.portable)
-        code = _accompany(child, node, life, folder, place / ENDPOINT)
+        code = _accompany(child, node, life, folder, place / run_format.ENDPOINT)
         if code == -signal.SIGTERM:  # sent twice, by Slurm and by us: at the second signal it had said goodbye already
             code = 130
     except FedgossipError as error:
@@ -61,7 +61,7 @@ def main(folder: Path, probe: str) -> int:
         code = error.exit_code
     finally:
         life.ended(node, code)
-    if code == 130 and node == 0 and not (folder / STOP).exists():
+    if code == 130 and node == 0 and not (folder / run_format.STOP).exists():
         _requeue(environment.job_id, life)
     return 0  # the job is no failure of Slurm's: how the participant ended is in its folder
 
@@ -85,7 +85,7 @@ def _accompany(child: subprocess.Popen[bytes], node: int, life: JobLife, folder:
             left = True
         if node == 0:
             life.gather()
-        if not kill_at and (asked or os.getppid() != parent or (folder / STOP).exists()):
+        if not kill_at and (asked or os.getppid() != parent or (folder / run_format.STOP).exists()):
             child.terminate()
             kill_at = time.monotonic() + END_SECONDS
         if kill_at and time.monotonic() > kill_at:

@@ -10,6 +10,7 @@ import msgspec
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ResumeError
+from fedgossip.core import run_format
 from fedgossip.core.records import Row
 from fedgossip.drivers.clusters.ray import RayProcesses
 from fedgossip.drivers.clusters.resources import RAY, Resources, check_placeable
@@ -20,7 +21,7 @@ from fedgossip.drivers.run_processes import RunProcesses
 from fedgossip.plans import compose
 from fedgossip.plans.compose import Plan
 from fedgossip.plans.gossip.adversary import check_real
-from fedgossip.runs.run_directory import PLACED, Run, RunDirectory, state_plan, write_whole
+from fedgossip.runs.run_directory import Run, RunDirectory, state_plan, write_whole
 
 Tell = Callable[[str], None]
 
@@ -73,7 +74,7 @@ def submit(plan: Plan, out: Path, wanted: Resources, tell: Tell) -> str:
     RunDirectory(out, plan).abandon()
     state_plan(out, plan, task)
     _keep(out, wanted)
-    folders = [out / "peers" / f"{node:02d}" for node in range(plan.n)]
+    folders = [out / run_format.PEERS / f"{node:02d}" for node in range(plan.n)]
     for folder, spec in zip(folders, specs_of(out, folders, slurm).values(), strict=True):
         owner_files.made(folder)
         slurm.start(spec)
@@ -81,13 +82,13 @@ def submit(plan: Plan, out: Path, wanted: Resources, tell: Tell) -> str:
 
 
 def _keep(out: Path, wanted: Resources) -> None:
-    write_whole(out / PLACED, msgspec.json.encode(wanted))
+    write_whole(out / run_format.PLACED, msgspec.json.encode(wanted))
 
 
 def asked_before(run: Path) -> Resources:
     """Return the cluster resources of a run that was stopped.  Raises ResumeError."""
     try:
-        return from_json(_DECODER, outside_files.read_bytes(run / PLACED))
+        return from_json(_DECODER, outside_files.read_bytes(run / run_format.PLACED))
     except (OSError, UnreadableError) as error:
         advice = "Name the cluster again: --on slurm, --on ray.  Or go on here: fedgossip run --resume."
-        raise ResumeError(f"{run / PLACED}: {error}", advice) from None
+        raise ResumeError(f"{run / run_format.PLACED}: {error}", advice) from None

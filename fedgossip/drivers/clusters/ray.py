@@ -16,12 +16,12 @@ from typing import Any
 
 from fedgossip.base import outside_files
 from fedgossip.base.errors import ConfigError, NetworkError, NotWrittenError
+from fedgossip.core.run_format import BEGAN, ENDPOINT, ENDPOINTS, EXPERIMENT
 from fedgossip.drivers.clusters.mirror import Piece, apply, content_of
 from fedgossip.drivers.clusters.ray_cluster import connected
 from fedgossip.drivers.clusters.ray_node import END_SECONDS, RayParticipant
 from fedgossip.drivers.clusters.resources import RAY, Resources
 from fedgossip.drivers.peer_processes import not_started
-from fedgossip.runs.collect import ENDPOINT
 from fedgossip.runs.run_directory import write_whole
 
 NEWS_SECONDS = 0.5
@@ -33,7 +33,7 @@ DELAY_SECONDS = 2.0
 LEAVE_SECONDS = 10.0
 """How long actors may take to delete their folders."""
 
-PLACES = {"experiment": "experiment.toml", "endpoints": "endpoints.toml", "began": "began"}
+PLACES = {"experiment": EXPERIMENT, "endpoints": ENDPOINTS, "began": BEGAN}
 
 Tell = Callable[[str], None]
 
@@ -75,7 +75,7 @@ class RayProcesses:
             "here": str(Path.cwd()), "path": [str(Path(p).resolve()) for p in sys.path if p], "cpus": self._wanted.cpus,
             "portable": self._portable, "interface": self._wanted.interface, "places": PLACES,
         }  # fmt: skip
-        files = {name: outside_files.read_bytes(out / name) for name in ("experiment.toml",)}
+        files = {name: outside_files.read_bytes(out / name) for name in (EXPERIMENT,)}
         begun = {}
         for node, actor in self._actors.items():
             folder = self._folders[node] = folders[node]
@@ -91,9 +91,9 @@ class RayProcesses:
             if self.exited or time.monotonic() > until:
                 raise not_started(out, folders)
         endpoints = b"\n".join(outside_files.read_bytes(folder / ENDPOINT) for folder in folders)
-        write_whole(out / "endpoints.toml", endpoints)
+        write_whole(out / ENDPOINTS, endpoints)
         for actor in self._actors.values():
-            actor.give.remote("endpoints.toml", endpoints)
+            actor.give.remote(ENDPOINTS, endpoints)
 
     def _place(self, out: Path, until: float) -> list[str]:
         """Have an actor for each participant, and return the addresses of their nodes."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedgossip.base import owner_files
+from fedgossip.core import run_format
 from fedgossip.drivers.clusters.mirror import FolderNews, Piece, apply
 from fedgossip.drivers.clusters.participant_process import own_host, started
 from fedgossip.drivers.clusters.resources import imported
@@ -68,7 +69,7 @@ class RayParticipant:
         it resumes from; `hosts`: of all; `how`: here, path, cpus, portable, interface.  Raises ConfigError.
         """
         self._base = Path(tempfile.mkdtemp(prefix="fedgossip-"))
-        self._folder = self._base / "peers" / f"{spec['node']:02d}"
+        self._folder = self._base / run_format.PEERS / f"{spec['node']:02d}"
         owner_files.made(self._folder)
         for name, data in files.items():
             owner_files.written(self._base / name, data)

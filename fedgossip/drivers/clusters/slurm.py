@@ -19,7 +19,8 @@ from typing import Any
 
 from fedgossip.base import outside_files, signals
 from fedgossip.base.errors import ConfigError, FedgossipError, NetworkError
-from fedgossip.drivers.clusters.meeting import CLUSTER, STOP, JobLife, PlacedJob, write_job
+from fedgossip.core import run_format
+from fedgossip.drivers.clusters.meeting import JobLife, PlacedJob, write_job
 from fedgossip.drivers.clusters.resources import LOCAL, SLURM, Resources, imported
 from fedgossip.drivers.clusters.shared_folder import SEEN_SECONDS, probe_in
 from fedgossip.drivers.peer_processes import not_started
@@ -60,7 +61,7 @@ class SlurmProcesses:
 
     def submit(self, out: Path) -> str:
         """Have the job placed, and return its number.  Raises ConfigError in the words of Slurm."""
-        self._folder = (out / CLUSTER).resolve()
+        self._folder = (out / run_format.CLUSTER).resolve()
         wanted = self._wanted
         specs = [{**self._specs[node], "wait_seconds": wanted.wait_seconds} for node in range(self._count)]
         path = [str(Path(p).resolve()) for p in sys.path if p]
@@ -117,7 +118,7 @@ class SlurmProcesses:
         """Look which participants have ended.  One that Slurm has stopped has not: its job is queued."""
         time.sleep(timeout)
         self._ask()
-        life, stopping = self._life, self._over or (self._folder / STOP).exists()
+        life, stopping = self._life, self._over or (self._folder / run_format.STOP).exists()
         exits = life.exits() if life else {}
         self.exited = {node: code for node, code in exits.items() if stopping or code != 130}
         if self._over:
@@ -140,7 +141,7 @@ class SlurmProcesses:
         if self._job is None:
             return
         if not self._over_at:
-            write_whole(self._folder / STOP, b"")
+            write_whole(self._folder / run_format.STOP, b"")
             until = time.monotonic() + (STOP_SECONDS if self._life else 0.0)
             while time.monotonic() < until and not self._over_at and len(self.exited) < self._count:
                 self.poll(0.1)

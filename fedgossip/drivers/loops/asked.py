@@ -21,13 +21,12 @@ from fedgossip.base.decoding import UnreadableError, json_value
 from fedgossip.base.errors import NotWrittenError
 from fedgossip.base.guarded_threads import guarded_thread
 from fedgossip.base.vectors import Vector, frozen
+from fedgossip.core import run_format
 from fedgossip.core.machine import NodeId
 from fedgossip.drivers.loops.description import Described
 from fedgossip.drivers.loops.handoff import Measure, Measured, Meeting
 from fedgossip.drivers.loops.task import DescribedTask
 from fedgossip.runs.run_directory import write_whole
-
-ASKED, OVER = "asked", "over"
 
 ANSWER_SECONDS = 30.0
 """The longest wait for a loop's answer: it answers between two exchanges."""
@@ -50,7 +49,7 @@ class AskingTask(DescribedTask):
 
     def over(self) -> None:
         """Mark that no more requests will follow."""
-        owner_files.written(self._folder / OVER, b"")
+        owner_files.written(self._folder / run_format.OVER, b"")
 
     def _worth(self, vector: Vector) -> Mapping[str, float]:
         while loops := [node for node in self._there() if node not in self._deaf]:
@@ -110,11 +109,11 @@ class AnsweringLoop:
         return self._thread.is_alive()
 
     def _run(self) -> None:
-        while self._alive() and not (self._folder / OVER).exists():
+        while self._alive() and not (self._folder / run_format.OVER).exists():
             for path in sorted(self._folder.glob(f"*-{self._node}.safetensors")):
                 self._answer(path)
             time.sleep(LOOK_SECONDS)
-        if (self._folder / OVER).exists():
+        if (self._folder / run_format.OVER).exists():
             self._over()
 
     def _answer(self, path: Path) -> None:

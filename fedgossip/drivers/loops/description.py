@@ -14,12 +14,11 @@ from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.vectors import Vector, frozen
 from fedgossip.core.model_fingerprint import Likeness
+from fedgossip.core.run_format import LOOP, LOOP_FIRST
 from fedgossip.core.task import PARAMETER, Segment
 from fedgossip.drivers.loops.task import DescribedTask
 from fedgossip.plans.compose import DataShares
 from fedgossip.runs.run_directory import write_whole
-
-MODEL, FIRST = "loop.json", "first.safetensors"
 
 
 class Tensor(msgspec.Struct):
@@ -82,15 +81,15 @@ def describe(folder: Path, model: LoopModel, first: Vector) -> LoopModel:
     It includes frozen parameters: a teacher, an average, a target network has moved on since, as in the other loops.
     Raises NotWrittenError.
     """
-    if (folder / MODEL).exists():
-        before = _read(folder / MODEL)
+    if (folder / LOOP).exists():
+        before = _read(folder / LOOP)
         if before.schema != model.schema:
             return model
         return msgspec.structs.replace(model, first=before.first, frozen=before.frozen)
     from safetensors.numpy import save
 
-    write_whole(folder / FIRST, save({"vector": np.ascontiguousarray(first)}))
-    write_whole(folder / MODEL, msgspec.json.encode(model))
+    write_whole(folder / LOOP_FIRST, save({"vector": np.ascontiguousarray(first)}))
+    write_whole(folder / LOOP, msgspec.json.encode(model))
     return model
 
 
@@ -98,13 +97,13 @@ def described(folder: Path) -> Described:
     """Return what the loop of `folder` began with.  Raises ConfigError."""
     from safetensors.numpy import load
 
-    content = outside_files.read_bytes(folder / FIRST, outside_files.LARGE)
-    return Described(_read(folder / MODEL), frozen(load(content)["vector"]))
+    content = outside_files.read_bytes(folder / LOOP_FIRST, outside_files.LARGE)
+    return Described(_read(folder / LOOP), frozen(load(content)["vector"]))
 
 
 def is_described(folder: Path) -> bool:
     """Whether the loop of `folder` has written its description."""
-    return (folder / MODEL).exists()
+    return (folder / LOOP).exists()
 
 
 def model_of(segments: Sequence[Segment], schema: str, dtype: str, like: Likeness) -> LoopModel:

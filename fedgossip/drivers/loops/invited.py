@@ -11,6 +11,7 @@ import msgspec
 from fedgossip.base import kernels, outside_files
 from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError
+from fedgossip.core import run_format
 from fedgossip.drivers.loops.seats import LoopSeating
 from fedgossip.experiment import load_experiment
 from fedgossip.net.endpoints import load_endpoints
@@ -24,8 +25,6 @@ from fedgossip.runs.run_directory import write_whole
 
 INVITED = "FEDGOSSIP_INVITED"
 """Environment variable by which `host` and `join` pass a script the file of its seat."""
-
-SEAT = "seat.json"
 
 
 class InvitedFile(msgspec.Struct):
@@ -42,8 +41,8 @@ class InvitedFile(msgspec.Struct):
 
 def keep_seat(folder: Path, told: InvitedFile, *, portable: bool) -> Mapping[str, str]:
     """Write the seat down; return the environment of the script.  Raises NotWrittenError."""
-    write_whole(folder / SEAT, msgspec.json.encode(told))
-    return {**kernels.environment(portable=portable), INVITED: str((folder / SEAT).resolve())}
+    write_whole(folder / run_format.SEAT, msgspec.json.encode(told))
+    return {**kernels.environment(portable=portable), INVITED: str((folder / run_format.SEAT).resolve())}
 
 
 def invited() -> InvitedFile | None:

@@ -16,9 +16,9 @@ from typing import Any, Protocol, cast
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.untrusted_text import line
+from fedgossip.core import run_format
 from fedgossip.core.model_fingerprint import Likeness
 from fedgossip.drivers.loops import description, ranks
-from fedgossip.drivers.loops.asked import ASKED
 from fedgossip.drivers.loops.description import Described
 from fedgossip.drivers.loops.experiments import Wished, experiment_of
 from fedgossip.drivers.loops.handoff import Meeting
@@ -66,7 +66,7 @@ def join(
     *,
     node: int | None = None,
     endpoints: Path | str | None = None,
-    key: Path | str = "peer.key",
+    key: Path | str = run_format.PEER_KEY,
     out: Path | str | None = None,
     exchange: str | Sequence[str] = (),
     name: str = "",
@@ -311,4 +311,4 @@ def seated(seat: LoopSeating, exchanged: Exchanged, optimizers: Sequence[Any]) -
 
 def asked_in(out: Path) -> Path:
     """Return the folder in which the collector of a run leaves requests for its loops."""
-    return out / ASKED
+    return out / run_format.ASKED

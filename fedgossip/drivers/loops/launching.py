@@ -18,15 +18,16 @@ from fedgossip.base import outside_files, owner_files
 from fedgossip.base.errors import ConfigError, FedgossipError, NotWrittenError, ResumeError, TrainingError
 from fedgossip.core.machine import NodeId
 from fedgossip.core.records import EventRow, Row
+from fedgossip.core.run_format import BEGAN, ENDPOINT, ENDPOINTS, EXPERIMENT, LOG, OVER, PEERS, SEAT
 from fedgossip.data.named_code import check_allowed
 from fedgossip.drivers import resume
 from fedgossip.drivers.fault_injector import Striker
-from fedgossip.drivers.local import BEGAN, CHECKPOINT_SECONDS
+from fedgossip.drivers.local import CHECKPOINT_SECONDS
 from fedgossip.drivers.loops import description
-from fedgossip.drivers.loops.asked import OVER, AskingTask
+from fedgossip.drivers.loops.asked import AskingTask
 from fedgossip.drivers.loops.joining import asked_in
-from fedgossip.drivers.loops.scripts import LOG, Command, Scripts, kept_command
-from fedgossip.drivers.loops.seats import SEAT, SeatFile, await_free
+from fedgossip.drivers.loops.scripts import Command, Scripts, kept_command
+from fedgossip.drivers.loops.seats import SeatFile, await_free
 from fedgossip.drivers.participant import check_open_files
 from fedgossip.experiment import Experiment
 from fedgossip.learning.own_loop.parameters import first_difference
@@ -113,7 +114,7 @@ def all_joined(plan: Plan, run: Path) -> bool:
 
 def folders_of(plan: Plan, out: Path) -> list[Path]:
     """Where each participant of a launched run writes."""
-    return [out / "peers" / f"{node:02d}" for node in range(plan.n)]
+    return [out / PEERS / f"{node:02d}" for node in range(plan.n)]
 
 
 class _Launch:
@@ -175,22 +176,22 @@ class _Launch:
         first = self._same_model()
         for node in range(self.plan.learners, self.plan.n):
             self.scripts.start(specs[node])
-        self._await(range(self.plan.n), lambda folder: (folder / "endpoint.toml").exists())
+        self._await(range(self.plan.n), lambda folder: (folder / ENDPOINT).exists())
         task = AskingTask(first, asked_in(self.out), self._there)
         record = record_of(self.plan, task.evaluate, watch_all=False)
         collector = Collector(self.folders, record, self.keeper)
         self.striker = Striker(self.script, self.scripts, specs, self._noted(collector))
         weights = [description.described(folder).first for folder in self.folders[: self.plan.learners]]
         initial = [*weights, *(weights[:1] * (self.plan.n - self.plan.learners))]
-        blocks = b"\n".join(outside_files.read_bytes(folder / "endpoint.toml") for folder in self.folders)
-        write_whole(self.out / "endpoints.toml", blocks)
+        blocks = b"\n".join(outside_files.read_bytes(folder / ENDPOINT) for folder in self.folders)
+        write_whole(self.out / ENDPOINTS, blocks)
         self.initial = initial
         return task, collector
 
     def _specs(self) -> dict[NodeId, dict[str, Any]]:
         """Write every participant's seat; return what its process is started with."""
         often = {"checkpoint_seconds": CHECKPOINT_SECONDS} if self.script.restarts or self.how.restarts else {}
-        paths = ("experiment.toml", "endpoints.toml", BEGAN)
+        paths = (EXPERIMENT, ENDPOINTS, BEGAN)
         experiment, endpoints, began = (str((self.out / name).resolve()) for name in paths)
         specs: dict[NodeId, dict[str, Any]] = {}
         for node, folder in enumerate(self.folders):

@@ -21,10 +21,9 @@ from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError, ResumeError
 from fedgossip.base.untrusted_text import printable
 from fedgossip.core.machine import NodeId
+from fedgossip.core.run_format import ENDED, LAUNCHED, LOG, SEAT
 from fedgossip.drivers.loops.joining import LOOP, NODE, N
-from fedgossip.drivers.loops.seats import SEAT
 from fedgossip.drivers.peer_processes import check_processes
-from fedgossip.report.page.reading import LAUNCHED
 from fedgossip.runs.run_directory import write_whole
 
 STOP_SECONDS = 10.0
@@ -32,9 +31,6 @@ STOP_SECONDS = 10.0
 
 TRACEBACK_BYTES = 1 << 15
 """How much of the end of a script's output is looked through for a traceback."""
-
-LOG = "log.txt"
-ENDED = "ended.json"
 
 
 @dataclass(frozen=True)

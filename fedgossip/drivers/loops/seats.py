@@ -15,10 +15,9 @@ import msgspec
 from fedgossip.base import file_locks, outside_files
 from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError, NotWrittenError, ResumeError
+from fedgossip.core import run_format
 from fedgossip.core.machine import NodeId
 from fedgossip.plans.compose import Plan
-
-SEAT, HELD = "seat.json", "process"
 
 FREE_SECONDS = 30.0
 """How long a run that is to go on waits for the processes of its last launch to end."""
@@ -73,9 +72,9 @@ def hold(folder: Path) -> None:
     Raises ConfigError where another one has it, and NotWrittenError.
     """
     try:
-        file = os.open(folder / HELD, os.O_RDWR | os.O_CREAT, 0o600)
+        file = os.open(folder / run_format.HELD, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
-        raise NotWrittenError(folder / HELD, error) from None
+        raise NotWrittenError(folder / run_format.HELD, error) from None
     if not file_locks.taken(file):
         os.close(file)
         raise ConfigError(f"{folder}: another process is this loop", "Wait until it has ended, or end it.")
@@ -105,6 +104,6 @@ def await_free(folders: Sequence[Path], seconds: float = FREE_SECONDS) -> None:
 
 
 def _is_free(folder: Path) -> bool:
-    with contextlib.suppress(FileNotFoundError), (folder / HELD).open("rb") as file:
+    with contextlib.suppress(FileNotFoundError), (folder / run_format.HELD).open("rb") as file:
         return file_locks.taken(file.fileno())
     return True

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from fedgossip.base.errors import ConfigError
+from fedgossip.core import run_format
 from fedgossip.core.records import Row
 from fedgossip.experiment import Experiment
 from fedgossip.lab.compare.experiments import experiment_for
 from fedgossip.lab.compare.names import paradigm_of
 from fedgossip.lab.compare.setting import Paradigm
-from fedgossip.lab.sweeps.cells import FAILURE, INTERRUPTED, CellOutcome, check_same, outcome_in, run_cell
+from fedgossip.lab.sweeps.cells import INTERRUPTED, CellOutcome, check_same, outcome_in, run_cell
 from fedgossip.lab.sweeps.listed import PlacedCells
 
 
@@ -105,7 +106,7 @@ def run_cells(
         def run(cell: Cell, experiment: Experiment) -> CellOutcome:
             if placed:
                 return placed.outcome(cell.folder)
-            (out / cell.folder / FAILURE).unlink(missing_ok=True)  # of a worker; asked for again
+            (out / cell.folder / run_format.FAILURE).unlink(missing_ok=True)  # of a worker; asked for again
             return run_cell(experiment, out / cell.folder, driver, report=report, watch=watch)
 
         yield from _done(grid, out, there, run)

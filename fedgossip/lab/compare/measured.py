@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from fedgossip.base.vectors import empty
+from fedgossip.core import run_format
 from fedgossip.core.messages import TAIL
 from fedgossip.core.records import NetworkRow, PeerRow, Row, read_rows
 from fedgossip.core.task import Job
@@ -89,7 +90,7 @@ def measured(done: DoneCell, driver: str) -> MeasuredCell:
     """Return what a cell was."""
     if done.summary is None or done.experiment is None:
         return MeasuredCell(done.cell, str(done.path), "failed", done.error)
-    rows, summary = read_rows(done.path / "metrics.jsonl"), done.summary
+    rows, summary = read_rows(done.path / run_format.ROWS), done.summary
     network = [row for row in rows if isinstance(row, NetworkRow)]
     last = network[-1]
     found = MeasuredCell(

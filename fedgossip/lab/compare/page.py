@@ -9,19 +9,18 @@ from typing import Any
 
 import msgspec
 
+from fedgossip.core import run_format
 from fedgossip.lab.compare.verdict import Comparison, Line
 from fedgossip.lab.costs.formulas import crossover
 from fedgossip.report.page.paradigms import CrossoverMap, ParadigmPage, written
 from fedgossip.report.page.reading import read_run
 from fedgossip.runs.run_directory import write_whole
 
-PAGE, PLAIN = "comparison.html", "compared.json"
-
 
 def write_page(folder: Path, found: Comparison, told: Mapping[str, Any]) -> Path:
     """Write comparison.html and what is told, compared.json, into the folder; return the path of the page."""
     content = msgspec.json.format(msgspec.json.encode(told), indent=1)
-    write_whole(folder / PLAIN, content)
+    write_whole(folder / run_format.COMPARED, content)
     lines = found.of(found.workers[-1]) if found.workers else []
     shown = [(line.name, Path(line.cells[0].path)) for line in lines]
     page = ParadigmPage(
@@ -30,13 +29,13 @@ def write_page(folder: Path, found: Comparison, told: Mapping[str, Any]) -> Path
         equal=found.equal,
         target=found.target,
         rows=told["table"],
-        runs=[(name, read_run(place), place / "report.html") for name, place in shown],
+        runs=[(name, read_run(place), place / run_format.REPORT) for name, place in shown],
         staleness={line.name: dict(line.cells[0].staleness) for line in lines if line.cells[0].staleness},
         crossing=_crossing(lines),
         simulated=found.driver == "sim",
         tuned=found.tuned,
     )
-    path = folder / PAGE
+    path = folder / run_format.COMPARISON
     written(path, page)
     return path
 

@@ -12,12 +12,13 @@ import torch
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.seeds import stream
+from fedgossip.core import run_format
 from fedgossip.data.dataset import Dataset
 from fedgossip.lab.edge.answering import AnsweringModule
 from fedgossip.lab.edge.export import drawn
 from fedgossip.lab.edge.onnx_model import OnnxModel
 from fedgossip.learning.models.loaded_model import LoadedModel
-from fedgossip.learning.models.model_files import TREES_FILE, WEIGHTS, found
+from fedgossip.learning.models.model_files import found
 
 WARM = 20
 """Calls before any is measured: memory is found and kept then."""
@@ -104,4 +105,4 @@ def _size(path: Path) -> int:
     if path.is_file():
         return path.stat().st_size
     folder = found(path)
-    return sum(one.stat().st_size for one in (folder / WEIGHTS, folder / TREES_FILE) if one.is_file())
+    return sum(one.stat().st_size for one in (folder / run_format.WEIGHTS, folder / run_format.TREES) if one.is_file())

@@ -9,17 +9,17 @@ import numpy as np
 
 from fedgossip.base.errors import ConfigError
 from fedgossip.core.machine import NodeId
+from fedgossip.core.run_format import EXPERIMENT, MODEL_FACTS
 from fedgossip.data.dataset import Dataset
 from fedgossip.data.named_code import check_allowed
 from fedgossip.experiment import Experiment, load_experiment
 from fedgossip.learning.measuring import DescribedModel, as_read
 from fedgossip.learning.models import scored_tables
-from fedgossip.learning.models.model_files import FACTS, KEPT, ModelFacts, facts_of
+from fedgossip.learning.models.model_files import KEPT, ModelFacts, facts_of
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.plans import compose
 from fedgossip.plans.tasks import examples_of
 
-EXPERIMENT = "experiment.toml"
 MOST_FOLDERS = 1000
 """Maximum number of folders beside a file that are looked into for its run."""
 
@@ -93,7 +93,7 @@ def origin_of(file: Path, facts: ModelFacts) -> Path | None:
     beside = sorted(one for one in file.resolve().parent.iterdir() if one.is_dir())[:MOST_FOLDERS]
     for folder in (file.parent, *(file.parent / one.name for one in beside)):
         for place in (folder, *(folder / kept for kept in KEPT)):
-            if (place / FACTS).is_file():
+            if (place / MODEL_FACTS).is_file():
                 try:
                     same = facts_of(place).weights == facts.weights
                 except ConfigError:

@@ -21,6 +21,7 @@ from fedgossip.base.decoding import UnreadableError, json_value
 from fedgossip.base.errors import ConfigError, FedgossipError, ResumeError
 from fedgossip.base.version import __version__
 from fedgossip.core.records import Row
+from fedgossip.core.run_format import EXPERIMENT, FAILURE, INCOMPLETE, SUMMARY
 from fedgossip.data.user_code import codes_of
 from fedgossip.drivers.local import run_local_plan
 from fedgossip.drivers.simulate import simulate_plan
@@ -28,13 +29,11 @@ from fedgossip.experiment import Experiment, GossipExperiment, file_kept_in, loa
 from fedgossip.plans import compose
 from fedgossip.plans.plan import hash_of, without_folders
 from fedgossip.runs.checkpoints import differences
-from fedgossip.runs.run_directory import INCOMPLETE, WHOLE, write_whole
+from fedgossip.runs.run_directory import WHOLE, write_whole
 
 ENGINES = ("stacked", "sim", "local")
 """Who runs a cell: arrays alone, machines in virtual time, a process per peer."""
 
-FAILURE = "failure.json"
-"""Why there is no summary of a cell, and will be none unless somebody asks for it again."""
 
 FAILED, REFUSED, INTERRUPTED = "failed", "refused", "interrupted"
 
@@ -105,9 +104,9 @@ def outcome_in(path: Path) -> CellOutcome | None:
     """Return what came of the cell in this folder; None where it has not come to its end."""
     if (path / FAILURE).is_file() and isinstance(found := _read(path / FAILURE), dict):
         return CellOutcome(str(found.get("status")), None, str(found.get("error")), int(found.get("exit_code", 1)))
-    if (path / INCOMPLETE).exists() or not (path / "summary.json").is_file():
+    if (path / INCOMPLETE).exists() or not (path / SUMMARY).is_file():
         return None
-    summary = _read(path / "summary.json")
+    summary = _read(path / SUMMARY)
     if not isinstance(summary, dict) or summary.get("status") not in WHOLE:
         return None
     return CellOutcome(str(summary["status"]), summary)
@@ -160,7 +159,7 @@ def _digest(path: str, _changed: int, _size: int) -> str:
 
 def check_same(path: Path, experiment: Experiment, whose: str) -> None:
     """Raise ConfigError where the folder holds a cell of another experiment; what is there is left as it is."""
-    if not (path / "experiment.toml").is_file():
+    if not (path / EXPERIMENT).is_file():
         return
     before = load_experiment(file_kept_in(path)).to_dict()
     if found := differences(before, experiment.to_dict(), simulated=True):

@@ -17,13 +17,12 @@ from pathlib import Path
 
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.errors import ConfigError
-from fedgossip.lab.sweeps.cells import FAILED, FAILURE, CellOutcome, outcome_in, refusal, write_failure
+from fedgossip.core.run_format import CELLS, FAILURE, SWEEP
+from fedgossip.lab.sweeps.cells import FAILED, CellOutcome, outcome_in, refusal, write_failure
 from fedgossip.lab.sweeps.claimed import run_claimed
 from fedgossip.lab.sweeps.grid import SweepCell, SweepGrid, Values, named, read_sweep
 from fedgossip.lab.sweeps.tuning import Tuning, TuningState, tuning_of
 from fedgossip.runs.run_directory import write_whole
-
-FILE = "sweep.toml"
 
 Ended = tuple[SweepCell, CellOutcome]
 
@@ -46,11 +45,11 @@ class SweepFolder:
         try:
             owner_files.made(path)
             outside_files.check_folder(path)
-            if not (path / FILE).exists() and any(path.iterdir()):
+            if not (path / SWEEP).exists() and any(path.iterdir()):
                 raise ConfigError(f"{path}: not empty, and no sweep", "Give another folder with --out.")
             for inner in ("cells", "claims"):
                 owner_files.made(path / inner)
-            write_whole(path / FILE, grid.to_toml().encode())
+            write_whole(path / SWEEP, grid.to_toml().encode())
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror}", "Choose a folder that can be written, with --out.") from None
         return found
@@ -58,9 +57,9 @@ class SweepFolder:
     @classmethod
     def opened(cls, path: Path) -> SweepFolder:
         """Return the sweep in a folder.  Raises ConfigError where there is none."""
-        if not (path / FILE).is_file():
+        if not (path / SWEEP).is_file():
             raise ConfigError(f"{path}: no sweep", "fedgossip sweep FILE makes one.")
-        return cls(outside_files.checked_folder(path), read_sweep(path / FILE))
+        return cls(outside_files.checked_folder(path), read_sweep(path / SWEEP))
 
     @property
     def claims(self) -> Path:
@@ -68,12 +67,12 @@ class SweepFolder:
 
     def place(self, cell: SweepCell) -> Path:
         """The run directory of a cell."""
-        return self.path / "cells" / self.grid.hash(cell)
+        return self.path / CELLS / self.grid.hash(cell)
 
     def outcome(self, cell: SweepCell) -> CellOutcome | None:
         """What came of a cell; None where it has not come to its end.  What has is not read twice."""
         name = self.grid.hash(cell)
-        if name not in self._ended and (found := outcome_in(self.path / "cells" / name)):
+        if name not in self._ended and (found := outcome_in(self.path / CELLS / name)):
             self._ended[name] = found
         return self._ended.get(name)
 

@@ -21,8 +21,9 @@ import tomli_w
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError
+from fedgossip.core import run_format
 from fedgossip.experiment import Experiment, load_experiment
-from fedgossip.lab.sweeps.cells import FAILED, FAILURE, CellOutcome, outcome_in
+from fedgossip.lab.sweeps.cells import FAILED, CellOutcome, outcome_in
 from fedgossip.lab.sweeps.claimed import run_claimed
 from fedgossip.lab.sweeps.sweep import on_cluster
 from fedgossip.lab.sweeps.worker import Stopped, main
@@ -55,7 +56,7 @@ class PlacedCells:
         for inner in (ASKED, CLAIMS):
             owner_files.made(folder / inner)
         for name, experiment in cells.items():
-            (folder / name / FAILURE).unlink(missing_ok=True)  # asked for again
+            (folder / name / run_format.FAILURE).unlink(missing_ok=True)  # asked for again
             write_whole(folder / ASKED / f"{name}.toml", tomli_w.dumps(experiment.to_dict()).encode())
         listed = Listed(engine, report, list(cells))
         write_whole(folder / ASKED / LIST, msgspec.json.encode(listed))

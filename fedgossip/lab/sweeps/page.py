@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 from fedgossip.base.scores import ACCURACY, Score
+from fedgossip.core import run_format
 from fedgossip.lab.sweeps.paired import LEVEL, rank_correlation
 from fedgossip.lab.sweeps.table import SweepTable
 from fedgossip.report.page.sweep import paper, written
@@ -16,7 +17,7 @@ FACTS = (("gap", "spectral gap"), ("n_w", "effective neighbours n_W"))
 
 def write_page(table: SweepTable) -> Path:
     """Write sweep.html into the sweep's folder, and return its path."""
-    path = table.folder / "sweep.html"
+    path = table.folder / run_format.SWEEP_PAGE
     written(path, page_of(table))
     return path
 
@@ -38,7 +39,8 @@ def page_of(table: SweepTable) -> SweepPage:
     return SweepPage(
         table.name, table.keys, table.tuned, table.rows, table.reference, table.equal,
         _metric(table), differences, points, LEVEL,
-        shlex.join(["fedgossip", "sweep", str(table.folder / "sweep.toml"), "--out", str(table.folder)]), table.over,
+        shlex.join(["fedgossip", "sweep", str(table.folder / run_format.SWEEP), "--out", str(table.folder)]),
+        table.over,
     )  # fmt: skip
 
 

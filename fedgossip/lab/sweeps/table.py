@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from fedgossip.base.errors import ConfigError
+from fedgossip.core import run_format
 from fedgossip.core.records import NetworkRow, read_rows
 from fedgossip.lab.sweeps.cells import FAILED, CellOutcome
 from fedgossip.lab.sweeps.folder import SweepFolder
@@ -102,11 +103,11 @@ class SweepTable:
 
     def write(self) -> None:
         """Write table.csv and cells.jsonl into the sweep's folder; table.parquet where pyarrow is there."""
-        write_whole(self.folder / "table.csv", self.to_csv().encode())
+        write_whole(self.folder / run_format.SWEEP_TABLE, self.to_csv().encode())
         lines = b"".join(msgspec.json.encode(row) + b"\n" for row in self.rows)
-        write_whole(self.folder / "cells.jsonl", lines)
+        write_whole(self.folder / run_format.SWEEP_ROWS, lines)
         try:
-            self.to_parquet(self.folder / "table.parquet")
+            self.to_parquet(self.folder / run_format.SWEEP_PARQUET)
         except ConfigError:  # without the extra there is no such file, and nothing is lacking
             return
 
@@ -205,7 +206,7 @@ def _equal(sweep: SweepFolder, cells: Sequence[tuple[SweepCell, CellOutcome | No
 def _cut(sweep: SweepFolder, cell: SweepCell, limit: float | None) -> dict[str, Any]:
     """The last evaluated round of a cell before it has had more than the others, with the mean score of so many."""
     which = "bytes_sent" if sweep.grid.file.equal == "bytes" else "seconds"
-    rows = [row for row in read_rows(sweep.place(cell) / "metrics.jsonl") if isinstance(row, NetworkRow)]
+    rows = [row for row in read_rows(sweep.place(cell) / run_format.ROWS) if isinstance(row, NetworkRow)]
     there = [row for row in rows if row.test_loss is not None and (limit is None or getattr(row, which) <= limit)]
     if not there:
         return dict.fromkeys((*SCORES, "test_loss"))

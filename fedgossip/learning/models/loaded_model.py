@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from fedgossip.base.errors import ConfigError, FedgossipError, TrainingError
+from fedgossip.core.run_format import MODEL_CODE, TREES
 from fedgossip.core.whole_model import Tensors
 from fedgossip.data.custom import importing_nothing
 from fedgossip.data.dataset import OF_COLUMNS, Dataset
@@ -26,16 +27,7 @@ from fedgossip.data.user_code import code_of
 from fedgossip.learning.measuring import ROWS, Measuring, as_learned, like_of
 from fedgossip.learning.models import models
 from fedgossip.learning.models.exporting import parts_of
-from fedgossip.learning.models.model_files import (
-    CODE,
-    RATES,
-    TREES_FILE,
-    ModelFacts,
-    content_of,
-    facts_of,
-    found,
-    tensors_of,
-)
+from fedgossip.learning.models.model_files import RATES, ModelFacts, content_of, facts_of, found, tensors_of
 from fedgossip.learning.models.tree_file import TreeMargins, decoded_trees
 from fedgossip.learning.one_model.losses import fitted
 
@@ -94,7 +86,7 @@ class LoadedModel:
 
     @property
     def _base(self) -> Path:
-        return self._folder / CODE
+        return self._folder / MODEL_CODE
 
     def _scaled(self, x: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
         if x.dtype.kind not in "fiub":
@@ -149,7 +141,7 @@ def load_model(path: Path | str, *, node: int | None = None, run_code: bool = Fa
     def built() -> nn.Module:
         if facts.source == RATES:
             return models.rates(math.prod(facts.shape))
-        return models.build(facts.source, facts.shape, facts.outputs, facts.seed, vocabulary, base=folder / CODE)
+        return models.build(facts.source, facts.shape, facts.outputs, facts.seed, vocabulary, base=folder / MODEL_CODE)
 
     with _modules_of(facts):
         if not code_in(facts):  # a model of sizes that somebody wrote takes no memory before they are those of its file
@@ -179,7 +171,7 @@ def _check_parts(folder: Path, facts: ModelFacts, built: Callable[[], nn.Module]
 
 
 def _trees(folder: Path, facts: ModelFacts) -> nn.Module:
-    file = decoded_trees(content_of(folder, facts), str(folder / TREES_FILE))
+    file = decoded_trees(content_of(folder, facts), str(folder / TREES))
     return TreesModule(TreeMargins(file, facts.columns), two=len(facts.classes) == 2)
 
 
@@ -201,8 +193,8 @@ def _check_code(folder: Path, facts: ModelFacts, run_code: bool) -> None:
     names = code_in(facts)
     came = f"came with it: {', '.join(facts.modules[:5])}" if facts.modules else "is not in its folder"
     check_allowed(names, folder, run_code=run_code, whose=f"the model is made by code that {came}")
-    if code_of(names, folder / CODE) != facts.code:
-        raise ConfigError(f"{folder / CODE}: not the code that model.json tells of", "Copy the folder again.")
+    if code_of(names, folder / MODEL_CODE) != facts.code:
+        raise ConfigError(f"{folder / MODEL_CODE}: not the code that model.json tells of", "Copy the folder again.")
 
 
 @contextmanager

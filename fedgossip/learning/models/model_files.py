@@ -24,21 +24,17 @@ from fedgossip.base import outside_files
 from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.owner_files import made
+from fedgossip.core.run_format import MODEL, MODEL_BEST, MODEL_CODE, MODEL_FACTS, MODEL_OWN, TREES, WEIGHTS
 from fedgossip.core.whole_model import Tensors, WholeModel, named
 from fedgossip.data import objectives
 from fedgossip.data.columns.encodings import TableEncoding
 from fedgossip.learning.models import architectures
 
-MODEL, FACTS, WEIGHTS, CODE, OWN = "model", "model.json", "weights.safetensors", "code", "own"
-MODEL_BEST = "model-best"
-"""In a run directory, the model of the best round, beside that of the last one."""
 KEPT = MODEL_BEST, MODEL
 """The folders of models in a run directory: what is done with a run is done with the first that is there."""
 FORMAT = 1
 RATES = "glm:poisson"
 """The source of a linear layer and its exponential: rates and counts, fitted by sums and trained by nothing."""
-TREES_FILE = "trees.json"
-"""The model itself where it is boosted trees, which are read and no tensors."""
 
 
 class ColumnScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -107,14 +103,14 @@ def write_model(folder: Path, model: WholeModel, write: Callable[[Path, bytes], 
     else:
         facts["document"], content = model.document
     made(folder)
-    (folder / FACTS).unlink(missing_ok=True)
+    (folder / MODEL_FACTS).unlink(missing_ok=True)
     write(folder / (facts["document"] or WEIGHTS), content)
     for name, text in model.code.items():
-        made((folder / CODE / name).parent)
-        write(folder / CODE / name, text)
+        made((folder / MODEL_CODE / name).parent)
+        write(folder / MODEL_CODE / name, text)
     for node, tensors in model.own.items():
-        made(folder / OWN)
-        write(folder / OWN / f"{node:03d}.safetensors", save(named(tensors)))
+        made(folder / MODEL_OWN)
+        write(folder / MODEL_OWN / f"{node:03d}.safetensors", save(named(tensors)))
     facts |= {
         "layout": [[name, list(tensor.shape)] for name, tensor in model.tensors.items()],
         "lacks": model.lacks,
@@ -123,17 +119,19 @@ def write_model(folder: Path, model: WholeModel, write: Callable[[Path, bytes], 
         "weights": hashlib.sha256(content).hexdigest(),
     }
     checked = msgspec.convert(msgspec.to_builtins(facts), ModelFacts)
-    write(folder / FACTS, msgspec.json.format(msgspec.json.encode(checked), indent=1))
+    write(folder / MODEL_FACTS, msgspec.json.format(msgspec.json.encode(checked), indent=1))
 
 
 def found(path: Path) -> Path:
     """Return the folder of a model: `path` itself, or the one in a run directory: of its best round, where that was
     kept, else of the last.  Raises ConfigError."""
     for folder in (path, *(path / kept for kept in KEPT)):
-        if (folder / FACTS).is_file():
+        if (folder / MODEL_FACTS).is_file():
             return _checked(folder, path)
     if (path / WEIGHTS).is_file():
-        raise ConfigError(f"{path}: weights and no {FACTS}", "It was not written to its end, or not copied whole.")
+        raise ConfigError(
+            f"{path}: weights and no {MODEL_FACTS}", "It was not written to its end, or not copied whole."
+        )
     raise ConfigError(f"{path}: no model there", f"Name a run directory, or its folder {MODEL}/.")
 
 
@@ -147,17 +145,19 @@ def _checked(folder: Path, path: Path) -> Path:
 
 def facts_of(folder: Path) -> ModelFacts:
     """Read what a model is.  Raises ConfigError for a file that is not readable, or of another format."""
-    path = folder / FACTS
+    path = folder / MODEL_FACTS
     try:
         facts = from_json(msgspec.json.Decoder(ModelFacts), outside_files.read_bytes(path))
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}", f"A model is a folder with {FACTS} and {WEIGHTS}.") from None
+        raise ConfigError(
+            f"{path}: {error.strerror}", f"A model is a folder with {MODEL_FACTS} and {WEIGHTS}."
+        ) from None
     except UnreadableError as error:
         raise ConfigError(f"{path}: cannot be read: {error}", "Copy the folder again.") from None
     advice = "Use the release of fedgossip that wrote it."
     if facts.format != FORMAT:
         raise ConfigError(f"{path}: format {facts.format}; this is fedgossip for format {FORMAT}", advice)
-    if facts.document not in ("", TREES_FILE):  # a name that would be opened
+    if facts.document not in ("", TREES):  # a name that would be opened
         raise ConfigError(f"{path}: a model in {facts.document!r}, which this release does not know", advice)
     return facts
 
@@ -172,7 +172,7 @@ def content_of(folder: Path, facts: ModelFacts) -> bytes:
     path = folder / weights_file(facts)
     content = _bytes(path)
     if hashlib.sha256(content).hexdigest() != facts.weights:
-        raise ConfigError(f"{path}: not the weights that {FACTS} tells of", "Copy the folder again.")
+        raise ConfigError(f"{path}: not the weights that {MODEL_FACTS} tells of", "Copy the folder again.")
     return content
 
 
@@ -193,7 +193,7 @@ def tensors_of(folder: Path, facts: ModelFacts, node: int | None = None) -> Tens
     own = _own(folder, facts, node) if facts.lacks else {}
     tensors = {**_unpacked(path, content), **own}
     if [(name, tuple(tensors[name].shape)) for name, _ in facts.layout if name in tensors] != list(facts.layout):
-        raise ConfigError(f"{path}: other tensors than {FACTS} tells of", "Copy the folder again.")
+        raise ConfigError(f"{path}: other tensors than {MODEL_FACTS} tells of", "Copy the folder again.")
     return tensors
 
 
@@ -205,7 +205,7 @@ def _own(folder: Path, facts: ModelFacts, node: int | None) -> Tensors:
     if node not in facts.own:
         text = f"{folder}: nothing there of node {node}"
         raise ConfigError(text, f"There are {_ranges(facts.own)}." if facts.own else "Use that peer's own folder.")
-    path = folder / OWN / f"{node:03d}.safetensors"
+    path = folder / MODEL_OWN / f"{node:03d}.safetensors"
     return _unpacked(path, _bytes(path))
 
 

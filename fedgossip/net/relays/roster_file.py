@@ -18,12 +18,11 @@ import msgspec
 from fedgossip.base import outside_files
 from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError
+from fedgossip.core.run_format import INVITE, ORGANISER_KEY, PEER_KEY
 from fedgossip.net.endpoints import public_keys
 from fedgossip.net.identity import Identity, check_public, raw
 
 INVITES = "invites"
-INVITE, ORGANISER_KEY, PEER_KEY = "invite.json", "organiser.key", "peer.key"
-"""Files of a host's folder, the organiser's key beside it; see drivers/hosting."""
 ROSTER_CHARACTERS = 1 << 20
 """Maximum length of a file of keys."""
 

@@ -21,19 +21,16 @@ from fedgossip.audit.entries import AuditError, LogEntry, is_signed, lines, mome
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.errors import NotWrittenError
 from fedgossip.base.version import __version__
-from fedgossip.data.agreed.agreed_table import AGREED_FILE
+from fedgossip.core.run_format import AGREED, APPROVAL, PLAN
 from fedgossip.data.columns.table_schema import FEDERATED
 from fedgossip.data.objectives import SUMS
 from fedgossip.data.per_peer import PLACE
 from fedgossip.data.record_digests import source_digest
 from fedgossip.experiment import Experiment
 from fedgossip.net.endpoints import Endpoints, roster_of
-from fedgossip.plans.approvals import plan_statement
 from fedgossip.plans.approvals.plan_statement import HASH_SHOWN, PlanStatement
 from fedgossip.plans.federated.federation import FederationPlan
 
-APPROVAL = "approval.jsonl"
-"""The name of the file in the folder of a run."""
 APPROVED = "approved"
 """The kind of the line."""
 JOINING = -1
@@ -189,7 +186,7 @@ def gathered(folders: Sequence[Path], out: Path) -> None:
     Raises AuditError for an approval that is none, and NotWrittenError.
     """
     found = [path / APPROVAL for path in folders if (path / APPROVAL).exists()]
-    shared = (plan_statement.PLAN, AGREED_FILE)
+    shared = (PLAN, AGREED)
     plans = {name: path / name for name in shared for path in folders if (path / name).exists()}
     signed = sorted((one for path in found for one in read_signed(path)), key=lambda one: one.participant)
     try:

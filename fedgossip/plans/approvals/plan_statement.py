@@ -37,8 +37,6 @@ from fedgossip.plans.plan import Plan, without_folders
 from fedgossip.plans.tasks import schema_of_experiment
 from fedgossip.privacy.accounting import epsilon
 
-PLAN = "plan.json"
-"""The name of the file in the folder of a run."""
 FORMAT = 1
 HASH_SHOWN = 16
 """Digits of a hash that are printed where people compare; 64 bits."""

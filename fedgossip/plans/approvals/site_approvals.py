@@ -20,11 +20,11 @@ from fedgossip.audit.log import AuditLog, read
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.errors import ConfigError, NotWrittenError
 from fedgossip.base.version import __version__
+from fedgossip.core.run_format import APPROVAL, APPROVAL_RUN, APPROVALS, ENDPOINTS, PLANS
 from fedgossip.net.identity import Identity
 from fedgossip.plans.approvals import plan_statement
 from fedgossip.plans.approvals.approvals import (
     AGREE,
-    APPROVAL,
     APPROVED,
     JOINING,
     Approval,
@@ -35,10 +35,6 @@ from fedgossip.plans.approvals.approvals import (
 )
 from fedgossip.plans.approvals.plan_statement import HASH_SHOWN, PlanStatement, differences
 
-SUFFIX, PLANS = "approvals", "plans"
-"""Suffixes of the log and of the folder of plans, beside the key."""
-RUN_NAME = "approval.run"
-"""The file in the folder of a run by which the rounds of one that goes on are not counted again."""
 REVOKED, USED, AGREED, REFUSED = "revoked", "used", "agreed", "refused"
 DAY_MS = 86_400_000
 NAMED_MOST = 3
@@ -56,7 +52,7 @@ class SiteApprovals:
 
     def __init__(self, key: Path, identity: Identity, clock: Callable[[], int]) -> None:
         self.key, self._identity, self._clock = key, identity, clock
-        self.path, self.plans = key.with_name(f"{key.name}.{SUFFIX}"), key.with_name(f"{key.name}.{PLANS}")
+        self.path, self.plans = key.with_name(f"{key.name}.{APPROVALS}"), key.with_name(f"{key.name}.{PLANS}")
         self._torn = False
         self._entries = self._read()
 
@@ -173,7 +169,7 @@ class SiteApprovals:
         if why := self.revoked(one):
             raise ConfigError(f"the approval of {named} was revoked {why}", again)
         joining = request.participant == JOINING
-        leads, where = ("organiser", "the invite") if joining else ("coordinator", "endpoints.toml")
+        leads, where = ("organiser", "the invite") if joining else ("coordinator", ENDPOINTS)
         for what, was, now in (
             (leads, one.coordinator, request.coordinator),
             ("participants", one.roster, request.roster),
@@ -274,7 +270,7 @@ class SiteApprovals:
         Raises NotWrittenError: nothing may be sent then.
         """
         run = run_of(folder) or secrets.token_hex(8)
-        for name, content in ((RUN_NAME, run.encode()), (APPROVAL, approval.line)):
+        for name, content in ((APPROVAL_RUN, run.encode()), (APPROVAL, approval.line)):
             try:
                 owner_files.written(folder / name, content)
             except OSError as error:
@@ -311,7 +307,7 @@ def _times(number: int) -> str:
 
 def run_of(folder: Path) -> str:
     """Return the name by which the rounds of the run in a folder are counted; "" where none were."""
-    path = folder / RUN_NAME
+    path = folder / APPROVAL_RUN
     try:
         return outside_files.read_text(path) if path.exists() else ""
     except (OSError, UnicodeDecodeError):

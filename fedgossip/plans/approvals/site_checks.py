@@ -15,6 +15,7 @@ import numpy as np
 
 from fedgossip.base.errors import BudgetError, ConfigError, FedgossipError, TrainingError
 from fedgossip.base.untrusted_text import quoted
+from fedgossip.core import run_format
 from fedgossip.core.machine import NodeId
 from fedgossip.core.task import Job, LocalTask, segments_of, statistics_in
 from fedgossip.data.per_peer import PLACE
@@ -27,7 +28,7 @@ from fedgossip.plans.approvals.plan_statement import HASH_SHOWN, statement_of
 from fedgossip.plans.approvals.site_approvals import SiteApprovals
 from fedgossip.plans.compose import DataShares
 from fedgossip.plans.federated.federation import FederationPlan
-from fedgossip.plans.federated.ledger import SUFFIX, data_of, spent_on, standing
+from fedgossip.plans.federated.ledger import data_of, spent_on, standing
 from fedgossip.plans.federated.policy import demands, how_long
 from fedgossip.plans.federated.privacy_outlook import outlook
 
@@ -51,7 +52,7 @@ class ClientSite:
 
     @property
     def spent(self) -> Path:
-        return self.ledger or self.key.with_name(f"{self.key.name}.{SUFFIX}")
+        return self.ledger or self.key.with_name(f"{self.key.name}.{run_format.SPENT}")
 
 
 @dataclass(frozen=True)

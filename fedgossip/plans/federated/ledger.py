@@ -30,9 +30,6 @@ from fedgossip.plans.federated.privacy_budget import account_before
 from fedgossip.privacy.accounting import Mechanism, RenyiAccount, account_of
 from fedgossip.privacy.budget import Spend, TotalBudget, of_records
 
-SUFFIX = "spent"
-"""The suffix of the file beside the key; its name where the folder of a run holds it."""
-
 FILES = ("csv", "npz", "text", "mnist", "fashion-mnist")
 
 

@@ -21,10 +21,9 @@ from fedgossip.base import outside_files
 from fedgossip.base.decoding import UnreadableError, from_json, from_toml
 from fedgossip.base.untrusted_text import line
 from fedgossip.core.records import NetworkRow, Row, renamed, row_of
-from fedgossip.core.roles import ROLES
-from fedgossip.report.watch.places import ENDED, EXPERIMENT, INCOMPLETE, OF_A_PEER, OF_A_RUN, ROWS, SUMMARY
+from fedgossip.core.run_format import ENDED, EXPERIMENT, INCOMPLETE, REPORT, ROLES, ROWS, SUMMARY
+from fedgossip.report.watch.places import OF_A_PEER, OF_A_RUN
 
-REPORT = "report.html"
 READ = (EXPERIMENT, SUMMARY, ROWS, ENDED, INCOMPLETE, ROLES, REPORT, OF_A_PEER[0])
 """The files with changes that count as changes of the run."""
 BYTES_MAX = 16 << 20

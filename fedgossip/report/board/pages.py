@@ -20,10 +20,10 @@ from typing import Any, Generic, TypeVar
 from fedgossip.base import outside_files
 from fedgossip.base.errors import FedgossipError
 from fedgossip.base.untrusted_text import line
+from fedgossip.core import run_format
 from fedgossip.core.records import EventRow
 from fedgossip.core.roles import Roles
 from fedgossip.report.board.catalogue import Catalogue, row
-from fedgossip.report.board.heads import REPORT
 from fedgossip.report.board.run_curves import RunCurves
 from fedgossip.report.page.markup import REPORT_SCRIPTS
 from fedgossip.report.watch import snapshot
@@ -148,7 +148,7 @@ class Board:
         if (run := self._catalogue.run(key)) is None:
             return None
         try:
-            content = outside_files.read_bytes(run.folder / REPORT, REPORT_BYTES_MAX)
+            content = outside_files.read_bytes(run.folder / run_format.REPORT, REPORT_BYTES_MAX)
         except OSError:
             return None
         return HttpAnswer("text/html; charset=utf-8", content, self._of_reports)

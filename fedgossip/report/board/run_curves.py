@@ -15,10 +15,10 @@ import msgspec
 
 from fedgossip.base.decoding import UnreadableError
 from fedgossip.base.untrusted_text import line
+from fedgossip.core import run_format
 from fedgossip.core.records import LoggedNumbers, NetworkRow, PeerRow, Row, row_of
 from fedgossip.report.board.heads import LETTERS_MAX, OF_ALL, counted
 from fedgossip.report.watch.curves import Curve
-from fedgossip.report.watch.places import ROWS
 from fedgossip.report.watch.tail import Tail
 
 COLUMNS = ("score_averaged", "score_mean_peer", "score_worst_peer", "loss", "test_loss", "consensus_distance")
@@ -35,7 +35,7 @@ class RunCurves:
     """The curves of the run in `folder`; `version` changes when they do."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / ROWS
+        self._path = folder / run_format.ROWS
         self._decoder: msgspec.json.Decoder[Row] = msgspec.json.Decoder(Row)
         self.version = 0
         self._begin()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedgossip.base.errors import ConfigError
+from fedgossip.core import run_format
 from fedgossip.report.page import comparison, federated, sections
 from fedgossip.report.page.forecast import band
 from fedgossip.report.page.markup import Markup, document, join, write_atomically
@@ -22,7 +23,7 @@ def write_report(run_dir: Path) -> Path:
     """
     run = read_run(run_dir)
     head, body = _gossip(run) if run.participation is None else _federated(run, run.participation)
-    path = run_dir / "report.html"
+    path = run_dir / run_format.REPORT
     write_atomically(path, document(f"{run.name} – fedgossip", head, body))
     return path
 
@@ -54,7 +55,7 @@ def write_comparison(path: Path, run_dirs: Sequence[Path], title: str) -> Path:
     """
     if not run_dirs:
         raise ConfigError("A comparison needs at least one run.", "Name the run directories to compare.")
-    runs = [comparison.ComparedRun(read_run(folder), folder / "report.html") for folder in run_dirs]
+    runs = [comparison.ComparedRun(read_run(folder), folder / run_format.REPORT) for folder in run_dirs]
     head, body = comparison.head_and_body(runs, title, path.parent)
     write_atomically(path, document(title, head, body))
     return path

@@ -19,16 +19,14 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.base.scores import ACCURACY, Score
 from fedgossip.base.untrusted_text import masked
 from fedgossip.core.event_kinds import kind_of
-from fedgossip.core.forecasts import REALISED, RunForecast, read_forecast
+from fedgossip.core.forecasts import RunForecast, read_forecast
 from fedgossip.core.records import LoggedNumbers, LoggedPoint, renamed
 from fedgossip.core.roles import Role, Roles, federated_roles, peer_roles
+from fedgossip.core.run_format import EXPERIMENT, LAUNCHED, REALISED, ROWS, SUMMARY
 from fedgossip.data.objectives import score_told
 from fedgossip.report.page.numbers import number, percent
 from fedgossip.report.page.participation import Participation
 from fedgossip.report.page.rows import ReportedEvent, ReportedPeerRound, ReportedRound
-
-LAUNCHED = "launched.json"
-"""The file of a run directory that names the script of its loops."""
 
 EVENTS_KEPT = 200
 PARTICIPANTS_MAX = 1_000_000
@@ -317,7 +315,7 @@ def read_run(folder: Path) -> RecordedRun:
     Raises ConfigError, naming file and line, when the summary or the metrics are missing or cannot be read.  A last
     line of metrics.jsonl without its newline is an interrupted write and is left out.
     """
-    summary = _summary(folder / "summary.json")
+    summary = _summary(folder / SUMMARY)
     outside_files.checked_folder(folder)
     network: dict[int, ReportedRound] = {}
     nothing = PeerTotal()  # of all that have no row: of a million clients few may ever be in a cohort
@@ -325,7 +323,7 @@ def read_run(folder: Path) -> RecordedRun:
     events: list[ReportedEvent] = []
     logged, fallen = LoggedNumbers(), set[int]()
     participation = Participation(summary.n, summary.who.one) if summary.led else None
-    for count, (place, record) in enumerate(_records(folder / "metrics.jsonl")):
+    for count, (place, record) in enumerate(_records(folder / ROWS)):
         kind = record.get("kind")
         if isinstance(round := record.get("round"), int) and abs(round) > ROUNDS_FREE + count:
             raise ConfigError(f"{place}: round {round} after {count} rows, fewer than so many rounds write.", _NOT_OURS)
@@ -347,7 +345,7 @@ def read_run(folder: Path) -> RecordedRun:
             _follow(fallen, event)
             if not (participation and participation.event(event)) and len(events) < EVENTS_KEPT:
                 events.append(event)
-    experiment = folder / "experiment.toml"
+    experiment = folder / EXPERIMENT
     text = masked(outside_files.read_text(experiment, errors="replace")) if experiment.is_file() else None
     rounds, script = [network[r] for r in sorted(network)], _script_of(folder)
     if rounds and rounds[-1].round == summary.score.round:
@@ -414,7 +412,7 @@ def _summary(path: Path) -> Summary:
     try:
         record = _parse(outside_files.read_bytes(path))
     except FileNotFoundError:
-        begun = (path.parent / "metrics.jsonl").exists()
+        begun = (path.parent / ROWS).exists()
         advice = f"The run goes on, or was killed: {_IN_ITS_MIDDLE}" if begun else _RUN_AGAIN
         raise ConfigError(f"{place}: there is no such file.", advice) from None
     except (OSError, ValueError) as error:

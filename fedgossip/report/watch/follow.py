@@ -17,7 +17,8 @@ import msgspec
 from fedgossip.base import outside_files
 from fedgossip.base.decoding import UnreadableError, json_value
 from fedgossip.core.records import Row, row_of
-from fedgossip.report.watch.places import ENDED, EXPERIMENT, ROWS, SUMMARY, Facts, RunPlace, facts_of
+from fedgossip.core.run_format import ENDED, ENDPOINT, EXPERIMENT, PEERS, ROWS, SUMMARY
+from fedgossip.report.watch.places import Facts, RunPlace, facts_of
 from fedgossip.report.watch.state import State
 from fedgossip.report.watch.tail import Tail
 
@@ -159,9 +160,9 @@ class Follower:
     def _meet(self) -> None:
         """Find the files of peers on this machine as they appear."""
         assert self.place.folder
-        if len(self._own) < self.state.n and (self.place.folder / "peers").is_dir():
+        if len(self._own) < self.state.n and (self.place.folder / PEERS).is_dir():
             for node in range(self.state.n):
-                path = self.place.folder / "peers" / f"{node:02d}" / ROWS
+                path = self.place.folder / PEERS / f"{node:02d}" / ROWS
                 if node not in self._own and path.exists():
                     self._own[node] = Tail(path, newest=True)
 
@@ -177,7 +178,7 @@ class Follower:
 
     def _began(self) -> float:
         folders = [self.place.folder] if self.place.folder else list(self.place.peers.values())
-        names = (EXPERIMENT, "endpoint.toml", ROWS)
+        names = (EXPERIMENT, ENDPOINT, ROWS)
         times = [path.stat().st_mtime for folder in folders for name in names if (path := folder / name).exists()]
         return min(times, default=time.time())
 
@@ -203,7 +204,7 @@ class Follower:
 
     def _summary(self, folder: Path) -> str:
         if not self.driver:
-            local = (folder / "peers").is_dir()
+            local = (folder / PEERS).is_dir()
             self.driver = "local" if local else next((d for d in DRIVERS if f"-{d}-" in folder.name), "")
         summary = _json(folder / SUMMARY)
         if not summary:

@@ -14,16 +14,14 @@ from fedgossip.base.errors import ConfigError, FedgossipError
 from fedgossip.base.scores import ACCURACY, Score
 from fedgossip.base.untrusted_text import line
 from fedgossip.core.forecasts import RunForecast, read_forecast
-from fedgossip.core.roles import PEERS, ROLES, Roles, federated_roles, peer_roles, roles_from
+from fedgossip.core.roles import PEERS, Roles, federated_roles, peer_roles, roles_from
+from fedgossip.core.run_format import ENDED, ENDPOINT, EXPERIMENT, INCOMPLETE, ROLES, ROWS, SUMMARY
 from fedgossip.data.objectives import AS_THE_DATA, KINDS, objective_of
 from fedgossip.report.watch.federation import Federation, federation_of, star
 from fedgossip.topology import Topology, resolve, resolve_schedule, union
 
-EXPERIMENT, ROWS, SUMMARY, ENDED, INCOMPLETE = (
-    "experiment.toml", "metrics.jsonl", "summary.json", "ended.json", "INCOMPLETE"
-)  # fmt: skip
 OF_A_RUN = (EXPERIMENT, SUMMARY, INCOMPLETE)
-OF_A_PEER = ("endpoint.toml", ENDED, ROWS)
+OF_A_PEER = (ENDPOINT, ENDED, ROWS)
 """A participant of several machines keeps the experiment too, and endpoint.toml beside it."""
 MOST_EDGES = 200_000
 """Of larger graphs the links are not followed."""
@@ -119,7 +117,7 @@ def _node(folder: Path) -> int:
     if not _holds(folder, OF_A_PEER):
         raise ConfigError(f"{folder}: neither a run nor a peer", "Give the folder that --out named, or no folder.")
     try:
-        (peer,) = from_toml(outside_files.read_text(folder / "endpoint.toml"))["peer"]
+        (peer,) = from_toml(outside_files.read_text(folder / ENDPOINT))["peer"]
         return int(peer["id"])
     except (OSError, ValueError, KeyError, TypeError):
         raise ConfigError(f"{folder}: its endpoint.toml does not say which peer it is of", "Give others.") from None

@@ -11,10 +11,10 @@ of the seed and of the round.
 """
 
 from fedgossip.runs.checkpoints.keeper import SECONDS, Checkpoints
-from fedgossip.runs.checkpoints.lives import LIVES, begin_life, incarnation_of
+from fedgossip.runs.checkpoints.lives import begin_life, incarnation_of
 from fedgossip.runs.checkpoints.sameness import MAY_DIFFER, About, check_same, differences
 from fedgossip.runs.checkpoints.stored import Stored, drop, load, read, write
-from fedgossip.runs.checkpoints.tensor_file import DTYPES, NEWEST, PREVIOUS, RefusedError, put, take
+from fedgossip.runs.checkpoints.tensor_file import DTYPES, RefusedError, put, take
 
 __all__ = [
     "DTYPES",

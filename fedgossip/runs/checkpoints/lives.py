@@ -6,14 +6,13 @@ from pathlib import Path
 
 from fedgossip.base import outside_files, owner_files
 from fedgossip.base.errors import NotWrittenError, ResumeError
+from fedgossip.core import run_format
 from fedgossip.runs.checkpoints.tensor_file import write_synced
-
-LIVES = "incarnation"
 
 
 def incarnation_of(folder: Path) -> int:
     """Return the number of the life that was begun last in `folder`; -1 where none was.  Raises ResumeError."""
-    path = folder / LIVES
+    path = folder / run_format.INCARNATION
     try:
         return int(outside_files.read_text(path))
     except FileNotFoundError:
@@ -25,10 +24,10 @@ def incarnation_of(folder: Path) -> int:
 
 def begin_life(folder: Path, incarnation: int) -> None:
     """Write down that life `incarnation` begins; on disk when this returns.  Raises NotWrittenError."""
-    part = folder / f"{LIVES}.part"
+    part = folder / f"{run_format.INCARNATION}.part"
     try:
         write_synced(part, [f"{incarnation}\n".encode()])
-        part.replace(folder / LIVES)
+        part.replace(folder / run_format.INCARNATION)
         owner_files.sync_folder(folder)
     except OSError as error:
-        raise NotWrittenError(folder / LIVES, error) from None
+        raise NotWrittenError(folder / run_format.INCARNATION, error) from None

@@ -11,9 +11,10 @@ import msgspec
 
 from fedgossip.base.errors import ResumeError
 from fedgossip.base.vectors import frozen
+from fedgossip.core import run_format
 from fedgossip.core.machine import Checkpoint
 from fedgossip.runs.checkpoints.sameness import About, check_same
-from fedgossip.runs.checkpoints.tensor_file import NEWEST, PREVIOUS, Array, RefusedError, put, take
+from fedgossip.runs.checkpoints.tensor_file import Array, RefusedError, put, take
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,7 +44,7 @@ def load(folder: Path, about: About) -> tuple[Stored | None, list[RefusedError]]
     there are some and all are refused.
     """
     refused: list[RefusedError] = []
-    for path in (folder / NEWEST, folder / PREVIOUS):
+    for path in (folder / run_format.CHECKPOINT, folder / run_format.CHECKPOINT_BEFORE):
         if not path.exists():
             continue
         try:

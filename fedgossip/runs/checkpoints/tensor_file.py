@@ -20,10 +20,10 @@ from fedgossip.base import outside_files, owner_files
 from fedgossip.base.decoding import json_value
 from fedgossip.base.errors import FedgossipError
 from fedgossip.base.owner_files import patiently
+from fedgossip.core.run_format import CHECKPOINT, CHECKPOINT_BEFORE
 
 FORMAT = 4
 
-NEWEST, PREVIOUS = "checkpoint.safetensors", "checkpoint.previous.safetensors"
 
 HEADER_BYTES_MAX = 128 << 20
 """Maximum bytes of the header, about 100 for each array: a server of a table has one for each 8 kB of its rows."""
@@ -58,11 +58,11 @@ def put(folder: Path, about: Mapping[str, Any], arrays: Mapping[str, Array]) -> 
 
     Raises OSError (a full disk, say); nothing is lost then.
     """
-    part = folder / f"{NEWEST}.part"
+    part = folder / f"{CHECKPOINT}.part"
     write_synced(part, _pieces(about, {name: _plain(array) for name, array in arrays.items()}))
-    if (folder / NEWEST).exists():
-        (folder / NEWEST).replace(folder / PREVIOUS)
-    part.replace(folder / NEWEST)
+    if (folder / CHECKPOINT).exists():
+        (folder / CHECKPOINT).replace(folder / CHECKPOINT_BEFORE)
+    part.replace(folder / CHECKPOINT)
     owner_files.sync_folder(folder)
 
 

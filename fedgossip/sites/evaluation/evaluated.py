@@ -30,8 +30,6 @@ from fedgossip.data.objectives import CLASSIFICATION, REGRESSION
 from fedgossip.sites.evaluation.evaluation_sums import PLACES, SITES, EvaluationLayout, score_of
 from fedgossip.sites.evaluation.noisy_evaluation import DECILES, SHIFT, Name, Numbers
 
-EVALUATION = "evaluation.json"
-"""File name, in the folder of the model."""
 FORMAT = 1
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from fedgossip.base.errors import ConfigError
+from fedgossip.core.run_format import CURVES, FIT, FIT_OF_TREES
 from fedgossip.data.agreed.sum_files import read_told
 from fedgossip.sites.fits.cox.cox_fit import CoxFit
-from fedgossip.sites.fits.glm.glm_fit import FIT, FORMAT, GlmFit
-from fedgossip.sites.fits.survival.survival_fit import CURVES, CurveFit
+from fedgossip.sites.fits.glm.glm_fit import FORMAT, GlmFit
+from fedgossip.sites.fits.survival.survival_fit import CurveFit
 from fedgossip.sites.fits.trees import tree_fit
-from fedgossip.sites.fits.trees.tree_fit import FIT_OF_TREES, TreesFit
+from fedgossip.sites.fits.trees.tree_fit import TreesFit
 
 Fit = GlmFit | CoxFit
 Told = Fit | CurveFit | TreesFit

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedgossip.base.errors import ConfigError, TooFewPeersError
 from fedgossip.base.vectors import Vector
+from fedgossip.core import run_format
 from fedgossip.core.machine import NodeId
 from fedgossip.core.whole_model import WholeModel
 from fedgossip.data.agreed.agreed_table import AgreedColumn, AgreedTable, read, told_bins
@@ -19,7 +20,6 @@ from fedgossip.data.agreed.federated_tables import check_same, read_for_fit, sca
 from fedgossip.data.columns.table_schema import FEDERATED
 from fedgossip.data.objectives import CLASSIFICATION, REGRESSION, TREES
 from fedgossip.experiment import Experiment, FederatedExperiment
-from fedgossip.learning.models.model_files import TREES_FILE
 from fedgossip.learning.models.tree_file import encoded_trees
 from fedgossip.learning.models.trees import LOGISTIC, MOST_COLUMNS, SOFTMAX, SQUARES, TreesDesign
 from fedgossip.plans import compose
@@ -218,4 +218,4 @@ def model_of_trees(growing: GrowingTrees, agreed: AgreedTable) -> WholeModel:
     if not classes:
         label_mean, label_deviation = agreed.label_scale
         facts["label_scale"] = {"mean": label_mean, "deviation": label_deviation}
-    return WholeModel({}, facts, document=(TREES_FILE, encoded_trees(trees_file(growing))))
+    return WholeModel({}, facts, document=(run_format.TREES, encoded_trees(trees_file(growing))))

@@ -14,23 +14,32 @@ from pathlib import Path
 
 import msgspec
 
-from fedgossip.audit import entries, records
+from fedgossip.audit import entries
 from fedgossip.audit.verify import Verification, verify_log
 from fedgossip.audit.verify_round import verify_transcripts
 from fedgossip.base import outside_files
 from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import ConfigError, FedgossipError
-from fedgossip.learning.models import model_files
-from fedgossip.learning.models.model_files import MODEL, ModelFacts
+from fedgossip.core.run_format import (
+    APPROVAL,
+    AUDIT_LOG,
+    CARD,
+    ENDPOINTS,
+    EVALUATION,
+    LOGS,
+    MODEL,
+    MODEL_FACTS,
+    PLAN,
+    RELEASE,
+    TRANSCRIPT,
+    USE,
+)
+from fedgossip.learning.models.model_files import ModelFacts
 from fedgossip.net.endpoints import load_blocks, roster_of
-from fedgossip.plans.approvals.approvals import APPROVAL, JOINING, read_signed, site_of
-from fedgossip.plans.approvals.plan_statement import PLAN
+from fedgossip.plans.approvals.approvals import JOINING, read_signed, site_of
 from fedgossip.secure.session import ParticipantRoster
-from fedgossip.sites.evaluation.evaluated import EVALUATION
-from fedgossip.sites.releases.released import FACTS, FORMAT, PAGE, USE, Release, ReleasedLog
+from fedgossip.sites.releases.released import FORMAT, Release, ReleasedLog
 from fedgossip.sites.releases.signed_zip import ASK, ReleaseError, SignedZip, open_signed
-
-ENDPOINTS, LOGS = "endpoints.toml", "logs"
 
 
 @dataclass(frozen=True)
@@ -71,9 +80,9 @@ def check(path: Path, known: Path | None = None) -> CheckedRelease:
 
 def _facts(archive: SignedZip) -> Release:
     try:
-        release = from_json(msgspec.json.Decoder(Release), archive.read(FACTS))
+        release = from_json(msgspec.json.Decoder(Release), archive.read(RELEASE))
     except UnreadableError as error:
-        raise ReleaseError(f"{archive.path}: signed, and {FACTS} cannot be read: {error}", ASK) from None
+        raise ReleaseError(f"{archive.path}: signed, and {RELEASE} cannot be read: {error}", ASK) from None
     if release.format != FORMAT:
         advice = "Use the release of fedgossip that wrote it."
         raise ReleaseError(f"{archive.path}: format {release.format}; this is fedgossip for {FORMAT}", advice)
@@ -89,19 +98,19 @@ def _unpacked(archive: SignedZip, folder: Path) -> None:
 
 
 def _of_files(archive: SignedZip, release: Release) -> Iterator[str]:
-    if set(archive.names) != {FACTS, *release.files}:
-        yield f"other files than {FACTS} names"
-    about = [f"{MODEL}/{model_files.FACTS}"] if release.model.file.startswith(f"{MODEL}/") else []
-    for name in (PAGE, USE, PLAN, *about, release.model.file, *([release.fit] if release.fit else [])):
+    if set(archive.names) != {RELEASE, *release.files}:
+        yield f"other files than {RELEASE} names"
+    about = [f"{MODEL}/{MODEL_FACTS}"] if release.model.file.startswith(f"{MODEL}/") else []
+    for name in (CARD, USE, PLAN, *about, release.model.file, *([release.fit] if release.fit else [])):
         if name not in archive.names:
             yield f"no {name} in it"
     for name, known in release.files.items():
         if name in archive.names and hashlib.sha256(archive.read(name)).hexdigest() != known:
-            yield f"{name}: another hash than {FACTS} names"
+            yield f"{name}: another hash than {RELEASE} names"
 
 
 def _of_model(archive: SignedZip, folder: Path, release: Release) -> Iterator[str]:
-    weights, about = folder / release.model.file, folder / MODEL / model_files.FACTS
+    weights, about = folder / release.model.file, folder / MODEL / MODEL_FACTS
     if release.model.file not in archive.names:
         return
     found = said = hashlib.sha256(outside_files.read_bytes(weights, outside_files.LARGE)).hexdigest()
@@ -109,7 +118,7 @@ def _of_model(archive: SignedZip, folder: Path, release: Release) -> Iterator[st
         if about.is_file():
             said = from_json(msgspec.json.Decoder(ModelFacts), outside_files.read_bytes(about)).weights
     except UnreadableError as error:
-        yield f"{MODEL}/{model_files.FACTS}: {error}"
+        yield f"{MODEL}/{MODEL_FACTS}: {error}"
         return
     if not found == said == release.model.weights:
         yield f"{release.model.file}: not the weights that the card tells of"
@@ -189,11 +198,11 @@ def verified(folder: Path) -> tuple[ReleasedLog, ...]:
     except (FedgossipError, ValueError) as error:
         return (ReleasedLog(ENDPOINTS, "everybody's keys", sound=False, told=str(error).replace(f"{folder}/", "")),)
     found = []
-    for path in sorted((folder / LOGS).rglob(entries.NAME)):
+    for path in sorted((folder / LOGS).rglob(AUDIT_LOG)):
         who = _owner(path)
         key = bytes.fromhex(blocks[who].verify) if who in blocks else b"\0" * 32
         found.append(_said(folder, verify_log(path, key)))
-    for rounds in sorted({path.parent for path in (folder / LOGS).rglob(f"*{records.SUFFIX}")}):
+    for rounds in sorted({path.parent for path in (folder / LOGS).rglob(f"*{TRANSCRIPT}")}):
         verdicts = verify_transcripts(rounds, ParticipantRoster(tuple(clients)), coordinator.identity)
         found += [_said(folder, one) for one in verdicts]
     return tuple(found)

@@ -12,21 +12,32 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from fedgossip.audit import entries, records
 from fedgossip.base import outside_files
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.version import __version__
+from fedgossip.core.run_format import (
+    AGREED,
+    APPROVAL,
+    AUDIT_LOG,
+    CARD,
+    ENDPOINTS,
+    EVALUATION,
+    LOGS,
+    MODEL,
+    MODEL_FACTS,
+    PLAN,
+    RELEASE,
+    TRANSCRIPT,
+    USE,
+)
 from fedgossip.data.agreed import agreed_table
-from fedgossip.data.agreed.agreed_table import AGREED_FILE
 from fedgossip.data.agreed.sum_files import encoded
 from fedgossip.data.objectives import REGRESSION
 from fedgossip.learning.models import model_files
-from fedgossip.learning.models.model_files import MODEL
 from fedgossip.net.endpoints import load_blocks
 from fedgossip.plans import compose
 from fedgossip.plans.approvals import plan_statement
-from fedgossip.plans.approvals.approvals import APPROVAL, Approval, read_signed, site_of
-from fedgossip.plans.approvals.plan_statement import PLAN
+from fedgossip.plans.approvals.approvals import Approval, read_signed, site_of
 from fedgossip.report.page.participation import Took
 from fedgossip.report.page.reading import read_run
 from fedgossip.sites.evaluation import evaluated
@@ -35,18 +46,10 @@ from fedgossip.sites.fits.cox.cox_fit import CoxFit
 from fedgossip.sites.fits.fit_files import Told
 from fedgossip.sites.fits.survival.survival_fit import CurveFit
 from fedgossip.sites.releases import model_card, released
-from fedgossip.sites.releases.checking import ENDPOINTS, LOGS, logs_of
+from fedgossip.sites.releases.checking import logs_of
 from fedgossip.sites.releases.fitted import numbers_of
 from fedgossip.sites.releases.privacy_words import privacy_of
-from fedgossip.sites.releases.released import (
-    FACTS,
-    PAGE,
-    USE,
-    Release,
-    ReleasedApproval,
-    ReleasedModel,
-    ReleasedPrivacy,
-)
+from fedgossip.sites.releases.released import Release, ReleasedApproval, ReleasedModel, ReleasedPrivacy
 
 if TYPE_CHECKING:
     from fedgossip.data.agreed.agreed_table import AgreedTable
@@ -100,10 +103,10 @@ def gathered(sources: ReleaseSources, signer: str, now: datetime | None = None) 
     if fitted:
         contents[fitted[0]] = sources.run / fitted[0]
     if evaluation_file:
-        contents[f"{MODEL}/{evaluated.EVALUATION}"] = evaluation_file
+        contents[f"{MODEL}/{EVALUATION}"] = evaluation_file
     contents[PLAN] = outside_files.read_bytes(sources.run / PLAN)
     if statistics:
-        contents[AGREED_FILE] = encoded(statistics)
+        contents[AGREED] = encoded(statistics)
     logs = _logs(sources)
     approvals = _approvals(sources, plan.hash, contents, logs)
     contents |= logs
@@ -126,15 +129,15 @@ def gathered(sources: ReleaseSources, signer: str, now: datetime | None = None) 
         counted=tuple(tuple((np.flatnonzero(row == Took.COUNTED) + 1).tolist()) for row in table),
         logs=logs_of(contents),
         agreed=statistics.digest if statistics else "",
-        agreed_file=str(plan.experiment["data"].get("agreed") or AGREED_FILE),
+        agreed_file=str(plan.experiment["data"].get("agreed") or AGREED),
         judged=evaluation is not None,
         fit=fitted[0] if fitted else "",
         files={},
     )
-    contents[PAGE] = model_card.page(release, statistics, evaluation, fitted[1] if fitted else None).encode()
+    contents[CARD] = model_card.page(release, statistics, evaluation, fitted[1] if fitted else None).encode()
     files = {name: _sha256(content) for name, content in contents.items()}
     release = released_with(release, files)
-    return release, {FACTS: released.encoded(release), **contents}
+    return release, {RELEASE: released.encoded(release), **contents}
 
 
 def released_with(release: Release, files: Mapping[str, str]) -> Release:
@@ -195,10 +198,10 @@ def _model(folder: Path) -> Contents:
     facts = model_files.facts_of(folder)
     found: Contents = {}
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.name != evaluated.EVALUATION and not path.name.endswith(".pyc"):
+        if path.is_file() and path.name != EVALUATION and not path.name.endswith(".pyc"):
             found[f"{MODEL}/{path.relative_to(folder).as_posix()}"] = path
     if _sha256(found[f"{MODEL}/{model_files.weights_file(facts)}"]) != facts.weights:
-        raise ConfigError(f"{folder}: not the weights that {model_files.FACTS} tells of", "Copy the folder again.")
+        raise ConfigError(f"{folder}: not the weights that {MODEL_FACTS} tells of", "Copy the folder again.")
     return found
 
 
@@ -206,10 +209,10 @@ def _agreed(sources: ReleaseSources, plan: PlanStatement) -> AgreedTable | None:
     """Return the statistics of the run: those of its folder; of a fit, the file that its experiment names, if it still
     matches the plan.
     """
-    if AGREED_FILE not in {Path(name).name for name in plan.files} and plan.table is None:
+    if AGREED not in {Path(name).name for name in plan.files} and plan.table is None:
         return None
-    if (sources.run / AGREED_FILE).is_file():
-        return agreed_table.read(sources.run / AGREED_FILE)
+    if (sources.run / AGREED).is_file():
+        return agreed_table.read(sources.run / AGREED)
     from fedgossip.experiment import file_kept_in, load_experiment
 
     path = Path(load_experiment(file_kept_in(sources.run)).data.agreed)
@@ -227,7 +230,7 @@ def _evaluation(sources: ReleaseSources, weights: str, plan: PlanStatement) -> t
     """
     where = [(run, kept) for run in (sources.run, *sources.folders) for kept in model_files.KEPT]
     for run, kept in where:
-        path = run / kept / evaluated.EVALUATION
+        path = run / kept / EVALUATION
         if path.is_file():
             found = evaluated.read(path)
             if found.layout.model != weights:
@@ -263,8 +266,8 @@ def _approvals(sources: ReleaseSources, plan: str, contents: Contents, logs: Con
 
 def _logs(sources: ReleaseSources) -> Contents:
     """Return the logs and transcripts below the folders, each in a folder of its own, and the file of keys."""
-    logs = sorted({path for folder in sources.folders for path in folder.rglob(entries.NAME)})
-    rounds = sorted({path for folder in sources.folders for path in folder.rglob(f"*{records.SUFFIX}")})
+    logs = sorted({path for folder in sources.folders for path in folder.rglob(AUDIT_LOG)})
+    rounds = sorted({path for folder in sources.folders for path in folder.rglob(f"*{TRANSCRIPT}")})
     if not logs and not rounds:
         return {}
     if sources.keys is None:
@@ -272,7 +275,7 @@ def _logs(sources: ReleaseSources) -> Contents:
     found: Contents = {ENDPOINTS: sources.keys}
     owners = sorted({path.parent for path in logs} | {path.parent.parent for path in rounds})
     for number, owner in enumerate(owners):
-        found |= {f"{LOGS}/{number:03d}/{entries.NAME}": path for path in logs if path.parent == owner}
+        found |= {f"{LOGS}/{number:03d}/{AUDIT_LOG}": path for path in logs if path.parent == owner}
         mine = [path for path in rounds if path.parent.parent == owner]
         found |= {f"{LOGS}/{number:03d}/{path.parent.name}/{path.name}": path for path in mine}
     return found

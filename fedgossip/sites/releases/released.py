@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
+from fedgossip.core import run_format
+
 FORMAT = 1
-FACTS, PAGE, USE = "release.json", "card.html", "use.txt"
 
 
 class ReleasedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -19,7 +20,7 @@ class ReleasedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Number of elements of all its tensors."""
     weights: str
     """sha256 of `file`."""
-    file: str = "model/weights.safetensors"
+    file: str = f"{run_format.MODEL}/{run_format.WEIGHTS}"
     """Path of the model in the release: tensors, trees, or the fit itself where nothing else is needed."""
     classes: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
@@ -90,7 +91,7 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     logs: tuple[ReleasedLog, ...]
     agreed: str = ""
     """sha256 of agreed.json; "" where the sites agreed on no statistics."""
-    agreed_file: str = "agreed.json"
+    agreed_file: str = run_format.AGREED
     """Name of that file in the sites' experiment folders; data.agreed."""
     judged: bool = False
     """Whether the release contains an evaluation by all sites."""

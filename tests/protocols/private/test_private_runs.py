@@ -22,6 +22,7 @@ from fedgossip.cli import cli
 from fedgossip.core.machine import Checkpoint, Effect, Event, Machine, Outgoing, RoundDone, Send, Started
 from fedgossip.core.messages import Masked
 from fedgossip.core.records import EventRow
+from fedgossip.core.run_format import MASKED
 from fedgossip.drivers import peer
 from fedgossip.drivers.local import run_local_plan
 from fedgossip.experiment import load_experiment
@@ -29,7 +30,7 @@ from fedgossip.net.endpoints import block, signed
 from fedgossip.net.identity import Identity
 from fedgossip.plans import compose
 from fedgossip.protocols.private.private_gossip import MODEL, PrivateGossip
-from fedgossip.runs.mask_ledger import LEDGER, MaskLedger, Noted, private_maker, run_hash
+from fedgossip.runs.mask_ledger import MaskLedger, Noted, private_maker, run_hash
 from fedgossip.runs.peer_files import PeerEnded
 from fedgossip.secure.pairs import run_of
 
@@ -65,14 +66,14 @@ def free(path: Path, run: bytes = RUN) -> int | None:
 
 
 def test_a_ledger_remembers_the_last_round_of_each_run(tmp_path: Path) -> None:
-    path = left(tmp_path / LEDGER, 0, 1, 7)
+    path = left(tmp_path / MASKED, 0, 1, 7)
     left(path, 3, run=OTHER)
     assert (free(path), free(path, OTHER), free(path, run_of("a third"))) == (8, 4, None)
     assert path.stat().st_mode & 0o077 == 0
 
 
 def test_a_line_that_a_crash_cut_short_was_never_acted_on_and_hides_no_later_one(tmp_path: Path) -> None:
-    path = left(tmp_path / LEDGER, 0, 1)
+    path = left(tmp_path / MASKED, 0, 1)
     content = path.read_bytes()
     for cut in range(1, 77):
         path.write_bytes(content[:-cut])
@@ -85,13 +86,13 @@ def test_a_line_that_a_crash_cut_short_was_never_acted_on_and_hides_no_later_one
 
 @pytest.mark.parametrize("round", [0, 4])
 def test_a_round_is_used_once(tmp_path: Path, round: int) -> None:
-    path = left(tmp_path / LEDGER, 4)
+    path = left(tmp_path / MASKED, 4)
     with contextlib.closing(MaskLedger(path, RUN)) as ledger, pytest.raises(AssertionError, match="masked before"):
         ledger.use(round)
 
 
 def test_one_process_at_a_time_masks_with_a_key(tmp_path: Path) -> None:
-    path = tmp_path / LEDGER
+    path = tmp_path / MASKED
     with contextlib.closing(MaskLedger(path, RUN)), pytest.raises(ConfigError, match="another process"):
         MaskLedger(path, OTHER)
     assert free(path) is None
@@ -112,7 +113,7 @@ def masked(round: int) -> Send:
 
 
 def test_a_round_is_on_disk_before_anything_of_it_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / LEDGER
+    path = tmp_path / MASKED
     synced: list[bytes] = []
     sync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (sync(file), synced.append(path.read_bytes())))
@@ -128,7 +129,7 @@ def test_on_a_full_disk_nothing_leaves(tmp_path: Path, monkeypatch: pytest.Monke
     def full(_file: int) -> None:
         raise OSError(28, "No space left on device")
 
-    with contextlib.closing(MaskLedger(tmp_path / LEDGER, RUN)) as ledger:
+    with contextlib.closing(MaskLedger(tmp_path / MASKED, RUN)) as ledger:
         ledger.begin()
         monkeypatch.setattr(os, "fsync", full)
         with pytest.raises(NotWrittenError, match="No space left"):
@@ -214,7 +215,7 @@ def test_a_process_that_is_killed_comes_back_and_masks_no_round_twice(tmp_path: 
     names = [row.name for row in done.rows if isinstance(row, EventRow) and row.peer == 2]
     assert {"crashed", "restarted", "resumed"} <= set(names)
     for node in range(4):
-        lines = (tmp_path / f"run/peers/{node:02d}" / LEDGER).read_text().splitlines()
+        lines = (tmp_path / f"run/peers/{node:02d}" / MASKED).read_text().splitlines()
         used = [int(line.split()[1]) for line in lines]
         assert used == sorted(set(used)) and used[-1] == 100
 

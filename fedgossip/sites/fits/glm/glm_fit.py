@@ -13,7 +13,6 @@ from fedgossip.base.vectors import Vector
 from fedgossip.sites.fits.glm.glm import PointSums, Values, covariance, in_units, rank_of
 from fedgossip.sites.fits.glm.glm_sums import GlmDesign, GlmLayout
 
-FIT = "fit.json"
 FORMAT = 2
 INTERCEPT = "(intercept)"
 LEVEL = 0.95

@@ -113,9 +113,6 @@ def log_rank(groups: Sequence[ToldCounts]) -> LogRank | None:
     return LogRank(statistic, freedom, float(special.chdtrc(freedom, statistic)), told)
 
 
-CURVES = "survival.json"
-
-
 class CurvePoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One reported time; None for undisclosed values."""
 

@@ -9,7 +9,6 @@ import msgspec
 from fedgossip.learning.models.trees import TreesDesign, rounded
 from fedgossip.sites.fits.trees.tree_sums import GrowingTrees
 
-FIT_OF_TREES = "trees-fit.json"
 FORMAT = 1
 
 
