@@ -1,4 +1,4 @@
-"""What a worker of parameter servers has of a vector whose gradients go up by a codec."""
+"""A worker's part of a vector model whose gradients are pushed by a codec."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedgossip.protocols.servers.shard_coding import CodedPushes
 
 
 class CodedParts:
-    """As `whole` ones, but for what is pushed: a payload of each shard, the same however often it is said."""
+    """Wraps `whole` parts, except for pushes: a payload of each shard, the same at every repetition."""
 
     ready = always_whole = True
 

@@ -1,6 +1,6 @@
-"""Lists of keys as a server knows them: told once by a worker, spoken of by their digests afterwards.
+"""Lists of keys at a server: sent once by a worker, referred to by their digests afterwards.
 
-invariant   a list that is here is ascending, and all its rows are the shard's
+invariant   a stored list is ascending, and all its rows are the shard's
 bound       of each worker and shard the newest lists: LISTS_MAX, of KEPT_KEYS_MAX keys in all
 """
 
@@ -22,24 +22,24 @@ KEPT_KEYS_MAX = 2 * LIST_KEYS_MAX
 
 
 class NewestLists:
-    """The newest lists that were spoken of, by digest; both ends drop the same ones where nothing is lost."""
+    """The most recently used lists, by digest; both ends drop the same ones where nothing is lost."""
 
     def __init__(self) -> None:
         self._lists: OrderedDict[str, Keys] = OrderedDict()
         self._count = 0
 
     def get(self, digest: str) -> Keys | None:
-        """Return a list, which is the newest now."""
+        """Return a list, and mark it as the newest."""
         if digest in self._lists:
             self._lists.move_to_end(digest)
         return self._lists.get(digest)
 
     def peek(self, digest: str) -> Keys | None:
-        """Return a list, as old as it was."""
+        """Return a list without a change of its age."""
         return self._lists.get(digest)
 
     def put(self, digest: str, keys: Keys) -> None:
-        """Keep a list, and drop the oldest where there are too many."""
+        """Store a list, and drop the oldest where there are too many."""
         if self.get(digest) is None:
             self._lists[digest] = keys
             self._count += keys.size
@@ -48,7 +48,7 @@ class NewestLists:
 
 
 class KeyLists:
-    """What workers have told of a table's rows to the server `node`."""
+    """The lists of a table's rows that workers have sent to the server `node`."""
 
     def __init__(self, node: NodeId, placement: Placement, schema: str) -> None:
         self.node, self.placement, self.schema = node, placement, schema
@@ -56,7 +56,7 @@ class KeyLists:
         self._of: dict[tuple[int, NodeId], NewestLists] = {}
 
     def take(self, sender: NodeId, told: RowKeys) -> None:
-        """Take a list of a shard that is owned here.  Raises ProtocolError for keys that cannot be one."""
+        """Store a list of a shard that is owned here.  Raises ProtocolError for invalid keys."""
         what = f"server {self.node}, shard {told.shard}: keys of worker {sender}"
         keys: Any = told.vectors[0] if len(told.vectors) == 1 else None
         if keys is None or keys.dtype != np.uint32 or keys.shape != (told.count,) or told.schema != self.schema:
@@ -72,9 +72,9 @@ class KeyLists:
         lists.put(told.digest, frozen_keys(keys))
 
     def take_some(self, sender: NodeId, told: SomeKeys) -> None:
-        """Take a part of a list; where that is no longer here nothing is, and the part is asked for when it is needed.
+        """Store a part of a list; without the list nothing is stored, and the part is requested when it is needed.
 
-        Raises ProtocolError for bits that cannot be one.
+        Raises ProtocolError for invalid bits.
         """
         what = f"server {self.node}, shard {told.shard}: some keys of worker {sender}"
         bits: Any = told.vectors[0] if len(told.vectors) == 1 else None
@@ -91,18 +91,18 @@ class KeyLists:
         self._of[told.shard, sender].put(told.digest, keys)
 
     def of(self, sender: NodeId, shard: int, digest: str) -> Keys | None:
-        """Return a list that a worker speaks of; None where it is not, or no longer, here.
+        """Return a list that a worker refers to; None where it is not stored.
 
-        What it says may still be refused: only what was `used` is kept for longer.
+        The message may still be refused: only a list that was `used` is kept for longer.
         """
         lists = self._of.get((shard, sender))
         return None if lists is None else lists.peek(digest)
 
     def used(self, sender: NodeId, shard: int, digest: str) -> None:
-        """Take a list as the newest of its worker."""
+        """Mark a list as the newest of its worker."""
         if lists := self._of.get((shard, sender)):
             lists.get(digest)
 
     def forget(self, sender: NodeId) -> None:
-        """Drop what a worker has told: it knows nothing of that any more."""
+        """Drop a worker's lists, when it has lost its record of them."""
         self._of = {place: lists for place, lists in self._of.items() if place[1] != sender}

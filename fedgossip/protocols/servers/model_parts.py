@@ -1,6 +1,6 @@
-"""What a worker of parameter servers has of the model: all of it, a part from each shard.
+"""A worker's copy of the model: all of a vector, or the needed rows of a table.
 
-`ModelParts` is what a worker asks of it, so that one machine serves a vector and a table (`row_parts`).
+`ModelParts` is the interface that a worker uses, so that one machine serves a vector and a table (`row_parts`).
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ PushFacts = tuple[int, int, int, int, int, float]
 
 
 class ModelParts(Protocol):
-    """What is pulled for a clock, and what is pushed of it."""
+    """The part of the model that is pulled for a clock, and its gradient."""
 
     @property
     def model(self) -> Vector:
-        """What the run is measured by, [d]."""
+        """The vector that the run is measured by, [d]."""
         ...
 
     @property
     def ready(self) -> bool:
-        """Whether it is known what to pull."""
+        """Whether the elements to pull are known."""
         ...
 
     @property
@@ -38,35 +38,35 @@ class ModelParts(Protocol):
         ...
 
     def choose(self, clock: int) -> list[Effect]:
-        """Find out what to pull for a clock."""
+        """Request the choice of the elements to pull for a clock."""
         ...
 
     def chosen(self, event: RowsChosen) -> None:
-        """Take the answer.  Raises TrainingError for one that cannot be."""
+        """Take the choice.  Raises TrainingError for an invalid one."""
         ...
 
     def fits(self, clock: int) -> bool:
-        """Whether what is pulled now is what a clock needs."""
+        """Return whether the chosen elements are those of this clock."""
         ...
 
     def length(self, shard: int) -> int:
-        """Return how many elements are pulled of a shard."""
+        """Return the number of elements to pull of a shard."""
         ...
 
     def digest(self, shard: int) -> str:
-        """Return by what list of keys they are known; empty where they are all."""
+        """Return the digest of their list of keys; empty where they are all."""
         ...
 
     def pull(self, epoch: int, shard: int, clock: int, first: int) -> list[Message]:
-        """Return what asks for them."""
+        """Return the messages that request them."""
         ...
 
     def take(self, pulled: Mapping[int, Vector], clock: int) -> None:
-        """Take what has come of all shards for a clock: those before it are behind."""
+        """Take the pulled elements of all shards for a clock; those of earlier ones are dropped."""
         ...
 
     def training(self, clock: int, accumulate: int | None) -> Train:
-        """Ask for the gradient at what was taken."""
+        """Request the gradient at the pulled model."""
         ...
 
     def divide(self, gradient: Vector | None, clock: int) -> None:
@@ -74,29 +74,29 @@ class ModelParts(Protocol):
         ...
 
     def push(self, facts: PushFacts) -> tuple[list[Message], list[Chunk]]:
-        """Return the push of a shard: what goes before it, and what goes until it has arrived."""
+        """Return the push of a shard: messages to precede it, and the chunks to send until they are acknowledged."""
         ...
 
     @property
     def saved(self) -> Mapping[str, Vector]:
-        """What a checkpoint holds of it beside the model."""
+        """The vectors of a checkpoint beside the model."""
         ...
 
     def told_anew(self, shards: Iterable[int]) -> None:
-        """Whoever has these shards now knows nothing of what was told before."""
+        """These shards have new owners; send key lists again."""
         ...
 
     def wanted(self, epoch: int, shard: int, digest: str) -> list[Message]:
-        """Return what a server asks for, where it is here still."""
+        """Return the list of keys that a server requests, if it is still in use."""
         ...
 
     def summary(self) -> list[Effect]:
-        """Report what the run has cost, at its end."""
+        """Report the run's traffic, at its end."""
         ...
 
 
 class WholeParts:
-    """Of a vector all elements go both ways."""
+    """A vector: all its elements are pulled and pushed."""
 
     ready = always_whole = True
 

@@ -1,4 +1,4 @@
-"""Vectors of a shard on their way: cut into pieces, and put together again as these come, in any order."""
+"""Vectors of a shard in transfer: cut into pieces, and assembled from them in any order of arrival."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedgossip.core.messages import PIECE_BYTES
 
 
 def piece_length(kind: np.dtype[Any]) -> int:
-    """Elements of every piece but the last."""
+    """Return the number of elements of every piece but the last."""
     return PIECE_BYTES // kind.itemsize
 
 
@@ -26,11 +26,11 @@ def pieces(vector: Vector) -> Iterator[tuple[int, Vector]]:
 
 
 KeyedPlace = tuple[int, int, int, int]
-"""(rows in all, the first of the piece, how many it has, elements)."""
+"""(rows in all, first row of the piece, its number of rows, elements)."""
 
 
 def rows_in_piece(width: int, kind: np.dtype[np.floating]) -> int:
-    """Rows of every piece but the last, of `width` elements and a key each."""
+    """Return the number of rows of every piece but the last, of `width` elements and a key each."""
     return max(1, PIECE_BYTES // (4 + width * kind.itemsize))
 
 
@@ -44,7 +44,7 @@ def keyed_pieces(rows: Rows) -> Iterator[tuple[KeyedPlace, tuple[Keys, Vector]]]
 
 
 class Assembly:
-    """A vector [length] as its pieces come.  Invariant: `_missing` are the starts of those that have not come."""
+    """A vector [length] in arrival.  Invariant: `_missing` are the starts of the missing pieces."""
 
     def __init__(self, length: int, kind: np.dtype[Any]) -> None:
         self.length, self.kind = length, kind
@@ -52,17 +52,17 @@ class Assembly:
         self._vector: Vector | None = None
 
     def expects(self, start: int, vectors: Sequence[Vector]) -> bool:
-        """Whether the vectors of a message are a piece of this one."""
+        """Return whether the vectors of a message are a piece of this one."""
         most = piece_length(self.kind)
         fits = _shapes(vectors) == [(self.kind, (min(most, self.length - start),))]
         return start % most == 0 and 0 <= start < self.length and fits
 
     def has(self, start: int) -> bool:
-        """Whether an expected piece has come before."""
+        """Return whether an expected piece was taken before."""
         return start not in self._missing
 
     def take(self, start: int, vectors: Sequence[Vector]) -> None:
-        """Take a piece that is expected and new; one that is the whole is not copied."""
+        """Take a piece that is expected and new; a single piece is not copied."""
         (vector,) = vectors
         self._missing.remove(start)
         if vector.size == self.length:
@@ -73,21 +73,21 @@ class Assembly:
         self._vector[start : start + vector.size] = vector
 
     def give_back(self, start: int) -> None:
-        """Undo the last `take`: its piece was none."""
+        """Undo the last `take`, of an invalid piece."""
         self._missing.add(start)
         if len(self._missing) == -(-self.length // piece_length(self.kind)):
             self._vector = None
 
     @property
     def whole(self) -> Vector | None:
-        """The vector, frozen, where nothing is missing."""
+        """The vector, frozen, where nothing is missing; else None."""
         return frozen(self._vector) if self._vector is not None and not self._missing else None
 
 
 class RowAssembly:
-    """Some rows [of, width] with their keys as pieces come.  Invariant: the keys that are here ascend from row to row.
+    """Rows [of, width] with their keys in arrival.  Invariant: the received keys ascend from row to row.
 
-    Memory is of what has come alone, whatever `of` says.
+    Memory is used for received pieces alone, whatever the announced number `of` is.
     """
 
     def __init__(self, of: int, width: int, kind: np.dtype[np.floating]) -> None:
@@ -97,7 +97,7 @@ class RowAssembly:
         self._here = 0
 
     def expects(self, start: int, vectors: Sequence[npt.NDArray[Any]]) -> bool:
-        """Whether the vectors of a message are a piece of this one, whose keys ascend from those of the others."""
+        """Return whether the vectors of a message are a piece of this one, with keys in order with the others."""
         rows = min(self._most, self.of - start)
         shapes = [(np.dtype(np.uint32), (rows,)), (self.kind, (rows * self.width,))]
         if start % self._most or not 0 <= start < self.of or _shapes(vectors) != shapes:
@@ -107,7 +107,7 @@ class RowAssembly:
         return follows and bool((keys[1:] > keys[:-1]).all())
 
     def has(self, start: int) -> bool:
-        """Whether an expected piece has come before."""
+        """Return whether an expected piece was taken before."""
         return start in self._pieces
 
     def take(self, start: int, vectors: Sequence[npt.NDArray[Any]]) -> None:
@@ -117,7 +117,7 @@ class RowAssembly:
 
     @property
     def whole(self) -> Rows | None:
-        """The rows, where nothing is missing."""
+        """The rows, where nothing is missing; else None."""
         if self._here < self.of:
             return None
         parts = [self._pieces[start] for start in sorted(self._pieces)]

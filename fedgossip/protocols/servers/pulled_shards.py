@@ -1,4 +1,4 @@
-"""Shards as they come to a worker: checked, and put together of their pieces."""
+"""Pulled shards at a worker: checked, and assembled from their pieces."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fedgossip.protocols.servers.pieces import Assembly
 from fedgossip.protocols.servers.shard_coding import ShardCoding, told_apart
 
 PulledPiece = Pulled | CodedPulled | RowsPulled
-"""A piece of a shard that a server gives."""
+"""A piece of a shard that a server sends."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PulledShard:
-    """What its server has given of a shard; see messages.Pulled."""
+    """A shard as its server sent it; see messages.Pulled."""
 
     clock: int
     version: int
@@ -33,7 +33,7 @@ class PulledShard:
 
 
 class PulledShards:
-    """Those of one clock of a worker.  Invariant: of each shard the newest clock that has come is put together."""
+    """The pulled shards of one clock.  Invariant: of each shard the newest received clock is assembled."""
 
     def __init__(
         self, node: NodeId, placement: Placement, schema: str, rounds: int, coding: ShardCoding | None = None
@@ -41,14 +41,14 @@ class PulledShards:
         self.node, self.placement, self.schema, self.rounds = node, placement, schema, rounds
         self.coding = coding
         self.here: dict[int, PulledShard] = {}
-        self._arriving: dict[int, tuple[int, Assembly]] = {}  # by shard: for which clock
+        self._arriving: dict[int, tuple[int, Assembly]] = {}  # by shard: (clock, pieces)
 
     def clear(self) -> None:
-        """Begin another clock."""
+        """Drop all shards: another clock begins."""
         self.here, self._arriving = {}, {}
 
     def broken_off(self) -> None:
-        """Who has which shard has changed: what is not whole comes again."""
+        """Drop incomplete shards after a change of owners: they are sent again."""
         self._arriving.clear()
 
     def owned_by(self, sender: NodeId, shard: int, alive: Collection[NodeId]) -> bool:
@@ -63,9 +63,9 @@ class PulledShards:
         wanted: int | None,
         parts: ModelParts,
     ) -> bool:
-        """Take a piece; return whether a shard is whole with it.  `wanted`: the clock; None: nothing is.
+        """Take a piece; return whether it completes a shard.  `wanted`: the clock; None: no pull is open.
 
-        Raises ProtocolError for what cannot be a piece of a shard of this server.
+        Raises ProtocolError for an invalid piece of this server's shards.
         """
         of = piece.digest if isinstance(piece, RowsPulled) else ""
         said_before = wanted is None or piece.shard in self.here or piece.clock < wanted
@@ -92,7 +92,7 @@ class PulledShards:
         return True
 
     def _size(self, shard: int, parts: ModelParts, *, coded: bool) -> tuple[int, np.dtype[Any]]:
-        """Return how many elements of what type come of a shard."""
+        """Return the number and type of the elements sent of a shard."""
         if coded and self.coding:
             return self.coding.pull_size(shard), np.dtype(np.uint8)
         return parts.length(shard), parts.model.dtype

@@ -1,4 +1,4 @@
-"""Pushes as they come to a server: checked, put together of their pieces, and how old what they are of was."""
+"""Received pushes at a server: checked, assembled from their pieces, and counted by the age of their model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedgossip.protocols.servers.shard_clocks import Gradient, ShardClocks
 from fedgossip.protocols.servers.shard_coding import ShardCoding, told_apart
 
 MISSED_MAX = 1000
-"""More steps than this between a reading and its push are counted together."""
+"""Maximum number of steps between a reading and its push that is counted by itself; more are counted as this."""
 
 
 PushPiece = ShardPush | CodedPush | RowPush
@@ -28,7 +28,7 @@ PushPiece = ShardPush | CodedPush | RowPush
 
 
 class PushIntake:
-    """Invariant: one push of each worker for each shard is put together at a time, that of the clock it is in."""
+    """Invariant: of each worker and shard one push is assembled at a time, that of the worker's clock."""
 
     def __init__(
         self,
@@ -44,23 +44,23 @@ class PushIntake:
         self.node, self.placement, self.lists, self.kind, self.schema = node, placement, lists, kind, schema
         self.rounds, self.staleness = rounds, staleness
         self.coding = coding if coding and coding.pushing else None
-        self._arriving: dict[tuple[int, NodeId], tuple[str, Assembly]] = {}  # and of which list of keys
+        self._arriving: dict[tuple[int, NodeId], tuple[str, Assembly]] = {}  # (digest of the list of keys, pieces)
         self._lags: Counter[int] = Counter()
         self._missed: Counter[int] = Counter()
 
     @property
     def seen(self) -> Mapping[str, Mapping[int, int]]:
-        """Pushes by the clocks, and by the steps, since what they were computed from."""
+        """Number of pushes by the clocks, and by the steps, since the model that they were computed from."""
         return {"clocks": dict(sorted(self._lags.items())), "steps": dict(sorted(self._missed.items()))}
 
     def begun(self, sender: NodeId, shard: int) -> bool:
-        """Whether a piece of the push that a worker is at has come."""
+        """Return whether a piece of the worker's current push was received."""
         return (shard, sender) in self._arriving
 
     def take(self, sender: NodeId, push: PushChunk, clocks: ShardClocks, width: int | None) -> Gradient | None:
-        """Take a piece; return the gradient where it is whole.  Raises ProtocolError for what is no piece of one.
+        """Take a piece; return the gradient where it is complete.  Raises ProtocolError for an invalid piece.
 
-        The keys of a RowPush are here.
+        The caller has stored the keys of a RowPush.
         """
         self._check_clock(sender, push, clocks)
         if isinstance(push, NoRows):
@@ -92,7 +92,7 @@ class PushIntake:
     def _decoded(
         self, sender: NodeId, push: CodedPush, clocks: ShardClocks, payload: Vector, arriving: Assembly
     ) -> Vector:
-        """Return the gradient that a push stands for.  Raises ProtocolError, and its last piece has not come."""
+        """Return the decoded gradient of a push.  Raises ProtocolError, and then its last piece counts as missing."""
         assert self.coding
         what = f"server {self.node}, shard {push.shard}: a push of worker {sender} for clock {push.clock}"
         try:
@@ -109,7 +109,7 @@ class PushIntake:
         self._missed[min(clocks.steps - push.steps, MISSED_MAX)] += 1
 
     def forget(self, sender: NodeId | None = None) -> None:
-        """Drop what has come of a worker's pushes, or of all."""
+        """Drop the received pieces of a worker's pushes, or of all."""
         kept = {} if sender is None else {place: one for place, one in self._arriving.items() if place[1] != sender}
         self._arriving = kept
 

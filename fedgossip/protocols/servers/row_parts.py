@@ -1,11 +1,12 @@
-"""What a worker has of a table: the rows that its batch needs, and those that the run watches where it is measured.
+"""A worker's part of a table: the rows that its batch needs, and the watched rows where it is measured.
 
-Each clock begins with the question which rows the batch needs.  Of each shard at least one row is pulled, its first
-where the batch needs none, for an answer says that the push before it is in; a gradient without rows of a shard is said
-as such (`NoRows`).
+Each clock begins with the choice of the rows that the batch needs.  Of each shard at least one row is pulled, its
+first where the batch needs none, as the reply acknowledges the push before it; a gradient without rows of a shard is
+sent as such (`NoRows`).
 
-A list of keys goes before the first word that is of it; with the key-cache filter no more than once to each server, as
-long as that has it.  What is pushed is mostly a part of what was pulled, and told by a bit for each of those keys.
+A list of keys precedes the first message that refers to it; with the key-cache filter once to each server, as long as
+the server stores it.  The keys of a push are mostly a subset of the pulled ones, and sent as one bit for each of
+those.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from fedgossip.protocols.servers.pieces import pieces
 
 
 class RowParts:
-    """One worker's part of a run on a table.  `model` are the watched rows as they were when last pulled."""
+    """One worker's part of a run on a table.  `model` are the watched rows as they were last pulled."""
 
     always_whole = False
 
@@ -57,15 +58,15 @@ class RowParts:
         self._index = placement.index()
         self._watched: Keys | None = None
         self._batch_keys = self._all = self.batch.keys
-        self._lists: dict[int, Keys] = {}  # by shard: what is pulled
+        self._lists: dict[int, Keys] = {}  # pulled keys, by shard
         self._digests: dict[int, str] = {}
-        self._parts: dict[int, Rows] = {}  # by shard: what is pushed
+        self._parts: dict[int, Rows] = {}  # pushed rows, by shard
         self._told: dict[int, NewestLists] = {}
-        self._untold: dict[int, dict[str, Keys]] = {}  # lists of now that go before the next word
+        self._untold: dict[int, dict[str, Keys]] = {}  # current lists to send before the next message
         self._saved: Counter[str] = Counter()
         self._sent = 0
 
-    # --- what is pulled -------------------------------------------------------------------------------------------
+    # --- pulls --------------------------------------------------------------------------------------------------------
 
     def choose(self, clock: int) -> list[Effect]:
         self.ready, self.clock = False, clock
@@ -93,7 +94,7 @@ class RowParts:
         self.ready = True
 
     def _announce(self, shard: int, keys: Keys) -> None:
-        """See to it that a list is told that is spoken of from now on."""
+        """Schedule a list to be sent before the first message that refers to it, unless the server stores it."""
         if keys.size > LIST_KEYS_MAX:
             text = f"worker {self.node}, round {self.clock}: {keys.size} rows of one server in a batch"
             raise TrainingError(text, f"At most {LIST_KEYS_MAX} go: lower train.batch_size, or take more servers.")
@@ -130,7 +131,7 @@ class RowParts:
 
     @staticmethod
     def _smaller(keys: Keys, whole: Keys) -> bool:
-        """Whether keys cost less as some of the list that was pulled."""
+        """Return whether keys cost less as a subset of the pulled list."""
         return -(-whole.size // 8) < keys.nbytes and bool(np.isin(keys, whole, assume_unique=True).all())
 
     def take(self, pulled: Mapping[int, Vector], clock: int) -> None:  # noqa: ARG002
@@ -145,7 +146,7 @@ class RowParts:
             self.model = rows.at(self._watched).values
         self._parts, self._untold = {}, {}
 
-    # --- what is pushed -------------------------------------------------------------------------------------------
+    # --- pushes -------------------------------------------------------------------------------------------------------
 
     def training(self, clock: int, accumulate: int | None) -> Train:
         return Train(clock, self.batch.values, gradient=True, accumulate=accumulate, keys=self.batch.keys)
@@ -180,7 +181,7 @@ class RowParts:
     def saved(self) -> Mapping[str, Vector]:
         return {}
 
-    # --- what servers know of it ----------------------------------------------------------------------------------
+    # --- lists stored at servers --------------------------------------------------------------------------------------
 
     def told_anew(self, shards: Iterable[int]) -> None:
         for shard in shards:

@@ -1,6 +1,6 @@
-"""What a parameter server holds: settings, shards and who waits for them; and the questions that are asked of it.
+"""The state of a parameter server: settings, shards and waiting workers, with queries on it.
 
-What follows from that alone is here; what an event makes of it, `server` says.
+`server` handles the events.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ from fedgossip.protocols.servers.shard_records import saved_shards
 from fedgossip.protocols.servers.tenure_shards import MakeShard, TenureShards
 from fedgossip.protocols.servers.waiting_pulls import WaitingPulls
 
-# Which workers a server counts on: those that are here, and no longer those that are silent while others wait.
+# The workers that a server waits for: present ones, except those that are silent while others wait.
 #
-# A worker is silent when nothing that it does, a push begun or an answer taken, has come for the longest time there
-# is; where its link is lost, for its own
-# deadline, which follows how long its gradients take: one that is ten times slower is waited for ten times longer.  The
-# others then go on without it, and it takes part again when it pushes or pulls.
+# A worker is silent when it has made no progress, a push begun or a reply taken, for the longest deadline; without a
+# link, for its own deadline, which follows the time of its gradients: one that is ten times slower is waited for ten
+# times longer.  The others then go on without it, and it takes part again when it pushes or pulls.
 
 
 class Attendance:
-    """Invariant: `absent` and `left` are apart, and nobody in them is waited for.  Times in nanoseconds."""
+    """Invariant: `absent` and `left` are disjoint, and none of them is waited for.  Times in nanoseconds."""
 
     def __init__(self, workers: Sequence[NodeId], longest_ns: int, least_ns: int, start_ns: int) -> None:
         self.workers, self.start_ns, self.longest_ns = tuple(workers), start_ns, longest_ns
@@ -47,42 +46,41 @@ class Attendance:
 
     @property
     def present(self) -> list[NodeId]:
-        """Those that are waited for, ascending."""
+        """The workers that are waited for, ascending."""
         return [worker for worker in self.workers if worker not in self.absent and worker not in self.left]
 
     @property
     def over(self) -> bool:
-        """Whether nobody is left for whom to stay: silent ones are waited for as long as they have a link, and none
-        has come to its end."""
+        """Whether no worker needs the server any more: a silent linked one does until another has left."""
         lost = self.absent if self.left else self.absent - self.linked
         return all(worker in self.left or worker in lost for worker in self.workers)
 
     def heard(self, worker: NodeId, now_ns: int) -> bool:
-        """A worker is at work; return whether the others had gone on without it."""
+        """Record progress of a worker; return whether the others had gone on without it."""
         self._heard_ns[worker] = now_ns
         back = worker in self.absent
         self.absent.discard(worker)
         return back
 
     def pushed(self, worker: NodeId, now_ns: int) -> None:
-        """The first piece of a gradient has come: it took as long as nothing else was heard."""
+        """Record the first piece of a gradient: it took the time since the worker's last message."""
         if worker in self._heard_ns:
             self._paces[worker].saw(now_ns - self._heard_ns[worker])
 
     def leave(self, worker: NodeId) -> None:
-        """A worker has said goodbye."""
+        """Record a worker's goodbye."""
         self.absent.discard(worker)
         self.left.add(worker)
 
     def due_ns(self, worker: NodeId) -> int:
-        """When a worker has been silent for too long, if nothing of it comes."""
+        """Return the time at which a worker without a message counts as silent."""
         if worker not in self._heard_ns:
             return self.start_ns
         patience = self.longest_ns if worker in self.linked else self._paces[worker].now_ns()
         return self._heard_ns[worker] + patience
 
     def lose_silent(self, of: Collection[NodeId], now_ns: int) -> list[NodeId]:
-        """Count no longer on those of these workers that are silent; return them."""
+        """Mark the silent ones of these workers as absent; return them."""
         silent = [worker for worker in self.present if worker in of and self.due_ns(worker) <= now_ns]
         self.absent.update(silent)
         return silent
@@ -94,12 +92,12 @@ class ServerSettings:
 
     rounds: int
     staleness: int | None = 0
-    """Clocks between what a push was computed from and its own; None: any number."""
+    """Maximum number of clocks between a push and the model it was computed from; None: no bound."""
     deadline_ns: int = 30_000_000_000
     least_deadline_ns: int = 5_000_000_000
     start_ns: int = 300_000_000_000
     again_ns: int = 1_000_000_000
-    """The shortest time after which something is said again that was not acknowledged."""
+    """Minimum wait before an unacknowledged message is sent again."""
 
 
 class ServedShards:
@@ -142,12 +140,12 @@ class ServedShards:
         )
         self.pulls = WaitingPulls(schema, coding)
         self._changed = False  # since the last checkpoint
-        self._waits = False  # for a timer that says who is silent
-        self._met, self._sign_ns = False, 0  # whether a worker has been here, and the last sign of one
+        self._waits = False  # whether the timer for silent workers is set
+        self._met, self._sign_ns = False, 0  # whether a worker was ever here; time of the last message
 
     @property
     def shards(self) -> dict[int, ShardClocks]:
-        """What this server owns now."""
+        """The shards that this server owns now."""
         return self.tenure.shards
 
     @property
@@ -156,7 +154,7 @@ class ServedShards:
 
     @property
     def model(self) -> Vector:
-        """The model [d] as it was at the beginning, with this server's shards as they are; not the rows of a table."""
+        """The initial model [d] with this server's shards in their present state; without the rows of a table."""
         if self.width is not None:
             return self.initial
         whole = np.array(self.initial)
@@ -166,7 +164,7 @@ class ServedShards:
 
     @property
     def version(self) -> int:
-        """The clocks of which all pushes are in all shards."""
+        """Number of clocks with all pushes in all shards."""
         present = self.workers.present
         return min((one.version(present) for one in self.shards.values()), default=self.told)
 
@@ -176,7 +174,7 @@ class ServedShards:
 
     @property
     def _durable(self) -> bool:
-        """Whether what is answered is on disk: where no other server has it, or clocks have one step for all."""
+        """Whether replies need the disk: no other server has a copy, or clocks have one step for all."""
         return self.manager is None or self.settings.staleness == 0
 
     def _shard(self, sender: NodeId, number: int) -> ShardClocks:
@@ -194,14 +192,14 @@ class ServedShards:
             self.pulls.late.update((number, worker) for number in self.shards)
 
     def _forget(self, worker: NodeId) -> None:
-        """Drop what is under way to and from a worker."""
+        """Drop everything in transfer to and from a worker."""
         self.links[worker].drop()
         self.intake.forget(worker)
         self.lists.forget(worker)
         self.pulls.forget(worker)
 
     def _waited(self) -> list[NodeId]:
-        """Workers that keep others from going on, or that are perhaps no longer there."""
+        """Return the workers that others wait for, or that may be gone."""
         waiting = self.pulls.held.items()
         idle = {place[1] for place, one in waiting if self.shards[place[0]].clocks[place[1]] >= one.pull.clock}
         busy = [worker for worker in self.workers.present if worker not in idle]
@@ -210,7 +208,7 @@ class ServedShards:
         return [worker for worker in busy if worker not in self.workers.linked or not self.links[worker].idle]
 
     def _tell(self) -> list[Effect]:
-        """Tell the clocks for which all workers present have been given all shards, or copies have been made."""
+        """Report the clocks for which all present workers have received all shards, or copies are complete."""
         there = [(number, worker) for number in self.shards for worker in self.workers.present]
         given = self.pulls.given(there) if self.shards else self.tenure.copied(self.workers.present)
         if given <= self.told or not all(self.links[worker].idle for _, worker in there):
@@ -219,7 +217,7 @@ class ServedShards:
         return [LocalWork(given)]
 
     def _ready(self) -> list[Effect]:
-        """Say that all copies are here; the manager asks again for what it has not heard."""
+        """Report that all copies are here; the manager sends its tenure again until it receives this."""
         lacking = self.tenure.copies.lacking
         return [] if lacking or self.manager is None else [Send(self.manager, ServerReady(self.epoch))]
 
@@ -231,7 +229,7 @@ class ServedShards:
         told: list[Effect] = [LocalWork(self.version)] if self.version > self.told else []
         if self.settings.staleness != 0:
             told.append(Report("read_lag", self.intake.seen, self.version))
-        if self.width is not None and self.tenure.everything:  # nobody else has its rows
+        if self.width is not None and self.tenure.everything:  # no other server has its rows
             told.append(saved_shards(self.version, self.tenure.everything, self.epoch, durable=True))
         return [*told, Finish(self.model, failure)]
 

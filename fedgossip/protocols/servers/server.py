@@ -1,4 +1,4 @@
-"""A parameter server: it holds shards of the model, takes workers' gradients for them, and gives them back.
+"""A parameter server: it stores shards of the model, applies workers' gradients to them, and sends them back.
 
     phase     event                                                        next phase
     new       Started                                                      serving
@@ -8,19 +8,19 @@
 and from everywhere Stopping to finished.
 
 A worker pushes the gradient of its clock and pulls the shard for its next one; the pull is answered when
-`shard_clocks` lets it read and all copies are safe (`shard_copies`).  A pull for clock c + 1 that is answered says that
-the push of c is in: so a worker has one push under way for each shard, repeats it as long as it has no answer, and it
-counts once.  What is said again is answered from what is kept.  A worker that is silent while others wait is left out
+`shard_clocks` permits the reading and all copies are safe (`shard_copies`).  The reply to a pull for clock c + 1
+acknowledges the push of c: so a worker has one push under way for each shard, repeats it until the reply, and it
+counts once.  Repeated messages are answered from stored state.  A worker that is silent while others wait is left out
 (`attendance`).
 
-A step makes new arrays, and what was sent never changes: a reply that is on its way is of one step alone.
+A step makes new arrays, and sent ones never change: a reply in transfer is of one step alone.
 
-Who owns which shard follows from the tenure, of which a manager tells (`server_manager`).  Words of another epoch than
-one's own are not heard, so an owner that is cut off can answer nothing more: its copies have gone on.  A server that is
-to own what it has no copy of says that it is lost.
+The owners of the shards follow from the tenure, which a manager sends (`server_manager`).  Messages of another epoch
+are ignored, so an owner that is cut off can answer nothing more: its copies have gone on.  A server that is to own a
+shard without a copy of it reports the shard as lost.
 
-Of a table workers push and pull rows: RowPush, NoRows and RowPull go where the others do, by lists of keys that they
-have told (`key_lists`).
+Of a table workers push and pull rows: RowPush, NoRows and RowPull take the place of the other messages, by lists of
+keys that the workers have sent (`key_lists`).
 """
 
 from __future__ import annotations
@@ -76,26 +76,26 @@ from fedgossip.protocols.servers.shard_records import saved_shards
 from fedgossip.protocols.servers.waiting_pulls import HeldPull
 
 OfRows = RowKeys | SomeKeys | RowPull | RowPush | NoRows
-"""What workers say of a table."""
+"""Messages of workers about a table."""
 
 
 class ParameterServer(ServedShards):
-    """One server of `workers`; `placement` says which shards it has, and `manager` tells who else is there.
+    """One server of `workers`; `placement` assigns the shards, and `manager` sends the present servers.
 
-    In a life after the first, where there is a manager, it has nothing until that says so.  `width`: of a row, where
-    the shards are rows of a table; None: elements of a vector.  `coding`: how shards go up and down, if by codecs.
+    In a life after the first, with a manager, it owns nothing until the manager's tenure.  `width`: of a row, where
+    the shards are rows of a table; None: elements of a vector.  `coding`: codecs of pushes and pulls, if any.
     """
 
     # --- events ---------------------------------------------------------------------------------------------------
 
     def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
-        """Take one event; see machine.Machine."""
+        """Handle one event; see machine.Machine."""
         if self.phase == "finished":
             return []
         match event:
             case Received(sender, message):
                 effects = self._received(sender, message, now_ns)
-                self._noticed(sender, now_ns)  # where it was not refused
+                self._noticed(sender, now_ns)  # only after an accepted message
                 return effects
             case Fired(key):
                 return self._fired(key, now_ns)
@@ -130,7 +130,7 @@ class ParameterServer(ServedShards):
                 back = [] if message.done else [Send(sender, Leaving(round, done=True))]
                 return [*back, *self._go_on(now_ns), *self._end_if_over()]
             case Leaving() if sender in self.links or sender == self.manager:
-                return []  # what becomes of it the manager says
+                return []  # the manager decides about it
             case ChangeHead() | CopyHead() if sender in self.links and not worker:
                 return self._copied(sender, message)
             case Tenure() if sender == self.manager:
@@ -164,22 +164,22 @@ class ParameterServer(ServedShards):
                 return self._finish() if self.epoch < 0 else self._end_if_alone(now_ns)
         return []
 
-    # --- workers that come and go ---------------------------------------------------------------------------------
+    # --- workers that join and leave ----------------------------------------------------------------------------------
 
     def _joined(self, node: NodeId, life: int, now_ns: int) -> list[Effect]:
         if node == self.manager and self.epoch > 0:
-            return [Send(node, TenureTaken(self.epoch))]  # it knows that tenure, or is another manager
+            return [Send(node, TenureTaken(self.epoch))]  # it has sent that tenure, or is another manager
         if node not in self.links:
             return []
         worker = node in self.workers.workers
         self._noticed(node, now_ns)
-        if life > self.lives[node]:  # it knows nothing of what it had said and heard
+        if life > self.lives[node]:  # it has lost its record of sent and received messages
             self.lives[node] = life
             self.links[node].drop()
             if worker:
                 self._forget(node)
                 self.workers.left.discard(node)
-            else:  # what was on its way to it is lost, a copy for this life perhaps: none is safe before it has it
+            else:  # messages in transfer are lost, a copy for this life perhaps: none is safe before it has it
                 return self.tenure.tell(now_ns, [node])
         if worker:
             self.workers.linked.add(node)
@@ -187,9 +187,9 @@ class ParameterServer(ServedShards):
         return self.links[node].resent(now_ns)
 
     def _end_if_alone(self, now_ns: int) -> list[Effect]:
-        """End where no worker has given a sign for as long as they are waited for at the beginning.
+        """End after no message of a worker for the time that they are waited for at the beginning.
 
-        One at work may be silent; one that waits for an answer asks for it again and again.
+        A training worker may be silent; one that waits for a reply repeats its request.
         """
         if (left := self._sign_ns + self.settings.start_ns - now_ns) > 0:
             return [SetTimer(("start",), left), *self._leave_out(now_ns)]
@@ -201,7 +201,7 @@ class ParameterServer(ServedShards):
         return self._finish(Failure("network", who, "Look at the workers' logs, and at the addresses."))
 
     def _watch(self, now_ns: int) -> list[Effect]:
-        """Wait no longer than until the first is silent of those that others wait for, or that have no link."""
+        """Set a timer for the first worker to count as silent, of those that others wait for or without a link."""
         waited = self._waited()
         if self._waits or not waited:
             return []
@@ -219,7 +219,7 @@ class ParameterServer(ServedShards):
     # --- pushes and pulls -----------------------------------------------------------------------------------------
 
     def _of_rows(self, sender: NodeId, message: OfRows, now_ns: int) -> list[Effect]:
-        """Take a word on rows; ask for the keys that it is of where they are not here."""
+        """Handle a message on rows; request its keys where they are not stored."""
         if message.epoch != self.epoch:
             return []
         self._shard(sender, message.shard)
@@ -248,7 +248,7 @@ class ParameterServer(ServedShards):
             return []
         clocks, name = self._shard(sender, push.shard), PieceTaken(*push.name)
         if push.clock < clocks.clocks[sender]:
-            return [self.links[sender].took(name)]  # said again, or of a clock that the others have closed
+            return [self.links[sender].took(name)]  # repeated, or of a clock that the others have closed
         begun = self.intake.begun(sender, push.shard)
         whole = self.intake.take(sender, push, clocks, self.width)
         if not begun:
@@ -263,7 +263,7 @@ class ParameterServer(ServedShards):
         return [taken, *made, *self._go_on(now_ns)]
 
     def _make(self, number: int, change: ShardChange, now_ns: int) -> list[Effect]:
-        """Make a change, here and where copies are kept."""
+        """Apply a change, here and at the keepers of copies."""
         self._changed = True
         return self.tenure.apply(number, change, now_ns)
 
@@ -275,7 +275,7 @@ class ParameterServer(ServedShards):
             text = f"worker {sender} pulls for clock {pull.clock} from {pull.first} on"
             raise ProtocolError(f"server {self.node}, shard {pull.shard}: {text}", peer=sender)
         if self.links[sender].carries(pull.shard):
-            return []  # the answer is under way
+            return []  # the reply is in transfer
         again = place in self.pulls.held
         anew = pull.first == pull.clock and not again
         if anew or sender in self.workers.absent:
@@ -287,7 +287,7 @@ class ParameterServer(ServedShards):
         return [Send(sender, PullHeld(self.epoch, pull.shard, pull.clock)), *effects] if waits else effects
 
     def _go_on(self, now_ns: int) -> list[Effect]:
-        """Close what can be closed, and answer all who can read."""
+        """Close all clocks that can be closed, and answer all permitted pulls."""
         effects: list[Effect] = []
         present = self.workers.present
         for number, clocks in self.shards.items():
@@ -304,13 +304,13 @@ class ParameterServer(ServedShards):
                 effects += self.pulls.answer(*answered, now_ns)
         return [*effects, *self._tell(), *self._watch(now_ns)]
 
-    # --- who has which shard --------------------------------------------------------------------------------------
+    # --- tenures ------------------------------------------------------------------------------------------------------
 
     def _ruled(self, tenure: Tenure, now_ns: int) -> list[Effect]:
-        """Go by what the manager says from now on."""
+        """Begin a later tenure of the manager."""
         assert self.manager is not None
         if self.epoch < 0 and not tenure.anew and self.node not in tenure.joining:
-            return []  # the manager does not know yet that this is another life
+            return []  # a tenure that the manager sent before it learned of this life
         taken = Send(self.manager, TenureTaken(max(self.epoch, tenure.epoch)))
         if tenure.epoch <= self.epoch:
             return [taken, *self._ready()]

@@ -1,4 +1,4 @@
-"""The manager of parameter servers: it says who of them is there, and so who owns which shard.
+"""The manager of parameter servers: it decides which of them are present, and so the owner of each shard.
 
     phase     event                                                 next phase
     new       Started                                               ruling
@@ -8,14 +8,14 @@
 
 and from everywhere Stopping to finished.
 
-A server that is lost for a while is out of the next tenure: those that keep copies of its shards own them.  One that
-comes is joining: it gets copies, and is in the tenure after it has said that it has all of them.  One that is to keep
-copies counts as having them when it has said so.  A tenure is on disk before it is told, and is told until it is taken,
-and until servers have their copies; the next one begins when all servers of this one, but those that are
-lost, have taken it, so nobody that is to own a shard has missed a tenure.  While the manager is away nothing changes.
-Servers tell one that comes of their tenure: one that has not said it is a second manager, or has lost its folder, and
-ends when more than half of them say so; one participant's word ends nobody.  While a worker is at work, the run is over
-when more than half of all workers have said that they have done all rounds.
+A server that is lost for a while is excluded from the next tenure: the keepers of copies of its shards own them.  A
+new server is joining: it receives copies, and is in the tenure after it has reported all of them.  A keeper counts as
+having copies after its report.  A tenure is on disk before it is sent, and sent until it is acknowledged, and until
+servers have their copies; the next one begins when all servers of this one, except lost ones, have acknowledged it, so
+no future owner of a shard has missed a tenure.  While the manager is away nothing changes.
+Servers send a new manager their tenure: one that has not issued it is a second manager, or has lost its folder, and
+ends when more than half of them send so; a single participant ends no manager.  While a worker is at work, the run is
+over when more than half of all workers have reported the completion of all rounds.
 
 Source: the server manager of Li et al., Scaling distributed machine learning with the parameter server, OSDI 2014,
 section 4; here it is not replicated itself.
@@ -58,18 +58,17 @@ class ManagerSettings:
 
     rounds: int
     patience_ns: int = 5_000_000_000
-    """How long a server without a link is waited for."""
+    """Maximum wait for a server without a link."""
     worker_ns: int = 30_000_000_000
-    """How long a worker is waited for, when others have come to their end; and a server without which elements of the
-    model would be lost."""
+    """Maximum wait for a worker, once others have ended, and for a server without which elements would be lost."""
     start_ns: int = 300_000_000_000
     again_ns: int = 1_000_000_000
 
 
 class ServerManager:
-    """Invariant: `servers` have, between them, all that workers were ever answered, unless `copies` were lost at once.
+    """Invariant: `servers` together hold all state that workers ever received, unless `copies` were lost at once.
 
-    In a life after the first it knows the last tenure; where all servers begin anew too, so does the run.
+    In a life after the first it resumes the last tenure; where all servers restart too, so does the run.
     """
 
     def __init__(
@@ -92,25 +91,25 @@ class ServerManager:
             joining = tuple(facts["joining"])
             self.tenure = Tenure(facts["epoch"], tuple(facts["servers"]), joining)
             self.lives = dict(zip(self.all, facts["lives"], strict=True))
-        self.gathering = life > 0  # until it is known who else is in a new life
-        self.met: dict[NodeId, int] = {}  # servers, in which life
+        self.gathering = life > 0  # until the servers in a new life are known
+        self.met: dict[NodeId, int] = {}  # connected servers, with their life
         self.linked: set[NodeId] = set()
-        self.left: set[NodeId] = set()  # workers that have said goodbye
-        self.done: set[NodeId] = set()  # and have all rounds behind them, as they say
-        self.taken: set[NodeId] = set(servers) if self.tenure.epoch == 0 else set()  # who goes by this tenure
-        self.lost: set[NodeId] = set()  # servers that have been away for too long
-        self.blank: set[NodeId] = set()  # servers that are here and have nothing
-        self.ready: set[NodeId] = set()  # who has all copies that it is to have in this tenure
-        known = 1 if resumed else placement.copies  # an owner has its shards, or says that they are lost
+        self.left: set[NodeId] = set()  # workers that sent a goodbye
+        self.done: set[NodeId] = set()  # of those, after all rounds, by their report
+        self.taken: set[NodeId] = set(servers) if self.tenure.epoch == 0 else set()  # have acknowledged this tenure
+        self.lost: set[NodeId] = set()  # servers away for too long
+        self.blank: set[NodeId] = set()  # present servers without any state
+        self.ready: set[NodeId] = set()  # have all their copies of this tenure
+        known = 1 if resumed else placement.copies  # an owner has its shards, or reports them lost
         self.holding = {shard.number: {*shard.holders(self.tenure.servers, known)} for shard in placement.shards}
-        """Which servers have each shard for certain, while they live."""
-        self.claimed: set[NodeId] = set()  # servers that go by a tenure of another manager, as they say
+        """The live servers that certainly have each shard."""
+        self.claimed: set[NodeId] = set()  # servers that report a tenure of another manager
         self._asking = False
 
     # --- events ---------------------------------------------------------------------------------------------------
 
     def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:  # noqa: ARG002
-        """Take one event; see machine.Machine."""
+        """Handle one event; see machine.Machine."""
         if self.phase == "finished":
             return []
         match event:
@@ -171,9 +170,9 @@ class ServerManager:
                 return []
             case ("gone" | "last", node):
                 return self._without(node)
-            case ("over",):  # all that are left have come to their end, or are dead: the last model waits for all
+            case ("over",):  # the remaining ones have ended, or are dead: the last model waits for all
                 working = self.linked & set(self.workers) - self.left
-                if working and 2 * len(self.done) <= len(self.workers):  # the word of few ends nobody
+                if working and 2 * len(self.done) <= len(self.workers):  # the reports of few end nothing
                     return [SetTimer(("over",), self.settings.worker_ns)]
                 return self._finish()
             case ("begin",):
@@ -187,16 +186,16 @@ class ServerManager:
         return []
 
     def _owns(self, sender: NodeId, shard: int, epoch: int) -> bool:
-        """Whether a server can know that a shard is lost: its owner does, of an earlier tenure nobody is asked."""
+        """Return whether a report of a lost shard is credible: of its owner, or of an earlier tenure."""
         if sender not in self.all or epoch != self.tenure.epoch:
             return sender in self.all
         shards = self.placement.shards
         return shard < len(shards) and shards[shard].holders(self.tenure.servers, 1) == (sender,)
 
     def _claimed(self, sender: NodeId, epoch: int) -> list[Effect]:
-        """A server goes by a tenure that this life has not said, nor the one before: end when more than half do.
+        """Handle a tenure that this manager never issued: end when more than half of the servers report it.
 
-        A worker knows of no manager but by its servers.  Raises ProtocolError for the word of a worker.
+        A worker has a tenure only from its servers.  Raises ProtocolError for a worker's report.
         """
         said = f"manager {self.node} has said {self.tenure.epoch}"
         if sender not in self.all:
@@ -208,7 +207,7 @@ class ServerManager:
         text = f"servers {who} go by tenure {epoch} of another manager; {said}"
         return self._finish(Failure("network", text, f"{ONE} To take its place, start with --resume in its folder."))
 
-    # --- who is there ---------------------------------------------------------------------------------------------
+    # --- present servers ----------------------------------------------------------------------------------------------
 
     def _joined(self, node: NodeId, life: int) -> list[Effect]:
         self.linked.add(node)
@@ -223,7 +222,7 @@ class ServerManager:
         return [*self._review(), *self._tell()]
 
     def _meet(self, node: NodeId) -> None:
-        """A server is here: one that the tenure does not have, or not in this life, has nothing."""
+        """Record a present server: one outside the tenure, or in a later life than there, has no state."""
         self.lost.discard(node)
         there = node in self.tenure.servers or node in self.tenure.joining
         if not there or self.met[node] > self.lives[node]:
@@ -231,7 +230,7 @@ class ServerManager:
         self.lives[node] = max(self.met[node], self.lives[node])
 
     def _begin(self) -> list[Effect]:
-        """Go on after a crash of one's own: with those of the tenure before, or all anew if all of them begin anew."""
+        """Resume after a crash: with the servers of the last tenure, or all anew if all of them restarted."""
         if not self.gathering:
             return []
         self.gathering = False
@@ -246,14 +245,14 @@ class ServerManager:
         return [*timers, *self._review(), *self._tell()]
 
     def _is_last(self, node: NodeId) -> bool:
-        """Whether nobody would have some shard without a server, which may be cut off and not dead."""
+        """Return whether a shard would have no holder without this server, which may be cut off and not dead."""
         gone = {node, *self.lost, *self.blank}
         return any(holders <= gone for holders in self.holding.values())
 
     def _has_all(self, server: NodeId) -> None:
-        """A server has said that it has all copies that it is to have in this tenure."""
+        """Record that a server has all its copies of this tenure."""
         if server in self.blank:
-            return  # it was its life before that said so
+            return  # the report is of its earlier life
         self.ready.add(server)
         for shard in self.placement.shards:
             if server in self._keepers(shard):
@@ -269,7 +268,7 @@ class ServerManager:
         return self._review()
 
     def _review(self) -> list[Effect]:
-        """Begin another tenure where who is there has changed, and all in this one have taken it."""
+        """Begin another tenure where the present servers have changed, and all in this one have acknowledged it."""
         now = self.tenure
         out = self.lost | self.blank
         if not {*now.servers, *now.joining} - out <= self.taken:
@@ -286,7 +285,7 @@ class ServerManager:
         return self._rule(tuple(servers), tuple(joining))
 
     def _rule(self, servers: tuple[NodeId, ...], joining: tuple[NodeId, ...], *, anew: bool = False) -> list[Effect]:
-        """Begin a tenure, and tell it to all."""
+        """Begin a tenure, and send it to all."""
         if not servers:
             text = "no server is left that has the model"
             return self._finish(Failure("network", text, "Start all again with --resume."))
@@ -303,7 +302,7 @@ class ServerManager:
         return [kept, told, *few, *self._tell()]
 
     def _tell(self) -> list[Effect]:
-        """Tell the tenure to those that have not taken it, or have not all copies; of the first all know."""
+        """Send the tenure to all that have not acknowledged it, or lack copies; the first one is known to all."""
         if not self.tenure.epoch:
             return []
         lacking = {*self.tenure.servers, *self.tenure.joining} - self.ready

@@ -1,4 +1,4 @@
-"""A worker of parameter servers: it pushes gradients to whom the shards belong, and pulls the model from them.
+"""A worker of parameter servers: it pushes gradients to the owners of the shards, and pulls the model from them.
 
     phase     event                               next phase
     new       Started                             joining
@@ -12,12 +12,12 @@
 
 and from everywhere Stopping to finished.
 
-It goes by clocks: at the model of clock c it asks for its gradient, pushes that to all shards, and pulls each for clock
-c + 1.  What is not answered is asked for again, and so is what was pushed; servers take it once.  A server may answer
-for a later clock, where the others went on without this worker: then it goes on from there with all shards.
-A server that holds a pull for longer than an honest one can is as good as gone.
+It proceeds by clocks: at the model of clock c it requests its gradient, pushes that to all shards, and pulls each for
+clock c + 1.  Unanswered pulls and pushes are repeated; servers take each once.  A server may answer for a later clock,
+where the others went on without this worker: then it continues from there with all shards.
+A server that holds a pull for longer than an honest one can counts as gone.
 
-What it has of the model is its `ModelParts`: of a table it asks first which rows a clock needs.
+Its copy of the model is its `ModelParts`: of a table it first requests the choice of the rows that a clock needs.
 """
 
 from __future__ import annotations
@@ -80,15 +80,15 @@ class WorkerSettings:
 
     rounds: int
     accumulate: int | None = 1
-    """Batches of a gradient."""
+    """Number of batches of a gradient."""
     deadline_ns: int = 30_000_000_000
     start_ns: int = 300_000_000_000
     again_ns: int = 1_000_000_000
-    """The shortest time after which something is said again that was not answered."""
+    """Minimum wait before an unanswered message is sent again."""
 
 
 class PushPullWorker:
-    """One worker.  `servers` are all there are; `placement` says which shard belongs to whom."""
+    """One worker.  `servers` are all of them; `placement` assigns each shard to an owner."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class PushPullWorker:
         resumed: Checkpoint | None = None,
         coding: ShardCoding | None = None,
     ) -> None:
-        """`parts` begins with the model of `resumed`, where there is one; `coding`: how shards come, if by a codec."""
+        """`parts` begins with the model of `resumed`, if given; `coding`: the codec of pulled shards, if any."""
         self.node, self.manager, self.placement = node, manager, placement
         self.parts, self.settings = parts, settings
         self.phase, self.epoch = "new", 0
@@ -110,17 +110,17 @@ class PushPullWorker:
         self.clock = resumed.round if resumed else 0
         self._fresh = resumed is None
         self.weight: float | None = None  # of this clock's gradient, while it is pushed
-        self.given: dict[int, PulledShard] = {}  # at this clock: what the gradient is computed from
-        self.wanted = self.clock  # the clock that shards are pulled for
-        self.first = self.clock  # the clock from which on this worker pushes
+        self.given: dict[int, PulledShard] = {}  # at this clock: the model that the gradient is computed from
+        self.wanted = self.clock  # the clock of the pull
+        self.first = self.clock  # the first clock that this worker pushes for
         self.pulled = PulledShards(node, placement, schema, settings.rounds, coding)  # for `wanted`, or later
         self.links = {server: ChunkLink(server, settings.deadline_ns) for server in servers}
         self.lives: dict[NodeId, int] = dict.fromkeys(servers, 0)
         self.linked: set[NodeId] = set()
-        self.gone: set[NodeId] = set()  # servers that have said goodbye
+        self.gone: set[NodeId] = set()  # servers that sent a goodbye
         self._asks = self._byes = self._began_ns = 0
-        self._held: set[int] = set()  # shards whose server has said that it knows of the pull
-        self._hurried, self._asked_ns = 0, 0  # repeats of a pull, and when all were asked for
+        self._held: set[int] = set()  # shards with a pull acknowledged by the server
+        self._hurried, self._asked_ns = 0, 0  # repeats of a pull, and the time of the last request of all shards
         self._heard_ns: dict[NodeId, int] = {}
         self._went_back = False
 
@@ -203,7 +203,7 @@ class PushPullWorker:
 
     @property
     def _needed(self) -> set[NodeId]:
-        """Those without which there is no model."""
+        """The partners without which there is no model."""
         return {*self.alive} if self.manager is None else {*self.alive, self.manager}
 
     @property
@@ -219,7 +219,7 @@ class PushPullWorker:
         if server not in self.links:
             return []
         self.linked.add(server)
-        if life > self.lives[server]:  # what it had taken, but not answered, it knows nothing of
+        if life > self.lives[server]:  # it has lost everything that it had taken, but not answered
             self.lives[server] = life
             self.links[server].drop()
             self.parts.told_anew([shard.number for shard in self.placement.owned(server, self.alive)])
@@ -234,11 +234,11 @@ class PushPullWorker:
 
     @property
     def _patience_ns(self) -> int:
-        """How long a server is waited for; where there is a manager another takes its place before."""
+        """Maximum wait for a server; with a manager another server takes its place earlier."""
         return self.settings.deadline_ns if self.manager is None else self.settings.start_ns
 
     def _without(self, server: NodeId, what: str) -> list[Effect]:
-        """End where a server does not come back that has a part of the model."""
+        """End after the loss of a server that owns a part of the model."""
         owned = self.placement.owned(server, self.alive)
         if not owned or self.phase not in ("joining", "training", "pulling"):
             return []
@@ -251,7 +251,7 @@ class PushPullWorker:
         return [*self._goodbye(), *self._finish(Failure("network", text, advice))]
 
     def _managed(self, message: Message, now_ns: int) -> list[Effect]:
-        """Take a word of the manager: by a new tenure what is not answered is said to others."""
+        """Handle a message of the manager: on a new tenure unanswered messages go to the new owners."""
         match message:
             case Tenure(epoch):
                 taken = Send(self.manager or 0, TenureTaken(max(epoch, self.epoch)))
@@ -280,7 +280,7 @@ class PushPullWorker:
         return self._pull(self.clock, self.clock, now_ns)
 
     def _go_on(self) -> list[Effect]:
-        """Ask for the gradient of this clock, or take leave."""
+        """Request the gradient of this clock, or end."""
         if self.clock >= self.settings.rounds:
             self.phase = "leaving"
             return self._bye()
@@ -299,7 +299,7 @@ class PushPullWorker:
         return [*began, *pushed, *self._pull(self.clock + 1, self.clock, now_ns)]
 
     def _push(self, now_ns: int, servers: Sequence[NodeId]) -> list[Effect]:
-        """Push the gradient of this clock to the shards of these servers that have not answered."""
+        """Push the gradient of this clock to the unanswered shards of these servers."""
         effects: list[Effect] = []
         for shard in self.placement.shards if self.weight is not None else ():
             (owner,) = shard.holders(self.alive, 1)
@@ -321,7 +321,7 @@ class PushPullWorker:
         return [*self.parts.choose(clock), *self._pulls(), *self._ask_anew(now_ns)]
 
     def _pulls(self, servers: Sequence[NodeId] | None = None, but: Collection[int] = ()) -> list[Send]:
-        """Ask for the shards that are not here; of these servers, or of all, but for some shards."""
+        """Request the missing shards of these servers, or of all, but for some shards."""
         if self.phase != "pulling" or not self.parts.ready:
             return []
         missing = [shard for shard in self.placement.shards if shard.number not in self.pulled.here]
@@ -334,14 +334,14 @@ class PushPullWorker:
         ]
 
     def _told_again(self, server: NodeId, number: int, digest: str, now_ns: int) -> list[Effect]:
-        """A server lacks the keys of something that it was sent: tell them, and say that again."""
+        """Send a server the keys that it lacks, and repeat the messages that refer to them."""
         told = self.parts.wanted(self.epoch, number, digest) if self.pulled.owned_by(server, number, self.alive) else []
         if not told:
             return []
         return [*(Send(server, one) for one in told), *self.links[server].resent(now_ns), *self._pulls([server])]
 
     def _ask_again(self, now_ns: int) -> list[Effect]:
-        """Ask again for what is missing; end where a server has not said a word for too long."""
+        """Request missing shards again; end where a server has sent no message for too long."""
         if now_ns - self._asked_ns >= self.settings.again_ns:
             asked, later = self._pulls(), self._ask_anew(now_ns)
         else:
@@ -355,19 +355,19 @@ class PushPullWorker:
 
     @property
     def _longest_ns(self) -> int:
-        """How long an honest server holds a pull at most: others are left out before, or the run ends."""
+        """Maximum time that an honest server holds a pull: others are left out earlier, or the run ends."""
         return self.settings.start_ns + self.settings.deadline_ns
 
     def _since_ns(self, server: NodeId) -> int:
         return max(self._heard_ns.get(server, 0), self._began_ns)
 
     def _ask_anew(self, now_ns: int) -> list[Effect]:
-        """All shards have been asked for."""
+        """Record a request of all shards."""
         self._held, self._hurried, self._asked_ns = set(), 0, now_ns
         return self._ask_later(now_ns)
 
     def _ask_later(self, now_ns: int) -> list[Effect]:
-        """Wait for answers: of servers that may not have heard of the pull as long as their links' answers take."""
+        """Set the timer of the next request; for unacknowledged pulls after the links' round-trip times."""
         self._asks += 1
         wait_ns = max(self._asked_ns + self.settings.again_ns - now_ns, 0)
         missing = [one for one in self.placement.shards if one.number not in {*self.pulled.here, *self._held}]
@@ -385,7 +385,7 @@ class PushPullWorker:
         return [self.links[sender].took(PieceTaken(*piece.name)), *(self._settle(now_ns) if whole else [])]
 
     def _settle(self, now_ns: int) -> list[Effect]:
-        """Go on where all shards are here and of one clock; pull again those that are not of it."""
+        """Continue where all shards are here and of one clock; pull those of another clock again."""
         here = self.pulled.here
         if len(here) < len(self.placement.shards):
             return []
@@ -395,7 +395,9 @@ class PushPullWorker:
             return self._next(low)
         back = self.first == self.wanted and high - low == 1 and not self._went_back
         clock, self.weight = low if back else high, None
-        for link in self.links.values():  # what is of another clock is given up, and may come under the same name again
+        for (
+            link
+        ) in self.links.values():  # messages of another clock are dropped, and may be sent again under the same name
             link.forget_here()
         if not self.parts.fits(clock):
             again = self._pull(clock, clock, now_ns)
@@ -407,7 +409,7 @@ class PushPullWorker:
         return [*self._pulls(), *self._ask_anew(now_ns)]
 
     def _next(self, clock: int) -> list[Effect]:
-        """All shards are here for this clock: the model is whole."""
+        """Take the complete model of this clock."""
         self.given, self.weight = self.pulled.here, None
         self.pulled.clear()
         self.parts.take({number: one.vector for number, one in self.given.items()}, clock)

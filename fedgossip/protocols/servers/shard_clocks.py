@@ -1,15 +1,14 @@
-"""One shard of the model at its server: the pushes that are in it, and what workers may read of it.
+"""One shard of the model at its server: the pushes in it, and the versions that workers may read.
 
 A worker at clock c has pushed for the clocks below c.  Two ways to step on pushes:
 
     StepPerClock   all pushes of a clock make one mean, which takes one step: the bits of an all-reduce
-    StepPerPush    each push takes a step when it comes; a worker reads what has the pushes of all workers
-                   present for the clocks below c - s at least, and all of its own
+        StepPerPush    each push takes a step on arrival; a worker reads a shard with the pushes of all workers
+                       present for the clocks below c - s at least, and all of its own
 
 The second is the rule of stale synchronous parallel computation: a worker at clock c sees all updates of clocks up to
 c - s - 1, may see later ones, and always sees its own; so the fastest is at most s clocks ahead of the slowest.  The
-condition is given as it is known from the literature; s = 0 there is not StepPerClock, for its updates are applied one
-by one.
+condition is that of the literature; its s = 0 is not StepPerClock, as its updates are applied one by one.
 
     invariant   clocks[w] only grows, and every push of w for a clock below it is in the shard once, or never will be
 
@@ -37,14 +36,14 @@ Rate = Callable[[int], float]
 ShardDescent = Any
 """A Descent of a vector [n], or a RowDescent of rows."""
 Content = Vector | RowTable
-"""What a shard is: its elements [n], or the rows of it that were touched."""
+"""The content of a shard: its elements [n], or its touched rows."""
 Gradient = Vector | Rows
-"""What is pushed: of all its elements, or of some rows."""
+"""A pushed gradient: of all elements, or of some rows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardReading:
-    """What a worker is given: the shard for its clock `clock`; see messages.Pulled."""
+    """The shard that a worker receives for its clock `clock`; see messages.Pulled."""
 
     clock: int
     version: int
@@ -61,16 +60,16 @@ class ShardReading:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardChange:
-    """What has become of a shard: a step of `rate` along `gradient`, which closes `clock` of `workers`, () for all.
+    """A change of a shard: a step of `rate` along `gradient`, which closes `clock` of `workers`, () for all.
 
-    Without a gradient a clock was closed for which nobody had pushed, or a push has no row of a table.
+    Without a gradient a clock was closed without pushes, or a push has no row of a table.
     """
 
     clock: int
     rate: float
     workers: tuple[NodeId, ...]
     gradient: Gradient | None
-    """Frozen: it is told to copies after its step, which else could lie in its memory."""
+    """Frozen: it is sent to copies after its step, which else could reuse its memory."""
 
     def __post_init__(self) -> None:
         numbers = self.gradient.values if isinstance(self.gradient, Rows) else self.gradient
@@ -79,7 +78,7 @@ class ShardChange:
 
 
 class ShardClocks(ABC):
-    """A shard and whose pushes are in it.  It begins with x [n]; a table's with rows that nobody has touched."""
+    """A shard and the clocks of its pushes.  It begins with x [n]; a table's without touched rows."""
 
     def __init__(self, descent: ShardDescent, x: Any, workers: Sequence[NodeId], rounds: int) -> None:
         self.descent, self.rounds = descent, rounds
@@ -87,9 +86,9 @@ class ShardClocks(ABC):
         self.steps = 0
         self.clocks: dict[NodeId, int] = dict.fromkeys(workers, 0)
         self.closed = 0
-        """Clocks that have had their step; 0 where each push has one."""
+        """Number of clocks with their step done; 0 where each push has one."""
         self.missed: dict[NodeId, int] = dict.fromkeys(workers, 0)
-        """Steps between what a worker had read and its last push."""
+        """Steps between each worker's last reading and its push."""
 
     @property
     def x(self) -> Content:
@@ -97,7 +96,7 @@ class ShardClocks(ABC):
 
     @property
     def extra(self) -> Sequence[Content]:
-        """What it is beside the state of the descent, each as large as x."""
+        """The arrays beside the state of the descent, each as large as x."""
         return ()
 
     @abstractmethod
@@ -109,52 +108,52 @@ class ShardClocks(ABC):
         clocks: Sequence[int],
         extra: Sequence[Content],
     ) -> None:
-        """Be what another was: `clocks` of the workers, ascending by id."""
+        """Replace the state by another's: `clocks` of the workers, ascending by id."""
 
     def enter(self, worker: NodeId, clock: int) -> None:
-        """A worker comes, or comes back, and pushes from this clock on."""
+        """Record a worker that joins or returns, and pushes from this clock on."""
         self.clocks[worker] = max(self.clocks[worker], clock)
 
     @abstractmethod
     def fits(self, weight: float, vector: Vector) -> bool:
-        """Whether numbers of a push can be added: finite, and not so large that a sum could overflow."""
+        """Return whether numbers of a push can be added: finite, and too small for a sum to overflow."""
 
     @abstractmethod
     def push(self, worker: NodeId, weight: float, steps: int, gradient: Gradient, rate: Rate) -> ShardChange | None:
-        """Take the whole gradient of a worker for the clock that it is in, at what had `steps` steps.
+        """Take the whole gradient of a worker for its clock, computed at step `steps`.
 
-        Returns the step, where one is due at once; it is to be applied.
+        Returns the step, where one is due at once; the caller applies it.
         """
 
     @abstractmethod
     def close(self, present: Collection[NodeId], rate: Rate) -> ShardChange | None:
-        """Return the step that is due, with those present, or the clock that is closed without any; to be applied."""
+        """Return the step that is due, with those present, or a clock closed without pushes; the caller applies it."""
 
     @abstractmethod
     def apply(self, change: ShardChange) -> None:
-        """Make a change, at the owner and at those that keep copies: the same bits everywhere."""
+        """Apply a change, at the owner and at the keepers of copies: the same bits everywhere."""
 
     @abstractmethod
     def version(self, present: Collection[NodeId]) -> int:
-        """The first clock of which a push of somebody present may be missing."""
+        """Return the first clock of which a push of a present worker may be missing."""
 
     @abstractmethod
     def reading(
         self, worker: NodeId, clock: int, present: Collection[NodeId], *, anew: bool, late: bool
     ) -> ShardReading | None:
-        """Return what a worker gets that pulls for `clock`; None where it is to wait.
+        """Return the reading for a worker's pull for `clock`; None where it has to wait.
 
         `anew`: it has nothing to push before; `late`: the others went on without it.
         """
 
 
 class StepPerClock(ShardClocks):
-    """Synchronous: closed clocks have one step each, on the mean by examples of all that pushed for it."""
+    """Synchronous: closed clocks have one step each, on the mean of all pushes for it, weighted by examples."""
 
     def __init__(self, descent: ShardDescent, x: Any, workers: Sequence[NodeId], rounds: int) -> None:
         super().__init__(descent, x, workers, rounds)
         self.before: Content = self.x
-        """The shard a clock earlier, for workers that come anew while another shard is there still."""
+        """The shard a clock earlier, for workers that join while another shard is still at that clock."""
         self._sum: ExactSum | RowSum | None = None
 
     @property
@@ -170,12 +169,12 @@ class StepPerClock(ShardClocks):
         extra: Sequence[Content],
     ) -> None:
         self.state, self.closed, self.steps, (self.before,) = state, closed, steps, extra
-        self._sum, self.clocks = None, dict.fromkeys(self.clocks, closed)  # pushes that waited are pushed again
+        self._sum, self.clocks = None, dict.fromkeys(self.clocks, closed)  # waiting pushes are pushed again
 
     def fits(self, weight: float, vector: Vector) -> bool:
         if not summable(vector):
             return False
-        return weight * largest(vector) * len(self.clocks) < REACH / 2  # as large as all terms together
+        return weight * largest(vector) * len(self.clocks) < REACH / 2  # as large as the sum of all terms
 
     def push(self, worker: NodeId, weight: float, steps: int, gradient: Gradient, rate: Rate) -> None:  # noqa: ARG002
         if self._sum is None:
@@ -217,7 +216,7 @@ class StepPerClock(ShardClocks):
 class StepPerPush(ShardClocks):
     """Asynchronous, or stale synchronous: `staleness` clocks between the fastest and the slowest; None: no bound.
 
-    `damped`: a push whose reading has missed k steps goes at rate / (1 + k).
+    `damped`: a push with a reading that missed k steps is applied at rate / (1 + k).
     """
 
     def __init__(

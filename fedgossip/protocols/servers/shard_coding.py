@@ -1,11 +1,11 @@
-"""Shards of a model by codecs, between workers and servers: gradients up, and what is given back.
+"""Shards of a model by codecs, between workers and servers: pushed gradients and pulled shards.
 
-    ShardCoding    by which codec a shard goes up or down, and how it is read again: the same at all
-    CodedPushes    one worker's gradients, and what its codec left out of them
+    ShardCoding    the codec of each direction, and the decoding: the same at all
+    CodedPushes    one worker's gradients, and its codec's error memory
 
-Each shard is said by itself, as its server sees no other.  A push that is said again, also to another server that has
-taken the shard over, is the same payload.  A shard that is given back is said anew each time, from the exact elements
-that servers keep: nothing of what a codec leaves out adds up, and what is given after the last round goes whole.
+Each shard is encoded by itself, as its server sees no other.  A repeated push, also to another server that has taken
+the shard over, is the same payload.  A pulled shard is encoded anew each time, from the exact elements that servers
+keep: no omissions of the codec accumulate, and after the last round shards are sent whole.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedgossip.protocols.allreduce.round_sums import Contribution, weight_of
 
 @dataclass(frozen=True)
 class ShardCoding:
-    """`pushing`, `pulling`: None: as they are.  `segments`: the tensors of each shard, where it has them whole."""
+    """`pushing`, `pulling`: codecs; None: uncoded.  `segments`: the tensors of each shard, where it has them whole."""
 
     placement: Placement
     kind: np.dtype[np.floating]
@@ -41,7 +41,7 @@ class ShardCoding:
 
     @cached_property
     def layouts(self) -> tuple[VectorLayout, ...]:
-        """Of the shards."""
+        """The layouts of the shards."""
         shards = self.placement.shards
         return tuple(
             VectorLayout.of_length(one.length, self.kind, self.segments[one.number] if self.segments else ())
@@ -49,40 +49,40 @@ class ShardCoding:
         )
 
     def push_turn(self, shard: int, worker: NodeId, clock: int) -> CodecTurn:
-        """Of a worker's push of a shard."""
+        """Return the turn of a worker's push of a shard."""
         return CodecTurn(self.seed, worker, clock, shard + 1)
 
     def push_size(self, shard: int, clock: int) -> int:
-        """Return the bytes of a push."""
+        """Return the number of bytes of a push."""
         assert self.pushing
         return self.pushing.size(self.layouts[shard], clock)
 
     def pushed(self, payload: Payload, shard: int, worker: NodeId, clock: int) -> Vector:
-        """Return the gradient of a shard that a push stands for.  Raises ProtocolError as `Codec.decode`."""
+        """Return the gradient of a shard decoded from a push.  Raises ProtocolError as `Codec.decode`."""
         assert self.pushing
         return self.pushing.decode(payload, self.layouts[shard], self.push_turn(shard, worker, clock))
 
     def gives_coded(self, clock: int) -> bool:
-        """Whether a shard for this clock of a worker goes by a codec."""
+        """Return whether a pulled shard for this clock of a worker is encoded."""
         return self.pulling is not None and clock < self.rounds
 
     def pull_size(self, shard: int) -> int:
-        """Return the bytes of a shard that is given back by a codec."""
+        """Return the number of bytes of an encoded pulled shard."""
         assert self.pulling
         return self.pulling.size(self.layouts[shard], 0)
 
     def said(self, part: Vector, shard: int) -> Payload:
-        """Return the payload of a shard that is given back; it follows from its elements alone."""
+        """Return the payload of a pulled shard; it depends on its elements alone."""
         assert self.pulling
         return frozen(self.pulling.encode(part, self.layouts[shard], CodecTurn(0, 0, 0)))
 
     def given(self, payload: Payload, shard: int) -> Vector:
-        """Return the shard that such a payload stands for.  Raises ProtocolError as `Codec.decode`."""
+        """Return the shard decoded from such a payload.  Raises ProtocolError as `Codec.decode`."""
         assert self.pulling
         return self.pulling.decode(payload, self.layouts[shard], CodecTurn(0, 0, 0))
 
     def seen(self, model: Vector, clock: int) -> Vector:
-        """Return what workers have of a model [d] at a clock; the first nobody has pulled."""
+        """Return the decoded model [d] that workers use at a clock; the first one is not pulled."""
         if clock == 0 or not self.gives_coded(clock):
             return model
         whole = np.empty_like(model)
@@ -94,7 +94,7 @@ class ShardCoding:
 class CodedPushes(CodecMemory):
     """One worker's gradients by a codec for each shard, a round being a clock.
 
-    A worker that the others went on without loses what it sent in that clock, and not what was left out of that.
+    If the others went on without this worker, the push of that clock is lost, but not the error memory.
     """
 
     def __init__(self, node: NodeId, sender: Sender, coding: ShardCoding) -> None:
@@ -104,7 +104,7 @@ class CodedPushes(CodecMemory):
     def coded(
         self, gradient: Vector | None, examples: int, metrics: Mapping[str, float], round: int
     ) -> Contribution | None:
-        """Return what goes out for the gradient of a clock, a payload for each shard; None of one no sum can hold."""
+        """Return the contribution of a clock's gradient, a payload for each shard; None if no sum can hold it."""
         assert gradient is not None, "a gradient was asked for"
         return (weight_of(examples, metrics), self.payloads(gradient, round)) if summable(gradient) else None
 
@@ -122,17 +122,17 @@ class CodedPushes(CodecMemory):
         return tuple(found)
 
     def came(self, found: Vector) -> None:
-        """The clock came to this: what was left out is known without."""
+        """Nothing to update: the error memory does not depend on the clock's result."""
 
     def settled(self, rounds: int) -> None:
-        """So many clocks are behind the worker."""
+        """Update the error memory after this number of completed clocks."""
         if 0 <= self._round < rounds:
             self.memory = self._next
         self._round, self._next = -1, self.memory
 
 
 def told_apart(*, coded: bool, expected: bool, what: str, sender: NodeId) -> None:
-    """Raise ProtocolError for what goes by a codec and should not, or the other way round."""
+    """Raise ProtocolError for a coded message where an uncoded one is expected, or the other way round."""
     if coded != expected:
         by = "by a codec" if coded else "without its codec"
         raise ProtocolError(f"{what} {by}", "Have all the same experiment file?", peer=sender)

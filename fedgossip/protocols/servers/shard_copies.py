@@ -1,11 +1,11 @@
-"""Copies of shards: those that other servers keep of what this one owns, and those that it keeps for others.
+"""Copies of shards: those of this server's shards at others, and those that it keeps for others.
 
-The owner numbers the changes of a shard.  At the beginning of its tenure it sends all that the shard is to those that
-are to keep copies, and then each change: the gradient of the step, and they make the same step.  A shard is `safe` when
-they have taken every piece of that: only then is a worker answered, so the next owner lacks nothing of what was.
+The owner numbers the changes of a shard.  At the beginning of its tenure it sends the whole shard to the keepers of
+its copies, and then each change: the gradient of the step, and they make the same step.  A shard is `safe` when they
+have acknowledged every piece of that: only then is a worker answered, so the next owner lacks nothing that was sent.
 
     invariant   a copy is its owner's shard after some change that the owner has made, whole
-    bound       changes that come before their turn are at most what is under way on a link
+    bound       changes received before their turn are at most as many as can be in transfer on a link
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from fedgossip.protocols.allreduce.chunk_links import WINDOW, ChunkLink
 from fedgossip.protocols.servers.pieces import Assembly, RowAssembly, keyed_pieces, pieces
 from fedgossip.protocols.servers.shard_clocks import ShardChange, ShardClocks
 
-# What a shard's owner tells those that keep copies of it: its changes, and all that it is; of elements and of rows.
+# Messages of a shard's owner to the keepers of copies: its changes, and its whole content; of elements and of rows.
 #
-# Of elements all go, in pieces.  Of a table's rows go those that were touched, each piece with their keys.
+# Of elements all are sent, in pieces.  Of a table's rows the touched ones are, each piece with their keys.
 
 
 Whole = Vector | Rows | None
-"""What the pieces of a change, or of a copy, make; None where there is nothing beside the numbers."""
+"""The assembled pieces of a change or copy; None where it has only numbers."""
 
 
 def change_messages(epoch: int, shard: int, number: int, change: ShardChange, schema: str) -> Sequence[ChangeMessage]:
@@ -62,7 +62,7 @@ def change_messages(epoch: int, shard: int, number: int, change: ShardChange, sc
 
 
 def copy_messages(epoch: int, shard: int, number: int, clocks: ShardClocks, schema: str) -> Sequence[CopyMessage]:
-    """Return all that a shard is after its `number`-th change as messages."""
+    """Return the content of a shard after its `number`-th change as messages."""
     head = epoch, shard, number, clocks.closed, clocks.steps, tuple(clocks.clocks.values()), _counts(clocks)
     many = arrays_of(clocks)
     if not isinstance(clocks.state, RowTable):
@@ -76,19 +76,19 @@ def copy_messages(epoch: int, shard: int, number: int, clocks: ShardClocks, sche
 
 
 def arrays_of(clocks: ShardClocks) -> int:
-    """Return how many arrays a shard is: the model's, what the descent remembers, those beside it."""
+    """Return the number of arrays of a shard: the model's, the descent's, those beside it."""
     state = clocks.state
     return len(state.blocks if isinstance(state, RowTable) else saved(state)[0]) + len(clocks.extra)
 
 
 def _counts(clocks: ShardClocks) -> tuple[int, ...]:
-    """The plain numbers of the descent, by name."""
+    """Return the plain numbers of the descent, by name."""
     numbers = clocks.state.numbers if isinstance(clocks.state, RowTable) else saved(clocks.state)[1]
     return tuple(int(numbers[name]) for name in sorted(numbers))
 
 
 def _all_rows(clocks: ShardClocks, table: RowTable) -> Rows | None:
-    """Return of each touched row what it is in every array, one array after the other within the row."""
+    """Return each touched row in every array, one array after the other within the row."""
     if not table.keys.size:
         return None
     extra = [cast(RowTable, before).rows(table.keys) for before in clocks.extra]
@@ -97,7 +97,7 @@ def _all_rows(clocks: ShardClocks, table: RowTable) -> Rows | None:
 
 
 def arriving(message: ChangeMessage | CopyMessage, clocks: ShardClocks, length: int) -> Assembly | RowAssembly | None:
-    """Return what puts the pieces together of which a message is one; None where that is all, or of another kind."""
+    """Return the assembly for the pieces of a message; None where it is complete, or of another kind."""
     many = arrays_of(clocks) if isinstance(message, CopyMessage) else 1
     state = clocks.state
     if isinstance(message, RowStep | RowCopy) and isinstance(state, RowTable):
@@ -108,7 +108,7 @@ def arriving(message: ChangeMessage | CopyMessage, clocks: ShardClocks, length: 
 
 
 def fits(message: ChangeMessage | CopyMessage, clocks: ShardClocks) -> bool:
-    """Whether it is of such a shard: a table's, or a vector's, of the same workers and descent."""
+    """Return whether a message fits the shard: a table's, or a vector's, of the same workers and descent."""
     of_rows = isinstance(clocks.state, RowTable)
     if isinstance(message, EmptyStep):
         return True
@@ -119,7 +119,7 @@ def fits(message: ChangeMessage | CopyMessage, clocks: ShardClocks) -> bool:
 
 
 def become(clocks: ShardClocks, message: CopyMessage, whole: Whole) -> None:
-    """Make a shard what a copy of it says."""
+    """Overwrite a shard with a received copy."""
     if isinstance(clocks.state, RowTable):
         names = sorted(clocks.state.numbers)
         table, before = _tables(clocks, cast("Rows | None", whole), dict(zip(names, message.counts, strict=True)))
@@ -133,7 +133,7 @@ def become(clocks: ShardClocks, message: CopyMessage, whole: Whole) -> None:
 
 
 def _tables(clocks: ShardClocks, rows: Rows | None, numbers: dict[str, int]) -> tuple[RowTable, list[RowTable]]:
-    """Return the table, and the one a clock earlier where there is one, of which only the model's rows are read."""
+    """Return the table, and the one a clock earlier if there is one, with the model's rows alone."""
     fresh = clocks.descent.start(None)
     if rows is None:
         return replace(fresh, numbers=numbers), [fresh] * len(clocks.extra)
@@ -149,21 +149,21 @@ def _array(arrays: npt.NDArray[np.floating], at: int) -> Vector:
 
 
 class ShardCopies:
-    """What one server has others keep, and keeps."""
+    """The copies of one server's shards at others, and its copies of theirs."""
 
     def __init__(self, node: NodeId, placement: Placement, schema: str, links: Mapping[NodeId, ChunkLink]) -> None:
         self.node, self.placement, self.schema, self.links = node, placement, schema, links
         self._index = placement.index()
         self.epoch = 0
         self.keepers: dict[int, tuple[NodeId, ...]] = {}
-        """Who keeps a copy of each shard that this server owns."""
-        self.numbers: dict[int, int] = {}  # of changes, of each shard that is here
+        """The keepers of copies of each shard that this server owns."""
+        self.numbers: dict[int, int] = {}  # number of changes of each local shard
         self.here: dict[int, ShardClocks] = {}
         """The copies that this server keeps."""
         self._valid: set[int] = set()
         self.current: set[int] = set()
-        """Those of them that are of this epoch's owner."""
-        self._arriving: dict[tuple[int, int], Assembly | RowAssembly] = {}  # by shard and number of the change
+        """Those of them received from this epoch's owner."""
+        self._arriving: dict[tuple[int, int], Assembly | RowAssembly] = {}  # by (shard, number of the change)
         self._early: dict[tuple[int, int], ShardChange] = {}
 
     # --- at the owner ---------------------------------------------------------------------------------------------
@@ -182,17 +182,17 @@ class ShardCopies:
         self.current, self._arriving, self._early = set(), {}, {}
 
     def agreed(self) -> None:
-        """All copies are what their owners have: at the beginning of a run."""
+        """Mark all copies as equal to their owners' shards: at the beginning of a run."""
         self.current = set(self.here)
 
     def safe(self, number: int) -> bool:
-        """Whether all keepers have all of a shard as it is now."""
+        """Return whether all keepers have a shard's present state."""
         return not any(self.links[keeper].carries(number) for keeper in self.keepers.get(number, ()))
 
     def tell(
         self, number: int, clocks: ShardClocks, now_ns: int, only: Collection[NodeId] | None = None
     ) -> list[Effect]:
-        """Send all that a shard is to its keepers, or to some of them."""
+        """Send the content of a shard to its keepers, or to some of them."""
         to = [keeper for keeper in self.keepers.get(number, ()) if only is None or keeper in only]
         if not to:
             return []
@@ -200,7 +200,7 @@ class ShardCopies:
         return self._sent(to, messages, now_ns)
 
     def changed(self, number: int, change: ShardChange, now_ns: int) -> list[Effect]:
-        """Count a change that was made, and send it to the keepers."""
+        """Count an applied change, and send it to the keepers."""
         self.numbers[number] = at = self.numbers.get(number, 0) + 1
         if not self.keepers.get(number):
             return []
@@ -214,7 +214,7 @@ class ShardCopies:
     # --- at a keeper ----------------------------------------------------------------------------------------------
 
     def take(self, sender: NodeId, message: ChangeMessage | CopyMessage, owner: NodeId | None) -> list[Effect]:
-        """Take a piece of a change, or of all that a shard is, of this epoch.  Raises ProtocolError."""
+        """Take a piece of a change, or of a copy, of this epoch.  Raises ProtocolError."""
         number = message.shard
         if owner != sender or number not in self.here:
             text = f"server {self.node}: a copy of shard {number} of server {sender}, which has it not to give here"
@@ -283,17 +283,17 @@ class ShardCopies:
                 raise ProtocolError(f"{what}, of which the shard has not all rows", peer=sender)
 
     def _make(self, number: int) -> None:
-        """Make the changes whose turn it is."""
+        """Apply the early changes that are due."""
         while number in self.current and (change := self._early.pop((number, self.numbers[number] + 1), None)):
             self.here[number].apply(change)
             self.numbers[number] += 1
 
     @property
     def lacking(self) -> bool:
-        """Whether a copy is still to come of this epoch."""
+        """Whether a copy of this epoch is still missing."""
         return bool(self.here.keys() - self.current)
 
     @property
     def valid(self) -> Mapping[int, ShardClocks]:
-        """The copies that hold all that was answered before: those that came, or were here when the epoch began."""
+        """The copies that hold all state sent before: received ones, or those here when the epoch began."""
         return {number: one for number, one in self.here.items() if number in self._valid}

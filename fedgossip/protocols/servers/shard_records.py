@@ -1,15 +1,15 @@
-"""What a server's checkpoint holds of a shard, and how a fresh one becomes the same.
+"""The entries of a shard in a server's checkpoint, and its restoration.
 
-    "3.x", "3.velocity", ...    the arrays of shard 3: the model's, what the descent remembers, and those beside it
+        "3.x", "3.velocity", ...    the arrays of shard 3: the model's, the descent's, and those beside it
     "3"                         its plain numbers, and the clocks of its workers, ascending by id
 
-Pushes that wait for others of their clock are not in it: their workers push them again.
+Pushes that wait for others of their clock are not stored: their workers push them again.
 
-Of a shard of a table it has the touched rows, in blocks as they lie, which are shared and not copied:
+Of a shard of a table the touched rows are stored, in blocks as they lie, which are shared and not copied:
 
-    "3.keys", "3.places"        which rows, and where they lie
-    "3.x.0", "3.x.1", ...       blocks of the model's, and of each array that the descent remembers
-    "3.before.0", ...           those blocks of the model's that were others a clock earlier
+        "3.keys", "3.places"        the rows, and their places
+        "3.x.0", "3.x.1", ...       blocks of the model's array, and of each of the descent's
+        "3.before.0", ...           the model's blocks that differed a clock earlier
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedgossip.protocols.servers.shard_clocks import ShardClocks
 
 
 def saved_shards(version: int, shards: Mapping[int, ShardClocks], epoch: int, *, durable: bool) -> Checkpoint:
-    """Return all that is needed to go on with these shards, `version` clocks after the beginning."""
+    """Return the checkpoint of these shards, `version` clocks after the beginning."""
     vectors: dict[str, Vector] = {}
     facts: dict[str, object] = {"epoch": epoch}
     for number, clocks in shards.items():
@@ -40,9 +40,9 @@ def saved_shards(version: int, shards: Mapping[int, ShardClocks], epoch: int, *,
 
 
 def restore(shards: Mapping[int, ShardClocks], kept: Checkpoint) -> list[int]:
-    """Bring fresh shards to where they were, and return those of which there is nothing.
+    """Restore fresh shards, and return those without an entry.
 
-    Raises ValueError, KeyError for what is of others.
+    Raises ValueError, KeyError for entries of other shards.
     """
     missing = []
     for number, clocks in shards.items():
@@ -91,6 +91,6 @@ def _restored_rows(fresh: RowTable, arrays: Mapping[str, Any], facts: Mapping[st
 
 
 def _restored_before(table: RowTable, arrays: Mapping[str, Any], facts: Mapping[str, Any]) -> RowTable:
-    """Return the table a clock earlier, of which only the model's rows are read."""
+    """Return the table a clock earlier, with the model's rows alone."""
     blocks = tuple(arrays.get(f"before.{at}", table.blocks["x"][at]) for at in range(facts["earlier"]))
     return table.older(facts["before"], {"x": blocks})

@@ -1,7 +1,7 @@
-"""What one server has in a tenure: the shards that it owns, and its copies of others' (`shard_copies`).
+"""One server's shards in a tenure: those that it owns, and its copies of others' (`shard_copies`).
 
-Who has which follows from the tenure and the placement alone.  What was here when a tenure began is good for the next
-one only: a server that has missed one has what others may have gone on with.
+Their assignment follows from the tenure and the placement alone.  State from before a tenure is valid for the next one
+only: to a server that has missed one, others may have gone on without it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from fedgossip.protocols.servers.shard_copies import ShardCopies
 from fedgossip.protocols.servers.shard_records import restore
 
 MakeShard = Callable[[Shard, Vector], ShardClocks]
-"""(shard, the model at the beginning) -> what the shard is before the first push."""
+"""(shard, initial model) -> the shard before the first push."""
 
 
 class TenureShards:
-    """`shards` are owned.  In epoch -1 nothing is here: the manager has not said yet what this life gets."""
+    """`shards` are owned.  In epoch -1 there are none: the manager has not assigned any to this life yet."""
 
     def __init__(
         self,
@@ -47,35 +47,35 @@ class TenureShards:
         self.shards: dict[int, ShardClocks] = {}
         held = {shard.number: make(shard, initial) for shard in placement.held(node, servers)}
         missing = restore(held, resumed) if resumed else []
-        self.stored = {number: one for number, one in held.items() if number not in missing}  # of the life before
+        self.stored = {number: one for number, one in held.items() if number not in missing}  # from the last life
         if not waits:
             self._divide(held)
             self.copies.agreed()
 
     @property
     def everything(self) -> Mapping[int, ShardClocks]:
-        """All that is here, for a checkpoint."""
+        """All local shards, for a checkpoint."""
         return {**self.shards, **self.copies.here}
 
     @property
     def lost(self) -> list[int]:
-        """Shards that are to be owned and of which nothing is here."""
+        """The shards to be owned without local state."""
         owned = self.placement.owned(self.node, self.alive)
         return [shard.number for shard in owned if shard.number not in self.shards]
 
     def copied(self, present: Collection[NodeId]) -> int:
-        """Return the clocks that are in all copies; 0 where some are still to come, and where there are none."""
+        """Return the number of clocks in all copies; 0 while some are missing, and without copies."""
         here = [] if self.copies.lacking else self.copies.here.values()
         return min((one.version(present) for one in here), default=0)
 
     def apply(self, number: int, change: ShardChange, now_ns: int) -> list[Effect]:
-        """Make a change of an owned shard, here and where copies are kept."""
+        """Apply a change to an owned shard, here and at the keepers of copies."""
         self.shards[number].apply(change)
         return self.copies.changed(number, change, now_ns)
 
     def begin(self, tenure: Tenure) -> None:
-        """Go by a later tenure from now on."""
-        missed = tenure.epoch > self.epoch + 1  # a tenure, in which others may have gone on with what is here
+        """Begin a later tenure."""
+        missed = tenure.epoch > self.epoch + 1  # others may have gone on from this state in between
         here = {} if missed else {**self.copies.valid, **self.shards}
         held = self.stored if tenure.anew else here
         self.epoch, self.alive, self.joining = tenure.epoch, tenure.servers, tenure.joining
@@ -83,7 +83,7 @@ class TenureShards:
         self._divide(held)
 
     def _divide(self, held: Mapping[int, ShardClocks]) -> None:
-        """Take what is held, by this tenure: what is owned, and what are copies."""
+        """Divide the held shards by this tenure into owned ones and copies."""
         keepers: dict[int, tuple[NodeId, ...]] = {}
         copies: dict[int, ShardClocks] = {}
         self.shards = {}
@@ -96,7 +96,7 @@ class TenureShards:
         self.copies.begin(self.epoch, keepers, copies, held.keys())
 
     def tell(self, now_ns: int, only: Collection[NodeId] | None = None) -> list[Effect]:
-        """Send all that is owned to those that are to keep copies, or to some of them."""
+        """Send all owned shards to the keepers of copies, or to some of them."""
         return [one for number, clocks in self.shards.items() for one in self.copies.tell(number, clocks, now_ns, only)]
 
     def take(self, sender: NodeId, message: ChangeMessage | CopyMessage) -> list[Effect]:
@@ -110,12 +110,12 @@ class TenureShards:
         return owner
 
     def check_owner(self, sender: NodeId, shard: int) -> None:
-        """Raise ProtocolError unless `sender` owns a shard, and so can know that nobody has it."""
+        """Raise ProtocolError unless `sender` owns a shard, so that its report of a loss is credible."""
         if sender != self._owner(sender, shard):
             raise ProtocolError(f"server {self.node}: shard {shard} is not that of server {sender}", peer=sender)
 
     def failure(self, number: int, after: int) -> Failure:
-        """Why the run ends where nobody has a shard, after so many rounds."""
+        """Return the failure of a run without any copy of a shard, after so many rounds."""
         shards = self.placement.shards
         words = shards[number].words if number < len(shards) else "?"
         text = f"no server has a copy of elements {words} of the model, after round {after}"

@@ -1,4 +1,4 @@
-"""Pulls that a server has taken and not answered yet, and what it answers.
+"""Pulls that a server has taken and not answered yet, and the replies.
 
 bound   one pull of each worker and shard
 """
@@ -24,7 +24,7 @@ Place = tuple[int, NodeId]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldPull:
-    """A worker wants a shard for its clock, or of a table these rows of it."""
+    """A worker's pull of a shard for its clock, or of these rows of a table."""
 
     pull: ShardPull | RowPull
     keys: Keys | None
@@ -36,17 +36,17 @@ class HeldPull:
 
 
 class WaitingPulls:
-    """`late`: shards for workers that the others went on without; they may be given a later clock."""
+    """`late`: (shard, worker) of workers that the others went on without; a reply may be for a later clock."""
 
     def __init__(self, schema: str, coding: ShardCoding | None = None) -> None:
         self.schema, self.coding = schema, coding
-        self._said: dict[int, tuple[Vector, Payload]] = {}  # by shard: what it was when it was said last, and how
+        self._said: dict[int, tuple[Vector, Payload]] = {}  # by shard: the last encoded elements and their payload
         self.held: dict[Place, HeldPull] = {}
         self.late: set[Place] = set()
-        self._answered: dict[Place, int] = {}  # for which clock
+        self._answered: dict[Place, int] = {}  # the clock of the last reply
 
     def forget(self, worker: NodeId | None = None) -> None:
-        """Drop what a worker waits for; or all, and what was answered: another tenure begins."""
+        """Drop a worker's pulls; without one all pulls and replies, for another tenure."""
         if worker is None:
             self.held, self._answered = {}, {}
         else:
@@ -54,7 +54,7 @@ class WaitingPulls:
 
     @property
     def waiting(self) -> set[NodeId]:
-        """The workers that have no answer yet."""
+        """The workers with an unanswered pull."""
         return {worker for _, worker in self.held}
 
     def given(self, places: Collection[Place]) -> int:
@@ -84,7 +84,7 @@ class WaitingPulls:
         return effects
 
     def _payload(self, number: int, given: Vector) -> Payload:
-        """Return a shard as the codec says it; once for all who get the same."""
+        """Return the encoded shard; encoded once for all that receive the same elements."""
         assert self.coding
         before = self._said.get(number)
         if before is None or before[0] is not given:
