@@ -13,6 +13,7 @@ and a watched run have pages of their own for a run with a leader, and for graph
 the seed.  Everything else that a machine is made of beside the plan is a `Seat`.
 
 A run that did not do its work is not finished.  `completeness` reads the rows of never-exchanged partners, of clients
-that were never counted, and of rounds that counted (`lacking`): of a participant for its own last row, of all for the
-run.  Then the status is `partial` and the exit code 9, or 7 where nothing at all was exchanged.
+that were never counted, of participants that missed half of their exchanges in a synchronous run (`half_missing`, also
+reported while the run goes on), and of rounds that counted (`lacking`): of a participant for its own last row, of all
+for the run.  Then the status is `partial` and the exit code 9, or 7 where nothing at all was exchanged.
 """
