@@ -74,12 +74,12 @@ def _died(value: object) -> str:
     """Return how a process ended without a report of its own; negative codes are signals."""
     code = value.get("exit_code") if isinstance(value, Mapping) else None
     if not isinstance(code, int):
-        return "ended without a last word"
+        return "ended without a report"
     if code == -KILL:
         return "was killed"
     if code < 0:
         return f"was ended by signal {-code}"
-    return f"ended with code {code} and no last word"
+    return f"ended with code {code} and without a report"
 
 
 def _said(value: object) -> object:

@@ -48,7 +48,7 @@ def of_gossip(
         said = [f"Peers {i} and {j} never exchanged a model." for i, j in sorted(pairs)]
     if node is None and len(alone) == n:
         return Lacking(("No model was exchanged in the whole run: every peer learned alone.",), in_vain=True)
-    first = [f"Peer {one} exchanged a model with nobody: it learned alone." for one in alone]
+    first = [f"Peer {one} exchanged no model: it learned alone." for one in alone]
     return Lacking((*_short(first, "peers"), *_short(said, "pairs")), in_vain=node in alone)
 
 

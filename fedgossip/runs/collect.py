@@ -135,7 +135,7 @@ class Collector:
         return [final_vector(folder) for folder in self.folders], [last_word(folder) for folder in self.folders]
 
     def counts(self, last_words: Sequence[PeerEnded | None], died: int) -> dict[str, int]:
-        """Return the sums of the peers' counts; `died` of them ended without a last word."""
+        """Return the sums of the peers' counts; `died` of them ended without a report."""
         counts = {"died": died} if died else {}
         for ended in last_words:
             for name, count in (ended.counts if ended else {}).items():

@@ -341,7 +341,7 @@ def test_a_peer_whose_key_the_others_do_not_know_is_refused(tmp_path: Path) -> N
 def test_a_peer_to_whom_nobody_comes_says_so(tmp_path: Path) -> None:
     machines = Machines(tmp_path)
     said = finish(machines.start(0, "--set", "algorithm.start_timeout=0.5"))
-    assert said.code == 7 and "none of the neighbours [1, 2] came" in said.errors[0], said
+    assert said.code == 7 and "none of the neighbours [1, 2] joined" in said.errors[0], said
 
 
 @pytest.mark.long

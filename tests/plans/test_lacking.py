@@ -71,7 +71,7 @@ def test_where_nothing_was_exchanged_at_all_the_run_is_partial_and_in_vain(kind:
 def test_a_peer_that_was_cut_off_all_the_time_is_named(kind: str) -> None:
     run = gossip(kind, parted([0]))
     assert (run.summary["status"], exit_code(run)) == ("partial", 9)
-    assert run.summary["lacking"][0] == "Peer 0 exchanged a model with nobody: it learned alone."
+    assert run.summary["lacking"][0] == "Peer 0 exchanged no model: it learned alone."
     assert run.digest is not None, "all have a final model: the digest is theirs, and says nothing about how it came"
 
 

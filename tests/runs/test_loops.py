@@ -556,7 +556,7 @@ def test_a_loop_that_raises_says_goodbye_and_the_others_go_on_over_sockets(tmp_p
 def test_a_loop_that_does_not_come_leaves_a_clear_error_over_sockets(tmp_path: Path) -> None:
     machines = Machines(tmp_path, ring(2, algorithm={"start_timeout": 0.3}))
     found = machines.run({0: lambda: train(net(), 0, machines.join(0))})
-    assert "none of the neighbours [1] came" in str(found[0])
+    assert "none of the neighbours [1] joined" in str(found[0])
 
 
 @pytest.mark.sockets

@@ -130,7 +130,7 @@ class ViewMember(ABC):
         """Not all have come in time: those that have begun before may be enough."""
         if not self._fresh and enough(self.group.view, {self.node, *self.group.here}, self.round):
             return self._stop_round(now_ns)
-        text = f"workers {self.group.missing} did not come, and a collective needs all to begin"
+        text = f"workers {self.group.missing} did not join, and a collective needs all to begin"
         return self._finish(Failure("too_few", text, "Start them, or raise parallel.start_timeout."))
 
     # --- who goes on ----------------------------------------------------------------------------------------------

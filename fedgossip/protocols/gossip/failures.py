@@ -11,13 +11,13 @@ from fedgossip.core.machine import Failure, NodeId
 def nobody_came(missing: Sequence[NodeId]) -> Failure:
     """Return the failure of a peer that found no neighbour at the start."""
     advice = "Are they started, and reachable at the addresses in endpoints.toml?"
-    return Failure("too_few", f"none of the neighbours {list(missing)} came", advice)
+    return Failure("too_few", f"none of the neighbours {list(missing)} joined", advice)
 
 
 def no_coordinator() -> Failure:
     """Return the failure of a client that found no coordinator at the start."""
     advice = "Is it started, and reachable at the address in endpoints.toml?"
-    return Failure("too_few", "the coordinator did not come", advice)
+    return Failure("too_few", "the coordinator did not join", advice)
 
 
 def deserted(round: int) -> Failure:
