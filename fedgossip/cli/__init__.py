@@ -36,49 +36,58 @@ COMMANDS = {
     ),
     "launch": ("fedgossip.cli.run.launch", "Run a script with a training loop of your own, once per peer."),
     "host": ("fedgossip.cli.people.host", "Invite others to a run, and be one of its peers."),
-    "join": ("fedgossip.cli.people.join", "Take part in a run that you are invited to."),
-    "relay": ("fedgossip.cli.people.relay", "Put peers through to each other that cannot be called."),
-    "peer": ("fedgossip.cli.run.peer", "Be one peer of a run over several machines."),
-    "coordinator": ("fedgossip.cli.run.federation", "Be the coordinator of a federated run over several machines."),
-    "client": ("fedgossip.cli.run.federation", "Be one client of a federated run over several machines."),
-    "worker": ("fedgossip.cli.run.worker", "Be one worker of a parallel run over several machines."),
-    "server": ("fedgossip.cli.run.worker", "Be one server of a parallel run over several machines."),
-    "manager": ("fedgossip.cli.run.worker", "Be the manager of a parameter server with copies, over several machines."),
-    "privacy": ("fedgossip.cli.sites.privacy", "What a federated run promises: plan a budget, pin a policy."),
-    "plan": ("fedgossip.cli.sites.plan", "Read, compare and sign the plan of a federated run; take an approval back."),
-    "keys": ("fedgossip.cli.people.keys", "Make and show the keys by which peers know each other."),
+    "join": ("fedgossip.cli.people.join", "Take part in a run by an invite."),
+    "relay": ("fedgossip.cli.people.relay", "Connect peers that cannot accept connections."),
+    "peer": ("fedgossip.cli.run.peer", "Run one peer of a run over several machines."),
+    "coordinator": ("fedgossip.cli.run.federation", "Run the coordinator of a federated run over several machines."),
+    "client": ("fedgossip.cli.run.federation", "Run one client of a federated run over several machines."),
+    "worker": ("fedgossip.cli.run.worker", "Run one worker of a parallel run over several machines."),
+    "server": ("fedgossip.cli.run.worker", "Run one server of a parallel run over several machines."),
+    "manager": (
+        "fedgossip.cli.run.worker",
+        "Run the manager of a parameter server with copies, over several machines.",
+    ),
+    "privacy": (
+        "fedgossip.cli.sites.privacy",
+        "Privacy of a federated run: plan a budget, pin a policy, list the spent part.",
+    ),
+    "plan": ("fedgossip.cli.sites.plan", "Read, compare and approve the plan of a federated run; revoke an approval."),
+    "keys": ("fedgossip.cli.people.keys", "Make and show the keys by which peers identify each other."),
     "topology": ("fedgossip.cli.topology.topology", "Look at graphs: list, show, compare, draw."),
-    "watch": ("fedgossip.cli.run.watch", "Watch a run while it goes on: on the terminal, or as a page."),
+    "watch": ("fedgossip.cli.run.watch", "Watch a run in progress: on the terminal, or as a page."),
     "board": (
         "fedgossip.cli.run.board",
         "All runs of a folder on one page: a table, and their curves beside each other.",
     ),
     "runs": ("fedgossip.cli.run.runs", "List runs."),
-    "collect": ("fedgossip.cli.run.runs", "Put the folders of a run's peers together into one run."),
+    "collect": ("fedgossip.cli.run.runs", "Combine the folders of a run's peers into one run."),
     "data": ("fedgossip.cli.sites.data", "Agree on columns and statistics with other sites, as secure sums."),
-    "predict": ("fedgossip.cli.sites.predict", "Score the rows of a table with a model that a run has left."),
+    "predict": ("fedgossip.cli.sites.predict", "Score the rows of a table with the model of a run."),
     "model": ("fedgossip.cli.lab.model", "A trained model for small machines: as an ONNX file, and measured."),
     "evaluate": (
         "fedgossip.cli.sites.evaluate",
-        "Measure a model on labelled examples: one's own, or those of all sites.",
+        "Measure a model on labelled examples: your own, or those of all sites.",
     ),
     "release": ("fedgossip.cli.sites.release", "A model with its card, privacy, lineage and logs in one signed file."),
     "fit": ("fedgossip.cli.sites.fit", "Fit a linear, logistic or Poisson model to all sites' tables, by secure sums."),
     "table": ("fedgossip.cli.run.table", "Show or write the trained rows of a run whose model is a table."),
-    "replay": ("fedgossip.cli.run.replay", "Tell fresh machines what those of a run were told: the same bits?"),
+    "replay": (
+        "fedgossip.cli.run.replay",
+        "Replay the recorded events of a run in fresh machines, and compare the bits.",
+    ),
     "compare": ("fedgossip.cli.lab.compare", "Compare ways to train in parallel, from one file, on one page."),
     "sweep": (
         "fedgossip.cli.lab.sweep",
         "Run a grid of keys and seeds of one experiment, and compare them on one page.",
     ),
-    "repro": ("fedgossip.cli.lab.repro", "Compute published numbers and claims again: do they come out?"),
+    "repro": ("fedgossip.cli.lab.repro", "Compute published numbers and claims again, and compare."),
     "report": ("fedgossip.cli.run.runs", "Write the report page of a run again, or of several side by side."),
     "audit": (
         "fedgossip.cli.sites.audit",
-        "Show, verify and export what left a participant; verify a coordinator's rounds.",
+        "Show, verify and export the log of a participant; verify a coordinator's rounds.",
     ),
-    "explain": ("fedgossip.cli.explain", "Say what a key, an exit code, an event or a command means."),
-    "doctor": ("fedgossip.cli.doctor", "Say what this machine can do, and what is missing."),
+    "explain": ("fedgossip.cli.explain", "Explain a key, an exit code, an event, a command or a term."),
+    "doctor": ("fedgossip.cli.doctor", "Check this machine: its abilities, and missing parts."),
 }
 
 
@@ -101,7 +110,7 @@ class _Lazy(click.Group):
 
 HELP = f"""Decentralized and federated learning: peers that learn together by gossip.
 
-Start with `fedgossip demo`; `fedgossip explain WORD` says what a key, an event or an exit code means.  Exit codes:
+Start with `fedgossip demo`; `fedgossip explain WORD` explains a key, an event or an exit code.  Exit codes:
 {", ".join(f"{code} {one.name}" for code, one in EXIT_CODES.items())}.
 """
 

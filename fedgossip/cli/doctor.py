@@ -41,7 +41,7 @@ NEEDED = ("torch", "numpy", "scipy", "networkx", "pyzmq", "msgspec", "scikit-lea
     help="With --endpoints: seconds until all must be there.",
 )
 def doctor(links: bool, endpoints: Path | None, key: Path, bind: str | None, wait: float) -> int:
-    """Report the abilities of this machine, and missing parts."""
+    """Check this machine: its abilities, and missing parts."""
     if endpoints and not links:
         raise click.UsageError("--endpoints is for --links: fedgossip doctor --links --endpoints FILE")
     if endpoints:
@@ -108,7 +108,7 @@ def _links_between(endpoints: Path, key: Path, bind: str | None, wait: float) ->
     links = Links(node, bind or known[node].address, identity)
     rows, lines = [["to", "bytes", "there and back", "rate", "off by"]], []
     try:
-        echo(f"{node} at {links.address}: waiting for {len(known) - 1} others, who take turns", err=True)
+        echo(f"{node} at {links.address}: waiting for {len(known) - 1} others, which take turns", err=True)
         for one in LinkSurvey(node, links, known, wait).measured():
             try:
                 line = fitted(one.sizes, one.seconds)

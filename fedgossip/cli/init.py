@@ -42,7 +42,7 @@ def init(template: str, folder: Path | None) -> None:
     except OSError as error:
         raise NotWrittenError(place, error) from None
     echo(f"{place}: {TEMPLATES[template]}.")
-    echo(f"Next:  cd {place}  and  {_first_command(place / 'README.md')}  (README.md says more)")
+    echo(f"Next:  cd {place}  and  {_first_command(place / 'README.md')}  (README.md has more)")
 
 
 def _first_command(readme: Path) -> str:

@@ -262,7 +262,7 @@ def test_raw_columns_of_five_sites_are_learned_from_by_two_commands(
     """Without them the same run has 42 to 68 %, with every update cut to the bound."""
     breast_cancer(tmp_path, 0)
     agreed = in_process(["data", "agree", "federated.toml"], tmp_path, monkeypatch, capsys)
-    assert agreed.code == 0 and "5 of 5 sites, 474 records; counts below 5 are not told" in agreed.out, agreed.err
+    assert agreed.code == 0 and "5 of 5 sites, 474 records; counts below 5 are withheld" in agreed.out, agreed.err
     command = ["run", "federated.toml", "--on", "stacked", "--no-report", "--out", "run"]
     said = in_process(command, tmp_path, monkeypatch, capsys)
     assert said.code == 0, said.err

@@ -154,7 +154,7 @@ def test_an_invite_is_shown_without_running_or_writing_anything(
     if kind == "parallel":
         content |= {"task": {"kind": "sparse-logistic", "dim": 100}} if key.startswith("parallel") else {}
     said, seen = asked.shown(proposed(content, code=code_of(["mine:thing"])), capsys)
-    assert "nobody is there to say yes" in said and "from your mine.py" in said
+    assert "there is no terminal to confirm at" in said and "from your mine.py" in said
     assert "mine" not in seen.imported and not (asked.folder / "RAN").exists()
     assert seen.outside(seen.ran) == [] and seen.changed == [] and seen.started == []
 
@@ -192,7 +192,7 @@ def test_a_graph_that_comes_with_an_invite_gets_a_name_of_ours_and_not_before_a_
     key = (asked.place.path / "peer.key").read_bytes()
     one = proposed({"topology": {"graph": name, "n": 3}}, graph=GML if name.endswith(".GML") else "0 1\n1 2\n2 0\n")
     said, seen = asked.shown(one, capsys)
-    assert "nobody is there to say yes" in said and seen.changed == [] and seen.started == []
+    assert "there is no terminal to confirm at" in said and seen.changed == [] and seen.started == []
     asked.shown(one, capsys, yes=True)
     kept = {path.relative_to(asked.place.path).as_posix() for path in asked.place.path.rglob("*") if path.is_file()}
     suffix = {"toml": "toml", "GML": "gml"}.get(name.rpartition(".")[2], "txt")

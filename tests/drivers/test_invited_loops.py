@@ -59,7 +59,7 @@ def test_everybodys_own_script_takes_part_by_an_invite(people: People) -> None:
     people.join("b", invite, "--script", "mine.py bob")
     assert [people.ended(who) for who in ("host", "b")] == [0, 0], people.said("b") + people.said("host")
     said = people.said("b")
-    assert "mine.py bob: your own, which nobody else sees" in said and "no data" in said
+    assert "mine.py bob: your own, not shown to others" in said and "no data" in said
     weights = [people.said(who, "out").splitlines()[-1].partition("[")[2] for who in ("host", "b")]
     assert weights[0] == weights[1]  # on a graph of two both have the mean after the last round
     assert "weights anna" in people.said("host", "out") and "weights bob" in people.said("b", "out")
@@ -94,7 +94,7 @@ def test_a_script_with_another_model_is_refused_and_says_so(people: People) -> N
 @pytest.mark.parametrize(
     ("text", "words", "error"),
     [
-        (LOOPS, (), "everybody takes part with a training loop"),
+        (LOOPS, (), "each participant has a training loop"),
         (LOOPS, ("--script", "nowhere.py"), "nowhere.py: no such file"),
         (LOOPS.replace('task.kind = "loop"', 'task.kind = "averaging"'), ("--script", "train.py"), "of no loops"),
         ('task.kind = "loop"\ncoordinator.clients = 3\n', ("--script", "train.py"), "ended before it joined"),

@@ -82,7 +82,7 @@ def test_loops_are_clients_of_a_coordinator_on_another_machine_and_their_run_is_
 @pytest.mark.parametrize(
     ("script", "error", "code"),
     [
-        ("", "everybody takes part with a training loop", 2),
+        ("", "each participant has a training loop", 2),
         ("nowhere.py", "nowhere.py: no such file", 2),
         ("never.py", "never.py ended before it joined", 2),
         ("raises.py", "raises.py raised ZeroDivisionError before it joined: division by zero", 5),

@@ -57,7 +57,9 @@ def test_a_model_that_knows_its_records_by_heart_is_flagged(
 ) -> None:
     trained(tmp_path)
     said = judged(tmp_path, patch=monkeypatch, capsys=capsys)
-    assert said.code == 1 and said.out.splitlines()[-1].startswith("FLAGGED: this model tells which records"), said.out
+    assert said.code == 1 and said.out.splitlines()[-1].startswith("FLAGGED: this model reveals which records"), (
+        said.out
+    )
     found = json.loads(judged(tmp_path, "--json", patch=monkeypatch, capsys=capsys).out)
     assert found["flagged"] and found["auroc"] > 0.8 and found["epsilon"] > 0.5
     answers = next(guess for guess in found["guesses"] if guess["name"] == "right answers")

@@ -75,7 +75,7 @@ def test_the_command_shows_it_and_writes_it_elsewhere(
 ) -> None:
     save_table(DRAWN, tmp_path / "table.safetensors")
     said = in_process(["table", ".", "--rows", "90,5", "--out", "out.npz"], tmp_path, monkeypatch, capsys)
-    assert said.code == 0 and "1,000 rows of 2, float32; those that nobody touched: drawn from seed 3" in said.out
+    assert said.code == 0 and "1,000 rows of 2, float32; untouched ones: drawn from seed 3" in said.out
     assert "row 90   2 3" in said.out and "keys [3], rows [3, 2]" in said.out
     assert np.array_equal(load_table(tmp_path / "out.npz").touched.keys, DRAWN.touched.keys)
 

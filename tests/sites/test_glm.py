@@ -412,7 +412,7 @@ def test_coefficients_that_run_away_are_told_and_the_run_does_not_end_well(folde
     (tmp_path / "e.toml").write_text(toml("logistic"))
     assert typed_in(tmp_path, "data", "agree", "e.toml").code == 0
     said = typed_in(tmp_path, "fit", "e.toml", "--to", "fit")
-    assert said.code == 9 and "NOT at the end" in said.out and "coefficients run away" in said.err, said
+    assert said.code == 9 and "NOT at the end" in said.out and "coefficients diverge" in said.err, said
     assert not (tmp_path / "fit" / "model").exists()
 
 

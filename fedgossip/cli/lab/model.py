@@ -78,7 +78,7 @@ def export(
 
     check_free(to)
     if structured and prune is None:
-        raise ConfigError("--structured without --prune", "Name the share that is to go, --prune 0.5 say.")
+        raise ConfigError("--structured without --prune", "Name the share to remove, for example --prune 0.5.")
     if epochs is not None and not structured:
         text = "--epochs is for --prune SHARE --structured: training would fill zeros again"
         raise ConfigError(text, "Leave it out, or add --structured.")

@@ -24,7 +24,9 @@ GB = 1e9
 @click.argument("file", metavar="SWEEP", type=click.Path(path_type=Path))
 @click.option("-j", "--jobs", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Workers at once.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder.  [default: sweeps/NAME]")
-@click.option("--dry-run", is_flag=True, help="Say which cells there are, which are there, which cannot be; run none.")
+@click.option(
+    "--dry-run", is_flag=True, help="List the cells: all, finished ones, and those that cannot run; run none."
+)
 @click.option("--on", type=click.Choice(["stacked", "sim", "local"]), help="In place of the file's engine.")
 @click.option("--seeds", type=click.IntRange(1, 100_000), help="In place of the file's.")
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the base.")
@@ -134,7 +136,7 @@ def said(table: SweepTable) -> str:
     """Return the number of cells, by state."""
     parts = [f"{table.done} of {len(table.rows)} cells are done"]
     if table.failed:
-        parts.append(f"{table.failed} failed or cannot be run (table.csv says why)")
+        parts.append(f"{table.failed} failed or cannot be run (table.csv has the reasons)")
     if table.open:
         parts.append(f"{table.open} are still to be run: the same command goes on")
     return "; ".join(parts) + "."

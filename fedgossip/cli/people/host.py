@@ -40,7 +40,7 @@ TELL_SECONDS = 1.0
     "--peers",
     "peers",
     type=click.IntRange(1, 128),
-    help="How many learn: peers or workers, this one too; or clients.  [default: as the file says]",
+    help="Number of learners: peers or workers, this one included; or clients.  [default: as in the file]",
 )
 @click.option("--data", default="", help="This machine's own data, where each brings its own: csv:FILE?label=COLUMN.")
 @click.option(
@@ -56,7 +56,7 @@ TELL_SECONDS = 1.0
     default=60.0,
     show_default=True,
     metavar="MINUTES",
-    help="So long people may come; then it begins with those who are here, if it can.",
+    help="Time for people to join; then the run begins with those present, if it can.",
 )
 @click.option(
     "--address",
@@ -73,7 +73,7 @@ TELL_SECONDS = 1.0
     help="A relay through which this machine is reached: see `fedgossip relay`.",
 )
 @click.option(
-    "--invite-port", type=click.IntRange(1, 65535), help=f"TCP port for those who come.  [default: {INVITE_PORT}]"
+    "--invite-port", type=click.IntRange(1, 65535), help=f"TCP port for joining members.  [default: {INVITE_PORT}]"
 )
 @click.option("--port", type=click.IntRange(1, 65535), help=f"TCP port of the run.  [default: {PEER_PORT}]")
 @click.option(
@@ -276,7 +276,7 @@ def _too_few(admission: InviteAdmission, now: float) -> TooFewPeersError:
     here, seats = len(admission.here(now)), admission.party.seats
     advice = "Start it again with a later --expires; the invite stays the same."
     if here == 1:
-        return TooFewPeersError("nobody came before the invite expired", advice)
+        return TooFewPeersError("nobody joined before the invite expired", advice)
     text = f"{here} of {seats.count} were here when the invite expired, and this run begins with all of them"
     return TooFewPeersError(text, f"{advice}  Or give fewer --peers, and another --folder.")
 

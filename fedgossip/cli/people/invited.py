@@ -246,8 +246,8 @@ def script_of(experiment: Experiment, words: str) -> tuple[str, ...]:
     if bool(script) != experiment.loops:
         if script:
             raise ConfigError("this run is of no loops: it trains by itself", "Leave --script out.")
-        advice = "Say which yours is: --script train.py; it takes part by fedgossip.join(model, optimizer)."
-        raise ConfigError("everybody takes part with a training loop of its own in this run", advice)
+        advice = "Name yours: --script train.py; it takes part by fedgossip.join(model, optimizer)."
+        raise ConfigError("each participant has a training loop of its own in this run", advice)
     if script and not Path(script[0]).is_file():
         raise ConfigError(f"{script[0]}: no such file", "Name a script that calls fedgossip.join with --script.")
     return script

@@ -70,7 +70,7 @@ SEARCH_SECONDS = 3.0
     "--approval-days",
     type=click.FloatRange(min=0),
     default=0.0,
-    help="As a client: ask for `fedgossip plan approve`, which holds so many days at most; the policy says so then.",
+    help="As a client: require `fedgossip plan approve`, valid for so many days at most; the policy records it.",
 )
 def join(
     invite: tuple[str, ...],
@@ -166,7 +166,7 @@ def _list() -> int:
     if not found:
         raise NetworkError("no run is announced on this network", "Ask for an invite: `fedgossip host` prints it.")
     echo(columns([("run", "at", "key"), *((one.name, one.addresses[0], one.key) for one in found)]))
-    echo("To take part: ask who runs it for the invite, then fedgossip join INVITE", err=True)
+    echo("To take part: ask its organiser for the invite, then fedgossip join INVITE", err=True)
     return 0
 
 
@@ -198,7 +198,7 @@ def _agreed(proposal: Proposal, invitation: Invitation, place: Joined, own: _Own
     echo(columns(_shown(declared_run(experiment), proposal, invitation, own, code)), err=True)
     if not yes:
         if not sys.stdin.isatty():
-            raise ConfigError("nobody is there to say yes", "Read the above, and add --yes if you agree.")
+            raise ConfigError("there is no terminal to confirm at", "Read the above, and add --yes if you agree.")
         if not click.confirm("Take part?", default=False, err=True):
             raise click.Abort
     proposals.keep_graph(proposal, files)
@@ -230,7 +230,7 @@ def _shown(
         *_of_the_machine(e),
     ]
     if proposal.test:
-        rows.insert(4, ("Test set", f"{proposal.test}, {proposal.test_bytes:,} bytes, comes from the organiser"))
+        rows.insert(4, ("Test set", f"{proposal.test}, {proposal.test_bytes:,} bytes, from the organiser"))
     return rows
 
 
@@ -259,7 +259,7 @@ def _learned(e: Experiment, proposal: Proposal, own: _Own) -> list[tuple[str, st
 
 def _whose_code(code: list[str], script: str) -> str:
     if script:
-        return f"{script}: your own, which nobody else sees"
+        return f"{script}: your own, not shown to others"
     if not code:
         return "none but fedgossip's own"
     files = dict.fromkeys(f"{name.partition(':')[0].replace('.', '/')}.py" for name in code)
@@ -321,7 +321,7 @@ def _whereabouts(
             agent.listen(relay, port)
     given = [f"tcp://{own.address}:{port}"] if own.address and port else []
     if own.address and not port:
-        echo("--address is not needed: nobody calls a client of a coordinator; it calls.", err=True)
+        echo("--address is not needed: a client connects to its coordinator, not the other way.", err=True)
     here = Whereabouts(port or PEER_PORT, relays, client.reached, given)
     check_reachable(here.text, "--address")
     return here.text, ways_of(plan, agent.way if agent else None, None if given else here)

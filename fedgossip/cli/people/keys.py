@@ -58,7 +58,7 @@ def _asked() -> str:
     if found is None:
         advice = "Add --address tcp://HOST:PORT, or --client for a client of a coordinator."
         raise ConfigError("this machine has no address that others could call", advice)
-    echo(f"The address of this machine: {found}; say another one with --address.", err=True)
+    echo(f"The address of this machine: {found}; name another one with --address.", err=True)
     return found
 
 
@@ -80,12 +80,12 @@ def show(file: Path, whole: bool, node: int | None, address: str | None, calls: 
         return
     kept = kept_block(file)
     if node is None and kept is None:
-        raise ConfigError(f"{file} does not say which peer this is", "Add --id K and --address tcp://HOST:PORT.")
+        raise ConfigError(f"{file} does not name its peer", "Add --id K and --address tcp://HOST:PORT.")
     number = node if node is not None else kept[0] if kept else 0
     where = "" if calls else address if address is not None else kept[1].address if kept else None
     if where is None:
         advice = "Add --address tcp://HOST:PORT, or --client for a client of a coordinator."
-        raise ConfigError("the block of a peer says where it listens, and its key does not know", advice)
+        raise ConfigError("the block of a peer has its address, and its key file has none", advice)
     if where:
         check_reachable(where, "--address")
     echo(block(number, signed(identity, where)), nl=False)

@@ -24,7 +24,7 @@ SAY_SECONDS = 60.0
 @click.option(
     "--allow",
     type=click.Path(path_type=Path),
-    help="Who may use it: an endpoints.toml, a roster of keys, a host's folder.  Read again when it changes.",
+    help="Permitted users: an endpoints.toml, a roster of keys, a host's folder.  Read again when it changes.",
 )
 @click.option("--connections", type=click.IntRange(2, 65536), default=512, show_default=True, help="At a time.")
 @click.option(
@@ -58,7 +58,7 @@ def relay(listen: str, allow: Path | None, connections: int, rate: float, idle: 
         raise ConfigError(f"--listen {listen}: no address", "Write HOST:PORT, such as 0.0.0.0:7777.")
     roll = Roll(allow) if allow else None
     if roll is None:
-        echo("Whoever can call may use this relay, within its bounds; --allow FILE says who may.", err=True)
+        echo("Any caller may use this relay, within its limits; --allow FILE names the permitted ones.", err=True)
     server = Relay(Limits(connections, rate=1e6 * rate, idle_seconds=idle), roll.allowed if roll else lambda: None)
     try:
         asyncio.run(_run(server, host.strip("[]"), int(port)))

@@ -45,8 +45,8 @@ def run_chaos(seed: int, rounds: int, out: Path | None) -> int:
     began = time.monotonic()
     folder = out or Path("runs") / time.strftime("chaos-%Y%m%d-%H%M%S")
     echo(f"{PEERS} peers, each a process of this machine, learn to read handwritten digits together.")
-    echo("While they do, every 4 seconds one is killed (SIGKILL) and comes back 2 seconds later; one is put to")
-    echo("sleep, one is slow, and for 5 seconds two halves do not hear each other.  Nobody is in charge.\n")
+    echo("While they do, every 4 seconds one is killed (SIGKILL) and restarts 2 seconds later; one is put to")
+    echo("sleep, one is slow, and for 5 seconds two halves are cut off from each other.  No peer leads.\n")
     with PeerTable(rounds) as board:
         disturbed = run_local_plan(
             plan_of("chaos", seed, rounds, [LINKS, *FAULTS]), folder / "chaos", watch=board, report=True

@@ -57,7 +57,7 @@ def _is_experiment(words: Sequence[str], parameters: Sequence[click.Parameter]) 
 @click.option("--coordinator", is_flag=True, help="A coordinator and n clients, in place of a graph.")
 @click.option("--experiment", type=click.Path(path_type=Path), help="A file with [topology] or [coordinator], instead.")
 @click.option("--algorithm", help="The method: dsgd, push-sum, ...; of a coordinator: fedavg, scaffold, ...")
-@click.option("--mode", type=click.Choice(["sync", "async"]), help="async: nobody waits for anybody.")
+@click.option("--mode", type=click.Choice(["sync", "async"]), help="async: no peer waits for another.")
 @click.option(
     "--rounds",
     type=click.IntRange(min=1),
@@ -88,7 +88,7 @@ def _is_experiment(words: Sequence[str], parameters: Sequence[click.Parameter]) 
     metavar="WHO",
     default="0",
     show_default=True,
-    help="Whose output is shown here: numbers with commas, all, none.  All of it is in the run directory.",
+    help="Peers with output shown here: numbers with commas, all, none.  The run directory has all of it.",
 )
 @click.option(
     "--resume",

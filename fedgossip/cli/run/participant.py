@@ -34,7 +34,7 @@ def options(command: Command) -> Command:
     """The options of every participant."""
     given: list[Callable[[Command], Command]] = [
         click.option("--endpoints", type=click.Path(path_type=Path), required=True,
-                     help="File with everybody's id, address and public key."),
+                     help="File with all participants' ids, addresses and public keys."),
         click.option("--key", type=click.Path(path_type=Path), default=Path(PEER_KEY), show_default=True,
                      help="One's own key pair, from `fedgossip keys new`."),
         click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True,
@@ -246,7 +246,7 @@ class Participant:
         if not self.out.is_dir():
             raise ResumeError(f"{self.out}: no such folder", "Leave --resume out to start there.")
         if incarnation_of(self.out) < 0:
-            raise ResumeError(f"{self.out}: nobody has run here", "Leave --resume out to start.")
+            raise ResumeError(f"{self.out}: no run has begun here", "Leave --resume out to start.")
         return self.out
 
 

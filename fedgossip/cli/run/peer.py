@@ -18,10 +18,10 @@ from fedgossip.cli.run import participant
     "--members",
     "open_run",
     is_flag=True,
-    help="Peers may come and go: the endpoints are those it begins with.  On all peers.",
+    help="Peers may join and leave: the endpoints are those at the start.  On all peers.",
 )
 @click.option("--join", is_flag=True, help="The run has begun: fetch the model from its members.  Implies --members.")
-@click.option("--trace", is_flag=True, help="Write down all that this peer is told, for `fedgossip replay`.")
+@click.option("--trace", is_flag=True, help="Write a trace of this peer's events, for `fedgossip replay`.")
 @click.option(
     "--trace-limit",
     metavar="GB",
@@ -65,7 +65,7 @@ def peer(
         check_open(plan)
         if trace:
             advice = "Leave --trace out, or run it without --members and --join."
-            raise ConfigError("what a member is told cannot be replayed yet", advice)
+            raise ConfigError("the events of a member cannot be replayed yet", advice)
     members = load_members(endpoints, node) if open_run or join else None
     known = dict(members.endpoints if members else load_endpoints(endpoints, plan.n))
     limit = int(trace_limit * 1e9) if trace else 0

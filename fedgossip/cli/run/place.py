@@ -76,7 +76,11 @@ ENGINE_OF = {
     metavar="SECONDS",
     help="In which all participants must listen; on Slurm since the job runs.",
 )
-@click.option("--interface", default="", help="By whose address others call.  [default: that which leads to them]")
+@click.option(
+    "--interface",
+    default="",
+    help="Interface with the address for the others.  [default: the one with a route to them]",
+)
 @click.option("--detach", is_flag=True, help="Of Slurm: do not wait; print the line that collects.")
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
 @portable_option

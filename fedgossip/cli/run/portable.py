@@ -14,7 +14,7 @@ Command = Callable[..., Any]
 
 
 run_code_option = click.option(
-    "--run-code", is_flag=True, help="Let what is read name code to run, and places to write to."
+    "--run-code", is_flag=True, help="Allow the files to name code to run, and places to write to."
 )
 """Without it nothing is imported that a run directory, a trace or a model's folder names, and no record sent there."""
 

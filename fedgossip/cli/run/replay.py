@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--peer", type=click.IntRange(min=0), help="One peer of the run.")
 @click.option("--until", type=click.IntRange(min=1), metavar="N", help="Stop after event N.")
-@click.option("--show", is_flag=True, help="Print every event, and what came of it.")
+@click.option("--show", is_flag=True, help="Print every event, and its effects.")
 @run_code_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per trace.")
 def replay(run: Path, peer: int | None, until: int | None, show: bool, run_code: bool, as_json: bool) -> int:

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     help="Go on with a run that was stopped, in its folder; EXPERIMENT may be left out.",
 )
 @run_code_option
-@click.option("--trace", is_flag=True, help="With --on local: write down all that peers are told, for replay.")
+@click.option("--trace", is_flag=True, help="With --on local: write a trace of the peers' events, for replay.")
 @click.option(
     "--trace-limit",
     metavar="GB",

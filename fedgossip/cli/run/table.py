@@ -15,7 +15,7 @@ SHOWN = 8
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--out", type=click.Path(path_type=Path), help="Write it there: FILE.npz or FILE.safetensors.")
-@click.option("--rows", "wanted", help="Show these rows, e.g. 3,17,250; also such as nobody has touched.")
+@click.option("--rows", "wanted", help="Show these rows, e.g. 3,17,250; untouched ones too.")
 def table(run: Path, out: Path | None, wanted: str | None) -> None:
     """Show, or write, the table that the run in the folder RUN has trained: the rows that were touched, by their keys.
 
@@ -29,7 +29,7 @@ def table(run: Path, out: Path | None, wanted: str | None) -> None:
     zeros = len(touched.keys) - int(touched.matrix.any(axis=1).sum()) if touched.keys.size else 0
     first = f"drawn from seed {shape.seed}" if shape.scale else "zeros"
     lines = [
-        ["table", f"{shape.rows:,} rows of {shape.width}, {shape.kind}; those that nobody touched: {first}"],
+        ["table", f"{shape.rows:,} rows of {shape.width}, {shape.kind}; untouched ones: {first}"],
         ["touched", f"{len(touched.keys):,} rows, {data_size(touched.values.nbytes)}; {zeros:,} of them are zeros"],
     ]
     for key, row in zip(keys := _keys(wanted), found.rows(keys), strict=True):

@@ -102,7 +102,7 @@ def _id_of(role: str, node: int | None, plan: Plan) -> int:
     if not ids:
         raise ConfigError(f"the run has no {role}: {plan.name} is {plan.roles.said}", _commands(plan))
     if node is None and len(ids) > 1:
-        raise ConfigError(f"the run has {len(ids)} {role}s", f"Say which with --id, {_range(ids)}.")
+        raise ConfigError(f"the run has {len(ids)} {role}s", f"Name one with --id, {_range(ids)}.")
     if node is None or node in ids:
         return ids[0] if node is None else node
     if node < plan.n:

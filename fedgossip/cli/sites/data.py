@@ -107,7 +107,7 @@ def agree(
     whole = load_experiment(experiment, overrides)
     plan, schema = statistics_plan(whole)
     if Path(plan.experiment.data.agreed).exists() and not dry_run:
-        advice = "Remove it to agree again; two agreements of almost the same sites tell of those that differ."
+        advice = "Remove it to agree again; two agreements of almost the same sites reveal the sites that differ."
         raise ConfigError(f"{plan.experiment.data.agreed}: agreed on already", advice)
     known = OtherMachines(experiment, endpoints, key, ledger, bind, out, overrides, policy, dry_run)
     held = held_by(plan, known, site)
@@ -196,7 +196,7 @@ def _write(
 def _show(table: AgreedTable, sites: int) -> None:
     margin = table.records_margin
     records = with_margin(table.records, margin if isinstance(margin, float) else None)
-    echo(f"{table.sites} of {sites} sites, {records} records; counts below {table.suppress} are not told")
+    echo(f"{table.sites} of {sites} sites, {records} records; counts below {table.suppress} are withheld")
     if table.noise:
         echo(NOISY.format(noise=table.noise), err=True)
     for name in table.drowned:

@@ -62,7 +62,7 @@ def evaluate(
     own = {"--endpoints": endpoints, "--id": site, "--ledger": ledger, "--bind": bind, "--out": out}
     given = {**own, "--set": overrides or None, "--dry-run": dry_run or None}
     if not together and (wrong := next((name for name, value in given.items() if value is not None), "")):
-        advice = "Name the experiment, FILE.toml, whose sites judge the model."
+        advice = "Name the experiment, FILE.toml, with the sites that judge the model."
         raise ConfigError(f"{wrong} is for sites that judge a model together, and {source} is no experiment", advice)
     if not together and (fit := fit_in(model)) is not None:
         _of_a_fit(fit, Path(source), as_json=as_json)
@@ -177,7 +177,7 @@ def _together(
     plan, layout = evaluation_plan(experiment, facts)
     path = found(model) / run_format.EVALUATION
     if path.exists() and not known.dry_run:
-        advice = "Remove it to judge again; two evaluations by almost the same sites tell of those that differ."
+        advice = "Remove it to judge again; two evaluations by almost the same sites reveal the sites that differ."
         raise ConfigError(f"{path}: judged already", advice)
     held, draw = held_by(plan, known, site), from_system if known.endpoints else from_seed(plan)
     plan, task, refused = evaluation_task(plan, layout, experiment, loaded, held, draw)
@@ -225,7 +225,7 @@ def _lines(found: Evaluation, sites: int) -> list[str]:
         shown = ([name, *("-" if count is None else str(count) for count in row)] for name, row in rows)
         lines += ["", columns([head, *shown])]
     for one in (one for one in found.outcomes[:1] if one.parts):
-        lines += ["", f"where the model says of {one.name}:", columns([PARTS_HEAD, *_parts(one.parts)])]
+        lines += ["", f"by the model's probability of {one.name}:", columns([PARTS_HEAD, *_parts(one.parts)])]
     if found.groups:
         lines += ["", *_groups(found)]
     if found.layout.noise:

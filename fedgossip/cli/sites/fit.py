@@ -124,12 +124,12 @@ def _write(
 def _why(found: GlmFit) -> str:
     d = found.design
     if d.family == "logistic" and found.null_deviance and found.deviance < 0.01 * found.null_deviance:
-        text = f"the columns tell nearly every {d.outcome} from the others, so the coefficients run away"
-        advice = "Leave out the column that says it (the largest estimates), or take softmax with weight_decay."
+        text = f"the columns separate nearly every {d.outcome} from the others, so the coefficients diverge"
+        advice = "Leave out the separating column (the largest estimates), or use softmax with weight_decay."
         return f"error: {text}\n{advice}"
     if found.steps < d.steps:
-        text = "the last rounds did not come together, or sites refused a point at which few of their records count"
-        advice = "Read what they say of the rounds (metrics.jsonl); where coefficients run away, leave the column out."
+        text = "the last rounds failed, or sites refused a point at which few of their records count"
+        advice = "Read the events of the rounds (metrics.jsonl); where coefficients diverge, leave the column out."
         return f"error: not at the end after {found.steps} steps: {text}\n{advice}"
     return f"error: not at the end after {d.steps} steps\nScale or leave out the columns with the largest estimates."
 

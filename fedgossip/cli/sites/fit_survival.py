@@ -59,7 +59,7 @@ def said(found: CurveFit, sites: int) -> list[str]:
     if found.statistic is not None and found.p is not None:
         lines.append(f"log-rank: {chi_squared(found.statistic, found.freedom or 0, found.p)}")
     if found.hidden:
-        lines.append(f"not told, for they are too small or at too few sites: {', '.join(found.hidden)}")
+        lines.append(f"withheld, as they are too small or at too few sites: {', '.join(found.hidden)}")
     return lines
 
 

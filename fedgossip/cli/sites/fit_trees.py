@@ -76,7 +76,7 @@ def _write(
     echo(f"Wrote {wrote}: fedgossip predict {quoted(folder)} FILE.csv", err=True)
     if found.whole:
         return 0
-    echo(f"error: {found.trees} of {found.design.trees} trees; rounds that did not come together have cost the rest\n"
+    echo(f"error: {found.trees} of {found.design.trees} trees; failed rounds have cost the rest\n"
          "The model is of those that are there; fit again when all sites are.", err=True)  # fmt: skip
     return 9
 

@@ -28,8 +28,10 @@ FLAGGED = 1
     help="Records like those of FILE that the model was not trained on: a CSV file, or a source.",
 )
 @click.option("--id", "site", type=click.IntRange(min=0), help="Which site this is, where FILE is an experiment.")
-@click.option("--node", type=click.IntRange(min=0), help="Whose own layers it has, where some stay at the nodes.")
-@click.option("--run-code", is_flag=True, help="Let the modules run that came with the model.")
+@click.option(
+    "--node", type=click.IntRange(min=0), help="Node with the local layers to use, where some stay at the nodes."
+)
+@click.option("--run-code", is_flag=True, help="Allow the modules inside the model's folder to run.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def membership(
     model: Path, file: str, holdout: str | None, site: int | None, node: int | None, run_code: bool, as_json: bool
@@ -112,5 +114,5 @@ def verdict(found: MembershipTest) -> str:
     """Return the verdict in a sentence."""
     if found.flagged:
         bound = f"no epsilon below {found.epsilon:.2g} can be promised of it"
-        return f"FLAGGED: this model tells which records it was trained on; {bound}"
+        return f"FLAGGED: this model reveals which records it was trained on; {bound}"
     return "not flagged: these tests do not tell its records from others; only a budget of privacy bounds all tests"

@@ -125,7 +125,7 @@ def _counted(changes: int) -> str:
 @click.option(
     "--endpoints",
     type=click.Path(path_type=Path),
-    help="File with everybody's id, address and public key: with these participants, and no others.",
+    help="File with the ids, addresses and public keys of all: with these participants, and no others.",
 )
 @click.option(
     "--invite",
@@ -150,7 +150,9 @@ def _counted(changes: int) -> str:
     help="How long the approval holds.",
 )
 @click.option("--rounds", type=click.IntRange(min=1), help="Rounds in all, over all runs.  [default: one run]")
-@click.option("--by", default="", metavar="NAME", help="Who approves; it stands in the release of the model.")
+@click.option(
+    "--by", default="", metavar="NAME", help="Name of the approving person; it is part of the model's release."
+)
 def approve(
     experiment: Path,
     overrides: tuple[str, ...],
@@ -182,7 +184,7 @@ def approve(
         request = _request(run, statement, approvals, key, node, endpoints)
     else:
         advice = "Name --id and --endpoints; or, to join, the invite, and --data where it brings its own."
-        raise ConfigError("with whom?  An approval is of participants, or of who invites", advice)
+        raise ConfigError("with whom?  An approval names participants, or the organiser of an invite", advice)
     _confirm(statement, named)
     made = approvals.approve(request, days, rounds or statement.rounds, by)
     until = made.until.partition("T")[0]
@@ -202,7 +204,7 @@ def _request(
     from fedgossip.plans.federated.federation import FederationPlan
 
     if not isinstance(run, FederationPlan):
-        text = "peers of a graph are approved by an invite: nobody of them keeps the list of the others"
+        text = "peers of a graph are approved by an invite: none of them keeps the list of the others"
         raise ConfigError(text, "Name the invite alone: --invite fg1-...")
     if node >= run.learners:
         raise ConfigError(f"there is no client {node}", f"Clients are 0 to {run.learners - 1}.")

@@ -21,8 +21,8 @@ MODEL = click.argument("model", type=click.Path(path_type=Path))
 def model_options(command: Command) -> Command:
     """Add the options by which a model is opened."""
     node = click.option("--node", type=click.IntRange(min=0),
-                        help="Whose own layers it has, where some stay at the nodes.")  # fmt: skip
-    code = click.option("--run-code", is_flag=True, help="Let the modules run that came with the model.")
+                        help="Node with the local layers to use, where some stay at the nodes.")  # fmt: skip
+    code = click.option("--run-code", is_flag=True, help="Allow the modules inside the model's folder to run.")
     return node(code(command))
 
 

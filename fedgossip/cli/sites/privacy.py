@@ -90,7 +90,7 @@ def _before(plan: FederationPlan, node: int | None, key: Path) -> list[Mechanism
 
     who = plan.coordinator if node is None else node
     if not plan.spends(who):
-        raise ConfigError("records are accounted for by each client", "Say whose key it is with --id.")
+        raise ConfigError("records are accounted for by each client", "Name the key's client with --id.")
     return spent_on(key.with_name(f"{key.name}.{SPENT}"), plan.unit, data_of(plan.experiment.data.source, who))
 
 
@@ -100,7 +100,7 @@ def _before(plan: FederationPlan, node: int | None, key: Path) -> list[Mechanism
     "--endpoints",
     type=click.Path(path_type=Path),
     required=True,
-    help="File with everybody's id, address and public key.",
+    help="File with all participants' ids, addresses and public keys.",
 )
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")
 @portable_option

@@ -49,9 +49,9 @@ def release() -> None:
     type=PATH,
     multiple=True,
     metavar="FOLDER",
-    help="Folder of the coordinator, or of a site, whose logs go along.  [default: RUN]",
+    help="Folder of the coordinator, or of a site, with the logs to include.  [default: RUN]",
 )
-@click.option("--endpoints", type=PATH, help="Everybody's keys.  [default: those in RUN]")
+@click.option("--endpoints", type=PATH, help="All participants' keys.  [default: those in RUN]")
 @click.option(
     "--key", type=PATH, default=Path(run_format.PEER_KEY), show_default=True, help="One's own key pair, which signs."
 )
@@ -124,7 +124,9 @@ def _logs(made: Release) -> str:
 
 @release.command()
 @click.argument("file", type=PATH)
-@click.option("--endpoints", type=PATH, help="Everybody's keys, from people whom you trust: who signed must be there.")
+@click.option(
+    "--endpoints", type=PATH, help="All participants' keys, from people whom you trust: the signer's must be in it."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def verify(file: Path, endpoints: Path | None, as_json: bool) -> int:
     """Verify a release, offline and on any machine: FILE as it was signed, and all in it fits together.

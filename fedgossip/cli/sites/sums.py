@@ -45,7 +45,7 @@ def over_machines(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--out", type=click.Path(path_type=Path), help="Folder to make for the log.  [default: runs/...]"),
         click.option("--bind", help="Where the coordinator listens, e.g. tcp://*:5700."),
         click.option("--dry-run", is_flag=True,
-                     help="Say what would be opened, to whom, and its epsilon; send nothing."),
+                     help="List the values to be opened, their receivers and the epsilon; send nothing."),
         click.option("--policy", type=click.Path(path_type=Path), default=Path("policy.toml"), show_default=True,
                      help="What this site insists on, from `fedgossip privacy policy`: an approval, and for how long."),
         click.option("--ledger", type=click.Path(path_type=Path),
@@ -53,7 +53,7 @@ def over_machines(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--key", type=click.Path(path_type=Path), default=Path(run_format.PEER_KEY), show_default=True,
                      help="One's own key pair, from `fedgossip keys new`."),
         click.option("--endpoints", type=click.Path(path_type=Path),
-                     help="With others on their own machines: everybody's id, address and public key."),
+                     help="With others on their own machines: all participants' ids, addresses and public keys."),
         click.option("--id", "site", type=click.IntRange(min=0),
                      help="Which site this is; without it, and with --endpoints, the coordinator."),
     ):  # fmt: skip
@@ -162,7 +162,7 @@ def held_by(plan: FederationPlan, known: OtherMachines, site: int | None) -> Seq
     from fedgossip.base.errors import ConfigError
 
     if known.endpoints is None and site is not None:
-        raise ConfigError("--id without --endpoints", "Name the file with everybody's keys; or leave --id out.")
+        raise ConfigError("--id without --endpoints", "Name the file with all participants' keys; or leave --id out.")
     if site is not None:
         check_site(plan, site)
         return [site]
@@ -191,7 +191,7 @@ def check_enough(plan: FederationPlan, refused: Mapping[int, ConfigError]) -> No
     left = plan.learners - len(refused)
     if left < plan.least:
         text = f"too few sites are left: {left} of {plan.learners}, and {plan.least} are needed"
-        advice = "Mend the files that are named above; coordinator.min_clients says how many sites are needed."
+        advice = "Mend the files named above; coordinator.min_clients is the number of sites needed."
         raise TooFewPeersError(text, advice)
 
 

@@ -20,8 +20,8 @@ BYTES = 4
 
 
 @click.command()
-@click.option("-n", "--n", "n", type=click.IntRange(2, 100_000), help="Number of machines.  [--data says it]")
-@click.option("--parameters", type=click.FloatRange(min=1), help="Of the model; float32 each.  [--data says it]")
+@click.option("-n", "--n", "n", type=click.IntRange(2, 100_000), help="Number of machines.  [with --data: from it]")
+@click.option("--parameters", type=click.FloatRange(min=1), help="Of the model; float32 each.  [with --data: from it]")
 @click.option("--data", type=click.Path(path_type=Path), metavar="EXPERIMENT",
               help="Rounds as forecast of this data and model, in place of those of noisy quadratics.")  # fmt: skip
 @click.option("--algorithms", default="", help="With --data: of gossip, with blanks between.  [default: dsgd]")
@@ -118,7 +118,7 @@ def _learned(
     from fedgossip.lab.advise.network import links_of, times_of
 
     if any(given):
-        raise click.UsageError("--n, --parameters and --verify do not go with --data, which says who trains what")
+        raise click.UsageError("--n, --parameters and --verify do not go with --data, which determines the training")
     task = learned_task(data, target)
     n = task.plan.n
     asked = AdviceAsked(n, task.size, links_of(links, n), times_of(compute))
@@ -131,7 +131,7 @@ def sentence(goal: str, found: Sequence[AdvisedWay]) -> str:
     gossip = next((way for way in found if way.kind == "gossip"), None)
     together = next(way for way in found if way.kind not in ("gossip", "alone", "once"))
     if math.isinf(first.seconds):
-        return f"Nothing comes to {goal} in these rounds."
+        return f"No way reaches {goal} in these rounds."
     told = f"{_name(first)} is first: {_seconds(first.seconds)} to {goal}"
     if gossip is None:
         return f"{told}; no graph of gossip is left to compare."

@@ -33,10 +33,10 @@ _data = click.option(
     "experiment",
     required=True,
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Experiment file whose [data] says who has which labels.",
+    help="Experiment file with a [data] that determines the labels of each node.",
 )
 _weights = click.option("--weights", help="Weight rule.  [default: metropolis]")
-_seed = click.option("--seed", default=seeds.USUAL, show_default=True, help="For what is drawn at random.")
+_seed = click.option("--seed", default=seeds.USUAL, show_default=True, help="Seed of random draws.")
 
 
 @click.command()

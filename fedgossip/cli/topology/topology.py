@@ -123,7 +123,7 @@ def show(
     from fedgossip.plans.gossip.own_graphs import named_schedule
 
     if experiment and not picture:
-        raise ConfigError("--data says where labels lie in a drawing", "Give --spectrum FILE.svg too.")
+        raise ConfigError("--data places labels in a drawing", "Give --spectrum FILE.svg too.")
     schedule = named_schedule(graph, n, weights=weights, seed=seed)
     promise = forecast_of(schedule, gamma)
     if picture:
