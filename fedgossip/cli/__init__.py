@@ -45,11 +45,11 @@ COMMANDS = {
     "server": ("fedgossip.cli.run.worker", "Run one server of a parallel run over several machines."),
     "manager": (
         "fedgossip.cli.run.worker",
-        "Run the manager of a parameter server with copies, over several machines.",
+        "Run the manager of parameter servers with copies over several machines.",
     ),
     "privacy": (
         "fedgossip.cli.sites.privacy",
-        "Privacy of a federated run: plan a budget, pin a policy, list the spent part.",
+        "Privacy of a federated run: plan a budget, pin a policy, see its use.",
     ),
     "plan": ("fedgossip.cli.sites.plan", "Read, compare and approve the plan of a federated run; revoke an approval."),
     "keys": ("fedgossip.cli.people.keys", "Make and show the keys by which peers identify each other."),
@@ -73,7 +73,7 @@ COMMANDS = {
     "table": ("fedgossip.cli.run.table", "Show or write the trained rows of a run whose model is a table."),
     "replay": (
         "fedgossip.cli.run.replay",
-        "Replay the recorded events of a run in fresh machines, and compare the bits.",
+        "Replay the events of a run in fresh machines, and compare the bits.",
     ),
     "compare": ("fedgossip.cli.lab.compare", "Compare ways to train in parallel, from one file, on one page."),
     "sweep": (

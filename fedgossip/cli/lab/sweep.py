@@ -24,9 +24,7 @@ GB = 1e9
 @click.argument("file", metavar="SWEEP", type=click.Path(path_type=Path))
 @click.option("-j", "--jobs", type=click.IntRange(1, 10_000), default=1, show_default=True, help="Workers at once.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder.  [default: sweeps/NAME]")
-@click.option(
-    "--dry-run", is_flag=True, help="List the cells: all, finished ones, and those that cannot run; run none."
-)
+@click.option("--dry-run", is_flag=True, help="List the cells: all, finished ones, and invalid ones; run none.")
 @click.option("--on", type=click.Choice(["stacked", "sim", "local"]), help="In place of the file's engine.")
 @click.option("--seeds", type=click.IntRange(1, 100_000), help="In place of the file's.")
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the base.")

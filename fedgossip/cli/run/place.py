@@ -79,7 +79,7 @@ ENGINE_OF = {
 @click.option(
     "--interface",
     default="",
-    help="Interface with the address for the others.  [default: the one with a route to them]",
+    help="Interface for the others to call.  [default: the one with a route to them]",
 )
 @click.option("--detach", is_flag=True, help="Of Slurm: do not wait; print the line that collects.")
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="Replace a key of the file.")

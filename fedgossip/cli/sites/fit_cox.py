@@ -49,7 +49,7 @@ def _why(found: CoxFit) -> str:
     d = found.design
     scaled = [abs(one.estimate) * by for one, by in zip(found.coefficients, d.deviation, strict=True)]
     name = found.coefficients[max(range(len(scaled)), key=scaled.__getitem__)].name
-    text = f"the likelihood grows without end with the estimate of {name}: it predicts which records have {d.event} = 1 first"
+    text = f"the likelihood grows without end with the estimate of {name}: it orders the records by {d.event} = 1"
     if max(scaled) < 5:
         text = f"not at the end after {found.steps} steps; the largest estimate is that of {name}"
     return f'error: {text}\nLeave it out, drop=COLUMN; or keep estimates small:  model.source = "cox?ridge=1".'

@@ -28,9 +28,7 @@ FLAGGED = 1
     help="Records like those of FILE that the model was not trained on: a CSV file, or a source.",
 )
 @click.option("--id", "site", type=click.IntRange(min=0), help="Which site this is, where FILE is an experiment.")
-@click.option(
-    "--node", type=click.IntRange(min=0), help="Node with the local layers to use, where some stay at the nodes."
-)
+@click.option("--node", type=click.IntRange(min=0), help="Node with the local layers to use, where nodes have some.")
 @click.option("--run-code", is_flag=True, help="Allow the modules inside the model's folder to run.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def membership(

@@ -150,9 +150,7 @@ def _counted(changes: int) -> str:
     help="How long the approval holds.",
 )
 @click.option("--rounds", type=click.IntRange(min=1), help="Rounds in all, over all runs.  [default: one run]")
-@click.option(
-    "--by", default="", metavar="NAME", help="Name of the approving person; it is part of the model's release."
-)
+@click.option("--by", default="", metavar="NAME", help="The approving person; part of the model's release.")
 def approve(
     experiment: Path,
     overrides: tuple[str, ...],

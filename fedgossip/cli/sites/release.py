@@ -124,9 +124,7 @@ def _logs(made: Release) -> str:
 
 @release.command()
 @click.argument("file", type=PATH)
-@click.option(
-    "--endpoints", type=PATH, help="All participants' keys, from people whom you trust: the signer's must be in it."
-)
+@click.option("--endpoints", type=PATH, help="Keys of all, from people whom you trust; the signer's is among them.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def verify(file: Path, endpoints: Path | None, as_json: bool) -> int:
     """Verify a release, offline and on any machine: FILE as it was signed, and all in it fits together.
