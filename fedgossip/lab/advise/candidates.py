@@ -1,4 +1,4 @@
-"""The ways to train together that are compared: graphs of gossip, and what is always there beside them."""
+"""The compared ways to train together: gossip on graphs, and the alternatives to gossip."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ GRAPHS = (
 )  # fmt: skip
 
 FOLLOWED_PEERS, LARGE = 128, 300
-"""Above so many peers rounds are told by closed form; graphs whose n_W takes dense matrices are left out."""
+"""Number of peers above which rounds use a closed form, and above which graphs with a dense n_W are omitted."""
 OF_MANY = ("base:1", "regular:3", "regular:4", "star")
 
 ROUNDS = 20
-"""Number of rounds that are followed where all train equally long: whole periods, and the first beside them."""
+"""Number of followed rounds with equal training times: whole periods, and the first beside them."""
 
 MANY_ROUNDS = 60
 FOLLOWED = 20_000
-"""Maximum number of messages that are followed where times of training differ."""
+"""Maximum number of followed messages with unequal training times."""
 
 CONNECTIVITY_LIMIT = 64
-"""Maximum number of peers for which it is counted how many can be lost."""
+"""Maximum number of peers for which survivable losses are counted."""
 
 
 @dataclass(frozen=True)
 class AdvisedWay:
-    """A way to train together, and what it takes to the target."""
+    """A way to train together, and its cost up to the target."""
 
     name: str
     kind: str
@@ -50,9 +50,9 @@ class AdvisedWay:
     round_seconds: float
     seconds: float
     payload: float
-    """Bytes that the busiest sends or takes till then, in the larger direction."""
+    """Bytes sent or received by the busiest peer up to the target, in the larger direction."""
     survives: int | None
-    """Of a graph: how many may be lost at the worst places and all others still reach each other; None: not counted."""
+    """Losses at the worst places after which all other peers of a graph are still connected; None: not counted."""
     n_w: float
     eta: float
     schedule: Schedule | None = None
@@ -60,7 +60,7 @@ class AdvisedWay:
 
 @dataclass(frozen=True)
 class AdviceAsked:
-    """What advice is asked for."""
+    """The request for advice."""
 
     n: int
     size: float
@@ -69,17 +69,17 @@ class AdviceAsked:
     times: StepTimes
     zeta: float = 50.0
     share: float = 1e-3
-    """Of the distance to the optimum that may be left."""
+    """Remaining share of the distance to the optimum."""
 
 
 def ways(asked: AdviceAsked, graphs: Sequence[str] = GRAPHS) -> list[AdvisedWay]:
-    """Return all ways, the soonest first."""
+    """Return all ways, the fastest first."""
     found = [*_together(asked), *(way for graph in graphs if (way := _gossip(asked, graph)))]
     return sorted(found, key=lambda way: way.seconds)
 
 
 def front(found: Sequence[AdvisedWay]) -> set[str]:
-    """Return the names of those that no other beats in seconds, bytes of the busiest and losses at once."""
+    """Return the names of the ways that no other beats in seconds, bytes of the busiest and losses at once."""
 
     def beats(a: AdvisedWay, b: AdvisedWay) -> bool:
         ours, theirs = _facts(a), _facts(b)
@@ -93,7 +93,7 @@ def _facts(way: AdvisedWay) -> tuple[float, float, float]:
 
 
 def _together(asked: AdviceAsked) -> Iterator[AdvisedWay]:
-    """What gossip has to beat: all-reduce, a server, one merge at the end, and training alone."""
+    """Yield the alternatives to gossip: all-reduce, a server, one merge at the end, and training alone."""
     n, size, links = asked.n, asked.size, asked.links
     best, longest = best_rate(everybody(n), asked.zeta), asked.times.longest(n)
     for name in ("ring", "tree", "halving-doubling"):
@@ -123,7 +123,7 @@ def _way(
 
 
 def _gossip(asked: AdviceAsked, graph: str) -> AdvisedWay | None:
-    """Gossip on a graph; None where there is none of this size, or its numbers are not known."""
+    """Return gossip on a graph; None where no graph of this size exists, or its numbers are unknown."""
     if asked.n > LARGE and graph in OF_MANY:
         return None
     try:
@@ -137,7 +137,7 @@ def _gossip(asked: AdviceAsked, graph: str) -> AdvisedWay | None:
 
 
 def gossip_way(asked: AdviceAsked, graph: str, schedule: Schedule, best: BestRate) -> AdvisedWay:
-    """Return what gossip on these graphs takes."""
+    """Return the cost of gossip on these graphs."""
     rounds = range(schedule.period or 8)
     degrees = [max(len(schedule.mixing(r).targets(i)) for i in range(asked.n)) for r in rounds]
     links = asked.links.over(_used(schedule)) if asked.links.pairs else asked.links.usual
@@ -147,10 +147,10 @@ def gossip_way(asked: AdviceAsked, graph: str, schedule: Schedule, best: BestRat
 
 
 def gossip_seconds(asked: AdviceAsked, schedule: Schedule, links: EqualLinks, degrees: Sequence[int]) -> float:
-    """Return the seconds of a round, as it is followed step by step; of many peers that are all alike a + k d/b.
+    """Return the seconds of a round, followed step by step; for many equal peers a + k d/b.
 
-    That is the round alone: of rounds that follow each other, messages that meet at a receiver make it up to a tenth
-    longer, and a star's shorter.
+    That is the round alone: in consecutive rounds, messages that meet at a receiver make it up to a tenth longer, and a
+    star's shorter.
     """
     alone = float(np.mean([neighbours(k, asked.size, links) for k in degrees]))
     if asked.n > FOLLOWED_PEERS:

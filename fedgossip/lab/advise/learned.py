@@ -1,8 +1,8 @@
-"""Rounds that data and model themselves take, by what is forecast of them: in place of those of noisy quadratics.
+"""Rounds to a score, forecast from data and model themselves instead of noisy quadratics.
 
-One shadow run for each algorithm tells for all graphs at once when the mean peer comes to a score, and when the mean of
-all does, which is what an all-reduce or a server trains; one run of peers that hear nobody tells the same of training
-alone, and of one merge at the end.  A round counts from evaluation to evaluation, `eval.every`.
+One shadow run per algorithm gives, for all graphs at once, the round in which the mean peer reaches a score, and that
+of the mean model, which an all-reduce or a server trains; one run of isolated peers gives the same for training alone,
+and for one merge at the end.  A round counts from evaluation to evaluation, `eval.every`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedgossip.plans.gossip.gossip import GossipPlan
 
 @dataclass(frozen=True)
 class LearnedTask:
-    """An experiment that is trained to a score.  `size`: bytes of its model."""
+    """An experiment with a target score.  `size`: bytes of its model."""
 
     path: Path
     plan: GossipPlan
@@ -36,7 +36,7 @@ class LearnedTask:
     size: float
 
     def reached(self, rounds: Sequence[int], values: Sequence[float]) -> float:
-        """Return the first round in which the score is there; inf where it never is."""
+        """Return the first round with the score; inf without one."""
         there = (round for round, value in zip(rounds, values, strict=True) if self._is_good(value))
         return float(next(there, math.inf))
 
@@ -65,7 +65,7 @@ def learned_task(path: Path, target: str) -> LearnedTask:
 def learned_ways(
     asked: AdviceAsked, task: LearnedTask, graphs: Sequence[str], algorithms: Sequence[str]
 ) -> list[AdvisedWay]:
-    """Return all ways, the soonest first, with the rounds that this task takes.  Raises ConfigError."""
+    """Return all ways, the fastest first, with the rounds of this task.  Raises ConfigError."""
     found: list[AdvisedWay] = []
     for algorithm in algorithms:
         each = replace(asked, size=task.size * _vectors(task, algorithm))
@@ -82,7 +82,7 @@ def learned_ways(
 
 
 def _vectors(task: LearnedTask, algorithm: str) -> int:
-    """Return how many vectors like the model a message of the algorithm carries.  Raises ConfigError."""
+    """Return the number of model-sized vectors in a message of the algorithm.  Raises ConfigError."""
     if algorithm not in METHODS:
         raise ConfigError(f"no algorithm is called {algorithm!r}", nearest(algorithm, METHODS))
     return plans_of(task.path, overrides=_overrides(algorithm))[0].vectors
@@ -93,7 +93,7 @@ def _overrides(algorithm: str) -> list[str]:
 
 
 def _forecasts(task: LearnedTask, algorithm: str, graphs: Sequence[str]) -> Mapping[str, RunForecast]:
-    """Return the forecasts of the graphs that the algorithm takes."""
+    """Return the forecasts of the graphs that the algorithm supports."""
     possible = []
     for graph in graphs:
         try:
@@ -106,7 +106,7 @@ def _forecasts(task: LearnedTask, algorithm: str, graphs: Sequence[str]) -> Mapp
 
 
 def _of_graph(task: LearnedTask, algorithm: str, way: AdvisedWay, told: RunForecast) -> AdvisedWay:
-    """Return the way with the round in which the middle of the mean peer's edges is at the target."""
+    """Return the way with the round in which the middle of the mean peer's edges reaches the target."""
     assert told.scores is not None, "what is learned is evaluated"
     middle = [float(np.mean(edges)) for edges in told.scores.mean_peer]
     wide = ", wide" if told.wide else ""
@@ -119,7 +119,7 @@ def _averaged(task: LearnedTask, told: RunForecast) -> float:
 
 
 def _apart(task: LearnedTask) -> tuple[float, float]:
-    """Return the rounds in which the mean peer, and the mean of all models, comes there when nobody hears anybody."""
+    """Return the rounds to the target of the mean peer and of the mean model without communication."""
     e = task.plan.experiment
     nobody = {"graph": "none", "n": task.plan.n, "allow_disconnected": True}
     content = {**e.to_dict(), "topology": nobody, "algorithm": {}, "forecast": {"level": "none"}}
@@ -131,7 +131,7 @@ def _apart(task: LearnedTask) -> tuple[float, float]:
 
 
 def _told(way: AdvisedWay, rounds: float) -> AdvisedWay:
-    """Return the way with other rounds."""
+    """Return the way with another number of rounds."""
     each = 0.0 if way.kind == "once" or not math.isfinite(way.rounds) else way.payload / max(way.rounds, 1e-9)
     once = way.seconds - way.rounds * way.round_seconds if way.kind == "once" else 0.0
     if not math.isfinite(rounds):

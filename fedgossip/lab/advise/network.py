@@ -1,4 +1,4 @@
-"""The network that advice is asked for: links, and how long a step of training takes on each machine."""
+"""The network of an advice: links, and the time of a training step on each machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FILE_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class AdvisedLinks:
-    """Equal links; or known ones of pairs, of which a method is as quick as the slowest that it uses."""
+    """Equal links; or measured links of pairs: a method is as fast as the slowest that it uses."""
 
     usual: EqualLinks
     pairs: Mapping[tuple[int, int], EqualLinks] = field(default_factory=dict)
@@ -91,16 +91,16 @@ def _from_file(path: Path, n: int) -> AdvisedLinks:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """How long a step takes: `seconds` in the mean; constant, exponential, or one machine of each round slower."""
+    """The time of a step: mean `seconds`; constant, exponential, or with one slower machine per round."""
 
     seconds: float
     exponential: bool = False
     slower: float = 1.0
-    """One machine, another one in each round, takes so many times as long."""
+    """Slowdown of one machine, another one in each round."""
 
     @property
     def constant(self) -> bool:
-        """Whether nobody ever waits for a slower one."""
+        """Return whether no peer ever waits for a slower one."""
         return not self.exponential and self.slower == 1.0
 
     def drawn(self, rounds: int, n: int) -> Times:
@@ -113,7 +113,7 @@ class StepTimes:
         return times
 
     def longest(self, n: int) -> float:
-        """The mean of the longest of n, which whoever waits for all waits for."""
+        """Return the expected maximum of n times: the wait of a barrier."""
         if self.exponential:
             return self.seconds * math.fsum(1 / k for k in range(1, n + 1))
         return self.seconds * self.slower

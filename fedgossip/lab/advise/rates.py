@@ -1,11 +1,11 @@
-"""How fast the error shrinks on isotropic random quadratics, for any graph: what decides how many rounds it needs.
+"""Convergence rate on isotropic random quadratics, for any graph: it decides the number of rounds.
 
 Peer i draws h ~ N(0, I) afresh and does x_i <- x_i - eta h h'x_i, then all mix.  E||x||² shrinks by 1 - r a round:
 
     r = 1 - (1 - eta)² - (zeta - 1) eta² / n_W(gamma),      gamma = (1 - eta)² / (1 - r)
 
-zeta says how noisy one gradient is; the best step of one that trains alone removes 1 / zeta a round.  Only n_W depends
-on the graph: alone it is 1, and where all have the mean after each step it is n.
+zeta measures the noise of one gradient; the best step of a peer alone removes 1 / zeta a round.  Only n_W depends on
+the graph: alone it is 1, and where all have the mean after each step it is n.
 
 Source: Vogels, Hendrikx and Jaggi, Beyond spectral gap, NeurIPS 2022; "fedgossip repro vogels-quadratics" measures it.
 """
@@ -26,26 +26,26 @@ Neighbours = Callable[[float], float]
 """gamma -> n_W."""
 
 GRID = 20
-"""Number of memories at which n_W of a cycle is computed; between them it is interpolated, by monotone cubics."""
+"""Number of memories at which n_W of a cycle is computed; monotone cubics interpolate between them."""
 
 HALVINGS = 60
 
 
 @dataclass(frozen=True)
 class BestRate:
-    """The best step of a graph, and what a round then removes of E||x||²."""
+    """The best step of a graph, and the share of E||x||² that a round then removes."""
 
     eta: float
     rate: float
     n_w: float
 
     def rounds(self, share: float) -> float:
-        """Rounds until the distance to the optimum is `share` of what it was."""
+        """Return the rounds until the distance to the optimum is `share` of the initial one."""
         return 2 * math.log(1 / share) / -math.log1p(-self.rate)
 
 
 def neighbours_of(schedule: Schedule) -> Neighbours | None:
-    """Return n_W as a function of gamma; None where it is not known."""
+    """Return n_W as a function of gamma; None where it is unknown."""
     n = schedule.n
     if isinstance(schedule, Random):
         c = schedule.contraction
@@ -95,19 +95,19 @@ def best_rate(neighbours: Neighbours, zeta: float) -> BestRate:
 
 
 def alone(_gamma: float) -> float:
-    """n_W of one that hears nobody."""
+    """Return n_W of an isolated peer."""
     return 1.0
 
 
 def everybody(n: int) -> Neighbours:
-    """n_W where all have the mean after each step."""
+    """Return n_W of peers with the mean after each step."""
     return lambda _: float(n)
 
 
 def measured_rate(schedule: Schedule, eta: float, dim: int, rounds: int, repeats: int) -> float:
-    """Return r as measured, of so many quadratics of dim = zeta - 2 coordinates at once, from the slope of log E||x||².
+    """Return r measured on so many quadratics of dim = zeta - 2 coordinates at once, from the slope of log E||x||².
 
-    Its first quarter is left out: until then the models have not drifted apart as far as they will.
+    The first quarter is omitted: until then the models have not reached their stationary distance.
     """
     n, stream = schedule.n, seeds.stream(0, "quadratics", schedule.n)
     x, lengths = stream.standard_normal((repeats, n, dim)), []
@@ -121,10 +121,10 @@ def measured_rate(schedule: Schedule, eta: float, dim: int, rounds: int, repeats
 
 
 def rounds_of_one_merge(n: int, zeta: float, share: float) -> float:
-    """Return the steps that each takes alone before the mean of all is as near to the optimum as `share` asks.
+    """Return the local steps before the mean of all is as near to the optimum as `share` requires.
 
-    E||mean||² = (1 - 1/n) (1 - eta)^2t + (1/n) (1 - r)^t with 1 - r = (1 - eta)² + (zeta - 1) eta²: what all have in
-    common shrinks as without noise, and their noise is averaged once.  Over the best constant step.
+    E||mean||² = (1 - 1/n) (1 - eta)^2t + (1/n) (1 - r)^t with 1 - r = (1 - eta)² + (zeta - 1) eta²: the common part
+    shrinks as without noise, and the noise is averaged once.  Over the best constant step.
     """
     best = math.inf
     for eta in np.geomspace(1 / (4 * zeta), 2 / zeta * (1 - 1e-6), 120):

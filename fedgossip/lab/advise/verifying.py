@@ -1,6 +1,6 @@
-"""Whether what was told of a round is what a round takes: real machines in the simulator's virtual time, on quadratics.
+"""Verifies predicted rounds against real machines in the simulator's virtual time, on quadratics.
 
-The model is cut to fewer numbers and the links to as much less bandwidth, so a message takes as long as it would.
+The model is cut to fewer numbers and the links to proportionally less bandwidth, so message times stay the same.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from fedgossip.lab.advise.candidates import ROUNDS, AdviceAsked, AdvisedWay
 from fedgossip.lab.advise.rates import measured_rate
 
 NUMBERS = 50_000
-"""Numbers of the vectors that travel: headers are then less than a thousandth of a message."""
+"""Elements of the exchanged vectors: headers are then less than a thousandth of a message."""
 
 NEAR = 0.02
-"""By which share a measured round may be off."""
+"""Accepted relative error of a measured round."""
 
 DIMENSIONS, REPEATS, RATE_ROUNDS = 48, 60, 60
-"""Of the quadratics on which a rate is measured: zeta is DIMENSIONS + 2."""
+"""Parameters of the quadratics that measure a rate: zeta is DIMENSIONS + 2."""
 
 
 @dataclass(frozen=True)
 class VerifiedNumber:
-    """What was told and what was measured."""
+    """A predicted and a measured number."""
 
     what: str
     told: float
@@ -34,14 +34,14 @@ class VerifiedNumber:
 
     @property
     def holds(self) -> bool:
-        """Whether they agree."""
+        """Return whether they agree."""
         return abs(self.measured / self.told - 1) <= self.near
 
 
 def verified(asked: AdviceAsked, found: Sequence[AdvisedWay]) -> list[VerifiedNumber]:
-    """Return the round of a ring all-reduce and of the soonest gossip as told and as measured, and the latter's rate.
+    """Return the rounds of a ring all-reduce and of the fastest gossip, predicted and measured, and the latter's rate.
 
-    Only where all train equally long and links are equal; the rate where zeta is 50.
+    Only with equal training times and equal links; the rate where zeta is 50.
     """
     if not asked.times.constant or asked.links.pairs:
         return []
@@ -65,10 +65,10 @@ def _digits(asked: AdviceAsked) -> float:
 
 
 def round_in_the_simulator(asked: AdviceAsked, way: AdvisedWay) -> float:
-    """Return what a round takes in the simulator, the first left out."""
+    """Return the time of a round in the simulator, without the first."""
     links, scale = asked.links.usual, min(1.0, NUMBERS * 4 / asked.size)
     period = way.schedule.period if way.schedule is not None and way.schedule.period else 1
-    rounds = 1 + period * -(-ROUNDS // period)  # whole periods, and the first, which waits for nobody's last
+    rounds = 1 + period * -(-ROUNDS // period)  # whole periods, after a first round that waits for no previous one
     content: dict[str, Any] = {
         "rounds": rounds,
         "eval": {"every": rounds},

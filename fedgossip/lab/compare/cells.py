@@ -1,7 +1,6 @@
 """The cells of a comparison: an ordinary run directory each, one per paradigm, number of workers and seed.
 
-A cell that has come to its end is not run again; one that was stopped goes on.  One that fails is told, and the others
-are run.
+A finished cell is not run again; a stopped one continues.  A failed cell is reported, and the others run.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ class Cell:
 
     @property
     def folder(self) -> str:
-        """What its run directory is called."""
+        """The name of its run directory."""
         name = re.sub(r"[^\w@.,=-]", "-", self.name)
         return f"{name}-w{self.workers}-s{self.seed}"
 
 
 @dataclass(frozen=True)
 class DoneCell:
-    """What came of a cell: its run directory with its summary, or the error that says why there is none."""
+    """A cell's outcome: its run directory with its summary, or the error in place of one."""
 
     cell: Cell
     experiment: Experiment | None
@@ -53,12 +52,12 @@ class DoneCell:
     summary: Mapping[str, Any] | None
     error: str = ""
     again: bool = False
-    """Whether it was there already."""
+    """Whether it was finished before."""
 
 
 @dataclass(frozen=True)
 class CellGrid:
-    """Which cells there are, made of the content of one file."""
+    """The cells made from the content of one file."""
 
     content: Mapping[str, Any]
     where: str
@@ -66,11 +65,11 @@ class CellGrid:
     workers: Sequence[int]
     seeds: Sequence[int]
     rates: Mapping[str, float] = field(default_factory=dict)
-    """The learning rate of paradigms that have one of their own."""
+    """Learning rates of paradigms with their own."""
 
     @property
     def cells(self) -> list[Cell]:
-        """All of them: the first seed of all first, so that something can be seen soon."""
+        """Return all cells: the first seed of all first, for early results."""
         return [Cell(p, m, seed) for seed in self.seeds for m in self.workers for p in self.paradigms]
 
     def experiment(self, cell: Cell) -> Experiment:
@@ -90,7 +89,7 @@ def run_cells(
     backend: str = "",
     jobs: int = 1,
 ) -> Iterator[DoneCell]:
-    """Run every cell that is not there, and yield what came of each.
+    """Run every unfinished cell, and yield each outcome.
 
     `driver`: sim or local.  `backend`: ray:ADDRESS or slurm:PARTITION, whose `jobs` workers run the cells; "": this
     process, one after the other.  Raises ConfigError where a folder holds a run of another experiment, and where two
@@ -106,17 +105,17 @@ def run_cells(
         def run(cell: Cell, experiment: Experiment) -> CellOutcome:
             if placed:
                 return placed.outcome(cell.folder)
-            (out / cell.folder / run_format.FAILURE).unlink(missing_ok=True)  # of a worker; asked for again
+            (out / cell.folder / run_format.FAILURE).unlink(missing_ok=True)  # a worker's failure: run again
             return run_cell(experiment, out / cell.folder, driver, report=report, watch=watch)
 
         yield from _done(grid, out, there, run)
 
 
 def _open(grid: CellGrid, out: Path, there: Mapping[str, CellOutcome]) -> dict[str, Experiment]:
-    """Return the experiments of cells that are still to be run, by their folders.  Raises ConfigError."""
+    """Return the experiments of unfinished cells, by their folders.  Raises ConfigError."""
     found = {}
     for cell in grid.cells:
-        with contextlib.suppress(ConfigError):  # of one that cannot be made; told where its turn comes
+        with contextlib.suppress(ConfigError):  # an invalid one is reported at its turn
             found[cell.folder] = grid.experiment(cell)
     for name, experiment in found.items():
         check_same(out / name, experiment, "comparison")
@@ -155,7 +154,7 @@ def _done(
 
 
 def _together(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a summary says of the data as if one participant had all of them."""
+    """Return a summary's description of the data as if one participant had all of them."""
     shares, sizes = data["shares"], data["sizes"]
     counts = [[sum(column) for column in zip(*shares, strict=True)]] if shares else shares
     return {**data, "shares": counts, "sizes": [sum(sizes)] if sizes else sizes}

@@ -1,4 +1,4 @@
-"""All-reduce by a codec among the paradigms, "ring+top-k:0.01"; and whether compressing pays under these links."""
+"""All-reduce by a codec among the paradigms, "ring+top-k:0.01"; and whether compression pays under these links."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WARM = 1 << 20
 
 
 def coded_paradigm(dense: Paradigm, method: str, codec_name: str) -> Paradigm:
-    """Return the paradigm of a collective whose gradients go by a codec.  Raises ConfigError for none such."""
+    """Return the paradigm of a collective with coded gradients.  Raises ConfigError for an unsupported one."""
     if low_rank_of(codec_name) is not None:
         text = f"{method}+{codec_name}: its bytes follow from the shapes of the model's tensors, which no cost knows"
         advice = f"Run the file with --set parallel.codec={codec_name}; with --dry-run it says its bytes."
@@ -44,7 +44,7 @@ def coded_paradigm(dense: Paradigm, method: str, codec_name: str) -> Paradigm:
 
 
 def _layout(at: Setting) -> VectorLayout:
-    """The layout of a gradient, taken for one tensor."""
+    """Return the layout of a gradient, as one tensor."""
     return VectorLayout.of_length(at.size // at.element - TAIL, np.dtype(f"f{at.element}"))
 
 
@@ -64,14 +64,14 @@ def _formula(method: str, codec: Codec, at: Setting) -> float:
 
 
 def dense_of(name: str) -> str | None:
-    """Return the paradigm that a coded one is beside; None of others."""
+    """Return the uncoded counterpart of a coded paradigm; None for others."""
     method, plus, _ = name.partition("+")
     return method if plus and method in COLLECTIVES else None
 
 
 @cache
 def codec_seconds(name: str, length: int, workers: int) -> float:
-    """Return the processor seconds of a round of a worker's codec on this machine: it says one, and hears all."""
+    """Return the processor seconds of a worker's codec per round on this machine: one encoding, and all decodings."""
     codec = make_codec(name.partition("+")[2])
     vector = np.random.default_rng(0).standard_normal(length).astype(np.float32)
     layout, turn = VectorLayout.of(vector), CodecTurn(0, 0, WARM)

@@ -1,4 +1,4 @@
-"""Whether a codec pays beside the same collective without it, under these links, and below which bandwidth it would."""
+"""Whether a codec pays beside the same collective without it, under these links, and its break-even bandwidth."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedgossip.lab.compare.setting import Setting
 from fedgossip.lab.costs.formulas import break_even
 
 LINEAR = 1e6
-"""Bytes per second at which the bytes of a round are counted: its time is linear in the inverse."""
+"""Bytes per second for counting the bytes of a round: its time is linear in the inverse."""
 
 
 @dataclass(frozen=True)
@@ -24,27 +24,27 @@ class Compression:
     dense_seconds: float | None
     coded_seconds: float | None
     codec_seconds: float
-    """Of the codec of a worker, in all those rounds."""
+    """Seconds of a worker's codec in all those rounds."""
     pays_below: float
-    """Bytes per second, each way; 0.0: nowhere, infinite: everywhere."""
+    """Break-even bandwidth in bytes per second, each way; 0.0: never pays, infinite: always pays."""
 
     @property
     def pays(self) -> bool:
-        """Whether it is sooner at the target here."""
+        """Return whether it reaches the target sooner under these links."""
         if self.coded_seconds is None:
             return False
         return self.dense_seconds is None or self.coded_seconds + self.codec_seconds < self.dense_seconds
 
     @property
     def below(self) -> str:
-        """Where it would pay, in words."""
+        """Return in words the bandwidths at which it would pay."""
         if not self.pays_below:
             return "at no bandwidth"
         return "at any bandwidth" if math.isinf(self.pays_below) else f"below {rate_said(self.pays_below)}B/s"
 
     @property
     def sentence(self) -> str:
-        """For the head of a comparison."""
+        """Return the sentence for the head of a comparison."""
         verdict = "Compressing pays here" if self.pays else "Do not compress here"
         coded = f"{self.coded} {_after(self.coded_seconds)}"
         if self.coded_seconds is None:
@@ -53,7 +53,7 @@ class Compression:
         return f"{verdict}: {self.dense} is at the loss {_after(self.dense_seconds)}, {coded} {working}."
 
     def told(self) -> Mapping[str, Any]:
-        """As plain data; "pays_below" is None where it pays at any bandwidth."""
+        """Return plain data; "pays_below" is None where it pays at any bandwidth."""
         below = None if math.isinf(self.pays_below) else self.pays_below
         return {**asdict(self), "pays_below": below, "pays": self.pays, "below": self.below}
 
@@ -65,10 +65,10 @@ def compression_of(
     codec_seconds: float,
     setting: Setting,
 ) -> Compression:
-    """Return what a codec brings; `names`: without it, with it; `codec_seconds`: of a round.
+    """Return the gain of a codec; `names`: without it, with it; `codec_seconds`: per round.
 
-    With R rounds of B bytes one after the other and c seconds beside them, each, and t of the codec, the break-even is
-    that of R B - R' B' bytes saved for R' (c' + t) - R c seconds.
+    With R rounds of B sequential bytes and c further seconds each, and codec time t, the break-even is that of
+    R B - R' B' bytes saved for R' (c' + t) - R c seconds.
     """
     dense, coded = names
     ours, theirs = rounds[coded], rounds[dense]
@@ -84,7 +84,7 @@ def compression_of(
 
 
 def round_of(name: str, setting: Setting) -> tuple[float, float]:
-    """Return the seconds of a round that no bandwidth changes, and the bytes that it waits for, one after the other."""
+    """Return the seconds of a round independent of bandwidth, and its sequential bytes."""
 
     def seconds(rate: float) -> float:
         return paradigm_of(name).cost(replace(setting, links=replace(setting.links, up=rate, down=rate))).seconds
@@ -94,7 +94,7 @@ def round_of(name: str, setting: Setting) -> tuple[float, float]:
 
 
 def rate_said(rate: float) -> str:
-    """Return bytes per second in two digits and a unit's prefix."""
+    """Return bytes per second with two digits and a unit prefix."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if rate >= size:
             return f"{float(f'{rate / size:.2g}'):g} {unit}"

@@ -1,6 +1,6 @@
 """From one file with the sections of several kinds of run to the experiment of each paradigm.
 
-What is common ([data], [model], [train], [simulation], [[faults]], ...) is the same for all.  All are given the same
+Common sections ([data], [model], [train], [simulation], [[faults]], ...) are the same for all.  All use the same
 examples: a round of workers that share every step is one batch of each, so they have train.local_steps times as many
 rounds; and with fewer workers each has larger batches, so that all workers together see as many in a round.
 """
@@ -24,12 +24,12 @@ from fedgossip.experiment.task_section import TaskSection
 from fedgossip.lab.compare.setting import Paradigm
 
 OF_KINDS = {*RUN_KINDS, "algorithm"}
-"""Sections that one kind of run has and others have not."""
+"""Sections specific to one kind of run."""
 
 BATCH, STEPS = 32, 5
-"""train.batch_size and train.local_steps where the file says nothing."""
+"""Defaults of train.batch_size and train.local_steps."""
 WORKERS = 4
-"""How many there are where the file says nothing."""
+"""Default number of workers."""
 
 Content = Mapping[str, Any]
 
@@ -50,9 +50,9 @@ def compare_section(content: Content, where: str) -> CompareSection:
 
 
 def workers_of(content: Content, where: str) -> int:
-    """Return how many workers the file has: topology.n, coordinator.clients or parallel.workers; WORKERS where none.
+    """Return the file's number of workers: topology.n, coordinator.clients or parallel.workers; WORKERS by default.
 
-    Raises ConfigError where they differ: paradigms are compared with as many.
+    Raises ConfigError where they differ: paradigms are compared at equal numbers.
     """
     sizes = [(section, kind.size) for section, kind in RUN_KINDS.items()]
     given = {size: content.get(section, {}).get(size.partition(".")[2]) for section, size in sizes}
@@ -64,7 +64,7 @@ def workers_of(content: Content, where: str) -> int:
 
 
 def experiment_for(content: Content, paradigm: Paradigm, workers: int, most: int, seed: int, where: str) -> Experiment:
-    """Return the experiment of a paradigm with so many workers; `most` is the largest number that is compared.
+    """Return the experiment of a paradigm with so many workers; `most` is the largest compared number.
 
     Raises ConfigError as `load_experiment` does.
     """
@@ -99,7 +99,7 @@ def _kept(paradigm: Paradigm) -> set[str]:
 
 
 def _section(given: Content, section: str, workers: int) -> dict[str, Any]:
-    """What the paradigm's own section says of who takes part, where the file says nothing else."""
+    """Return the paradigm's own section with the default number of participants."""
     if section == "topology":
         graph = given.get("graph", "ring")
         small = {1: "none", 2: "complete"}

@@ -1,4 +1,4 @@
-"""What a cell has cost and brought, from its run directory; and what the cost model told of it."""
+"""Costs and results of a cell, from its run directory; and the cost model's prediction."""
 
 from __future__ import annotations
 
@@ -50,44 +50,44 @@ class MeasuredCell:
     rounds: int = 0
     seconds: float = 0.0
     round_seconds: float = 0.0
-    """Of a round of the mean learner, the first and the last left out."""
+    """Seconds of a round of the mean learner, without the first and the last."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of the run that went to compute, communicate and wait."""
+    """Seconds of the run spent on compute, communicate and wait."""
     payload: float = 0.0
     """Bytes of vectors in a round, in the larger direction of the busiest participant."""
     score_name: str = ""
     curve: Sequence[Point] = ()
     apart: float | None = None
-    """How far the learners' models are from their mean at the end; None where nobody measured it."""
+    """Distance of the learners' models from their mean at the end; None where it was not measured."""
     staleness: Mapping[int, int] = field(default_factory=dict)
     setting: Setting | None = None
     told: Cost | None = None
-    """What the cost model says of a round; None of real processes, and where links are unlike."""
+    """The cost model's prediction of a round; None for real processes, and for unequal links."""
     formula: float | None = None
-    """The closed form's seconds of a round, with the training."""
+    """Seconds of a round with its training, by the closed form."""
 
     @property
     def point(self) -> Point | None:
-        """The last evaluated round."""
+        """Return the last evaluated round."""
         return self.curve[-1] if self.curve else None
 
     def reached(self, target: float) -> Point | None:
-        """The first evaluated round whose loss is the target's or less."""
+        """Return the first evaluated round with at most the target loss."""
         return next((point for point in self.curve if point.loss <= target), None)
 
     def within(self, seconds: float = math.inf, sent: float = math.inf) -> Point | None:
-        """The last evaluated round before so many seconds have passed, and so many bytes were sent."""
+        """Return the last evaluated round within so many seconds, and within so many sent bytes."""
         found = [point for point in self.curve if point.seconds <= seconds and point.bytes_sent <= sent]
         return found[-1] if found else None
 
     @property
     def best(self) -> float:
-        """The least test loss of any evaluated round."""
+        """Return the least test loss of any evaluated round."""
         return min((point.loss for point in self.curve), default=math.inf)
 
 
 def measured(done: DoneCell, driver: str) -> MeasuredCell:
-    """Return what a cell was."""
+    """Return the measurements of a finished cell."""
     if done.summary is None or done.experiment is None:
         return MeasuredCell(done.cell, str(done.path), "failed", done.error)
     rows, summary = read_rows(done.path / run_format.ROWS), done.summary
@@ -119,7 +119,7 @@ def _curve(network: Sequence[NetworkRow]) -> list[Point]:
 
 
 def _round_seconds(rows: Sequence[Row], learners: int) -> float:
-    """The mean over learners: where nobody waits for all, each has a pace of its own, until all end together."""
+    """Return the mean over learners: without a barrier, each has a pace of its own, until all end together."""
     ends: dict[int, list[tuple[int, float]]] = {}
     for row in rows:
         if isinstance(row, PeerRow) and row.peer < learners and row.round:
@@ -132,7 +132,7 @@ def _round_seconds(rows: Sequence[Row], learners: int) -> float:
 
 
 def _parts(rows: Sequence[Row], learners: int, seconds: float) -> dict[str, float]:
-    """The mean learner's seconds; what is neither training nor communicating it waited."""
+    """Return the mean learner's seconds per activity; the rest after training and communicating is waiting."""
     own = [row for row in rows if isinstance(row, PeerRow) and row.peer < learners]
     compute = sum(row.seconds_training for row in own) / learners
     communicate = sum(row.seconds_communicating + row.seconds_mixing for row in own) / learners
@@ -156,7 +156,7 @@ def _told(found: MeasuredCell, experiment: Experiment, summary: Mapping[str, obj
 
 
 def setting_of(experiment: Experiment, size: int, element: int = 4) -> Setting | None:
-    """Return under what a round is told; None where nodes have links of their own."""
+    """Return the setting of an experiment for the cost model; None where nodes have links of their own."""
     simulation = experiment.simulation
     if any(one.bandwidth or one.downlink or one.latency is not None for one in simulation.classes):
         return None

@@ -1,4 +1,4 @@
-"""The paradigms that can be compared, a line each: which section of the file is theirs, and what a round costs."""
+"""The comparable paradigms, a line each: their section of the file, and the cost of a round."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _graph(at: Setting) -> Schedule:
 
 
 def _degree(at: Setting) -> float:
-    """The largest mean degree of a node over the first rounds."""
+    """Return the largest mean degree of a node over the first rounds."""
     graph = _graph(at)
     rounds = range(graph.period or 8)
     return max(sum(len(graph.mixing(r).targets(node)) for r in rounds) / len(rounds) for node in range(graph.n))
@@ -105,7 +105,7 @@ def paradigm_of(name: str) -> Paradigm:
     """Return the paradigm of a name.  Raises ConfigError.
 
     "parameter-server:3" is one of staleness 3, "gossip@complete" is gossip on that graph,
-    "ring+top-k:0.01" is a ring whose gradients go by that codec.
+    "ring+top-k:0.01" is a ring with gradients coded by that codec.
     """
     found = PARADIGMS.get(name)
     if (method := dense_of(name)) is not None:

@@ -1,4 +1,4 @@
-"""The page of a comparison: what stands in it, from the cells and their run directories."""
+"""The page of a comparison: its content, from the cells and their run directories."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedgossip.runs.run_directory import write_whole
 
 
 def write_page(folder: Path, found: Comparison, told: Mapping[str, Any]) -> Path:
-    """Write comparison.html and what is told, compared.json, into the folder; return the path of the page."""
+    """Write comparison.html, and the results as compared.json, into the folder; return the path of the page."""
     content = msgspec.json.format(msgspec.json.encode(told), indent=1)
     write_whole(folder / run_format.COMPARED, content)
     lines = found.of(found.workers[-1]) if found.workers else []
@@ -41,7 +41,7 @@ def write_page(folder: Path, found: Comparison, told: Mapping[str, Any]) -> Path
 
 
 def _crossing(lines: list[Line]) -> CrossoverMap | None:
-    """The map of latency and bandwidth, with this experiment's place in it; None of real processes."""
+    """Return the map of latency and bandwidth, with this experiment's place in it; None for real processes."""
     settings = [line.cells[0].setting for line in lines if line.cells[0].setting]
     setting = max(settings, key=lambda one: one.workers, default=None)  # processes of one participant are no workers
     if setting is None or setting.workers < 3:

@@ -1,4 +1,4 @@
-"""What a paradigm is, and under what its round is told."""
+"""A paradigm, and the setting of its predicted rounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedgossip.topology.schedules.schedules import Schedule
 
 @dataclass(frozen=True)
 class Setting:
-    """Under what a round is told: `size` bytes of a model; the graph where there is one."""
+    """The setting of a predicted round: `size` bytes of a model; the graph where there is one."""
 
     size: int
     links: EqualLinks
@@ -35,19 +35,19 @@ class Paradigm:
     """One way to train in parallel."""
 
     section: str
-    """Of the file, which is its own kind of run."""
+    """Its section of the file, which is its own kind of run."""
     sets: Mapping[str, Mapping[str, Any]]
-    """What it writes into sections of the file, by section."""
+    """Keys that it sets in sections of the file, by section."""
     cost: Callable[[Setting], Cost]
     formula: Callable[[Setting], float]
     """The textbook's seconds of a round beside its training."""
     words: str
-    """What it is, for people."""
+    """Description for the user."""
     every_step: bool = False
-    """Whether a round is one batch of each worker, and not a local training."""
+    """Whether a round is one batch of each worker instead of a local training."""
     extra: int = 0
-    """Elements that travel behind a model."""
+    """Number of elements sent beside a model."""
     one_participant: bool = False
-    """Whether the workers are processes of one, which has all the examples."""
+    """Whether the workers are processes of one participant, which has all the examples."""
     ignores: tuple[str, ...] = ()
-    """Keys of its section that are for others that share it."""
+    """Keys of its section that only others use."""

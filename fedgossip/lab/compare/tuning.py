@@ -1,4 +1,4 @@
-"""The learning rate of each paradigm, from the same five values: the one whose run ends with the least test loss."""
+"""The learning rate of each paradigm, from the same five values: the one with the least final test loss."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from fedgossip.lab.compare.measured import MeasuredCell, measured
 from fedgossip.learning.settings import TrainSettings
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""By which the file's train.lr is multiplied."""
+"""Factors of the file's train.lr."""
 
 
 @dataclass(frozen=True)
 class TunedRate:
-    """What was tried for a paradigm.  `losses`: the test loss at the end by learning rate; None where it failed."""
+    """The trials of a paradigm.  `losses`: the final test loss by learning rate; None for a failed run."""
 
     losses: Mapping[float, float | None]
 
     @property
     def chosen(self) -> float | None:
-        """The rate of the least loss, the smaller of two; None where every run failed."""
+        """Return the rate of the least loss, the smaller on a tie; None where every run failed."""
         there = {rate: loss for rate, loss in self.losses.items() if loss is not None}
         return min(sorted(there), key=lambda rate: there[rate], default=None)
 
 
 def rates_of(grid: CellGrid) -> list[float]:
-    """The five values, ascending."""
+    """Return the five values, ascending."""
     given = grid.content.get("train", {}).get("lr", TrainSettings().lr)
     return [float(given) * factor for factor in FACTORS]
 
@@ -43,9 +43,9 @@ def tuned(
     backend: str = "",
     jobs: int = 1,
 ) -> dict[str, TunedRate]:
-    """Run each paradigm with each rate, once, with most workers and the first seed; `tell` is given each cell.
+    """Run each paradigm with each rate, once, with most workers and the first seed; `tell` gets each cell.
 
-    The runs stand in a folder for each rate in `out`; those that are there are not run again.
+    The runs have a folder for each rate in `out`; finished ones are not run again.
     `backend`, `jobs`: as `run_cells`.
     """
     losses: dict[str, dict[float, float | None]] = {name: {} for name in grid.paradigms}
@@ -66,12 +66,12 @@ def _loss(cell: MeasuredCell) -> float | None:
 
 
 def chosen_rates(found: Mapping[str, TunedRate]) -> dict[str, float]:
-    """The rate of each paradigm that has one."""
+    """Return the chosen rate of each paradigm with one."""
     return {name: one.chosen for name, one in found.items() if one.chosen is not None}
 
 
 def rows_of(found: Mapping[str, TunedRate]) -> Sequence[Mapping[str, object]]:
-    """The search as plain data: for each paradigm what each rate gave, and which was chosen."""
+    """Return the search as plain data: for each paradigm the result of each rate, and the chosen one."""
     rows = []
     for name, one in found.items():
         losses = [{"lr": lr, "test_loss": loss} for lr, loss in one.losses.items()]

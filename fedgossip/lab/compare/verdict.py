@@ -1,4 +1,4 @@
-"""The table of a comparison, and the sentence that says who wins here and what would have to change."""
+"""The table of a comparison, and the sentence on the winner under these links and the change that would replace it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from fedgossip.lab.compare.names import paradigm_of
 from fedgossip.lab.costs.base import EqualLinks
 
 FASTEST, SLOWEST = 1e12, 1e2
-"""Bytes per second between which another bandwidth is looked for."""
+"""Range of the search for another bandwidth, in bytes per second."""
 
 STEP = 10 ** (1 / 8)
-"""By which bandwidths and latencies that are looked at differ."""
+"""Ratio of successive bandwidths and latencies in the search."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A paradigm with a number of workers: means over the seeds whose cells came to their end."""
+    """A paradigm with a number of workers: means over the seeds with a finished cell."""
 
     name: str
     workers: int
@@ -37,26 +37,26 @@ class Line:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All cells, and what they are compared by."""
+    """All cells, and the basis of their comparison."""
 
     lines: Sequence[Line]
     equal: str
     target: float | None
-    """The test loss to which seconds and bytes are counted."""
+    """The test loss up to which seconds and bytes count."""
     driver: str = "sim"
     tuned: Sequence[Mapping[str, Any]] = ()
-    """How the learning rate of each was found, where it was looked for."""
+    """The search for each learning rate, where there was one."""
 
     @property
     def workers(self) -> list[int]:
         return sorted({line.workers for line in self.lines})
 
     def of(self, workers: int) -> list[Line]:
-        """The paradigms with so many workers that have a cell."""
+        """Return the paradigms with so many workers and at least one cell."""
         return [line for line in self.lines if line.workers == workers and line.cells]
 
     def end(self, cell: MeasuredCell) -> Point | None:
-        """Where a cell's loss is compared: at its end, or when it had had as much as the one that had least."""
+        """Return the point of a cell's comparison: its end, or the point with as much as the cell with least had."""
         cells = [one for line in self.of(cell.cell.workers) for one in line.cells if one.point]
         points = [one.point for one in cells if one.point]
         if self.equal == "seconds":
@@ -73,7 +73,7 @@ def comparison(
     driver: str = "sim",
     tuned: Sequence[Mapping[str, Any]] = (),
 ) -> Comparison:
-    """Put cells together by paradigm and number of workers, in the order in which they come."""
+    """Group cells by paradigm and number of workers, in order of appearance."""
     keys = list(dict.fromkeys((one.cell.name, one.cell.workers) for one in cells))
     lines = []
     for name, workers in keys:
@@ -128,7 +128,7 @@ def _row(found: Comparison, line: Line) -> dict[str, Any]:
 
 
 def winner(found: Comparison) -> tuple[Line, float] | None:
-    """The paradigm that is first at the target with the most workers, and its seconds; None where none gets there."""
+    """Return the first paradigm at the target with the most workers, and its seconds; None where none reaches it."""
     times = _times(found)
     name = min(times, key=lambda one: times[one], default=None)
     if name is None:
@@ -143,7 +143,7 @@ def _times(found: Comparison) -> dict[str, float]:
 
 
 def sentence(found: Comparison) -> str:
-    """Who wins here, by how much, and what would have to change for another to win."""
+    """Return a sentence: the winner here, its margin, and the change that would make another win."""
     won = winner(found)
     if won is None or found.target is None:
         return "None of them reaches the target: give more rounds, or a larger compare.target."
@@ -159,16 +159,16 @@ def sentence(found: Comparison) -> str:
 
 
 def compressing(found: Comparison) -> list[str]:
-    """Say of each codec that is compared whether it pays here, beside the same collective without one.
+    """Return for each compared codec whether it pays here, beside the same collective without one.
 
-    The virtual network knows bytes alone: the time of the codec itself is measured on this machine, and added.
+    The virtual network counts bytes alone: the time of the codec itself is measured on this machine, and added.
     """
     found_of = [_compression(found, line) for line in found.of(found.workers[-1])]
     return [one.sentence for one in found_of if one]
 
 
 def _compression(found: Comparison, line: Line) -> Compression | None:
-    """What a codec brings beside the same collective without one; None of lines without, or with none beside them."""
+    """Return the gain of a codec beside the same collective without one; None without such a pair."""
     dense, setting = dense_of(line.name), line.cells[0].setting
     beside = next((one for one in found.of(line.workers) if one.name == dense), None)
     if dense is None or beside is None or setting is None or found.target is None:
@@ -183,9 +183,9 @@ def _compression(found: Comparison, line: Line) -> Compression | None:
 
 
 def other_winner(found: Comparison, name: str) -> str:
-    """Say the least change of bandwidth or latency with which another would win, by the cost model; "" for none.
+    """Return in words the least change of bandwidth or latency with which another would win, by the cost model; or "".
 
-    Each needs as many rounds as it did, and a round takes what the model tells under other links.
+    Each needs as many rounds as measured, and the model predicts a round under other links.
     """
     rounds = _rounds_to_target(found)
     setting = next((one.setting for line in found.of(found.workers[-1]) for one in line.cells if one.setting), None)
@@ -217,7 +217,7 @@ def _round_under(found: Comparison, name: str, links: EqualLinks) -> float:
 
 
 def _alternatives(here: EqualLinks) -> list[tuple[str, EqualLinks, float]]:
-    """Other links: in words, and by which factor they differ."""
+    """Return other links: in words, and the factor of the change."""
     found = []
     for up in (True, False):
         rate = here.rate if math.isfinite(here.rate) else FASTEST
@@ -239,7 +239,7 @@ def _alternatives(here: EqualLinks) -> list[tuple[str, EqualLinks, float]]:
 
 
 def summary_of(found: Comparison) -> Mapping[str, Any]:
-    """The whole comparison as plain data."""
+    """Return the whole comparison as plain data."""
     return {
         "equal": found.equal,
         "target": found.target,

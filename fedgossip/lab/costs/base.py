@@ -1,4 +1,4 @@
-"""What is told of a round, and what a message costs: a + s/b, and one at a time in and out of every participant."""
+"""The predicted cost of a round, and of a message: a + s/b, and one at a time in and out of every participant."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cost:
-    """One round, as the mean participant has it; seconds, and bytes of vectors.
+    """One round of the mean participant; seconds, and bytes of vectors.
 
-    `compute`: its training.  `communicate`: what the round takes beyond that where all train equally long.  `wait`:
-    what it takes beyond both, for the others.  `payload_of_busiest`: in the larger direction of the participant that
-    carries most.  `messages`: with vectors, of all together.  `error`: half of the 95 % interval of `wait`, where that
-    was drawn and not computed.
+    `compute`: its training.  `communicate`: the time beyond that under equal training times.  `wait`: the time beyond
+    both, spent on others.  `payload_of_busiest`: in the larger direction of the participant with most.  `messages`:
+    with vectors, of all together.  `error`: half of the 95 % interval of `wait`, where that was drawn and not computed.
     """
 
     compute: float
@@ -25,7 +24,7 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """The time of the round."""
+        """Return the time of the round."""
         return self.compute + self.communicate + self.wait
 
 
@@ -37,13 +36,13 @@ class EqualLinks:
     up: float = math.inf
     down: float = math.inf
     summing: float = 0.0
-    """Seconds in which a participant adds a byte of a vector to another."""
+    """Seconds to add one byte of a vector to another."""
 
     @property
     def rate(self) -> float:
-        """Bytes per second of one message alone: it is cut through, so the slower end counts once."""
+        """Return the bytes per second of a single message: it is cut through, so the slower end counts once."""
         return min(self.up, self.down)
 
     def one(self, size: float) -> float:
-        """Seconds of one message of `size` bytes."""
+        """Return the seconds of one message of `size` bytes."""
         return self.latency + size / self.rate

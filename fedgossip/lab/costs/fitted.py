@@ -1,4 +1,4 @@
-"""A link's latency and bandwidth from how long messages of several sizes took: t = a + s / b, by least squares."""
+"""A link's latency and bandwidth from transfer times of messages of several sizes: t = a + s / b, by least squares."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 
 @dataclass(frozen=True)
 class FittedLink:
-    """`latency` in seconds, `rate` in bytes per second; `residual`: the largest share by which a time is off."""
+    """`latency` in seconds, `rate` in bytes per second; `residual`: the largest relative error of a time."""
 
     latency: float
     rate: float
     residual: float
 
     def seconds(self, size: float) -> float:
-        """What a message of `size` bytes takes."""
+        """Return the transfer time of a message of `size` bytes."""
         return self.latency + size / self.rate
 
 
 def fitted(sizes: Sequence[float], seconds: Sequence[float]) -> FittedLink:
-    """Fit a line to times of messages, small ones counting as much as large ones: shares of each time are squared.
+    """Fit a line to transfer times, with relative errors squared, so that small messages weigh as much as large ones.
 
     Raises ValueError for fewer than two sizes, and for times that do not grow with the size.
     """

@@ -1,7 +1,7 @@
-"""The textbook's times of a round by closed form, where all train equally long: what a table shows beside the measured.
+"""Textbook times of a round by closed form, for equal training times: shown in tables beside the measured ones.
 
-They are those of one round alone.  Where the next round begins at some before the last is over at others (star, tree,
-ring-naive), rounds that follow each other take another time, which `methods` tells.
+They are those of one round alone.  Where some participants begin the next round before others end the last (star, tree,
+ring-naive), consecutive rounds take another time, which `methods` computes.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from fedgossip.algorithms.collectives.names import COLLECTIVES
 from fedgossip.lab.costs.base import Cost, EqualLinks
 
-# What more workers bring where the examples of a round stay the same (strong scaling), and where the rest is lost.
+# Gain of more workers at a fixed number of examples per round (strong scaling), and the causes of its loss.
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """T(1) / T(m), that per worker, and the shares of a round that go to communication and to waiting."""
+    """T(1) / T(m), that per worker, and the shares of a round spent on communication and on waiting."""
 
     speedup: float
     efficiency: float
@@ -27,7 +27,7 @@ class Scaling:
 
 
 def strong_scaling(costs: Mapping[int, Cost]) -> dict[int, Scaling]:
-    """Return what each number of workers brings over one.  Raises ValueError where that of one is not among them."""
+    """Return the scaling of each number of workers over one.  Raises ValueError without the cost of one."""
     if 1 not in costs:
         raise ValueError("strong scaling is told beside one worker")
     return {
@@ -41,16 +41,16 @@ def strong_scaling(costs: Mapping[int, Cost]) -> dict[int, Scaling]:
     }
 
 
-# Where gossip with k neighbours is sooner done with a round than a ring all-reduce: a + k d/b against 2 (m - 1) (a +
+# Where gossip with k neighbours has a shorter round than a ring all-reduce: a + k d/b against 2 (m - 1) (a +
 # d / (m b)).
 #
-# A ring sends less and one message after the other; gossip sends more and in one step.  So gossip wins where latency is
-# long or bandwidth high, and the two are equal at
+# A ring sends fewer bytes, one message after the other; gossip sends more, in one step.  So gossip wins at
+# long latency or high bandwidth, and the two are equal at
 #
 # b = d (k - 2 (m - 1) / m) / ((2 m - 3) a)
 #
 # Source: Lian, Zhang, Zhang, Hsieh, Zhang and Liu, Can decentralized algorithms outperform centralized algorithms?,
-# NeurIPS 2017, who compare the two; the times are those of algorithms/collectives and of costs/decentralised.
+# NeurIPS 2017, with a comparison of the two; the times are those of algorithms/collectives and of costs/decentralised.
 
 
 def crossover(latency: float, workers: int, size: float, neighbours: int = 2) -> float:
@@ -64,18 +64,18 @@ def crossover(latency: float, workers: int, size: float, neighbours: int = 2) ->
     return size * more / ((2 * workers - 3) * latency) if latency and workers > 1 else math.inf
 
 
-# Below which bandwidth fewer bytes are worth the time that they cost elsewhere: coding them, or rounds more.
+# The bandwidth below which saved bytes are worth their cost in time: of coding them, or of more rounds.
 #
-# Links are linear: with S bytes saved one after the other, and t seconds more of everything that is not bytes,
+# Links are linear: with S sequential bytes saved, and t more seconds of everything else,
 #
 # compressing pays while  S / b > t,  so below  b = S / t
 
 
 def break_even(saved_bytes: float, seconds_more: float) -> float:
-    """Return the bytes per second, each way, below which saving bytes pays; 0.0: nowhere, infinite: everywhere.
+    """Return the bytes per second, each way, below which saving bytes pays; 0.0: never, infinite: always.
 
-    `saved_bytes`: on the way that is waited for; `seconds_more`: what that costs, below 0 where it spares time too.
-    Where more bytes are sent, and time is spared, it would pay above a bandwidth alone: 0.0 too.
+    `saved_bytes`: on the critical path; `seconds_more`: their cost, below 0 where time is saved too.  Where more bytes
+    are sent, and time is saved, it would pay only above a bandwidth: 0.0 too.
     """
     if saved_bytes <= 0:
         return 0.0
@@ -90,9 +90,9 @@ def all_reduce(name: str, workers: int, size: float, links: EqualLinks) -> float
 
 
 def all_gather(name: str, workers: int, payload: float, size: float, links: EqualLinks) -> float:
-    """Return the seconds of an all-gather of a payload of each, and of adding what they stand for, `size` bytes each.
+    """Return the seconds of an all-gather of a payload of each, and of adding the decoded vectors, `size` bytes each.
 
-    A ring passes them on, m - 1 times; among all each is sent to all others.
+    A ring forwards them m - 1 times; in a complete exchange each is sent to all others.
     """
     sent = (workers - 1) * payload / links.rate
     waits = workers - 1 if name == "ring" else int(workers > 1)
@@ -102,8 +102,7 @@ def all_gather(name: str, workers: int, payload: float, size: float, links: Equa
 def through_servers(workers: int, size: float, links: EqualLinks, servers: int = 1) -> float:
     """Return the seconds beside the training: the model to all, one message back, one sum: (W / S + 1) d/b + 2 a.
 
-    Workers that were told first are back first, so that all but the last answer come in, and are added, while others
-    still train.
+    The first workers served reply first, so all replies but the last arrive, and are added, while others still train.
     """
     return (workers / servers + 1) * size / links.rate + 2 * links.latency + size / servers * links.summing
 

@@ -1,12 +1,12 @@
 """The cost of a round of each method, from its steps: what every participant sends, takes and trains.
 
-Rounds are followed step by step: with times that are all the mean one, which gives what is communicated; and with the
-times as they are, known or drawn, which gives what is waited beyond that, with an interval where they are drawn.  At a
-barrier it would be `TrainingTimes.longest` less the mean; but whoever begins last need not be the last to end.
+Rounds are followed step by step: once with all training times equal to their mean, for the communication; and once with
+the actual times, known or drawn, for the waiting beyond that, with an interval where they are drawn.  At a barrier it
+would be `TrainingTimes.longest` less the mean; but the last to begin need not be the last to end.
 
-    collectives, and gossip      train, send, take                   everybody
-    through one or more servers  take, train, send                   everybody; a server sends to all and takes of all
-    asynchronous pairs           a rate: they train on while they exchange
+    collectives, and gossip      train, send, take                   every participant
+    through one or more servers  take, train, send                   every worker; a server sends to and takes from all
+    asynchronous pairs           a rate: training continues during an exchange
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ ROUNDS = 40
 """Number of rounds that are followed."""
 
 RUNS = 12
-"""Number of times that they are, where times are drawn."""
+"""Number of repetitions with drawn times."""
 
 
 @dataclass(frozen=True)
 class RoundSteps:
-    """The steps of a method: of `participants`, of which the first as many train as there are times."""
+    """The steps of a method: of `participants`, the first of which train, one per training time."""
 
     steps: StepsOfRounds
     participants: int
     period: int = 1
-    """Number of rounds after which the steps are the same again; 0: never."""
+    """Number of rounds after which the steps repeat; 0: never."""
 
 
 @dataclass(frozen=True)
 class Buckets:
-    """Stretches of a vector that are summed by themselves, from its end to its start."""
+    """Parts of a vector with separate sums, from its end to its start."""
 
     elements: int = 0
-    """Of each but the last; 0: one of all."""
+    """Number of elements of each but the last; 0: one bucket of all."""
     overlap: bool = False
-    """Whether each leaves when its part of the gradient is there."""
+    """Whether each bucket is sent as soon as its part of the gradient is complete."""
     batches: int = 1
-    """Of a gradient: it becomes final in the last one's backward pass."""
+    """Number of batches of a gradient: it is final in the last one's backward pass."""
 
 
 WHOLE = Buckets()
@@ -87,7 +87,7 @@ def collective(
 
 
 def gathered(name: str, payload: int, size: int, links: EqualLinks, times: TrainingTimes) -> Cost:
-    """Return the cost of a round in which payloads of so many bytes go to all, who add up vectors of `size` bytes."""
+    """Return the cost of an all-gather round of payloads of so many bytes, which decode to vectors of `size` bytes."""
     m = len(times.known)
     table = GATHERS[name](m)
     steps: list[list[TimedStep]] = [[TRAIN] for _ in range(m)]
@@ -101,7 +101,7 @@ def gathered(name: str, payload: int, size: int, links: EqualLinks, times: Train
 
 
 def served(size: int, links: EqualLinks, times: TrainingTimes, servers: int = 1) -> Cost:
-    """Return the cost of a round in which servers tell all participants the model and hear from each.
+    """Return the cost of a round in which servers send all participants the model and receive a reply from each.
 
     FedAvg with all clients, MapReduce, and a parameter server with staleness 0.  Each of `servers` has an equal part.
     """
@@ -122,8 +122,8 @@ def served(size: int, links: EqualLinks, times: TrainingTimes, servers: int = 1)
 def served_alone(size: int, links: EqualLinks, times: TrainingTimes, servers: int = 1) -> Cost:
     """Return the cost of a round of a worker that waits for no other: a parameter server with staleness "async".
 
-    It asks for the model, trains, and sends its gradient; all of them share the servers' links.  Of training times that
-    differ everybody has its own round, and this is the mean worker's.
+    It requests the model, trains, and sends its gradient; all share the servers' links.  With unequal training times
+    each worker has its own round, and this is the mean worker's.
     """
     m = len(times.known)
     shared = m * size / servers * max(1 / links.rate, links.summing)
@@ -134,7 +134,7 @@ def served_alone(size: int, links: EqualLinks, times: TrainingTimes, servers: in
 def served_ahead(size: int, links: EqualLinks, times: TrainingTimes, servers: int = 1) -> Cost:
     """Return the cost of a round of workers that may be some clocks ahead of the slowest: in the long run its pace.
 
-    A jitter that is drawn in every round is evened out, so long as the clocks suffice; a slow processor is not.
+    Jitter drawn in every round averages out while the clocks suffice; a slow processor does not.
     """
     alone = served_alone(size, links, times, servers)
     slowest = TrainingTimes(times.known, times.spread).longest()
@@ -145,13 +145,13 @@ def served_ahead(size: int, links: EqualLinks, times: TrainingTimes, servers: in
 def gossip(size: int, links: EqualLinks, times: TrainingTimes, schedule: Schedule) -> Cost:
     """Return the cost of a round of synchronous gossip of vectors of `size` bytes, by the graph of each round.
 
-    A peer waits for its neighbours alone: one that is slow holds them up first, and theirs a round later.
+    A peer waits for its neighbours alone: a slow one delays them first, and theirs a round later.
     """
     return cost_of(RoundSteps(gossip_steps(schedule, size), schedule.n, schedule.period), links, times)
 
 
 def gossip_steps(schedule: Schedule, size: float) -> StepsOfRounds:
-    """Return what a peer does in a round of synchronous gossip: it trains, sends, takes, and adds."""
+    """Return the steps of a peer in a round of synchronous gossip: it trains, sends, takes, and adds."""
 
     def steps(round: int, node: int) -> Sequence[TimedStep]:
         mixing = schedule.mixing(round)
@@ -163,11 +163,11 @@ def gossip_steps(schedule: Schedule, size: float) -> StepsOfRounds:
 
 
 def pairs(size: int, links: EqualLinks, times: TrainingTimes, exchanges: int = 1) -> Cost:
-    """Return the cost of a round of asynchronous gossip: a peer trains on while it exchanges, one training ahead.
+    """Return the cost of a round of asynchronous gossip: a peer trains during its exchange, one training ahead.
 
-    There and back an exchange takes u = 2 (a + d/b); a peer is busy with its own for a third of the time at most, so
-    an exchange is due every 4 u at the soonest, declined offers and second ones among them.  Of training times that
-    differ everybody has its own round, and this is the mean peer's.
+    A round trip of an exchange takes u = 2 (a + d/b); a peer is busy with its own for a third of the time at most, so
+    an exchange is due every 4 u at the soonest, including declined offers and retries.  With unequal training times
+    each peer has its own round, and this is the mean peer's.
     """
     if len(times.known) == 1:
         return Cost(times.mean, 0.0, 0.0, 0.0, 0)
@@ -176,7 +176,7 @@ def pairs(size: int, links: EqualLinks, times: TrainingTimes, exchanges: int = 1
 
 
 def cost_of(method: RoundSteps, links: EqualLinks, times: TrainingTimes) -> Cost:
-    """Return the cost of a round, the mean over those that are followed."""
+    """Return the cost of a round, the mean over the followed ones."""
     m = len(times.known)
     even = _followed(method, links, np.full((ROUNDS, m), times.mean))
     if times.constant:
@@ -192,13 +192,13 @@ def _followed(method: RoundSteps, links: EqualLinks, times: Times) -> float:
 
 
 def _drawn(method: RoundSteps, links: EqualLinks, times: TrainingTimes) -> Estimate:
-    """Follow rounds whose times are drawn, several times."""
+    """Follow rounds with drawn times, several times."""
     found = [_followed(method, links, one) for one in runs_of(times)]
     return Estimate(float(np.mean(found)), 1.96 * float(np.std(found, ddof=1)) / math.sqrt(len(found)))
 
 
 def runs_of(times: TrainingTimes, runs: int = RUNS, rounds: int = ROUNDS) -> Times:
-    """Return times of training, [runs, rounds, m]: speeds that stay for a run, and a jitter of every round."""
+    """Return times of training, [runs, rounds, m]: speeds constant in a run, and a jitter of every round."""
     m = len(times.known)
     speeds = TrainingTimes(times.known, times.spread).drawn(runs)
     jitters = TrainingTimes((1.0,) * m, 0.0, times.jitter).drawn(runs * rounds)
@@ -207,7 +207,7 @@ def runs_of(times: TrainingTimes, runs: int = RUNS, rounds: int = ROUNDS) -> Tim
 
 
 def _carried(method: RoundSteps) -> tuple[float, float]:
-    """Bytes in the larger direction of the participant that carries most, and messages of all: means over rounds."""
+    """Return the busiest participant's bytes in its larger direction, and the messages of all: means over rounds."""
     out, come = np.zeros(method.participants), np.zeros(method.participants)
     messages, rounds = 0, min(method.period or ROUNDS, ROUNDS)
     for round in range(rounds):

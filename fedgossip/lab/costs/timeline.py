@@ -1,8 +1,8 @@
-"""Rounds that follow each other, step by step, for training times that are known: what waits for what, and how long.
+"""Follows consecutive rounds step by step, for known training times: dependencies and waiting times.
 
-Every participant makes its steps in order: it trains, sends, takes a message that another has sent it, or adds up what
-it has taken, and does nothing else meanwhile but to train.  Messages pass through the links of the simulator
-(`simulation/network`), and are vectors alone: no headers, no acknowledgements.
+Every participant takes its steps in order: it trains, sends, takes a message from another, or adds up what it has
+taken; only training runs beside other steps.  Messages pass through the links of the simulator (`simulation/network`),
+and are vectors alone: no headers, no acknowledgements.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ class Act(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TimedStep:
-    """`size`: bytes of the message that is sent, or of vectors that are added to others.
+    """`size`: bytes of the sent message, or of vectors added to others.
 
-    `lane`: which of the participant's sequences of steps it is of, 0, 1, ...  WINDOW of them go on beside each other,
-    from the first on that is not done, share its links and its training, and a message is taken in the lane that it
-    was sent in.
+    `lane`: which of the participant's sequences of steps contains it, 0, 1, ...  WINDOW of them run beside each other,
+    from the first unfinished one on, and share its links and its training; a message is taken in the lane that sent it.
     """
 
     act: Act
@@ -42,39 +41,38 @@ class TimedStep:
     size: float = 0.0
     lane: int = 0
     share: float = 1.0
-    """TRAIN: of the training, which begins at the first such step of the round; what is over is not waited for."""
+    """TRAIN: share of the training, which begins at the first such step of the round; past work is not waited for."""
 
 
 TRAIN = TimedStep(Act.TRAIN)
 
 WINDOW = OPEN
-"""Number of lanes that go on at a time: the buckets of a collective."""
+"""Maximum number of active lanes: the buckets of a collective."""
 
 StepsOfRounds = Callable[[int, int], Sequence[TimedStep]]
-"""(round, participant): what it does in that round.  Every message that is sent is taken."""
+"""(round, participant): its steps in that round.  Every sent message is taken."""
 
 Lane = tuple[int, int]
 """(participant, lane)"""
 
 ALIKE = 3
-"""Number of periods, each as long as the one before for every participant, after which all that follow are."""
+"""Number of equally long periods in a row, for every participant, after which all further ones are assumed equal."""
 
 CYCLES = 8
-"""Number of periods of the steps after which who waits for whom may come round: participants take turns to be late."""
+"""Maximum number of periods of the steps in a cycle of waiting: participants may be late in turn."""
 
 ROUNDED = 8
-"""Nanoseconds by which such periods differ: messages are whole nanoseconds on their way."""
+"""Nanoseconds of tolerance between such periods: messages take whole nanoseconds."""
 
 
 def seconds_of_rounds(
     steps: StepsOfRounds, participants: int, links: EqualLinks, times: Times, period: int = 0
 ) -> float:
-    """Return the mean seconds of a round, from the times of training [rounds, who trains].
+    """Return the mean seconds of a round, from the times of training [rounds, training participants].
 
-    The first round is left out where there are several: what it waits for from the round before is not there yet.
-    `period`: number of rounds after which the steps are the same again; 0: never.  Where the times stay too, rounds are
-    followed until they have repeated each other `ALIKE` times, and go on so.
-    Raises ValueError where participants wait for each other for ever.
+    Of several rounds the first is omitted: it has no previous round to wait for.  `period`: number of rounds after
+    which the steps repeat; 0: never.  Where the times are constant too, rounds are followed until they repeat `ALIKE`
+    times, and extrapolated. Raises ValueError where participants wait for each other in a cycle.
     """
     rounds = len(times)
     ends = _Followed(steps, participants, links, times, period if (times == times[0]).all() else 0).ends()
@@ -87,16 +85,16 @@ class _Followed:
         self._multiples = [period * many for many in range(1, CYCLES + 1)] if period else []
         settings = NetworkSettings(links.latency, bandwidth=_finite(links.up), downlink=_finite(links.down))
         self._network = SimulatedNetwork(settings, participants, 0)
-        self._summing, self._adding = links.summing, [0] * participants  # until when
+        self._summing, self._adding = links.summing, [0] * participants  # end of each participant's additions
         self._round = [0] * participants
-        self._began: list[int | None] = [None] * participants  # the training of the round
+        self._began: list[int | None] = [None] * participants  # start of each participant's training in the round
         self._first, self._opened = [0] * participants, [0] * participants
-        """Lanes of the round before these are done, or have begun."""
-        self._over: set[Lane] = set()  # done, behind one that is not
+        """First unfinished, and next unopened lane of the round."""
+        self._over: set[Lane] = set()  # finished lanes behind an unfinished one
         self._ended: list[list[int]] = []
-        """When each participant was done with each round, ascending."""
+        """End of each round of each participant, ascending."""
         self._repeats = 0
-        """Number of rounds after which all is as it was; 0: not found yet."""
+        """Number of rounds in a repeating cycle; 0: not found yet."""
         self._lanes: list[list[deque[TimedStep]]] = [[] for _ in range(participants)]
         self._sent: dict[tuple[int, Lane], deque[int]] = {}
         self._awaits: dict[Lane, int] = {}
@@ -105,7 +103,7 @@ class _Followed:
             self._begin(node, 0)
 
     def ends(self) -> list[int]:
-        """When all are done with each round, in nanoseconds."""
+        """Return the end of each round over all participants, in nanoseconds."""
         while self._due and not self._repeats:
             now, *lane = heapq.heappop(self._due)
             self._go_on((lane[0], lane[1]), now)
@@ -118,7 +116,7 @@ class _Followed:
         return ends
 
     def _begin(self, node: int, now: int) -> None:
-        """Begin the round that it is at, in all lanes; those that have nothing to do in it are not there."""
+        """Begin the node's current round in all lanes with steps."""
         lanes: dict[int, deque[TimedStep]] = {}
         for step in self._steps(self._round[node], node):
             lanes.setdefault(step.lane, deque()).append(step)
@@ -127,7 +125,7 @@ class _Followed:
         self._open(node, now)
 
     def _open(self, node: int, now: int) -> None:
-        """Go on in the lanes that may; the round is done with the last."""
+        """Continue in the permitted lanes; the round ends with the last."""
         lanes = self._lanes[node]
         while (node, self._first[node]) in self._over:
             self._over.remove((node, self._first[node]))
@@ -140,7 +138,7 @@ class _Followed:
             self._opened[node] += 1
 
     def _go_on(self, lane: Lane, now: int) -> None:
-        """Make the steps that take no time, up to one that does: others' steps before its end come first."""
+        """Take the steps without duration, up to one with a duration: others' steps before its end precede."""
         self._awaits.pop(lane, None)
         node, left = lane[0], self._lanes[lane[0]][lane[1]]
         while left:
@@ -181,7 +179,7 @@ class _Followed:
             self._repeats = next((many for many in self._multiples if self._alike(at, many)), 0)
 
     def _alike(self, last: int, period: int) -> bool:
-        """Whether the last periods took everybody equally long, up to this round that all are done with."""
+        """Return whether the last periods took each participant equally long, up to this round, finished by all."""
         if last < ALIKE * period:
             return False
         ended = [self._ended[last - back * period] for back in range(ALIKE + 1)]

@@ -1,4 +1,4 @@
-"""How long participants train: times that are known, a spread that is drawn once, a jitter that is drawn every round.
+"""Training times of participants: known times, a spread drawn once, and a jitter drawn every round.
 
 A participant's training takes t / speed * (1 + J U): t is known, speed is exp(N(0, spread^2)), U is uniform on [0, 1].
 """
@@ -16,17 +16,17 @@ import numpy.typing as npt
 from fedgossip.base import seeds
 
 DRAWS = 4000
-"""Number of rounds that are drawn where there is no formula."""
+"""Number of drawn rounds where there is no formula."""
 
 POINTS = 20_001
-"""Number of places at which a distribution is integrated: the error is below a ten-thousandth of its width."""
+"""Number of integration points of a distribution: the error is below a ten-thousandth of its width."""
 
 Times = npt.NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value, and half of its 95 % interval; 0 where it is computed."""
+    """A value, and half of its 95 % interval; 0 for a computed value."""
 
     value: float
     error: float = 0.0
@@ -34,31 +34,31 @@ class Estimate:
 
 @dataclass(frozen=True)
 class TrainingTimes:
-    """The times of m participants.  `known`: seconds of each, where the speed is 1."""
+    """The times of m participants.  `known`: seconds of each at speed 1."""
 
     known: tuple[float, ...]
     spread: float = 0.0
-    """Of the logarithm of the speeds, where these are not in `known`."""
+    """Standard deviation of the logarithm of the speeds, where these are not in `known`."""
     jitter: float = 0.0
 
     @classmethod
     def equal(cls, seconds: float, participants: int) -> TrainingTimes:
-        """All alike."""
+        """Return equal times for all participants."""
         return cls((seconds,) * participants)
 
     @property
     def constant(self) -> bool:
-        """Whether nothing is drawn."""
+        """Return whether nothing is drawn."""
         return not (self.spread or self.jitter)
 
     @property
     def mean(self) -> float:
-        """The mean time of a training, of all participants: E exp(-N(0, s^2)) is exp(s^2 / 2)."""
+        """Return the mean training time over all participants: E exp(-N(0, s^2)) is exp(s^2 / 2)."""
         each = sum(self.known) / len(self.known)
         return each * math.exp(self.spread**2 / 2) * (1 + self.jitter / 2)
 
     def drawn(self, rounds: int = DRAWS) -> Times:
-        """Return times, [rounds, m]: each round with other speeds, the same ones whenever it is asked."""
+        """Return times, [rounds, m]: each round with other speeds, the same ones in every call."""
         stream = seeds.stream(0, "costs", len(self.known))
         shape = rounds, len(self.known)
         speeds = stream.lognormal(0.0, self.spread, shape) if self.spread else np.ones(shape)
@@ -66,7 +66,7 @@ class TrainingTimes:
         return drawn
 
     def longest(self) -> Estimate:
-        """The expected maximum, which whoever waits for all waits for.
+        """Return the expected maximum: the wait of a barrier.
 
         Exact for known times; from the distributions where one thing is drawn, E max = integral of 1 - prod F_i;
         else the mean over draws.
@@ -88,7 +88,7 @@ class TrainingTimes:
         return 0.0, longest * math.exp(9 * self.spread)
 
     def _below(self, places: Times, seconds: float) -> Times:
-        """The chance that one with this time is done by then."""
+        """Return the probability that a training with this time ends by then."""
         if self.jitter:
             done: Times = np.clip((places / seconds - 1.0) / self.jitter, 0.0, 1.0)
             return done

@@ -1,4 +1,4 @@
-"""A model with all that stands around it: examples as they are read go in, and answers come out."""
+"""A model as one self-contained module: from examples in their original units to answers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from fedgossip.learning.models.model_files import ColumnScale
 
 
 class AnsweringModule(nn.Module):
-    """What `LoadedModel` gives for a call, in float32 and as one module: scaling, layers, probabilities.
+    """The result of a `LoadedModel` call, in float32 and as one module: scaling, layers, probabilities.
 
-    Examples are float32 [b, ...] as they are read, of text int64 [b, context].
+    Examples are float32 [b, ...] in their original units, of text int64 [b, context].
     """
 
     def __init__(self, model: LoadedModel) -> None:
@@ -37,7 +37,7 @@ class AnsweringModule(nn.Module):
 
 
 class InputScaling(nn.Module):
-    """(x - mean) / deviation, the mean as a sum of two float32: the difference is exact where x lies near the mean.
+    """(x - mean) / deviation, the mean as a sum of two float32: the difference is exact where x is near the mean.
 
     With one float32 a mean of 10 000 would be wrong by up to 5e-4, whatever the deviation (Sterbenz, 1974: the
     difference of two floats within a factor of two has no rounding).
@@ -60,7 +60,7 @@ class InputScaling(nn.Module):
 
 
 class OutputUnits(nn.Module):
-    """Outputs of a regression [b, k] in the units of the labels that were read."""
+    """Outputs of a regression [b, k] in the original units of the labels."""
 
     mean: torch.Tensor
     deviation: torch.Tensor

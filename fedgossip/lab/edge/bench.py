@@ -1,4 +1,4 @@
-"""Size, latency and score of models side by side: those of runs in torch, and files that were exported."""
+"""Size, latency and score of models side by side: of runs in torch, and of exported files."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from fedgossip.learning.models.loaded_model import LoadedModel
 from fedgossip.learning.models.model_files import found
 
 WARM = 20
-"""Calls before any is measured: memory is found and kept then."""
+"""Number of calls before measuring: memory is allocated then."""
 
 
 @dataclass(frozen=True)
 class Benched:
-    """A model with what it costs and is worth; times in seconds, of one example at a time."""
+    """A model with its costs and score; times in seconds, of one example at a time."""
 
     name: str
     runtime: str
@@ -43,10 +43,10 @@ Benchable = LoadedModel | OnnxModel
 def measured(
     models: Sequence[tuple[str, Path, Benchable]], examples: Dataset, *, calls: int, threads: int
 ) -> list[Benched]:
-    """Return what each model costs and is worth on examples as they were read.
+    """Return the costs and score of each model on unscaled examples.
 
-    Calls go round the models, so that what else this machine does meets all of them.  Raises ConfigError for models
-    that answer different questions.
+    Calls alternate between models, so that other load on this machine affects all of them.  Raises ConfigError for
+    models of different tasks.
     """
     first = models[0][2].facts
     for name, _, one in models[1:]:
@@ -74,7 +74,7 @@ def measured(
 def latencies(calls_of: Sequence[Callable[[int], object]], calls: int) -> np.ndarray:
     """Return seconds [models, calls], each call of another example, all models once before the next.
 
-    Their order is drawn anew each time: whoever follows torch finds the caches full of other things.
+    Their order is drawn anew each time: the model after torch finds the caches full of other data.
     """
     times, order = np.empty((len(calls_of), calls)), stream(0, "bench")
     for number in range(-WARM, calls):
@@ -87,7 +87,7 @@ def latencies(calls_of: Sequence[Callable[[int], object]], calls: int) -> np.nda
 
 
 def _call(model: Benchable) -> Callable[[int], object]:
-    """Return a call with one example as it is read, and nothing of ours around the runtime."""
+    """Return a call with one unscaled example, without code of ours around the runtime."""
     examples = drawn(model.facts, 16)
     if isinstance(model, OnnxModel):
         return lambda number: model.answer(examples[number % 16][None])

@@ -1,7 +1,7 @@
-"""A small model that learns what a large one answers: its logits are the labels of an ordinary training.
+"""A small model trained on a large model's answers: its logits are the labels of an ordinary training.
 
 Source: Hinton, Vinyals and Dean, Distilling the knowledge in a neural network, arXiv:1503.02531 (2015), section 2, with
-the soft targets alone: true labels are not read, so that any examples of the kind will do.
+the soft targets alone: true labels are not read, so that any examples of the kind are suitable.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def distilled(
     epochs: int,
     seed: int,
 ) -> LoadedModel:
-    """Return the model that `student` names, trained on what `teacher` answers to examples as they were read.
+    """Return the model that `student` names, trained on the answers of `teacher` to unscaled examples.
 
-    A function of its arguments: the same bits each time on one kind of machine.  Raises ConfigError for a teacher that
-    has no classes, and for a student that does not fit its examples; TrainingError where training diverges.
+    A function of its arguments: the same bits each time on one kind of machine.  Raises ConfigError for a teacher
+    without classes, and for a student that does not fit its examples; TrainingError where training diverges.
     """
     facts = teacher.facts
     check(facts, student)
@@ -60,7 +60,7 @@ def distilled(
 
 
 def check(facts: ModelFacts, student: str) -> None:
-    """Raise ConfigError for a teacher that has no classes, and for a student that does not fit its examples."""
+    """Raise ConfigError for a teacher without classes, and for a student that does not fit its examples."""
     if facts.kind != CLASSIFICATION:
         text = f"{facts.source} is a model of {facts.kind}; distilling is for classification"
         raise ConfigError(text, "Train a small model by an experiment of its own.")
@@ -70,7 +70,7 @@ def check(facts: ModelFacts, student: str) -> None:
 
 
 def write(model: LoadedModel, folder: Path, score: dict[str, Any]) -> None:
-    """Write the model as a folder of its own.  Raises ConfigError where something is there, or it cannot be written."""
+    """Write the model as a folder of its own.  Raises ConfigError where the folder exists, or cannot be written."""
     if folder.exists():
         raise ConfigError(f"{folder}: there already", "Name another folder with --out.")
     tensors = {name: tensor.detach().numpy() for name, tensor in parts_of(model.module).items()}
@@ -82,17 +82,17 @@ def write(model: LoadedModel, folder: Path, score: dict[str, Any]) -> None:
 
 
 def accuracy(model: LoadedModel, examples: Dataset) -> float:
-    """Return the share of examples, as they were read, whose class the model finds."""
+    """Return the share of unscaled examples with a correctly predicted class."""
     return float(np.mean(model(examples.x).argmax(-1) == examples.y))
 
 
 def agreement(one: LoadedModel, other: LoadedModel, examples: Dataset) -> float:
-    """Return the share of examples, as they were read, for which both find the same class the likeliest."""
+    """Return the share of unscaled examples with the same predicted class from both."""
     return float(np.mean(one(examples.x).argmax(-1) == other(examples.x).argmax(-1)))
 
 
 def _own_facts(facts: ModelFacts, module: nn.Module, student: str, seed: int) -> dict[str, Any]:
-    """Return what of the facts is the student's own and not its teacher's."""
+    """Return the student's facts that replace its teacher's."""
     return {
         "source": student,
         "seed": seed,

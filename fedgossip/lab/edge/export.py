@@ -1,4 +1,4 @@
-"""A model as one ONNX file: scaling, layers and probabilities, so that it answers what `LoadedModel` does."""
+"""A model as one ONNX file: scaling, layers and probabilities, so that its answers equal those of `LoadedModel`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from fedgossip.learning.models.loaded_model import LoadedModel
 from fedgossip.learning.models.model_files import ModelFacts
 
 OPSET = 18
-"""Of ONNX: the oldest that torch's exporter writes, for the oldest of runtimes."""
+"""ONNX opset: the oldest that torch's exporter writes, for the oldest of runtimes."""
 WITHIN = 1e-5
-"""The largest difference to torch's answers, of numbers above 1 as a share of them."""
+"""Maximum difference to torch's answers, relative for numbers above 1."""
 FLOATS = "float32"
 TRIED = 64
-"""Examples drawn at random on which a file is held to torch."""
+"""Number of random examples that compare a file with torch."""
 
 TORCHS_OWN = (
     (FutureWarning, r".*treespec.*"),
@@ -39,12 +39,12 @@ TORCHS_OWN = (
     (UserWarning, r".*_flat_weights.*"),
     (UserWarning, r"The \.grad attribute of a Tensor that is not a leaf.*"),
 )
-"""Warnings of torch 2.13 about its own exporter: category, message.  Some come from modules without a name."""
+"""Warnings of torch 2.13 about its own exporter: category, message.  Some have no module name."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A file that was written, and the largest difference of its answers to torch's, on examples drawn at random."""
+    """A written file, and the maximum difference of its answers to torch's, on random examples."""
 
     path: Path
     difference: float
@@ -53,7 +53,7 @@ class Exported:
 def graph_of(model: LoadedModel) -> Any:
     """Return a model as an ONNX graph (onnx.ModelProto) with free batch, of text with free length too.
 
-    Raises ConfigError where torch cannot put it down as a graph.
+    Raises ConfigError where torch cannot convert it into a graph.
     """
     if model.facts.document:
         raise ConfigError("boosted trees have no layers to export", "Use their folder, with trees.json.")
@@ -69,7 +69,7 @@ def graph_of(model: LoadedModel) -> Any:
                 AnsweringModule(model).eval(), (example,), dynamo=True, dynamic_shapes=(free,), opset_version=OPSET,
                 input_names=[INPUT], output_names=[output_of(facts)], verbose=False,
             )  # fmt: skip
-    except Exception as error:  # of a user's own module: whatever torch says of it
+    except Exception as error:  # any error of torch about a user's own module
         cause = error.__cause__ or error
         said = next((line for line in str(cause).strip().splitlines() if line.strip()), type(cause).__name__)
         advice = "A forward pass that branches on numbers has no graph; take the branches out."
@@ -82,9 +82,9 @@ def graph_of(model: LoadedModel) -> Any:
 
 
 def write(graph: Any, model: LoadedModel, path: Path, *, within: float | None = WITHIN) -> Exported:
-    """Check a graph, hold it to the model within so much, and write it to `path`, which may not be there.
+    """Check a graph, compare it with the model within this difference, and write it to `path`, which must not exist.
 
-    Raises ConfigError for a file that is there, and TrainingError where the answers differ by more.
+    Raises ConfigError for an existing file, and TrainingError where the answers differ by more.
     """
     onnx = needed("onnx", "edge", "a model as ONNX")
     check_free(path)
@@ -104,7 +104,7 @@ def write(graph: Any, model: LoadedModel, path: Path, *, within: float | None = 
 
 
 def check_free(path: Path) -> None:
-    """Raise ConfigError where a file cannot be written to, or would be written over."""
+    """Raise ConfigError where a file cannot be written, or exists."""
     if path.exists():
         raise ConfigError(f"{path}: there already", "Name another file with --to.")
     if not path.parent.is_dir():
@@ -112,12 +112,12 @@ def check_free(path: Path) -> None:
 
 
 def output_of(facts: ModelFacts) -> str:
-    """Return what the answers are called in a file."""
+    """Return the name of the answers in a file."""
     return "numbers" if facts.kind == REGRESSION else "probabilities"
 
 
 def drawn(facts: ModelFacts, count: int) -> npt.NDArray[Any]:
-    """Return examples [count, ...] drawn at random, of the scale that the model learned from, as they would be read."""
+    """Return random examples [count, ...] of the scale that the model learned from, in original units."""
     random = stream(0, "export")
     if facts.vocabulary is not None:
         return random.integers(0, len(facts.vocabulary), (count, *facts.shape))
@@ -129,7 +129,7 @@ def drawn(facts: ModelFacts, count: int) -> npt.NDArray[Any]:
 
 
 def difference_of(model: LoadedModel, file: OnnxModel) -> float:
-    """Return the largest difference of their answers; of numbers above 1 as a share of them."""
+    """Return the maximum difference of their answers, relative for numbers above 1."""
     x = drawn(model.facts, TRIED)
     ours, theirs = model(x), file(x)
     if ours.shape != theirs.shape or not np.isfinite(theirs).all():
@@ -138,9 +138,9 @@ def difference_of(model: LoadedModel, file: OnnxModel) -> float:
 
 
 def _tidy(graph: Any, facts: ModelFacts, free: int) -> None:
-    """Take out what only torch's makers read, places on this machine among it; say what the model is.
+    """Remove entries for torch's developers, paths of this machine among them; add a description of the model.
 
-    Shapes of inner values go too: some are wrong where lengths are free, and every reader finds them again.
+    Inner shapes go too: some are wrong where lengths are free, and every reader infers them again.
     """
     for node in graph.graph.node:
         node.doc_string = ""
@@ -168,20 +168,20 @@ def _tidy(graph: Any, facts: ModelFacts, free: int) -> None:
 
 
 def say(graph: Any, name: str, text: str) -> None:
-    """Write an entry of a graph's metadata, in place of one of its name."""
+    """Set an entry of a graph's metadata, replacing one of its name."""
     entry = next((one for one in graph.metadata_props if one.key == name), None) or graph.metadata_props.add()
     entry.key, entry.value = name, text
 
 
 def also(graph: Any, words: str) -> None:
-    """Add words to what a graph says of how it was made."""
+    """Append words to a graph's entry on its making."""
     said = next(one.value for one in graph.metadata_props if one.key == HOW)
     say(graph, HOW, f"{said}, {words}")
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep back what torch's exporter says of torch: warnings of its own, and packages that it would know too."""
+    """Suppress messages of torch's exporter about torch: warnings of its own, and of optional packages."""
     logger = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = logger.level
     logger.setLevel(logging.ERROR)

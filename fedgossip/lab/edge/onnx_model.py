@@ -1,6 +1,6 @@
-"""An ONNX file that fedgossip has made, as something to call: in onnxruntime, without torch's layers.
+"""An ONNX file made by fedgossip, as a callable: in onnxruntime, without torch's layers.
 
-What a user must know stands in the file itself, under METADATA: that of model.json, so that nothing else is needed.
+The file itself contains all facts for a user under METADATA: those of model.json, so that nothing else is needed.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from fedgossip.learning.models.model_files import ModelFacts
 
 METADATA = "fedgossip"
 HOW = "fedgossip.how"
-"""Under this name a file says how it was made from its run's model, in words."""
+"""Metadata key: how the file was made from its run's model, in words."""
 INPUT = "examples"
 MAKE_ONE = "Make one:  fedgossip model export RUN --to model.onnx"
 NOT_ONNX = "INVALID_PROTOBUF"
+"""Error text of onnxruntime for a file of another kind."""
 LARGEST = 1 << 31
-"""Maximum number of bytes of a file of ONNX: protobuf takes no more."""
-"""What onnxruntime says of a file of another kind."""
+"""Maximum number of bytes of a file of ONNX, a limit of protobuf."""
 SMALLEST = 1e-30
-"""The least probability whose logarithm is taken."""
+"""Minimum probability in a logarithm."""
 
 
 class OnnxModel:
-    """An exported model.  Call it with examples [m, ...] as they are read; it gives what `LoadedModel` does."""
+    """An exported model.  Call it with unscaled examples [m, ...]; the result is that of `LoadedModel`."""
 
     def __init__(self, facts: ModelFacts, session: Any, path: Path, how: str = "") -> None:
         self.facts, self.session, self.path, self.how = facts, session, path, how
@@ -63,7 +63,7 @@ class OnnxModel:
         return like_of(self.facts)
 
     def evaluate(self, examples: Dataset) -> dict[str, float]:
-        """Return "loss" and the metrics of the run but its user's own, on examples as they were read.
+        """Return "loss" and the run's metrics, without the user's own, on unscaled examples.
 
         Raises ConfigError where they are of another shape or kind.
         """
@@ -71,7 +71,7 @@ class OnnxModel:
         return measuring.of(lambda rows: self._outputs(examples.x[rows]))
 
     def _outputs(self, x: npt.NDArray[Any]) -> torch.Tensor:
-        """Return what the layers gave before the answers were made of it, up to what no metric sees."""
+        """Return the outputs of the layers, recovered from the answers up to differences that no metric sees."""
         answers, like = torch.from_numpy(self(x)), self.like
         if self.facts.kind == REGRESSION:
             scale = torch.tensor([like.label_mean, like.label_deviation]) if like.label_mean else None
@@ -82,7 +82,7 @@ class OnnxModel:
 
 
 def exported_facts(facts: ModelFacts) -> ModelFacts:
-    """Return what an exported file says of its model: without what only torch and people's own modules can use."""
+    """Return the facts of an exported file: without those that only torch and users' own modules need."""
     usual = objective_of(facts.kind, "", ())
     metrics = tuple(name for name in facts.metrics if not CODE.named_by(name)) or usual.metrics
     loss = usual.loss if CODE.named_by(facts.loss) else facts.loss
@@ -90,7 +90,7 @@ def exported_facts(facts: ModelFacts) -> ModelFacts:
 
 
 def open_onnx(path: Path, threads: int = 1) -> OnnxModel:
-    """Open a file that `fedgossip model export` has written.  Raises ConfigError for another one."""
+    """Open a file that `fedgossip model export` wrote.  Raises ConfigError for another one."""
     runtime = needed("onnxruntime", "edge", "an ONNX file")
     try:
         content = outside_files.read_bytes(outside_files.named(path), LARGEST)
@@ -121,7 +121,7 @@ def open_onnx(path: Path, threads: int = 1) -> OnnxModel:
     names = [one.name for one in session.get_inputs()], len(session.get_outputs())
     if names != ([INPUT], 1):
         raise ConfigError(f"{path}: its inputs are {', '.join(names[0])}; expected one, {INPUT}", MAKE_ONE)
-    facts = exported_facts(facts)  # whoever wrote the file may have named code in it
+    facts = exported_facts(facts)  # the writer of the file may have named code in it
     return OnnxModel(facts, session, path, metadata.get(HOW, ""))
 
 

@@ -1,8 +1,8 @@
-"""A model with its smallest weights taken out: whole units of hidden layers, or single weights that become zero.
+"""A model without its smallest weights: whole units of hidden layers removed, or single weights set to zero.
 
-A unit is a row of a linear layer or a channel of a convolution.  Those whose weights have the smallest norm go, layer
-after layer, and with them the columns by which the next layer reads them: a smaller model of the same kind, which has
-a name like any other (Li, Kadav, Durdanovic, Samet and Graf, Pruning filters for efficient ConvNets, ICLR 2017).
+A unit is a row of a linear layer or a channel of a convolution.  Units with the smallest norm of weights are removed,
+layer after layer, together with the columns by which the next layer reads them: a smaller model of the same kind, with
+a regular name (Li, Kadav, Durdanovic, Samet and Graf, Pruning filters for efficient ConvNets, ICLR 2017).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedgossip.learning.one_model.flat import Layout
 def structured(model: LoadedModel, share: float) -> LoadedModel:
     """Return the model without `share` of the units of each hidden layer, 0 < share < 1; each layer keeps one at least.
 
-    Raises ConfigError for a model without hidden layers, and for one whose thinner form has no name.
+    Raises ConfigError for a model without hidden layers, and for one without a name for its thinner form.
     """
     facts = model.facts
     vocabulary = len(facts.vocabulary) if facts.vocabulary is not None else None
@@ -45,7 +45,7 @@ def structured(model: LoadedModel, share: float) -> LoadedModel:
 def zeroed(model: LoadedModel, share: float) -> LoadedModel:
     """Return the model with `share` of the weights of each layer set to zero, those nearest to it; biases stay.
 
-    Raises ConfigError for a model that has no layers.
+    Raises ConfigError for a model without layers.
     """
     module = deepcopy(model.module)
     weights = [one for one in module.parameters() if one.dim() > 1]
@@ -59,7 +59,7 @@ def zeroed(model: LoadedModel, share: float) -> LoadedModel:
 
 
 def kept(units: int, share: float) -> int:
-    """Return how many units a layer keeps when `share` of them go."""
+    """Return the number of units that a layer keeps when `share` of them are removed."""
     return max(1, units - round(share * units))
 
 
@@ -75,5 +75,5 @@ def _thinner(source: str, sized: Architecture | None, share: float) -> str:
 
 
 def _largest(norms: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the places of the `count` largest, in their order; of equal ones the last."""
+    """Return the places of the `count` largest, in their order; on ties the last."""
     return torch.argsort(norms, stable=True)[len(norms) - count :].sort().values

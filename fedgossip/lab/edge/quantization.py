@@ -15,19 +15,19 @@ from fedgossip.data.extras import needed
 from fedgossip.lab.edge.export import say
 from fedgossip.lab.edge.onnx_model import HOW, INPUT
 
-# A graph in eight bits without what only its maker reads: its long names, and the same array twice.
+# Compacts a graph in eight bits: shorter names, and no duplicate arrays.
 
 
 ROUNDED = ("", "_quantized", "_Transposed_quantized")
-"""What onnxruntime adds to the name of a weight that it leaves, rounds, or turns round and rounds."""
+"""Suffixes that onnxruntime gives weights: unchanged, rounded, or transposed and rounded."""
 
 
 def compact(graph: Any, layers: Iterable[str]) -> None:
-    """Shorten the names of inner values, keep each constant once, and leave out inner shapes; answers stay the same.
+    """Shorten the names of inner values, keep each constant once, and omit inner shapes; answers stay the same.
 
-    A model of 20 000 weights has an eighth of its eight-bit file in those words.  `layers` are the names that weights
-    keep.  Zero points stay, though a reader would take 0 where there is none: without those of the weights,
-    onnxruntime 1.32 fuses no linear layer.  A graph with graphs inside keeps its names: they speak of values outside.
+    A model of 20 000 weights has an eighth of its eight-bit file in those names.  `layers` are the names that weights
+    keep.  Zero points stay, though a reader would default to 0: without those of the weights, onnxruntime 1.32 fuses no
+    linear layer.  A graph with subgraphs keeps its names: subgraphs refer to outer values.
     """
     del graph.graph.value_info[:]
     _once(graph.graph)
@@ -65,20 +65,20 @@ def _rename(graph: Any, weights: Mapping[str, str]) -> None:
 
 
 CALIBRATED = 256
-"""Maximum number of examples by which the ranges of inner values are found."""
+"""Maximum number of examples for the ranges of inner values."""
 LAYERS = ("Conv", "Gemm", "MatMul", "Relu", "MaxPool")
-"""What is computed in eight bits: not the scaling of the columns, and not the probabilities."""
+"""Operators computed in eight bits: not the scaling of the columns, and not the probabilities."""
 
 
 def dynamic(graph: Any) -> Any:
-    """Return a graph whose linear layers have eight-bit weights; the ranges of their inputs are found as they come."""
+    """Return a graph with eight-bit weights of linear layers; the ranges of their inputs are computed at run time."""
     tool = _tool()
     return _made(lambda source, to: tool.quantize_dynamic(source, to, op_types_to_quantize=["Gemm", "MatMul"]), graph,
                  "int8 dynamic")  # fmt: skip
 
 
 def static(graph: Any, examples: Dataset) -> Any:
-    """Return a graph that computes in eight bits, with ranges found on examples as they were read, float32."""
+    """Return a graph that computes in eight bits, with ranges from unscaled examples, float32."""
     tool = _tool()
     rows = iter(np.asarray(examples.x[:CALIBRATED], np.float32))
 
@@ -107,7 +107,7 @@ def _made(quantize: Any, graph: Any, how: str) -> Any:
     onnx = needed("onnx", "edge", "a model in eight bits")
     root = logging.getLogger()
     level = root.level
-    root.setLevel(logging.ERROR)  # it advises a step that has nothing to do for graphs without inner shapes
+    root.setLevel(logging.ERROR)  # it advises a step without effect for graphs without inner shapes
     try:
         with tempfile.TemporaryDirectory() as folder:
             source, to = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"

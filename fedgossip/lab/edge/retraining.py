@@ -1,4 +1,4 @@
-"""Ordinary training of a model where no run is made: one place, all examples, epoch after epoch."""
+"""Ordinary training of a model without a run: one place, all examples, epoch after epoch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedgossip.learning.task import TorchTask
 
 
 def retrained(model: LoadedModel, examples: Dataset, settings: TrainSettings, epochs: int) -> LoadedModel:
-    """Train a model further, in place, on examples as they were read, by its run's loss and settings; return it.
+    """Train a model further, in place, on unscaled examples, by its run's loss and settings; return it.
 
     Raises ConfigError for a loss of the user's own, and for examples of another kind; TrainingError where it diverges.
     """

@@ -1,4 +1,4 @@
-"""The examples of the run that a model comes from, as they were read: to measure by, to calibrate with, to train on."""
+"""Unscaled examples of a model's run: for measuring, calibration and training."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from fedgossip.plans import compose
 from fedgossip.plans.tasks import examples_of
 
 MOST_FOLDERS = 1000
-"""Maximum number of folders beside a file that are looked into for its run."""
+"""Maximum number of folders beside a file that are searched for its run."""
 
 
 @dataclass(frozen=True)
 class NamedExamples:
-    """Examples as they were read, and what they are, in words."""
+    """Unscaled examples, and their description."""
 
     examples: Dataset
     words: str
 
 
 def named(model: DescribedModel, source: str, *, run_code: bool = False) -> NamedExamples:
-    """Return what a person has named: a CSV file, a data.source, or the test set of FILE.toml.  Raises ConfigError."""
+    """Return the named examples: a CSV file, a data.source, or the test set of FILE.toml.  Raises ConfigError."""
     if source.endswith(".toml"):
         return tested_on(Path(source), None, run_code=run_code)
     return NamedExamples(found := scored_tables.examples_of(model, source), f"{_counted(found)} of {source}")
@@ -42,7 +42,7 @@ def named(model: DescribedModel, source: str, *, run_code: bool = False) -> Name
 def tested_on(experiment: Path, node: NodeId | None, *, run_code: bool = False) -> NamedExamples:
     """Return the test set of an experiment.
 
-    Raises ConfigError where it cannot be read here, and where it names code that nobody has allowed to run.
+    Raises ConfigError where it is unreadable here, and where it names code that no user has approved.
     """
     e, test = _read(experiment, node, run_code)[:2]
     where = "validation" if e.eval.on == "validation" else "test"
@@ -53,7 +53,7 @@ def tested_on(experiment: Path, node: NodeId | None, *, run_code: bool = False) 
 def trained_on(experiment: Path, node: NodeId | None, *, everybody: bool, run_code: bool = False) -> NamedExamples:
     """Return training examples of a run: those of `node`, or of its first participant, or of `everybody` it trained.
 
-    Raises ConfigError where a budget of privacy was promised: what is made of them here would be outside of it.
+    Raises ConfigError for a run with a privacy budget: results of this use would be outside of it.
     """
     e, _, shares, train = _read(experiment, node, run_code)
     if e.budget is not None:
@@ -67,13 +67,13 @@ def trained_on(experiment: Path, node: NodeId | None, *, everybody: bool, run_co
 
 
 def settings_of(model: Path) -> TrainSettings:
-    """Return the [train] of the run that a model's folder stands in; the usual settings where it stands alone."""
+    """Return the [train] of the run around a model's folder; the defaults without a run."""
     path = experiment_of(model)
     return load_experiment(path).train if path is not None else TrainSettings()
 
 
 def experiment_of(model: Path) -> Path | None:
-    """Return the experiment of the run that a model's folder stands in; None where it stands alone."""
+    """Return the experiment of the run around a model's folder; None without a run."""
     for folder in (model, model.parent if model.name in KEPT else model):
         if (folder / EXPERIMENT).is_file():
             return folder / EXPERIMENT
@@ -81,7 +81,7 @@ def experiment_of(model: Path) -> Path | None:
 
 
 def needed_experiment(model: Path) -> Path:
-    """Return the same.  Raises ConfigError for a model that stands alone."""
+    """Return the same.  Raises ConfigError for a model without a run."""
     found = experiment_of(model)
     if found is None:
         raise ConfigError(f"{model}: no {EXPERIMENT} there to read examples by", "Name examples with --data SOURCE.")
@@ -89,7 +89,7 @@ def needed_experiment(model: Path) -> Path:
 
 
 def origin_of(file: Path, facts: ModelFacts) -> Path | None:
-    """Return the run that an exported file was made from, where it lies in a folder beside it; else None."""
+    """Return the source run of an exported file, where it is in a folder beside it; else None."""
     beside = sorted(one for one in file.resolve().parent.iterdir() if one.is_dir())[:MOST_FOLDERS]
     for folder in (file.parent, *(file.parent / one.name for one in beside)):
         for place in (folder, *(folder / kept for kept in KEPT)):
@@ -106,7 +106,7 @@ def origin_of(file: Path, facts: ModelFacts) -> Path | None:
 def _read(
     path: Path, node: NodeId | None, run_code: bool
 ) -> tuple[Experiment, Dataset, dict[NodeId, np.ndarray], Dataset]:
-    """Return an experiment, its test set, who has which of its training examples, and these, all scaled."""
+    """Return an experiment, its test set, the places of each participant's training examples, and these, all scaled."""
     e = load_experiment(path)
     check_allowed(e.named_code, path, run_code=run_code)
     if not e.learns:

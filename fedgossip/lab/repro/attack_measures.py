@@ -1,4 +1,4 @@
-"""What rules hold against which attackers, in whole runs: computations behind results/*.toml."""
+"""Robustness of rules against attackers, in whole runs: computations behind results/*.toml."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ def score_on_malicious_ring(
     attack: str, options: Mapping[str, Any], rule: str, rule_options: Mapping[str, Any], honest_majority: bool,
     seeds: int = 3, which: str = "mean_peer",
 ) -> float:  # fmt: skip
-    """Return the mean score of the honest, or another (`which`), of five in a ring, each with two neighbours that lie;
-    one has three where no honest majority is asked for."""
+    """Return the mean score of the honest, or another (`which`), of five in a ring, each with two malicious neighbours;
+    one has three without an honest majority.
+    """
     mixing = _malicious_ring(honest_majority)
     content = dict(TRAINING) | {
         "algorithm": {"combine": rule, "combine_options": dict(rule_options)},
@@ -40,7 +41,7 @@ def score_on_malicious_ring(
 
 
 def _malicious_ring(honest_majority: bool) -> Mixing:
-    """Return the graph with Metropolis weights, moved towards one's own as far as the published program moves them."""
+    """Return the graph with Metropolis weights, moved towards the self-weight as in the published program."""
     honest = range(GOOD)
     edges = [edge for i in honest for edge in ((i, (i + 1) % GOOD), (i, i + GOOD), (i, i + 2 * GOOD))]
     n = 3 * GOOD

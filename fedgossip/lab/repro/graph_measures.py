@@ -1,4 +1,4 @@
-"""Numbers of graphs, sequences and processes, each a function of plain arguments: what results/*.toml ask."""
+"""Numbers of graphs, sequences and processes, each a function of plain arguments, for results/*.toml."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedgossip.topology.schedules.schedules import Random
 from fedgossip.topology.spectra.sequences import product_norm
 
 DRAWS = 400
-"""Number of rounds that are drawn to measure an expectation."""
+"""Number of drawn rounds that measure an expectation."""
 
 
 def slem(graph: str, n: int | None = None, weights: str = "metropolis") -> float:
@@ -33,23 +33,23 @@ def smallest(graph: str, n: int | None = None, weights: str = "metropolis") -> f
 
 
 def norm_after_a_period(graph: str, n: int) -> float:
-    """Return ||W_p ... W_1 - J||, what a period of a sequence leaves of the worst disagreement."""
+    """Return ||W_p ... W_1 - J||, the share of the worst disagreement left after a period of a sequence."""
     return _known(product_norm(resolve_schedule(graph, n)))
 
 
 def norm_of_power(graph: str, n: int, rounds: int) -> float:
-    """Return ||W^t - J||, what so many rounds of one graph leave of the worst disagreement."""
+    """Return ||W^t - J||, the share of the worst disagreement left after so many rounds of one graph."""
     power = np.linalg.matrix_power(resolve_schedule(graph, n).mixing(0).matrix(), rounds)
     return float(np.linalg.norm(power - 1.0 / n, 2))
 
 
 def norm_of_round(graph: str, n: int) -> float:
-    """Return ||W - J|| of a graph that brings its weights."""
+    """Return ||W - J|| of a graph with its own weights."""
     return _known(spectrum(resolve_schedule(graph, n).mixing(0)).slem)
 
 
 def square_left(graph: str, n: int | None = None) -> float:
-    """Return ||E[W'W] - J||, what a drawn round leaves of the worst expected sum of squares."""
+    """Return ||E[W'W] - J||, the share of the worst expected sum of squares left after a drawn round."""
     schedule = resolve_schedule(graph, n)
     if isinstance(schedule, Random) and schedule.moment is not None:
         return float(np.linalg.eigvalsh(schedule.moment(np.eye(schedule.n) - 1.0 / schedule.n))[-1])
@@ -57,7 +57,7 @@ def square_left(graph: str, n: int | None = None) -> float:
 
 
 def rounds_to_the_mean(graph: str, n: int | None = None) -> float:
-    """Return after how many rounds everybody has exactly the mean; infinite for never."""
+    """Return the number of rounds until every peer has exactly the mean; infinite for never."""
     found = forecast_of(resolve_schedule(graph, n)).exact_after
     return math.inf if found is None else found
 
@@ -78,7 +78,7 @@ def order_by_neighbours(graphs: Sequence[str], n: int, gamma: float) -> float:
 
 
 def drawn_contraction(graph: str, n: int) -> float:
-    """Return what a drawn round leaves of sum ||x_i - mean||², the mean over rounds that are drawn and directions."""
+    """Return the share of sum ||x_i - mean||² left after a drawn round, the mean over rounds and directions."""
     schedule = resolve_schedule(graph, n)
     centred = np.eye(n) - 1.0 / n
     left = []
@@ -89,7 +89,7 @@ def drawn_contraction(graph: str, n: int) -> float:
 
 
 def pairwise_rate(graph: str, n: int) -> float:
-    """Return the second eigenvalue of the mean of all pairwise averagings, a pair of neighbours drawn uniformly."""
+    """Return the second eigenvalue of the mean of all pairwise averagings, for a uniformly drawn pair of neighbours."""
     edges = resolve(graph, n).edges
     mean = np.eye(n)
     for u, v in edges:
@@ -108,7 +108,7 @@ def push_sum_error(arcs: Sequence[tuple[int, int]], n: int, rounds: int) -> floa
 
 
 def push_without_weights(arcs: Sequence[tuple[int, int]], n: int, node: int, rounds: int) -> float:
-    """Return where a node that does not divide by its weight comes to."""
+    """Return the limit of a node's value without division by its weight."""
     mixing = _pushing(arcs, n)
     x = np.arange(1.0, n + 1)
     for _ in range(rounds):

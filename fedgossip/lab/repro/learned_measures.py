@@ -1,4 +1,4 @@
-"""Numbers of graphs made for the labels on them, and of training on these: computations behind results/*.toml."""
+"""Numbers of graphs learned from the peers' labels, and of training on them: computations behind results/*.toml."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ ONE_CLASS_EACH: Mapping[str, Any] = {
     "eval": {"every": 100},
     "topology": {"graph": "ring", "n": 40},
 }
-"""The digits, 40 peers of whom each has one digit; the graph is given."""
+"""The digits, 40 peers with one digit each; the graph is an argument."""
 
 
 def gain_of_learned(ours: str, theirs: str, seeds: int = 5, end: str = "low") -> float:

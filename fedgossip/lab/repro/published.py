@@ -1,8 +1,8 @@
-"""What was published, as files (results/ID.toml), and whether what is computed here agrees.
+"""Published numbers, as files (results/ID.toml), and their comparison with numbers computed here.
 
 title = "..."
-source = "authors, title, place and year; what of the numbers was checked elsewhere, and how"
-claim = "the sentence that the checks stand for"
+source = "authors, title, place and year; which numbers were verified elsewhere, and how"
+claim = "the sentence that the checks support"
 [[check]]
 what = "the 8-node graph, Metropolis weights"
 measure = "slem"                        # a function of one of the modules of measures here
@@ -42,7 +42,7 @@ MEASURES: Mapping[str, Callable[..., float]] = {
     for name, function in vars(module).items()
     if inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
 }
-"""By the name of the function."""
+"""Measures by function name."""
 
 
 class PublishedCheck(msgspec.Struct, forbid_unknown_fields=True):
@@ -57,13 +57,13 @@ class PublishedCheck(msgspec.Struct, forbid_unknown_fields=True):
     least: float = -math.inf
     most: float = math.inf
     slow: bool = False
-    """Left out with --fast."""
+    """Skipped with --fast."""
     full: bool = False
-    """Computed with --full alone: it takes minutes, and needs examples that fedgossip does not bring."""
+    """Computed with --full alone: it takes minutes, and needs examples that fedgossip does not include."""
 
 
 class PublishedResult(msgspec.Struct, forbid_unknown_fields=True):
-    """A file of them."""
+    """The contents of a result file."""
 
     title: str
     source: str
@@ -73,16 +73,16 @@ class PublishedResult(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class CheckedValue:
-    """What a check came out as."""
+    """The result of a check."""
 
     check: PublishedCheck
     value: float
     seconds: float
-    """Of the processor."""
+    """Processor seconds."""
 
     @property
     def holds(self) -> bool:
-        """Whether the value is what was published, as nearly as the check asks."""
+        """Return whether the value equals the published one, within the check's tolerance."""
         one = self.check
         if one.expect is None:
             return one.least <= self.value <= one.most
@@ -90,7 +90,7 @@ class CheckedValue:
 
     @property
     def expected(self) -> str:
-        """What was published, in words."""
+        """Return the published value in words."""
         one = self.check
         if one.expect is None:
             low = f"at least {one.least:g}" if one.least > -math.inf else ""
@@ -106,19 +106,19 @@ def known() -> list[str]:
 
 
 def result_of(name: str) -> PublishedResult:
-    """Return the result with this id.  Raises ConfigError where there is none."""
+    """Return the result with this id.  Raises ConfigError for an unknown one."""
     if name not in known():
         raise ConfigError(f"no published result is called {name!r}", nearest(name, known()))
     return msgspec.convert(from_toml((FOLDER / f"{name}.toml").read_text("utf-8")), PublishedResult)
 
 
 def chosen(result: PublishedResult, *, fast: bool = False, full: bool = False) -> list[PublishedCheck]:
-    """Return the numbers that are to be computed: without the slow ones, or with those that take minutes."""
+    """Return the checks to compute: without the slow ones, or with those that take minutes."""
     return [one for one in result.check if not (fast and one.slow) and (full or not one.full)]
 
 
 def checked(result: PublishedResult, *, fast: bool = False, full: bool = False) -> Iterator[CheckedValue]:
-    """Compute each number of a result again, and yield it as it is known."""
+    """Compute each number of a result again, and yield it when done."""
     for one in chosen(result, fast=fast, full=full):
         began = time.process_time()
         value = float(MEASURES[one.measure](**one.of))

@@ -1,5 +1,6 @@
-"""Numbers of whole runs on stacked arrays, whose bits are those of the simulator and of real peers: computations behind
-results/*.toml."""
+"""Numbers of whole runs on stacked arrays, with the same bits as the simulator and real peers: computations behind
+results/*.toml.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def stationary_disagreement(
     graph: str, n: int, placement: str, algorithm: str = "dsgd", weights: str = "", options: Content | None = None,
     rounds: int = 600,
 ) -> float:  # fmt: skip
-    """Return mean ||x_i - mean||² when it no longer changes, of f_i = ½|x - b_i|², eta 0.1, no noise, float64."""
+    """Return the stationary mean ||x_i - mean||² of f_i = ½|x - b_i|², eta 0.1, no noise, float64."""
     run = _quadratic(graph, n, placement, algorithm, weights, options, rounds)
     return float(run.summary["consensus_distance"]) ** 2
 
@@ -30,9 +31,9 @@ def noisy_disagreement(
     graph: str, n: int, algorithm: str = "dsgd", weights: str = "", options: Content | None = None,
     dim: int = 4000, rounds: int = 150,
 ) -> float:  # fmt: skip
-    """Return what noise of deviation 1 per coordinate brings of mean (x_i - mean)², per coordinate.
+    """Return the part of mean (x_i - mean)² per coordinate due to noise of deviation 1 per coordinate.
 
-    The same b, so that nothing else is left of it: what a run with noise has more than one without.
+    The same b, so that nothing else remains: the difference between a run with noise and one without.
     """
     more = {"task.sigma": 1.0, "task.dim": dim}
     with_noise = _quadratic(graph, n, "alternating", algorithm, weights, options, rounds, **more)
@@ -55,7 +56,7 @@ def _quadratic(
 
 
 def disagreement_after(graph: str, n: int, algorithm: str, rounds: int, weights: str = "") -> float:
-    """Return what is left of the disagreement of random vectors after so many rounds of averaging, as a share."""
+    """Return the share of random vectors' disagreement left after so many rounds of averaging."""
     rows = _averaging(graph, n, algorithm, rounds, weights)
     return _distance(rows[-1]) / _distance(rows[0])
 
@@ -63,7 +64,7 @@ def disagreement_after(graph: str, n: int, algorithm: str, rounds: int, weights:
 def rate_of_averaging(
     graph: str, n: int, algorithm: str, first: int, last: int, weights: str = "", options: Content | None = None
 ) -> float:
-    """Return what a round leaves of the disagreement of random vectors, the mean over rounds `first` to `last`."""
+    """Return the share of random vectors' disagreement left by a round, the mean over rounds `first` to `last`."""
     rows = _averaging(graph, n, algorithm, last, weights, options)
     left: float = (_distance(rows[last]) / _distance(rows[first])) ** (1 / (last - first))
     return left
@@ -93,14 +94,14 @@ LEARNING: Content = {
     "eval": {"every": 60},
     "topology": {"graph": "ring", "n": 16},
 }
-"""Of claims about training: the digits, divided very unequally."""
+"""The task of claims about training: the digits, divided very unequally."""
 
 
 SOME_EXAMPLES = "data.partition={kind='dirichlet', alpha=0.1, min_size=1}"
-"""As unequal, for more peers."""
+"""Equally unequal, for more peers."""
 
 MILDER = "data.partition={kind='dirichlet', alpha=0.3}"
-"""For more peers, of whom each is to have some examples."""
+"""For more peers, each with some examples."""
 
 
 def paired_gain(
@@ -119,8 +120,9 @@ def paired_gain(
 
 
 def gain_over_rounds(ours: str, theirs: str, n: int = 25, rounds: int = 90, seeds: int = 5, end: str = "low") -> float:
-    """Return an end of Student's 95 % interval of what one graph scores more than another: the mean peer's score, its
-    mean over the second half of the rounds, so that no graph gains by where in its period it ends."""
+    """Return an end of Student's 95 % interval of one graph's score less another's: the mean peer's score, averaged
+    over the second half of the rounds, so that the phase of a graph's period does not matter.
+    """
     paired = range(1, seeds + 1)
     scores = [{seed: _mean_of_rounds(graph, n, rounds, seed) for seed in paired} for graph in (ours, theirs)]
     found = paired_difference(*scores)

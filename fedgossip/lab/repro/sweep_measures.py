@@ -17,10 +17,10 @@ FOLDER = Path(__file__).parent / "sweeps"
 
 
 def gain_in_sweep(file: str, ours: str, theirs: str, which: str = "mean_peer", end: str = "low") -> float:
-    """Return an end of Student's 95 % interval of what one combination of a sweep scores more than another.
+    """Return an end of Student's 95 % interval of the score of one combination of a sweep less that of another.
 
     `ours`, `theirs`: words that one combination alone has all of, as "algorithm.name=d2".  `end`: low, mean or high.
-    Raises ConfigError where cells of the sweep cannot be run, with what the first of them says.
+    Raises ConfigError where cells of the sweep cannot be run, with the first one's error.
     """
     table = _table(file)
     found = table.difference(_named(table, ours), _named(table, theirs), which)
@@ -37,6 +37,6 @@ def _named(table: SweepTable, words: str) -> str:
 
 @cache
 def _table(file: str) -> SweepTable:
-    """Run all cells of a sweep, once a process."""
+    """Return the table of a sweep with all cells run, once per process."""
     with tempfile.TemporaryDirectory() as folder:
         return sweep(FOLDER / f"{file}.toml", folder)

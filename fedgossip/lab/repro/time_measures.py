@@ -15,19 +15,19 @@ from fedgossip.topology import resolve_schedule
 
 
 def waiting_for_neighbours(graph: str, n: int, rounds: int = 600) -> float:
-    """Return the mean time of a round where computing takes Exp(1) and each waits for its neighbours alone."""
+    """Return the mean time of a round with computing times Exp(1) and each peer waiting for its neighbours alone."""
     schedule = resolve_schedule(graph, n)
     times = seeds.stream(0, "waiting", n).exponential(1.0, (rounds, n))
     return seconds_of_rounds(gossip_steps(schedule, 0.0), n, EqualLinks(0.0), times)
 
 
 def harmonic(n: int) -> float:
-    """Return 1 + 1/2 + ... + 1/n, the expected largest of n times that are Exp(1)."""
+    """Return 1 + 1/2 + ... + 1/n, the expected maximum of n Exp(1) times."""
     return math.fsum(1 / k for k in range(1, n + 1))
 
 
 def bytes_of_busiest(name: str, workers: int) -> float:
-    """Return what the busiest worker of an all-reduce sends, in vectors."""
+    """Return the vectors sent by the busiest worker of an all-reduce."""
     length = 64 * workers
     table = COLLECTIVES[name].table(workers)
     sent = [
@@ -43,7 +43,7 @@ def all_reduce_seconds(name: str, workers: int, size: float, latency: float, rat
 
 
 def gossip_over_ring(workers: int, size: float, latency: float, rate: float, degree: float = 2) -> float:
-    """Return how many times as long a ring all-reduce takes as an exchange with neighbours."""
+    """Return the time of a ring all-reduce relative to that of an exchange with neighbours."""
     links = EqualLinks(latency, rate, rate)
     ring: float = all_reduce("ring", workers, size, links)
     return ring / neighbours(degree, size, links)

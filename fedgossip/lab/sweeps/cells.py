@@ -1,7 +1,7 @@
-"""A cell: one experiment in a run directory of its own, as a sweep and a comparison have many.
+"""A cell: one experiment in a run directory of its own, the unit of a sweep and of a comparison.
 
-One that has come to its end is not run again; one that was stopped goes on where it was; one that fails says why.  This
-is the one place that runs a cell, whoever asks for it: `fedgossip sweep` in whatever process, `fedgossip compare`.
+A finished cell is not run again; a stopped one continues where it was; a failed one stores its reason.  This is the one
+place that runs a cell: for `fedgossip sweep` in any process, and for `fedgossip compare`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedgossip.runs.checkpoints import differences
 from fedgossip.runs.run_directory import WHOLE, write_whole
 
 ENGINES = ("stacked", "sim", "local")
-"""Who runs a cell: arrays alone, machines in virtual time, a process per peer."""
+"""Engines of a cell: arrays alone, machines in virtual time, a process per peer."""
 
 
 FAILED, REFUSED, INTERRUPTED = "failed", "refused", "interrupted"
@@ -40,17 +40,17 @@ FAILED, REFUSED, INTERRUPTED = "failed", "refused", "interrupted"
 
 @dataclass(frozen=True)
 class CellOutcome:
-    """What came of a cell: its summary, or the error that says why there is none."""
+    """A cell's outcome: its summary, or the error in place of one."""
 
     status: str
-    """Of its summary; or failed, refused (before anything ran), interrupted."""
+    """Status of its summary; or failed, refused (before anything ran), interrupted."""
     summary: Mapping[str, Any] | None = None
     error: str = ""
     exit_code: int = 0
 
     @classmethod
     def of(cls, status: str, error: BaseException) -> CellOutcome:
-        """An error as a row of the table: one line."""
+        """Return an error as a row of the table: one line."""
         advice = error.advice if isinstance(error, FedgossipError) else ""
         code = error.exit_code if isinstance(error, FedgossipError) else 1
         said = str(error) if isinstance(error, FedgossipError) else f"{type(error).__name__}: {error}"
@@ -65,9 +65,9 @@ def run_cell(
     report: bool = False,
     watch: Callable[[Row], None] | None = None,
 ) -> CellOutcome:
-    """Run an experiment in `path`, or go on with what was stopped there.  Nothing is raised for a run that fails.
+    """Run an experiment in `path`, or resume the stopped one there.  A failing run raises nothing.
 
-    Of a cell of real processes nothing is kept: it begins again.
+    A cell of real processes starts over: nothing of it is kept.
     """
     try:
         plan = compose.plan(experiment)
@@ -78,7 +78,7 @@ def run_cell(
             stopped = (path / INCOMPLETE).exists()
             try:
                 run = simulate_plan(plan, engine=engine, out=path, report=report, watch=watch, resume=stopped)
-            except ResumeError:  # what it left cannot be read: it was stopped while it wrote
+            except ResumeError:  # its state is unreadable: it was stopped during a write
                 shutil.rmtree(path, ignore_errors=True)
                 run = simulate_plan(plan, engine=engine, out=path, report=report, watch=watch)
     except FedgossipError as error:
@@ -92,7 +92,7 @@ def run_cell(
 
 
 def refusal(experiment: Experiment) -> CellOutcome | None:
-    """Return why no run can be made of this, found without running it; None where one can."""
+    """Return why no run of this is possible, determined without running it; None where it is."""
     try:
         compose.plan(experiment)
     except FedgossipError as error:
@@ -101,7 +101,7 @@ def refusal(experiment: Experiment) -> CellOutcome | None:
 
 
 def outcome_in(path: Path) -> CellOutcome | None:
-    """Return what came of the cell in this folder; None where it has not come to its end."""
+    """Return the outcome of the cell in this folder; None for an unfinished one."""
     if (path / FAILURE).is_file() and isinstance(found := _read(path / FAILURE), dict):
         return CellOutcome(str(found.get("status")), None, str(found.get("error")), int(found.get("exit_code", 1)))
     if (path / INCOMPLETE).exists() or not (path / SUMMARY).is_file():
@@ -113,16 +113,16 @@ def outcome_in(path: Path) -> CellOutcome | None:
 
 
 def write_failure(path: Path, outcome: CellOutcome) -> None:
-    """Write down why a cell has no summary; what it left beside that stays.  Raises NotWrittenError."""
+    """Write why a cell has no summary; its other files stay.  Raises NotWrittenError."""
     owner_files.made(path)
     told = {"status": outcome.status, "error": outcome.error, "exit_code": outcome.exit_code}
     write_whole(path / FAILURE, msgspec.json.encode(told))
 
 
 def cell_hash(experiment: Experiment, engine: str) -> str:
-    """Return what a cell is called: 16 hex digits of all that its result follows from, and this version of fedgossip.
+    """Return the name of a cell: 16 hex digits of everything that determines its result, and this version of fedgossip.
 
-    What is in files counts, and not where they lie; so does the source of the user's own functions.
+    The content of files counts, and not their place; so does the source of the user's own functions.
     """
     content = without_folders(experiment.to_dict())
     for key in ("name", "track"):
@@ -140,7 +140,7 @@ def cell_hash(experiment: Experiment, engine: str) -> str:
 
 
 def _file_in(text: str) -> list[tuple[str, str]]:
-    """The name and the digest of the file that a source or a graph names; nothing for folders and for bare words."""
+    """Return name and digest of the file that a source or a graph names; [] for folders and for bare words."""
     path = Path(text.partition(":")[2].partition("?")[0] or text)
     if "/" not in text or not path.is_file():
         return []
@@ -158,7 +158,7 @@ def _digest(path: str, _changed: int, _size: int) -> str:
 
 
 def check_same(path: Path, experiment: Experiment, whose: str) -> None:
-    """Raise ConfigError where the folder holds a cell of another experiment; what is there is left as it is."""
+    """Raise ConfigError where the folder holds a cell of another experiment; its files stay unchanged."""
     if not (path / EXPERIMENT).is_file():
         return
     before = load_experiment(file_kept_in(path)).to_dict()

@@ -1,4 +1,4 @@
-"""One cell, by whichever of several processes has it: the step that workers of a sweep and of a comparison share."""
+"""Runs one cell in whichever of several processes claims it: shared by workers of a sweep and of a comparison."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def run_claimed(
     *,
     report: bool = False,
 ) -> CellOutcome | None:
-    """Run the cell `name` in the run directory `place`; return what came of it, None where another process has it.
+    """Run the cell `name` in the run directory `place`; return its outcome, None where another process has it.
 
-    `outcome`: what is there of it already.  Raises KeyboardInterrupt where it was stopped; it can go on.
+    `outcome`: returns an existing outcome.  Raises KeyboardInterrupt where it was stopped; it can be resumed.
     """
     held = claim(claims, name)
     if held is None:
         return None
     try:
-        if (found := outcome()) is not None:  # another was done with it a moment ago
+        if (found := outcome()) is not None:  # another process finished it a moment ago
             return found
         try:
             found = run_cell(experiment(), place, engine, report=report, watch=lambda _: held.check())

@@ -1,12 +1,12 @@
-"""Who runs a cell: claims in a folder that several processes, on several machines, may share.
+"""Claims on cells, in a folder that several processes, on several machines, may share.
 
-A claim is a file CELL.1, CELL.2, ...; the one with the highest number counts.  It is made whole and then given its name
-by a link, which the file system grants to one alone, so two that ask at once cannot both have it; the next number is
-taken only where the last is stale, and a file is never removed, so what somebody saw a moment ago is still so.
+A claim is a file CELL.1, CELL.2, ...; the one with the highest number counts.  It is written whole and then named by a
+link, which the file system grants to one process alone, so two concurrent requests cannot both succeed; the next number
+is taken only where the last is stale, and a file is never removed, so earlier reads stay valid.
 
-A claim is stale where its holder let it go; on the holder's own machine, where nobody has its lock (the system takes
-that back when a process ends, however it ends); on another, where its heartbeat is older than STALE seconds by the file
-system's own clock.  Whoever slept that long asks whether it still has the cell before it writes on.
+A claim is stale after a release by its holder; on the holder's own machine, where no process has its lock (the system
+releases it when a process ends, however it ends); on another, where its heartbeat is older than STALE seconds by the
+file system's own clock.  A process that slept that long checks its claim before it writes on.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from fedgossip.base.guarded_threads import guarded_thread
 
 _DECODER = msgspec.json.Decoder(dict[str, str | int])
 BEAT, STALE = 5.0, 60.0
-"""Seconds between two heartbeats, and after which a claim without one is stale."""
+"""Seconds between two heartbeats, and maximum age of the last heartbeat of a valid claim."""
 
 
 class ClaimLostError(Exception):
-    """Another process has taken the cell over: this one gave no heartbeat for too long."""
+    """Another process has taken the cell over: this one sent no heartbeat for too long."""
 
 
 class Claim:
@@ -51,12 +51,12 @@ class Claim:
                 self._beaten = time.monotonic()
 
     def check(self) -> None:
-        """Raise ClaimLostError where another has taken the cell; asked of the disk only after a long silence."""
+        """Raise ClaimLostError where another has taken the cell; reads the disk only after a long silence."""
         if time.monotonic() - self._beaten > STALE / 2 and self._next.exists():
             raise ClaimLostError(f"{self._path.name}: taken over by another process")
 
     def release(self) -> None:
-        """Let it go, for whoever asks next."""
+        """Release the cell for the next request."""
         self._ended.set()
         self._beating.join()
         with contextlib.suppress(OSError):
@@ -65,7 +65,7 @@ class Claim:
 
 
 def claim(folder: Path, cell: str) -> Claim | None:
-    """Take a cell; None where another has it.  Raises OSError."""
+    """Claim a cell; None where another has it.  Raises OSError."""
     number = _newest(folder, cell)
     if number and not _stale(folder / f"{cell}.{number}"):
         return None
@@ -85,7 +85,7 @@ def claim(folder: Path, cell: str) -> Claim | None:
 
 
 def holder(folder: Path, cell: str) -> tuple[str, int] | None:
-    """The host and the process that took a cell last and did not let it go; None where there is none."""
+    """Return the host and the process of the last unreleased claim on a cell; None without one."""
     number = _newest(folder, cell)
     return _said(folder / f"{cell}.{number}") if number else None
 
@@ -107,7 +107,7 @@ def _stale(path: Path) -> bool:
 
 
 def _said(path: Path) -> tuple[str, int] | None:
-    """What the holder said of itself; None where it has let go."""
+    """Return the holder's entry; None after its release."""
     try:
         told = from_json(_DECODER, outside_files.read_bytes(path))
     except (OSError, UnreadableError):
@@ -116,7 +116,7 @@ def _said(path: Path) -> tuple[str, int] | None:
 
 
 def _unlocked(path: Path) -> bool | None:
-    """Whether nobody has the lock; None where this file system has no locks."""
+    """Return whether the lock is free; None where this file system has no locks."""
     try:
         lock = file_locks.opened(path)
     except OSError:
@@ -130,7 +130,7 @@ def _unlocked(path: Path) -> bool | None:
 
 
 def _now(folder: Path) -> float:
-    """The time by the clock that stamps files here, which may be another machine's."""
+    """Return the time by the clock that stamps files here, which may be another machine's."""
     probe = folder / f".clock-{socket.gethostname()}-{os.getpid()}"
     owner_files.written(probe, b"")
     try:

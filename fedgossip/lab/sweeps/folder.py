@@ -1,12 +1,12 @@
-"""A sweep's folder, and what is still to be done in it: a function of the file and of what has come to its end.
+"""A sweep's folder, and the open work in it: a function of the file and of the finished cells.
 
     sweep.toml           the sweep, with its base in it
     cells/HASH/          a run directory each
     claims/HASH.1        who runs it, or did (`claims`)
-    table.csv, cells.jsonl, sweep.html      made of the cells, whenever somebody asks
+    table.csv, cells.jsonl, sweep.html      derived from the cells on request
 
-Nobody keeps a list of what is done, so nothing can be wrong about it: whoever is ended, however, and whoever comes
-later, on whatever machine, sees the same.
+There is no list of finished cells, so none can be wrong: after any kind of end, every later process on any machine sees
+the same state.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PAUSE = 0.2
 
 
 class SweepFolder:
-    """A sweep and where it lies."""
+    """A sweep and its folder."""
 
     def __init__(self, path: Path, grid: SweepGrid) -> None:
         self.path, self.grid = path, grid
@@ -40,7 +40,7 @@ class SweepFolder:
 
     @classmethod
     def made(cls, path: Path, grid: SweepGrid) -> SweepFolder:
-        """Make the folder, or take one that holds a sweep already.  Raises ConfigError for another one's."""
+        """Create the folder, or open one with this sweep.  Raises ConfigError for another sweep's."""
         found = cls(path, grid)
         try:
             owner_files.made(path)
@@ -56,7 +56,7 @@ class SweepFolder:
 
     @classmethod
     def opened(cls, path: Path) -> SweepFolder:
-        """Return the sweep in a folder.  Raises ConfigError where there is none."""
+        """Return the sweep in a folder.  Raises ConfigError without one."""
         if not (path / SWEEP).is_file():
             raise ConfigError(f"{path}: no sweep", "fedgossip sweep FILE makes one.")
         return cls(outside_files.checked_folder(path), read_sweep(path / SWEEP))
@@ -66,28 +66,28 @@ class SweepFolder:
         return self.path / "claims"
 
     def place(self, cell: SweepCell) -> Path:
-        """The run directory of a cell."""
+        """Return the run directory of a cell."""
         return self.path / CELLS / self.grid.hash(cell)
 
     def outcome(self, cell: SweepCell) -> CellOutcome | None:
-        """What came of a cell; None where it has not come to its end.  What has is not read twice."""
+        """Return the outcome of a cell; None for an unfinished one.  Outcomes are read once."""
         name = self.grid.hash(cell)
         if name not in self._ended and (found := outcome_in(self.path / CELLS / name)):
             self._ended[name] = found
         return self._ended.get(name)
 
     def choice(self, values: Values) -> TuningState:
-        """How far the tuned keys of a combination are chosen."""
+        """Return the progress of the choice of a combination's tuned keys."""
         return self.tuning.choose(values, self.outcome)
 
     def wanted(self) -> list[SweepCell]:
-        """All cells that are known to be wanted: trials first, then those that are compared, the first seed first."""
+        """Return all cells known to be needed: trials first, then compared ones, the first seed first."""
         states = {named(values): self.choice(values) for values in self.grid.combinations}
         trials = [cell for state in states.values() for cell in state.trials]
         return [*trials, *self.compared({name: state.chosen for name, state in states.items()})]
 
     def compared(self, chosen: dict[str, Values | None] | None = None) -> Iterator[SweepCell]:
-        """Yield the cells that are compared, as far as their tuned values are chosen."""
+        """Yield the compared cells, as far as their tuned values are chosen."""
         if chosen is None:
             chosen = {named(values): self.choice(values).chosen for values in self.grid.combinations}
         for seed in self.grid.seeds:
@@ -96,13 +96,13 @@ class SweepFolder:
                     yield SweepCell(values, tuned, seed)
 
     def open_cells(self) -> list[SweepCell]:
-        """Those of them that have not come to their end."""
+        """Return the unfinished ones of them."""
         return [cell for cell in self.wanted() if self.outcome(cell) is None]
 
     def refuse(self) -> int:
-        """Write down which combinations no run can be made of, before anything runs; return how many.
+        """Record the combinations without a possible run, before anything runs; return their number.
 
-        Where only a drawn graph of some seed cannot be, that cell fails alone.
+        Where only a drawn graph of some seed is impossible, that cell fails alone.
         """
         found = {}
         for cell in self.open_cells():
@@ -114,15 +114,15 @@ class SweepFolder:
         return sum(why is not None for why in found.values())
 
     def retry(self) -> None:
-        """Forget which cells failed, so that they are run again; those that are refused stay so until they are not."""
+        """Remove the failures of cells, so that they run again; refused cells stay refused while invalid."""
         for cell in self.wanted():
             (self.place(cell) / FAILURE).unlink(missing_ok=True)
         self._ended.clear()
 
     def run(self, cell: SweepCell) -> CellOutcome | None:
-        """Run a cell, unless another does; return what came of it, None where another has it.
+        """Run a cell, unless another process does; return its outcome, None where another has it.
 
-        Raises KeyboardInterrupt where it was stopped; it can go on.
+        Raises KeyboardInterrupt where it was stopped; it can be resumed.
         """
         name, engine = self.grid.hash(cell), self.grid.file.engine
         return run_claimed(
@@ -132,7 +132,7 @@ class SweepFolder:
     def work(self, until: float, stopped: Callable[[], bool] = lambda: False) -> Iterator[Ended]:
         """Run cells until none is open, and yield each; no new one is begun after `until` (seconds of the epoch).
 
-        What others run is waited for: its outcome may make other cells wanted.
+        Waits for cells in other processes: their outcomes may make other cells necessary.
         """
         while not stopped() and (todo := self.open_cells()):
             some = False
@@ -146,5 +146,5 @@ class SweepFolder:
                 time.sleep(PAUSE)
 
     def give_up(self, cell: SweepCell, why: str) -> None:
-        """Write down that a cell failed whose worker cannot."""
+        """Record that a cell failed because its worker died."""
         write_failure(self.place(cell), CellOutcome(FAILED, None, why, 1))

@@ -1,4 +1,4 @@
-"""A sweep file: an experiment, keys with the values that each is given, seeds; and the cells that follow from it.
+"""A sweep file: an experiment, keys with lists of values, seeds; and the cells that follow from it.
 
 name = "graphs"
 base = "e.toml"                          # or a table [base] with the experiment itself
@@ -43,22 +43,22 @@ Values = tuple[tuple[str, Any], ...]
 
 
 class SweepFile(msgspec.Struct, forbid_unknown_fields=True):
-    """What stands in a sweep file."""
+    """The contents of a sweep file."""
 
     base: str | dict[str, Any]
     """The experiment: the path of its file, from the folder of this one, or its content."""
     name: str = ""
     seeds: int | list[int] = 1
-    """How many, from the base's seed on; or which."""
+    """Number of seeds, from the base's seed on; or a list of them."""
     engine: str = "stacked"
     """stacked, sim or local."""
     equal: str = "rounds"
-    """What all cells of a seed have had where they are compared: rounds, bytes, or seconds (not stacked)."""
+    """Equal resource of all cells of a seed at their comparison: rounds, bytes, or seconds (not stacked)."""
     over: Annotated[int, Within(1, 1_000_000)] = 1
-    """Number of evaluated rounds, the last ones, of which a score is the mean: as many as a graph's period has, or one
-    gains by where in its period it ends."""
+    """Number of last evaluated rounds in the mean of a score: use the period of a graph, so that the place of the
+    end in the period does not matter."""
     reference: dict[str, Any] = msgspec.field(default_factory=dict)
-    """To which combination the others' differences are told: some keys of the grid; without it, the first."""
+    """The combination to which differences refer: some keys of the grid; without it, the first."""
     grid: dict[str, list[Any]] = msgspec.field(default_factory=dict)
     tune: dict[str, Any] = msgspec.field(default_factory=dict)
     skip: dict[str, list[str]] = msgspec.field(default_factory=dict)
@@ -66,29 +66,29 @@ class SweepFile(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, eq=False)
 class SweepCell:
-    """One run of a sweep, by the values that it has."""
+    """One run of a sweep, by its values."""
 
     values: Values
-    """Of the keys of the grid."""
+    """Values of the keys of the grid."""
     tuned: Values
-    """Of the keys that are tuned: chosen, or tried."""
+    """Values of the tuned keys: chosen, or tried."""
     seed: int
     trial: bool = False
     """Whether it is a trial of tuning, measured on the validation set."""
 
     @property
     def told(self) -> str:
-        """All that tells it from the others, as on a command line."""
+        """Return all values that distinguish it from the others, as on a command line."""
         return " ".join([named(self.values), *([named(self.tuned)] if self.tuned else []), f"seed={self.seed}"]).strip()
 
 
 @dataclass(frozen=True)
 class SweepGrid:
-    """A checked sweep.  Cells follow from it, and from what trials came out as (`tuning`)."""
+    """A checked sweep.  Its cells follow from it, and from the results of trials (`tuning`)."""
 
     file: SweepFile
     content: Mapping[str, Any]
-    """Of the base, its paths absolute."""
+    """Content of the base, its paths absolute."""
     where: str
     _known: dict[str, tuple[Experiment, str]] = field(default_factory=dict, compare=False)
 
@@ -98,13 +98,13 @@ class SweepGrid:
 
     @cached_property
     def seeds(self) -> list[int]:
-        """The seeds that every combination is run with."""
+        """Return the seeds of every combination."""
         first, given = int(self.content.get("seed", 1)), self.file.seeds
         return list(given) if isinstance(given, list) else list(range(first, first + given))
 
     @cached_property
     def combinations(self) -> list[Values]:
-        """What the grid says, without what it skips; the last key varies first."""
+        """Return the combinations of the grid without skipped ones; the last key varies first."""
         keys = list(self.file.grid)
         every = (tuple(zip(keys, values, strict=True)) for values in itertools.product(*self.file.grid.values()))
         skipped = [{left, right} for left, rights in self.file.skip.items() for right in rights]
@@ -115,7 +115,7 @@ class SweepGrid:
         return self._made(cell)[0]
 
     def hash(self, cell: SweepCell) -> str:
-        """Return what its folder is called.  Raises ConfigError."""
+        """Return the name of its folder.  Raises ConfigError."""
         return self._made(cell)[1]
 
     def _made(self, cell: SweepCell) -> tuple[Experiment, str]:
@@ -130,7 +130,7 @@ class SweepGrid:
         return self._known[name]
 
     def to_toml(self) -> str:
-        """Return the sweep as a file that needs no other."""
+        """Return the sweep as a self-contained file."""
         import tomli_w
 
         found = {key: value for key, value in msgspec.to_builtins(self.file).items() if value}
@@ -138,17 +138,17 @@ class SweepGrid:
 
 
 def named(values: Values) -> str:
-    """Return what a combination is called."""
+    """Return the name of a combination."""
     return " ".join(said(key, value) for key, value in values)
 
 
 def said(key: str, value: Any) -> str:
-    """Return "algorithm.name=d2", as [skip] and the command line have it."""
+    """Return "algorithm.name=d2", as in [skip] and on the command line."""
     return f"{key}={shown(value)}"
 
 
 def shown(value: Any) -> str:
-    """Return a value as a person writes it in a table: words bare, tables without their outer braces."""
+    """Return a value in table form: words bare, tables without their outer braces."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key}={shown(one)}" for key, one in value.items())
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -188,7 +188,7 @@ def read_sweep(
 
 
 PATHS = {"topology.graph", "data.source", "data.test"}
-"""Keys of a grid whose values may be files: a worker reads the sweep from another folder."""
+"""Keys of a grid with values that may be files: a worker reads the sweep from another folder."""
 
 
 def _anchored(key: str, value: Any, folder: Path) -> Any:
@@ -199,7 +199,7 @@ def _anchored(key: str, value: Any, folder: Path) -> Any:
 
 
 def _check(grid: SweepGrid) -> None:
-    """Raise ConfigError for what no cells can be made of."""
+    """Raise ConfigError for a sweep without possible cells."""
     file, where = grid.file, grid.where
     for key, value, known in (("engine", file.engine, ENGINES), ("equal", file.equal, EQUALS)):
         if value not in known:
@@ -229,7 +229,7 @@ def _check(grid: SweepGrid) -> None:
 
 
 def _check_named(grid: SweepGrid) -> None:
-    """Raise ConfigError for a word of [skip] or of reference that the grid does not have."""
+    """Raise ConfigError for a word of [skip] or of reference that is not in the grid."""
     there = {said(key, value) for key, values in grid.file.grid.items() for value in values}
     named = [*(said(key, value) for key, value in grid.file.reference.items())]
     for left, rights in grid.file.skip.items():

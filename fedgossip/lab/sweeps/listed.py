@@ -1,4 +1,4 @@
-"""Cells that are listed in a folder, run by workers on a cluster: what a comparison asks for.
+"""Cells listed in a folder and run by workers on a cluster, for a comparison.
 
 asked/list.json      the engine, whether reports are wanted, and the names of the cells
 asked/NAME.toml      the experiment of a cell; its run directory is NAME
@@ -36,7 +36,7 @@ PAUSE = 0.2
 
 
 class Listed(msgspec.Struct):
-    """What is asked of workers."""
+    """The request to workers."""
 
     engine: str
     report: bool
@@ -47,7 +47,7 @@ _LISTED = msgspec.json.Decoder(Listed)
 
 
 class PlacedCells:
-    """Cells of a folder that workers run, from the moment in which this is made until `stop`."""
+    """Cells of a folder that workers run, from construction until `stop`."""
 
     def __init__(
         self, folder: Path, cells: Mapping[str, Experiment], engine: str, backend: str, jobs: int, *, report: bool
@@ -56,7 +56,7 @@ class PlacedCells:
         for inner in (ASKED, CLAIMS):
             owner_files.made(folder / inner)
         for name, experiment in cells.items():
-            (folder / name / run_format.FAILURE).unlink(missing_ok=True)  # asked for again
+            (folder / name / run_format.FAILURE).unlink(missing_ok=True)  # retried
             write_whole(folder / ASKED / f"{name}.toml", tomli_w.dumps(experiment.to_dict()).encode())
         listed = Listed(engine, report, list(cells))
         write_whole(folder / ASKED / LIST, msgspec.json.encode(listed))
@@ -64,7 +64,7 @@ class PlacedCells:
         self._workers = on_cluster("fedgossip.lab.sweeps.listed", folder, backend, jobs) if cells else None
 
     def outcome(self, name: str) -> CellOutcome:
-        """Wait for a cell, and return what came of it.  Raises FedgossipError where no worker can run any."""
+        """Wait for a cell, and return its outcome.  Raises FedgossipError where no worker can run any."""
         path = self._folder / name
         while (found := outcome_in(path)) is None:
             if self._workers is None or not self._workers.working():
@@ -74,13 +74,13 @@ class PlacedCells:
         return found
 
     def stop(self) -> None:
-        """End workers that go on; what they are at can go on later."""
+        """End running workers; their cells can be resumed later."""
         if self._workers:
             self._workers.stop()
 
 
 def work(folder: Path, until: float, stopped: Stopped) -> Iterator[str]:
-    """Run the listed cells that nobody has, and yield their names; no further one is begun after `until`.
+    """Run the unclaimed listed cells, and yield their names; no further one is begun after `until`.
 
     Raises ConfigError where nothing is listed, KeyboardInterrupt where a cell was stopped.
     """

@@ -1,4 +1,4 @@
-"""Workers of a sweep as processes of this machine.  One that dies is replaced; a cell at which two died has failed."""
+"""Workers of a sweep as processes of this machine.  Dead workers are replaced; two dead workers fail a cell."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fedgossip.lab.sweeps.folder import SweepFolder
 from fedgossip.lab.sweeps.worker import words_of
 
 DEATHS = 2
-"""Number of workers that a cell may end before it counts as failed."""
+"""Number of worker deaths after which a cell counts as failed."""
 
 PATIENCE = 60.0
-"""Seconds that a worker has to stop where it is told to, before it is killed."""
+"""Seconds between a request to stop and the kill of a worker."""
 
 
 class LocalWorkers:
-    """So many processes."""
+    """A number of worker processes."""
 
     def __init__(self, folder: Path, jobs: int, until: float, memory: int | None) -> None:
         self._folder = SweepFolder.opened(folder)
@@ -32,12 +32,12 @@ class LocalWorkers:
 
     def _start(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", *self._words]
-        # each trains on one thread: several that all take every core are slower than one after the other
+        # each trains on one thread: several that all use every core are slower than one after the other
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
         return subprocess.Popen(command, stdin=subprocess.PIPE, env={**os.environ, **threads})
 
     def working(self) -> bool:
-        """Whether some still work.  One that a signal has ended while it had a cell is replaced."""
+        """Return whether some still work.  A worker ended by a signal with a cell is replaced."""
         for place, worker in enumerate(self._workers):
             code = worker.poll()
             if code is not None and code < 0 and self._bury(worker.pid, -code):
@@ -45,7 +45,7 @@ class LocalWorkers:
         return any(worker.poll() is None for worker in self._workers)
 
     def _bury(self, pid: int, number: int) -> bool:
-        """Count the death for the cell that the worker had, and say whether it had one; write down a second death."""
+        """Count the death for the worker's cell, and return whether it had one; the second death fails the cell."""
         folder = self._folder
         host, name = socket.gethostname(), signal.Signals(number).name
         for cell in folder.open_cells():
@@ -58,7 +58,7 @@ class LocalWorkers:
         return False
 
     def stop(self) -> None:
-        """Let them end what they are at, where they were told to stop; kill what goes on."""
+        """Request a stop, wait for the current cells to stop, and kill the remaining workers."""
         for worker in self._workers:
             if worker.stdin:
                 worker.stdin.close()

@@ -28,7 +28,7 @@ def write_paper(table: SweepTable, folder: Path) -> list[Path]:
 
 
 def page_of(table: SweepTable) -> SweepPage:
-    """Return what the page is drawn from."""
+    """Return the data of the page."""
     differences = []
     for name in table.combinations:
         found = table.difference(name) if name != table.reference else None
@@ -49,7 +49,7 @@ def _metric(table: SweepTable) -> Score:
 
 
 def _by_group(table: SweepTable, fact: str) -> tuple[dict[str, Points], dict[str, Order]]:
-    """Return the points of each combination of what is no graph, and how their orders agree."""
+    """Return the points of each combination of the keys other than the graph, and the agreement of their orders."""
     other = [key for key in table.keys if key != "topology.graph"]
     rows = {row["combination"]: row for row in table.rows}
     groups: dict[str, Points] = {}

@@ -1,9 +1,9 @@
-"""What a difference between two methods is worth that were run with the same seeds; and whether two orders agree.
+"""Significance of a difference between two methods with the same seeds; and agreement of two orders.
 
 Runs with one seed share data, first model and batches, so their difference varies less than they do: intervals are of
-the differences.  Two are told, for five seeds are few: Student's t (which takes them for normal) and the percentiles of
-a bootstrap (which takes them for all there is, and is too narrow for few).  Source of the bootstrap: Efron, Annals of
-Statistics 7 (1979).
+the differences.  Two are reported, for five seeds are few: Student's t (which assumes normality) and the percentiles of
+a bootstrap (which treats the sample as the population, and is too narrow for few).  Source of the bootstrap: Efron,
+Annals of Statistics 7 (1979).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from fedgossip.base import seeds
 
 LEVEL = 0.95
 RESAMPLED = 10_000
-"""Number of times that a bootstrap draws."""
+"""Number of bootstrap samples."""
 
 Interval = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """The mean of the differences over the seeds that both have; intervals of two seeds or more."""
+    """The mean of the differences over the common seeds; intervals of two seeds or more."""
 
     mean: float
     pairs: int
@@ -34,12 +34,12 @@ class PairedDifference:
 
     @property
     def sure(self) -> bool:
-        """Whether 0 lies outside the wider, Student's interval."""
+        """Return whether 0 is outside the wider, Student's interval."""
         return self.student is not None and not self.student[0] <= 0.0 <= self.student[1]
 
 
 def paired_difference(ours: Mapping[int, float], theirs: Mapping[int, float]) -> PairedDifference | None:
-    """Return `ours` less `theirs`, by the seeds that both have; None without any."""
+    """Return `ours` less `theirs`, by their common seeds; None without any."""
     common = sorted(ours.keys() & theirs.keys())
     if not common:
         return None

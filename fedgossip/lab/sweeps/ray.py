@@ -12,11 +12,11 @@ from fedgossip.drivers.clusters.ray_cluster import connected
 from fedgossip.drivers.clusters.ray_node import END_SECONDS, RayCommand
 
 ANSWER_SECONDS = 60.0
-"""How long actors may take to say how their commands do, once they are placed."""
+"""Deadline for actors to report the state of their commands, after they are placed."""
 
 
 class RayWorkers:
-    """So many commands, a processor each.  Raises ConfigError without Ray, NetworkError where no cluster answers."""
+    """Commands, a processor each.  Raises ConfigError without Ray, NetworkError where no cluster replies."""
 
     def __init__(self, words: Sequence[str], jobs: int, address: str) -> None:
         self._ray = ray = connected(address, jobs)
@@ -27,9 +27,9 @@ class RayWorkers:
         self._waiting = dict(zip(started, self._actors, strict=True))
 
     def working(self) -> bool:
-        """Whether some still work, or wait for a processor.  Raises ConfigError where one cannot.
+        """Return whether some still work, or wait for a processor.  Raises ConfigError where one cannot.
 
-        The cell of a worker that is lost is taken by the others.
+        The cell of a lost worker is taken by the others.
         """
         ready, _ = self._ray.wait(list(self._waiting), num_returns=len(self._waiting), timeout=0)
         for ref in ready:
@@ -48,7 +48,7 @@ class RayWorkers:
         return bool(self._waiting)
 
     def stop(self) -> None:
-        """End those that go on; the cells that they had can go on elsewhere."""
+        """End the running commands; their cells can be resumed elsewhere."""
         ends = [actor.end.remote() for actor in self._waiting.values()]
         self._ray.wait(ends, num_returns=len(ends), timeout=END_SECONDS) if ends else None
         for actor in self._actors:

@@ -17,11 +17,11 @@ from fedgossip.drivers.clusters.slurm import path_of_ours
 
 HOUR = 3600.0
 DAY = 24 * HOUR
-"""Time asked of Slurm, in seconds, where nobody set a limit."""
+"""Default time limit of a Slurm job, in seconds."""
 
 
 class SlurmWorkers:
-    """So many jobs of one processor.  Raises ConfigError without submitit, or without Slurm."""
+    """A number of jobs of one processor.  Raises ConfigError without submitit, or without Slurm."""
 
     def __init__(
         self, words: Sequence[str], log: Path, jobs: int, until: float, partition: str, memory: int | None = None
@@ -45,7 +45,7 @@ class SlurmWorkers:
             self._jobs = [executor.submit(function) for _ in range(jobs)]
 
     def working(self) -> bool:
-        """Whether some still work, or wait to.  Raises ConfigError where one cannot, and none goes on."""
+        """Return whether some still work, or wait to.  Raises ConfigError where one cannot, and none continues."""
         if not all(job.done() for job in self._jobs):
             return True
         for job in self._jobs:
@@ -55,7 +55,7 @@ class SlurmWorkers:
         return False
 
     def stop(self) -> None:
-        """Take back the jobs that go on; the cells that they had can go on elsewhere."""
+        """Cancel the running jobs; their cells can be resumed elsewhere."""
         for job in self._jobs:
             if not job.done():
                 job.cancel()

@@ -1,7 +1,7 @@
-"""Run a sweep: refuse what cannot be run, start workers somewhere, tell what comes, and make the table of it.
+"""Runs a sweep: refuses impossible combinations, starts workers, reports finished cells, and makes the table.
 
 There is one kind of worker (`folder.SweepFolder.work`), and one agreement between workers, the claims in the folder; a
-backend only says where they live.
+backend only decides where they run.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from fedgossip.lab.sweeps.worker import words_of
 BACKENDS = ("local", "ray:ADDRESS", "slurm:PARTITION")
 
 LOOKS = 2000
-"""Number of cells that are looked at in a second, while others run them."""
+"""Number of cells checked per second, while others run them."""
 
 Tell = Callable[[SweepCell, CellOutcome], None]
 
 
 class SweepWorkers(Protocol):
-    """Workers, wherever they are."""
+    """Workers of any backend."""
 
     def working(self) -> bool:
-        """Whether some still work.  Raises FedgossipError where none can."""
+        """Return whether some still work.  Raises FedgossipError where none can."""
         ...
 
     def stop(self) -> None:
-        """End them; what they are at can go on later."""
+        """End them; their cells can be resumed later."""
         ...
 
 
@@ -55,16 +55,16 @@ def sweep(
     retry: bool = False,
     tell: Tell | None = None,
 ) -> SweepTable:
-    """Run every cell of a sweep that has not come to its end, and return the table of all.
+    """Run every unfinished cell of a sweep, and return the table of all.
 
     `source`: a sweep file, or a mapping of its shape whose `base` is a mapping too.  `out`: the folder; without it
     sweeps/NAME.  `jobs`: workers at once; 1 is this process.  `backend`: local, ray:ADDRESS, slurm:PARTITION.
-    `limit_seconds`: after so many no further cell is begun.  `memory`: bytes that a worker may map.  `overrides`:
+    `limit_seconds`: time after which no further cell is begun.  `memory`: bytes that a worker may map.  `overrides`:
     "section.key=value" for the base; `engine` and `seeds` in place of the file's.  `retry`: run failed cells again.
-    `tell` is called with each cell that ends.
+    `tell` is called with each finished cell.
 
     The folder can be shared: other processes, on other machines too, may run the same sweep at the same time, and each
-    cell is run once.  Raises ConfigError for what no sweep can be made of, before anything runs.
+    cell is run once.  Raises ConfigError for an invalid sweep, before anything runs.
     """
     grid = read_sweep(source, overrides=overrides, engine=engine, seeds=seeds)
     place = folder_of(grid, out)
@@ -84,7 +84,7 @@ def run_sweep(
     retry: bool = False,
     tell: Tell | None = None,
 ) -> SweepTable:
-    """`sweep`, for one that is read already."""
+    """Run a sweep that is read already, as `sweep`."""
     start = _backend(backend, jobs, memory)
     folder = SweepFolder.made(place, grid)
     if retry:
@@ -100,7 +100,7 @@ def run_sweep(
 
 
 def folder_of(grid: SweepGrid, out: Path | str | None) -> Path:
-    """Return the folder of a sweep: the one that is given, or sweeps/NAME."""
+    """Return the folder of a sweep: the given one, or sweeps/NAME."""
     if out is not None:
         return Path(out)
     safe = "".join(c if c.isalnum() or c in "-_." else "-" for c in grid.name).strip(".-")
@@ -112,7 +112,7 @@ def _here(folder: SweepFolder, until: float) -> Iterator[Ended]:
 
 
 def _elsewhere(folder: SweepFolder, workers: SweepWorkers) -> Iterator[Ended]:
-    """Yield what ends in other processes, as it is seen."""
+    """Yield cells finished by other processes, as they are seen."""
     told = {cell.told for cell in folder.wanted() if folder.outcome(cell)}
     try:
         going = True
@@ -130,7 +130,7 @@ def _elsewhere(folder: SweepFolder, workers: SweepWorkers) -> Iterator[Ended]:
 
 
 def _backend(text: str, jobs: int, memory: int | None) -> Callable[[Path, float], SweepWorkers] | None:
-    """Return what starts workers; None where this process is the worker.  Raises ConfigError."""
+    """Return the starter of workers; None where this process is the worker.  Raises ConfigError."""
     kind, _, where = text.partition(":")
     if jobs < 1:
         raise ConfigError(f"jobs = {jobs}", "Give 1 or more.")
@@ -146,9 +146,9 @@ def _backend(text: str, jobs: int, memory: int | None) -> Callable[[Path, float]
 def on_cluster(
     module: str, folder: Path, backend: str, jobs: int, until: float = math.inf, memory: int | None = None
 ) -> SweepWorkers:
-    """Start workers of a folder on a cluster whose nodes share its disk, each the command of `words_of`.
+    """Start workers of a folder on a cluster with a shared disk, each the command of `words_of`.
 
-    `backend`: ray:ADDRESS or slurm:PARTITION.  Raises ConfigError, and NetworkError where no cluster answers.
+    `backend`: ray:ADDRESS or slurm:PARTITION.  Raises ConfigError, and NetworkError where no cluster replies.
     """
     kind, _, where = backend.partition(":")
     if kind not in ("ray", "slurm") or not where:

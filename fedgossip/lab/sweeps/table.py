@@ -1,4 +1,4 @@
-"""The table of a sweep: a row for every cell that is compared, failed and refused ones among them."""
+"""The table of a sweep: a row for every compared cell, failed and refused ones included."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from fedgossip.runs.run_directory import write_whole
 
 SCORES = ("mean_peer", "averaged", "worst_peer")
 OPEN = "open"
-"""The status of a cell that nobody has run."""
+"""The status of a cell that has not run."""
 
 
 @dataclass(frozen=True)
 class SweepTable:
-    """What a sweep came out as.  `rows`: of plain values; None where a cell has none."""
+    """The results of a sweep.  `rows`: of plain values; None where a cell has none."""
 
     folder: Path
     name: str
@@ -37,53 +37,53 @@ class SweepTable:
     tuned: Sequence[str]
     rows: Sequence[Mapping[str, Any]]
     reference: str
-    """The combination to which differences are told, as `combination` of a row."""
+    """The combination to which differences refer, as `combination` of a row."""
     equal: str
     score: str
-    """What the score is called."""
+    """The name of the score."""
     better: str
     over: int = 1
-    """Number of evaluated rounds, the last ones, of which a score is the mean."""
+    """Number of last evaluated rounds in the mean of a score."""
 
     @property
     def done(self) -> int:
-        """Number of cells that have a score."""
+        """Number of cells with a score."""
         return sum(row["status"] not in (OPEN, "failed", "refused") for row in self.rows)
 
     @property
     def open(self) -> int:
-        """Number of cells that nobody has run."""
+        """Number of cells that have not run."""
         return sum(row["status"] == OPEN for row in self.rows)
 
     @property
     def failed(self) -> int:
-        """Number of cells that failed, or of which no run can be made."""
+        """Number of cells that failed, or were refused."""
         return len(self.rows) - self.done - self.open
 
     @property
     def combinations(self) -> list[str]:
-        """Of the grid, in its order."""
+        """The combinations of the grid, in its order."""
         return list(dict.fromkeys(row["combination"] for row in self.rows))
 
     def scores(self, combination: str, which: str = "mean_peer") -> dict[int, float]:
-        """Return a combination's scores by seed, without those that have none."""
+        """Return a combination's scores by seed, without missing ones."""
         mine = [row for row in self.rows if row["combination"] == combination and row[which] is not None]
         return {row["seed"]: row[which] for row in mine}
 
     def difference(self, combination: str, other: str = "", which: str = "mean_peer") -> PairedDifference | None:
-        """Return by how much a combination's score is above another's, or the reference's, seed by seed."""
+        """Return the difference of a combination's score to another's, or to the reference's, seed by seed."""
         return paired_difference(self.scores(combination, which), self.scores(other or self.reference, which))
 
     def correlation(self, fact: str, which: str = "mean_peer", **only: Any) -> RankCorrelation | None:
-        """Return how the order by a fact of the graph ("gap", "n_w") agrees with that by the mean score.
+        """Return the agreement of the order by a fact of the graph ("gap", "n_w") with that by the mean score.
 
-        `only`: rows whose columns have these values.
+        `only`: restricts to rows with these values of columns.
         """
         points = self.points(fact, which, **only)
         return rank_correlation([x for x, _, _ in points], [y for _, y, _ in points])
 
     def points(self, fact: str, which: str = "mean_peer", **only: Any) -> list[tuple[float, float, str]]:
-        """Return (fact, mean score, combination) of the combinations that have both."""
+        """Return (fact, mean score, combination) of the combinations with both."""
         found = []
         for name in self.combinations:
             rows = [row for row in self.rows if row["combination"] == name and row[fact] is not None]
@@ -102,13 +102,13 @@ class SweepTable:
         return text.getvalue()
 
     def write(self) -> None:
-        """Write table.csv and cells.jsonl into the sweep's folder; table.parquet where pyarrow is there."""
+        """Write table.csv and cells.jsonl into the sweep's folder; table.parquet where pyarrow is installed."""
         write_whole(self.folder / run_format.SWEEP_TABLE, self.to_csv().encode())
         lines = b"".join(msgspec.json.encode(row) + b"\n" for row in self.rows)
         write_whole(self.folder / run_format.SWEEP_ROWS, lines)
         try:
             self.to_parquet(self.folder / run_format.SWEEP_PARQUET)
-        except ConfigError:  # without the extra there is no such file, and nothing is lacking
+        except ConfigError:  # an optional file: without the extra nothing is missing
             return
 
     def to_parquet(self, path: Path) -> None:
@@ -123,7 +123,7 @@ class SweepTable:
 
 
 def table_of(sweep: SweepFolder) -> SweepTable:
-    """Return the table of what has come to its end; cells that have not are rows too."""
+    """Return the table of the finished cells; unfinished ones are rows too."""
     grid = sweep.grid
     cells = [(cell, sweep.outcome(cell)) for cell in sweep.compared()]
     limits = _equal(sweep, cells)
@@ -191,7 +191,7 @@ def _plain(values: Values) -> dict[str, Any]:
 
 
 def _equal(sweep: SweepFolder, cells: Sequence[tuple[SweepCell, CellOutcome | None]]) -> dict[int, float]:
-    """What all cells of a seed have had at least, of bytes or of seconds; nothing where rounds are equal."""
+    """Return per seed the minimum over cells of bytes or seconds; {} where rounds are equal."""
     which = {"bytes": "bytes_sent", "seconds": "seconds"}.get(sweep.grid.file.equal)
     if which is None:
         return {}
@@ -204,7 +204,7 @@ def _equal(sweep: SweepFolder, cells: Sequence[tuple[SweepCell, CellOutcome | No
 
 
 def _cut(sweep: SweepFolder, cell: SweepCell, limit: float | None) -> dict[str, Any]:
-    """The last evaluated round of a cell before it has had more than the others, with the mean score of so many."""
+    """Return the last evaluated round of a cell within the limit, with the mean score of so many."""
     which = "bytes_sent" if sweep.grid.file.equal == "bytes" else "seconds"
     rows = [row for row in read_rows(sweep.place(cell) / run_format.ROWS) if isinstance(row, NetworkRow)]
     there = [row for row in rows if row.test_loss is not None and (limit is None or getattr(row, which) <= limit)]

@@ -1,8 +1,8 @@
-"""Which values of the tuned keys a combination of the grid is given: the best of trials on the validation set.
+"""Chooses the values of the tuned keys of each combination: the best of trials on the validation set.
 
-Trials have seeds of their own, so that what is chosen has seen neither the test set nor the seeds that are compared.
-Where the best value is at an end of those that were tried, the values go on beyond it, `widen` times at most: a method
-whose learning rate was cut off by the grid would be told worse than it is.
+Trials have seeds of their own, so that the choice depends on neither the test set nor the compared seeds.  Where the
+best value is at an end of the tried ones, the values continue beyond it, `widen` times at most: a method with a
+learning rate cut off by the grid would be reported worse than it is.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ OutcomeOf = Callable[[SweepCell], CellOutcome | None]
 
 
 class TunedKey(msgspec.Struct, forbid_unknown_fields=True, rename={"first": "from", "last": "to"}):
-    """Values of a key that are tried: from, from * factor, ... up to `to`."""
+    """Tried values of a key: from, from * factor, ... up to `to`."""
 
     first: Annotated[float, Within(1e-12, 1e12)]
     last: Annotated[float, Within(1e-12, 1e12)]
     factor: Annotated[float, Within(1.01, 1e6)] = 2.0
     widen: Annotated[int, Within(0, 20)] = 3
-    """How often the values go on beyond an end that came out best."""
+    """Maximum number of extensions beyond an end with the best value."""
 
     def value(self, place: int) -> float:
-        """Return the value at a place; 0 is `from`, and places go on beyond both ends."""
+        """Return the value at a place; 0 is `from`, and places continue beyond both ends."""
         return float(f"{self.first * self.factor**place:.6g}")
 
     @property
     def places(self) -> range:
-        """Those from `from` to `to`."""
+        """Return the places from `from` to `to`."""
         many = 1
         while self.first * self.factor**many <= self.last * (1 + 1e-9):
             many += 1
@@ -51,7 +51,7 @@ class TunedKey(msgspec.Struct, forbid_unknown_fields=True, rename={"first": "fro
 
 
 class ListedKey(msgspec.Struct):
-    """Values of a key that are listed; they do not go on."""
+    """Listed values of a key, without extension."""
 
     values: list[Any]
     widen = 0
@@ -66,14 +66,14 @@ class ListedKey(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Tuning:
-    """[tune] of a sweep: the keys, by what they are judged, and the number of seeds of each trial."""
+    """[tune] of a sweep: the keys, their criterion, and the number of seeds of each trial."""
 
     keys: Mapping[str, TunedKey | ListedKey]
     by: str = "mean_peer"
     seeds: int = 1
 
     def choose(self, values: Values, outcome_of: OutcomeOf) -> TuningState:
-        """Return how far the choice for a combination is, by the trials that have come to their end."""
+        """Return the progress of the choice for a combination, by its finished trials."""
         if not self.keys:
             return TuningState((), [])
         ends = {key: [tuned.places.start, tuned.places.stop - 1] for key, tuned in self.keys.items()}
@@ -93,7 +93,7 @@ class Tuning:
                 return TuningState(trials[best][0].tuned, every)
 
     def _go_on(self, best: Sequence[int], ends: dict[str, list[int]], widened: dict[str, int]) -> bool:
-        """Move the ends at which the best is, and say whether any was moved."""
+        """Extend the ends with the best value, and return whether any was extended."""
         moved = False
         for (key, tuned), place in zip(self.keys.items(), best, strict=True):
             low, high = ends[key]
@@ -108,7 +108,7 @@ class Tuning:
         return [SweepCell(values, tuned, TRIAL_SEEDS + number, trial=True) for number in range(self.seeds)]
 
     def _score(self, outcomes: Sequence[CellOutcome | None]) -> float | None:
-        """The mean of the trials, larger is better; None where one of them has failed."""
+        """Return the mean of the trials, larger is better; None where one of them has failed."""
         found = []
         for outcome in outcomes:
             summary = None if outcome is None else outcome.summary
@@ -124,12 +124,12 @@ class Tuning:
 
 @dataclass(frozen=True)
 class TuningState:
-    """How far a choice is.  `chosen`: the values, or None; `trials`: all that are wanted so far."""
+    """The progress of a choice.  `chosen`: the values, or None; `trials`: all that are needed so far."""
 
     chosen: Values | None
     trials: Sequence[SweepCell]
     failed: str = ""
-    """Why there is no choice, and will be none: no trial came to a score."""
+    """The reason for a final lack of a choice: no trial has a score."""
 
 
 def tuning_of(grid: SweepGrid) -> Tuning:

@@ -2,9 +2,9 @@
 
     python -m fedgossip.lab.sweeps.worker FOLDER [--until SECONDS] [--memory BYTES] [--probe NAME] [--listen]
 
-It lives for as many cells as there are, so torch is imported once.  It begins no further cell when whoever started it
-is gone, or, with --listen, when its standard input ends.  This is what runs on the nodes of a cluster too: a command,
-whose words are all that travels.
+It runs many cells, so torch is imported once.  It begins no further cell after its parent process ends, or, with
+--listen, after its standard input ends.  The nodes of a cluster run the same command, and receive nothing but its
+words.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedgossip.lab.sweeps.folder import SweepFolder
 Stopped = Callable[[], bool]
 
 LOOK_SECONDS = 1.0
-"""Between two looks whether whoever started it is there."""
+"""Seconds between two checks of the parent process."""
 
 
 def words_of(
@@ -41,7 +41,7 @@ def words_of(
 
 
 def main(words: Sequence[str], work: Callable[[Path, float, Stopped], Iterable[object]]) -> int:
-    """Run the cells that `work` (folder, until in seconds of the epoch, whether to stop) runs; return the exit code."""
+    """Run the cells by `work` (folder, until in seconds of the epoch, whether to stop); return the exit code."""
     reader = argparse.ArgumentParser(prog="worker")
     reader.add_argument("folder", type=Path)
     reader.add_argument("--until", type=float, default=math.inf)
@@ -68,7 +68,7 @@ def main(words: Sequence[str], work: Callable[[Path, float, Stopped], Iterable[o
 
 
 def _left(*, listening: bool) -> Stopped:
-    """Return the question whether whoever started this is gone."""
+    """Return a function that returns whether the parent process has ended."""
     left, parent = threading.Event(), os.getppid()
 
     def listen() -> None:
