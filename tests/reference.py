@@ -1,4 +1,4 @@
-"""docs/reference/reference.md, from the declarations: every key, kind of fault, exit code, event, term and command.
+"""docs/reference/reference.md, from the declarations: keys, faults, exit codes, events, terms, files and commands.
 
 python tests/reference.py --write        write it again
 """
@@ -10,15 +10,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedgossip.cli.vocabulary import CODE, COMMAND, EVENT, FAULT, KEY, SECTION, TERM, Term, entries
+from fedgossip.cli.vocabulary import CODE, COMMAND, EVENT, FAULT, FILE, KEY, SECTION, TERM, Term, entries
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "reference.md"
 RENEW = "python tests/reference.py --write"
 
 HEAD = f"""# Reference
 
-Every key of an experiment file, every kind of fault, exit code, event, term and command.  `fedgossip explain WORD`
-prints the same on the terminal.  This page is made of the declarations in the code: `{RENEW}`.
+Every key of an experiment file, every kind of fault, exit code, event and term, every file that a run leaves, and
+every command.  `fedgossip explain WORD` prints the same on the terminal.  This page is made of the declarations in the
+code: `{RENEW}`.
 
 ## Keys of an experiment file
 
@@ -70,6 +71,12 @@ def _others() -> Iterator[str]:
     yield "## Terms\n"
     yield "Words of tables, pages and forecasts; the formulas are in [numerics.md](numerics.md).\n"
     yield from _table(("term", "meaning"), [(e.name, _linked(e.meaning)) for e in found if e.kind == TERM])
+    yield "## What a run leaves\n"
+    yield "Each command that runs something prints its folder, `runs/NAME-nN-DRIVER-TIME` or that of `--out`.\n"
+    for where in dict.fromkeys(e.facts["where"] for e in found if e.kind == FILE):
+        yield f"### {where}\n"
+        files = [(f"`{e.name}`", _linked(e.meaning)) for e in found if e.kind == FILE and e.facts["where"] == where]
+        yield from _table(("file or folder", "what"), files)
     yield "## Commands\n"
     for entry in found:
         if entry.kind == COMMAND:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_type_hints
 
 import click
 import msgspec
 
 from fedgossip.base.decoding import from_toml
 from fedgossip.base.errors import EXIT_CODES
+from fedgossip.core import run_format
 from fedgossip.core.event_kinds import event_kinds
-from fedgossip.experiment.meanings import Key, fault_kinds, sections
+from fedgossip.experiment.meanings import Key, fault_kinds, sections, texts_below
 
 SECTION, KEY, FAULT, CODE, EVENT, COMMAND = "section", "key", "kind of fault", "exit code", "event", "command"
 TERM = "term"
 """A word of tables, pages and forecasts; terms.toml defines each."""
+FILE = "file"
+"""A file or a folder that a run leaves; `core/run_format` declares them."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,7 @@ def entries() -> Iterator[Term]:
     for name, event in event_kinds().items():
         yield Term(EVENT, name, event.meaning, {"advice": event.advice, "severity": event.severity})
     yield from (Term(TERM, name, meaning) for name, meaning in terms().items())
+    yield from files()
     yield from commands()
 
 
@@ -48,6 +55,13 @@ def terms() -> Mapping[str, str]:
     """Return the words of tables, pages and forecasts, with what each means."""
     text = Path(__file__).with_name("terms.toml").read_text(encoding="utf-8")
     return msgspec.convert(from_toml(text), dict[str, str])
+
+
+def files() -> Iterator[Term]:
+    """Yield every file and folder that a run leaves; its fact is `where` it lies."""
+    meant = texts_below(ast.parse(inspect.getsource(run_format)).body)
+    for name, hint in get_type_hints(run_format, include_extras=True).items():
+        yield Term(FILE, getattr(run_format, name), meant[name], {"where": hint.__metadata__[0]})
 
 
 def of_key(key: Key) -> Term:

@@ -124,11 +124,17 @@ def meanings(of: type) -> dict[str, str]:
         if "__annotations__" not in vars(one) or one.__module__.partition(".")[0] == "msgspec":
             continue
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(one))).body
-        body = typing.cast(ast.ClassDef, tree).body
-        for field, text in itertools.pairwise(body):
-            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                found[ast.unparse(field.target)] = _line(str(text.value.value))
+        found |= texts_below(typing.cast(ast.ClassDef, tree).body)
     return found
+
+
+def texts_below(body: Sequence[ast.stmt]) -> dict[str, str]:
+    """Return the text below each annotated name of a class or a module, as one line."""
+    return {
+        ast.unparse(field.target): _line(str(text.value.value))
+        for field, text in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }
 
 
 def _line(text: str | None) -> str:

@@ -92,6 +92,7 @@ def test_every_event_and_every_command_is_there() -> None:
         (["coordinator"], ["coordinator.clients", "coordinator.secure.bits"]),
         (["9"], ["partial"]),
         (["partition"], ["kind of fault", "event", "data.partition"][:2]),
+        (["ended.json"], ["ended.json  (file)", "written last", "participant"]),
         (["keys", "new"], ["fedgossip keys new", "--address"]),
         (["all"], ["train.lr", "130", "superseded", "fedgossip topology draw"]),
     ],
