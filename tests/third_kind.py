@@ -123,7 +123,7 @@ class ShardsPlan(PlanDefaults):
         return Lacking()
 
     def outlook(self, task: LocalTask) -> RunOutlook:
-        return RunOutlook(2 * self.learners * task.length * task.dtype.itemsize, {}, [self.roles.said])
+        return RunOutlook(2 * self.learners * task.length * task.dtype.itemsize, {}, [self.roles.wording])
 
     def facts(self, rows: Sequence[Row]) -> dict[str, Any]:
         return {"algorithm": "fedavg in shards", "mode": "shards"}

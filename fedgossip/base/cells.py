@@ -1,7 +1,7 @@
-"""What a cell of a table holds: nothing, a number, or a word.  All readers of tables ask here, so that they agree.
+"""Interpretation of a table's cell as missing, a number, or a word, shared by all readers of tables.
 
-A number is what a spreadsheet reads as one: digits of ASCII, a point, an exponent.  Python's 1_000, inf and digits of
-other scripts are words.
+A number has ASCII digits, a point, an exponent, as in a spreadsheet.  Python's 1_000, inf and digits of other scripts
+are words.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ MISSING = frozenset(
     {"", "na", "n/a", "nan", "-nan", "null", "none", "?", ".", "#n/a", "#na", "#n/a n/a", "<na>", "nat"}
     | {"1.#qnan", "-1.#qnan", "1.#ind", "-1.#ind", "#value!", "#null!", "#div/0!", "#ref!", "#num!", "#name?"}
 )
-"""Cells that hold nothing, in small letters, as pandas, R, SAS, SQL and spreadsheets write them."""
+"""Missing values in lower case, as pandas, R, SAS, SQL and spreadsheets write them."""
 
 LARGEST = (2 - 2.0**-23) * 2.0**127
-"""Largest number that float32 can hold."""
+"""Largest finite float32."""
 
 SHOWN = 60
 """Maximum number of letters of a cell in a message."""
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _EXACT = 15
-"""So many digits of a whole number float64 always holds."""
+"""Maximum number of digits of an integer that float64 always represents exactly."""
 _CODES = re.compile(r"-9{1,5}")
-"""-9, -99, -999: by which SPSS, PLINK and questionnaires mark that a value is missing."""
+"""-9, -99, -999: codes of missing values in SPSS, PLINK and questionnaires."""
 
 
 def is_missing(cell: str) -> bool:
-    """Return whether a cell holds nothing."""
+    """Return whether a cell is missing."""
     return cell.lower() in MISSING
 
 
 def number_in(cell: str) -> float | None:
-    """Return the number in a cell; None for one that holds none, or none that float32 can hold.
+    """Return the number in a cell; None without one, or beyond float32.
 
-    A whole number of so many digits that float64 would change it is a name, as that of a patient, and None.
+    An integer with too many digits for float64 counts as a name (a patient number, say): None.
     """
     if not _NUMBER.fullmatch(cell):
         return None
@@ -48,21 +48,21 @@ def number_in(cell: str) -> float | None:
 
 
 def is_number(cell: str) -> bool:
-    """Return whether a cell is a number that float32 can hold."""
+    """Return whether a cell is a number within float32."""
     return number_in(cell) is not None
 
 
 def class_name(cell: str) -> str:
-    """Return the name of a class: of a number the shortest that is it, so that 1 and 1.0 are one class."""
+    """Return the name of a class: for a number its shortest form, so that 1 and 1.0 are one class."""
     value = number_in(cell)
     return cell if value is None else f"{value:.17g}"
 
 
 def no_label(cells: Collection[str]) -> frozenset[str]:
-    """Return which of the different cells of a label column hold no label: they are never a class.
+    """Return the distinct cells of a label column that are missing values, never a class.
 
-    Beside cells that hold nothing these are "-" without a "+" beside it, and one code like -9 or -999 among whole
-    numbers of which no other is negative.
+    Beside empty cells these are "-" in a column without "+", and a single code like -9 or -999 as the only negative one
+    among integers.
     """
     found = {cell for cell in cells if is_missing(cell)}
     if "-" in cells and "+" not in cells:
@@ -74,7 +74,7 @@ def no_label(cells: Collection[str]) -> frozenset[str]:
 
 
 def like_names(names: Iterable[str]) -> list[str]:
-    """Return the first names that differ in capitals or in spaces alone; [] where there are none."""
+    """Return the first names that differ only in case or spaces; [] without any."""
     by_word = defaultdict(list)
     for name in dict.fromkeys(names):
         by_word[" ".join(name.casefold().split())].append(name)
@@ -82,12 +82,12 @@ def like_names(names: Iterable[str]) -> list[str]:
 
 
 def shown(cell: str) -> str:
-    """Return a cell as a message shows it: its beginning, where it is long."""
+    """Return a cell for a message, truncated to SHOWN letters."""
     return cell if len(cell) <= SHOWN else f"{cell[: SHOWN - 3]}..."
 
 
 def with_point(cell: str) -> str:
-    """Return the advice for a number that is written otherwise; "" for another cell."""
+    """Return the advice for a number in another notation; "" for other cells."""
     bare = cell.replace(" ", "").replace("\u00a0", "").replace("\u202f", "")
     if bare.endswith("%") and is_number(bare[:-1].replace(",", ".")):
         return "Write a share as a number: 0.12 for 12 %."

@@ -1,7 +1,7 @@
-"""Bytes from outside become values: messages, frames, logs, traces, checkpoints, files.  All are decoded here.
+"""Decoding of untrusted bytes: messages, frames, logs, traces, checkpoints, files.
 
-What is nested more deeply than anything that is written here is refused before a decoder sees it: decoders call
-themselves for every level, and so does what walks over their values.
+Values nested deeper than any that fedgossip writes are refused before decoding: decoders, and code that walks over
+their values, recurse once per level.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar
 
 DEPTH_MAX = 32
-"""Maximum number of lists and maps in one another.  The deepest that is written here has 9."""
+"""Maximum depth of nested lists and maps.  The deepest that fedgossip writes has 9."""
 
 _PART = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _LONG_KEY = re.compile(rf"(?<![A-Za-z0-9_-])(?:{_PART}[ \t]*+\.[ \t]*+){{{DEPTH_MAX}}}{_PART}")
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class UnreadableError(ValueError):
-    """Bytes that are not what they should be; one line, which may hold words of whoever wrote them."""
+    """Invalid bytes; the message is one line, which may quote their author."""
 
 
 class Decoder(Protocol[T_co]):
@@ -34,19 +34,19 @@ class Decoder(Protocol[T_co]):
 
 
 def from_msgpack(decoder: Decoder[T], body: bytes) -> T:
-    """Return the value in these bytes.  Raises UnreadableError."""
+    """Decode msgpack.  Raises UnreadableError."""
     _check_msgpack(body)
     return _decoded(decoder.decode, body)
 
 
 def from_json(decoder: Decoder[T], text: bytes) -> T:
-    """Return the value of a text.  Raises UnreadableError."""
+    """Decode JSON.  Raises UnreadableError."""
     _check_json(text)
     return _decoded(decoder.decode, text)
 
 
 def json_value(text: bytes | str, parse_constant: Callable[[str], Any] | None = None) -> Any:
-    """Return the value of a text whose whole numbers may be longer than 64 bits, and others nan.
+    """Decode JSON whose integers may exceed 64 bits and whose numbers may be nan.
 
     Raises UnreadableError.
     """
@@ -55,16 +55,16 @@ def json_value(text: bytes | str, parse_constant: Callable[[str], Any] | None = 
 
 
 def from_toml(text: str) -> dict[str, Any]:
-    """Return the tables of a text.  Raises tomllib.TOMLDecodeError, which says where, for what is none."""
+    """Parse TOML.  Raises tomllib.TOMLDecodeError, with the position, for invalid text."""
     if _LONG_KEY.search(text):  # before: tomllib takes minutes for a key of 30 000 parts
         raise _too_deep(tomllib.TOMLDecodeError)
     try:
         tables = tomllib.loads(text)
-    except RecursionError:  # tomllib is Python: it ends far from where the process would
+    except RecursionError:  # tomllib is pure Python: its recursion limit is reached before the stack overflows
         raise _too_deep(tomllib.TOMLDecodeError) from None
     except tomllib.TOMLDecodeError:
         raise
-    except ValueError as error:  # a number of more digits than Python converts
+    except ValueError as error:  # a number with more digits than Python converts
         raise tomllib.TOMLDecodeError(str(error)) from None
     level: list[Any] = [tables]
     for _ in range(DEPTH_MAX):
@@ -86,7 +86,7 @@ def _decoded(decode: Callable[[Any], T], content: Any) -> T:
         return decode(content)
     except RecursionError:
         raise _too_deep(UnreadableError) from None
-    except (MsgspecError, ValueError) as error:  # ValueError: text that is no UTF-8
+    except (MsgspecError, ValueError) as error:  # ValueError: invalid UTF-8
         raise UnreadableError(str(error)) from None
 
 
@@ -103,18 +103,18 @@ _OTHERS = bytes(sorted(set(range(256)) - set(_HOLDERS)))
 _FIXED = {0xC0: 0, 0xC1: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
 _FIXED |= {0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8, 0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}
 _FIXED |= {0xA0 + size: size for size in range(32)}
-"""How many bytes follow the first one."""
+"""Number of bytes after the first one."""
 _SIZED = {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)}
 _SIZED |= {0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}
-"""How many bytes tell the size, and how many stand between that and the content."""
+"""Number of bytes of the size, and number of bytes between it and the content."""
 _LONG_HOLDERS = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
-"""How many bytes tell the number of entries, and how many values make an entry."""
+"""Number of bytes of the entry count, and number of values per entry."""
 
 
 def _flat() -> re.Pattern[bytes]:
-    """Return the pattern of a short list or map of values that hold nothing, of the usual kinds.
+    """Return the pattern of a short list or map of scalar values of the usual kinds.
 
-    No two values begin alike, so it is read in one pass.
+    No two alternatives share a first byte, so matching takes one pass.
     """
     values = [rb"[\x00-\x7f\xc0\xc2\xc3\xe0-\xff]"]
     values += (rb"[\xcc\xd0].", rb"[\xcd\xd1].{2}", rb"[\xca\xce\xd2].{4}")
@@ -130,10 +130,10 @@ _FLAT = _flat()
 
 
 def _check_msgpack(body: bytes) -> None:
-    """Raise UnreadableError for what is nested too deeply.  What is cut short is left to the decoder."""
-    if len(body.translate(None, _OTHERS)) <= DEPTH_MAX:  # nearly always: there are not so many bytes of that kind
+    """Raise UnreadableError for too deep nesting.  Truncated input is left to the decoder."""
+    if len(body.translate(None, _OTHERS)) <= DEPTH_MAX:  # the usual case: fewer container bytes than levels
         return
-    at, left = 0, list[int]()  # how many values each open list or map still lacks
+    at, left = 0, list[int]()  # number of missing values of each open list or map
     while at < len(body):
         head, values = body[at], 0
         flat = _FLAT.match(body, at) if head in _HOLDERS and len(left) < DEPTH_MAX else None

@@ -1,4 +1,4 @@
-"""The errors that fedgossip raises on purpose.  The message says what and where, the advice what to do now."""
+"""The errors that fedgossip raises on purpose.  The message names the fault and its place, the advice the next step."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PARTIAL_EXIT = 9
-"""The exit code where nothing failed and something that the run is for did not happen: its status is partial."""
+"""Exit code of a run without failure that did not reach its purpose: its status is partial."""
 
 
 class FedgossipError(Exception):
-    """Base of the family.  ``str(error)`` is the one line of error, ``error.advice`` the one line of advice, which a
-    traceback shows below the error."""
+    """Base of the family.  ``str(error)`` is the one line of error, ``error.advice`` the one line of advice, also shown
+    by a traceback."""
 
     exit_code = 1
 
@@ -27,7 +27,7 @@ class FedgossipError(Exception):
 
 
 class ConfigError(FedgossipError):
-    """Something you wrote (an experiment file, a graph, an argument, a data file) cannot be used."""
+    """User input (an experiment file, a graph, an argument, a data file) is invalid."""
 
     exit_code = 2
 
@@ -46,7 +46,7 @@ class NotWrittenError(ConfigError):
 
 
 def _room(path: Path) -> str:
-    """Say which disk a path is on, and what room it has; nothing where that cannot be known."""
+    """Return the disk of a path and its free space, in words; "" where unknown."""
     try:
         disk = path.resolve().parent
         while not disk.is_mount():
@@ -58,13 +58,13 @@ def _room(path: Path) -> str:
 
 
 class NetworkError(FedgossipError):
-    """A socket could not be opened or nobody could be reached."""
+    """A socket could not be opened, or no participant could be reached."""
 
     exit_code = 3
 
 
 class PeerError(FedgossipError):
-    """Another peer sent something that cannot be accepted; ``peer`` is its id, or None where it has none."""
+    """Another peer sent an unacceptable message; ``peer`` is its id, or None where unknown."""
 
     exit_code = 4
 
@@ -90,20 +90,20 @@ class BudgetError(FedgossipError):
 
 
 class TooFewPeersError(FedgossipError):
-    """Too few peers were there to go on."""
+    """Too few peers were present to continue."""
 
     exit_code = 7
 
 
 class ResumeError(FedgossipError):
-    """A run cannot go on from what it left: no checkpoint can be read, or it is of another experiment."""
+    """A run cannot resume: no readable checkpoint, or one of another experiment."""
 
     exit_code = 8
 
 
 @dataclass(frozen=True)
 class ExitCode:
-    """What a command says by its exit code."""
+    """An exit code and its meaning."""
 
     name: str
     meaning: str
@@ -150,7 +150,7 @@ EXIT_CODES: Mapping[int, ExitCode] = {
     130: ExitCode("Ctrl-C", "Somebody stopped it.", _GO_ON),
     143: ExitCode("SIGTERM", "`kill`, a container's stop or a scheduler ended it, as by Ctrl-C.", _GO_ON),
 }
-"""All of them, for every command."""
+"""All exit codes, common to all commands."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

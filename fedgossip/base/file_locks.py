@@ -1,6 +1,6 @@
-"""Locks on open files: one process holds a file at a time, and lets go of it when it ends, however that is.
+"""Locks on open files: one process holds a lock at a time; the system releases it at the end of the process.
 
-By flock on Linux and macOS; on Windows by a lock on one byte far behind the end, which was not tried there.
+By flock on Linux and macOS; on Windows by a lock on one byte far beyond the end (untested).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ FAR = 1 << 40
 
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.EBADF)
-"""What file systems without locks say; NFS says EBADF of a file, or folder, that is only open to be read."""
+"""Errors of file systems without locks; NFS returns EBADF for a file or folder opened read-only."""
 
 _warned = False
 
 
 def opened(path: Path) -> int:
-    """Open a file to append to it and to lock it, its owner's alone; return its descriptor.
+    """Open a file for appending and locking, accessible to its owner only; return its descriptor.
 
-    A link is not followed where the system can refuse to.  Raises OSError.
+    Links are not followed where the system supports it.  Raises OSError.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     return os.open(path, flags, FILE)
@@ -37,8 +37,7 @@ def opened(path: Path) -> int:
 def taken(file: int) -> bool:
     """Take the lock of an open file, without waiting; False where another holds it.
 
-    Where the file system has no locks nobody is kept out: true, and a line on standard error, the first time, says so.
-    Raises OSError.
+    On a file system without locks: True, and a warning on standard error the first time. Raises OSError.
     """
     found = taken_if_any(file)
     if found is None:
@@ -70,7 +69,7 @@ def _warn() -> None:
 
 
 def let_go(file: int) -> None:
-    """Give up the lock of an open file, also for processes that have inherited it."""
+    """Release the lock of an open file, also for processes that inherited it."""
     if fcntl := _module("fcntl"):
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_UN)
@@ -84,7 +83,7 @@ def _byte_taken(file: int) -> bool | None:
     os.lseek(file, FAR, os.SEEK_SET)
     try:
         windows.locking(file, windows.LK_NBLCK, 1)
-    except OSError:  # of whatever kind: the system has one for all that it refuses
+    except OSError:  # of any kind: Windows raises the same one for every refusal
         return False
     finally:
         os.lseek(file, at, os.SEEK_SET)

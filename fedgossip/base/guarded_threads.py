@@ -1,4 +1,4 @@
-"""Threads of ours, none of which dies unnoticed: what it served would be waited for, for ever."""
+"""Threads that end the process when they fail: otherwise others would wait for their work for ever."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 FAULT = 1
-"""The exit code of a process one of whose threads has failed."""
+"""Exit code of a process with a failed thread."""
 
 
 def guarded_thread(target: Callable[..., object], name: str, *arguments: Any) -> threading.Thread:
-    """Return a thread that is not started; where `target` raises the process ends with FAULT, and the traceback on
-    standard error says why."""
+    """Return an unstarted thread; if `target` raises, the process ends with FAULT after a traceback on standard
+    error."""
 
     def guarded() -> None:
         try:

@@ -1,4 +1,4 @@
-"""Imports of much code at once."""
+"""Tuning of the process: memory reuse, and imports of large packages."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import ctypes
 import gc
 from collections.abc import Iterator
 
-# Memory that was freed and will be wanted again: how much of it the C library keeps.
+# The amount of freed memory that the C library keeps for reuse.
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
 def keep(block: int, total: int) -> None:
-    """Let freed blocks of up to `block` bytes be used again, `total` bytes of them; in this process, from now on.
+    """Keep freed blocks of up to `block` bytes for reuse, `total` bytes in all, in this process from now on.
 
-    glibc hands such blocks back to the system at each free, and a page fault per 4 KiB of the next one costs more than
-    writing to it.  Other C libraries: nothing.
+    glibc returns such blocks to the system at each free, and a page fault per 4 KiB of the next one costs more than
+    writing to it.  No effect with other C libraries.
     """
     allocator = getattr(ctypes.CDLL(None), "mallopt", None)
     if allocator is not None:
@@ -27,7 +27,7 @@ def keep(block: int, total: int) -> None:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Import without the garbage collector: it would look through all that is imported, for a tenth of torch's time."""
+    """Import with the garbage collector off: its scans of imported objects take a tenth of torch's import time."""
     before = gc.isenabled()
     gc.disable()
     try:

@@ -1,19 +1,19 @@
-"""Which kernels torch computes with.  Its libraries read that from the environment, once, when they first compute.
+"""Selection of torch's kernels.  Its libraries read the environment once, at their first computation.
 
-    reproducible   MKL_CBWR=AUTO: a product has the same bits whatever it shares a call with.  The rule of this package,
-                   for an update is to depend on its job alone; without it MKL rounds some odd shapes otherwise in a
+    reproducible   MKL_CBWR=AUTO: a product has the same bits whatever it shares a call with.  The default,
+                   since an update depends on its job alone; without it MKL rounds some odd shapes differently in a
                    batch of one (seen on an AMD EPYC with AVX-512; the mode costs nothing that could be measured).
-    portable       MKL_CBWR=COMPATIBLE and ATEN_CPU_CAPABILITY=avx2: the same bits on unlike x86-64 processors too, for
-                   experiments with train.portable; `learning.one_model.portable` has the rest of it.
+    portable       MKL_CBWR=COMPATIBLE and ATEN_CPU_CAPABILITY=avx2: the same bits on different x86-64 processors, for
+                   experiments with train.portable; `learning.one_model.portable` does the rest.
 
-`prepare` is called where `fedgossip` is imported, before any other module of it: so the command line, the warmed parent
-of local peers, the processes of a team and a user's own program all come by it.  A value that the user has set stays,
-but for portable runs.
+Importing `fedgossip` calls `prepare` before any other module, so it applies to the command line, the warmed parent of
+local peers, the processes of a team and a user's own program.  A value set by the user is kept, except in portable
+runs.
 """
 
 from __future__ import annotations
 
-import os  # others are imported where they are used: the import of fedgossip costs nothing
+import os  # others are imported at their use, so that importing fedgossip is cheap
 import sys
 from functools import cache
 
@@ -22,21 +22,21 @@ REPRODUCIBLE = {MKL: "AUTO"}
 PORTABLE = {MKL: "COMPATIBLE", ATEN: "avx2"}
 
 AUTO, COMPATIBLE = 2, 3
-"""MKL's numbers of its modes; 1 is none."""
+"""MKL's numbers of its modes; 1: no mode."""
 
 X86 = ("x86_64", "AMD64")
 
 _usual: dict[str, str] = {}
-"""What the environment says of runs that are not portable."""
+"""The environment of runs that are not portable."""
 
 _late = False
-"""Whether torch had chosen its kernels before this package could ask for any."""
+"""Whether torch had chosen its kernels before this package was imported."""
 
 
 def prepare() -> None:
-    """Ask for reproducible kernels, unless the user has asked for others.
+    """Request reproducible kernels, unless the user requested others.
 
-    Where torch is loaded already it is not too late, as long as it has computed no product: MKL is asked.
+    It takes effect even after the import of torch, until torch computes its first product: MKL is queried.
     """
     global _late  # noqa: PLW0603 as torch's choice, of the whole process
     if MKL not in os.environ:
@@ -52,31 +52,31 @@ def _on_x86() -> bool:
 
 
 def prefer(*, portable: bool) -> None:
-    """Ask for the kernels of a run; of no effect once torch is loaded, which `learning.one_model.portable` notices."""
+    """Request the kernels of a run; no effect once torch is loaded, which `learning.one_model.portable` detects."""
     if "torch" not in sys.modules:
         for name in PORTABLE:
             os.environ.pop(name, None)
-        os.environ.update(_said(portable))
+        os.environ.update(_wanted(portable))
 
 
 def environment(*, portable: bool) -> dict[str, str]:
     """Return the environment of a new process for a run."""
-    return {name: value for name, value in os.environ.items() if name not in PORTABLE} | _said(portable)
+    return {name: value for name, value in os.environ.items() if name not in PORTABLE} | _wanted(portable)
 
 
-def _said(portable: bool) -> dict[str, str]:
+def _wanted(portable: bool) -> dict[str, str]:
     return PORTABLE if portable else {**REPRODUCIBLE, **_usual}
 
 
 def late() -> bool:
-    """Whether torch had computed before this package was imported, with nothing said about its kernels."""
+    """Whether torch had computed before this package was imported, without a request for its kernels."""
     return _late
 
 
 def mkl_mode() -> int | None:
-    """Return MKL's own word on its mode, where torch is loaded; None where this torch does not let it be asked.
+    """Return the mode that MKL reports, where torch is loaded; None where this torch does not export the query.
 
-    The function is not documented, but whether the environment was in time only MKL knows.
+    The function is undocumented, but only MKL can tell whether the environment was set in time.
     """
     import ctypes
     from pathlib import Path
@@ -89,23 +89,23 @@ def mkl_mode() -> int | None:
 
 
 def mode() -> str:
-    """Return the mode of this process in a word or two: "reproducible", "portable", what the user asked for, "as they
+    """Return the mode of this process in a word or two: "reproducible", "portable", the user's own value, or "as they
     come"."""
-    said = os.environ.get(MKL)
-    if said is None or late():
+    chosen = os.environ.get(MKL)
+    if chosen is None or late():
         return "as they come"
     if all(os.environ.get(name) == value for name, value in PORTABLE.items()):
         return "portable"
-    return "reproducible" if said == REPRODUCIBLE[MKL] else f"{MKL}={said}"
+    return "reproducible" if chosen == REPRODUCIBLE[MKL] else f"{MKL}={chosen}"
 
 
 def used() -> str | None:
-    """Return the mode where torch is loaded; None where nothing was computed with it."""
+    """Return the mode where torch is loaded; None before."""
     return mode() if "torch" in sys.modules else None
 
 
 def remarks() -> list[str]:
-    """Return what a person should read of it before a run begins: nothing where all is as it should be."""
+    """Return warnings about the kernels to show before a run begins; [] without any."""
     if not late():
         return []
     told = "torch had computed before fedgossip was imported, so its kernels are as they come"
@@ -113,9 +113,9 @@ def remarks() -> list[str]:
 
 
 def built_for_cpu() -> bool:
-    """Whether the torch that is installed knows no GPU, as its own file of its version says; torch is not loaded.
+    """Whether the installed torch is a CPU-only build, according to its version file, without loading torch.
 
-    False where that is not said, and where a build for the CPU has Apple's GPU.
+    False where unknown, and where a CPU build supports Apple's GPU.
     """
     from importlib.util import find_spec
     from pathlib import Path
@@ -133,7 +133,7 @@ def built_for_cpu() -> bool:
 
 @cache
 def processor() -> str:
-    """Return the processor's name, as the system has it, with its family and model where that is said."""
+    """Return the processor's name as the system reports it, with family and model where available."""
     import platform
     from pathlib import Path
 
@@ -148,7 +148,7 @@ def processor() -> str:
 
 
 def processor_mark() -> int:
-    """Return 32 bits of a hash of the processor's name, never 0: two that differ are told apart by it."""
+    """Return 32 bits of a hash of the processor's name, never 0, to distinguish processors."""
     import hashlib
 
     return int.from_bytes(hashlib.sha256(processor().encode()).digest()[:4], "big") or 1

@@ -1,7 +1,7 @@
-"""Rows of a table of which nobody holds all: which rows, by ascending keys, and their numbers.
+"""Rows of a sharded embedding table: ascending keys, and their values.
 
-A row that nobody has touched is a function of (seed, row, column): whoever needs it first makes it, and all make the
-same bits.  The numbers come of a counter and not of a stream, so a row costs the same wherever it lies.
+An untouched row is a function of (seed, row, column): every participant computes the same bits.  The numbers are
+counter-based, not drawn from a stream, so every row costs the same.
 
 Source: the mixing function is that of Steele, Lea and Flood, Fast splittable pseudorandom number generators, OOPSLA
 2014.
@@ -20,17 +20,17 @@ from fedgossip.base import seeds
 from fedgossip.base.vectors import Vector, frozen
 
 Keys = npt.NDArray[np.uint32]
-"""Numbers of rows, strictly ascending, frozen, [k]."""
+"""Row numbers, strictly ascending, frozen, [k]."""
 
 ROWS_MAX = 2**32 - 1
-"""Maximum number of rows of a table: four bytes a key."""
+"""Maximum number of rows of a table: four bytes per key."""
 
 _GOLDEN, _FIRST, _SECOND = (np.uint64(one) for one in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 @dataclass(frozen=True, slots=True)
 class KeyedTable:
-    """A matrix [rows, width] in its first state: uniform numbers of mean 0 and deviation `scale`; 0: zeros."""
+    """The initial state of a matrix [rows, width]: uniform numbers of mean 0 and deviation `scale`; 0: zeros."""
 
     rows: int
     width: int = 1
@@ -43,7 +43,7 @@ class KeyedTable:
         return np.dtype(self.kind)
 
     def first(self, keys: Keys) -> Vector:
-        """Return these rows as nobody has touched them, [k * width]."""
+        """Return the initial values of these rows, [k * width]."""
         if not self.scale or not keys.size:
             return frozen(np.zeros(keys.size * self.width, self.dtype))
         places = keys.astype(np.uint64)[:, None] * np.uint64(self.width) + np.arange(self.width, dtype=np.uint64)
@@ -57,22 +57,22 @@ class KeyedTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """Some rows of a table: `values` are those of the keys, one after the other, [k * width]."""
+    """Some rows of a table: `values` are those of the keys, concatenated, [k * width]."""
 
     keys: Keys
     values: Vector
 
     @property
     def matrix(self) -> npt.NDArray[np.floating]:
-        """The values as [k, width]; of no rows [0, 1]."""
+        """Return the values as [k, width]; [0, 1] without rows."""
         return self.values.reshape(len(self.keys), -1) if self.keys.size else self.values.reshape(0, 1)
 
     def only(self, kept: npt.NDArray[np.bool_]) -> Rows:
-        """Return those rows of which the mask [k] says so."""
+        """Return the rows selected by the mask [k]."""
         return self if kept.all() else Rows(frozen_keys(self.keys[kept]), frozen(self.matrix[kept].reshape(-1)))
 
     def at(self, keys: Keys) -> Rows:
-        """Return some of these rows; all the keys are here."""
+        """Return the rows of `keys`, all of which must be present."""
         found = self.matrix[np.searchsorted(self.keys, keys)]
         return Rows(keys, frozen(found.reshape(-1)))
 
@@ -90,10 +90,10 @@ def no_rows(dtype: np.dtype[np.floating]) -> Rows:
 
 
 def united(*lists: Keys) -> Keys:
-    """Return the keys that are in any of these lists."""
+    """Return the union of lists of keys."""
     return frozen_keys(np.unique(np.concatenate(lists)))
 
 
 def digest_of(keys: Keys) -> str:
-    """Return 16 hex digits by which a list of keys is known."""
+    """Return the digest of a list of keys, 16 hex digits."""
     return hashlib.sha256(np.ascontiguousarray(keys, "<u4").data).hexdigest()[:16]

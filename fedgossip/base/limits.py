@@ -1,4 +1,4 @@
-"""What the value of a key may be, said where the key is declared: checks refuse by it, and the reference prints it.
+"""Allowed values of a key, declared with the key: checks enforce them, and the reference prints them.
 
 lr: Annotated[float, Within(ABOVE_0)] = 0.1
 optimizer: Annotated[str, OneOf(("sgd", "adam"))] = "sgd"
@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from fedgossip.base.errors import nearest
 
 ABOVE_0 = sys.float_info.min
-"""The lowest limit of a number that may not be 0."""
+"""Lower limit of a positive number."""
 MOST = 2**31 - 1
 """The largest count."""
 LONGEST_SECONDS = 1e9
@@ -26,7 +26,7 @@ LONGEST_SECONDS = 1e9
 
 @dataclass(frozen=True)
 class Within:
-    """A number from `low` to `high`, or nothing at all."""
+    """A number from `low` to `high`, or None."""
 
     low: float = 0.0
     high: float = sys.float_info.max
@@ -38,19 +38,19 @@ class Within:
         return value is None or (number and self.low <= value <= self.high)  # type: ignore[operator]
 
     def advice(self, value: object) -> str:
-        if isinstance(value, int | float) and value > self.high >= LONGEST_SECONDS:  # which `said` leaves out
+        if isinstance(value, int | float) and value > self.high >= LONGEST_SECONDS:  # which `wording` leaves out
             return f"Set it at most {int(self.high):,}." if math.isfinite(value) else "Set it to a finite number."
-        return f"Set it {self.said}."
+        return f"Set it {self.wording}."
 
     @property
-    def said(self) -> str:
-        """What is allowed, in a few words; a limit that nobody comes near is left out."""
+    def wording(self) -> str:
+        """The allowed values in a few words; an unreachable limit is left out."""
         return between(self.low, self.high)
 
 
 @dataclass(frozen=True)
 class OneOf:
-    """A word of a table, or of a list."""
+    """A value of a table or of a list."""
 
     words: Collection[str]
 
@@ -63,7 +63,7 @@ class OneOf:
         return nearest(str(value), [word for word in self.words if word])
 
     @property
-    def said(self) -> str:
+    def wording(self) -> str:
         return ", ".join(f"`{word}`" for word in self.words if word)
 
 
@@ -81,7 +81,7 @@ def between(low: float, high: float) -> str:
 
 
 def limits_of(section: type) -> Sequence[tuple[str, Limit]]:
-    """Return the fields of a class that have a limit, with it, in their order."""
+    """Return the fields of a class with a limit, and their limits, in order."""
     one: Any = section
     return _limits_of(one)
 

@@ -1,9 +1,9 @@
-"""The one door for files that others may have written: each is opened here; a test finds readers that pass it by.
+"""Opens all files of untrusted origin; a test finds readers that bypass it.
 
-A reader gets a regular file or an OSError at once: a pipe is never waited for, a device never read, a file is refused
-by its size before a byte of it is in memory (a sparse file counts by its size), and a link that leads out of its
-folder is not followed: a run directory that somebody hands on must not show the reader's own files.  `named` follows
-the links of a path that the reader's own user has chosen.
+A reader gets a regular file or an OSError at once: it never waits for a pipe or reads a device, a file is refused by
+its size before it is read (a sparse file counts by its size), and a link out of its folder is not followed: a run
+directory from another person must not expose the reader's own files.  `named` follows the links of a path chosen by the
+reader's own user.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _GIB = 1 << 30
 
 
 def _memory() -> int:
-    """Return the bytes of memory of this machine; 64 GiB where the system does not say."""
+    """Return the bytes of memory of this machine; 64 GiB where unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
@@ -36,34 +36,34 @@ def _memory() -> int:
 
 
 SMALL = 64 << 20
-"""Maximum number of bytes of a text that is read whole; a summary of 10 000 peers has 3 MiB."""
+"""Maximum number of bytes of a text read at once; a summary of 10 000 peers has 3 MiB."""
 ROWS = 8 * _GIB
-"""Maximum number of bytes of a record or a trace, which grow by the round."""
+"""Maximum number of bytes of a record or a trace, which grow with each round."""
 LINE_MAX = 1 << 20
 """Maximum number of bytes of a line of a record."""
 LARGE = min(32 * _GIB, _memory())
-"""Maximum number of bytes of a model or of data: what this machine can hold."""
+"""Maximum number of bytes of a model or of data: at most this machine's memory."""
 
 INFLATED_LEAST, INFLATED_RATIO = _GIB, 100
-"""Compressed arrays may have so many bytes; more, where they have at most so many times the bytes of their file."""
+"""Maximum number of bytes of compressed arrays; more up to this multiple of their file's bytes."""
 
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
 
 
 def named(path: Path | str) -> Path:
-    """Return the path behind all links, of a file that this machine's user has named."""
+    """Return the path of a file named by the user, with all links resolved."""
     return Path(os.path.realpath(path))
 
 
 def open_file(path: Path, limit: int = SMALL, *, within: Path | None = None) -> io.BufferedReader:
-    """Open a regular file of at most `limit` bytes, to read its bytes.
+    """Open a regular file of at most `limit` bytes for reading bytes.
 
-    `within`: the folder that a link may not leave; its own where none is given.  Raises OSError, whose text says what
-    was expected.
+    `within`: the folder that a link may not leave; by default the file's own.  Raises OSError with the expectation in
+    its text.
     """
     if within is not None or path.is_symlink():
         _check_link(path, within or path.parent)
-    _check_kind(path, path.stat())  # before: opening a device may do something
+    _check_kind(path, path.stat())  # before: opening a device may have an effect
     wanted = ("O_NONBLOCK", "O_NOCTTY", "O_CLOEXEC", "O_BINARY")
     descriptor = os.open(path, os.O_RDONLY | sum(getattr(os, name, 0) for name in wanted))
     try:
@@ -79,7 +79,7 @@ def open_file(path: Path, limit: int = SMALL, *, within: Path | None = None) -> 
 
 
 def read_bytes(path: Path, limit: int = SMALL, *, within: Path | None = None) -> bytes:
-    """Return the content of a file as `open_file` opens it.  Raises OSError."""
+    """Return the content of a file; opened as by `open_file`.  Raises OSError."""
     with open_file(path, limit, within=within) as file:
         return file.read(os.fstat(file.fileno()).st_size)
 
@@ -91,10 +91,10 @@ def read_text(path: Path, limit: int = SMALL, *, errors: str = "strict", within:
 
 
 def lines_of(path: Path, at: int = 0) -> Iterator[bytes]:
-    """Yield the lines of a record from byte `at` on, with their ends; a last line that was cut off has none.
+    """Yield the lines of a record from byte `at` on, with their ends; a truncated last line has none.
 
-    LINE_MAX bytes are in memory at a time, and the file is closed between them: records of many peers are read beside
-    each other.  Raises OSError, also where a line is longer.
+    LINE_MAX bytes are in memory at a time, and the file is closed between reads, so that records of many peers can be
+    read side by side.  Raises OSError, also for a longer line.
     """
     while True:
         with open_file(path, ROWS) as file:
@@ -112,17 +112,17 @@ def lines_of(path: Path, at: int = 0) -> Iterator[bytes]:
 
 
 def check_file(path: Path, limit: int = LARGE, *, within: Path | None = None) -> Path:
-    """Return the path of a file that a library opens by its name, once it was opened here.  Raises OSError."""
+    """Check a file that a library opens by name; return its path.  Raises OSError."""
     open_file(path, limit, within=within).close()
     return path
 
 
 def check_folder(folder: Path, *, within: Path | None = None) -> Path:
-    """Return a folder that somebody else may have written, in which no link, of a file or a folder, leads out of it.
+    """Return an untrusted folder without links, of files or folders, that lead out of it.
 
-    Who goes on in such a folder, or reads what lies in folders of it, looks first: a link to a folder would have files
-    elsewhere read, written, and deleted.  `within`: the folder that no link may leave, and that holds `folder`; by
-    default `folder` itself.  Raises OSError.
+    Code that writes in such a folder or reads its subfolders calls this first: a link to a folder would redirect reads,
+    writes and deletions elsewhere.  `within`: the folder that no link may leave, an ancestor of `folder`; by default
+    `folder` itself.  Raises OSError.
     """
     home = within or folder
     _check_link(folder, home)
@@ -132,7 +132,7 @@ def check_folder(folder: Path, *, within: Path | None = None) -> Path:
         try:
             with os.scandir(inner) as entries:
                 found = list(entries)
-        except FileNotFoundError:  # a run that goes on removes folders
+        except FileNotFoundError:  # a running run removes folders
             if inner == str(folder):
                 raise
             continue
@@ -145,9 +145,9 @@ def check_folder(folder: Path, *, within: Path | None = None) -> Path:
 
 
 def checked_folder(folder: Path) -> Path:
-    """Return a folder as `check_folder` does, for a command that names it.  Raises ConfigError.
+    """Check a folder named in a command, as `check_folder`; return it.  Raises ConfigError.
 
-    A folder that is missing is returned: its reader knows what it should have been.
+    A missing folder passes: the error of its reader is more specific.
     """
     try:
         return check_folder(folder)
@@ -176,21 +176,21 @@ def _check_kind(path: Path, facts: os.stat_result) -> None:
 
 
 def inflated_limit(size: int) -> int:
-    """Return how many bytes may be in a compressed file of `size` bytes."""
+    """Return the maximum uncompressed bytes of a compressed file of `size` bytes."""
     return min(LARGE, max(INFLATED_LEAST, INFLATED_RATIO * size))
 
 
 class Arrays(dict[str, "npt.NDArray[Any]"]):
-    """The arrays of an archive that were wanted.  `names`: of all that it has."""
+    """The requested arrays of an archive.  `names`: the names of all its arrays."""
 
     names: tuple[str, ...] = ()
 
 
 def read_arrays(path: Path, wanted: Collection[str]) -> Arrays:
-    """Return those arrays of an npz archive that are `wanted` and there; nothing is unpickled.
+    """Return the `wanted` arrays of an npz archive that are present; nothing is unpickled.
 
-    Raises OSError, and ValueError for what is no such archive, or claims more bytes than its file can honestly hold:
-    the sizes are compared before anything is inflated, with each other and with the shapes.
+    Raises OSError, and ValueError for an invalid archive or one that claims more bytes than its file can contain: sizes
+    are compared with each other and with the shapes before decompression.
     """
     with open_file(path, LARGE) as file:
         most = inflated_limit(os.fstat(file.fileno()).st_size)
@@ -219,7 +219,7 @@ def _arrays(archive: zipfile.ZipFile, wanted: Collection[str], most: int) -> Arr
 
 
 def _check_shape(name: str, member: IO[bytes], size: int) -> None:
-    """Raise ValueError where the header of an array claims other bytes than its entry has."""
+    """Raise ValueError where the header of an array and its entry differ in size."""
     from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
 
     shape, _, kind = (read_array_header_1_0 if read_magic(member) == (1, 0) else read_array_header_2_0)(member)

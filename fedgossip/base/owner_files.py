@@ -1,4 +1,4 @@
-"""Files and folders of a run, that their owner alone can read: rows, models and traces tell of the data."""
+"""Files and folders of a run, readable by their owner only: rows, models and traces reveal information on the data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, TypeVar, cast
 
-# Opening files where others may have taken all descriptors for a while: a storm of callers, say.
+# Opening files while all descriptors may be taken for a while, by a burst of connections, say.
 
 
 PATIENCE_SECONDS, AGAIN_SECONDS = 10.0, 0.05
@@ -19,9 +19,9 @@ T = TypeVar("T")
 
 
 def patiently(open: Callable[[], T]) -> T:
-    """Return what `open` opens; while no descriptor is left for it, try again, for PATIENCE_SECONDS at most.
+    """Call `open`; while no descriptor is left, retry for at most PATIENCE_SECONDS.
 
-    Raises the OSError, or the error of ZeroMQ, that it raises then, or for another reason.
+    Raises the last OSError or ZeroMQ error of `open`, or at once one with another cause.
     """
     until = time.monotonic() + PATIENCE_SECONDS
     while True:
@@ -37,10 +37,10 @@ FILE, FOLDER = 0o600, 0o700
 
 
 def opened(path: Path, mode: str, buffering: int = -1) -> BinaryIO:
-    """Open a file of bytes as `open` does; one that is made by it is the owner's alone.
+    """Open a binary file as `open` does; a new file is accessible to its owner only.
 
-    A link of this name is refused, not followed: a folder that somebody hands on must not have other files of the
-    reader's written to.  Raises OSError.
+    A link is refused, not followed: a folder from another person must not redirect writes to the reader's own files.
+    Raises OSError.
     """
     return cast(BinaryIO, open(path, mode, buffering, opener=_open))
 
@@ -52,7 +52,7 @@ def written(path: Path, content: bytes) -> None:
 
 
 def placed(path: Path, content: bytes) -> None:
-    """Put a file in its place in one piece; a link of this name is replaced, and never followed.  Raises OSError."""
+    """Write a file atomically; a link of this name is replaced, never followed.  Raises OSError."""
     part = path.with_name(f".{secrets.token_hex(8)}.part")
     try:
         with opened(part, "xb") as file:
@@ -63,7 +63,7 @@ def placed(path: Path, content: bytes) -> None:
 
 
 def made(folder: Path) -> None:
-    """Make a folder and those above it that are missing; one that is there stays as it is.  Raises OSError."""
+    """Create a folder and its missing parents; an existing one is unchanged.  Raises OSError."""
     missing = [one for one in (folder, *folder.parents) if not one.exists()]
     for one in reversed(missing):
         one.mkdir(FOLDER, exist_ok=True)
@@ -82,7 +82,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _open(path: str, flags: int) -> int:
-    flags |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)  # a pipe of somebody's would be waited for
+    flags |= getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)  # opening a foreign pipe would block
     try:
         return os.open(path, flags, FILE)
     except OSError as error:

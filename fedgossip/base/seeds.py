@@ -1,7 +1,7 @@
 """Named random streams: every random number is a function of (root seed, purpose, ids), never of a global generator.
 
-Two places that need randomness never share a stream, so that adding one draw here moves no number there, and a
-peer can compute its own stream without knowing anything about the others.
+Two uses of randomness never share a stream, so that an added draw in one changes no number in another, and a peer
+computes its own stream without information about the others.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import numpy as np
 
 USUAL = 1
-"""The root seed of whatever is not given one: an experiment, and a graph that is resolved alone."""
+"""Default root seed of an experiment, and of a graph resolved alone."""
 
 
 def integer(root: int, purpose: str, *ids: int) -> int:

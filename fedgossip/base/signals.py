@@ -1,4 +1,4 @@
-"""Signals by what they do.  Windows knows few of them: there a number that it lacks stands for none that can come."""
+"""Signals by purpose.  A signal missing on Windows is left out there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KILL: int = getattr(signal, "SIGKILL", 9)
 SUSPEND: int = getattr(signal, "SIGSTOP", 19)
 GO_ON: int = getattr(signal, "SIGCONT", 18)
 OF_TERMINALS = tuple(number for name in ("SIGINT", "SIGHUP") if (number := getattr(signal, name, None)))
-"""What a terminal sends to all that it has started: Ctrl-C, and its own end."""
+"""Signals of a terminal to all processes started in it: Ctrl-C, and hang-up."""
 
 
 def to_group(leader: int, number: int) -> None:
@@ -21,11 +21,11 @@ def to_group(leader: int, number: int) -> None:
     if send := getattr(os, "killpg", None):
         send(leader, number)
     else:
-        os.kill(leader, number)  # Windows has no groups, and ends the process for nearly every number
+        os.kill(leader, number)  # Windows has no groups, and nearly every number ends the process
 
 
 def ignore_terminals() -> None:
-    """Ignore what a terminal sends: it reaches the whole group, and the parent passes it on."""
+    """Ignore signals of the terminal: they reach the whole group, and the parent forwards them."""
     for number in OF_TERMINALS:
         signal.signal(number, signal.SIG_IGN)
 
@@ -39,10 +39,9 @@ _asked: list[int] = []
 
 @contextlib.contextmanager
 def as_interrupt() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP do what SIGINT does meanwhile, where nobody has set a handler (nohup ignores SIGHUP).
+    """Treat SIGTERM and SIGHUP as SIGINT meanwhile, unless a handler is set (nohup ignores SIGHUP).
 
-    This is the one way in which a command is asked to end: a driver handles SIGINT, or KeyboardInterrupt, and no other
-    signal.  In another thread than the main one nothing changes.
+    So a driver handles only SIGINT, or KeyboardInterrupt, to end a command.  No effect outside the main thread.
     """
     main = threading.current_thread() is threading.main_thread()
     ours = [number for number in _ENDING if main and signal.getsignal(number) is signal.SIG_DFL]
@@ -58,14 +57,14 @@ def as_interrupt() -> Iterator[None]:
 
 
 def exit_code() -> int:
-    """Return the exit code of a command that was asked to end: 128 and the number of the signal, 130 for Ctrl-C."""
+    """Return the exit code of an interrupted command: 128 and the number of the signal, 130 for Ctrl-C."""
     return 128 + (_asked[0] if _asked else signal.SIGINT)
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:
     if not _asked:
         _asked.append(number)
-    if number != signal.SIGTERM:  # both shell and system may send it: a second one would end the command at once
+    if number != signal.SIGTERM:  # both shell and system may send SIGHUP: a second one would end the command at once
         signal.signal(number, signal.SIG_IGN)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Whether a function of the user's takes what it is called with: seen in its signature, before it is called."""
+"""Checks, before the call, that the signature of a user's function accepts its arguments."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 
 from fedgossip.base.errors import ConfigError
 
-# Tables of what can be named: a name means one thing.
+# Tables of named entries with unique names.
 
 
 Entry = TypeVar("Entry")
 
 
 def table(*entries: tuple[str, Entry]) -> dict[str, Entry]:
-    """Return the entries by their names, in order.  Raises ValueError where two have the same."""
+    """Return the entries by name, in order.  Raises ValueError for a duplicate name."""
     found: dict[str, Entry] = {}
     for name, entry in entries:
         if name in found:
@@ -31,20 +31,20 @@ SHOWN = 200
 
 @dataclass(frozen=True)
 class CalledWith:
-    """What a function of the user's is called with, by position, and how one that takes it is written."""
+    """The positional arguments of a user's function, and an example of a matching definition."""
 
     arguments: tuple[str, ...]
     advice: str
 
 
 def check_call(name: str, function: Callable[..., Any], call: CalledWith, values: Sequence[object] = ()) -> None:
-    """Raise ConfigError where `function`, which is called `name`, does not take the arguments of `call`.
+    """Raise ConfigError where `function`, named `name`, does not accept the arguments of `call`.
 
-    `values`: the arguments themselves, where they are known already and say something.  A function that tells no
-    signature, as some that are written in C, passes.
+    `values`: the arguments themselves, where known and informative.  A function without a signature, as some in C,
+    passes.
     """
     try:
-        # not that of what it wraps: a decorator may call that with more than it takes
+        # not the wrapped function's signature: a decorator may add arguments
         signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):
         return

@@ -1,7 +1,7 @@
-"""Strangers' words, so that a terminal, a page or a log shows them and does not obey them.
+"""Untrusted text, made safe for a terminal, a page or a log.
 
-What is not printable is not shown: control characters, escape sequences, line breaks, and marks that turn the direction
-of reading.  And what nobody shall read, our own secrets: they are masked in all that is shown or kept.
+Unprintable characters are replaced: control characters, escape sequences, line breaks, and marks of text direction.
+The user's own secrets are masked in everything shown or stored.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shlex
 LINE_LETTERS = 200
 
 SPACES = "\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
-"""Spaces of other widths, which Python does not count as printable; our own numbers have them."""
+"""Spaces of other widths, unprintable for Python; fedgossip's own numbers contain them."""
 
 
 MASK = "***"
@@ -24,7 +24,7 @@ _IN_QUERY = re.compile(
 
 
 def masked(text: str) -> str:
-    """Return the text without the secrets of addresses in it: who:password@ before a host, token=... behind it."""
+    """Return the text with the secrets of its addresses masked: user:password@ before a host, token=... after it."""
     if "://" not in text and "=" not in text:
         return text
     return _IN_QUERY.sub(rf"\g<1>{MASK}", _IN_ADDRESS.sub(f"{MASK}@", text))
@@ -45,7 +45,7 @@ def line(text: object, most: int = LINE_LETTERS) -> str:
 
 
 def json_text(text: str) -> str:
-    """Return a JSON text that says the same, and has nothing that is not printable but line breaks."""
+    """Return equivalent JSON with no unprintable characters but line breaks."""
     return "".join(letter if letter.isprintable() or letter == "\n" else _escaped(letter) for letter in text)
 
 
@@ -55,7 +55,7 @@ def _escaped(letter: str) -> str:
 
 
 def quoted(path: os.PathLike[str] | str) -> str:
-    """Return a path for a command that is printed to be typed: as one word to a shell, whatever it is called."""
+    """Return a path as a single shell word, for a printed command."""
     return shlex.quote(os.fspath(path))
 
 
@@ -63,5 +63,5 @@ _FORMULA = re.compile(r"[=@\t\r]|[+-][^\d.]")
 
 
 def no_formula(word: str) -> str:
-    """Return a word of somebody else's as the cell of a table: a spreadsheet would compute one that begins like `=`."""
+    """Return untrusted text as the cell of a table: a spreadsheet would evaluate one that begins like `=`."""
     return f"'{word}" if _FORMULA.match(word) else word

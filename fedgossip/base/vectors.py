@@ -1,9 +1,9 @@
 """Frozen vectors, and the one function that owns the order of summation.
 
-A vector is a one-dimensional float32 or float64 array that nobody may write to once it has been handed over; so it
-can be sent without a copy, kept in a mailbox and shared between simulated peers.  The flag says it: a frozen vector
-may have other readers; one that came over a link is still writeable, belongs to its receiver alone, and is given up to
-the sum that it becomes part of.
+A vector is a one-dimensional float32 or float64 array that is read-only once passed on; so it can be sent without a
+copy, kept in a mailbox and shared between simulated peers.  The writeable flag marks ownership: a frozen vector may
+have other readers; one received over a link is still writeable, belongs to its receiver alone, and is consumed by the
+sum that includes it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 Vector = npt.NDArray[np.floating]
 Array = TypeVar("Array")
-"""A Vector, or what else `linear_of` knows."""
+"""A Vector, or another type registered with `linear_of`."""
 
 RowGroups = Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]]]
 """(nodes [g], ids [g, k], weights [g, k]) for nodes with equal numbers k of terms; ids ascend in each row."""
@@ -31,23 +31,23 @@ Vectors = Sequence[Vector] | npt.NDArray[np.floating]
 """n vectors [d], or [n, d]."""
 
 WATCHED_BLOCK, COLUMNS = 1 << 17, 256
-"""Numbers that are compared at a time: 1 MiB of float64; and how many columns at least."""
+"""Numbers compared at a time: 1 MiB of float64; and the minimum number of columns."""
 
 LONG_ROW = 4096
-"""From so many columns on, rows are mixed one by one."""
+"""Minimum number of columns for mixing row by row."""
 
 SCALED_MOST = 1 << 25
-"""Numbers of rows that are scaled at once, 128 MiB of float32; of more the blocks would be read from memory again."""
+"""Maximum number of row elements scaled at once, 128 MiB of float32; larger blocks would be read from memory again."""
 
 VERY_SHORT = 256
-"""Elements up to which numpy finds memory at once."""
+"""Maximum number of elements for which numpy's own allocation is quick."""
 
 WEIGHTS_KEPT = 4096
-"""Maximum number of weights that are known in the vectors' type."""
+"""Maximum number of cached weights in the vectors' type."""
 
 BLOCK = 32_768  # elements; 128 KiB of float32: the running sum and the product stay in the second-level cache
 
-# Blocks of memory below this size are malloc's business; from here on a fresh block costs a page fault per 4 KiB,
+# malloc serves blocks below this size; from here on a fresh block costs a page fault per 4 KiB,
 # and copying into it runs at about half the speed of warm memory.
 _POOLED_BYTES = 1 << 20
 _POOLED_BLOCKS = 12
@@ -59,24 +59,24 @@ Blocks = list[npt.NDArray[np.uint8]]
 
 
 def _references(blocks: Blocks) -> Iterator[int]:
-    """Count the references to each block, those of this very loop included: a view, a sender or a mailbox is one more.
+    """Count the references to each block, including those of this loop: a view, a sender or a mailbox adds one.
 
-    How many a block has that nobody uses is CPython's own business (3 up to 3.13; from 3.14 on a call may borrow what a
-    local variable holds), so that number is measured, through here; see `_count_of_a_free_block`.
+    The count of an unused block depends on CPython (3 up to 3.13; from 3.14 on a call may borrow a local variable's
+    reference), so it is measured by this function; see `_count_of_a_free_block`.
     """
     for block in blocks:
         yield sys.getrefcount(block)
 
 
 def _count_of_a_free_block(references: Callable[[Blocks], Iterator[int]] = _references) -> int | None:
-    """Return what `references` says of a block without a view; None where a view does not make it exactly one more."""
+    """Return the result of `references` for a block without a view; None where a view does not add exactly one."""
     if sys.implementation.name != "cpython":
         return None
     blocks: Blocks = [np.empty(8, np.uint8)]
     (free,) = references(blocks)
     view = blocks[0][:]
     (viewed,) = references(blocks)
-    other = view.view(np.float32)  # as `empty` makes it; views of views hold the block itself
+    other = view.view(np.float32)  # as in `empty`; views of views refer to the block itself
     del view
     (viewed_by_type,) = references(blocks)
     del other
@@ -85,14 +85,14 @@ def _count_of_a_free_block(references: Callable[[Blocks], Iterator[int]] = _refe
 
 
 class _Pool:
-    """Warm memory: hands out views of blocks that nobody refers to any more (the block's reference count says so).
+    """Warm memory: returns views of blocks without other references (by their reference count).
 
-    `free` is the count of such a block; None where counts cannot be relied on: every block is fresh there.
+    `free` is the count of such a block; None where counts are unreliable: every block is new then.
     """
 
     def __init__(self, free: int | None) -> None:
         self._free = free
-        self._blocks: dict[int, Blocks] = {}  # by size, the one that was used last at the end
+        self._blocks: dict[int, Blocks] = {}  # by size, the most recently used last
         self._lock = threading.Lock()
 
     def take(self, size: int) -> npt.NDArray[np.uint8]:
@@ -115,7 +115,7 @@ _pool = _Pool(_count_of_a_free_block())
 
 
 def empty(length: int, dtype: npt.DTypeLike) -> Vector:
-    """Return an uninitialised vector of `length` elements, in warm memory where there is some.
+    """Return an uninitialised vector of `length` elements, in warm memory where available.
 
     Raises ValueError for a negative length.
     """
@@ -127,22 +127,22 @@ def empty(length: int, dtype: npt.DTypeLike) -> Vector:
 
 
 def frozen(vector: Vector) -> Vector:
-    """Return `vector` itself, of any shape, read-only from now on.  Views made before stay writable: give them up."""
+    """Return `vector` itself, of any shape, read-only from now on.  Earlier views stay writable: drop them."""
     if vector.flags.writeable:
         vector.setflags(write=False)
     return vector
 
 
 Factor = float | npt.NDArray[np.floating]
-"""A number, or of vectors [n, d] an array [n, 1] with one for each row."""
+"""A number, or for vectors [n, d] an array [n, 1] with one per row."""
 
 
 def linear(*terms: tuple[Factor, Array]) -> Array:
     """Return factor_1 * vector_1 + factor_2 * vector_2 + ... as a new frozen array, [d] or [n, d].
 
-    Each product is rounded, and each sum in the order given; a factor is rounded to the vectors' type first.  What is
-    summed is of one shape and type.  An algorithm that is written with it runs on whatever `linear_of` knows: another
-    kind of array is registered there, and then takes the same source.  Raises ValueError on no terms.
+    Each product is rounded, and each sum in the order given; a factor is rounded to the vectors' type first.  All terms
+    have one shape and type.  An algorithm written with it runs unchanged on every array type registered with
+    `linear_of`.  Raises ValueError on no terms.
     """
     if not terms:
         raise ValueError("nothing to add up")
@@ -152,7 +152,7 @@ def linear(*terms: tuple[Factor, Array]) -> Array:
 
 @singledispatch
 def linear_of(first: Any, terms: Sequence[tuple[Factor, Any]]) -> Any:  # noqa: ARG001
-    """Return `linear` of the terms, by the kind of the first vector.  Raises TypeError for one that is not known."""
+    """Return `linear` of the terms, by the kind of the first vector.  Raises TypeError for an unregistered type."""
     raise TypeError(f"a {type(first).__name__} is no vector; see vectors.linear_of")
 
 
@@ -160,7 +160,7 @@ def linear_of(first: Any, terms: Sequence[tuple[Factor, Any]]) -> Any:  # noqa: 
 def _linear_of_numpy(first: np.ndarray, terms: Sequence[tuple[Factor, Vector]]) -> Vector:
     total = empty(first.size, first.dtype).reshape(first.shape)
     (factor, _), *rest = terms
-    exact = rest and _is_one(factor)  # and needs no product
+    exact = rest and _is_one(factor)  # no product needed
     running = first if exact else np.multiply(first, _rounded(factor, first), out=total)
     for factor, vector in rest:
         if _is_one(factor):
@@ -205,15 +205,15 @@ def _finite(block: Vector) -> bool:
 
 
 def _squared(vector: Vector) -> float:
-    """Return the sum of the squares, at the least each of them: infinite or nan if one is."""
-    return float(np.vdot(vector, vector))  # not dot: that warns of an overflow, and to silence it takes longer
+    """Return the sum of the squares; at least each square, infinite or nan if one is."""
+    return float(np.vdot(vector, vector))  # not dot: it warns of an overflow, and silencing that takes longer
 
 
 def summable(vector: Vector) -> bool:
-    """Whether every element is a number whose square is one too: sums and differences of models do not overflow then.
+    """Whether every element and its square are finite: sums and differences of models then do not overflow.
 
-    What comes from others is held against this; nothing that was learned comes near it (1.8e19 in float32).  A frozen
-    vector that has many receivers in one process is looked at once.
+    Received vectors must satisfy it; trained ones stay far below the bound (1.8e19 in float32).  A frozen vector with
+    many receivers in one process is checked once.
     """
     known = _summable.get(id(vector))
     if known is not None and known() is vector:
@@ -228,19 +228,19 @@ def summable(vector: Vector) -> bool:
 
 
 SUMMABLE_KEPT = 4096
-"""Maximum number of frozen vectors that are known to be summable."""
+"""Maximum number of cached frozen vectors that passed `summable`."""
 
 _summable: dict[int, weakref.ref[Vector]] = {}
 
 
 def _is_summable(vector: Vector) -> bool:
-    if math.isfinite(_squared(vector)):  # one look at each element; no square is more than their sum
+    if math.isfinite(_squared(vector)):  # one pass; no square exceeds their sum
         return True
-    return largest(vector) <= float(np.sqrt(np.finfo(vector.dtype).max))  # of a nan this is nan
+    return largest(vector) <= float(np.sqrt(np.finfo(vector.dtype).max))  # nan propagates
 
 
 def largest(vector: Vector) -> float:
-    """Return the largest |element| of a vector [d], nan where one is not a number; in blocks that stay in the cache."""
+    """Return the largest |element| of a vector [d], nan where one is nan; in blocks that stay in the cache."""
     blocks = (vector[at : at + BLOCK] for at in range(0, vector.size, BLOCK))
     return float(np.max([(block.max(), -block.min()) for block in blocks]))
 
@@ -255,13 +255,13 @@ def scaled_difference(scale: float, left: Vector, right: Vector) -> Vector:
 def ordered_mix(terms: Sequence[tuple[float, Vector]], into: Vector | None = None) -> Vector:
     """Return sum_j weight_j * vector_j, summed in the order given, each term rounded twice (product, then sum).
 
-    The caller gives the terms by ascending node id, its own in its place.  The first term is a product alone; each
-    weight is rounded to the vectors' type once.  Neither a matrix product (sums in an order of its own) nor a fused
-    multiply-add (rounds once) gives these bits, and peers that round differently disagree for ever.
+    The caller passes the terms by ascending node id, its own included.  The first term is only a product; each weight
+    is rounded to the vectors' type once.  Neither a matrix product (other order of summation) nor a fused multiply-add
+    (rounds once) yields these bits, and peers that round differently disagree for ever.
 
-    Shapes: every vector [d], one dtype; returns a frozen [d] of that dtype.  It lies in new memory, or in `into`,
-    which may be one of the vectors: a caller that owns one gives it up and saves a model's worth of memory.
-    Raises ValueError on no terms.
+    Shapes: every vector [d], one dtype; returns a frozen [d] of that dtype.  It lies in new memory, or in `into`, which
+    may be one of the vectors: a caller that owns one may pass it to save a model's worth of memory. Raises ValueError
+    on no terms.
     """
     if not terms:
         raise ValueError("nothing to mix")
@@ -271,7 +271,7 @@ def ordered_mix(terms: Sequence[tuple[float, Vector]], into: Vector | None = Non
         return _mixed_at_once(scaled)
     total = empty(first.size, first.dtype) if into is None else into
     product = np.empty(min(BLOCK, first.size), first.dtype)
-    # a term that is still to be read must not hold the running sum
+    # a term still to be read must not alias the running sum
     spare = np.empty_like(product) if any(total is vector for _, vector in scaled[1:]) else None
     for start in range(0, first.size, BLOCK):
         stop = min(start + BLOCK, first.size)
@@ -283,12 +283,13 @@ def ordered_mix(terms: Sequence[tuple[float, Vector]], into: Vector | None = Non
 
 @lru_cache(WEIGHTS_KEPT)
 def _in_type(weight: float, kind: np.dtype[np.floating]) -> Vector:
-    """A weight in the vectors' type, as an array []: a product with a number takes numpy twice as long."""
+    """Return a weight in the vectors' type, as an array []: a product with a Python number takes numpy twice as
+    long."""
     return frozen(np.array(weight, kind))
 
 
 def _mixed_at_once(terms: Sequence[tuple[Vector, Vector]]) -> Vector:
-    """`ordered_mix` of short vectors; where they are very short, memory for each sum is quicker than one to reuse."""
+    """`ordered_mix` of short vectors; for very short ones, allocating each sum is quicker than reusing memory."""
     multiply, add = np.multiply, np.add
     (scale, first), *rest = terms
     total = multiply(first, scale)
@@ -302,7 +303,7 @@ def _mixed_at_once(terms: Sequence[tuple[Vector, Vector]]) -> Vector:
 def _mix_block(
     terms: Sequence[tuple[Vector | np.floating, Vector]], out: Vector, running: Vector, product: Vector
 ) -> None:
-    """One block of ordered_mix; the last sum goes to `out`, the ones before it to `running`."""
+    """Mix one block of `ordered_mix`; the last sum is written to `out`, earlier ones to `running`."""
     (scale, first), *rest = terms
     np.multiply(first, scale, out=running if rest else out)
     for left, (scale, vector) in zip(range(len(rest) - 1, -1, -1), rest, strict=True):
@@ -317,9 +318,9 @@ def ordered_mix_rows(
 ) -> None:
     """Write `ordered_mix` of every row at once: out[i] = sum_k weights[i, k] * stacked[ids[i, k]], the same bits.
 
-    `stacked` and `out` are [n, d], two arrays.  Long rows are summed one after the other.  Short ones in blocks of
-    columns, so that a block of all rows is read from memory once and then gathered from the cache: a call for each
-    would take longer than the sum.
+    `stacked` and `out` are [n, d], two arrays.  Long rows are summed one after the other.  Short rows are summed in
+    blocks of columns, so that a block of all rows is read from memory once and then gathered from the cache: a call per
+    row would take longer than its sum.
     """
     n, d = stacked.shape
     kind = stacked.dtype
@@ -345,10 +346,7 @@ def ordered_mix_rows(
 
 
 def one_scale_each(groups: RowGroups, n: int, kind: np.dtype[np.floating]) -> npt.NDArray[np.floating] | None:
-    """Return by what each row is scaled, [n], where all that hear it weigh it alike; else None.
-
-    They do on regular graphs.
-    """
+    """Return each row's scale [n], where all its receivers weight it equally, as on regular graphs; else None."""
     scales = np.zeros(n, kind)
     for _, ids, weights in groups:
         scales[ids] = weights
@@ -362,7 +360,7 @@ def _mix_scaled_rows(
     scales: npt.NDArray[np.floating],
     out: npt.NDArray[np.floating],
 ) -> None:
-    """As `_mix_row_by_row`; a row is scaled once, not once for each that hears it: the products are the same."""
+    """As `_mix_row_by_row`; a row is scaled once, not once per receiver: the products are the same."""
     scaled = list(np.multiply(stacked, scales[:, None], out=empty(stacked.size, stacked.dtype).reshape(stacked.shape)))
     for nodes, ids, _ in groups:
         for node, (first, *rest) in zip(nodes.tolist(), ids.tolist(), strict=True):
@@ -396,8 +394,8 @@ def digest(vectors: Iterable[Vector]) -> str:
 def consensus_distance(vectors: Vectors, since: Vectors | None = None) -> float:
     """Return sqrt(mean_i ||x_i - mean||^2) in float64; `vectors` is [n, d] or n vectors [d].
 
-    With `since`, of the differences x_i - since_i, each rounded once to the vectors' type.  In blocks of columns that
-    stay in the cache, and never narrower than memory is read well.
+    With `since`, of the differences x_i - since_i, each rounded once to the vectors' type.  Computed in blocks of
+    columns that stay in the cache, and wide enough for efficient reads.
 
     Raises IndexError on no vectors.
     """
@@ -414,7 +412,7 @@ def consensus_distance(vectors: Vectors, since: Vectors | None = None) -> float:
 
 
 def _columns(vectors: Vectors, start: int, width: int) -> npt.NDArray[np.floating]:
-    """Return these columns of all vectors, [n, width] or what is left of it."""
+    """Return these columns of all vectors, [n, width] or the rest."""
     if isinstance(vectors, np.ndarray):
         return vectors[:, start : start + width]
     parts = vectors if len(vectors[0]) == width else [vector[start : start + width] for vector in vectors]

@@ -405,7 +405,7 @@ class AddingMachine(Machine, Protocol):
     """Number of vector elements added to others since its start."""
 
 
-def told(machine: Machine, event: Event, now_ns: int) -> Sequence[Effect]:
+def guarded_handle(machine: Machine, event: Event, now_ns: int) -> Sequence[Effect]:
     """Pass an event to a machine whose messages are untrusted: a message that breaks it is dropped alone.
 
     Raises ProtocolError in place of an unexpected exception from a message.  A TrainingError of the round that the

@@ -132,7 +132,7 @@ class Roles:
         return f"{role.name} {node - role.first + role.number}"
 
     @property
-    def said(self) -> str:
+    def wording(self) -> str:
         """Numbers of each role in words, without a leader: "5 clients"; "4 workers, 2 servers"."""
         sizes = self.sizes(leader=False).items()
         return ", ".join(f"{count} {name}{'' if count == 1 else 's'}" for name, count in sizes)

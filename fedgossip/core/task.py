@@ -4,12 +4,16 @@
 object with these methods works as well.  `LocalTask` is all that a run needs.  Each optional capability is a protocol,
 and a driver calls only methods of these protocols:
 
-    StatefulTask    state beside the vector, so that a peer resumes after a crash GradientTask    gradients at a vector,
-    in place of updates from it StretchTask     gradients that deliver their last elements while the first are computed
-    SegmentedTask   positions of a model's tensors in a vector ComparableTask  properties beside the shape that must
-    agree between participants RowTask         a model that is a table; a batch needs a few rows UsableTask a model
-    exported for use without the run StackedTask     all nodes at once, from the rows of one array into another
-    ReportingTask   reports on how it trains IdleTask        no training: rounds only mix
+    StatefulTask    state beside the vector, so that a peer resumes after a crash
+    GradientTask    gradients at a vector, in place of updates from it
+    StretchTask     gradients that deliver their last elements while the first are computed
+    SegmentedTask   positions of a model's tensors in a vector
+    ComparableTask  properties beside the shape that must agree between participants
+    RowTask         a model that is a table; a batch needs a few rows
+    UsableTask      a model exported for use without the run
+    StackedTask     all nodes at once, from the rows of one array into another
+    ReportingTask   reports on deviations of its training
+    IdleTask        no training: rounds only mix
 """
 
 from __future__ import annotations

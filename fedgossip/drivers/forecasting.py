@@ -161,7 +161,7 @@ def _has_an_answer(plan: compose.Plan, task: LocalTask) -> bool:
 def gossiping(plan: compose.Plan, *, rounds: bool = True) -> GossipPlan:
     """Return the plan, where gossip, or its `rounds`, can be forecast.  Raises ConfigError for any other."""
     if not isinstance(plan, GossipPlan):
-        said = f"a run of {plan.roles.said} has no disagreement between peers to forecast"
+        said = f"a run of {plan.roles.wording} has no disagreement between peers to forecast"
         raise ConfigError(said, "A forecast is of gossip: an experiment with [topology].")
     if not rounds:
         return plan

@@ -181,7 +181,7 @@ def _allowed(hint: Any) -> str:
     for one in (hint, *typing.get_args(hint)):
         for limit in getattr(one, "__metadata__", ()):
             if isinstance(limit, Within | OneOf):
-                return limit.said
+                return limit.wording
             if isinstance(limit, msgspec.Meta):
                 return between(ABOVE_0 if limit.gt == 0 else limit.ge or 0, limit.le or math.inf)
     return ""

@@ -45,7 +45,7 @@ from fedgossip.core.machine import (
     Train,
     Trained,
     Witness,
-    told,
+    guarded_handle,
 )
 from fedgossip.core.messages import Hello, Invite, Join, Leaving
 from fedgossip.core.meter import Meter
@@ -242,7 +242,7 @@ class Host:
         """Pass one event to the machine and perform its effects."""
         now_ns = self.clock()  # read once: handled, and recorded, with the same value
         try:
-            effects = told(self.machine, event, now_ns)
+            effects = guarded_handle(self.machine, event, now_ns)
         except PeerError as error:
             self._reject(Rejected(error.peer, "refused", str(error), error.advice))
             return

@@ -432,7 +432,7 @@ class PlanDefaults:
 
     def terms(self, parameters: int, itemsize: int) -> JoiningTerms:
         sent = f"this {self.roles.one}'s vectors, about {parameters * itemsize:,} bytes each; no data"
-        return JoiningTerms(f"{self.name}, {self.roles.said}", sent, "as it is, by those that it is sent to")
+        return JoiningTerms(f"{self.name}, {self.roles.wording}", sent, "as it is, by those that it is sent to")
 
 
 def record_of(

@@ -14,7 +14,7 @@ def test_members_of_a_role_are_counted_from_its_first() -> None:
     roles = Roles((WORKERS, SERVERS))
     assert (roles.label(7), roles.label(9)) == ("worker 7", "server 1")
     assert (roles.n, roles.learners, roles.counted, roles.leader) == (10, 8, (8, 9), None)
-    assert roles.said == "8 workers, 2 servers"
+    assert roles.wording == "8 workers, 2 servers"
 
 
 def test_the_only_one_that_does_not_learn_needs_no_number() -> None:

@@ -57,7 +57,7 @@ def test_workers_are_the_processes_of_one_participant_which_has_all_examples() -
     assert (e.train.processes, e.train.parallel) == (3, "hogwild")
     assert load_experiment(e.to_dict()) == e, "what a run writes down is read again"
     plan = compose.plan(e)
-    assert plan.n == plan.learners == 1 and plan.roles.said == "1 participant" and not plan.gradients
+    assert plan.n == plan.learners == 1 and plan.roles.wording == "1 participant" and not plan.gradients
 
 
 def test_one_worker_has_the_model_of_a_peer_that_trains_alone(in_order: list[OneByOne]) -> None:

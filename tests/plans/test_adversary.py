@@ -126,7 +126,7 @@ def test_records_are_of_the_honest_and_attackers_have_rows_of_their_own() -> Non
 def test_attackers_are_called_so_and_all_keep_their_ids() -> None:
     roles = roles_with(frozenset(LIARS), N)
     assert [roles.label(node) for node in (2, 3, 5, 8, 9)] == ["peer 2", "attacker 3", "peer 5", "attacker 8", "peer 9"]
-    assert roles.said == "7 peers, 3 attackers" and roles.counted == tuple(HONEST)
+    assert roles.wording == "7 peers, 3 attackers" and roles.counted == tuple(HONEST)
     assert roles_with(frozenset({0}), 3).one == "peer" and roles_with(frozenset(), 3).alike
 
 

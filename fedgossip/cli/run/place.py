@@ -157,7 +157,7 @@ def place(
             f"each of {folder / run_format.PEERS}/* has ended.json" if here else f"it has ended (`squeue -j {number}`)"
         )
         whose = "submitit, on this machine," if here else "Slurm"
-        echo(f"job {number} of {whose} runs {plan.roles.said}; when {ended}:", err=True)
+        echo(f"job {number} of {whose} runs {plan.roles.wording}; when {ended}:", err=True)
         echo(shlex.join(words))
         return 0
     return concluded(

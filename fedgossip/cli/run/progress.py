@@ -77,7 +77,7 @@ class Progress:
             if not self._bar:
                 counted = "1 round" if self.rounds == 1 else f"{self.rounds} rounds"
                 how_long = counted if self.rounds else "until they end"
-                self._say(f"{self.title}: {self.roles.said}, {how_long}")
+                self._say(f"{self.title}: {self.roles.wording}, {how_long}")
         match row:
             case NetworkRow():
                 if row.measured or not self._last.measured:  # without a test, each round reports

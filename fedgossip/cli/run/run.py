@@ -287,7 +287,9 @@ def _described(summary: dict[str, Any], record: Sequence[Row]) -> list[tuple[str
         return _gossiped(summary)
     from fedgossip.report.watch.follow import DRIVERS
 
-    what = f"{roles_in(summary).said}, {summary.get('algorithm', summary['name'])}, {some(summary['rounds'], 'round')}"
+    what = (
+        f"{roles_in(summary).wording}, {summary.get('algorithm', summary['name'])}, {some(summary['rounds'], 'round')}"
+    )
     return [("run", f"{what}, {DRIVERS[summary['driver']]}"), *_compared(summary)]
 
 

@@ -66,9 +66,9 @@ def _members(run: dict[str, Any], who: Roles) -> str:
     if not run.get("n"):
         return "-"
     if who.leader is None:
-        return who.said
+        return who.wording
     seen = {True: ", secure", False: ", IN THE CLEAR"}.get(run.get("secure"), "")  # type: ignore[arg-type]
-    return f"{who.said}, {run.get('algorithm')}{seen}"
+    return f"{who.wording}, {run.get('algorithm')}{seen}"
 
 
 def _rounds(run: dict[str, Any]) -> str:

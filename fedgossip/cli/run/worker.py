@@ -100,7 +100,7 @@ def _id_of(role: str, node: int | None, plan: Plan) -> int:
 
     ids = next((one.ids for one in plan.roles.all if one.name == role), range(0))
     if not ids:
-        raise ConfigError(f"the run has no {role}: {plan.name} is {plan.roles.said}", _commands(plan))
+        raise ConfigError(f"the run has no {role}: {plan.name} is {plan.roles.wording}", _commands(plan))
     if node is None and len(ids) > 1:
         raise ConfigError(f"the run has {len(ids)} {role}s", f"Name one with --id, {_range(ids)}.")
     if node is None or node in ids:

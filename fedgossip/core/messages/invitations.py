@@ -1,10 +1,10 @@
 """Admission by an invite: the holder sends queries, the organiser replies; one reply per query.
 
     InviteProof  identity and proof of the secret  -->  Proposal: the planned experiment, for review by a person
-    FileQuery  a piece of the common test set                   -->  FilePart Enrol      takes part; repeated while
-    waiting   -->  Gathering: numbers of present and expected members
-                                                                     Beginning: the run begins, or has begun
-    any of them                                                 -->  TurnedAway, and why
+    FileQuery    request of a piece of test data   -->  FilePart: a piece of the common test set
+    Enrol        takes part; repeated in waiting   -->  Gathering: numbers of present and expected members
+                                                        Beginning: the run begins, or has begun
+    any of them                                    -->  TurnedAway, with the reason
 
 Every query contains the proof, so the organiser keeps no state of a holder before it is admitted.
 """

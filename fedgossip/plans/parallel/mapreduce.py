@@ -149,4 +149,4 @@ class MapReducePlan(SharedSteps):
 
     def terms(self, parameters: int, itemsize: int) -> JoiningTerms:
         sent = f"this worker's gradient to the server, {parameters * itemsize:,} bytes a round; no data"
-        return JoiningTerms(f"{self.name}, {self.roles.said}, one model", sent, "as it is, by the server")
+        return JoiningTerms(f"{self.name}, {self.roles.wording}, one model", sent, "as it is, by the server")

@@ -154,7 +154,7 @@ class ParallelPlan(SharedSteps):
         what = "gradients" if self.gradients else "updates"
         sent = f"this worker's {what}, in sums, to other workers: up to {most:,} bytes a round; no data"
         seen = f"as it is: other workers see {what} and sums of some, and trust what is sent to them"
-        return JoiningTerms(f"{self.name}, {self.roles.said}, one model", sent, seen)
+        return JoiningTerms(f"{self.name}, {self.roles.wording}, one model", sent, seen)
 
 
 def parallel_plan(experiment: ParallelExperiment) -> SharedSteps:

@@ -238,7 +238,9 @@ class ServerPlan(SharedSteps):
 
     def terms(self, parameters: int, itemsize: int) -> JoiningTerms:
         sent = f"this worker's gradients, a part to each server: {parameters * itemsize:,} bytes a round; no data"
-        return JoiningTerms(f"{self.name}, {self.roles.said}, one model", sent, "as it is: servers see each gradient")
+        return JoiningTerms(
+            f"{self.name}, {self.roles.wording}, one model", sent, "as it is: servers see each gradient"
+        )
 
 
 def _segments_in(shard: Shard, segments: Sequence[Segment]) -> tuple[Segment, ...]:

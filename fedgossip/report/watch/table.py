@@ -69,7 +69,7 @@ def heading(follower: Follower) -> list[str]:
 
 def told(state: State) -> str:
     """Return the number of each role; without an experiment, the number seen so far."""
-    return state.roles.said if state.n else f"{len(state.learners)} {state.roles.one}s"
+    return state.roles.wording if state.n else f"{len(state.learners)} {state.roles.one}s"
 
 
 def status(follower: Follower) -> str:
