@@ -23,7 +23,7 @@ from fedgossip.base.errors import ConfigError, ProtocolError, ResumeError
 from fedgossip.base.vectors import Vector, digest
 from fedgossip.base.version import __version__
 from fedgossip.core import run_format
-from fedgossip.core.machine import Finish, Machine, NodeId, told
+from fedgossip.core.machine import Finish, Machine, NodeId, guarded_handle
 from fedgossip.core.task import covering, one_segment
 from fedgossip.data.named_code import check_allowed
 from fedgossip.experiment import checked
@@ -134,7 +134,7 @@ def replay_trace(
 def _tell(machine: Machine, entry: TraceEntry) -> tuple[list[str], Vector | None]:
     """Return the effects as lines, and the final vector if this was the end."""
     try:
-        effects = told(machine, entry.event, entry.now_ns)
+        effects = guarded_handle(machine, entry.event, entry.now_ns)
     except ProtocolError as error:
         return [refusal(error)], None
     digests: dict[int, str] = {}

@@ -32,7 +32,7 @@ from fedgossip.base import outside_files, owner_files
 from fedgossip.base.decoding import from_msgpack, json_value
 from fedgossip.base.errors import ProtocolError
 from fedgossip.base.vectors import Vector, frozen
-from fedgossip.core.machine import Checkpoint, Effect, Event, Machine, NodeId, told
+from fedgossip.core.machine import Checkpoint, Effect, Event, Machine, NodeId, guarded_handle
 from fedgossip.core.task import PARAMETER, STATISTIC, Segment, statistics_in
 from fedgossip.runs.trace.events import Array, TraceError, described, put_together, raw, taken_apart
 
@@ -215,7 +215,7 @@ class Traced:
     def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
         self.trace.told(now_ns, event)
         try:
-            effects = told(self.machine, event, now_ns)
+            effects = guarded_handle(self.machine, event, now_ns)
         except ProtocolError as error:
             self.trace.answered([refusal(error)])
             raise
