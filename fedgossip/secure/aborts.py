@@ -1,4 +1,4 @@
-"""Reasons why a secure sum is given up: a driver decides by `reason`, a person reads the line."""
+"""Reasons to abandon a secure sum: a driver decides by `reason`, a person reads the line."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ class Stage(IntEnum):
 
 
 SUMMED = "summed"
-"""The outcome of a session that has a sum; every other session ends for a `Reason`."""
+"""The outcome of a session with a sum; every other session ends for a `Reason`."""
 
 
 class Reason(StrEnum):
     POLICY = "POLICY"
-    """The session is not one that this client's own policy allows."""
+    """This client's own policy does not allow the session."""
     ROSTER = "ROSTER"
-    """A participant is not in the pinned roster, or the roster is another one."""
+    """A participant is not in the pinned roster, or the rosters differ."""
     SIG = "SIG"
-    """A client's signature, passed on by the coordinator, is not that client's."""
+    """A client's signature, forwarded by the coordinator, does not verify."""
     DUPKEY = "DUPKEY"
-    """A key is not one client's alone: it is used twice, or of small order, so that all agree with it on zero."""
+    """A key is used twice, or is of small order, so that every agreement with it gives zero."""
     COMPANY = "COMPANY"
-    """The sum would be of other clients than those before, in a run whose sums are all of the same."""
+    """The sum would be over other clients than earlier ones, in a run with one fixed set for all sums."""
     POINT = "POINT"
-    """What is asked for does not follow from the sums before, or few of this client's records count there."""
+    """The request does not follow from the sums before, or few of this client's records count there."""
     TOO_FEW = "TOO_FEW"
     AEAD = "AEAD"
-    """A sealed share was changed on its way, or sealed by another key; `peer`: the client that was to seal it."""
+    """A sealed share was changed in transit, or sealed by another key; `peer`: the client that had to seal it."""
     SCHEMA = "SCHEMA"
     """The numbers have another length, type or layout than agreed."""
     MODEL_HASH = "MODEL_HASH"
-    """The coordinator's model is not the one that is here."""
+    """The coordinator's model differs from the local one."""
     REPLAY = "REPLAY"
     """The round is not later than the last."""
     TWICE = "TWICE"
-    """A step that is done once in a session was asked for again."""
+    """A step that is done once in a session was requested again."""
     INCONSISTENT_U3 = "INCONSISTENT_U3"
-    """The lists of survivors cannot all be true."""
+    """The lists of survivors contradict each other."""
     SHARE_INVALID = "SHARE_INVALID"
-    """No set of shares gives back the secret that `peer` committed itself to."""
+    """No set of shares restores the secret that `peer` committed to."""
     OVERFLOW = "OVERFLOW"
-    """The ring cannot hold a number, or a sum of so many; or a number is not finite."""
+    """The ring is too small for a number, or for a sum of so many; or a number is not finite."""
     BOUND = "BOUND"
-    """The sum cannot come of clients that keep to the agreed bounds; it hides which of them did not."""
+    """No contributions within the agreed bounds give this sum; it does not show which client violated them."""
     DEADLINE = "DEADLINE"
 
 

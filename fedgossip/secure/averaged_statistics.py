@@ -1,13 +1,13 @@
 """Running statistics in a secure sum: whole numbers of many bits, so that no bound of an update cuts a variance.
 
-    V = (rint(x 2^40) + 2^103) w            |x| <= 2^63; w: the client's weight, the whole number that the sum has too
+    V = (rint(x 2^40) + 2^103) w            |x| <= 2^63; w: the client's weight, the whole number also in the sum
     V in limbs L_k of 10 bits, lowest first, a word of the ring each; r_k from 10 bits of chance, r_14 = 0
     word k = L_k + 2^10 r_k - r_(k-1)       the sum of 2^(10 k) word_k is V; 1000 clients fit
     mean = (sum V / sum w - 2^103) / 2^40
 
-So the mean is by weight and exact to 2^-40: of what is nowhere negative it is not negative.  Without the chance r the
-sum of each limb would tell the carries of the clients' numbers beside their sum; with it two sets of numbers of one sum
-are told apart with an advantage of at most 14 / 2^10 for each carry by which they differ.
+So the mean is weighted and exact to 2^-40: nonnegative statistics have a nonnegative mean.  Without the chance r the
+sum of each limb would disclose the carries of the clients' numbers beside their sum; with it two sets of numbers with
+one sum are distinguished with an advantage of at most 14 / 2^10 for each carry by which they differ.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CHANCE_BITS = 10
 """Bits of the chance that hides a carry: a word of one client stays below 2^21, and that of 1000 within the ring."""
 
 FINE, MOST = 40, 63
-"""Binary digits behind the point, and before it."""
+"""Binary digits after the point, and before it."""
 
 _OFFSET = 1 << (FINE + MOST)
 _LIMB = (1 << LIMB_BITS) - 1
@@ -54,7 +54,7 @@ def words_of_statistics(statistics: Vector, weight: int, entropy: Entropy) -> Wo
 
 
 def mean_statistics(total: Words, weight: int, clients: int) -> Vector:
-    """Return the mean [k], float64, of the words in a sum over clients of this weight together.
+    """Return the mean [k], float64, of the words in a sum over clients of this total weight.
 
     Raises RoundAbandoned (BOUND) for words that no statistics of so many clients add up to.
     """

@@ -1,4 +1,4 @@
-"""The checks of an honest client on what the coordinator passes on: keys, survivors, signatures."""
+"""The checks of an honest client on data forwarded by the coordinator: keys, survivors, signatures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedgossip.secure.simulation_cache import once, once_for
 
 
 def keys_are_signed(keys: frames.Keys, descriptor: Descriptor, round: int, roster: ParticipantRoster) -> bool:
-    """Return whether the client whose keys these are has signed them, for this round."""
+    """Return whether these keys carry their client's signature for this round."""
     identity, d = roster.identity(keys.client), descriptor
     return once(
         (keys, identity, d.task_id, round, d.roster_hash),
@@ -28,7 +28,7 @@ def check_keys(
     own: frames.Keys,
     neighbours: Sequence[int],
 ) -> dict[int, frames.Keys]:
-    """Return the keys of the share group by client, all signed and distinct, with the own ones.
+    """Return the keys of the share group by client, all signed and distinct, including one's own.
 
     Raises RoundAbandoned for any others.
     """
@@ -67,7 +67,7 @@ def check_keys(
 
 
 def check_survivors(ids: tuple[int, ...], descriptor: Descriptor, me: int, group: Set[int], shared: Set[int]) -> None:
-    """Raise RoundAbandoned for survivors that cannot be true, or are too few; `shared` is U2 within the group."""
+    """Raise RoundAbandoned for impossible or too few survivors; `shared` is U2 within the group."""
 
     def wrong(reason: Reason, what: str) -> RoundAbandoned:
         return RoundAbandoned(reason, what, stage=Stage.CONSIST)
@@ -93,9 +93,9 @@ def check_consents(
     group: Set[int],
     survivors: tuple[int, ...],
 ) -> int:
-    """Return how many others of the group have signed these survivors, each once.
+    """Return the number of other group members that signed these survivors, each once.
 
-    Raises RoundAbandoned where one has not.
+    Raises RoundAbandoned for an invalid signature.
     """
     content = frames.consent_content(sid, frames.hash_of_ids(survivors))
     signers = [v for v, _ in message.signatures]

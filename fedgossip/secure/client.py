@@ -5,16 +5,16 @@
     Shared.mask(delivery, integers) -> VectorMasked   S2  the vector under its masks, in chunks; keys for the next round
     VectorMasked.consent(survivors) -> Consented      S3  a signature on the survivors, one per session
     Consented.reveal(consents)      -> Revealed       S4  one share of each neighbour, then everything is erased
-    Revealed.finish(result, words)  -> Words          S5  the sum, if it is the one that was agreed on
+    Revealed.finish(result, words)  -> Words          S5  the sum, if it is the agreed one
 
-`step.frame` is what to send.  A step that was used raises RoundAbandoned (TWICE) and cannot be copied.  Three outcomes:
+`step.frame` is the frame to send.  A used step raises RoundAbandoned (TWICE) and cannot be copied.  Three outcomes:
 
 - the next step;
 - ProtocolError: the frame is not authentic, or not of this session and stage; nothing has changed, the step is usable;
 - RoundAbandoned: the coordinator signed what no honest one would, or too few are left; all secrets are erased.
 
-Beside Bonawitz et al. (CCS 2017): the share group is the neighbours and the client itself, as there; the mask seed is
-committed to; every message is bound to a session hash that holds the model, the roster and all parameters; a second,
+Differences to Bonawitz et al. (CCS 2017): the share group is the neighbours and the client itself, as there; the mask
+seed is committed to; every message is bound to a session hash over the model, the roster and all parameters; a second,
 different message of a stage ends the session.
 """
 
@@ -54,7 +54,7 @@ Wanted = TypeVar("Wanted", bound=frames.Frame)
 
 
 class SecAggClient:
-    """One participant in many sessions.  `entropy`: os.urandom; `past`: the sessions of its earlier lives."""
+    """One participant in many sessions.  `entropy`: os.urandom; `past`: the sessions before a restart."""
 
     def __init__(
         self, me: int, roster: ParticipantRoster, policy: Policy, sign: Sign, entropy: Entropy, past: Past | None = None
@@ -63,10 +63,10 @@ class SecAggClient:
         self._sign, self._entropy, self.past = sign, entropy, past or Past()
 
     def join(self, invite: bytes, model: bytes, ahead: Ahead | None = None) -> Advertised:
-        """Take part in the session that the coordinator proposes; `model` is the hash of the global model here.
+        """Join the session that the coordinator proposes; `model` is the hash of the global model here.
 
         `ahead`: the keys that the last masked message announced; they are used if the session is the one they are for,
-        and erased if not.  Raises ProtocolError, RoundAbandoned; a client that refuses has sent nothing.
+        and erased if not.  Raises ProtocolError, RoundAbandoned; a refusing client has sent nothing.
         """
         message = frames.from_coordinator(invite, self.policy.coordinator)
         if not isinstance(message, frames.SessionInvite):
@@ -94,7 +94,7 @@ class SecAggClient:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _Session:
-    """The facts that do not change from step to step; `sid` is sid0 until the keys are known."""
+    """The facts that are constant over the steps; `sid` is sid0 until the keys are known."""
 
     me: int
     descriptor: Descriptor
@@ -109,7 +109,7 @@ class _Session:
 
     @property
     def group(self) -> frozenset[int]:
-        """The share group: the neighbours and the client itself."""
+        """Return the share group: the neighbours and the client itself."""
         return frozenset((*self.neighbours, self.me))
 
     def pack(self, message: frames.Frame) -> bytes:
@@ -121,7 +121,7 @@ class _Session:
 
 
 class _Step(Generic[Held]):
-    """One step: the secrets that it holds are handed to the next, or erased."""
+    """One step: its secrets are handed to the next, or erased."""
 
     def __init__(self, session: _Session, held: Held, frame: bytes) -> None:
         self._session, self._held, self.frame = session, held, frame
@@ -130,17 +130,17 @@ class _Step(Generic[Held]):
 
     @property
     def descriptor(self) -> Descriptor:
-        """The session, as the coordinator proposed it."""
+        """Return the session, as the coordinator proposed it."""
         return self._session.descriptor
 
     def abandon(self, reason: Reason = Reason.DEADLINE, what: str = "the coordinator was not heard") -> RoundAbandoned:
-        """Give the session up: erase everything, return the error to raise or report."""
+        """Abandon the session: erase everything, return the error to raise or report."""
         self._used = True
         self._held.erase()
         return RoundAbandoned(reason, what)
 
     def _read(self, frame: bytes, kind: type[Wanted]) -> Wanted:
-        """Return the message that this step is for.  A repeated frame is refused, a different one ends the session."""
+        """Return the expected message of this step.  A repeated frame is refused, a different one ends the session."""
         if self._used:
             raise RoundAbandoned(Reason.TWICE, f"{self!r} has been used", stage=kind.stage)
         if self._checked and isinstance(self._checked[1], kind) and self._checked[0] == frame:
@@ -160,7 +160,7 @@ class _Step(Generic[Held]):
 
     @contextmanager
     def _spend(self) -> Iterator[Held]:
-        """Use the step up; the secrets that it held are erased if the next one is not reached."""
+        """Use the step up; its secrets are erased if the next one is not reached."""
         self._used = True
         try:
             yield self._held
@@ -177,7 +177,7 @@ class _Step(Generic[Held]):
 
 
 class Advertised(_Step[OwnKeys]):
-    """After S0: the keys are announced.  `frame` is empty where they were announced a round ahead."""
+    """After S0: the keys are announced.  `frame` is empty for keys announced a round ahead."""
 
     def share(self, neighbourhood: bytes) -> Shared:
         """Split both secrets among the share group, and seal each neighbour's shares for it alone."""
@@ -201,11 +201,11 @@ class Shared(_Step[Sharing]):
     """After S1: the shares are sealed."""
 
     def check(self, delivery: bytes) -> None:
-        """Raise ProtocolError for a frame that is not the delivery of this session; a sound one may be used later."""
+        """Raise ProtocolError for a frame that is not the delivery of this session; a valid one may be used later."""
         self._checked = delivery, self._read(delivery, frames.Delivery)
 
     def mask(self, delivery: bytes, integers: Quantised) -> VectorMasked:
-        """Open the others' shares, and hide `integers` under one's own mask and one per neighbour that has shared."""
+        """Open the others' shares, and hide `integers` under one's own mask and one per neighbour that sent shares."""
         message = self._read(delivery, frames.Delivery)
         with self._spend() as held:
             s = self._session
@@ -255,7 +255,7 @@ class VectorMasked(_Step[Holding]):
         return chunks(self.words)
 
     def consent(self, survivors: bytes) -> Consented:
-        """Sign the survivors, if they can be true and are enough."""
+        """Sign the survivors, if they are possible and enough."""
         message = self._read(survivors, frames.Survivors)
         with self._spend() as held:
             s = self._session
@@ -276,7 +276,7 @@ class Consented(_Step[Holding]):
         self.survivors = held.survivors
 
     def reveal(self, consents: bytes) -> Revealed:
-        """Give one share of each client in the group: of b if it survives, of its mask key if not."""
+        """Reveal one share of each client in the group: of b if it survives, of its mask key if not."""
         message = self._read(consents, frames.Consents)
         with self._spend() as held:
             s = self._session
@@ -289,16 +289,16 @@ class Consented(_Step[Holding]):
 
 
 class Revealed(_Step[Ended]):
-    """After S4: no secret is left here."""
+    """After S4: no secret is left."""
 
     @property
     def alive(self) -> tuple[int, ...]:
-        """The members of the share group whose shares of b were given, to remove their own masks."""
+        """Return the members of the share group with revealed shares of b, for the removal of their own masks."""
         return self._held.alive
 
     @property
     def dropped(self) -> tuple[int, ...]:
-        """The members of the share group whose mask keys were given, to remove their masks."""
+        """Return the members of the share group with revealed shares of mask keys, for the removal of their masks."""
         return self._held.dropped
 
     def finish(self, result: bytes, words: Words) -> Words:
@@ -313,7 +313,7 @@ class Revealed(_Step[Ended]):
             return words
 
     def acknowledge(self, result: bytes) -> bytes:
-        """Return the digest of the sum as the coordinator signed it, for a client that is not sent the sum itself."""
+        """Return the digest of the sum as the coordinator signed it, for a client that does not receive the sum."""
         with self._ending(result) as digest:
             return digest
 

@@ -1,4 +1,4 @@
-"""The common part of the coordinator's steps: the session, and answers that are taken once from each client."""
+"""The common part of the coordinator's steps: the session, and the single reply of each client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Wanted = TypeVar("Wanted", bound=frames.Frame)
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Session:
-    """The facts that do not change from step to step; `sid` is sid0 until the keys are known."""
+    """The facts that are constant over the steps; `sid` is sid0 until the keys are known."""
 
     roster: ParticipantRoster
     descriptor: Descriptor
@@ -35,9 +35,9 @@ class Session:
         return frames.pack(message, frames.COORDINATOR, self.sign)
 
     def check(self, stage: Stage, there: frozenset[int], what: str) -> None:
-        """Raise RoundAbandoned where the session cannot end well with the clients that are `there`.
+        """Raise RoundAbandoned where the session cannot succeed with the clients that are `there`.
 
-        It needs n_min clients until it is known who is in the sum, and the threshold from then on.
+        It needs n_min clients until the members of the sum are fixed, and the threshold from then on.
         """
         d = self.descriptor
         able = sum(len(self.group(client) & there) >= d.t for client in there)
@@ -47,7 +47,7 @@ class Session:
 
 
 class Collecting(Generic[Answer]):
-    """A stage in which each client of `waiting` is to answer once."""
+    """A stage with one reply due from each client of `waiting`."""
 
     def __init__(self, session: Session, expected: frozenset[int]) -> None:
         self.session, self.expected = session, expected
@@ -56,11 +56,11 @@ class Collecting(Generic[Answer]):
 
     @property
     def waiting(self) -> frozenset[int]:
-        """The clients that have not answered yet."""
+        """Return the clients without a reply yet."""
         return self.expected - self._answers.keys()
 
     def _read(self, client: int, frame: bytes, kind: type[Wanted]) -> Wanted:
-        """Return the client's message.  Raises ProtocolError where it is not due."""
+        """Return the client's message.  Raises ProtocolError where none is due."""
         if self._closed:
             raise frames.refused(client, "a frame for a stage that is over")
         if client not in self.expected:

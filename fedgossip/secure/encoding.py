@@ -1,4 +1,4 @@
-"""How contributions become integers of the ring, as sessions see it: `FixedPoint`, `ExactSums`."""
+"""Encoding of contributions as integers of the ring, as sessions see it: `FixedPoint`, `ExactSums`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedgossip.secure.ring import Words
 
 
 class Encoding(Protocol):
-    """The same at every client, pinned by each."""
+    """The encoding, equal at every client and pinned by each."""
 
     @property
     def length(self) -> int:
@@ -26,17 +26,17 @@ class Encoding(Protocol):
 
     @property
     def ring_bits(self) -> int:
-        """Bits of a number."""
+        """Return the number of bits of a number."""
         ...
 
     @property
     def schema(self) -> bytes:
-        """The hash of the coordinates: of their number, order and meaning."""
+        """Return the hash of the coordinates: of their number, order and meaning."""
         ...
 
     @property
     def together(self) -> bool:
-        """Whether all sums of a run are of the same clients, and those of later runs of the same numbers too."""
+        """Return whether all sums of a run, and of later runs with the same numbers, are over the same clients."""
         ...
 
     @property

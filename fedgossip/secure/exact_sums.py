@@ -1,9 +1,9 @@
-"""Whole numbers that are summed exactly, each in several words of the ring: for statistics, which no clip may change.
+"""Whole numbers with exact sums, each in several words of the ring: for statistics, which no clip may change.
 
 A number of `ring_bits` bits is modulo 2^ring_bits as the ring is, so that a mask hides it completely and the sum is
-that of the numbers, with no rounding and nothing beside it.  A vector of such numbers is float64 with an element for
-each word, lowest first, which holds it exactly: so it travels as a model does.
-Behind the numbers comes a count of one.
+that of the numbers, without rounding or additions.  A vector of such numbers is float64 with an element for each word,
+lowest first, which represents it exactly: so it is sent as a model is.
+A count of one follows the numbers.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ WIDE = 256
 """Bits of a number: a sum of squares of doubles within 2^40, to 2^-128, of 2^31 records of each of 1000 clients."""
 
 LONG = 64
-"""Bits of numbers that are many: a histogram's."""
+"""Bits of numbers in large quantity, such as a histogram's."""
 
 
 @dataclass(frozen=True)
 class ExactSums:
-    """`bounds`: the largest magnitude of each number of one client.  Raises ConfigError."""
+    """The encoding.  `bounds`: the largest magnitude of each number of one client.  Raises ConfigError."""
 
     bounds: tuple[int, ...] = field(repr=False)
     ring_bits: int = WIDE
     layout: str = ""
-    """The hash of what the numbers are."""
+    """The hash of the numbers' meaning."""
 
     together = True
-    """Nothing is left to chance in such a sum: two that differ by a client give that client's numbers, exactly."""
+    """Such a sum contains no randomness: two that differ by a client disclose that client's numbers, exactly."""
     clip_l2 = clip_inf = 0.0
     q_bits = limit = 0
     weight_max = 1
@@ -54,7 +54,7 @@ class ExactSums:
 
     @property
     def width(self) -> int:
-        """Words of a number."""
+        """Return the number of words of a number."""
         return self.ring_bits // RING_BITS
 
     @property
@@ -78,7 +78,7 @@ class ExactSums:
         return np.array(self.bounds, np.int64)
 
     def _beyond(self, words: Words, clients: int) -> int | None:
-        """Return the place of the first number that is beyond the bounds of so many clients; None where none is."""
+        """Return the place of the first number beyond the bounds of so many clients; None without one."""
         if self.ring_bits == LONG and clients * self._most < 1 << (LONG - 1):  # many numbers: as one array
             numbers = long_numbers(words)
             wrong = (numbers < -clients * self._long_bounds) | (numbers > clients * self._long_bounds)
@@ -90,7 +90,7 @@ class ExactSums:
         return self
 
     def check_sum(self, n: int, sigma: float = 0.0) -> None:
-        """Raise RoundAbandoned (OVERFLOW) where the sum of `n` clients could wrap around; there is no noise in it."""
+        """Raise RoundAbandoned (OVERFLOW) where the sum of `n` clients could wrap around; it contains no noise."""
         if sigma or not n * max(1, self._most) < 1 << (self.ring_bits - 1):
             text = f"the sum of {n} exact numbers may not fit in {self.ring_bits} bits"
             raise RoundAbandoned(Reason.OVERFLOW, text)
@@ -98,7 +98,7 @@ class ExactSums:
     def encode(self, update: Vector, samples: int, metrics: Mapping[str, float], entropy: Entropy) -> Quantised:  # noqa: ARG002
         """Return the words of the numbers, and of a count of one.
 
-        Raises RoundAbandoned: SCHEMA for what is no vector of words, OVERFLOW for a number beyond its bound.
+        Raises RoundAbandoned: SCHEMA for an invalid vector, OVERFLOW for a number beyond its bound.
         """
         if update.shape != (self.length,) or metrics:
             text = f"a vector of {update.shape} and {len(metrics)} metrics; {self.length} words were agreed"
@@ -114,8 +114,8 @@ class ExactSums:
     def decode(self, total: Words, clients: int, sigma: float = 0.0, bit_sigma: float = 0.0) -> DecodedSum:  # noqa: ARG002
         """Return the sum itself as `mean`, a float64 for each word.
 
-        Raises RoundAbandoned: SCHEMA for another length, OVERFLOW where the count in it is not that of the clients,
-        BOUND where they would have had to go beyond what is agreed on.
+        Raises RoundAbandoned: SCHEMA for another length, OVERFLOW where the contained count is not that of the clients,
+        BOUND where no numbers within the agreed bounds give the sum.
         """
         if total.shape != (self.words,):
             raise RoundAbandoned(Reason.SCHEMA, f"a sum of {total.size} words; {self.words} were agreed")
@@ -135,7 +135,7 @@ def words_of(numbers: Sequence[int], bits: int = WIDE) -> Words:
 
 
 def integers_of(words: Words, bits: int = WIDE) -> list[int]:
-    """Return the signed integers that `words_of` has taken apart."""
+    """Return the signed integers of `words_of`."""
     packed, size = np.ascontiguousarray(words, "<u4").tobytes(), bits // 8
     return [int.from_bytes(packed[at : at + size], "little", signed=True) for at in range(0, len(packed), size)]
 
@@ -146,7 +146,7 @@ def long_words(numbers: npt.NDArray[np.int64]) -> Words:
 
 
 def long_numbers(words: Words) -> npt.NDArray[np.int64]:
-    """Return the whole numbers that `long_words` has taken apart."""
+    """Return the whole numbers of `long_words`."""
     return np.ascontiguousarray(words, "<u4").view("<i8").astype(np.int64)
 
 
@@ -156,7 +156,7 @@ def as_vector(words: Words) -> Vector:
 
 
 def words_in(vector: Vector) -> Words | None:
-    """Return the words that a vector holds; None where it holds something else."""
+    """Return the words in a vector; None for any other vector."""
     with np.errstate(invalid="ignore"):
         words = np.asarray(vector, np.float64).astype(np.int64)
     fits = np.array_equal(words, vector) and bool(((words >= 0) & (words < 1 << RING_BITS)).all())

@@ -3,11 +3,10 @@
     x = clip_inf(clip_l2(update, S), C)        w = samples / W in (0, 1]
     q = stochastic_round(w x (2^(b-1) - 1) / C)
 
-The weight, whether anything was clipped, a count of one and every declared metric are further coordinates of the same
-vector: nothing about a site leaves in clear but that it took part.  Running statistics are no part of an update: they
-have numbers of their own behind it (`averaged_statistics`), which nothing cuts.  The sum cannot wrap around:
-n (2^(b-1) - 1) + 8 sigma < 2^31 is checked before a session starts (`check_sum`); b = 24 is right up to 100 clients, 20
-up to 1000.
+The weight, a clipping flag, a count of one and every declared metric are further coordinates of the same vector: only
+a site's participation is visible in clear.  Running statistics are no part of an update: they have numbers of their own
+behind it (`averaged_statistics`), which nothing cuts.  The sum cannot wrap around: n (2^(b-1) - 1) + 8 sigma < 2^31 is
+checked before a session starts (`check_sum`); b = 24 is suitable up to 100 clients, 20 up to 1000.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from fedgossip.secure.ring import BLOCK, RING_BITS, Words, centred
 CLIPPED, NOTHING, SHORTER = "clipped", "nothing", "shorter"
 
 BIT = 1 << 12
-"""The value of a bit with noise in the ring: fine enough that rounding the noise does not show."""
+"""The value of a noisy bit in the ring: fine enough that rounding of the noise is negligible."""
 
 _MOST = 8.0
-"""Number of standard deviations of noise that the ring must hold, as in `check_sum`."""
+"""Number of standard deviations of noise that fit into the ring, as in `check_sum`."""
 
 _BESIDE = 3
 """Coordinates after the update and before the metrics: weight, clipped, count."""
@@ -41,7 +40,7 @@ _BESIDE = 3
 
 @dataclass(frozen=True, eq=False)
 class Quantised:
-    """One client's input to a sum, masked in one session and never again.  `fingerprint`: of what it was made from."""
+    """One client's input to a sum, masked in one session and never again.  `fingerprint`: of its source."""
 
     values: Words = field(repr=False)
     fingerprint: bytes = field(repr=False)
@@ -57,7 +56,7 @@ class DecodedSum:
     clipped: int
     metrics: Mapping[str, float]
     shorter: float = 0.0
-    """Half the number of updates shorter than the clip less half that of longer ones, with noise; None: not told."""
+    """Half the number of updates shorter than the clip less half that of longer ones, with noise; None: hidden."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class FixedPoint:
     clip_inf: float
     """C: no element is larger than this; smaller rounds finer."""
     weight_max: int
-    """W: the number of samples that weighs one; a client with more is refused."""
+    """W: the number of samples with weight one; a client with more is refused."""
     q_bits: int = 24
     """b: an element is at most 2^(b-1) - 1; more bits round finer and allow fewer clients."""
     metrics: tuple[tuple[str, float], ...] = ()
@@ -80,10 +79,10 @@ class FixedPoint:
     """The hash of the parameters' names and shapes."""
     together = False
     statistics: tuple[int, int] = (0, 0)
-    """From where, and up to where, elements are running statistics."""
+    """Start and end of the elements that are running statistics."""
     tells: str = CLIPPED
-    """What the sum says of how many updates were cut: CLIPPED, NOTHING where that must be hidden, or SHORTER, half a
-    bit of each client that takes noise."""
+    """Disclosure of the number of cut updates by the sum: CLIPPED, NOTHING where it must be hidden, or SHORTER, half
+    a noisy bit of each client."""
 
     def __post_init__(self) -> None:
         positive = (self.clip_l2, self.clip_inf, *(bound for _, bound in self.metrics))
@@ -120,7 +119,7 @@ class FixedPoint:
 
     @property
     def _beside(self) -> int:
-        """The first coordinate behind the update and the statistics."""
+        """Return the first coordinate behind the update and the statistics."""
         return self.cut + self._kept * LIMBS
 
     @property
@@ -129,7 +128,7 @@ class FixedPoint:
 
     @property
     def schema(self) -> bytes:
-        """The hash of the coordinates: of their number, order and meaning."""
+        """Return the hash of the coordinates: of their number, order and meaning."""
         named = [part for name, bound in self.metrics for part in (name, float(bound).hex())]
         named += ["statistics", *map(str, self.statistics)] if self._kept else []
         return digest("schema", self.layout, self.length, "weight", self.tells, "count", *named)
@@ -145,7 +144,8 @@ class FixedPoint:
 
     def encode(self, update: Vector, samples: int, metrics: Mapping[str, float], entropy: Entropy) -> Quantised:
         """Return the client's coordinates.  Raises RoundAbandoned: SCHEMA for another length, type or set of metrics,
-        OVERFLOW for what is not finite and for samples out of 1 to W."""
+        OVERFLOW for numbers that are not finite and for samples out of 1 to W.
+        """
         self._check(update, samples, metrics)
         weight = samples / self.weight_max
         values = np.empty(self.words, np.uint32)
@@ -205,8 +205,8 @@ class FixedPoint:
     def decode(self, total: Words, clients: int, sigma: float = 0.0, bit_sigma: float = 0.0) -> DecodedSum:
         """Return the values in the sum over `clients`, each with noise `sigma`, on the bit `bit_sigma`.
 
-        Raises RoundAbandoned: SCHEMA for another length, OVERFLOW where the count in it is not that of the clients,
-        BOUND where they would have had to go beyond what is agreed on.
+        Raises RoundAbandoned: SCHEMA for another length, OVERFLOW where the contained count is not that of the clients,
+        BOUND where no updates within the agreed bounds give the sum.
         """
         if total.shape != (self.words,):
             raise RoundAbandoned(Reason.SCHEMA, f"a sum of {total.size} words; {self.words} were agreed")
@@ -270,7 +270,7 @@ def _out_of_bounds(what: str, value: float) -> RoundAbandoned:
 
 
 def _norm(update: Vector) -> float:
-    """Return the Euclidean length, also of very large numbers, whose squares would not be finite."""
+    """Return the Euclidean length, also of numbers so large that their squares would not be finite."""
     peak = max(float(update.max()), -float(update.min()))
     if peak == 0.0:
         return 0.0

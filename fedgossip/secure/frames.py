@@ -26,7 +26,7 @@ from fedgossip.secure.simulation_cache import memory
 FRAME_MAX = 1 << 20
 SIGNATURE = 64
 COORDINATOR = -1
-"""The number of a sender that has no place in the roster."""
+"""The number of a sender without a place in the roster."""
 
 Signature = Annotated[bytes, msgspec.Meta(min_length=SIGNATURE, max_length=SIGNATURE)]
 Share = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
@@ -45,14 +45,14 @@ class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
 
 
 def name_of(kind: type[Frame]) -> str:
-    """Return what frames of this kind are called on the wire, in transcripts and in errors."""
+    """Return the name of frames of this kind on the wire, in transcripts and in errors."""
     return str(kind.__struct_config__.tag)
 
 
 class Keys(Frame, frozen=True):
-    """A client's keys for one round, signed by itself; passed on to its neighbours.
+    """A client's keys for one round, signed by itself; forwarded to its neighbours.
 
-    `origin` is the session in which they were announced: sid0 of their own, or sid of the one before.
+    `origin` is the session that announced them: sid0 of their own, or sid of the one before.
     """
 
     stage = Stage.KEYS
@@ -64,7 +64,7 @@ class Keys(Frame, frozen=True):
     signature: Signature
 
     def content(self, descriptor: Descriptor, round: int) -> bytes:
-        """Return what the client signs."""
+        """Return the content of the client's signature."""
         d = descriptor
         return transcript(
             "keys", self.origin, d.task_id, round, d.roster_hash, self.client, self.c_pk, self.s_pk, self.commitment
@@ -88,7 +88,7 @@ def hash_of_ids(ids: tuple[int, ...]) -> bytes:
 
 
 def consent_content(sid: bytes, u3: bytes) -> bytes:
-    """Return what a client signs of the survivors."""
+    """Return the content of a client's signature on the survivors."""
     return transcript("U3", sid, u3)
 
 
@@ -103,7 +103,7 @@ class SessionInvite(Frame, frozen=True, tag="Invite"):
 
 
 class Neighbourhood(Frame, frozen=True):
-    """The keys of the recipient's neighbours, and its own; `h1` is the hash of everybody's."""
+    """The keys of the recipient's neighbours, and its own; `h1` is the hash of all keys."""
 
     stage = Stage.SHARES
     sid: Hash  # sid0: it is h1 that makes it sid
@@ -113,7 +113,7 @@ class Neighbourhood(Frame, frozen=True):
 
 
 class Delivery(Frame, frozen=True):
-    """The sealed shares for the recipient, by the client that sealed them."""
+    """The sealed shares for the recipient, by the sealing client."""
 
     stage = Stage.MASKED
     sid: Hash
@@ -122,7 +122,7 @@ class Delivery(Frame, frozen=True):
 
 
 class Survivors(Frame, frozen=True):
-    """U3: the clients whose masked vectors are in the sum."""
+    """U3: the clients with a masked vector in the sum."""
 
     stage = Stage.CONSIST
     sid: Hash
@@ -157,7 +157,7 @@ class Advertise(Frame, frozen=True):
 
 
 class Shares(Frame, frozen=True):
-    """Sealed shares for each neighbour that has keys."""
+    """Sealed shares for each neighbour with keys."""
 
     stage = Stage.SHARES
     sid: Hash
@@ -181,7 +181,7 @@ class Consent(Frame, frozen=True):
 
 
 class Reveal(Frame, frozen=True):
-    """One share of each neighbour: (whose, whether it survives, the share of b if so and of its mask key if not)."""
+    """One share of each neighbour: (owner, whether it survives, the share of b if so and of its mask key if not)."""
 
     stage = Stage.UNMASK
     sid: Hash
@@ -207,25 +207,25 @@ def pack(message: Frame, sender: int, sign: Sign) -> bytes:
 
 
 def from_coordinator(frame: bytes, identity: bytes) -> Downward:
-    """Return the coordinator's message.  Raises ProtocolError for anything else."""
+    """Return the coordinator's message.  Raises ProtocolError for any other frame."""
     found: Downward | None = _packed_here(frame, COORDINATOR, identity, Downward)
     return found or _decoded(_authentic(frame, COORDINATOR, identity), COORDINATOR, _DOWN)
 
 
 def from_client(frame: bytes, client: int, identity: bytes) -> Upward:
-    """Return the client's message.  Raises ProtocolError for anything else."""
+    """Return the client's message.  Raises ProtocolError for any other frame."""
     found: Upward | None = _packed_here(frame, client, identity, Upward)
     return found or _decoded(_authentic(frame, client, identity), client, _UP)
 
 
 def _packed_here(frame: bytes, sender: int, identity: bytes, kind: Any) -> Any:
-    """Return the message of a frame of this kind (a union) that this process has packed, as the sender; else None."""
+    """Return the message of a frame of this kind (a union) that this process packed for this sender; else None."""
     if (here := memory()) is None or not (found := here.get(("frame", frame))):
         return None
     by, signed, message = found
     if by != sender or not isinstance(message, kind) or not verify(identity, frame[:SIGNATURE], signed):
         return None
-    if not isinstance(message, SessionInvite | Survivors | Result):  # of the others each has one recipient
+    if not isinstance(message, SessionInvite | Survivors | Result):  # each of the others has one recipient
         here.take(("frame", frame), 2 * len(frame))
     return message
 
@@ -236,7 +236,7 @@ def body_hash(frame: bytes) -> bytes:
 
 
 def signed_content(sender: int, body_hash: bytes) -> bytes:
-    """Return what the signature of a frame signs: it can be checked without the body."""
+    """Return the content of a frame's signature, checkable without the body."""
     return transcript("frame", sender, body_hash)
 
 

@@ -1,11 +1,11 @@
-"""Who shares masks with whom: everybody with everybody, or the k nearest on a circle that the session shuffles.
+"""Which clients share masks: all pairs, or the k nearest on a circle that the session shuffles.
 
 Up to 64 clients the graph is complete (Bonawitz et al., Practical secure aggregation for privacy-preserving machine
 learning, CCS 2017); above, a k-regular Harary graph over a permutation (Bell et al., Secure single-server aggregation
 with (poly)logarithmic overhead, CCS 2020) that every client computes for itself from the session's hash.
 
-Who chooses the session's hash can try many: against a coordinator that deviates the Harary graph promises nothing that
-the complete one does not promise better.
+A malicious coordinator can try many session hashes: against one that deviates, the Harary graph has no guarantee that
+the complete graph does not exceed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _drawer(key: bytes) -> Callable[[int], int]:
     stream = keystream(key)
 
     def below(bound: int) -> int:
-        limit = 2**64 - 2**64 % bound  # of each remainder equally many
+        limit = 2**64 - 2**64 % bound  # an equal number of each remainder
         while True:
             value = int.from_bytes(stream.update(bytes(8)), "little")
             if value < limit:
@@ -60,14 +60,14 @@ def _drawer(key: bytes) -> Callable[[int], int]:
     return below
 
 
-# --- how many neighbours, which threshold -----------------------------------------------------------------------------
+# --- number of neighbours and threshold -------------------------------------------------------------------------------
 
 
 def policy_threshold(m: int) -> int:
     """Return the smallest threshold that an honest client accepts in a share group of `m`, itself included.
 
-    More than two thirds: two lists of survivors would need 2 t shares, and m + m / 3 is all that honest clients, each
-    answering once, and a third that answers both, can give.
+    More than two thirds: two lists of survivors would need 2 t shares, and the group gives at most m + m / 3: honest
+    clients reply once, and a dishonest third replies to both.
     """
     return max(2 * m // 3 + 1, 3)
 
@@ -77,9 +77,9 @@ def parameters(
 ) -> tuple[int, int] | None:
     """Return (k, t): the smallest even number of neighbours that admits a threshold, and the smallest threshold.
 
-    `corrupt` and `dropping` are shares of the n clients.  With probability 2^-sigma at most, somebody has t corrupt
-    neighbours, or the honest survivors fall apart; with 2^-eta at most, a round cannot be finished.  Exact integers.
-    None where no k below n does.  Source: Bell et al. 2020, section 3.
+    `corrupt` and `dropping` are shares of the n clients.  With probability 2^-sigma at most, some client has t corrupt
+    neighbours, or the honest survivors are disconnected; with 2^-eta at most, a round cannot be finished.  Exact
+    integers.  None where no k below n is enough.  Source: Bell et al. 2020, section 3.
     """
     bad, gone = (math.floor(round(share * n, 9)) for share in (corrupt, dropping))
     for k in range(2, n, 2):
@@ -88,14 +88,14 @@ def parameters(
         ways = math.comb(n, k)
         t = _private(n, _hypergeometric(n, bad, k), ways, sigma)
         if semi_malicious:
-            t = max(t, (k + t - 1) // 2 + 1)  # 2 t > k + corrupt neighbours, of which there are fewer than t
+            t = max(t, (k + t - 1) // 2 + 1)  # 2 t > k + corrupt neighbours, fewer than t of them
         if 0 < t <= k and n * sum(_hypergeometric(n, n - gone, k)[:t]) << eta <= ways:
             return k, t
     return None
 
 
 def _hypergeometric(n: int, marked: int, k: int) -> list[int]:
-    """Return in how many ways k of n hold i marked ones, for i = 0 to k."""
+    """Return the number of k-subsets of n with i marked elements, for i = 0 to k."""
     return [math.comb(marked, i) * math.comb(n - marked, k - i) for i in range(k + 1)]
 
 
@@ -105,7 +105,7 @@ def _connected(n: int, k: int, missing: int, sigma: int) -> bool:
 
 
 def _private(n: int, corrupt: Sequence[int], ways: int, sigma: int) -> int:
-    """The smallest t with n Pr[at least t corrupt neighbours] <= 2^-(sigma + 1)."""
+    """Return the smallest t with n Pr[at least t corrupt neighbours] <= 2^-(sigma + 1)."""
     t, tail = len(corrupt), 0
     while t and n * (tail + corrupt[t - 1]) << (sigma + 1) <= ways:
         t -= 1

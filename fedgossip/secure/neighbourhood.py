@@ -1,17 +1,17 @@
-"""What one node learns of its neighbours in private gossip: their weighted sum, and nothing that tells them apart.
+"""Private gossip: a node learns the weighted sum of its neighbours' models, and nothing about single ones.
 
     v sends to j       Q(w_jv x_v) + masks              Q(x) = round(x / unit), an integer modulo 2^32
     masks              + PRG(k_uv) for each other sender u > v to j, - for each u < v: they cancel in the sum over S_j
-    j                  x_j  <-  x_j + unit (sum of what has come - sum over its neighbours v of Q(w_jv x_j))
+    j                  x_j  <-  x_j + unit (sum of received - sum over its neighbours v of Q(w_jv x_j))
 
-What comes over an edge in j is Q(w x_v) - Q(w x_j), and in v its exact opposite: no rounding of the integers moves the
+The change over an edge is Q(w x_v) - Q(w x_j) in j, and its exact opposite in v: no rounding of the integers moves the
 mean, and equal models stay equal.  A model beyond the bound is refused, not clipped: a clipped one is another model.
 
-The keys k are of one pair of senders, one receiver and one round, and each masks one vector.  A sum in which one vector
-is missing stays masked: it is noise, and the words after the model say so (`opened`).
+The keys k are of one pair of senders, one receiver and one round, and each masks one vector.  A sum with a missing
+vector stays masked: it is noise, and the words after the model detect this (`opened`).
 
 Source: pairwise masks, Bonawitz et al., Practical secure aggregation for privacy-preserving machine learning, CCS 2017,
-section 4; without their second mask and shares, which are for a coordinator that tries again.  Here nobody does.
+section 4; without their second mask and shares, which serve a coordinator that retries.  Here no peer does.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from fedgossip.secure.primitives import keystream
 from fedgossip.secure.ring import Words
 
 BITS = 30
-"""Of a number with its sign.  A row's weights sum to one, so that a sum of any number of neighbours is as small as one,
-and the difference of two such sums still fits into 32 bits."""
+"""Bits of a number with its sign.  A row's weights sum to one, so a sum over any number of neighbours has the bound of
+one, and the difference of two such sums still fits into 32 bits."""
 
 LIMIT = (1 << (BITS - 1)) - 1
 
@@ -48,16 +48,16 @@ class Grid:
 
     @property
     def unit(self) -> float:
-        """What the integer 1 stands for; for numbers above bound / 64 finer than float32 is."""
+        """Return the value of the integer 1; for numbers above bound / 64 finer than the step of float32."""
         return self.bound / LIMIT
 
     def beyond(self, vector: Vector) -> float | None:
-        """Return the largest magnitude in a vector that is beyond the bound or not finite; None for one that fits."""
+        """Return a vector's largest magnitude if beyond the bound or not finite; None for a vector within it."""
         largest = max(abs(float(vector.max())), abs(float(vector.min())))
-        return None if largest <= self.bound else largest  # of a nan both are nan
+        return None if largest <= self.bound else largest  # both comparisons fail for nan
 
     def whole(self, vector: Vector, weight: float) -> Words:
-        """Return Q(weight * vector), [d], a new array.  The vector lies within the bound, the weight in [0, 1]."""
+        """Return Q(weight * vector), [d], a new array.  The vector is within the bound, the weight in [0, 1]."""
         out = words_of(vector.size)
         signed, scale = out.view(np.int32), self._scale(weight)
         rounded = np.empty(min(BLOCK, vector.size), np.float64)
@@ -70,8 +70,9 @@ class Grid:
         return out
 
     def possible(self, come: Words, senders: int) -> bool:
-        """Whether so many neighbours whose models lie within the bound can have sent this sum: weights are at most one
-        together, and each rounds by half a unit."""
+        """Return whether so many neighbours with models within the bound can have sent this sum: weights are at most 1
+        together, and each rounds by half a unit.
+        """
         signed, most = come.view(np.int32), LIMIT + senders
         return int(signed.max()) <= most and -int(signed.min()) <= most
 
@@ -89,7 +90,7 @@ class Grid:
         return frozen(out)
 
     def moved_rows(self, groups: RowGroups, stacked: Vector, out: Vector) -> None:
-        """Write what a round makes of all nodes at once: the bits of `whole` and `moved`.  [n, d], two arrays."""
+        """Write the round's result for all nodes at once: the bits of `whole` and `moved`.  [n, d], two arrays."""
         n, d = stacked.shape
         width = max(64, min(d, (1 << 18) // n))
         for start in range(0, d, width):
@@ -110,12 +111,12 @@ class Grid:
 
 
 def words_of(length: int) -> Words:
-    """Return uninitialised words, in warm memory where there is some."""
+    """Return uninitialised words, in warm memory if available."""
     return empty(length, np.uint32).view(np.uint32)
 
 
 def masked(whole: Words, added: Iterable[bytes], subtracted: Iterable[bytes]) -> Words:
-    """Return what is sent, [d + CHECK_WORDS]: the integers and the count of one sender, under a stream of each key."""
+    """Return the words to send, [d + CHECK_WORDS]: the integers and a sender count of 1, under a stream of each key."""
     total = words_of(whole.size + CHECK_WORDS)
     streams = [(keystream(key), np.add) for key in added] + [(keystream(key), np.subtract) for key in subtracted]
     zeros, buffer = memoryview(bytes(4 * BLOCK)), np.empty(BLOCK, "<u4")

@@ -47,30 +47,32 @@ Places = npt.NDArray[np.intp]
 Mask = npt.NDArray[np.bool_]
 
 SMALLEST, LARGEST = 0.5, 2.0**28
-"""Of sigma.  What is drawn is above 8 sigma once in 10^15 times."""
+"""Range of sigma.  A draw exceeds 8 sigma once in 10^15 times."""
 
 SINGLE_MOST = 2.0**21
-"""Largest sigma whose numbers float32 holds, but for some beyond 8 sigma."""
+"""Largest sigma with draws that float32 represents, but for some beyond 8 sigma."""
 
 EXACT_SINGLES = 1 << 24
 
 CELL_BITS = 16
-"""Of a word: 2 % of so many cells are not all below f, and half of the draws that meet them begin again."""
+"""Bits of a word that select a cell: 2 % of so many cells are not all below f, and half of the draws in them start
+over."""
 
 NARROW = 40
 """Widths are the largest power of two of at most sigma / NARROW, or 1: 40 to 80 to a sigma leave most cells below f."""
 
 REACH = 4
-"""In sigma: what is nearer is no tail."""
+"""Start of the tails, in sigma."""
 
 PREFIX_BITS = 63
-"""Of a height that are drawn first."""
+"""Number of bits of a height that are drawn first."""
 
 SURE = 1 << 43
-"""Of a prefix: a height that begins with 20 zeros or more is not known well enough by its prefix."""
+"""Minimum of a decisive prefix: the prefix of a height that begins with 20 zeros or more is too coarse."""
 
 SLACK = 2.0**-40
-"""Of a logarithm: the prefixes above leave 2^-43 open, and float64 is off by a few times 2^-46; of rows, a bit more."""
+"""Error bound of a logarithm: the prefixes above leave 2^-43 open, and float64 is off by a few times 2^-46; of rows, a
+bit more."""
 
 BLOCK = 16_384  # words at a time: their arrays stay in the second-level cache
 TURN = 1 << 18  # numbers, of which those whose cells are not all below f are decided together
@@ -92,7 +94,7 @@ def discrete_gaussian(sigma: float, size: int, entropy: Entropy) -> Integers:
 
 
 class DiscreteGaussian:
-    """Draws integers of parameter `sigma` as `discrete_gaussian` does, as many and as often as wanted.
+    """Draws integers of parameter `sigma` as `discrete_gaussian` does, repeatedly and in any number.
 
     Takes 32 bytes of entropy, once.  Raises ConfigError for a sigma out of range.
     """
@@ -106,7 +108,7 @@ class DiscreteGaussian:
         self._cells, self._dice = cells_of(float(sigma)), keystream(entropy(32))
 
     def fill(self, out: Integers | Floats | Singles) -> dict[int, int]:
-        """Fill an array; return what it cannot hold, by place: of float32 what is above 2^24, float64 holds all.
+        """Fill an array; return the draws that it cannot represent, by place: for float32 above 2^24, for float64 none.
 
         For float32 sigma is at most SINGLE_MOST.
         """
@@ -122,24 +124,24 @@ class DiscreteGaussian:
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """The table for a sigma: the cells that are all below f, those that are not, of the tails, and of nothing."""
+    """The table for a sigma: the cells all below f, the others, those of the tails, and the empty ones."""
 
     sigma: float
     width: int
-    """Integers of a cell, a power of two."""
+    """Number of integers of a cell, a power of two."""
     rows: int
-    """Into which heights from 0 to 1 are divided: as many as the cells are enough for."""
+    """Number of rows that divide heights from 0 to 1: as many as there are cells for."""
     starts: npt.NDArray[Any]
     """The least integer of each cell, int32; int64 where 32 bits are not enough for a cell and an integer of it."""
     below: int
-    """Cells that are all below f."""
+    """Number of cells all below f."""
     row: Floats
-    """Of each other cell, from 0; of nothing: infinite."""
+    """Row of each other cell, from 0; of an empty one: infinite."""
     side: npt.NDArray[np.int8]
-    """Of each of these: 1 in the right tail, -1 in the left one, else 0."""
+    """Side of each of these: 1 in the right tail, -1 in the left one, else 0."""
     tail_start: int
     tail_width: int
-    """Integers of a strip, a power of two times `width`."""
+    """Number of integers of a strip, a power of two times `width`."""
 
     def fill(self, out: Integers | Floats | Singles, dice: CipherContext) -> tuple[Places, Integers]:
         """Fill an array with independent draws; return the places, and draws, of the cells not all below f."""
@@ -149,9 +151,9 @@ class Cells:
         return places, values
 
     def _decided(self, words: npt.NDArray[Any], dice: CipherContext) -> Integers:
-        """Return integers for words whose cells are not all below f; where a height is above it, by other words."""
+        """Return integers for words with cells not all below f; where a height is above it, by other words."""
         doubts = len(words)
-        spare = np.empty(doubts // 2 + 4 * math.isqrt(doubts) + 8, np.int64)  # of half of them the height is above f
+        spare = np.empty(doubts // 2 + 4 * math.isqrt(doubts) + 8, np.int64)  # half of them have a height above f
         places, more = self._guessed(spare, dice)
         words = np.concatenate([words, more])
         cells = (words >> self._shift).astype(np.intp)
@@ -170,11 +172,11 @@ class Cells:
 
     @property
     def _shift(self) -> int:
-        """Bits of a word behind those of its cell."""
+        """Return the number of bits of a word behind those of its cell."""
         return 8 * self.starts.itemsize - CELL_BITS
 
     def _guessed(self, out: Integers | Floats | Singles, dice: CipherContext) -> tuple[Places, npt.NDArray[Any]]:
-        """Fill an array by a word each; return the places and words whose cells are not all below f."""
+        """Fill an array by a word each; return the places and words with cells not all below f."""
         size, kind = self.starts.itemsize, self.starts.dtype
         below, inside = self.below << self._shift, self.width - 1
         chosen, drawn, low = (np.empty(BLOCK, one) for one in (np.intp, kind, f"<u{size}"))
@@ -194,7 +196,7 @@ class Cells:
         return np.concatenate(places), np.concatenate(doubtful)
 
     def _missed(self, cells: Places, values: Integers, dice: CipherContext) -> Mask:
-        """Return which heights in cells that are not all below f are above it; integers of tails are put in place."""
+        """Return which heights in cells not all below f are above it; integers of tails are put in place."""
         halvings = np.zeros(len(cells), np.int64)
         side = self.side[cells]
         (tails,) = side.nonzero()
@@ -216,7 +218,7 @@ class Cells:
         return missed
 
     def _tail(self, count: int, dice: CipherContext) -> tuple[Integers, Integers]:
-        """Return integers of the right tail, and how often the rows of a cell are halved where they are."""
+        """Return integers of the right tail, and the number of halvings of a cell's rows there."""
         strips, on = np.zeros(count, np.int64), np.arange(count)
         while len(on):  # a strip is the number of zeros before the first one
             words = _words(len(on), dice)
@@ -237,7 +239,7 @@ def _words(count: int, dice: CipherContext) -> npt.NDArray[np.uint64]:
 
 @lru_cache(maxsize=64)
 def cells_of(sigma: float) -> Cells:
-    """Return the table for a sigma, of the most rows for which there are cells enough."""
+    """Return the table for a sigma, with as many rows as there are cells for."""
     width = 1 << max(0, math.floor(math.log2(sigma / NARROW)))
     strips = math.ceil(REACH * sigma / width)
     tail_start = strips * width
@@ -248,7 +250,7 @@ def cells_of(sigma: float) -> Cells:
     nearest, farthest = np.where(starts < 0, ends, starts), np.where(starts < 0, starts, ends)
 
     def counted(rows: int) -> tuple[Integers, Integers, int]:
-        """Return how many cells of each strip are all below f, how many are not, and how many a tail has."""
+        """Return per strip the number of cells all below f, that of the others, and the number of cells of a tail."""
         below = rows_below(rows, farthest, sigma)
         tail = rows_below(rows << _halvings(tail_width, width), np.array([tail_start]), sigma)
         return below, rows_below(rows, nearest, sigma) + (nearest != 0) - below, int(tail[0]) + 1
@@ -279,7 +281,7 @@ def cells_of(sigma: float) -> Cells:
 
 
 def _halvings(tail_width: int, width: int) -> int:
-    """Return how often the rows of a cell are halved in the first strip of a tail, which it meets one time in two."""
+    """Return the number of halvings of a cell's rows in the first strip of a tail, which it meets one time in two."""
     return (tail_width // width).bit_length()
 
 
@@ -293,7 +295,7 @@ def rows_below(rows: int, places: Integers, sigma: float) -> Integers:
     return whole
 
 
-# --- what float64 does not settle -------------------------------------------------------------------------------------
+# --- decisions that float64 leaves open -------------------------------------------------------------------------------
 
 
 def _exponent(y: int, sigma: float) -> Fraction:
@@ -314,12 +316,12 @@ def _floor(rows: int, x: Fraction) -> int:
 
 
 def _is_below(prefix: int, rows: int, x: Fraction, dice: CipherContext) -> bool:
-    """Return whether a height is below rows exp(-x); given are its whole part and the first PREFIX_BITS after it."""
+    """Return whether a height is below rows exp(-x), given its whole part and the first PREFIX_BITS after it."""
     bits = PREFIX_BITS
     while True:
         prefix = prefix << MORE_BITS | int.from_bytes(dice.update(bytes(MORE_BITS // 8)), "little")
         bits += MORE_BITS
-        with localcontext(prec=bits // 2):  # digits, of which the bits need a third
+        with localcontext(prec=bits // 2):  # decimal digits: a third of the bits
             top = rows * (-Decimal(x.numerator) / x.denominator).exp() * 2**bits
             error = top * Decimal(10) ** -(bits // 3)
             if prefix + 1 <= top - error:

@@ -1,4 +1,4 @@
-"""The noise of a sum as clients agree on it: a rule that each insists on, and what it comes to in a session."""
+"""The agreed noise of a sum: a rule that each client requires, and its values in a session."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fedgossip.secure.noise import LARGEST
 
 
 class Noise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Distributed differential privacy: what each client adds, so that `honest` survivors hide each of them."""
+    """Distributed differential privacy: the noise of each client, so that `honest` survivors hide each of them."""
 
     sigma: float = 0.0
     """Standard deviation of a client's discrete Gaussian, in the ring's units; 0: none."""
     honest: Annotated[int, msgspec.Meta(ge=0, lt=2**31)] = 0
-    """Survivors whose noise is counted on: with fewer nothing is summed."""
+    """Minimum number of survivors that add noise: with fewer nothing is summed."""
     bit_sigma: float = 0.0
-    """The same on the coordinate that says whether an update was shorter than the clip."""
+    """The same on the coordinate for updates shorter than the clip."""
 
     @property
     def on(self) -> bool:
@@ -34,10 +34,10 @@ NO_NOISE = Noise()
 
 @dataclass(frozen=True)
 class NoiseRule:
-    """How much noise a sum takes, whatever the clip: what a client insists on.  Raises ConfigError.
+    """The noise of a sum at any clip, required by each client.  Raises ConfigError.
 
-    `multiplier` is z of the updates, `bits` the deviation of the noise in the sum of bits that say whose update was
-    shorter than the clip; 0 where none are told.  `honest` survivors are counted on.
+    `multiplier` is z of the updates, `bits` the deviation of the noise in the sum of the bits for updates shorter than
+    the clip; 0 without such bits.  `honest` survivors are assumed.
     """
 
     multiplier: float
@@ -45,7 +45,7 @@ class NoiseRule:
     bits: float = 0.0
 
     def at(self, fixed: Encoding) -> Noise:
-        """Return what each client adds to a sum of these numbers."""
+        """Return the noise that each client adds to a sum of these numbers."""
         norm = rounded_norm(fixed.clip_l2 * fixed.limit / fixed.clip_inf, fixed.length)
         bit_sigma = self.bits * BIT / math.sqrt(self.honest)
         return Noise(client_sigma(self.multiplier, norm, self.honest), self.honest, bit_sigma)
@@ -65,10 +65,10 @@ def rounded_norm(norm: float, length: int) -> float:
 def client_sigma(noise: float, norm: float, honest: int) -> float:
     """Return each client's sigma for a sum that `honest` clients make private with noise multiplier `noise`.
 
-    `norm` is the sensitivity in the ring's units: the largest L2 norm of what one client adds, after rounding, see
+    `norm` is the sensitivity in the ring's units: the largest L2 norm of one client's contribution, after rounding, see
     `rounded_norm`.  Each of them adds discrete Gaussians of variance (noise norm)^2 / honest; fewer than `honest`
-    survivors must end the round, and what more of them add is not accounted.  Clients that collude with who sees the
-    sum take their noise off it: they are not among the honest.
+    survivors must end the round, and noise of more of them is not accounted.  Clients that collude with an observer of
+    the sum remove their noise: they are not among the honest.
 
     The account is that of one Gaussian of noise multiplier `noise`.  It is exact for one discrete Gaussian at whole
     orders (Canonne et al., NeurIPS 2020, proposition 5), and for a sum of them to `sum_gap`, which is far below any
@@ -86,11 +86,11 @@ def client_sigma(noise: float, norm: float, honest: int) -> float:
 
 
 def sum_gap(sigma: float, clients: int) -> float:
-    """Return tau: how far log P of the sum of `clients` discrete Gaussians is from that of one, per coordinate.
+    """Return tau: the distance of log P of the sum of `clients` discrete Gaussians to that of one, per coordinate.
 
         tau = 10 sum_{k=1}^{clients-1} exp(-2 pi^2 sigma^2 k / (k + 1))
 
-    Of d coordinates the Renyi divergence of a round is, at every order, at most tau d above that of one discrete
+    For d coordinates the Renyi divergence of a round is, at every order, at most tau d above that of one discrete
     Gaussian with the variance of the sum.  sigma = 3, 1000 clients, d = 10^9: 10^-28.
 
     Source: Kairouz, Liu and Steinke, The distributed discrete Gaussian mechanism for federated learning with secure

@@ -1,12 +1,12 @@
-"""What two peers share with nobody else, and the keys of the masks that they make of it.
+"""Secrets shared by two peers alone, and the mask keys derived from them.
 
-Each life of a peer draws a key of its own (X25519) for the run, signs it with the key that the peer is (Ed25519), and
-tells it to its neighbours, who pass it on to theirs: those are the peers that send to a common receiver.  What two
-agree on is made of these keys and of the long-term ones of their links: who steals the long-term keys later opens no
-mask of a run that is over, for the others are written down nowhere.
+Each process of a peer draws a key of its own (X25519) for the run, signs it with the peer's identity (Ed25519), and
+sends it to its neighbours, which forward it to theirs: those are the peers that send to a common receiver.  Pair keys
+are derived from these keys and from the long-term ones of their links: theft of the long-term keys later opens no mask
+of a finished run, for the others are stored nowhere.
 
 A key of a mask is of the run, the two senders, the receiver, the round and the length: HKDF with the run as salt
-and the rest in the info, so that no two vectors are masked with one key as long as nobody masks twice in one round.
+and the rest in the info, so that no two vectors are masked with one key while no peer masks twice in one round.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ class Pairs(Protocol):
     """One peer's share in all its pairs."""
 
     def told(self, of: Iterable[int]) -> Sequence[RunKey]:
-        """Return what is to be told to a neighbour: one's own key, and those that are known of these peers."""
+        """Return the keys to send to a neighbour: one's own, and the known ones of these peers."""
         ...
 
     def news(self, key: RunKey) -> bool:
-        """Whether it is a key that is not known yet.  Raises ProtocolError for one that its owner did not sign."""
+        """Return whether the key is new.  Raises ProtocolError for one without its owner's signature."""
         ...
 
     def take(self, key: RunKey) -> None:
-        """Make masks with its owner by this key from now on; it is news."""
+        """Use this new key for masks with its owner from now on."""
         ...
 
     def knows(self, other: int) -> bool:
-        """Whether masks can be made with this peer."""
+        """Return whether masks with this peer are possible."""
         ...
 
     def key(self, other: int, receiver: int, round: int, words: int) -> bytes:
-        """Return the key of the mask that this peer and `other` put on what they send to `receiver`."""
+        """Return the key of the mask that this peer and `other` put on their messages to `receiver`."""
         ...
 
 
 def run_of(*parts: str) -> bytes:
-    """Return the hash of a run: what its peers must have in common."""
+    """Return the hash of the data that a run's peers must share."""
     return digest("private run", *parts)
 
 
@@ -66,7 +66,7 @@ def _key(run: bytes, shared: bytes, u: int, v: int, receiver: int, round: int, w
 
 @dataclass(frozen=True)
 class Own:
-    """A peer in one life: the X25519 key of its links, what signs for it, and what its new key is drawn from."""
+    """A peer in one process: the X25519 key of its links, its signing function, and the source of its new key."""
 
     node: int
     incarnation: int
@@ -84,7 +84,7 @@ class Other:
 
 
 class AgreedPairs:
-    """Those of a real run.  Raises ConfigError for a public key with which everybody would agree on the same."""
+    """The pairs of a real run.  Raises ConfigError for a public key that gives every peer the same secret."""
 
     def __init__(self, own: Own, others: Mapping[int, Other], run: bytes) -> None:
         self._node, self._run, self._others = own.node, run, others
@@ -110,7 +110,7 @@ class AgreedPairs:
         return [self._own, *(self._known[node] for node in of if node in self._known)]
 
     def news(self, key: RunKey) -> bool:
-        """Note another peer's key.  Raises ProtocolError for one that it has not signed, or that is none."""
+        """Store another peer's key if new.  Raises ProtocolError for an unsigned or invalid key."""
         if key.node == self._node:
             return False
         if key.node not in self._others:
@@ -137,7 +137,7 @@ class AgreedPairs:
         return other in self._shared
 
     def key(self, other: int, receiver: int, round: int, words: int) -> bytes:
-        """Return the key of one mask; raises KeyError for one whose key is not here."""
+        """Return the key of one mask; raises KeyError without the other's key."""
         return _key(self._run, self._shared[other].read(), self._node, other, receiver, round, words)
 
     def __repr__(self) -> str:
@@ -146,7 +146,7 @@ class AgreedPairs:
 
 @dataclass(frozen=True)
 class SeededPairs:
-    """Those of a simulation, from its seed: they cancel as the real ones do, and hide nothing; nothing need be told."""
+    """The pairs of a simulation, from its seed: masks cancel as real ones do, and hide nothing; no key is sent."""
 
     node: int
     seed: int = field(repr=False)

@@ -1,6 +1,6 @@
-"""What a client has with each of its neighbours: shares under a seal, and a mask that cancels in the sum.
+"""Shares under a seal, and a mask that cancels in the sum, for each neighbour of a client.
 
-Every neighbour's part is computed beside the others': a step makes a few calls for all of them.
+All neighbours' parts are computed together: a step makes a few calls for all of them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from fedgossip.secure.primitives import Agreement, Entropy, derive, named, seal,
 from fedgossip.secure.ring import Words, add_streams, subtract_streams
 from fedgossip.secure.secrets import OwnKeys, SecretRows, SharePairs, Sharing
 
-# The keys of the masks: one per pair, which cancels in the sum, and one per client, which its shares take off.
+# The keys of the masks: one per pair, which cancels in the sum, and one per client, removed by its shares.
 #
 # Every key is used for one vector of one session: the session's hash is the salt, the length in the info.
 
 
 @lru_cache(maxsize=128)
 def mask_infos(u: int, others: tuple[int, ...], words: int) -> list[tuple[bytes]]:
-    """Return the purpose of the key of the mask that `u` shares with each other, from what their mask keys agree on.
+    """Return the purpose of the key of the mask that `u` shares with each other, derived from the agreed mask keys.
 
     The lower of both adds the mask, the higher subtracts it.
     """
@@ -108,7 +108,7 @@ def opened(sid: bytes, me: int, held: Sharing, message: Sealed) -> SharePairs:
 
 
 def add_masks(words: Words, sid: bytes, me: int, held: Sharing, owners: Sequence[int], width: int) -> None:
-    """Add the own mask, and one per neighbour that has shared: + towards higher ids, - towards lower."""
+    """Add the own mask, and one per neighbour that sent shares: + towards higher ids, - towards lower."""
     keys = held.masks.read()
     add_streams(words, [self_key(sid, held.b.read(), me, words.size), *(keys[v] for v in owners if v > me)], width)
     subtract_streams(words, [keys[v] for v in owners if v < me], width)

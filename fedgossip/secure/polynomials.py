@@ -3,7 +3,7 @@
     f(x) = sum_j c_j (x^j mod p)      c_j and x^j as 16 digits of 16 bits: sums of their products are exact in float64
 
 A product of digits counts 2^(16 s), s = 0 to 30; 2^256 is 189 in the field, so those from s = 16 on are folded back.
-What is left, 16 numbers below 2^53 for each value, is carried in integers that hold all values side by side.
+The remaining 16 numbers below 2^53 for each value are carried in integers that contain all values side by side.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TERMS_MOST = 512
 DIGITS, BITS = 16, 16
 _FOLD = 2**256 - P
 _LANE = 5
-"""Number of 64-bit words of a value while it is carried: 256 bits, and 64 for what is above."""
+"""Number of 64-bit words of a value during carrying: 256 bits, and 64 for the overflow."""
 
 _TOP = b"\xff" * 31
 """The bytes above the lowest of every number from p to 2^256."""

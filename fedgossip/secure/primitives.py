@@ -1,6 +1,6 @@
 """The primitives, each named by its purpose: X25519, HKDF-SHA256, AES-256-CTR, ChaCha20-Poly1305, Ed25519.
 
-What is hashed or signed is a `transcript`: the protocol's label, what it is for, and every part preceded by its length,
+Hashed and signed data are a `transcript`: the protocol's label, the purpose, and every part preceded by its length,
 so that no two different lists of parts are the same bytes.  Keys are derived with the session in the salt and the
 purpose and both ids in the info: no key has two uses.
 
@@ -28,7 +28,7 @@ Entropy = Callable[[int], bytes]
 """A function that gives so many random bytes: os.urandom, but in tests."""
 
 Sign = Callable[[bytes], bytes]
-"""A function that signs with the participant's Ed25519 identity, whose secret stays where it is."""
+"""A function that signs with the participant's Ed25519 identity, without giving away its secret."""
 
 _NONCE = bytes(12)  # each key seals one message
 _COUNTER = modes.CTR(bytes(16))
@@ -80,7 +80,7 @@ def transcript(purpose: str, *parts: bytes | str | int) -> bytes:
 
 @lru_cache(maxsize=4096, typed=True)  # purposes and ids: nothing secret is text or a number
 def named(part: str | int) -> bytes:
-    """Return what a text or an integer is in a transcript; behind a transcript it is one part more of it."""
+    """Return the bytes of a text or an integer in a transcript; appended to a transcript they are one further part."""
     value = str(part).encode()
     return len(value).to_bytes(4, "big") + value
 
@@ -103,8 +103,8 @@ def derive(salt: bytes, key: bytes, purpose: str, *parts: str | int) -> bytes:
 def derived(salt: bytes, keys: Sequence[bytes], infos: Sequence[tuple[bytes, ...]]) -> list[tuple[bytes, ...]]:
     """Return 32 bytes of HKDF-SHA256 for each info of each key, the transcript of a purpose.  The salt is public.
 
-    RFC 5869, sections 2.2 and 2.3, of one block each: extract, expand.  HMAC is written out (RFC 2104), for its two
-    hashes of blocks that are padded once take half the time of a call that begins with the key.
+    RFC 5869, sections 2.2 and 2.3, of one block each: extract, expand.  HMAC is written out (RFC 2104): two hashes of
+    blocks padded once take half the time of a call that begins with the key.
     """
     salt = salt if len(salt) <= _BLOCK else _sha256(salt).digest()
     of_salt = int.from_bytes(salt, "big") << 8 * (_BLOCK - len(salt))
@@ -132,12 +132,12 @@ def public_of(secret: bytes) -> bytes:
 
 
 def small_order(public: bytes) -> bool:
-    """Return whether everybody agrees on zero with this key, or it is none."""
+    """Return whether every agreement with this key gives zero, or it is invalid."""
     return len(public) != 32 or int.from_bytes(public, "little") & _COORDINATE in _SMALL
 
 
 _COORDINATE = (1 << 255) - 1
-"""The bits of a key that count; RFC 7748, section 5."""
+"""The significant bits of a key; RFC 7748, section 5."""
 
 _FIELD = (1 << 255) - 19
 _OF_ORDER_8 = (
@@ -149,7 +149,7 @@ _SMALL = frozenset((0, 1, _FIELD - 1, _FIELD, _FIELD + 1, *_OF_ORDER_8))
 
 
 class Agreement:
-    """One X25519 secret, ready for many agreements.  `public`: its public key, where it is known."""
+    """One X25519 secret, ready for many agreements.  `public`: its public key, if known."""
 
     __slots__ = ("_public", "_secret", "_x25519")
 
@@ -168,7 +168,7 @@ class Agreement:
     def keys(
         self, publics: Sequence[bytes], salt: bytes, infos: Sequence[tuple[bytes, ...]]
     ) -> list[tuple[bytes, ...]]:
-        """Return what is derived, for the purposes in `infos`, from the 32 bytes shared with each public key.
+        """Return the derived keys, for the purposes in `infos`, from the 32 bytes shared with each public key.
 
         None of them is of small order.  Both ends name the purposes in one order.
         """
@@ -213,12 +213,12 @@ _AGREEMENT = transcript("simulated agreement") + _SIZES[32]
 
 
 def keystream(key: bytes) -> CipherContext:
-    """Return the AES-256-CTR stream of `key` from counter 0: what it makes of zeros is the keystream."""
+    """Return the AES-256-CTR stream of `key` from counter 0: its encryption of zeros is the keystream."""
     return Cipher(algorithms.AES(key), _COUNTER).encryptor()
 
 
 SHORT_MOST = 4096
-"""Bytes of a stream that is taken whole."""
+"""Maximum number of bytes of a stream that is computed whole."""
 
 _ZEROS = memoryview(bytes(SHORT_MOST))
 
@@ -241,7 +241,7 @@ def seal(keys: Sequence[bytes], plains: Sequence[bytes], bound: Sequence[bytes])
 
 
 def unseal(keys: Sequence[bytes], sealed: Sequence[bytes], bound: Sequence[bytes]) -> list[bytes | None]:
-    """Return what was sealed; None where it was not with this key and `bound`."""
+    """Return the sealed content; None for another key or `bound`."""
     names = [*zip(keys, sealed, bound, strict=True)]
     here = memory()
     known: list[bytes | None] = here.take_all(names) if here else [None] * len(names)
@@ -259,7 +259,7 @@ def _unsealed(key: bytes, sealed: bytes, bound: bytes) -> bytes | None:
 
 
 def signer(seed: bytes) -> tuple[bytes, Sign]:
-    """Return the identity, an Ed25519 public key, of 32 secret bytes, and what signs for it."""
+    """Return the identity, an Ed25519 public key, of 32 secret bytes, and its signing function."""
     key = Ed25519PrivateKey.from_private_bytes(seed)
     identity = key.public_key().public_bytes_raw()
 

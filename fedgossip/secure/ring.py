@@ -1,7 +1,7 @@
 """Integers modulo 2^32: sums wrap around and have no order, and a uniform mask hides a number completely.
 
 A number may have several words, the lowest first: then it is one modulo 2^(32 width), and sums carry from word to word.
-Words that were summed each for itself would tell more than the sum of the numbers.
+Words summed separately would disclose more than the sum of the numbers.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ BLOCK = 32_768
 """Number of words of a block; one of the sum and one of a stream, 128 KiB each, stay in the second-level cache."""
 
 STREAMS = 64
-"""Number of streams that are added to a block before the next block: the sum passes through memory once for them."""
+"""Number of streams added to a block before the next block: the sum passes through memory once for them."""
 
 LONG = 2
-"""Number of words that are one number of the processor."""
+"""Number of words in one native number of the processor."""
 
 CHUNK_BYTES = 256 * 1024
 

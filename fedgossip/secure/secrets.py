@@ -24,7 +24,7 @@ def erase(things: Iterable[Erasable]) -> None:
 
 @contextmanager
 def erased_on_failure(*new: Erasable) -> Iterator[None]:
-    """Erase secrets that nobody holds yet where handing them on fails, as signing, drawing and sealing may."""
+    """Erase secrets without a holder yet where handing them on fails, as signing, drawing and sealing may."""
     try:
         yield
     except BaseException:
@@ -57,19 +57,19 @@ class SecretRows:
 
 
 class SharePairs:
-    """The shares of each client's mask key and of its b, in one holder; of a client only one can ever be given."""
+    """The shares of each client's mask key and of its b, in one holder; only one per client can ever be revealed."""
 
     __slots__ = ("_pairs", "owners")
 
     def __init__(self, owners: Iterable[int], pairs: Iterable[bytes]) -> None:
-        """`pairs`: for each owner the share of the mask key and that of b, one behind the other."""
+        """`pairs`: for each owner the share of the mask key and that of b, concatenated."""
         self.owners = tuple(owners)
         self._pairs = Secret(b"".join(pairs))
 
     def give(self, alive: Set[int]) -> tuple[tuple[int, bool, bytes], ...]:
-        """Return (whose, whether it is alive, the share of its b if so and of its mask key if not), ascending.
+        """Return (owner, whether it is alive, the share of its b if so and of its mask key if not), ascending.
 
-        All are erased, so that nothing else can be said of any of them.  Raises ValueError once they are.
+        All are erased, so that no further share can be revealed.  Raises ValueError after that.
         """
         pairs = sorted(zip(self.owners, rows_of(self._pairs.read(), 2 * ROW), strict=True))
         self.erase()
@@ -83,7 +83,7 @@ class SharePairs:
 
 
 def rows_of(joined: bytes, size: int) -> list[bytes]:
-    """Return the rows of so many bytes that stand one behind the other."""
+    """Return the concatenated rows of so many bytes."""
     return [joined[at : at + size] for at in range(0, len(joined), size)]
 
 
@@ -110,7 +110,7 @@ def fresh_keys(origin: bytes, descriptor: Descriptor, round: int, me: int, sign:
 
 
 class Ahead:
-    """Keys that a masked message has announced for the next round; taken once, or erased."""
+    """Keys that a masked message announced for the next round; taken once, or erased."""
 
     __slots__ = ("_own", "_task_id", "round")
 
@@ -120,11 +120,11 @@ class Ahead:
 
     @property
     def public(self) -> Keys | None:
-        """The announcement; None once the keys are taken or erased."""
+        """Return the announcement; None once the keys are taken or erased."""
         return self._own.public if self._own else None
 
     def take(self, descriptor: Descriptor) -> OwnKeys | None:
-        """Return the keys if this is the session that they were announced for; otherwise they are erased."""
+        """Return the keys if they were announced for this session; otherwise they are erased."""
         own, d = self._own, descriptor
         if own and (d.previous, d.task_id, d.round) == (own.public.origin, self._task_id, self.round):
             self._own = None
@@ -160,7 +160,7 @@ class Sharing:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Holding:
-    """From the masked vector to the end: the shares held, by their owners; the own keys are erased."""
+    """From the masked vector to the end: the held shares, by their owners; the own keys are erased."""
 
     shares: SharePairs
     survivors: tuple[int, ...] = ()
@@ -171,7 +171,7 @@ class Holding:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Ended:
-    """Facts that are not secret: the survivors, and the clients whose shares of each kind were given."""
+    """Facts that are not secret: the survivors, and the clients with revealed shares of each kind."""
 
     survivors: tuple[int, ...]
     alive: tuple[int, ...] = ()

@@ -34,7 +34,7 @@ from fedgossip.secure.primitives import Agreement, Sign, digest, public_of, smal
 from fedgossip.secure.ring import CHUNK_BYTES, Words, add, add_streams, chunks, little, subtract_streams
 from fedgossip.secure.session import NONE, Descriptor, ParticipantRoster, check_sound, sid0_of
 
-# Removes the masks: secrets are put together again and checked against their commitments, their streams subtracted.
+# Removes the masks: secrets are restored and checked against their commitments, their streams subtracted.
 
 
 Shares = Mapping[int, bytes]
@@ -46,8 +46,8 @@ def unmask(
 ) -> tuple[tuple[int, int], ...]:
     """Remove all masks from `total`, in place; return (owner, holder) of each share that does not fit.
 
-    `revealed`: for each client that has shared, shares of its b if it survives, of its mask key if not.  Raises
-    RoundAbandoned (SHARE_INVALID) naming a client whose secret cannot be found; `total` is then worthless.
+    `revealed`: for each client that sent shares, shares of its b if it survives, of its mask key if not.  Raises
+    RoundAbandoned (SHARE_INVALID) naming a client with an unrecoverable secret; `total` is then worthless.
     """
     culprits: list[tuple[int, int]] = []
     alive = set(survivors)
@@ -64,7 +64,7 @@ def unmask(
 
 
 def _recovered(session: Session, v: int, shares: Shares, alive: bool, culprits: list[tuple[int, int]]) -> bytes:
-    """Return b of a survivor, or the mask key of a lost client; holders that have lied before are asked last."""
+    """Return b of a survivor, or the mask key of a lost client; holders of earlier invalid shares are used last."""
     keys = session.keys[v]
 
     def right(secret: bytes) -> bool:
@@ -91,7 +91,7 @@ def _pairs(session: Session, lost: Mapping[int, bytes], partners: Callable[[int]
 
 
 LANES = 4
-"""Maximum number of vectors on their way at one time."""
+"""Maximum number of vectors in transfer at one time."""
 
 
 def invite(
@@ -112,7 +112,7 @@ def invite(
 
 
 class Inviting(Collecting[frames.Keys]):
-    """S0: clients that want to take part send their keys."""
+    """S0: joining clients send their keys."""
 
     def __init__(self, session: Session, ahead: Mapping[int, frames.Keys]) -> None:
         super().__init__(session, frozenset(session.descriptor.cohort))
@@ -142,7 +142,7 @@ class Inviting(Collecting[frames.Keys]):
         self._answers[client] = keys
 
     def close(self) -> Distributing:
-        """Return the next step, with all that have keys."""
+        """Return the next step, with all clients that sent keys."""
         keys, s = dict(sorted(self._end().items())), self.session
         s.check(Stage.KEYS, frozenset(keys), "clients have keys and enough neighbours")
         h1 = frames.hash_of_keys(keys)
@@ -179,7 +179,7 @@ class Distributing(Collecting[dict[int, bytes]]):
 
 
 class Intake:
-    """One client's vector on its way: its signed hash is here, its chunks come in order."""
+    """One client's vector in transfer: its signed hash has arrived, its chunks follow in order."""
 
     def __init__(self, summing: Summing, client: int, head: frames.MaskedHeader, buffer: Words) -> None:
         self.client, self.head = client, head
@@ -187,7 +187,7 @@ class Intake:
         self._at, self._hash = 0, hashlib.sha256()
 
     def chunk(self, data: bytes | memoryview) -> None:
-        """Take the next chunk.  Raises ProtocolError where it does not fit: the vector is then given up."""
+        """Take the next chunk.  Raises ProtocolError where it does not fit: the vector is then dropped."""
         into = self._buffer.view(np.uint8)
         size = memoryview(data).nbytes
         if not self._summing.receiving(self):
@@ -200,7 +200,7 @@ class Intake:
         self._at += size
 
     def done(self) -> None:
-        """Add the vector to the sum.  Raises ProtocolError where it is not the one that was signed: it is given up."""
+        """Add the vector to the sum.  Raises ProtocolError where it is not the signed one: it is dropped."""
         if not self._summing.receiving(self):
             raise frames.refused(self.client, "a vector that was given up")
         if self._at != self._buffer.nbytes or self._hash.digest() != self.head.digest:
@@ -210,7 +210,7 @@ class Intake:
 
 
 class Summing(Collecting[None]):
-    """S2: masked vectors are added as they come.  A vector that is incomplete when the stage closes is left out."""
+    """S2: masked vectors are added as they arrive.  A vector that is incomplete when the stage closes is omitted."""
 
     def __init__(self, session: Session, sealed: dict[int, dict[int, bytes]], lanes: int = LANES) -> None:
         super().__init__(session, frozenset(sealed))
@@ -229,7 +229,7 @@ class Summing(Collecting[None]):
 
     @property
     def full(self) -> bool:
-        """Whether the maximum number of vectors is on its way: the next client has to wait."""
+        """Return whether the maximum number of vectors is in transfer: the next client has to wait."""
         return len(self._intakes) >= self._lanes
 
     def take(self, client: int, frame: bytes) -> Intake:
@@ -244,7 +244,7 @@ class Summing(Collecting[None]):
         return self._intakes[client]
 
     def take_whole(self, client: int, frame: bytes, words: Words) -> None:
-        """Add a vector that has come in one piece.  Raises ProtocolError where it is not the one that was signed."""
+        """Add a vector received in one piece.  Raises ProtocolError where it is not the signed one."""
         head = self._head(client, frame)
         if words.shape != (head.length,) or hashlib.sha256(little(words)).digest() != head.digest:
             raise frames.refused(client, "another vector than it signed")
@@ -266,7 +266,7 @@ class Summing(Collecting[None]):
         return not self._closed and self._intakes.get(intake.client) is intake
 
     def drop(self, intake: Intake) -> None:
-        """Give up a vector that is not complete; its client may begin again."""
+        """Drop an incomplete vector; its client may begin again."""
         if self.receiving(intake):
             self._free.append(self._intakes.pop(intake.client)._buffer)
 
@@ -290,7 +290,7 @@ class Summing(Collecting[None]):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _MaskedSum:
-    """The masked sum, the clients that have shared (U2) and that are in it (U3), and the keys that came with it."""
+    """The masked sum, the clients that sent shares (U2) and those in it (U3), and the keys sent with it."""
 
     total: Words
     shared: frozenset[int]
@@ -299,7 +299,7 @@ class _MaskedSum:
 
 
 class Consenting(Collecting[bytes]):
-    """S3: the survivors sign who they are."""
+    """S3: the survivors sign the list of survivors."""
 
     def __init__(self, session: Session, masked: _MaskedSum) -> None:
         super().__init__(session, frozenset(masked.survivors))
@@ -321,7 +321,7 @@ class Consenting(Collecting[bytes]):
 
 
 class Unmasking(Collecting[dict[int, bytes]]):
-    """S4: each member of a share group gives one share of each client; then the masks are removed."""
+    """S4: each member of a share group reveals one share of each client; then the masks are removed."""
 
     def __init__(self, session: Session, masked: _MaskedSum, signatures: dict[int, bytes]) -> None:
         super().__init__(session, frozenset(signatures))

@@ -1,6 +1,6 @@
 """The descriptor of a session, the roster of its participants, and the policy by which an honest client refuses.
 
-The coordinator proposes a descriptor; each client holds it against its own policy, a local file that nothing from the
+The coordinator proposes a descriptor; each client checks it against its own policy, a local file that nothing from the
 network changes.  Everything that matters is hashed into sid0: clients that differ in the model, the roster or the
 bounds derive different keys, and their masks do not cancel.
 """
@@ -39,7 +39,7 @@ NONE = bytes(32)
 
 @dataclass(frozen=True)
 class RosterMember:
-    """One participant as it signed itself: the Ed25519 key that it is, its key of the links, where it is, and more."""
+    """One participant's own signed entry: its Ed25519 identity, its key of the links, its address, and more."""
 
     identity: bytes
     curve: str
@@ -48,7 +48,7 @@ class RosterMember:
     signature: bytes = b""
 
     def content(self) -> bytes:
-        """Return what the member signs."""
+        """Return the content of the member's signature."""
         named = [part for pair in sorted(self.attributes) for part in pair]
         return transcript("member", self.identity, self.curve, self.endpoint, *named)
 
@@ -58,7 +58,7 @@ class RosterMember:
 
 @dataclass(frozen=True)
 class ParticipantRoster:
-    """All that may ever take part; a member's id is its place.  Each client pins it; construction checks signatures."""
+    """All possible participants; a member's id is its place.  Each client pins it; construction checks signatures."""
 
     members: tuple[RosterMember, ...]
     _parts: dict[int, ParticipantRoster] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -75,7 +75,7 @@ class ParticipantRoster:
         return digest("roster", *(part for member in self.members for part in (member.content(), member.signature)))
 
     def first(self, count: int) -> ParticipantRoster:
-        """Return the roster of the first members, which are checked already; always the same one."""
+        """Return the roster of the first members, without a new check; always the same object."""
         if count not in self._parts:
             part = self._parts[count] = object.__new__(ParticipantRoster)
             object.__setattr__(part, "members", self.members[:count])
@@ -102,7 +102,7 @@ def ranges(ids: Sequence[int]) -> str:
 
 
 def ids_in(text: str) -> list[int]:
-    """Return the ids that `ranges` made a text of."""
+    """Return the ids in a text of `ranges`."""
     found: list[int] = []
     for part in text.split(",") if text else []:
         first, _, last = part.partition("-")
@@ -113,16 +113,16 @@ def ids_in(text: str) -> list[int]:
 # --- the number of a session ------------------------------------------------------------------------------------------
 
 LIVES = 1 << 32
-"""Maximum number of sessions of one life of a coordinator; a later life counts on from the next multiple."""
+"""Maximum number of sessions between two starts of a coordinator; each start continues from the next multiple."""
 
 
 def session_of(life: int, round: int) -> int:
-    """Return the number of the session of a round, which never comes twice, whatever was forgotten in a crash."""
+    """Return the number of the session of a round, unique even after a crash with lost state."""
     return life * LIVES + round
 
 
 def round_of(session: int) -> int:
-    """Return the round of the run that a session is of."""
+    """Return the round of a session."""
     return session % LIVES
 
 
@@ -135,21 +135,21 @@ class Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     proto: Text = LABEL
     task_id: Text
     round: Number
-    """The number of the session (`session_of`), strictly increasing, also over the lives of a coordinator."""
+    """The number of the session (`session_of`), strictly increasing, also over restarts of a coordinator."""
     roster_hash: Hash
     previous: Hash = NONE
-    """sid of the session before, whose masked messages brought the keys for this one."""
+    """sid of the session before, with masked messages that announced the keys for this one."""
     cohort: Annotated[tuple[Id, ...], msgspec.Meta(max_length=graph.COHORT_MAX)]
     graph: Text
     """"complete" or "harary"."""
     k: Id
     """Number of neighbours of each client; n - 1 in the complete graph."""
     t: Id
-    """Number of shares that give a secret back, of the k + 1 of a share group: the neighbours and the client itself."""
+    """Number of shares that restore a secret, of the k + 1 of a share group: the neighbours and the client itself."""
     n_min: Id
     """Minimum number of clients in a sum."""
     ring_bits: Id = RING_BITS
-    """Bits of a number that is summed: of one word, or of several."""
+    """Bits of a summed number: of one word, or of several."""
     q_bits: Id
     clip_l2: float
     clip_inf: float
@@ -166,7 +166,7 @@ class Descriptor(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         return self.ring_bits // RING_BITS
 
     def neighbours(self, sid0: bytes) -> Mapping[int, tuple[int, ...]]:
-        """Return the graph of clients that share masks; nobody changes it, for a process makes it once."""
+        """Return the graph of clients that share masks; read-only, for a process computes it once."""
         return _neighbours(self.graph, self.cohort, self.k, sid0)
 
 
@@ -196,8 +196,8 @@ def proposal(
 ) -> Descriptor:
     """Return a descriptor that clients with the same roster and numbers accept; `model` is the model's hash.
 
-    Up to 64 clients complete; above, a Harary graph with k neighbours, for 5 % of the clients corrupt and 5 % dropping
-    where k is not given.  t is the smallest that the policy of an honest client allows, where not given.
+    Up to 64 clients complete; above, a Harary graph with k neighbours, by default for 5 % of the clients corrupt and 5
+    % dropping.  t is by default the smallest that the policy of an honest client allows.
     """
     n = len(cohort)
     kind = "complete" if n <= graph.COMPLETE_MAX or k == n - 1 else "harary"
@@ -226,7 +226,7 @@ def proposal(
     )
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 def _refuse(reason: Reason, what: str) -> RoundAbandoned:
@@ -267,7 +267,7 @@ class Policy:
     """The demands of one client, from a local file, never from the network."""
 
     coordinator: bytes = field(repr=False)
-    """The coordinator's Ed25519 key: a frame that it has not signed changes nothing here."""
+    """The coordinator's Ed25519 key: frames without its signature have no effect."""
     task_id: str
     fixed: Encoding
     n_min: int = 5
@@ -276,7 +276,7 @@ class Policy:
     rule: NoiseRule | None = None
     """The noise that this client adds; a session with less, or more, is refused."""
     adaptive: bool = False
-    """Whether the clip may follow the updates, up to the bound on an element that is pinned."""
+    """Whether the clip may follow the updates, up to the pinned bound on an element."""
 
     def __post_init__(self) -> None:
         if self.n_min < N_MIN or not self.n_min <= self.cohort_max <= graph.COHORT_MAX:

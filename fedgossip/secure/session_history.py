@@ -1,14 +1,13 @@
-"""A client's memory of its sessions, over all its lives: a vector that it masks must stand in one sum only.
+"""A client's memory of its sessions, over all restarts: a masked vector must be in one sum only.
 
-Two sums that differ by one client give that client's input away.  Batches and rounding follow from the round, so that
+Two sums that differ by one client disclose that client's input.  Batches and rounding follow from the round, so that
 all others' inputs of two sessions of one round are equal to the last bit; therefore a client masks once in a round of
-the run, and rounds only go up.  A round that was masked and has no sum is lost: the next one takes its place.
+the run, and rounds only increase.  A masked round without a sum is lost: the next one takes its place.
 
-Exact sums have no chance in them at all, and the sums of two rounds differ by little.  There the rule is another: the
-clients that the first sum was of are those of every other one, in this run and in later ones of the same numbers
-(`Encoding.together`).  A client knows them before it consents, and more than two thirds of them have to; so two sums of
-different clients would need one that consents to both.  The same input may be masked again: it can stand in one sum
-alone.
+Exact sums contain no randomness, and the sums of two rounds differ by little.  Their rule is another: the clients of
+the first sum are those of every other one, in this run and in later ones of the same numbers (`Encoding.together`).  A
+client knows them before it consents, and more than two thirds of them have to; so two sums of different clients would
+need one that consents to both.  The same input may be masked again: it can be in one sum alone.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from fedgossip.secure.aborts import Reason, RoundAbandoned, Stage
 from fedgossip.secure.session import Descriptor, round_of
 
 UNFINISHED = 64
-"""Maximum number of inputs of sessions without a result that are remembered, so that none is masked again."""
+"""Maximum number of stored inputs of sessions without a result, to prevent masking them again."""
 
 
 @dataclass(frozen=True, eq=False)
 class AskedBefore:
-    """What a client was asked last: the round, and what came down for it, [d].
+    """A client's last request: the round, and the received vector, [d].
 
-    `clients`: how many its sum was of, `sum_digest` its hash as the coordinator signed it; 0 and b"" where it did not
-    come that far.
+    `clients`: number of clients of its sum, `sum_digest` its hash as the coordinator signed it; 0 and b"" for a session
+    that ended earlier.
     """
 
     round: int
@@ -41,10 +40,10 @@ class AskedBefore:
 
 
 class Questions(Protocol):
-    """What a client looks at before it answers."""
+    """A client's check of a request before its reply."""
 
     def check(self, node: int, round: int, model: Vector, before: AskedBefore | None) -> None:
-        """Raise RoundAbandoned (POINT) where that must not be answered; `before`: None where nothing was asked yet."""
+        """Raise RoundAbandoned (POINT) for a request to refuse; `before`: None for the first one."""
         ...
 
 
@@ -53,13 +52,13 @@ class Past:
 
     def __init__(self) -> None:
         self.session = -1
-        """The last session that was joined."""
+        """The last joined session."""
         self.round = -1
-        """The last round of the run in which something was masked."""
+        """The last round of the run with a masked input."""
         self.company = ""
-        """The hash of the clients whose sums this one has consented to, in hex; "" before."""
+        """The hash of the clients whose sums this one consented to, in hex; "" before."""
         self.members = ""
-        """Their ids, as text; "" where it was in another run."""
+        """Their ids, as text; "" for another run."""
         self._cohorts: set[int] = set()
         self._unfinished: dict[int, bytes] = {}  # the input masked in each session, the oldest first
 
@@ -83,9 +82,9 @@ class Past:
         self.session = max(self.session, session)
 
     def mask(self, descriptor: Descriptor, fingerprint: bytes, *, together: bool = False) -> None:
-        """Note that an input is masked in this session.  Raises RoundAbandoned where it must not be.
+        """Record a masked input of this session.  Raises RoundAbandoned where masking is not allowed.
 
-        `together`: all sums are of the same clients, so an input may be masked again.
+        `together`: all sums are over the same clients, so an input may be masked again.
         """
         self._check_sum(descriptor, Stage.MASKED)
         if not together and fingerprint in self._unfinished.values():
@@ -101,7 +100,7 @@ class Past:
             del self._unfinished[next(iter(self._unfinished))]
 
     def consent(self, session: int, company: str, members: str) -> None:
-        """Note the clients that a sum is to be of, which is exact.  Raises RoundAbandoned where others were before."""
+        """Record the clients of an exact sum.  Raises RoundAbandoned where earlier ones were others."""
         if self.company and company != self.company:
             others = f"of {self.members}" if self.members else "of others, in a run before"
             what = (
@@ -112,16 +111,16 @@ class Past:
         self.company, self.members = company, members
 
     def summed(self, session: int) -> None:
-        """Note that the session had a result: its input is in a sum, once."""
+        """Record the session's result: its input is in a sum, once."""
         self._unfinished.pop(session, None)
 
     @property
     def unfinished(self) -> Mapping[int, bytes]:
-        """The inputs masked in sessions that had no result here."""
+        """Return the inputs masked in sessions without a result here."""
         return self._unfinished
 
 
 @lru_cache(maxsize=8)
 def _bits(cohort: tuple[int, ...]) -> int:
-    """Return a cohort as one number, a bit for each member, so that hundreds of cohorts can be remembered."""
+    """Return a cohort as one number, a bit for each member, so that hundreds of cohorts fit into memory."""
     return sum(1 << member for member in cohort)

@@ -1,4 +1,4 @@
-"""Shamir's secret sharing over the prime field of p = 2^256 - 189: any t shares give the secret, t - 1 tell nothing.
+"""Shamir's secret sharing over the prime field of p = 2^256 - 189: t shares restore the secret, t - 1 disclose nothing.
 
 A share is the value of a random polynomial of degree t - 1 at the holder's x, its place in the roster plus one; the
 secret is the value at 0.
@@ -20,23 +20,23 @@ from fedgossip.secure.primitives import Entropy
 _TOP = b"\xff" * 31
 
 REDUCED_FROM = 512
-"""Bits of a number from which on it is reduced modulo p."""
+"""Number of bits above which a number is reduced modulo p."""
 
 FEW, MANY = 600, 1 << 15
-"""Coefficients times holders from and up to which matrices are faster: below by the calls, above by the memory that the
-powers of all places take."""
+"""Range of coefficients times holders in which matrices are faster: below it calls dominate, above it the memory for
+the powers of all places."""
 
 TRIES_MAX = 512
-"""Maximum number of sets of t shares that are tried before a secret is given up."""
+"""Maximum number of tried sets of t shares per secret."""
 
 
 def draw(entropy: Entropy) -> bytes:
-    """Return 32 uniform bytes below p: 2^-248 of all draws are drawn again."""
+    """Return 32 uniform bytes below p: 2^-248 of all draws are repeated."""
     return draws(1, entropy)[0]
 
 
 def draws(count: int, entropy: Entropy) -> list[bytes]:
-    """Return so many, as from so many calls of `draw`."""
+    """Return `count` draws, equal to as many calls of `draw`."""
     found: list[bytes] = []
     while missing := count - len(found):
         drawn = entropy(missing * SIZE)
@@ -48,9 +48,9 @@ def draws(count: int, entropy: Entropy) -> list[bytes]:
 
 
 def split(secret: bytes, holders: Sequence[int], t: int, entropy: Entropy) -> dict[int, bytes]:
-    """Return a share per holder, {x: 32 bytes}; any `t` of them give `secret` back.
+    """Return a share per holder, {x: 32 bytes}; any `t` of them restore `secret`.
 
-    Raises ValueError for t out of 1 to len(holders), for an x that is 0 or there twice, and for a secret of p or more.
+    Raises ValueError for t out of 1 to len(holders), for an x that is 0 or duplicate, and for a secret of p or more.
     """
     _check(secret, holders, t)
     return _split(secret, draws(t - 1, entropy), holders)
@@ -62,7 +62,7 @@ def _split(secret: bytes, falling: Sequence[bytes], holders: Sequence[int]) -> d
 
 
 def split_two(one: bytes, other: bytes, holders: Sequence[int], t: int, entropy: Entropy) -> list[bytes]:
-    """Return for each holder, in this order, its share of `one` and then that of `other`: what two `split` would give.
+    """Return for each holder, in this order, its share of `one` and then that of `other`, as two `split` calls do.
 
     Raises ValueError as they do.
     """
@@ -94,7 +94,7 @@ def _at(falling: Sequence[int], constant: int, x: int) -> int:
 
 
 def combine(shares: Mapping[int, bytes]) -> bytes:
-    """Return the secret that all these shares lie on: the value at 0 of the polynomial through them."""
+    """Return the secret of all these shares: the value at 0 of the polynomial through them."""
     return _value(shares, tuple(shares), 0).to_bytes(SIZE, "little")
 
 
@@ -126,11 +126,11 @@ def basis(places: tuple[int, ...], x: int = 0) -> tuple[int, ...]:
 def recover(
     shares: Mapping[int, bytes], t: int, right: Callable[[bytes], bool]
 ) -> tuple[bytes, tuple[int, ...]] | None:
-    """Return the secret that is `right`, and the places whose shares do not lie on its polynomial; None: not found.
+    """Return the secret that is `right`, and the places with shares off its polynomial; None: not found.
 
-    Tries the first t shares, then sets that replace one, two, ... of them, TRIES_MAX sets in all.  Where the first is
-    right the others are not looked at: a round in which all is well pays for t shares.  A share that does not fit is
-    its holder's fault, or of who dealt it: the polynomial does not tell.
+    Tries the first t shares, then sets that replace one, two, ... of them, TRIES_MAX sets in all.  After a first
+    success the others are not examined: a faultless round costs t shares.  A share that does not fit is the fault of
+    its holder or of its dealer: the polynomial does not show which.
     """
     first = tuple(shares)[:t]
     for places in islice(_sets(tuple(shares), t), TRIES_MAX):

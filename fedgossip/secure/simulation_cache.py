@@ -1,9 +1,9 @@
-"""What a process that is all participants remembers, so that it does once what each of them would do for itself.
+"""Results shared within a process that plays all participants, computed once instead of once per participant.
 
-A simulation plays the coordinator and every client.  What only keeps participants apart is spared there: the key that a
-pair agrees on is a hash of its public keys, in place of an X25519 agreement, for nobody is there from whom to hide it;
-what one end derives, draws or seals its other end takes; what was signed or packed here is known.  The bytes that are
-sent are those that the same keys give everybody.
+A simulation plays the coordinator and every client.  Work that only separates participants is skipped there: the key
+of a pair is a hash of its public keys, in place of an X25519 agreement, for there is no adversary to hide it from;
+results of derivation, drawing and sealing at one end are reused at the other; own signatures and packed messages need
+no check.  The sent bytes are those that the same keys give real participants.
 
 Never where participants are real: this hides nothing, and keeps keys in memory.
 """
@@ -17,17 +17,17 @@ from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 Name = Hashable
-"""What was computed, and of what."""
+"""The computation and its arguments."""
 
 REMEMBERED_BYTES = 128 << 20
-"""Maximum number of bytes of results that are kept, by their estimate; one more, and all are forgotten."""
+"""Maximum number of bytes of stored results, by their estimate; beyond it, all are dropped."""
 
 ENTRY_BYTES = 400
-"""Estimate of what a short result takes with its name."""
+"""Estimated size of a short result with its name."""
 
 
 class Remembered:
-    """Results by name; whoever does not find one computes it."""
+    """Results by name; a caller without a result computes it."""
 
     __slots__ = ("_bytes", "_found")
 
@@ -36,11 +36,11 @@ class Remembered:
         self._bytes = 0
 
     def get(self, name: Name) -> Any:
-        """Return what was kept; None where nothing is."""
+        """Return the stored value; None without one."""
         return self._found.get(name)
 
     def keep(self, name: Name, value: object, size: int = 0) -> None:
-        """Keep a value, never None, of so many bytes beside those of any entry."""
+        """Store a value, never None, of so many bytes beside those of any entry."""
         self._bytes += ENTRY_BYTES + size
         if self._bytes > REMEMBERED_BYTES:
             self._found.clear()
@@ -48,13 +48,13 @@ class Remembered:
         self._found[name] = value
 
     def take(self, name: Name, size: int = 0) -> Any:
-        """Return what was kept, of this size, and let go of it: nobody else will ask.  None where nothing is."""
+        """Return the stored value of this size and drop it: nothing else will request it.  None without one."""
         if (value := self._found.pop(name, None)) is not None:
             self._bytes -= ENTRY_BYTES + size
         return value
 
     def keep_all(self, names: Sequence[Name], values: Sequence[object], size: int = 0) -> None:
-        """Keep so many values, none of them None, of so many bytes each."""
+        """Store so many values, none of them None, of so many bytes each."""
         self._bytes += (ENTRY_BYTES + size) * len(names)
         if self._bytes > REMEMBERED_BYTES:
             self._found.clear()
@@ -62,7 +62,7 @@ class Remembered:
         self._found.update(zip(names, values, strict=True))
 
     def take_all(self, names: Sequence[Name], size: int = 0) -> list[Any]:
-        """Return what was kept under each name, each of this size, and let go of it; None where nothing is."""
+        """Return and drop the stored values of the names, each of this size; None for missing ones."""
         values = list(map(self._found.pop, names, repeat(None)))
         self._bytes -= (ENTRY_BYTES + size) * (len(values) - values.count(None))
         return values
@@ -72,13 +72,13 @@ _memory: Remembered | None = None
 
 
 def memory() -> Remembered | None:
-    """Return the memory of a process that is everybody; None in any other."""
+    """Return the memory of a process that plays all participants; None in any other."""
     return _memory
 
 
 @contextmanager
 def remembering() -> Iterator[None]:
-    """Spare this process, which is all participants, what only serves to keep them apart."""
+    """Skip, in this process with all participants, the work that only separates them."""
     global _memory  # noqa: PLW0603 of the whole process, as the simulation is
     before = _memory
     _memory = before or Remembered()
@@ -89,9 +89,9 @@ def remembering() -> Iterator[None]:
 
 
 def each_once(names: Sequence[Name], compute: Callable[[Sequence[int]], list[Result]], size: int = 0) -> list[Result]:
-    """Return what is computed for these places in `names`, of so many bytes each.
+    """Return the results for these places in `names`, of so many bytes each.
 
-    Where one process is everybody, a name is asked for twice, by both ends of a pair, and computed for the first.
+    Where one process plays all participants, both ends of a pair request a name, and the first request computes it.
     """
     if _memory is None:
         return compute(range(len(names)))
@@ -105,18 +105,18 @@ def each_once(names: Sequence[Name], compute: Callable[[Sequence[int]], list[Res
 
 
 def once_for(thing: object, facts: Name, compute: Callable[[], Result]) -> Result:
-    """Return what is computed of a thing that does not change, and of these facts; as `once`, without hashing it."""
+    """Return the result for a constant object and these facts; as `once`, without hashing the object."""
     if _memory is None:
         return compute()
     name = id(thing), facts
     found: tuple[object, Result] | None = _memory.get(name)
     if found is None or found[0] is not thing:
-        _memory.keep(name, found := (thing, compute()))  # the thing too: its id is nobody else's as long as it is there
+        _memory.keep(name, found := (thing, compute()))  # the thing too: its id stays unique while it exists
     return found[1]
 
 
 def once(name: Name, compute: Callable[[], Result]) -> Result:
-    """Return what is computed; where one process is everybody it is computed for the first who asks for this name."""
+    """Return the result; where one process plays all participants, the first request for this name computes it."""
     if _memory is None:
         return compute()
     found: Result | None = _memory.get(name)
