@@ -8,6 +8,7 @@ It writes a folder of its own:
     snapshots/000005.*   its vectors around an evaluated round (only on a collector's request)
     model/               its final model, ready to use;  vector.safetensors: as one flat vector, for digests
     ended.json           written last: the outcome
+    counts.json          its counts of all its lives, with every checkpoint
     checkpoint.*         the state that the next life resumes from, see checkpoints
     trace.bin            the events of its machine (only on request), see trace
 """
@@ -65,7 +66,15 @@ from fedgossip.plans.plan import PARTIAL
 from fedgossip.runs import incarnations
 from fedgossip.runs.checkpoints import SECONDS, Checkpoints
 from fedgossip.runs.incarnations import Life
-from fedgossip.runs.peer_files import PeerEnded, PeerFiles, failed, try_to_tell, write_ended
+from fedgossip.runs.peer_files import (
+    LifeTotals,
+    PeerEnded,
+    PeerFiles,
+    failed,
+    life_totals_in,
+    try_to_tell,
+    write_ended,
+)
 from fedgossip.runs.run_directory import describe, state_plan, write_whole
 from fedgossip.runs.trace.files import Opening, Trace, Traced
 from fedgossip.secure.session import Policy
@@ -246,7 +255,11 @@ class _PeerLife:
         for row in before:
             self._attendance.take(row)
         self._turn = threading.Lock()
-        self._kept = Checkpoints(files.folder, life.about, self._not_written, checkpoint_seconds)
+        self._totals_before = (life_totals_in(files.folder) if life.again else None) or LifeTotals()
+        self._counted: Callable[[], tuple[dict[str, int], dict[NodeId, int]]] = lambda: ({}, {})
+        """What this life has counted: events, and bytes of vectors to each partner."""
+        written = self._save_counts
+        self._kept = Checkpoints(files.folder, life.about, self._not_written, checkpoint_seconds, written)
 
     def run(self, links: Transport, stop: Stopper, trace_bytes: int) -> PeerEnded:
         """Gossip to the end, and write the result."""
@@ -263,6 +276,7 @@ class _PeerLife:
                 ports = replace(ports, first_work=self._first_work)
             host = Host(self.node, machine, links, self.task, self.hello, ports)
             del machine
+            self._counted = lambda: ({**host.counted(), **self.counts}, dict(links.traffic.sent))
             try:
                 vector = host.run()
             except FedgossipError as failure:
@@ -276,8 +290,9 @@ class _PeerLife:
             self._write(EventRow(files.round, self.node, "failed", {"text": str(error), "advice": error.advice}))
         over = "no_better" in host.counts
         ended = self._ended(error, written, vector, stopped=stop(), over=over)
-        ended.counts = {**host.counts, **self.counts, **files.lost()}
-        ended.payload = dict(links.traffic.sent)
+        self.counts |= files.lost()
+        ended.counts, ended.payload = self._counted()
+        self._save_counts()
         if error:
             try_to_tell(files.folder, ended)
             raise error
@@ -330,6 +345,10 @@ class _PeerLife:
             self._kept.now(checkpoint)
             return
         self._kept.keep(checkpoint, memory_of(self.task, self.node))
+
+    def _save_counts(self) -> None:
+        with contextlib.suppress(NotWrittenError):  # the disk is full, and the run goes on
+            self._totals_before.with_life(*self._counted()).write(self.files.folder)
 
     def _not_written(self, round: int, error: OSError) -> None:
         value = {"reason": type(error).__name__, "text": error.strerror or str(error)}

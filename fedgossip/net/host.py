@@ -227,11 +227,15 @@ class Host:
         self._training.join(EVALUATE_SECONDS if not self.ports.stop() else 1.0)
         self._take_answers()
         self._refusals.close()
-        if self.links.dropped:  # messages that a live link was too slow to take
-            self.counts["dropped"] = self.links.dropped
         if self._fatal:
             raise self._fatal
         return self.result
+
+    def counted(self) -> dict[str, int]:
+        """Return how often each event has happened in this life."""
+        if self.links.dropped:  # messages that a live link was too slow to take
+            self.counts["dropped"] = self.links.dropped
+        return dict(self.counts)
 
     def _drain_seconds(self, *, stopped: bool) -> float:
         if stopped or self.result is None:

@@ -109,6 +109,7 @@ class ExchangeCounts:
         self._absent: set[tuple[NodeId, int]] = set()
         self._closed = -1  # rounds of the network until here are closed; a participant's own rows have none
         self._told: set[NodeId] = set()
+        self._left: dict[NodeId, set[NodeId]] = {}  # by each participant, those that said goodbye to it
 
     def take(self, row: Row) -> list[EventRow]:
         """Count a row; return the events that go before it where half are missing now, once for a participant."""
@@ -123,8 +124,14 @@ class ExchangeCounts:
                 wanted = 0
         elif row.name == HALF_MISSING:
             self._told.add(node)
+        elif row.name == "left" and isinstance(row.value, dict):
+            self._left.setdefault(node, set()).add(row.value.get("node", node))
+        elif row.name == "joined":
+            self._left.get(node, set()).discard(row.value)
         elif wanted and row.name != SKIPPED:
             self._early.add((node, row.round))
+            gone = len(self._left.get(node, set()).intersection(_ids(row.value)))
+            missing, wanted = missing - gone, wanted - gone
         return self._add(row.round, node, missing, wanted)
 
     def _count_present(self, node: NodeId, round: int) -> None:
@@ -170,7 +177,8 @@ def with_exchanges(found: Lacking, rows: Iterable[Row], of: Exchanges, roles: Ro
     for row in rows:
         attendance.take(row)
     said = [
-        f"{roles.label(one).capitalize()} missed {missing} of {wanted} exchanges."
+        f"{'The ' + roles.label(one) if one == roles.leader else roles.label(one).capitalize()}"
+        f" missed {missing} of {wanted} exchanges."
         for one, missing, wanted in attendance.half
         if node in (None, one)
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +29,7 @@ from fedgossip.plans.compose import DataShares, Plan
 from fedgossip.plans.plan import EXHAUSTED, PARTIAL, record_of
 from fedgossip.runs.best_model import take_up
 from fedgossip.runs.incarnations import Prepared
-from fedgossip.runs.peer_files import PeerEnded
+from fedgossip.runs.peer_files import LifeTotals, PeerEnded, life_totals_in
 from fedgossip.runs.row_keeper import Keeper
 from fedgossip.runs.run_directory import Run, RunDirectory
 from fedgossip.runs.summary import RunOutcome, averaged, status_of, summarize
@@ -134,13 +135,16 @@ class Collector:
         self.ended(range(len(self.folders)))
         return [final_vector(folder) for folder in self.folders], [last_word(folder) for folder in self.folders]
 
-    def counts(self, last_words: Sequence[PeerEnded | None], died: int) -> dict[str, int]:
-        """Return the sums of the peers' counts; `died` of them ended without a report."""
-        counts = {"died": died} if died else {}
-        for ended in last_words:
-            for name, count in (ended.counts if ended else {}).items():
-                counts[name] = counts.get(name, 0) + count
-        return counts
+    def totals(self, last_words: Sequence[PeerEnded | None]) -> dict[NodeId, LifeTotals]:
+        """Return what each peer whose folder is here has counted in all its lives.  Raises ConfigError."""
+        found = {}
+        for node, (folder, word) in enumerate(zip(self.folders, last_words, strict=True)):
+            totals = life_totals_in(folder)
+            if totals is None and word:  # of the release before
+                totals = LifeTotals(word.counts, word.payload)
+            if totals:
+                found[node] = totals
+        return found
 
 
 @dataclass(frozen=True)
@@ -183,9 +187,12 @@ def conclude(
         ended = ("finished", PARTIAL, EXHAUSTED)
         vectors = [vector if one in ended else None for vector, one in zip(vectors, said, strict=True)]
     collector.keeper.ended(status)
-    here = [word for node, word in enumerate(last_words) if node not in watched.absent]
-    payload = {(node, to): sent for node, word in enumerate(last_words) if word for to, sent in word.payload.items()}
-    how = RunOutcome(vectors, collector.counts(here, len(died)), status, watched.wall_seconds, payload)
+    totals = collector.totals(last_words)
+    payload = {(node, to): sent for node, one in totals.items() for to, sent in one.payload.items()}
+    counts = Counter({"died": len(died)} if died else {})
+    for one in totals.values():
+        counts.update(one.counts)
+    how = RunOutcome(vectors, counts, status, watched.wall_seconds, payload)
     record = collector.record
     summary = summarize(plan, driver, task, shares, record, collector.keeper, how)
     summary |= _computed_on(last_words[: plan.learners])

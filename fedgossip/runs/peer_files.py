@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
-from fedgossip.base import owner_files
+from fedgossip.base import outside_files, owner_files
+from fedgossip.base.decoding import UnreadableError, from_json
 from fedgossip.base.errors import BudgetError, ConfigError, FedgossipError, NotWrittenError
 from fedgossip.base.scores import BestSoFar
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
 from fedgossip.core.records import PeerRow, RowWriter
-from fedgossip.core.run_format import ENDED, MODEL, MODEL_BEST, ROWS, SNAPSHOTS, VECTOR
+from fedgossip.core.run_format import COUNTS, ENDED, MODEL, MODEL_BEST, ROWS, SNAPSHOTS, VECTOR
 from fedgossip.core.task import LocalTask
 from fedgossip.experiment import BEST
 from fedgossip.plans.plan import EXHAUSTED, Plan
@@ -23,6 +26,8 @@ from fedgossip.runs.best_model import kept_in, take_up
 from fedgossip.runs.checkpoints import incarnation_of
 from fedgossip.runs.run_directory import save_model, write_whole
 
+Key = TypeVar("Key")
+
 
 class PeerEnded(msgspec.Struct):
     """ended.json: `status` is finished, partial, exhausted, interrupted or failed; the rest says why."""
@@ -30,6 +35,7 @@ class PeerEnded(msgspec.Struct):
     status: str
     rounds: int
     counts: dict[str, int]
+    """How often each event happened in this life."""
     message: str = ""
     advice: str = ""
     exit_code: int = 0
@@ -44,6 +50,39 @@ class PeerEnded(msgspec.Struct):
     kernels: str = ""
     payload: dict[int, int] = {}
     """Bytes of vectors that this life has sent to each partner."""
+
+
+class LifeTotals(msgspec.Struct):
+    """counts.json: what a peer has counted in all its lives; of one that was killed, up to its last checkpoint."""
+
+    counts: dict[str, int] = {}
+    """How often each event happened."""
+    payload: dict[int, int] = {}
+    """Bytes of vectors that were sent to each partner."""
+
+    def with_life(self, counts: Mapping[str, int], payload: Mapping[int, int]) -> LifeTotals:
+        """Return these totals with those of one more life."""
+        return LifeTotals(_sums(self.counts, counts), _sums(self.payload, payload))
+
+    def write(self, folder: Path) -> None:
+        """Put them into the peer's folder.  Raises NotWrittenError."""
+        write_whole(folder / COUNTS, msgspec.json.encode(self))
+
+
+def life_totals_in(folder: Path) -> LifeTotals | None:
+    """Return what the peer of `folder` has counted in all its lives; None where nothing is written.  Raises
+    ConfigError."""
+    path = folder / COUNTS
+    if not path.exists():
+        return None
+    try:
+        return from_json(msgspec.json.Decoder(LifeTotals), outside_files.read_bytes(path))
+    except UnreadableError as error:
+        raise ConfigError(f"{path}: cannot be read: {error}", "Copy the folder again, or remove this file.") from None
+
+
+def _sums(one: Mapping[Key, int], other: Mapping[Key, int]) -> dict[Key, int]:
+    return {key: one.get(key, 0) + other.get(key, 0) for key in {**one, **other}}
 
 
 class PeerFiles:

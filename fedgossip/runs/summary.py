@@ -112,7 +112,8 @@ def summarize(
             evaluated = next((row for row in reversed(networks) if row.measured), evaluated)
     whole = len(there) == len(outcome) and ended.status in WHOLE
     experiment = plan.experiment
-    events = {**keeper.events, **ended.counts}
+    told = keeper.events  # rows are of all lives, counts also of what has no row
+    events = {name: max(told.get(name, 0), ended.counts.get(name, 0)) for name in {**told, **ended.counts}}
     if keeper.lost:
         events["rows_lost"] = ended.counts.get("rows_lost", 0) + keeper.lost
     lacking = lacking_of(plan, keeper.rows, ended.vectors) if ended.status == PARTIAL else Lacking()

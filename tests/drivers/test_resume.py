@@ -134,7 +134,7 @@ def test_a_simulation_may_be_stopped_in_every_round(tmp_path: Path, engine: str)
 @pytest.mark.sockets
 def test_clients_and_coordinator_of_a_run_that_was_stopped_sign_on_in_their_own_logs(tmp_path: Path) -> None:
     """Each has made its keys itself; the next life of it has the same, or nobody would believe its log."""
-    content = {"rounds": 60, "task": {"kind": "quadratic"}, "coordinator": {"clients": 3}}
+    content = {"rounds": 60, "task": {"kind": "quadratic", "sigma": 0.1}, "coordinator": {"clients": 3}}
     what = load_experiment(content | {"eval": {"every": 100}})
 
     def stop(row: Row) -> None:

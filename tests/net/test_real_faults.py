@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from fedgossip.net.faulty import Faults, SlowTask
 from fedgossip.net.host import Host
 from fedgossip.net.transport import LinkDown, LinkEvent, LinkUp
 from fedgossip.plans import compose
+from fedgossip.runs.collect import last_word
+from fedgossip.runs.peer_files import life_totals_in
 from fedgossip.runs.run_directory import Run
 
 
@@ -355,6 +358,11 @@ def test_a_process_that_is_killed_and_started_again_goes_on_where_it_was(tmp_pat
     assert 0 < resumed.round < 250 and rounds(done.rows, 2)[-1] == 250
     assert no_secrets_in(tmp_path / "run") and (tmp_path / "run/peers/02/key.txt").exists()
     assert family.exited == dict.fromkeys(range(4), 0)
+    of_all_lives = Counter(row.name for row in done.rows if isinstance(row, EventRow))
+    assert all(done.summary["events"][name] >= count for name, count in of_all_lives.items())
+    folder = tmp_path / "run/peers/02"
+    totals, word = life_totals_in(folder), last_word(folder)
+    assert totals and word and all(totals.payload[to] > sent for to, sent in word.payload.items())
 
 
 @pytest.mark.sockets

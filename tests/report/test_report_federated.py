@@ -462,7 +462,7 @@ def test_a_real_run_is_told_as_federated_from_its_first_line_to_its_page(
         [[faults]]\nkind = "crash"\npeers = [1, 3]\nstart = 0.2\nafter = 2.0\n"""
     )
     ran = in_process(["run", "it.toml", "--out", "run"], tmp_path, monkeypatch, capsys)
-    assert ran.code == 0
+    assert ran.code == 9 and "The coordinator missed 20 of 30 exchanges." in ran.out
     assert "it on sim: 5 clients, 6 rounds" in ran.err
     assert "coordinator: the round is abandoned: too few clients while " in ran.err
     watched = in_process(["watch", "--once", "run"], tmp_path, monkeypatch, capsys)

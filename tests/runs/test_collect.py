@@ -19,6 +19,7 @@ from fedgossip.core.records import EventRow, Row, RowWriter
 from fedgossip.plans import compose
 from fedgossip.runs.collect import Collector, collect_peers
 from fedgossip.runs.incarnations import Prepared
+from fedgossip.runs.peer_files import life_totals_in
 from fedgossip.runs.row_keeper import Keeper
 from fedgossip.runs.run_directory import Run
 
@@ -220,3 +221,21 @@ def test_events_of_a_life_before_are_kept_and_not_shown_again(tmp_path: Path) ->
     assert collector.read()
     assert keeper.rows == [before, now] and keeper.events == {"gone": 1, "joined": 1}
     assert seen == [now]
+
+
+def test_events_and_bytes_are_counted_over_all_lives_of_a_peer(long_run: Run, tmp_path: Path) -> None:
+    folders = folders_of(long_run, tmp_path / "peers")
+    before = life_totals_in(folders[0])
+    assert before and before.payload[1] == long_run.summary["busiest"]["link_bytes"]
+    before.with_life({"late": 7}, {1: 5}).write(folders[0])
+    collected = collect_peers(compose.plan(load_experiment(averaging())), folders, tmp_path / "collected")
+    assert collected.summary["events"]["late"] == before.counts.get("late", 0) + 7
+    assert collected.summary["busiest"]["link"] == [0, 1]
+    assert collected.summary["busiest"]["link_bytes"] == before.payload[1] + 5
+
+
+def test_counts_that_are_none_are_refused(long_run: Run, tmp_path: Path) -> None:
+    folders = folders_of(long_run, tmp_path / "peers")
+    (folders[0] / "counts.json").write_text("[1]")
+    with pytest.raises(ConfigError, match=r"counts\.json: cannot be read"):
+        collect_peers(compose.plan(load_experiment(averaging())), folders, tmp_path / "collected")

@@ -27,6 +27,8 @@ class PartnerSet:
         self.linked: set[NodeId] = set()
         self.left: set[NodeId] = set()
         """Partners that sent a goodbye: they begin no further round."""
+        self.missed_after_goodbye: set[NodeId] = set()
+        """Those of them whose models a round lacked: it is reported once that they left."""
         self.absent: set[NodeId] = set()
         """Partners that are not waited for: gone, not here at the start, or silent for too long."""
         self.keyless: frozenset[NodeId] = frozenset()
@@ -47,13 +49,20 @@ class PartnerSet:
         self.partners = tuple(partners)
         self.known.update(partners)
 
+    def missed(self, missing: Collection[NodeId], round: int) -> list[Effect]:
+        """Report whose models a round lacks, and once of each partner that said goodbye that it left."""
+        left = sorted((self.left & set(missing)) - self.missed_after_goodbye)
+        self.missed_after_goodbye.update(left)
+        told: list[Effect] = [Report("left", {"node": node, "until": round}, round) for node in left]
+        return [*told, Report("missed", sorted(missing), round)] if missing else []
+
     def joined(self, node: NodeId, incarnation: int) -> bool:
         """Record a link; return whether the partner has begun another life since its last link."""
         self.linked.add(node)
         self._lost.pop(node, None)
         another = incarnation > self._lives.get(node, incarnation)
         if another:
-            for said in (self.left, self.done, self.told):
+            for said in (self.left, self.missed_after_goodbye, self.done, self.told):
                 said.discard(node)
         self._lives[node] = max(incarnation, self._lives.get(node, incarnation))
         return another

@@ -174,7 +174,7 @@ class RelayGossip(AwaitedRound[RelayState]):
 
     def end_round(self, now_ns: int) -> list[Effect]:
         missing = sorted(self.sources.missing)
-        effects: list[Effect] = [Report("missed", missing, self.round)] if missing else []
+        effects = self.company.missed(missing, self.round)
         if len(missing) < len(self.neighbours):
             self.clock.over(self.began_ns)
         heard, counts = self._heard()

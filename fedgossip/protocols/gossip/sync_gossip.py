@@ -189,7 +189,7 @@ class SyncGossip(AwaitedRound[State]):
     def end_round(self, now_ns: int) -> list[Effect]:
         sources, round = self.open.sources, self.round
         missing = sorted(sources.missing)
-        effects: list[Effect] = [Report("missed", missing, round)] if missing else []
+        effects = self.company.missed(missing, round)
         if one_sided := [j for j in missing if j in self.open.one_way]:
             effects.append(Report("one_sided", one_sided, round))
         if len(missing) < len(sources.all):

@@ -48,13 +48,12 @@ class ParcelMail:
     sum, whatever is sent.
     """
 
-    late_from: frozenset[NodeId] = frozenset()
-    """The senders of the mass in the late sum."""
-
     def __init__(self, leads: Mapping[NodeId, int]) -> None:
         self.leads = leads
         self.kept: dict[NodeId, dict[int, Vectors]] = {}
         self.late: Vectors | None = None
+        self.late_from: set[NodeId] = set()
+        """The senders of the mass in the late sum."""
         self.none: dict[NodeId, int] = {}
         """The last round for which each sender sends nothing more."""
 
@@ -64,7 +63,7 @@ class ParcelMail:
             self.kept.setdefault(sender, {})[round] = share
         else:
             self.late = share if self.late is None else tuple(map(add, self.late, share))
-            self.late_from |= {sender}
+            self.late_from.add(sender)
         self.none_comes(sender, round - 1)
 
     def none_comes(self, sender: NodeId, round: int) -> None:
@@ -80,7 +79,7 @@ class ParcelMail:
         return [(j, r, self.kept[j].pop(r)) for j, r in due]
 
     def take_late(self) -> Vectors | None:
-        late, self.late, self.late_from = self.late, None, frozenset()
+        late, self.late, self.late_from = self.late, None, set()
         return late
 
     def saved(self) -> tuple[dict[str, Vector], list[list[float]]]:
@@ -199,7 +198,7 @@ class SyncPushSum(PushPeer[State]):
     def _mix(self, now_ns: int) -> list[Effect]:
         missing = sorted(self.sources.missing)
         silent = [j for j in missing if j not in self.mail.late_from]  # mass of another round counts in this one
-        effects: list[Effect] = [Report("missed", silent, self.round)] if silent else []
+        effects = self.company.missed(silent, self.round)
         if not missing:
             self.wait.saw(now_ns - self.sent_ns)
         self._sum(self.round)

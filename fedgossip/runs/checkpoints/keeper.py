@@ -27,14 +27,20 @@ class Checkpoints:
     `keep` is called between two trainings, by the thread that trains: what the task remembers then belongs to the
     checkpoint.  Nothing is copied: vectors are frozen, and a task replaces what it remembers and never changes it.
     `failed` is called, by the writing thread, where a checkpoint could not be written; the one before stays.
+    `written` is called by it after each that was.
     That thread alone writes, so all that is on disk is one whole state.
     """
 
     def __init__(
-        self, folder: Path, about: About, failed: Callable[[int, OSError], None], seconds: float = SECONDS
+        self,
+        folder: Path,
+        about: About,
+        failed: Callable[[int, OSError], None],
+        seconds: float = SECONDS,
+        written: Callable[[], None] = lambda: None,
     ) -> None:
         self.folder, self.about, self.seconds = folder, about, seconds
-        self._failed = failed
+        self._failed, self._after = failed, written
         self._newest: Stored | None = None
         self._written: Stored | None = None
         self._memory: tuple[int, Mapping[str, Array]] = 0, {}
@@ -122,3 +128,4 @@ class Checkpoints:
             self._failed(stored.machine.round, error)
         else:
             self._written = stored
+            self._after()
