@@ -1,4 +1,4 @@
-"""Synchronous descent on the mean gradient of all workers, which a collective brings to each of them.
+"""Synchronous descent on the mean gradient of all workers, computed by a collective.
 
     phase       event                                          next phase
     new         Started                                        joining
@@ -23,18 +23,17 @@
 
 and from everywhere Stopping to finished.
 
-A round: every worker asks for its gradient at the common model, or is asked to train from it (`local`); when it has it
-the moves of the table begin (`chunk_exchange`), or with `overlap` those of each bucket when its stretch of the gradient
-is there; the mean by examples takes the step, the same bits everywhere.  With `delay` a worker trains for the next
-round while this one is summed, so that links and processors work at the same time: on from where it is, moved by what
-momentum there is already; its next start has the outer step in place of both (as in Streaming DiLoCo, Douillard and
-others, 2025, which leaves the momentum to the end of the delay).
+A round: every worker requests its gradient at the common model, or a training from it (`local`); then the moves of the
+table begin (`chunk_exchange`), or with `overlap` those of each bucket once its part of the gradient is computed; the
+mean by examples takes the step, the same bits everywhere.  With `delay` a worker trains for the next round while this
+one is summed, so that links and processors work at the same time: from its present point, moved by the momentum; its
+next start has the outer step in place of both (as in Streaming DiLoCo, Douillard and others, 2025, which leaves the
+momentum to the end of the delay).
 
-Where a worker is gone, or a round is not done by its deadline, all agree on who goes on (`regroup`).  The round that
-was under way is done by one of them, and then all the others fetch its state (`state_fetch`), or by nobody, and then it
-is done again by those who are left, on the gradients that they have: nothing is counted twice.  A worker that comes
-back, from a crash or from behind a cut, asks to be taken in: after the round the lowest stops, and all agree on a view
-with it in, which fetches the state.
+Where a worker is gone, or a round is not done by its deadline, the others agree on a view (`regroup`).  Either one of
+them has completed the open round, and all others fetch its state (`state_fetch`), or none has, and the members of the
+view repeat it on their gradients: nothing is counted twice.  A worker that returns from a crash or a partition asks
+for readmission: after the round the lowest one stops, and all agree on a view with it, in which it fetches the state.
 """
 
 from __future__ import annotations
@@ -93,10 +92,10 @@ from fedgossip.protocols.transfer.state_fetch import StateFetch
 
 
 class AllReduce(ViewMember):
-    """One worker.  `members` are all of them, itself among them; `rate` gives that of each round's step; `unsent`:
-    with `local`, in which fragments what it trains goes out; `coded`: how that goes by the codec of `sums`.
+    """One worker.  `members` are all of them, itself included; `rate`: step size by round; `unsent`: with `local`, the
+    fragments in which its updates are sent; `coded`: the codec of its contributions to `sums`.
 
-    In a life after the first it finds the others before it takes part, with what the life before left in `resumed`.
+    In a life after the first it contacts the others before it takes part, with the state in `resumed`.
     """
 
     def __init__(
@@ -123,10 +122,10 @@ class AllReduce(ViewMember):
             group.restore(at.resume(resumed))
         exchange = ChunkExchange(group, sums, schema, settings.deadline_ns)
         super().__init__(node, settings, group, at, exchange, fresh=resumed is None and not incarnation)
-        self.contribution: Contribution | None = None  # of this round
+        self.contribution: Contribution | None = None  # to this round
         self.training = False
-        """Whether a gradient was asked for that has not come."""
-        self.early: Trained | None = None  # with `delay`: of the round after this one
+        """Whether a requested gradient is still missing."""
+        self.early: Trained | None = None  # with `delay`: the result for the next round
         self.deadline = Deadline(settings.deadline_ns, least_ns)
         self.began_ns = 0
 
@@ -138,7 +137,7 @@ class AllReduce(ViewMember):
     # --- events ---------------------------------------------------------------------------------------------------
 
     def handle(self, event: Event, now_ns: int) -> Sequence[Effect]:
-        """Take one event; see machine.Machine."""
+        """Handle one event; see machine.Machine."""
         if self.phase == "finished":
             return []
         match event:
@@ -226,7 +225,7 @@ class AllReduce(ViewMember):
     # --- rounds ---------------------------------------------------------------------------------------------------
 
     def _go_on(self, now_ns: int) -> list[Effect]:
-        """Ask for the gradient of the next round, or end."""
+        """Request the gradient of the next round, or end."""
         self.contribution = None
         if self.round >= self.settings.rounds:
             return self._leave()
@@ -238,7 +237,7 @@ class AllReduce(ViewMember):
             return self._bring(early, now_ns)
         if self.training:
             self.asked = self.round if self.asked == self.round else -1
-            return []  # it is of this round, or of a model that is not the others': ask when it has come
+            return []  # it is of this round, or of another model: request a new one after it
         self.training, self.asked = True, self.round
         if self.settings.local:
             return [Train(self.round, self.at.start)]
@@ -247,7 +246,7 @@ class AllReduce(ViewMember):
         return [Train(self.round, self.at.model, gradient=True, accumulate=batches, stretches=stretches)]
 
     def _produced(self, event: Produced, now_ns: int) -> list[Effect]:
-        """Let a stretch leave while the rest is computed; one that no sum can hold waits for the whole gradient."""
+        """Send a stretch while the rest is computed; one that no sum can hold waits for the whole gradient."""
         if (self.phase, self.asked, event.job) != ("training", self.round, self.round):
             return []
         brought = contribution_of(event.vector, event.examples, event.metrics)
@@ -264,7 +263,7 @@ class AllReduce(ViewMember):
         return self._bring(event, now_ns)
 
     def _bring(self, event: Trained, now_ns: int) -> list[Effect]:
-        """Give this round what was trained for it."""
+        """Contribute a training's result to this round."""
         brought = self._brought(event)
         if brought is None or not self.exchange.now.bears(brought[0], *brought[1]):
             return self._exploded()
@@ -272,14 +271,14 @@ class AllReduce(ViewMember):
         return self._reduce(now_ns) if self.phase == "training" else []
 
     def _brought(self, event: Trained) -> Contribution | None:
-        """What this worker gives to the round; None where no codec can say its gradient."""
+        """Return this worker's contribution to the round; None where no codec can encode its gradient."""
         goes = self.at.unsent.opened(event.update, self.round)
         if self.at.coded is None:
             return contribution_of(goes, event.examples, event.metrics)
         return self.at.coded.coded(goes, event.examples, event.metrics, self.round)
 
     def _exploded(self) -> list[Effect]:
-        """No sum can hold this gradient: go, so that the others need not wait for what they would refuse."""
+        """End, as no sum can hold this gradient: the others need not wait for chunks that they would refuse."""
         what = "update" if self.settings.local else "gradient"
         text = f"worker {self.node}, round {self.round}: its {what} is not finite, or too large to be added up"
         failure = Failure("training", text, "Look at its data, or lower train.lr.")
@@ -304,7 +303,7 @@ class AllReduce(ViewMember):
 
     @property
     def _deadline_ns(self) -> int:
-        """The longest where some fetch the state first."""
+        """Deadline of the round; the longest where members fetch the state first."""
         view = self.group.view
         fetched = bool(view.behind) and view.rounds == self.round
         return self.settings.deadline_ns if fetched else self.deadline.now_ns()
@@ -322,7 +321,7 @@ class AllReduce(ViewMember):
         return [*done, self.at.checkpoint(self.group.saved()), *self._go_on(now_ns)]
 
     def _again(self, now_ns: int) -> list[Effect]:
-        """Do the round that is under way: with the gradient that is here, if it is."""
+        """Repeat the open round, with the present gradient if there is one."""
         if self.round < self.settings.rounds and self.contribution is not None:
             self.began_ns = now_ns
             return self._reduce(now_ns)

@@ -1,7 +1,7 @@
-"""The sums of a round, and of the next one, at one worker: chunks checked, acknowledged, added, and sent on in order.
+"""The sums of this round and the next at one worker: chunks checked, acknowledged, added, and forwarded in order.
 
-A worker whose gradient takes longer keeps the chunks that come meanwhile, and those of one that is a round ahead: it
-can be no further.
+A worker with a slower gradient stores the chunks received meanwhile, and those of a worker that is one round ahead,
+the maximum.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from fedgossip.protocols.allreduce.worker_group import WorkerGroup
 
 
 class UnsummableError(ProtocolError):
-    """A chunk that is expected, and has a number that is not finite, or too large to be added."""
+    """An expected chunk has a number that is not finite, or too large to be added."""
 
 
 def contribution_of(gradient: Vector | None, examples: int, metrics: Mapping[str, float]) -> Contribution:
-    """Return what a worker brings to the mean as it is; the gradient is not copied."""
+    """Return a worker's uncoded contribution to the mean; the gradient is not copied."""
     assert gradient is not None, "a gradient was asked for"
     return with_tail(weight_of(examples, metrics), gradient, metrics.get("loss", 0.0))
 
 
 def chunk_message(epoch: int, round: int, one: Chunk, schema: str) -> ReduceChunk | CodedChunk:
-    """Return the message that brings a chunk: of bytes, what a codec says."""
+    """Return the message of a chunk; bytes are a codec's."""
     kind = CodedChunk if one.vector.dtype == np.uint8 else ReduceChunk
     place = epoch, round, one.bucket, one.step, one.start, one.vector.size
     return kind(*place, one.weight, schema, (one.vector,))
 
 
 class ChunkExchange:
-    """Invariant: `now` is of `round`, `next` of the one after it; both are of the group's epoch, and so is all that is
-    under way."""
+    """Invariant: `now` is of `round`, `next` of the one after it; both, and all chunks in transfer, are of the group's
+    epoch."""
 
     def __init__(
         self,
@@ -52,24 +52,24 @@ class ChunkExchange:
         self.group, self.sums, self.schema = group, sums, schema
         self.round = 0
         self.links = {other: ChunkLink(other, longest_ns) for other in group.others}
-        self._summed = 0  # in reductions that are over
+        self._summed = 0  # in completed reductions
         self.now = self.next = self._sum(0)
         self.renew(0)
 
     @property
     def summed(self) -> int:
-        """Elements that were added to others here, in all rounds."""
+        """Number of elements added to others here, in all rounds."""
         return self._summed + self.now.summed + self.next.summed
 
     def renew(self, round: int) -> None:
-        """Forget what is under way, and make room for this round and the next."""
+        """Drop all chunks in transfer, and begin the sums of this round and the next."""
         for link in self.links.values():
             link.drop()
         self._summed = self.summed
         self.round, self.now, self.next = round, self._sum(round), self._sum(round + 1)
 
     def advance(self) -> None:
-        """The round is done."""
+        """Complete the round."""
         self._summed += self.now.summed
         self.round, self.now, self.next = self.round + 1, self.next, self._sum(self.round + 2)
 
@@ -78,34 +78,34 @@ class ChunkExchange:
 
     @property
     def awaited(self) -> Sequence[NodeId]:
-        """Workers that the round waits for, ascending."""
+        """Workers with a chunk that the round waits for, ascending."""
         return sorted(self.group.members[rank] for rank in self.now.awaited())
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """Where in a gradient its stretches begin, from the last to the second."""
+        """First elements of a gradient's stretches, from the last stretch to the second."""
         return tuple(start for start in self.now.starts if start < self.sums.length(self.round))
 
     def begin(self, brought: Contribution, now_ns: int, start: int = 0) -> list[Effect]:
-        """Give the round what this worker brings to it, or from `start` on what was not given before."""
+        """Add this worker's contribution to the round, or the part of it from `start` on."""
         weight, pieces = brought
         if start + pieces[0].size < self.sums.length(self.round):
-            pieces = pieces[:1]  # no tail yet
+            pieces = pieces[:1]  # the tail follows
         return self._sent(self.now.give(start, weight, *pieces), self.round, now_ns)
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of vectors that no link had room for yet."""
+        """Bytes of vectors that wait for room on a link."""
         return sum(link.waiting_bytes for link in self.links.values())
 
     def came(self, sender: NodeId, chunk: ReduceChunk | CodedChunk, now_ns: int) -> list[Effect]:
-        """Take a chunk, if it is new.  Raises ProtocolError for one that the collective has not, or cannot be added."""
+        """Take a new chunk.  Raises ProtocolError for one outside the collective, or that cannot be added."""
         epoch = self.group.epoch
         before = generation(chunk.epoch) < generation(epoch)
         if before or (chunk.epoch == epoch and chunk.round < self.round):
-            return [self._took(sender, chunk)]  # said again
+            return [self._took(sender, chunk)]  # a repetition
         if chunk.epoch != epoch or sender not in self.group.members:
-            return []  # of a view that has not come yet; it is sent again
+            return []  # of a view that is not here yet; it is sent again
         if chunk.round > self.round + 1:
             text = f"a chunk of round {chunk.round} from worker {sender}; one can be a round ahead at most"
             raise ProtocolError(f"worker {self.group.node}, round {self.round}: {text}", peer=sender)

@@ -1,18 +1,18 @@
-"""Chunks on their way to one worker each: at most WINDOW of them, and each until its receiver says that it is there.
+"""Chunks in transfer to one worker each: at most WINDOW of them, and each until it is acknowledged.
 
-Links lose what was under way when they break, and drop what waits too long in a full queue; a chunk that is lost would
-stop a whole collective.  So it is sent again, where it is known to be lost:
+Links lose messages in transfer when they break, and drop old ones from a full queue; a lost chunk would stop a whole
+collective.  So a chunk is sent again, once it is known to be lost:
 
-    a gap         a later chunk is there and this one is not, on a link that keeps the order: at once
-    a question    nothing was heard for as long as `round_trips` says: which of those under way are there?  What the
-                  answer does not name goes again; where none comes, the next question waits twice as long
-    a new link    all that is under way
+    a gap         a later chunk is acknowledged and this one is not, on a link that keeps the order: at once
+    a query       no message for the timeout of `round_trips`: which of those in transfer have arrived?  Those missing
+                  in the reply are sent again; without a reply the next query waits twice as long
+    a new link    all in transfer
 
-A question is of a few bytes and keeps its place behind what it asks about: so a link that is slower than the first
-timeout carries nothing twice.  How long answers take is measured by questions, and by chunks that were sent once.
+A query is a few bytes and keeps its place behind the chunks it is about: so a link that is slower than the first
+timeout carries nothing twice.  Round-trip times are measured by queries, and by chunks that were sent once.
 
 Source: the probe in place of a repeat is that of Cheng, Cardwell, Dukkipati and Jha, The RACK-TLP loss detection
-algorithm for TCP, RFC 8985 (2021), which says again the last segment; a chunk is a thousand times as long.
+algorithm for TCP, RFC 8985 (2021), which repeats the last segment; a chunk is a thousand times as long.
 """
 
 from __future__ import annotations
@@ -40,41 +40,44 @@ from fedgossip.core.messages import (
     ShardPush,
 )
 
-# How long answers on a link take, and so how long one is waited for before something is said again.
+# Round-trip times of a link, and the timeout before a message is repeated.
 #
 # timeout = smoothed + max(4 * deviation, smoothed)          smoothed, deviation: moving means, of 1/8 and 1/4
 #
-# at least LEAST_NS and at most a limit; FIRST_NS before the first answer, and doubled with the second and the third
-# that does not come, until one comes.  The caller measures those alone that are known to be of a thing said once.
+# at least LEAST_NS and at most a limit; FIRST_NS before the first reply, and doubled at the second and the third
+# missing
+# reply, until the next reply.  The caller measures only replies to messages that were sent once.
 #
 # Source: Paxson, Allman, Chu and Sargent, Computing TCP's retransmission timer, RFC 6298 (2011), with the rule of Karn
-# and Partridge, Improving round-trip time estimates in reliable transport protocols, SIGCOMM 1987.  Ours differs in the
-# least timeout: that of Linux in place of a second, and twice the smoothed time, for answers here wait for a machine
-# that may be adding; and it doubles twice, from the second on, for what is said after it is a question of a few
-# bytes, which fills no link.
+# and Partridge, Improving round-trip time estimates in reliable transport protocols, SIGCOMM 1987.  Two differences:
+# the
+# minimum is that of Linux in place of a second, and twice the smoothed time, as replies here wait for a machine that
+# may
+# be adding; and it doubles only twice, from the second on, as the repeated message is a query of a few bytes, which
+# fills no link.
 
 
 FIRST_NS = 1_000_000_000
-"""Timeout before the first answer, as RFC 6298 has it."""
+"""Timeout before the first reply, as in RFC 6298."""
 
 LEAST_NS = 200_000_000
-"""Minimum timeout, as Linux has it: messages are lost seldom, and a busy machine answers late."""
+"""Minimum timeout, as in Linux: messages are lost seldom, and a busy machine replies late."""
 
 DOUBLINGS_MAX = 2
-"""Maximum number of times that a timeout doubles."""
+"""Maximum number of doublings of a timeout."""
 
 
 class RoundTrips:
-    """Those of one link, in nanoseconds; `longest_ns` limits the timeout."""
+    """Round-trip times of one link, in nanoseconds; `longest_ns` limits the timeout."""
 
     def __init__(self, longest_ns: int) -> None:
         self.longest_ns = longest_ns
         self.quickest_ns = 0
-        """The shortest that was seen; 0 before the first."""
+        """The shortest measured one; 0 before the first."""
         self._smoothed_ns = self._deviation_ns = self._timeouts = 0
 
     def saw(self, took_ns: int) -> None:
-        """An answer came after so long to what was said once."""
+        """Record the round-trip time of a message that was sent once (Karn's rule)."""
         took_ns = max(took_ns, 1)
         if not self.quickest_ns:
             self._smoothed_ns, self._deviation_ns, self.quickest_ns = took_ns, took_ns // 2, took_ns
@@ -85,18 +88,18 @@ class RoundTrips:
         self._timeouts = 0
 
     def answered(self, took_ns: int) -> None:
-        """A question was answered after so long, which is sooner than a long thing: it tells that the link is there."""
+        """Record the reply to a query, which is quicker than that to a chunk: it only proves that the link works."""
         if not self.quickest_ns:
             self.saw(took_ns)
         self._timeouts = 0
 
     def timed_out(self) -> None:
-        """No answer came in time."""
+        """Record a missing reply."""
         self._timeouts = min(self._timeouts + 1, 1 + DOUBLINGS_MAX)
 
     @property
     def timeout_ns(self) -> int:
-        """How long the next answer is waited for."""
+        """Timeout of the next reply."""
         return min(self._usual_ns << max(self._timeouts - 1, 0), self.longest_ns)
 
     @property
@@ -110,10 +113,10 @@ WINDOW = 4
 """Maximum number of chunks on a link that are not acknowledged."""
 
 QUESTIONS_MAX = 8
-"""Maximum number of questions that are open on a link; older ones are given up."""
+"""Maximum number of open queries on a link; older ones are dropped."""
 
 Name = tuple[int, int, int, int]
-"""By which a receiver says that a chunk is there; no two on a link have the same."""
+"""Name of a chunk in acknowledgements, unique on a link."""
 
 PushChunk = ShardPush | CodedPush | RowPush | NoRows
 Chunk = ReduceChunk | CodedChunk | PushChunk | Pulled | CodedPulled | RowsPulled | ChangeMessage | CopyMessage
@@ -121,7 +124,7 @@ Chunk = ReduceChunk | CodedChunk | PushChunk | Pulled | CodedPulled | RowsPulled
 
 @dataclass(slots=True)
 class _UnderWay:
-    """A chunk, and when it was sent last, as the which of all on the link."""
+    """A chunk, the time of its last sending, and its position among all sendings on the link."""
 
     chunk: Chunk
     sent_ns: int
@@ -130,13 +133,13 @@ class _UnderWay:
 
 
 Word = ChunkTaken | PieceTaken | ChunksAsked | ChunksHere
-"""What the two ends of a link say of chunks."""
+"""Messages of the two ends of a link about chunks."""
 
 
 class ChunkLink:
-    """What one worker has for another, and has taken of it.
+    """The chunks of one worker for another, and the received ones.
 
-    Invariant: at most WINDOW chunks are under way, and they are the oldest.
+    Invariant: at most WINDOW chunks are in transfer, and they are the oldest.
     """
 
     def __init__(self, to: NodeId, longest_ns: int) -> None:
@@ -146,9 +149,9 @@ class ChunkLink:
         self._waiting: deque[Chunk] = deque()
         self._sent = self._timer = 0
         self._questions: dict[int, tuple[int, int]] = {}
-        """Those that are open by number: as the which of all on the link they were sent, and when."""
+        """Open queries by number: (position among all sendings on the link, time in nanoseconds)."""
         self._here: dict[Name, None] = {}
-        """The last chunks that the other has sent and that are here."""
+        """The names of the last chunks received from the other end."""
 
     @property
     def idle(self) -> bool:
@@ -156,15 +159,15 @@ class ChunkLink:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of vectors that there was no room for yet."""
+        """Bytes of vectors that wait for room."""
         return sum(chunk.payload_bytes for chunk in self._waiting)
 
     def has(self, name: Name) -> bool:
-        """Whether the chunk of this name is under way."""
+        """Return whether the chunk of this name is in transfer."""
         return name in self._under_way
 
     def carries(self, number: int) -> bool:
-        """Whether something is on its way, or waits, whose name has this second: a round, a shard."""
+        """Return whether a chunk with this second number in its name, a round or a shard, is in transfer or waits."""
         under_way = (one.chunk for one in self._under_way.values())
         return any(chunk.name[1] == number for chunk in (*under_way, *self._waiting))
 
@@ -176,7 +179,7 @@ class ChunkLink:
         return [*sent, *self._wait()] if begins else sent
 
     def heard(self, word: Word, now_ns: int) -> list[Effect]:
-        """Take what the other says of chunks."""
+        """Handle a message of the other end about chunks."""
         match word:
             case ChunksAsked():
                 here = tuple(name for name in word.names if name in self._here)
@@ -186,7 +189,7 @@ class ChunkLink:
         return self.taken(word.name, now_ns)
 
     def took(self, word: ChunkTaken | PieceTaken) -> Send:
-        """Note that a chunk of the other is here, and say so."""
+        """Record a received chunk, and acknowledge it."""
         self._here.pop(word.name, None)
         self._here[word.name] = None
         if len(self._here) > 2 * WINDOW:
@@ -194,11 +197,11 @@ class ChunkLink:
         return Send(self.to, word)
 
     def forget_here(self) -> None:
-        """What was taken is not here any more: it is sent again where its sender asks."""
+        """Forget the received chunks: their sender repeats them after its next query."""
         self._here.clear()
 
     def taken(self, name: Name, now_ns: int) -> list[Effect]:
-        """A chunk is there: send what is seen to be lost, and the next; one that is not under way changes nothing."""
+        """Handle an acknowledgement: send lost chunks again, and the next; an unknown name has no effect."""
         there = self._under_way.pop(name, None)
         if there is None:
             return []
@@ -208,7 +211,7 @@ class ChunkLink:
         return self._go_on(lost, now_ns)
 
     def answered(self, answer: ChunksHere, now_ns: int) -> list[Effect]:
-        """The other says which are there of those under way when it was asked; the others are lost."""
+        """Handle the reply to a query: of the chunks in transfer at its time those not named are lost."""
         if answer.number not in self._questions:
             return []
         order, asked_ns = self._questions[answer.number]
@@ -219,7 +222,7 @@ class ChunkLink:
         return self._go_on([one for one in self._under_way.values() if one.order < order], now_ns)
 
     def again(self, timer: int, now_ns: int) -> list[Effect]:
-        """The timer of this number has fired: ask what is there of all that is under way."""
+        """Handle the timer of this number: query the arrival of all chunks in transfer."""
         if timer != self._timer or not self._under_way:
             return []
         self.round_trips.timed_out()
@@ -230,11 +233,11 @@ class ChunkLink:
         return [Send(self.to, ChunksAsked(timer, tuple(self._under_way))), *self._wait()]
 
     def resent(self, now_ns: int) -> list[Effect]:
-        """Send all again that is under way: the link was lost, or the other has lost it."""
+        """Send all chunks in transfer again: the link was lost, or the other end has lost them."""
         return [*self._all_again(self._under_way.values(), now_ns), *self._wait()]
 
     def drop(self) -> None:
-        """Forget all, at this end: the round is given up."""
+        """Drop all chunks at this end, with their round."""
         self._under_way.clear()
         self._waiting.clear()
         self._questions.clear()
@@ -261,7 +264,7 @@ class ChunkLink:
         return effects
 
     def _wait(self) -> list[Effect]:
-        """Begin to wait for the next answer."""
+        """Set the timer of the next reply."""
         if not self._under_way:
             return []
         self._timer += 1

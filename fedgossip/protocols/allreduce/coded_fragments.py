@@ -1,7 +1,6 @@
-"""The fragments of a vector (`algorithms.gossip.fragments`): how each adds up, and goes by a codec, in its turn.
+"""The fragments of a vector (`algorithms.gossip.fragments`): each is summed and encoded in its turn.
 
-A fragment is a vector of its own: its codec knows its tensors alone, and remembers what was left out of it until its
-next turn.
+A fragment is a vector of its own: its codec has its tensors alone, and keeps its error memory until its next turn.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from fedgossip.protocols.allreduce.round_sums import Contribution, RoundSum, Rou
 
 @dataclass(frozen=True)
 class FragmentSums:
-    """`parts`: how each fragment adds up."""
+    """`parts`: the sums of each fragment."""
 
     parts: tuple[RoundSums, ...]
 
@@ -28,7 +27,7 @@ class FragmentSums:
         return self.parts[0].collective
 
     def at(self, round: int) -> RoundSums:
-        """How that of a round does."""
+        """Return the sums of the fragment of a round."""
         return self.parts[round % len(self.parts)]
 
     def length(self, round: int) -> int:
@@ -42,10 +41,7 @@ class FragmentSums:
 
 
 class CodedFragments:
-    """One worker's: `parts` are those of its fragments, of which one at most has a round open.
-
-    None in place of one: it goes as it is.
-    """
+    """One worker's fragments: `parts` are their codecs, of which one at most has a round open; None: uncoded."""
 
     def __init__(self, parts: Sequence[CodedGradients | LowRankGradients | None]) -> None:
         self._parts = list(parts)
@@ -54,19 +50,19 @@ class CodedFragments:
     def coded(
         self, gradient: Vector | None, examples: int, metrics: Mapping[str, float], round: int
     ) -> Contribution | None:
-        """Return what goes out for the fragment of a round; None of one that no sum can hold."""
+        """Return the contribution of the fragment of a round; None if no sum can hold it."""
         self._open = self._parts[round % len(self._parts)]
         if self._open is None:
             return contribution_of(gradient, examples, metrics)
         return self._open.coded(gradient, examples, metrics, round)
 
     def came(self, found: Vector) -> None:
-        """The round came to this."""
+        """Update the error memory by the result of the round."""
         if self._open:
             self._open.came(found)
 
     def settled(self, rounds: int) -> None:
-        """So many rounds are behind the worker: the last of them was its own, or it was not there."""
+        """Update the error memories after so many completed rounds: with or without this worker in the last one."""
         for _, one in self._coded:
             one.settled(rounds)
 
@@ -76,11 +72,11 @@ class CodedFragments:
 
     @property
     def saved(self) -> Mapping[str, Vector]:
-        """What a checkpoint holds."""
+        """The vectors of a checkpoint."""
         return {_named(number, name): held for number, one in self._coded for name, held in one.saved.items()}
 
     def resume(self, vectors: Mapping[str, Vector]) -> None:
-        """Go on from what a checkpoint holds.  Raises ResumeError for what another codec left."""
+        """Restore the vectors of a checkpoint.  Raises ResumeError for those of another codec."""
         for number, one in self._coded:
             before = _named(number, LEFT_OUT)
             held = {name: vector for name, vector in vectors.items() if name.startswith(before)}
@@ -88,7 +84,7 @@ class CodedFragments:
 
 
 RoundCoding = CodedGradients | LowRankGradients | CodedFragments
-"""How what a worker brings to its rounds goes by a codec."""
+"""The codec of a worker's contributions."""
 
 
 def _named(number: int, name: str) -> str:

@@ -1,9 +1,9 @@
-"""One worker's gradients as a codec says them, and what it remembers of what that left out.
+"""One worker's encoded gradients, and its error memory.
 
     closed --coded: the payload goes out--> open --settled(later round): it was counted--> closed
 
-A round that is done again brings the same payload.  A worker that the others went on without has its memory as it was
-before that round: its gradient is lost, as it is without a codec.
+A repeated round sends the same payload.  If the others went on without a worker, its memory is as before that round:
+its gradient is lost, as it is without a codec.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from fedgossip.core.machine import NodeId
 from fedgossip.protocols.allreduce.round_sums import CodedSums, Contribution, coded_contribution, weight_of
 
 LEFT_OUT = "left_out/"
-"""Before the names of these vectors in a checkpoint."""
+"""Prefix of these vectors in a checkpoint."""
 
 
 class CodecMemory:
-    """What a codec left out of one worker's rounds.
+    """The error memory of one worker's codec.
 
-    Invariant: `memory` is what a next life begins with: of all rounds that are behind the worker.
+    Invariant: `memory` is that of all completed rounds, from which a next life resumes.
     """
 
     def __init__(self, node: NodeId, memory: Memory) -> None:
@@ -32,18 +32,18 @@ class CodecMemory:
         self._round, self._next = -1, memory
 
     def settled(self, rounds: int) -> None:
-        """So many rounds are behind the worker: the last of them was its own, or it was not there."""
+        """Update the memory after this number of completed rounds: with or without this worker in the last one."""
         if self._round == rounds - 1:
             self.memory = self._next
         self._round, self._next = -1, self.memory
 
     @property
     def saved(self) -> Mapping[str, Vector]:
-        """What a checkpoint holds."""
+        """The vectors of a checkpoint."""
         return {f"{LEFT_OUT}{number}": vector for number, vector in enumerate(self.memory)}
 
     def resume(self, vectors: Mapping[str, Vector]) -> None:
-        """Go on from what a checkpoint holds.  Raises ResumeError for what another codec left."""
+        """Restore the vectors of a checkpoint.  Raises ResumeError for those of another codec."""
         held = [vectors[name] for name in sorted(vectors) if name.startswith(LEFT_OUT)]
         if [(one.size, one.dtype) for one in held] != [(one.size, one.dtype) for one in self.memory]:
             text = f"worker {self._node}: the checkpoint holds {len(held)} vectors of what a codec left out"
@@ -52,7 +52,7 @@ class CodecMemory:
 
 
 class CodedGradients(CodecMemory):
-    """One worker's gradients by a codec for each by itself."""
+    """One worker's gradients, each encoded by itself."""
 
     def __init__(self, node: NodeId, sender: Sender, sums: CodedSums) -> None:
         super().__init__(node, sender.start(sums.layout))
@@ -61,7 +61,7 @@ class CodedGradients(CodecMemory):
     def coded(
         self, gradient: Vector | None, examples: int, metrics: Mapping[str, float], round: int
     ) -> Contribution | None:
-        """Return what goes out for the gradient of a round; None of one that no sum can hold."""
+        """Return the contribution of a round's gradient; None if no sum can hold it."""
         assert gradient is not None, "a gradient was asked for"
         if not summable(gradient):
             return None
@@ -73,4 +73,4 @@ class CodedGradients(CodecMemory):
         return CodecTurn(self._sums.seed, self._node, round)
 
     def came(self, found: Vector) -> None:
-        """The round came to this: what was left out is known without."""
+        """Nothing to update: the error memory does not depend on the round's result."""

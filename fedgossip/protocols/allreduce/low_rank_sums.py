@@ -1,6 +1,4 @@
-"""Gradients of low rank (`algorithms.codecs.low_rank`): how the rounds of a run add up, what a worker brings, and
-leaves out.
-"""
+"""Low-rank gradients (`algorithms.codecs.low_rank`): the sums of a round, a worker's contribution and error memory."""
 
 from __future__ import annotations
 
@@ -34,11 +32,11 @@ class LowRankSums:
         return LowRankReduction(rank, self.collective(workers), self.low, self.bucket)
 
     def gradient(self, found: Vector, round: int) -> Vector:  # noqa: ARG002
-        """The mean gradient [d] of what a round came to: all P, what went as it is with its tail, and all Q."""
+        """Return the mean gradient [d] of a round's result: all P, the uncompressed part with its tail, and all Q."""
         return self.low.restored(*self._apart(found))
 
     def right(self, found: Vector) -> Vector:
-        """Return the Q that the next round begins with."""
+        """Return the first Q of the next round."""
         return self.low.upright(self._apart(found)[2])
 
     def _apart(self, found: Vector) -> tuple[Vector, Vector, Vector]:
@@ -47,9 +45,9 @@ class LowRankSums:
 
 
 class LowRankGradients(CodecMemory):
-    """One worker's gradients by low rank.  `memory` is what was left out [d], and the last Q.
+    """One worker's low-rank gradients.  `memory` is the error [d], and the last Q.
 
-    What is left out is what the workers' mean, as it came out, does not say of the worker's own.
+    The error is the difference between the worker's own vector and the decoded mean.
     """
 
     def __init__(self, node: NodeId, sums: LowRankSums) -> None:
@@ -61,7 +59,7 @@ class LowRankGradients(CodecMemory):
     def coded(
         self, gradient: Vector | None, examples: int, metrics: Mapping[str, float], round: int
     ) -> Contribution | None:
-        """Return what goes out for the gradient of a round; None of one that no sum can hold."""
+        """Return the contribution of a round's gradient; None if no sum can hold it."""
         assert gradient is not None, "a gradient was asked for"
         whole = add(gradient, self.memory[0])
         if not summable(whole):
@@ -71,5 +69,5 @@ class LowRankGradients(CodecMemory):
         return weight_of(examples, metrics), (self._sums.low.first(whole, self.memory[1]), tail, whole)
 
     def came(self, found: Vector) -> None:
-        """The sums of the round, in which this worker's own is, came to this."""
+        """Update the memory by the result of a round with this worker's contribution."""
         self._next = (subtract(self._whole, self._sums.gradient(found, self._round)), self._sums.right(found))

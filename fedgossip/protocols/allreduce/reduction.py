@@ -1,13 +1,12 @@
-"""One all-reduce at one rank: the moves of a collective's table made as chunks come, whatever the order.
+"""One all-reduce at one rank: the moves of a collective's table, made in order as chunks are received in any order.
 
-A vector is reduced in buckets, stretches of it with a run of the table each; OPEN of them are under way at a time, from
+A vector is reduced in buckets, stretches of it with a run of the table each; OPEN of them are active at a time, from
 its end to its start: so it can be given in that order, as a backward pass computes a gradient.  A chunk is named by
-(bucket, step): the step-th that its sender has for its receiver in that bucket.  Chunks that come before their move are
-kept; what is sent never changes: a copy of the vector as it stood then, or the array itself in which a chunk came, or
-in which it was added up.
+(bucket, step): the step-th of its sender for its receiver in that bucket.  Chunks received before their move are kept;
+sent ones never change: each is a copy of the vector at that moment, or the very array that was received or summed.
 
     invariant   a bucket's move k is made when moves 0 .. k - 1 are: so the sums depend on the table alone
-    bound       what is kept early is at most what the table has still to come
+    bound       early chunks are at most the remaining ones of the table
 """
 
 from __future__ import annotations
@@ -22,29 +21,29 @@ from fedgossip.algorithms.federated.sums import REACH, ExactSum
 from fedgossip.base.vectors import Vector, empty, frozen, largest, summable
 
 OPEN = 4
-"""Number of buckets under way at a time."""
+"""Number of active buckets."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """What one rank has for another."""
+    """A chunk of one rank for another."""
 
     peer: int
-    """The rank that it is for."""
+    """The receiving rank."""
     bucket: int
     step: int
     start: int
     """The place of its first element in the vector."""
     weight: float
-    """Of a term that its receiver is to add exactly; 0 for what is summed already."""
+    """Weight of a term that its receiver adds exactly; 0 for a partial sum."""
     vector: Vector
 
 
 class Reduction:
     """The mean of one vector [d] per rank, weighted; every rank ends with it.
 
-    Ranks are positions in the table; the caller knows which node each is.  The last element of every vector is 1: where
-    sums are rounded as they go, it brings the sum of the weights.  `bucket`: elements of each stretch but the last.
+    Ranks are positions in the table; the caller maps them to nodes.  The last element of every vector is 1: where
+    partial sums are rounded, it carries the sum of the weights.  `bucket`: elements of each stretch but the last.
     """
 
     def __init__(self, rank: int, table: Table, length: int, kind: np.dtype[np.floating], bucket: int) -> None:
@@ -60,10 +59,10 @@ class Reduction:
             for number, start in enumerate(starts)
         ]
         self._order = self._buckets[::-1]
-        self._lacks = length  # all elements from here on have been given
+        self._lacks = length  # all elements from here on were given
         self._first = 0  # all buckets before it, in their order, are done
         self.summed = 0
-        """Elements that were added to others here."""
+        """Number of elements added to others here."""
 
     @property
     def done(self) -> bool:
@@ -77,40 +76,40 @@ class Reduction:
             weights = self._held[-1]
             if weights > 0:
                 self._held /= weights
-            else:  # each rank's own is positive: some rank has lied, and there is no mean to step along
+            else:  # each rank's own is positive: some rank sent a false one, and there is no mean to step along
                 self._held[:] = 0
             self._summed = False
         return self._held
 
     @property
     def kind(self) -> np.dtype[np.floating]:
-        """The type of what chunks hold."""
+        """The element type of chunks."""
         return self._held.dtype
 
     @property
     def begun(self) -> bool:
-        """Whether all of the rank's own vector has been given."""
+        """Whether all of the rank's own vector was given."""
         return not self._lacks
 
     @property
     def starts(self) -> Sequence[int]:
-        """Where buckets begin, from the last to the second."""
+        """The first elements of the buckets, from the last bucket to the second."""
         return [bucket.start for bucket in self._order[:-1]]
 
     def bears(self, weight: float, *pieces: Vector) -> bool:
-        """Whether the rank's own vector can be added to others of its size: else all others would refuse it."""
+        """Return whether the rank's own vector can be added to others of its size: else all others would refuse it."""
         most = REACH / 2 if self._table.exact else float(np.sqrt(np.finfo(self._held.dtype).max))
         return all(weight * largest(piece) * self._table.workers < most for piece in pieces)  # not so of a nan
 
     def begin(self, weight: float, *pieces: Vector) -> list[Chunk]:
-        """Give the rank's own vector, in pieces; return what goes out now.  Chunks may have come before."""
+        """Give the rank's own vector, in pieces; return the chunks to send now.  Some may have been received before."""
         assert not self.begun and pieces[-1][-1] == 1
         return self.give(0, weight, *pieces)
 
     def give(self, start: int, weight: float, *pieces: Vector) -> list[Chunk]:
-        """Give its elements from `start` on, in pieces, up to those that were given before; return what goes out now.
+        """Give its elements from `start` on, in pieces, up to those given before; return the chunks to send now.
 
-        What was given before is not taken again; a stretch that would leave a gap behind it is not taken at all.
+        Elements given before are not taken again; a stretch that would leave a gap behind it is not taken at all.
         """
         assert weight > 0
         stop = start + sum(piece.size for piece in pieces)
@@ -130,26 +129,26 @@ class Reduction:
         return self._go_on()
 
     def expects(self, sender: int, bucket: int, step: int) -> tuple[int, int] | None:
-        """Return (start, stop) of the elements that a chunk of this name brings; None where there is no such chunk."""
+        """Return (start, stop) of the elements in a chunk of this name; None where there is no such chunk."""
         if not 0 <= bucket < len(self._buckets):
             return None
         return self._buckets[bucket].expects(sender, step)
 
     def has(self, sender: int, bucket: int, step: int) -> bool:
-        """Whether such a chunk has come before."""
+        """Return whether such a chunk was received before."""
         return self._buckets[bucket].has(sender, step)
 
     def fits(self, chunk_bucket: int, weight: float, vector: Vector) -> bool:
-        """Whether a chunk's numbers can be added: finite, and not so large that the sum could overflow."""
+        """Return whether a chunk's numbers can be added: finite, and too small for the sum to overflow."""
         return self._buckets[chunk_bucket].fits(weight, vector)
 
     def take(self, sender: int, bucket: int, step: int, weight: float, vector: Vector) -> list[Chunk]:
-        """Take a chunk that is expected, new and fits; return what goes out now."""
+        """Take a chunk that is expected, new and fits; return the chunks to send now."""
         self._buckets[bucket].keep(sender, step, weight, vector)
         return self._go_on()
 
     def awaited(self) -> Mapping[int, int]:
-        """The ranks that are waited for, each with the number of buckets that stand still for it."""
+        """Return the awaited ranks, each with the number of buckets that wait for it."""
         found: dict[int, int] = {}
         for bucket in self._order[self._first : self._first + OPEN]:
             if (peer := bucket.awaited) is not None:
@@ -172,7 +171,7 @@ class Reduction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Course:
-    """A rank's moves in a bucket of `size` elements, the step of each, and what it takes of each sender, in order."""
+    """A rank's moves in a bucket of `size` elements, the step of each, and the parts taken of each sender, in order."""
 
     size: int
     moves: Sequence[tuple[Move, slice]]
@@ -199,8 +198,8 @@ class _Bucket:
         self._steps: Sequence[int] = course.steps
         self._takes: Mapping[int, Sequence[slice]] = course.takes
         self._at = 0
-        self._made: dict[int, int] = {}  # by sender, what was taken of it
-        self._passed_on: dict[tuple[int, int], Vector] = {}  # stretches of which what was taken last is all there is
+        self._made: dict[int, int] = {}  # number of parts taken, by sender
+        self._passed_on: dict[tuple[int, int], Vector] = {}  # last parts, to be forwarded without a copy
         self._kept: dict[tuple[int, int], tuple[float, Vector]] = {}  # by sender and step, until its move
         self._weight, self._terms = 0.0, table.workers
         self._adds = sum(move.way is Way.ADD for move, _ in self._moves)  # still to be made
@@ -209,7 +208,7 @@ class _Bucket:
         self.summed = 0  # elements, until they are counted
 
     def begin(self, weight: float, held: Vector) -> None:
-        """The rank's own term stands in its vector now."""
+        """Begin with the rank's own term, stored in `held`."""
         self._part = held[self.start : self.start + self._size]
         self._weight = weight if self._raw else 0.0
         if self._raw and self._adds:
@@ -239,13 +238,13 @@ class _Bucket:
             return False
         if not self._raw:
             return True
-        return weight * largest(vector) * self._terms < REACH / 2  # as large as all terms together
+        return weight * largest(vector) * self._terms < REACH / 2  # as large as the sum of all terms
 
     def keep(self, sender: int, step: int, weight: float, vector: Vector) -> None:
         self._kept[sender, step] = weight, vector
 
     def go_on(self) -> list[Chunk]:
-        """Make every move that can be made; return what goes out."""
+        """Make every possible move; return the chunks to send."""
         out: list[Chunk] = []
         while self._part.size and not self.done:
             move, part = self._moves[self._at]
@@ -283,7 +282,7 @@ class _Bucket:
             self._exact = None
 
     def _add(self, part: slice, came: Vector) -> None:
-        """Add into the memory of what came, where that is ours; the vector itself need not hold what is replaced."""
+        """Add into the memory of the received part, if it is ours; the vector itself need not hold a replaced part."""
         total = np.add(self._part[part], came, out=came if came.flags.writeable else empty(came.size, came.dtype))
         self._pass_on(part, total)
         if not self._is_replaced(part):
@@ -296,7 +295,7 @@ class _Bucket:
         self._passed_on[part.start, part.stop] = vector
 
     def _is_replaced(self, part: slice) -> bool:
-        """Whether this very stretch is but sent before another takes its place."""
+        """Return whether this very stretch is only sent before another replaces it."""
         for move, other in self._moves[self._at + 1 :]:
             if other == part and move.way is not Way.ADD:
                 if move.way is Way.REPLACE:
@@ -307,7 +306,7 @@ class _Bucket:
 
 
 def steps_of(moves: Sequence[Move]) -> list[int]:
-    """Return for each move how many with the same peer and direction are before it."""
+    """Return for each move the number of moves before it with the same peer and direction."""
     seen: dict[tuple[int, bool], int] = {}
     found = []
     for move in moves:

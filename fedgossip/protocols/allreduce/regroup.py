@@ -1,23 +1,24 @@
-"""How workers agree on who goes on where one is missing or back: a report of each to all, and a view by the lowest.
+"""Agreement of workers on the members that go on after a loss or return: a report of each to all, a view by the lowest.
 
-    1. one that misses another stops its round, and says to all how many rounds are behind it, with the digest of its
-       model; so does everyone who hears of it
-    2. when all have reported that have a link, or after a time, the lowest that has reported proposes a view: those who
-       reported, if they are enough, those who ask to be taken in again, and as many rounds as the furthest has; one
-       whose model after these rounds is not that of the others is left out, and may ask to be taken in again
-    3. each adopts one view of a generation at most, the first that it gets; those behind fetch the state of a donor
+    1. a worker that misses another stops its round, and sends all its number of completed rounds, with the digest of
+       its model; each receiver of such a report does so too
+    2. when all linked workers have reported, or after a time, the lowest reporting one proposes a view: the reporting
+       workers, if they are enough, those that ask for readmission, and the furthest worker's number of rounds; one with
+       another model after these rounds is left out, and may ask for readmission
+    3. each adopts one view of a generation at most, the first that it receives; those behind fetch the state of a donor
 
-Enough are more than half of the workers of the view, and of the last view that is known to have worked: one in which a
-round was done, which takes all of its members.  So two halves of a network that is cut cannot both go on.  Where links
-are broken one by one, two views can be proposed at once; they have a member in common, who adopts one of them, and
-nobody does a round in the other.  Its members are too few to leave it by themselves; who hears of the later one from a
-worker of its own goes over to that, or asks to be taken in there.
+Enough are more than half of the workers of the view, and of the last view that certainly worked: one with a completed
+round, which takes all of its members.  So two halves of a partitioned network cannot both go on.  Where links break
+one by one, two views can be proposed at once; they have a common member, which adopts one of them, and no round of the
+other is completed.  Its members are too few to leave it by themselves; one that receives the later view from a worker
+of its own adopts that, or asks for readmission there.
 
-An epoch is the number of a view: its generation, and who proposed it.  In one epoch a round has one result, whoever saw
-its end; so one that comes back with what it wrote down in this epoch is as good as one that was there all the time.
+An epoch is the number of a view: its generation, and its proposer.  In one epoch a round has one result, the same for
+every worker that completes it; so a worker that resumes from a checkpoint of this epoch is equivalent to one that was
+always there.
 
-Source: the round of views of virtual synchrony (Birman and Joseph, Exploiting virtual synchrony in distributed systems,
-SOSP 1987), with one proposer in place of an agreement of all, for a round can be given up and done again.
+Source: the round of views of virtual synchrony (Birman and Joseph, Exploiting virtual synchrony in distributed
+systems, SOSP 1987), with one proposer in place of an agreement of all, as a round can be dropped and repeated.
 """
 
 from __future__ import annotations
@@ -30,42 +31,43 @@ from fedgossip.core.messages import WORKERS_MAX, GroupReport, GroupView
 
 
 def generation(epoch: int) -> int:
-    """How many views there were before that of this epoch."""
+    """Return the number of views before that of this epoch."""
     return epoch // WORKERS_MAX
 
 
 def next_epoch(epoch: int, proposer: NodeId) -> int:
-    """The epoch of a view that one proposes after this one."""
+    """Return the epoch of the view that `proposer` proposes after this one."""
     return (generation(epoch) + 1) * WORKERS_MAX + proposer
 
 
 def first_view(workers: Collection[NodeId]) -> GroupView:
-    """The view of all workers, before any is missing."""
+    """Return the view of all workers, before any is missing."""
     everyone = tuple(sorted(workers))
     return GroupView(0, everyone, 0, everyone[0], (), everyone)
 
 
 def worked(view: GroupView, rounds: int) -> tuple[NodeId, ...]:
-    """The last workers that are known to have worked together, where so many rounds are behind one of a view."""
+    """Return the last workers that certainly worked together, if a member of the view has completed so many rounds."""
     return view.members if rounds > view.rounds else view.agreed
 
 
 def enough(view: GroupView, there: Collection[NodeId], rounds: int) -> bool:
-    """Whether these may go on from a view: more than half of its workers, and of the last that worked together.
+    """Return whether these may go on from a view: more than half of its workers, and of the last that worked together.
 
-    The first alone would let those who were taken in go on without those who took them in, and these do so too.
+    The first condition alone would let readmitted workers go on without those that readmitted them, while these do so
+    too.
     """
     return all(2 * len(set(there) & set(of)) > len(of) for of in (view.members, worked(view, rounds)))
 
 
 class Regroup:
-    """The agreement of one epoch, at one worker.  Invariant: a proposal is of those whose reports are here."""
+    """The agreement of one epoch, at one worker.  Invariant: a proposal is of workers with a report here."""
 
     def __init__(self, node: NodeId, view: GroupView, rounds: int, digest: str) -> None:
         self.node, self.view = node, view
         self.reports: dict[NodeId, GroupReport] = {node: GroupReport(view.epoch, rounds, digest)}
         self.patient = True
-        """Whether those with a link are waited for that have not reported."""
+        """Whether to wait for linked members without a report."""
 
     @property
     def own(self) -> GroupReport:
@@ -73,42 +75,41 @@ class Regroup:
 
     @property
     def rounds(self) -> int:
-        """How many are behind the furthest."""
+        """Number of completed rounds of the furthest worker."""
         return max(report.rounds for report in self.reports.values())
 
     def heard(self, sender: NodeId, report: GroupReport) -> None:
-        """Take the report of a member, of this epoch."""
+        """Store the report of a member, of this epoch."""
         self.reports[sender] = report
 
     def lost(self, node: NodeId) -> None:
-        """A member is gone: what it has reported counts no more."""
+        """Drop the report of a member that is gone."""
         if node != self.node:
             self.reports.pop(node, None)
 
     def awaited(self, linked: Collection[NodeId]) -> list[NodeId]:
-        """Members whose reports are waited for: those with a link."""
+        """Return the linked members with a missing report."""
         members = self.view.members if self.patient else ()
         return [node for node in members if node in linked and node not in self.reports]
 
     @property
     def proposer(self) -> NodeId:
-        """Who proposes, of those that have reported."""
+        """The proposer among the reporting workers."""
         return min(self.reports)
 
     @property
     def enough(self) -> bool:
-        """Whether those that have reported may go on."""
+        """Whether the reporting workers may go on."""
         return enough(self.view, self.reports, self.rounds)
 
     @property
     def furthest(self) -> dict[NodeId, str]:
-        """The digests of those that have the most rounds behind them."""
+        """The digests of the workers with the most completed rounds."""
         return {node: one.digest for node, one in self.reports.items() if one.rounds == self.rounds}
 
     @property
     def odd(self) -> list[NodeId]:
-        """Those of the furthest that have another model than more than half of them; where no model has so many, than
-        this worker; all, where it is none of them."""
+        """The furthest workers with another model than their majority; without one, than this worker, or all of them."""
         digests = self.furthest
         if len(set(digests.values())) < 2:
             return []
@@ -117,8 +118,7 @@ class Regroup:
         return [node for node, digest in digests.items() if digest != right]
 
     def leave_out_the_odd(self) -> list[NodeId] | None:
-        """Return whose reports count no more, by `odd`; None, with all reports, where too few would be left, or this
-        worker is one of them."""
+        """Drop the reports of the `odd`, and return these; None, and none dropped, if too few or not this worker remain."""
         before, out = dict(self.reports), []
         while odd := self.odd:
             out += odd
@@ -130,7 +130,7 @@ class Regroup:
         return out
 
     def proposal(self, returning: Collection[NodeId]) -> GroupView:
-        """Return the view of those that have reported and of those that come back.  Their models are the same."""
+        """Return the view of the reporting and the `returning` workers.  All furthest models are the same."""
         furthest = self.furthest
         members = tuple(sorted({*self.reports, *returning}))
         behind = tuple(node for node in members if node not in furthest)
@@ -138,7 +138,7 @@ class Regroup:
         return GroupView(epoch, members, self.rounds, min(furthest), behind, agreed)
 
     def refuses(self, view: GroupView) -> str | None:
-        """Say what is wrong with a view of the next generation; None where it can be adopted."""
+        """Return the fault of a view of the next generation; None where it can be adopted."""
         if not enough(self.view, view.members, view.rounds):
             return "has too few workers to go on"
         late = self.node in view.behind
@@ -148,7 +148,7 @@ class Regroup:
 
 
 def misshapen(sender: NodeId, view: GroupView, everyone: Collection[NodeId]) -> str | None:
-    """Say why nobody can have proposed such a view; None where somebody can."""
+    """Return the reason why no worker can have proposed such a view; None where one can."""
     members = set(view.members)
     whole = len(members) == len(view.members) and members <= set(everyone)
     if (

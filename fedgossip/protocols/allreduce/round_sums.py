@@ -1,11 +1,11 @@
-"""What one round of all-reduce adds up, and how: gradients as they are, or as a codec says them.
+"""The sum of one round of all-reduce: of plain gradients, or of encoded ones.
 
     of       the sum of a round at one rank: a `Reduction`, or a `PayloadGather`
-    brings   what a worker gives to it
-    gradient the mean gradient [d], of what it comes to
+    brings   a worker's contribution
+    gradient the mean gradient [d], from the result
 
-Codecs whose payloads can be added are reduced by the collective's own table, of fewer elements; the payloads of others
-go to all, are decoded by each in the same order, and added up then.
+Codecs with additive payloads are reduced by the collective's own table, of fewer elements; the payloads of others are
+sent to all, decoded by each in the same order, and then added.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from fedgossip.core.messages import TAIL
 from fedgossip.protocols.allreduce.low_rank_reduction import LowRankReduction
 from fedgossip.protocols.allreduce.reduction import Chunk, Reduction, steps_of
 
-# One all-gather at one rank: everybody's payload comes to all, and all decode and add them up in the order of ranks.
+# One all-gather at one rank: every payload is sent to all, which decode and add them in the order of ranks.
 #
-# It stands where a `Reduction` does, with one bucket, and chunks of the same names.  A chunk brings one rank's payload
-# and its weight; who passes one on has decoded it before, so that what cannot be decoded stops where it was sent first.
+# It takes the place of a `Reduction`, with one bucket, and chunks of the same names.  A chunk carries one rank's
+# payload
+# and its weight; a forwarding rank has decoded it before, so that an invalid payload stops at its first receiver.
 
 
 class PayloadGather:
-    """The mean of one vector [d] per rank, weighted, of what their payloads stand for.  `turn`: of the round."""
+    """The weighted mean of one vector [d] per rank, decoded from payloads.  `turn`: of the round."""
 
     def __init__(self, rank: int, table: Table, codec: Codec, layout: VectorLayout, turn: CodecTurn) -> None:
         self._codec, self._layout, self._turn, self._rank = codec, layout, turn, rank
@@ -45,7 +46,7 @@ class PayloadGather:
 
     @property
     def kind(self) -> np.dtype[np.uint8]:
-        """The type of what chunks hold."""
+        """The element type of chunks."""
         return np.dtype(np.uint8)
 
     @property
@@ -58,7 +59,7 @@ class PayloadGather:
 
     @property
     def starts(self) -> Sequence[int]:
-        """No bucket leaves before the others."""
+        """Empty: all buckets are sent together."""
         return []
 
     @property
@@ -73,28 +74,28 @@ class PayloadGather:
         return frozen(total)
 
     def bears(self, weight: float, *pieces: Vector) -> bool:
-        """Whether others can add the rank's own payload: else all of them would refuse it."""
+        """Return whether others can add the rank's own payload: else all of them would refuse it."""
         return self.fits(0, weight, pieces[0])
 
     def give(self, start: int, weight: float, *pieces: Vector) -> list[Chunk]:
-        """Give the rank's own payload, whole; return what goes out now."""
+        """Give the rank's own payload, whole; return the chunks to send now."""
         if self.begun or start:
             return []
         self._payloads[self._rank] = weight, pieces[0]
         return self._go_on()
 
     def expects(self, sender: int, bucket: int, step: int) -> tuple[int, int] | None:
-        """Return (start, stop) of the bytes that a chunk of this name brings; None where there is no such chunk."""
+        """Return (start, stop) of the bytes in a chunk of this name; None where there is no such chunk."""
         takes = [part for move, part in self._moves if move.way is not Way.SEND and move.peer == sender]
         return (takes[step].start, takes[step].stop) if bucket == 0 and 0 <= step < len(takes) else None
 
     def has(self, sender: int, bucket: int, step: int) -> bool:  # noqa: ARG002
-        """Whether such a chunk has come before."""
+        """Return whether such a chunk was received before."""
         made = sum(move.way is not Way.SEND and move.peer == sender for move, _ in self._moves[: self._at])
         return step < made or (sender, step) in self._kept
 
     def fits(self, bucket: int, weight: float, vector: Vector) -> bool:  # noqa: ARG002
-        """Whether a payload can be decoded, and what it stands for added, with its weight."""
+        """Return whether a payload can be decoded, and the result be added with its weight."""
         try:
             decoded = self._codec.decode(vector, self._layout, self._turn)
         except ProtocolError:
@@ -103,12 +104,12 @@ class PayloadGather:
         return weight > 0 and summable(np.array([largest], self._layout.dtype))
 
     def take(self, sender: int, bucket: int, step: int, weight: float, vector: Vector) -> list[Chunk]:  # noqa: ARG002
-        """Take a chunk that is expected, new and fits; return what goes out now."""
+        """Take a chunk that is expected, new and fits; return the chunks to send now."""
         self._kept[sender, step] = weight, frozen(vector)
         return self._go_on()
 
     def awaited(self) -> Mapping[int, int]:
-        """The rank that is waited for, with a one."""
+        """Return the awaited rank, with a one."""
         return {} if self.done or not self.begun else {self._moves[self._at][0].peer: 1}
 
     def _go_on(self) -> list[Chunk]:
@@ -128,21 +129,21 @@ class PayloadGather:
 
 
 Contribution = tuple[float, tuple[Vector, ...]]
-"""What a worker brings to the mean: its weight, and the pieces of a vector, one after the other."""
+"""A worker's part of the mean: its weight, and the pieces of a vector, one after the other."""
 
 RoundSum = Reduction | PayloadGather | LowRankReduction
 
 
 class RoundSums(Protocol):
-    """How the rounds of a run add up; a value, the same at all workers."""
+    """The sums of a run's rounds; a value, the same at all workers."""
 
     @property
     def collective(self) -> Callable[[int], Table]:
-        """(workers) -> who sends what to whom."""
+        """(workers) -> table of moves."""
         ...
 
     def length(self, round: int) -> int:
-        """Elements of what stands for a gradient in a round, without the TAIL."""
+        """Return the number of elements that represent a gradient in a round, without the TAIL."""
         ...
 
     def of(self, rank: int, workers: int, round: int) -> RoundSum:
@@ -150,23 +151,23 @@ class RoundSums(Protocol):
         ...
 
     def gradient(self, found: Vector, round: int) -> Vector:
-        """Return the mean gradient [d], of what the sum of a round came to, whose memory it may be."""
+        """Return the mean gradient [d] of a sum's result; it may share its memory."""
         ...
 
 
 def weight_of(examples: int, metrics: Mapping[str, float]) -> float:
-    """Return the number of examples that a gradient is of, where the task tells them, and not of all it has."""
+    """Return the number of examples in a gradient, if the task reports it; else of all of the worker's."""
     return float(max(1, metrics.get("rows", examples)))
 
 
 def with_tail(weight: float, gradient: Vector, loss: float) -> Contribution:
-    """Return what a worker brings where elements are added; the gradient is not copied."""
+    """Return a contribution where elements are added; the gradient is not copied."""
     return weight, (gradient, frozen(np.array([loss, 1.0], gradient.dtype)))
 
 
 @dataclass(frozen=True)
 class DenseSums:
-    """Gradients as they are.  `bucket`: elements of a bucket."""
+    """Uncoded gradients.  `bucket`: elements of a bucket."""
 
     collective: Callable[[int], Table]
     elements: int
@@ -205,7 +206,7 @@ class ReducedSums:
 
 @dataclass(frozen=True)
 class GatheredSums:
-    """Payloads, which a table of all-gather brings to all."""
+    """Payloads, sent to all by a table of all-gather."""
 
     collective: Callable[[int], Table]
     codec: Codec
@@ -229,14 +230,14 @@ CodedSums = ReducedSums | GatheredSums
 def sums_of(
     collective: Callable[[int], Table], codec: Codec, layout: VectorLayout, seed: int, bucket: int
 ) -> CodedSums:
-    """Return how gradients add up that a codec says; `collective` gathers where it is not linear."""
+    """Return the sums of encoded gradients; `collective` gathers for a nonlinear codec."""
     if isinstance(codec, LinearCodec):
         return ReducedSums(collective, codec, layout, seed, bucket)
     return GatheredSums(collective, codec, layout, seed)
 
 
 def coded_contribution(sums: CodedSums, weight: float, payload: Payload, loss: float) -> Contribution:
-    """Return what a worker brings whose gradient is said by a payload."""
+    """Return the contribution of an encoded gradient."""
     if isinstance(sums, ReducedSums):
         return with_tail(weight, frozen(of_bytes(payload, sums.layout.dtype)), loss)
     return weight, (frozen(payload),)

@@ -1,6 +1,6 @@
-"""A worker of a collective among the others: who is here, who goes on, and how it comes by a state that it has missed.
+"""A worker's membership in a collective: present workers, changes of the view, and the fetch of a missed state.
 
-What a round is, and its table of phases, stand with the rounds (`allreduce`).
+`allreduce` defines the rounds and the table of phases.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ class AllReduceSettings:
 
     rounds: int
     bucket: int
-    """Elements of a bucket."""
+    """Number of elements of a bucket."""
     accumulate: int | None = 1
-    """Batches of a gradient."""
+    """Number of batches of a gradient."""
     local: bool = False
-    """Whether workers train by themselves in a round, and what is summed is what that came to."""
+    """Whether workers train by themselves in a round, and their updates are summed."""
     delay: bool = False
     """With `local`: whether the next round is trained while this one is summed."""
     overlap: bool = False
-    """Whether buckets leave while the rest of the gradient is computed."""
+    """Whether buckets are sent while the rest of the gradient is computed."""
     deadline_ns: int = 30_000_000_000
     least_deadline_ns: int = 5_000_000_000
     start_ns: int = 300_000_000_000
-    """How long to wait for all at the start, and later for enough of them to come back."""
+    """Maximum wait for all at the start, and later for the return of enough workers."""
     again_ns: int = 1_000_000_000
-    """The shortest time after which a chunk is sent again that was not acknowledged."""
+    """Minimum wait before an unacknowledged chunk is sent again."""
 
 
 class ViewMember(ABC):
@@ -59,12 +59,12 @@ class ViewMember(ABC):
         self._fresh = fresh
         """Whether this is a first life."""
         self.exchange.renew(self.round)
-        self.asked = -1  # the round of the gradient that was asked for last; -1: nobody wants it any more
+        self.asked = -1  # the round of the last requested gradient; -1: it is no longer needed
         self.phase = "new"
 
     @property
     def round(self) -> int:
-        """How many rounds are behind this worker."""
+        """Number of completed rounds of this worker."""
         return self.at.round
 
     # --- rounds ---------------------------------------------------------------------------------------------------
@@ -75,9 +75,9 @@ class ViewMember(ABC):
 
     @abstractmethod
     def _again(self, now_ns: int) -> list[Effect]:
-        """Do the round that is under way with those who are left."""
+        """Repeat the open round with the members of the view."""
 
-    # --- who is here ----------------------------------------------------------------------------------------------
+    # --- present workers ----------------------------------------------------------------------------------------------
 
     def _joined(self, node: NodeId, incarnation: int, now_ns: int) -> list[Effect]:
         if node not in self.exchange.links:
@@ -86,7 +86,7 @@ class ViewMember(ABC):
         return [*self.exchange.links[node].resent(now_ns), *greeting, *self._begin_if_gathered(now_ns)]
 
     def _left(self, sender: NodeId, rounds: int, now_ns: int) -> list[Effect]:
-        """One says goodbye: with all rounds behind it, or before."""
+        """Handle a goodbye: after all rounds, or earlier."""
         if rounds < self.settings.rounds:
             self.group.departed.add(sender)
             return self._lost(sender, now_ns) if sender in self.group.members else []
@@ -97,7 +97,7 @@ class ViewMember(ABC):
         return self._end_if_settled()
 
     def _lost(self, node: NodeId, now_ns: int) -> list[Effect]:
-        """A worker of this view takes part no more."""
+        """Handle the loss of a worker of this view."""
         if self.phase in AT_WORK:
             return [Report("worker_gone", node, self.round), *self._stop_round(now_ns)]
         if self.group.regroup:
@@ -106,14 +106,14 @@ class ViewMember(ABC):
         return self._end_if_settled()
 
     def _refuse(self, node: NodeId, now_ns: int) -> list[Effect]:
-        """Go on without a worker whose numbers cannot be added up: it would stop every round."""
+        """Go on without a worker with numbers that cannot be added: it would stop every round."""
         if node in self.group.refused or node not in self.group.members or node == self.node:
             return []
         self.group.refuse(node)
         return self._lost(node, now_ns)
 
     def _asked_in(self, sender: NodeId, now_ns: int) -> list[Effect]:
-        """One is back: it takes part from the end of this round on."""
+        """Handle a request for readmission: the worker takes part after this round."""
         if self.phase == "leaving":
             return [Send(sender, Leaving(self.round))]
         thought_at_work = self.group.asked_in(sender)
@@ -124,19 +124,19 @@ class ViewMember(ABC):
             return []
         if self._fresh:
             return self._go_on(now_ns)
-        return self._stop_round(now_ns)  # each has the rounds that its last life had: find the furthest
+        return self._stop_round(now_ns)  # the lives before may differ in rounds: find the furthest
 
     def _begin_without(self, now_ns: int) -> list[Effect]:
-        """Not all have come in time: those that have begun before may be enough."""
+        """Begin without missing workers, if those of an earlier life are enough; else end."""
         if not self._fresh and enough(self.group.view, {self.node, *self.group.here}, self.round):
             return self._stop_round(now_ns)
         text = f"workers {self.group.missing} did not join, and a collective needs all to begin"
         return self._finish(Failure("too_few", text, "Start them, or raise parallel.start_timeout."))
 
-    # --- who goes on ----------------------------------------------------------------------------------------------
+    # --- agreement ----------------------------------------------------------------------------------------------------
 
     def _stop_round(self, now_ns: int) -> list[Effect]:
-        """Give up what is under way, and tell all how far this one has come."""
+        """Drop the open round, and report the number of completed ones to all."""
         self.phase = "regrouping"
         self.exchange.renew(self.round)
         told = self.group.stop(self.round, self.at.digest, now_ns)
@@ -145,7 +145,7 @@ class ViewMember(ABC):
     def _report(self, sender: NodeId, report: GroupReport, now_ns: int) -> list[Effect]:
         group = self.group
         if report.epoch > group.epoch and self.phase == "joining":
-            return self._stop_round(now_ns)  # to be answered by the view
+            return self._stop_round(now_ns)  # the reply is the later view
         if report.epoch != group.epoch or sender not in group.members:
             return group.answer(sender, report)
         if report.rounds > self.settings.rounds:
@@ -173,10 +173,10 @@ class ViewMember(ABC):
             return self._return(now_ns)
         left_out = self.node not in view.members and view.epoch > self.group.epoch
         stops = left_out and self.phase in AT_WORK
-        return self._stop_round(now_ns) if stops else []  # ask the others whether it is so
+        return self._stop_round(now_ns) if stops else []  # ask the others to confirm
 
     def _begin_view(self, view: GroupView, now_ns: int) -> list[Effect]:
-        """Go on as a view says; a next life is bound by it, so it is on disk before anything of it leaves."""
+        """Begin a view; it binds a next life, so it is on disk before any message of it is sent."""
         came = [node for node in view.members if node not in self.group.members]
         gone = self.group.adopt(view)
         self.exchange.renew(view.rounds)
@@ -188,7 +188,7 @@ class ViewMember(ABC):
             return effects + self._catch_up(view)
         return effects + self._again(now_ns)
 
-    # --- to be behind ---------------------------------------------------------------------------------------------
+    # --- a member that is behind --------------------------------------------------------------------------------------
 
     def _catch_up(self, view: GroupView) -> list[Effect]:
         self.phase = "catching"
@@ -201,11 +201,11 @@ class ViewMember(ABC):
         whole, effects = self.at.take(sender, piece)
         if not whole:
             return [*effects, SetTimer(("catching", self.group.epoch), self.settings.deadline_ns)] if effects else []
-        self.asked = -1  # a gradient that is on its way is of another model
+        self.asked = -1  # a gradient in progress is of another model
         return [*effects, self.at.checkpoint(self.group.saved()), *self._go_on(now_ns)]
 
     def _return(self, now_ns: int) -> list[Effect]:
-        """The others went on without this worker: ask them to be taken in again."""
+        """Ask for readmission, as the others went on without this worker."""
         self.phase = "returning"
         self.exchange.renew(self.round)
         self.group.leave_off(now_ns)
@@ -218,7 +218,7 @@ class ViewMember(ABC):
     # --- the end --------------------------------------------------------------------------------------------------
 
     def _leave(self) -> list[Effect]:
-        """Stay until all that is sent has arrived, and the others are done too."""
+        """Stay until all sent chunks have arrived, and the others are done too."""
         self.phase = "leaving"
         return [*self._goodbye(), SetTimer(("drain",), self.settings.deadline_ns), *self._end_if_settled()]
 

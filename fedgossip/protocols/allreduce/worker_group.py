@@ -1,4 +1,4 @@
-"""Who the workers of a collective are, at one of them, and how it comes to the view of who goes on (see `regroup`)."""
+"""The workers of a collective from the view of one of them, and its part in the agreement on a view (see `regroup`)."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ class GroupWaits:
     """Times in nanoseconds."""
 
     patience_ns: int
-    """For those with a link that do not report."""
+    """Maximum wait for linked workers without a report."""
     again_ns: int
-    """Before something is said again that was not answered."""
+    """Wait before an unanswered message is sent again."""
     start_ns: int
-    """For enough workers to come back, and for one that comes back to be taken in."""
+    """Maximum wait for the return of enough workers, and for readmission."""
 
 
 class WorkerGroup:
-    """Invariant: `regroup` is there if and only if this worker has stopped its round, and is then of this epoch.
+    """Invariant: `regroup` is set if and only if this worker has stopped its round, and is then of this epoch.
 
-    A view, or a failure, that is returned is to be acted on by the machine: `adopt` it, or end.
+    The caller acts on a returned view or failure: it calls `adopt`, or ends.
     """
 
     def __init__(self, node: NodeId, workers: Sequence[NodeId], waits: GroupWaits) -> None:
         self.node, self.waits = node, waits
-        self.view = first_view(workers)  # in which this worker is
+        self.view = first_view(workers)  # the view of this worker
         self.others = tuple(worker for worker in self.view.members if worker != node)
-        """All that there ever were."""
+        """All other workers of the run."""
         self.linked: set[NodeId] = set()
-        self.lost: set[NodeId] = set()  # that had a link, and have none
+        self.lost: set[NodeId] = set()  # had a link, and have none
         self.lives: dict[NodeId, int] = {}
-        self.done: set[NodeId] = set()  # with all rounds behind them
-        self.departed: set[NodeId] = set()  # that said goodbye before
-        self.returning: set[NodeId] = set()  # that ask to be taken in again
-        self.refused: set[NodeId] = set()  # that have sent what cannot be added up, to this worker or to another
-        self.odd: tuple[NodeId, ...] = ()  # whose model was another than that of the rest, when this one proposed last
+        self.done: set[NodeId] = set()  # have completed all rounds
+        self.departed: set[NodeId] = set()  # sent a goodbye earlier
+        self.returning: set[NodeId] = set()  # ask for readmission
+        self.refused: set[NodeId] = set()  # have sent numbers that cannot be added, here or elsewhere
+        self.odd: tuple[NodeId, ...] = ()  # had another model than the others at our last proposal
         self.regroup: Regroup | None = None
-        self.outside: GroupView | None = None  # by which the others went on without this one
+        self.outside: GroupView | None = None  # the view of the others without this worker
         self.at_work = False
-        """Whether this worker has taken part in a round since it began."""
-        self._left_out_by: set[NodeId] = set()  # workers whose view this one is not in
+        """Whether this worker has taken part in a round in this life."""
+        self._left_out_by: set[NodeId] = set()  # workers with a view without this one
         self._reported_ns = self._stopped_ns = 0
 
     @property
@@ -60,12 +60,12 @@ class WorkerGroup:
 
     @property
     def here(self) -> set[NodeId]:
-        """Those that can take part in what is agreed."""
+        """The workers that can take part in an agreement."""
         return self.linked - self.departed - self.refused
 
     @property
     def missing(self) -> list[NodeId]:
-        """Those that have no link, ascending."""
+        """The workers without a link, ascending."""
         return [other for other in self.others if other not in self.linked]
 
     @property
@@ -74,29 +74,29 @@ class WorkerGroup:
 
     @property
     def settled(self) -> bool:
-        """Whether all that are here have all rounds behind them."""
+        """Whether all present members have completed all rounds."""
         return not set(self.members) & self.here - self.done
 
     @property
     def takes_in(self) -> bool:
-        """Whether it is for this worker to stop after a round, so that one that is back takes part."""
+        """Whether this worker has to stop after a round, so that a returned one can take part."""
         return bool(self.returning & self.here - set(self.members)) and self.node == min(self.members)
 
     # --- from life to life ------------------------------------------------------------------------------------------
 
     def saved(self) -> dict[str, object]:
-        """Return the view for a checkpoint: a next life is bound by it."""
+        """Return the view for a checkpoint: it binds a next life."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self.view).items()}
 
     def restore(self, facts: Mapping[str, Any]) -> None:
-        """Go on in the view that a life before had adopted."""
+        """Restore the view that the last life had adopted."""
         plain: dict[str, Any] = {name: tuple(one) if isinstance(one, list) else one for name, one in facts.items()}
         self.view = GroupView(**plain)
 
-    # --- who is here ------------------------------------------------------------------------------------------------
+    # --- present workers ----------------------------------------------------------------------------------------------
 
     def joined(self, node: NodeId, life: int) -> list[Effect]:
-        """A link is up: tell the view that the other is not in, or how far this worker had come."""
+        """Handle a new link: send the view to an outsider, or our report to a member."""
         if life > self.lives.get(node, life):
             self.done.discard(node)
             self.departed.discard(node)
@@ -109,35 +109,35 @@ class WorkerGroup:
         return [Send(node, self.regroup.own)] if self.regroup and node in self.members else []
 
     def gone(self, node: NodeId) -> bool:
-        """A link is lost; return whether one is missed by that."""
+        """Handle a lost link; return whether a member is missing by that."""
         self.linked.discard(node)
         self.lost.add(node)
         self.returning.discard(node)
         return node in self.members and node not in self.departed | self.done
 
-    # --- to agree ---------------------------------------------------------------------------------------------------
+    # --- agreement ----------------------------------------------------------------------------------------------------
 
     def stop(self, rounds: int, digest: str, now_ns: int) -> list[Effect]:
-        """Begin to agree: tell all how many rounds are behind this worker."""
+        """Begin an agreement: send all the number of completed rounds."""
         self.regroup = Regroup(self.node, self.view, rounds, digest)
         self._reported_ns = self._stopped_ns = now_ns
         said = self._said()
         return [*said, SetTimer(("regroup", self.epoch), self.waits.again_ns)]
 
     def answer(self, sender: NodeId, report: GroupReport) -> list[Effect]:
-        """Tell one that reports of an older epoch by which view this one began."""
+        """Reply to a report of an older epoch with the view that began this one."""
         late = report.epoch < self.epoch or sender not in self.members
         return [Send(sender, self.view)] if late else []
 
     def heard(self, sender: NodeId, report: GroupReport) -> list[Effect]:
-        """Take a report of this epoch; answer the first of each."""
+        """Store a report of this epoch; reply to the first of each worker."""
         assert self.regroup
         again = sender in self.regroup.reports
         self.regroup.heard(sender, report)
         return [] if again else [Send(sender, self.regroup.own)]
 
     def late(self, now_ns: int) -> None:
-        """Wait no more, after a time, for those who have not reported, and then for one that has not proposed."""
+        """End the wait for missing reports, after a time, and then that for the proposer."""
         assert self.regroup
         if now_ns - self._reported_ns < self.waits.patience_ns:
             return
@@ -146,26 +146,26 @@ class WorkerGroup:
         self.regroup.patient, self._reported_ns = False, now_ns
 
     def ask_again(self) -> list[Effect]:
-        """Say it again to all: who is in a later view answers with that."""
+        """Send the report to all again: a worker in a later view replies with that."""
         assert self.regroup
         return [*self._said(), SetTimer(("regroup", self.epoch), self.waits.again_ns)]
 
     def _said(self) -> list[Effect]:
-        """To all of the view: whom this worker refuses, and then how far it has come."""
+        """Return the messages to the view: the refused workers, then our report."""
         assert self.regroup
         words: list[Message] = [WorkerRefused(self.epoch, one) for one in sorted(self.refused & set(self.members))]
         words.append(self.regroup.own)
         return [Send(to, word) for to in self.members if to in self.here for word in words]
 
     def refuse(self, node: NodeId) -> None:
-        """Work with one no more, until it is started anew."""
+        """Refuse a worker until it is started again."""
         self.refused.add(node)
         self.returning.discard(node)
 
     def proposal(self, now_ns: int) -> GroupView | Failure | None:
-        """Return what is to be done where all have reported: None where another proposes, or some are waited for."""
+        """Return a view or failure, once all have reported; None while reports or another's proposal are awaited."""
         regroup = self.regroup
-        coming = set(self.others) - self.lost - self.departed - self.refused  # the links come one by one
+        coming = set(self.others) - self.lost - self.departed - self.refused  # links are made one by one
         there = self.here if self.at_work else coming
         if regroup is None or regroup.awaited(there - self.returning):
             return None
@@ -181,7 +181,7 @@ class WorkerGroup:
         return regroup.proposal(self.returning & self.here - set(out))
 
     def _too_few(self, regroup: Regroup, now_ns: int) -> Failure | None:
-        """Wait for others to come back, as long as enough of them can."""
+        """Wait for the return of others, as long as enough of them can; else return the failure."""
         can = set(self.members) - self.departed - self.refused
         if enough(self.view, can, regroup.rounds) and now_ns - self._stopped_ns < self.waits.start_ns:
             return None
@@ -190,9 +190,9 @@ class WorkerGroup:
         return Failure("too_few", f"{here}: it ended after round {regroup.own.rounds}", advice)
 
     def judged(self, sender: NodeId, view: GroupView, rounds: int) -> GroupView | None:
-        """Return a view of another worker where it is to be adopted.  Raises ProtocolError for one that cannot be.
+        """Return a view of another worker if it is to be adopted.  Raises ProtocolError for an invalid one.
 
-        One that this worker is not in is noted: `outside` is there when it is known that the others went on.
+        A view without this worker is recorded: `outside` is set once the others have certainly gone on.
         """
         rival = self._rival(sender, view)
         if generation(view.epoch) <= generation(self.epoch) and not rival:
@@ -211,15 +211,15 @@ class WorkerGroup:
         return view
 
     def _rival(self, sender: NodeId, view: GroupView) -> bool:
-        """Whether a worker of this view is in a later one of the same generation, so that nothing can come of this one.
+        """Return whether a worker of this view is in a later one of the same generation, so that this one is void.
 
-        Only the earlier of two is left for the later, so the one who is in the later never comes back to it.
+        Of two only the earlier is left for the later, so a worker in the later one never returns to it.
         """
         same = generation(view.epoch) == generation(self.epoch) and view.epoch > self.epoch
         return same and sender in self.members and sender in view.members
 
     def adopt(self, view: GroupView) -> list[NodeId]:
-        """Go on as it says; return who is not in it any more."""
+        """Adopt a view; return the members of the last one that are not in it."""
         gone = [node for node in self.members if node not in view.members]
         self.view, self.regroup, self.outside = view, None, None
         self.returning -= set(view.members)
@@ -227,13 +227,13 @@ class WorkerGroup:
         return gone
 
     def announce(self) -> list[Effect]:
-        """Tell those with a link that are not in the view."""
+        """Send the view to linked workers outside it."""
         return [Send(other, self.view) for other in sorted(self.linked - self.departed - set(self.members))]
 
-    # --- to come back -----------------------------------------------------------------------------------------------
+    # --- readmission --------------------------------------------------------------------------------------------------
 
     def _left_out(self, sender: NodeId, view: GroupView, *, sure: bool) -> None:
-        """Believe it when more than half say so: one may be wrong.  A worker that has just come has no say in it."""
+        """Accept an exclusion that more than half report: one may be wrong.  A worker in a new life accepts any."""
         self._left_out_by.add(sender)
         known = sure or 2 * len(self._left_out_by & set(self.members)) > len(self.members) or not self.at_work
         newer = self.outside is None or generation(view.epoch) > generation(self.outside.epoch)
@@ -241,11 +241,11 @@ class WorkerGroup:
             self.outside = view
 
     def leave_off(self, now_ns: int) -> None:
-        """What this worker agreed on with others is over: they went on without it."""
+        """End the agreement with others: they went on without this worker."""
         self.regroup, self._stopped_ns = None, now_ns
 
     def ask_in(self, rounds: int, now_ns: int) -> list[Effect] | Failure:
-        """Ask those of the view to be taken in, where there is a link to each; end where nobody does it for long."""
+        """Request readmission of the view's members, if all are linked; return a failure after too long."""
         assert self.outside
         if now_ns - self._stopped_ns >= self.waits.start_ns:
             text = f"the other workers went on without worker {self.node}, after round {self.outside.rounds}"
@@ -257,6 +257,6 @@ class WorkerGroup:
         ]
 
     def asked_in(self, sender: NodeId) -> bool:
-        """One asks to be taken in again; return whether it was thought to be at work."""
+        """Record a request for readmission; return whether its sender is a member of the view."""
         self.returning.add(sender)
         return sender in self.members

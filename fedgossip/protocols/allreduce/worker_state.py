@@ -1,4 +1,4 @@
-"""The state of the descent at one worker: the rounds that are behind it, and what others are given of it, or give."""
+"""The state of the descent at one worker: its completed rounds, and the transfer of its state to and from others."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fedgossip.protocols.allreduce.unsent_updates import UNSENT, UnsentUpdates
 from fedgossip.protocols.transfer.state_fetch import StateDonor, StateFetch
 
 GROUP = "group"
-"""In the facts of a checkpoint: the view."""
+"""The entry of the view among the facts of a checkpoint."""
 
 
 class WorkerState:
-    """`rate` gives that of each round's step; `unsent`: what this worker has trained that goes out later; `coded`: how
-    what goes out does so by a codec.
+    """`rate`: step size by round; `unsent`: this worker's updates that are sent later; `coded`: the codec of its
+    contributions.
 
-    Invariant: a round is told to the record once, whatever comes of it.
+    Invariant: a round is recorded once, also when it is repeated.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class WorkerState:
         self.descent, self.rate, self.fetch, self.unsent, self.coded = descent, rate, fetch, unsent, coded
         self.donor = StateDonor(fetch.schema)
         self.round, self.state = 0, descent.start(initial)
-        self.told = 0  # the last round that the record has
+        self.told = 0  # the last recorded round
 
     @property
     def model(self) -> Vector:
@@ -47,7 +47,7 @@ class WorkerState:
 
     @property
     def start(self) -> Vector:
-        """What this worker trains from, [d]."""
+        """The vector that this worker trains from, [d]."""
         return self.unsent.start(self.model)
 
     @property
@@ -55,7 +55,7 @@ class WorkerState:
         return digest([self.model])
 
     def resume(self, checkpoint: Checkpoint) -> Any:
-        """Go on from a life before; return what it had written of the group."""
+        """Restore a checkpoint; return its facts of the group."""
         facts = dict(checkpoint.facts)
         group = facts.pop(GROUP)
         self.round = self.told = checkpoint.round
@@ -68,22 +68,22 @@ class WorkerState:
 
     @property
     def ahead(self) -> Vector:
-        """What this worker trains from for the next round while the mean of this one is under way, [d].
+        """The vector that this worker trains from for the next round while the mean of this one is computed, [d].
 
-        Where it is, moved as the momentum moves the model by itself.
+        Its present point, moved by the momentum alone.
         """
         part = self.unsent.fragments.part(self.round)
         state: DescentState = stepped_by_momentum(self.descent, self.state, part, self.rate(self.round))
         return self.unsent.ahead(state.x)
 
     def step(self, mean: Vector, waiting_bytes: int) -> list[Effect]:
-        """Take the step of this round along its mean, [fragment], for which so many bytes have still to leave."""
+        """Take the step of this round along its mean, [fragment], with so many bytes still to be sent."""
         part = self.unsent.fragments.part(self.round)
         after = stepped(self.descent, self.state, part, mean, self.rate(self.round))
         return self._stands(self.round + 1, after, waiting_bytes)
 
     def _stands(self, round: int, state: Any, waiting_bytes: int = 0) -> list[Effect]:
-        """The state after so many rounds is here; one of a view that came to nothing may have been told before."""
+        """Store the state after so many rounds; an earlier view may have recorded that round before."""
         self.round, self.state = round, state
         self.donor.forget()
         self.unsent.settled(round)
@@ -93,17 +93,17 @@ class WorkerState:
         return [RoundDone(round, self.model, waiting_bytes=waiting_bytes)] if new else []
 
     def checkpoint(self, group: Mapping[str, object], *, durable: bool = False) -> Checkpoint:
-        """Return all that a next life needs; `group`: the view."""
+        """Return the checkpoint for a next life; `group`: the view."""
         arrays, numbers = saved(self.state)
         left_out = self.coded.saved if self.coded else {}
         return Checkpoint(self.round, {**arrays, **left_out, **self.unsent.saved}, {**numbers, GROUP: group}, durable)
 
     def give(self, sender: NodeId, asked: StateQuery) -> list[Effect]:
-        """Answer one that is behind."""
+        """Reply to a worker that is behind."""
         return self.donor.answer(sender, asked, self.round, self.state)
 
     def take(self, sender: NodeId, piece: StatePiece) -> tuple[bool, list[Effect]]:
-        """(whether the state is whole, what to do).  Raises ProtocolError for a piece of no such state."""
+        """Return (whether the state is complete, effects).  Raises ProtocolError for a piece of another layout."""
         state, effects = self.fetch.take(sender, piece)
         if state is None:
             return False, effects
