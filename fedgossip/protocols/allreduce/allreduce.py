@@ -92,10 +92,10 @@ from fedgossip.protocols.transfer.state_fetch import StateFetch
 
 
 class AllReduce(ViewMember):
-    """One worker.  `members` are all of them, itself included; `rate`: step size by round; `unsent`: with `local`, the
-    fragments in which its updates are sent; `coded`: the codec of its contributions to `sums`.
+    """One worker.  `members` are all of them, itself included; `rate`: step size by round.
 
-    In a life after the first it contacts the others before it takes part, with the state in `resumed`.
+    `unsent`: with `local`, the fragments in which its updates are sent; `coded`: the codec of its contributions to
+    `sums`.  In a life after the first it contacts the others before it takes part, with the state in `resumed`.
     """
 
     def __init__(

@@ -39,8 +39,11 @@ def chunk_message(epoch: int, round: int, one: Chunk, schema: str) -> ReduceChun
 
 
 class ChunkExchange:
-    """Invariant: `now` is of `round`, `next` of the one after it; both, and all chunks in transfer, are of the group's
-    epoch."""
+    """The open sums of one worker.
+
+    Invariant: `now` is of `round`, `next` of the one after it; both, and all chunks in transfer, are of the group's
+    epoch.
+    """
 
     def __init__(
         self,

@@ -109,7 +109,10 @@ class Regroup:
 
     @property
     def odd(self) -> list[NodeId]:
-        """The furthest workers with another model than their majority; without one, than this worker, or all of them."""
+        """The furthest workers with a minority model.
+
+        Without a majority those with another model than this worker's; all, if this worker is not among the furthest.
+        """
         digests = self.furthest
         if len(set(digests.values())) < 2:
             return []
@@ -118,7 +121,7 @@ class Regroup:
         return [node for node, digest in digests.items() if digest != right]
 
     def leave_out_the_odd(self) -> list[NodeId] | None:
-        """Drop the reports of the `odd`, and return these; None, and none dropped, if too few or not this worker remain."""
+        """Drop and return the `odd`; return None and drop none, if too few workers, or not this one, would remain."""
         before, out = dict(self.reports), []
         while odd := self.odd:
             out += odd

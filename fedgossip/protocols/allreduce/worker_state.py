@@ -20,8 +20,7 @@ GROUP = "group"
 
 
 class WorkerState:
-    """`rate`: step size by round; `unsent`: this worker's updates that are sent later; `coded`: the codec of its
-    contributions.
+    """`rate`: step size by round; `unsent`: updates to be sent later; `coded`: the codec of the contributions.
 
     Invariant: a round is recorded once, also when it is repeated.
     """

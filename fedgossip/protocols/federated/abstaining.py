@@ -1,4 +1,4 @@
-"""A client that answers each invitation with why it takes no part: that is all that is told of it."""
+"""A client that declines every invitation with a reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedgossip.protocols.federated.client_round import ClientPart, PreparedContr
 
 @dataclass(frozen=True)
 class Abstaining:
-    """Answers no invitation but with why it does not."""
+    """Declines every invitation."""
 
     reason: str
     """One of `core.messages.federated.REFUSALS`."""
@@ -21,7 +21,7 @@ class Abstaining:
 
 
 class RefusedPart:
-    """Says that it takes no part, and why; nothing else leaves."""
+    """Sends a refusal with its reason, and nothing else."""
 
     over = True
 

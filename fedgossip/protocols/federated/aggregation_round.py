@@ -1,10 +1,11 @@
-"""How the contributions of one round come together: in the clear here, one phase; by a secure sum, in several.
+"""The aggregation of one round: in the clear here, in one phase; by a secure sum in several.
 
-The coordinator opens an exchange, hands it what it hears, and looks at `result` after every event:
+The coordinator opens an exchange, passes the clients' messages to it, and reads `result` after every event:
 
     result    None while it goes on;  an Aggregate;  or Abandoned
 
-`phase` names what is waited for; each has a deadline of its own, and the coordinator sets it whenever the name changes.
+`phase` names the awaited messages; each has a deadline of its own, which the coordinator sets whenever the name
+changes.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from fedgossip.core.messages import CodedContribution, Contribution, Invite, Mas
 from fedgossip.protocols.federated.gathering import Gathered
 
 NOT_FINITE = "NOT_FINITE"
-"""The reason of a round whose model would not have been finite."""
+"""The reason of an abandoned round with a model that is not finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """The round changes nothing: `have` contributions, `need` were needed; or it has a `reason` of its own, a word."""
+    """A round without effect: `have` contributions, `need` were needed; or another `reason`, a word."""
 
     have: int
     need: int
@@ -39,7 +40,7 @@ class Abandoned:
 
 
 Given = Contribution | CodedContribution
-"""What a client gives in the clear."""
+"""A contribution in the clear."""
 
 Answer = Given | Secured | MaskedInput | Refusal
 """Messages of a client that belong to a round."""
@@ -59,7 +60,7 @@ class Exchange(Protocol):
 
     @property
     def waiting(self) -> Iterable[NodeId]:
-        """The clients that were invited and have not answered; at the end, those without which the round went on."""
+        """The invited clients without an answer; at the end, those left out of the round."""
         ...
 
     @property
@@ -73,7 +74,7 @@ class Exchange(Protocol):
         ...
 
     def heard(self, sender: NodeId, message: Answer) -> list[Effect]:
-        """Take a message that belongs to this round."""
+        """Handle a message that belongs to this round."""
         ...
 
     def lost(self, node: NodeId) -> list[Effect]:
@@ -81,58 +82,58 @@ class Exchange(Protocol):
         ...
 
     def back(self, node: NodeId, *, another: bool) -> list[Effect]:
-        """A client is there that was not, or that has lost what it was told; `another` life of it, or the same."""
+        """Handle a returning client, or one that has lost its invitation; `another` life of it, or the same."""
         ...
 
     def expired(self) -> list[Effect]:
-        """End the phase: its deadline has passed."""
+        """End the phase at its deadline."""
         ...
 
     def facts(self) -> Mapping[str, object]:
-        """For the records."""
+        """Return the facts for the records."""
         ...
 
 
 class Summation(Protocol):
-    """How rounds are summed, where that is not in the clear."""
+    """The summation of rounds that are not in the clear."""
 
     @property
     def least(self) -> int:
-        """With fewer there is no sum."""
+        """Minimum number of clients of a sum."""
         ...
 
     @property
     def life(self) -> int:
-        """Of the coordinator; 0 is the first."""
+        """Number of the coordinator's life; 0 is the first."""
         ...
 
     @property
     def members(self) -> frozenset[NodeId] | None:
-        """Those that every further sum is of; None where they may change."""
+        """The fixed members of every further sum; None where they may change."""
         ...
 
     def cohort(self, sampling: Sampling, round: int, here: Sequence[NodeId], left: Collection[NodeId]) -> Draw:
-        """Who is invited; some may not be here.  `left`: those that will not come back."""
+        """Return the clients to invite; some may be away.  `left`: those that will not return."""
         ...
 
     def exchange(
         self, round: int, draw: Draw, here: Sequence[NodeId], invite: Invite, counted: Mapping[NodeId, int]
     ) -> Exchange: ...
     def saved(self) -> Mapping[str, object]:
-        """What the next life must know, for a checkpoint."""
+        """Return the facts for a checkpoint that the next life needs."""
         ...
 
     def forget(self, node: NodeId) -> None:
-        """Another life of this client is there: what the one before has announced is void."""
+        """Drop the announcements of a client's earlier life."""
         ...
 
 
 class PlainRound:
-    """Invite, and add up what comes, as it comes: the first `draw.wanted` contributions count.
+    """Invite, and add contributions on arrival: the first `draw.wanted` count.
 
-    It ends when these are here, when nobody is left to wait for, or at the deadline; with fewer than `quorum` it is
-    abandoned.  `counted_before` is the last round in which each client was counted.  `coding`: how updates go up, where
-    that is not as they are.
+    It ends when these are here, when no answer is awaited, or at the deadline; with fewer than `quorum` it is
+    abandoned.  `counted_before` is the last round in which each client was counted.  `coding`: the codec of updates,
+    if any.
     """
 
     phase = "update"
@@ -155,7 +156,7 @@ class PlainRound:
         self.result: Aggregate | Abandoned | None = None
 
     def begin(self) -> list[Effect]:
-        made: dict[int, Invite] = {}  # one object for all whose words are equal
+        made: dict[int, Invite] = {}  # equal invitations share one object
         effects: list[Effect] = []
         for node in self.draw.invited:
             counted = self.counted_before.get(node, -1)
@@ -188,7 +189,7 @@ class PlainRound:
         return []
 
     def _whole(self, sender: NodeId, message: Given) -> Contribution:
-        """Return what a client gives with its update as a vector.  Raises ProtocolError for one by no codec of ours."""
+        """Return the contribution with a decoded update.  Raises ProtocolError for another codec than ours."""
         if isinstance(message, CodedContribution) != (self.coding is not None):
             kind = type(message).__name__.lower()
             text = f"round {self.round}: client {sender} answers with a {kind}"

@@ -1,15 +1,15 @@
-"""FedBuff's coordinator: no cohorts and no waiting; as many clients as are wanted train at any time.
+"""FedBuff's coordinator: asynchronous rounds without cohorts; a fixed number of clients train at any time.
 
     gathering --enough clients--> going: an answer is added, another client invited; after `goal` answers a server step
-                                  after the last step --> leaving --all know--> finished
+                                  after the last step --> leaving --all have the model--> finished
 
-Nguyen et al. 2022, algorithm 1; see algorithms/federated/fedbuff.  A round is a server step.  Where we differ: a client
-trains at most once from each model, so that an invitation that is heard twice is no second one; who does not answer in
-time is given up, and another invited in its place; an answer that is more than `most_stale` steps old is dropped.
+Nguyen et al. 2022, algorithm 1; see algorithms/federated/fedbuff.  A round is a server step.  Differences: a client
+trains at most once from each model, so that a repeated invitation has no effect; a client that misses its deadline is
+given up, and another invited in its place; an answer that is more than `most_stale` steps old is dropped.
 
-The order of arrival decides what a step is made of, so a run can be replayed, and simulated, but two are not alike.
-What is in the buffer when the coordinator crashes is lost: its clients are invited again.  For clients that remember
-nothing (not SCAFFOLD, whose c and c_i belong to rounds), and aggregations that are sums.
+The order of arrival decides the content of a step, so a run can be replayed, and simulated, but two are not alike.  A
+crash of the coordinator loses its buffer: the clients in it are invited again.  Only for clients without memory (not
+SCAFFOLD, with c and c_i that belong to rounds), and aggregations that are sums.
 """
 
 from __future__ import annotations
@@ -56,27 +56,27 @@ class BufferedSettings:
     """Limits of one run.  Times in nanoseconds."""
 
     rounds: int
-    """Server steps."""
+    """Number of server steps."""
     goal: int = 10
-    """K: answers per step; the paper finds 10 good for hundreds of clients."""
+    """K: number of answers per step; the paper finds 10 good for hundreds of clients."""
     at_once: int = 20
-    """Clients that train at any time; more are quicker and staler."""
+    """Number of clients that train at any time; more are quicker and staler."""
     most_stale: int = 20
-    """Steps since a client was invited; an older answer is dropped."""
+    """Maximum number of steps since the invitation of a client; an older answer is dropped."""
     min_clients: int = 1
-    """With fewer none is invited."""
+    """Minimum number of present clients for an invitation."""
     deadline_ns: int = 300_000_000_000
-    """The longest wait for one client."""
+    """Maximum wait for one client."""
     start_ns: int = 300_000_000_000
-    """How long to wait for all clients at the start, and for enough of them whenever too few are left."""
+    """Maximum wait for all clients at the start, and for enough of them whenever too few are left."""
     drain_ns: int = 30_000_000_000
-    """How long to stay after the last step until every client has the model."""
+    """Maximum stay after the last step until every client has the model."""
     again_ns: int = 2_000_000_000
-    """After so long a last model that was not answered is sent again."""
+    """Wait before an unanswered last model is sent again."""
     seed: int = 0
-    """Of who is invited next."""
+    """Seed of the draw of the next client."""
     score: Score = ACCURACY
-    """What clients measure, of the model that they are sent."""
+    """The score that clients measure of the model sent to them."""
 
     @property
     def endless(self) -> bool:
@@ -85,11 +85,11 @@ class BufferedSettings:
 
 
 UNANSWERED = 3
-"""Maximum number of invitations per client that is there, in a row, of which none is answered; then the run ends."""
+"""Maximum number of unanswered invitations in a row, per present client; then the run ends."""
 
 
 class Buffered(Generic[State]):
-    """`clients` are all that may take part; `resumed`: go on after its step, in a new life."""
+    """`clients` are all that may take part; `resumed`: continue after its step, in a new life."""
 
     def __init__(
         self,
@@ -109,13 +109,13 @@ class Buffered(Generic[State]):
         self.invitations = _invitations(resumed)
         self.company = PartnerSet(node, clients)
         self.phase = "new"
-        self.flying: dict[NodeId, int] = {}  # who trains, and the round that it was invited in
-        self.seen: dict[NodeId, int] = {}  # the newest model that each client was sent
-        self.counted: set[NodeId] = set(_counted(resumed))  # ever
-        self.unanswered = 0  # invitations in a row
-        self.vain: set[NodeId] = set()  # have not answered one in time
-        self.done: set[NodeId] = set()  # have the final model
-        self.failure: Failure | None = None  # why it ends before its time
+        self.flying: dict[NodeId, int] = {}  # training clients, with the round of their invitation
+        self.seen: dict[NodeId, int] = {}  # the newest model sent to each client
+        self.counted: set[NodeId] = set(_counted(resumed))  # clients counted at least once
+        self.unanswered = 0  # number of invitations in a row
+        self.vain: set[NodeId] = set()  # clients that missed a deadline
+        self.done: set[NodeId] = set()  # clients with the final model
+        self.failure: Failure | None = None  # reason of an early end
         self._empty()
 
     def _empty(self) -> None:
@@ -123,7 +123,7 @@ class Buffered(Generic[State]):
         accumulator = self.federated.aggregation.accumulator(rule.vectors, self.length, self.kind)
         self.invite = Invite(self.round, self.schema, self.federated.server.broadcast(self.state))
         self.gathering = Gathered(accumulator, self.invite, self.settings.score)
-        self.staleness = 0  # of all that is gathered
+        self.staleness = 0  # of all gathered answers
 
     @property
     def model(self) -> Vector:
@@ -176,10 +176,10 @@ class Buffered(Generic[State]):
                 return [*self._say_final(), SetTimer(("again",), self.settings.again_ns)]
             case ("drain",) if self.phase == "leaving":
                 return self._finish()
-            case _:  # a timer that no longer matters
+            case _:  # a stale timer
                 return []
 
-    # --- who is there ---------------------------------------------------------------------------------------------
+    # --- present clients ----------------------------------------------------------------------------------------------
 
     @property
     def _need(self) -> int:
@@ -198,7 +198,7 @@ class Buffered(Generic[State]):
 
     @property
     def _deserted(self) -> bool:
-        """Whether a run that its clients end is over: so many have left that no step can come."""
+        """Whether a run that its clients end is over: too many have left for another step."""
         staying = len(self.company.partners) - len(self.company.left)
         return self.phase != "leaving" and self.settings.endless and staying < self._need
 
@@ -211,7 +211,7 @@ class Buffered(Generic[State]):
         if self.phase == "leaving":
             return self._say_final([node])
         if self.phase == "going":
-            self._give_up(node)  # it may have lost its invitation, or what it answered
+            self._give_up(node)  # it may have lost its invitation, or its answer
             return self._invite()
         if self.phase != "gathering" or len(company.linked) + len(company.left) < len(company.partners):
             return []
@@ -233,7 +233,7 @@ class Buffered(Generic[State]):
     # --- a step ---------------------------------------------------------------------------------------------------
 
     def _give_up(self, node: NodeId) -> None:
-        """Expect no answer of `node`; it may be sent the same model again, which it does not train from twice."""
+        """Await no answer of `node`; it may be sent the same model again, which it does not train from twice."""
         if self.flying.pop(node, None) is not None:
             del self.seen[node]
 
@@ -245,7 +245,7 @@ class Buffered(Generic[State]):
         return [Report("too_few", facts, self.round), *self._conclude(too_few(self.round, facts))]
 
     def _invite(self) -> list[Effect]:
-        """Keep as many training as are wanted, drawn from those that do not and have not seen this model."""
+        """Keep `at_once` clients training, drawn from the others that have not received this model."""
         effects: list[Effect] = []
         idle = [k for k in self.company.here() if k not in self.flying and self.seen.get(k, -1) < self.round]
         while idle and len(self.flying) < self.settings.at_once:
@@ -316,7 +316,7 @@ class Buffered(Generic[State]):
         return [*(self._never_counted() if over else []), Finish(self.model, self.failure)]
 
     def _never_counted(self) -> list[Effect]:
-        """Clients that never came, or were invited in vain; of the others it is chance who is invited how often."""
+        """Report clients that were never present, or invited in vain; others may be uncounted by chance."""
         company, counted = self.company, self.counted
         lost = [node for node in company.partners if node not in company.came or node in self.vain]
         never = [node for node in lost if node not in counted]

@@ -1,14 +1,14 @@
-"""A client of a federated run: invited, it trains from what it was sent, and answers with what its algorithm says.
+"""A client of a federated run: on an invitation it trains from the received model, and sends its algorithm's answer.
 
     waiting --Invite--> training --Trained, answer--> waiting ... --Final--> finished
 
-Nothing is asked for: the coordinator pushes.  A later invitation overtakes an earlier one: what comes of that training
-is dropped, for its round is over.  A `ClientPart` (`client_round`) decides how the answer is given: in the clear, or
-through a secure sum.  An answer is kept until the next invitation; the same invitation again (the link broke, or the
-coordinator was started again and draws the same cohort) is answered with it, not with another training.
+The coordinator pushes; a client requests nothing.  A later invitation overtakes an earlier one: the result of that
+training is dropped, as its round is over.  A `ClientPart` (`client_round`) defines the form of the answer: in the
+clear, or through a secure sum.  An answer is kept until the next invitation; a repeated invitation (the link broke, or
+the coordinator was restarted and draws the same cohort) is answered with it, not with another training.
 
-What a client remembers from round to round (SCAFFOLD's c_i) changes only when the coordinator says, in the next
-invitation, that the contribution was counted: both ends then remember the same, whoever was cut off.
+A client's memory from round to round (SCAFFOLD's c_i) changes only when the next invitation states that the
+contribution was counted: both ends then have the same, despite lost links.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ from fedgossip.secure.session_history import AskedBefore, Questions
 
 
 class Answering(Protocol):
-    """The way in which this client answers: it opens the part for an invitation."""
+    """The form of this client's answers: it opens the part for an invitation."""
 
     def part(self, coordinator: NodeId, invite: Invite, before: ClientPart | None) -> ClientPart:
-        """`before`: that of the last invitation.  Raises ProtocolError for one that asks for another kind of answer."""
+        """`before`: that of the last invitation.  Raises ProtocolError for an invitation to another form of answer."""
         ...
 
 
@@ -74,11 +74,11 @@ class Plainly:
 
 @dataclass
 class Securely:
-    """Answers through a secure sum, and in no other way; `before`: what it was asked in an earlier life."""
+    """Answers through a secure sum, and in no other way; `before`: the last request of an earlier life."""
 
     party: SecAggClient
     chances: Callable[[int], Chances]
-    """Of a round."""
+    """Random streams of a round."""
     questions: Questions | None = None
     before: AskedBefore | None = None
 
@@ -96,7 +96,7 @@ class Securely:
         return SecurePart(self.party, coordinator, invite, self.chances(invite.round), ahead, look)
 
     def _look(self, invite: Invite, last: SecurePart | None) -> None:
-        """Look at what is asked for, and remember it.  Raises RoundAbandoned."""
+        """Check the request, and record it.  Raises RoundAbandoned."""
         if self.questions is None:
             return
         if last and self.before and last.invite.round == self.before.round:
@@ -108,25 +108,27 @@ class Securely:
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
     rounds: int
-    """Of the run: an invitation to a later one is refused, and the model of the last round is tested too."""
+    """Rounds of the run: an invitation to a later one is refused, and the model of the last round is tested too."""
     silence_ns: int = 600_000_000_000
     """Nanoseconds without a link after which the coordinator counts as gone; above the time of its restart."""
     idle_ns: int = 86_400_000_000_000
     """The same with a link and without a message; above the time until every client has had its turn."""
     session_ns: int = 3_600_000_000_000
-    """Nanoseconds after which a round without an end is given up; above the sum of the coordinator's deadlines."""
+    """Nanoseconds after which a round without an end is dropped; above the sum of the coordinator's deadlines."""
     test_every: int = 0
     """Number of rounds between two tests of the model on own examples, before it is trained; 0: never."""
     accumulate: int | None = None
-    """Number of batches in a gradient, which then counts the examples in them; None: as many as a round's training has,
-    and it counts all of this client's."""
+    """Number of batches in a gradient, weighted by their examples.
+
+    None: as many as a round's training has, weighted by all of this client's examples.
+    """
 
     patience: int = 0
-    """Number of rounds after which the coordinator may end the run, for no better model has followed; 0: its last."""
+    """Number of rounds without a better model after which the coordinator may end the run; 0: its last round."""
 
     @property
     def may_end(self) -> int:
-        """Number of rounds from which on an end of the run is none before its time."""
+        """First round at which an end of the run is not early."""
         return min(self.rounds, self.patience or self.rounds)
 
     def tests(self, round: int) -> bool:
@@ -139,9 +141,9 @@ def never(_model: Vector) -> bool:
 
 
 class Client:
-    """One client.  `resumed`: go on from there; what was trained and not answered before is trained again."""
+    """One client.  `resumed`: continue from this checkpoint; unanswered training is repeated."""
 
-    telling = EVERYTHING  # where an image of the release before is taken up, that has no word of it
+    telling = EVERYTHING  # default for images of the release before, which lack the attribute
 
     def __init__(
         self,
@@ -157,7 +159,7 @@ class Client:
         telling: Telling = EVERYTHING,
         whole: Callable[[Vector], bool] = never,
     ) -> None:
-        """`whole`: whether a model is one with which a run ends before its last round."""
+        """`whole`: returns whether a model ends the run before its last round."""
         self.node, self.coordinator, self.rule, self.settings = node, coordinator, rule, settings
         self.answering: Answering = answering or Plainly()
         self.purse, self.telling, self.whole = purse, telling, whole
@@ -168,13 +170,13 @@ class Client:
         self.pending_round = _number(resumed, "pending_round")
         """The round whose contribution makes `pending` the memory, if it is counted; -1: none."""
         self.asked: Invite | None = None
-        """The contribution that is to be sent."""
+        """The invitation to answer."""
         self.part: ClientPart | None = None
-        """How it is answered."""
+        """The form of its answer."""
         self.outdated = False
-        """Whether what is trained now is of an invitation that another has overtaken."""
+        """Whether the current training is of an overtaken invitation."""
         self.wanted = False
-        """Whether the coordinator, in this life of it, has asked for the answer."""
+        """Whether the coordinator, in its present life, has requested the answer."""
         self.phase = "new"
         self.linked = False
         self.life = 0
@@ -213,7 +215,7 @@ class Client:
         self.linked, self.met, self.life = True, True, max(self.life, incarnation)
         if not another:
             return []
-        self.wanted = False  # it may have forgotten that it asked
+        self.wanted = False  # it may have lost its request
         return self.part.coordinator_restarted() if self.part else []
 
     def _listen(self) -> list[Effect]:
@@ -233,7 +235,7 @@ class Client:
     def _let_go(self) -> list[Effect]:
         return self.part.give_up() if self.part else []
 
-    # --- what the coordinator says --------------------------------------------------------------------------------
+    # --- messages of the coordinator ----------------------------------------------------------------------------------
 
     def _received(self, sender: NodeId, message: object) -> list[Effect]:
         where = f"client {self.node}"
@@ -259,7 +261,7 @@ class Client:
         return self._invited(message)
 
     def _check_round(self, invite: Invite) -> None:
-        """Batches and rounding follow from the round: it is one of the run, and the one that the session is of."""
+        """Check that the round is one of the run, and the session's: batches and rounding follow from it."""
         where, advice = f"client {self.node}: an invitation to round {invite.round}", "Distrust the coordinator."
         if not 0 <= invite.round < self.settings.rounds:
             raise ProtocolError(f"{where}, of {self.settings.rounds}", advice, peer=self.coordinator)
@@ -275,7 +277,7 @@ class Client:
             self.wanted = True
             return self.part.again() if self.part and self.linked else []
         part = self.answering.part(self.coordinator, invite, self.part)
-        begun = part.begin()  # before anything is given up for it: an invitation that is none changes nothing
+        begun = part.begin()  # before anything is dropped for it: a refused invitation changes nothing
         let_go = self._let_go()
         self.wanted, self.asked, self.part = True, invite, part
         session = SetTimer(("session",), self.settings.session_ns)
@@ -302,7 +304,7 @@ class Client:
         return [*paid, Train(invite.round, self.model, terms, tested, self.rule.gradient, self.settings.accumulate)]
 
     def _exhausted(self, invite: Invite, error: BudgetError) -> list[Effect]:
-        """Refuse and leave: nothing more may be sent, and the coordinator is told."""
+        """Refuse and leave, as nothing more may be sent."""
         self.phase = "finished"
         refusal = Refusal(invite.round, invite.session, EXHAUSTED)
         said = [Send(self.coordinator, message) for message in (refusal, Leaving(invite.round, done=True))]
@@ -357,7 +359,7 @@ class Client:
 
 
 def _same(invite: Invite, before: Invite) -> bool:
-    """Whether what is asked is what was asked before: the same round and session, from the same vectors."""
+    """Return whether an invitation repeats the last one: the same round and session, from the same vectors."""
     pairs = zip(invite.vectors, before.vectors, strict=True)
     named = (invite.round, invite.session) == (before.round, before.session)
     return named and all(a is b or np.array_equal(a, b) for a, b in pairs)

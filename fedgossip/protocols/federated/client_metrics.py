@@ -1,14 +1,13 @@
-"""What a client tells of a round beside its vectors: the one declaration, by which machines speak and plans are worded.
+"""The metrics that a client sends beside its vectors: one declaration, for machines and for the wording of plans.
 
     of unit      exact                                     covered: has noise, or follows from what has
     none         examples, steps, loss, kept, tests, cut   -
     record       examples, steps                           cut; kept and tests, where the count has noise of its own
     client       -                                         shorter, where the clip follows the updates
 
-A fact that is not declared never leaves: its fields stand at BLANK in a `Contribution`, and a secure sum has no
-coordinate for it.  How many right answers there are on examples that a client keeps (`tests`) is an exact count of
-single records, so where records are hidden it stays at the client, or gets noise there first (`test_noise` of
-[coordinator.privacy]).
+An undeclared fact never leaves: its fields are BLANK in a `Contribution`, and a secure sum has no coordinate for it.
+The number of right answers on a client's kept examples (`tests`) is an exact count of single records, so where records
+are hidden it stays at the client, or gets noise there first (`test_noise` of [coordinator.privacy]).
 """
 
 from __future__ import annotations
@@ -43,29 +42,29 @@ FACTS = (
 SCORE_TOLD = "score_told"
 
 BLANK: Mapping[str, float | None] = {"examples": 1, "steps": 1, "loss": None, "measured": 0.0, "tested": 0}
-"""What a field of a `Contribution` holds that is not told."""
+"""The values of unsent fields of a `Contribution`."""
 
 
 @dataclass(frozen=True)
 class Telling:
-    """What the clients of a run tell, by the names of FACTS."""
+    """The facts that the clients of a run send, by the names of FACTS."""
 
     exact: tuple[str, ...] = ()
     covered: tuple[str, ...] = ()
-    """By the noise of the budget: these have noise of their own, or are computed from what has."""
+    """Covered by the noise of the budget: with noise of their own, or computed from noisy values."""
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields of a `Contribution`, and the coordinates of a sum, that tell something."""
+        """The fields of a `Contribution`, and the coordinates of a sum, that carry a fact."""
         return _fields_of((*self.exact, *self.covered))
 
     @property
     def measured(self) -> str:
-        """The metric of a training that holds the score which is told: with noise, where that covers it."""
+        """The metric of a training that holds the score to send: with noise, where that covers it."""
         return SCORE_TOLD if "tests" in self.covered else "score"
 
     def of(self, work: PreparedContribution) -> PreparedContribution:
-        """Return the work without what is not told."""
+        """Return the work with blank values for unsent facts."""
         told = self.fields
         blank: Any = {field: value for field, value in BLANK.items() if field not in told}
         return replace(work, **blank) if blank else work
@@ -81,17 +80,17 @@ def _fields_of(told: tuple[str, ...]) -> tuple[str, ...]:
 
 
 EVERYTHING = Telling(tuple(fact.name for fact in FACTS if fact.name != "shorter"))
-"""In the clear, where nothing is hidden and clients test."""
+"""All facts in the clear, where nothing is hidden and clients test."""
 
 
 def telling(
     unit: str, *, secure: bool, by_examples: bool, tested: bool, adaptive: bool, noisy_tests: bool = False
 ) -> Telling:
-    """Return what clients tell where a budget protects `unit`: "none", "record" or "client".
+    """Return the facts that clients send where a budget protects `unit`: "none", "record" or "client".
 
-    `secure`: through a secure sum, which says whose number of examples counts (`by_examples`) and how many updates were
-    cut.  `tested`: clients test the model that they are sent; `noisy_tests`: with noise on the count of right answers.
-    `adaptive`: the clip follows the updates.
+    `secure`: through a secure sum, which reveals the total number of examples (`by_examples`) and the number of
+    clipped updates.  `tested`: clients test the received model; `noisy_tests`: with noise on the count of right
+    answers.  `adaptive`: the clip follows the updates.
     """
     if unit == "client":
         return Telling(covered=("shorter",) if adaptive else ())

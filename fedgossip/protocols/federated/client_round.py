@@ -1,13 +1,15 @@
 """A client's part in a round: it answers in the clear, or takes part in a secure sum.
 
-The client opens a part for every invitation, hands it what it hears and what it has trained, and sends what it returns:
+The client opens a part for every invitation, passes messages and its trained update to it, and sends the effects that
+it returns:
 
     open    --Invite-->  training  --Trained-->  answered                                           PlainPart
     joined  --keys-->  shared  --delivery and Trained-->  masked  --survivors-->  consented
             --consents-->  revealed  --result-->  done                                              SecurePart
 
-What a part has said last is said again where the other end asks again; what it was asked last is answered again, and
-done once.  A session that no honest coordinator would lead ends with a `Refusal` of its reason, and nothing else.
+A part repeats its last message when the other end repeats its request; a repeated request is answered again, and
+carried out once.  A session that no honest coordinator would lead ends with a `Refusal` of its reason, and nothing
+else.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from fedgossip.secure.session_history import Past
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedContribution:
-    """What is to be contributed: what goes up, of so many examples and steps, and facts for the mean of all clients."""
+    """The prepared answer: the vectors, the numbers of examples and steps, and facts for the mean of all clients."""
 
     up: Vectors
     weight: int
@@ -49,11 +51,11 @@ class PreparedContribution:
     steps: int
     loss: float | None
     measured: float = 0.0
-    """The score of the model that came, on `tested` examples kept for that."""
+    """The score of the received model, on `tested` examples kept for that."""
     tested: int = 0
 
     def answer_to(self, invite: Invite) -> Contribution | CodedContribution:
-        """What a client says of it in the clear."""
+        """Return the answer in the clear."""
         told = self.up, self.examples, self.steps, self.loss, self.measured, self.tested
         if self.up[0].dtype == np.uint8:
             return CodedContribution(invite.round, self.up[0].size, invite.schema, *told)
@@ -68,27 +70,27 @@ class ClientPart(Protocol):
 
     @property
     def over(self) -> bool:
-        """Whether the part is over: nothing more comes of it."""
+        """Whether the part is over: it returns nothing more."""
         ...
 
     def begin(self) -> list[Effect]: ...
     def trained(self, work: PreparedContribution) -> list[Effect]: ...
     def heard(self, message: Message) -> list[Effect]: ...
     def again(self) -> list[Effect]:
-        """Return the effects that repeat what was said last."""
+        """Return the effects that repeat the last message."""
         ...
 
     def give_up(self) -> list[Effect]:
-        """End the part: another round has begun, or the coordinator is not heard any more."""
+        """End the part: another round has begun, or the coordinator is silent."""
         ...
 
     def coordinator_restarted(self) -> list[Effect]:
-        """Note that the coordinator was restarted: it has forgotten this round."""
+        """Handle a restart of the coordinator, which loses this round."""
         ...
 
 
 class PlainPart:
-    """Answers with a `Contribution`, or one by a codec."""
+    """Answers with a `Contribution`, or an encoded one."""
 
     def __init__(self, coordinator: NodeId, invite: Invite) -> None:
         self.coordinator, self.invite = coordinator, invite
@@ -116,7 +118,7 @@ class PlainPart:
         return []
 
     def coordinator_restarted(self) -> list[Effect]:
-        return []  # it asks again, and gets the same answer
+        return []  # it repeats the request, and gets the same answer
 
 
 _Facts = dict[str, int | str]
@@ -145,26 +147,26 @@ class SecurePart:
         ahead: Ahead | None,
         look: Callable[[], None] = lambda: None,
     ) -> None:
-        """`look`: at what is asked for; raises RoundAbandoned."""
+        """`look`: checks the request; raises RoundAbandoned."""
         self.party, self.coordinator, self.invite, self.chances = party, coordinator, invite, chances
         self.ahead = ahead
         """After the masked vector: the keys for the next session."""
         self.over = False
         self.survivors, self.sum_digest = 0, b""
-        """Number of clients that the sum is of, and its hash as the coordinator signed it; 0 and b"" before."""
+        """Number of clients in the sum, and its hash as the coordinator signed it; 0 and b"" before."""
         self._look = look
         self._step: _Step | None = None
         self._said: list[Effect] = []
-        self._answered: list[bytes] = []  # the frames that were answered, one of each stage
-        self._early: dict[int, bytes] = {}  # frames of later stages, that came before the ones they follow
-        self._delivery = b""  # came before the training was done
+        self._answered: list[bytes] = []  # the answered frames, one of each stage
+        self._early: dict[int, bytes] = {}  # frames of later stages, received before their predecessors
+        self._delivery = b""  # received before the end of the training
         self._work: PreparedContribution | None = None
 
     def begin(self) -> list[Effect]:
         try:
             self._look()
             step = self.party.join(self.invite.frame, bytes.fromhex(digest(self.invite.vectors)), self.ahead)
-            if step.descriptor.round != self.invite.session:  # by which the log knows it
+            if step.descriptor.round != self.invite.session:  # the session's name in the log
                 raise step.abandon(Reason.REPLAY, f"session {step.descriptor.round} as session {self.invite.session}")
         except RoundAbandoned as refused:
             if self.ahead:
@@ -180,7 +182,7 @@ class SecurePart:
             *self._say([self._secured(Stage.KEYS, keys)] if keys else []),
         ]
 
-    # --- what is heard ----------------------------------------------------------------------------------------------
+    # --- received frames ----------------------------------------------------------------------------------------------
 
     def heard(self, message: Message) -> list[Effect]:
         if not isinstance(message, Secured):
@@ -201,7 +203,7 @@ class SecurePart:
         return effects + self._overtaken()
 
     def _overtaken(self) -> list[Effect]:
-        """Take up the frame that came too early, if its turn has come; if it is bad, what was done before it stays."""
+        """Take the early frame, if it is due; a bad one leaves earlier effects in place."""
         if self.over or (frame := self._early.pop(due := _DUE[type(self._step)], None)) is None:
             return []
         try:
@@ -245,7 +247,7 @@ class SecurePart:
         return step
 
     def _keep(self, delivery: bytes) -> None:
-        """The others' shares are opened when there is something to mask; until then what came first stands."""
+        """Store the delivery of the others' shares until the vector is masked; the first one is kept."""
         if self._delivery and delivery != self._delivery:
             raise RoundAbandoned(Reason.TWICE, "a second, different delivery", stage=Stage.MASKED)
         self._delivery = delivery
@@ -261,7 +263,7 @@ class SecurePart:
         return effects + self._overtaken()
 
     def _mask(self) -> list[Effect]:
-        """Mask and send, where both the training and the others' shares are here."""
+        """Mask and send, once both the update and the others' shares are here."""
         step, work = self._step, self._work
         if not (isinstance(step, Shared) and work and self._delivery):
             return []
@@ -274,7 +276,7 @@ class SecurePart:
         facts = _Facts(vector_sha256=masked.digest.hex(), words=masked.words.size, input=quantised.fingerprint.hex())
         return [self._log("masked", Stage.MASKED, masked.frame, **facts), *self._say([message])]
 
-    # --- what is said -----------------------------------------------------------------------------------------------
+    # --- sent frames --------------------------------------------------------------------------------------------------
 
     def _leave(self, kind: str, stage: Stage, frame: bytes, **facts: int | str) -> list[Effect]:
         return [self._log(kind, stage, frame, **facts), *self._say([self._secured(stage, frame)])]
@@ -311,7 +313,7 @@ class SecurePart:
         return self.give_up()
 
     def _refuse(self, refused: RoundAbandoned) -> list[Effect]:
-        """End it here and say so; whatever was refused is in no log, its reason is."""
+        """End the session and send its reason; the log has the reason alone, not the refused frame."""
         if self._step is not None:
             self._step.abandon()
         about = {"reason": refused.reason.value, "text": str(refused), "advice": refused.advice}
@@ -331,14 +333,14 @@ class SecurePart:
 
 @dataclass(frozen=True)
 class Chances:
-    """Of one client in one round: for rounding, which need not be secret, and for noise, which must."""
+    """Random streams of one client in one round: for rounding, possibly public, and for noise, secret."""
 
     rounding: Entropy
     noise: Entropy
 
 
 def integers(fixed: Encoding, work: PreparedContribution, chances: Chances, noise: Noise) -> Quantised:
-    """Return what a client puts into the sum: rounded, and hidden by its share of the noise where there is some."""
+    """Return a client's input to the sum: rounded, and hidden by its share of the noise if there is some."""
     metrics = work.metrics([name for name, _ in fixed.metrics])
     weight = 1 if fixed.weight_max == 1 else work.weight
     quantised = fixed.encode(joined(work.up), weight, metrics, chances.rounding)
@@ -351,12 +353,12 @@ def integers(fixed: Encoding, work: PreparedContribution, chances: Chances, nois
 
 
 def joined(vectors: Vectors) -> Vector:
-    """Return them one behind the other, as one vector; of one itself."""
+    """Return the concatenation of vectors; of a single one itself."""
     return vectors[0] if len(vectors) == 1 else frozen(np.concatenate(vectors))
 
 
 def past_of(log: Sequence[tuple[str, Mapping[str, object]]]) -> Past:
-    """What a client's own log says of its earlier lives."""
+    """Return a client's record of its earlier lives, read from its own log."""
     past, cohort = Past(), list[int]()
     for kind, facts in log:
         session = int(str(facts.get("session", -1)))

@@ -1,22 +1,22 @@
-"""The coordinator of a federated run: it invites a cohort, sums what comes back, and takes the server's step.
+"""The coordinator of a federated run: it invites a cohort, sums the answers, and takes the server's step.
 
     gathering --enough clients--> inviting, a phase of an exchange after the other --result--> inviting the next ...
         ^---------- too few are left ----------'               after the last round --> leaving --all know--> finished
 
 A round is an `Exchange`: in the clear (`aggregation_round`), or a secure sum (`secure_round`).  Each of its phases has
-a deadline, which follows the rounds that were seen; at it the round goes on with those that are there, or, with fewer
-than the quorum, is abandoned: it then changes nothing, and is not tried again, for what was trained for it must not be
-summed in another company.  It counts as a round.
+a deadline, which follows the measured rounds; after it the round goes on with the present answers, or, with fewer than
+the quorum, is abandoned: it then has no effect, and is not repeated, as its updates must not be summed with those of
+other clients.  It counts as a round.
 
-A client that is gone, or says goodbye, is not waited for; one that comes back is invited again, to the round that is
-open if it belongs to its cohort.  One that answers for a round that is over is late, and no harm is done.
+A client that is gone, or sends a goodbye, is not waited for; a returning one is invited again, to the open round if it
+belongs to its cohort.  An answer for a past round is late and has no effect.
 
-With a patience the model of an evaluated round is measured before the next one begins; a run whose score has not been
-better for so many evaluations ends.
+With a patience the model of an evaluated round is measured before the next one begins; a run without a better score in
+so many evaluations ends.
 
-After every round stands a durable Checkpoint, before anything that says that the round is done: a coordinator that is
-made from it goes on with the next round, draws the same cohort, and sends the same model.  With a secure sum the round
-that may have been open when it stopped is given up: nobody masks one input twice.
+After every round a durable Checkpoint precedes every effect that reports the round as done: a coordinator restored
+from it goes on with the next round, draws the same cohort, and sends the same model.  With a secure sum the round that
+may have been open at a stop is dropped: no client masks one input twice.
 """
 
 from __future__ import annotations
@@ -81,21 +81,23 @@ from fedgossip.protocols.gossip.failures import too_few, used_up
 from fedgossip.protocols.gossip.partner_set import ROLL_NS, PartnerSet
 from fedgossip.secure.session import round_of
 
-# What a coordinator writes into its checkpoints, and begins its next life with.
+# The facts of a coordinator's checkpoints, from which its next life begins.
 
 
 BEST = "best"
-"""In the facts of a checkpoint: the best round, its score, and how many evaluations have found no better one since."""
+"""Entry among the facts of a checkpoint: (best round, its score, evaluations since without a better one)."""
 
 SERVER = "server"
-"""In the facts of a checkpoint: the numbers of the server's state."""
+"""Entry among the facts of a checkpoint: the numbers of the server's state."""
 
 
 def checkpoint_of(
     round: int, state: object, counted: Mapping[NodeId, int], summing: Mapping[str, object], best: BestSoFar
 ) -> Checkpoint:
-    """Return the state after `round`, who was `counted` last in which, what a secure sum must know, and the best round
-    until now."""
+    """Return the checkpoint after `round`.
+
+    It holds the state, the last round in which each client was `counted`, a secure sum's facts, and the best round.
+    """
     facts: dict[str, object] = {"counted": {str(node): last for node, last in counted.items()}, **summing}
     if best.patience:
         facts[BEST] = [best.round, best.value, best.since]
@@ -105,19 +107,19 @@ def checkpoint_of(
 
 
 def state_in(server: ServerRule[State], checkpoint: Checkpoint) -> State:
-    """Return the state of the server rule that is in a checkpoint."""
+    """Return the state of the server rule in a checkpoint."""
     numbers: Any = checkpoint.facts.get(SERVER, {})
     return restored(server, checkpoint.vectors, numbers)
 
 
 def counted_in(checkpoint: Checkpoint | None) -> dict[NodeId, int]:
-    """Return in which round each client was counted last."""
+    """Return the round in which each client was counted last."""
     facts: Any = checkpoint.facts.get("counted", {}) if checkpoint else {}
     return {int(node): int(round) for node, round in facts.items()}
 
 
 def best_in(checkpoint: Checkpoint | None, settings: CoordinatorSettings) -> BestSoFar:
-    """Return what compares the rounds, as it was at the checkpoint."""
+    """Return the comparison of rounds as it was at the checkpoint."""
     best = BestSoFar(settings.score, settings.patience)
     known: Any = checkpoint.facts.get(BEST) if checkpoint else None
     if known:
@@ -125,7 +127,7 @@ def best_in(checkpoint: Checkpoint | None, settings: CoordinatorSettings) -> Bes
     return best
 
 
-# The limits of a federated run, as its coordinator keeps to them.
+# The limits of a federated run at its coordinator.
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,29 +136,29 @@ class CoordinatorSettings:
 
     rounds: int
     min_clients: int = 1
-    """A round of fewer contributions is abandoned; with fewer clients there none begins."""
+    """Minimum number of contributions of a round, and of present clients before it begins."""
     deadline_ns: int = 300_000_000_000
-    """The longest wait in one phase of a round; above the slowest client's training time and transfer."""
+    """Maximum wait in one phase of a round; above the slowest client's training time and transfer."""
     least_deadline_ns: int = 5_000_000_000
-    """The deadline follows the rounds that were seen, within these two; equal: it is constant."""
+    """Minimum deadline: it follows the measured rounds between this and `deadline_ns`; equal: it is constant."""
     start_ns: int = 300_000_000_000
-    """How long to wait for all clients at the start, and for enough of them whenever too few are left."""
+    """Maximum wait for all clients at the start, and for enough of them whenever too few are left."""
     return_ns: int = 10_000_000_000
-    """How long a coordinator that is started again waits for all clients, before it goes on with those that came."""
+    """Maximum wait of a restarted coordinator for all clients, before it goes on with the present ones."""
     drain_ns: int = 30_000_000_000
-    """How long to stay after the last round until every client has the model."""
+    """Maximum stay after the last round until every client has the model."""
     again_ns: int = 2_000_000_000
-    """After so long a last model that was not answered is sent again."""
+    """Wait before an unanswered last model is sent again."""
     score: Score = ACCURACY
-    """What clients measure, of the model that they are sent."""
+    """The score that clients measure of the model sent to them."""
 
     patience: int = 0
-    """After so many evaluations in a row without a better score the run ends; 0: never."""
+    """Number of evaluations in a row without a better score after which the run ends; 0: never."""
     every: int = 0
-    """Number of rounds between two evaluations that count for it; 0: those count that clients measure."""
+    """Number of rounds between two evaluations that count for it; 0: those by clients count."""
 
     def judges(self, round: int) -> bool:
-        """Whether the model after `round` is to be measured before the next round begins."""
+        """Return whether the model after `round` is to be measured before the next round begins."""
         return self.patience > 0 and self.every > 0 and round % self.every == 0 and 0 < round < self.rounds
 
     @property
@@ -166,9 +168,9 @@ class CoordinatorSettings:
 
 
 class Coordinator(Generic[State]):
-    """`clients` are all that may take part; `resumed`: go on after its round, in a new life.
+    """`clients` are all that may take part; `resumed`: continue after its round, in a new life.
 
-    `summing`: by a secure sum; without it contributions come in the clear, by `coding` where that is given.
+    `summing`: by a secure sum; without it contributions are in the clear, by `coding` where that is given.
     """
 
     def __init__(
@@ -194,21 +196,21 @@ class Coordinator(Generic[State]):
         """The last round in which each client's contribution was counted."""
         self.best = best_in(resumed, settings)
         self.judged = 0
-        """The last round whose model was measured before the next round began."""
+        """The last round with a model measured before the next round began."""
         self._need = max(settings.min_clients, federated.aggregation.least)
         self.interrupted = summing is not None and summing.life > 0
-        """Whether the round that comes first may have been begun in an earlier life."""
+        """Whether the first round may have been begun in an earlier life."""
         self.company = PartnerSet(node, clients)
-        self.phase, self.summed = "new", 0  # elements
+        self.phase, self.summed = "new", 0  # number of elements
         self.exchange: Exchange | None = None
         self.drawn: set[NodeId] = set()  # into a cohort with no more clients than the round wanted
-        self.done: set[NodeId] = set()  # have the final model
-        self.exhausted: set[NodeId] = set()  # have used up their budgets, and leave
-        self.failure: Failure | None = None  # why it ends before its time
+        self.done: set[NodeId] = set()  # clients with the final model
+        self.exhausted: set[NodeId] = set()  # clients without budget, which leave
+        self.failure: Failure | None = None  # reason of an early end
         self.short = False
-        """Whether the last round was abandoned for want of these."""
+        """Whether the last round was abandoned for lack of the exhausted clients."""
         self.deadline = Deadline(settings.deadline_ns, settings.least_deadline_ns)
-        self.began_ns = 0  # the round
+        self.began_ns = 0  # of the round
         self.patience_ns = settings.return_ns if resumed else settings.start_ns
 
     @property
@@ -217,11 +219,11 @@ class Coordinator(Generic[State]):
 
     @property
     def need(self) -> int:
-        """Number of clients without which there is no round."""
+        """Minimum number of clients of a round."""
         return max(self._need, self.summing.least if self.summing else 1)
 
     def _here(self) -> Sequence[NodeId]:
-        """Return those that are there and can be in a sum."""
+        """Return the present clients that can be in a sum."""
         here, members = self.company.here(), self.summing.members if self.summing else None
         return here if members is None else [node for node in here if node in members]
 
@@ -269,10 +271,10 @@ class Coordinator(Generic[State]):
                 return [*self._say_final(self._uninformed()), SetTimer(("again",), self.settings.again_ns)]
             case ("drain",) if self.phase == "leaving":
                 return self._finish()
-            case _:  # a timer that no longer matters
+            case _:  # a stale timer
                 return []
 
-    # --- who is there ---------------------------------------------------------------------------------------------
+    # --- present clients ----------------------------------------------------------------------------------------------
 
     def _joined(self, node: NodeId, incarnation: int, now_ns: int) -> list[Effect]:
         if node not in self.company.partners:
@@ -307,9 +309,9 @@ class Coordinator(Generic[State]):
 
     @property
     def _deserted(self) -> bool:
-        """Whether a run that its clients end is over: so many have left that no round can come.
+        """Whether a run that its clients end is over: too many have left for another round.
 
-        The round that is open then is none of the run's: a loop that ends refuses what it was invited to.
+        The round open at that time does not count: a loop that ends refuses its invitation.
         """
         members = set(self.company.partners) if self.summing is None else self.summing.members
         members = set(self.company.partners) if members is None else members
@@ -331,16 +333,16 @@ class Coordinator(Generic[State]):
         return [SetTimer(("gather", self.round), self.patience_ns), SetTimer(("roll",), ROLL_NS)]
 
     def _begin_if_gathered(self, now_ns: int) -> list[Effect]:
-        """At the start all are waited for; later those that are enough."""
+        """Begin once all clients are present at the start, or enough of them later."""
         company = self.company
         members = self.summing.members if self.summing else None
         left = len(company.left) if members is None else len(company.left & members)
         if self.phase == "gathering" and len(members or company.partners) - left < self.need:
-            return self._give_up()  # those that have left do not come back
+            return self._give_up()  # departed clients do not return
         if self.phase != "gathering" or len(company.linked) < self.need:
             return []
         if not self.began_ns and len(company.linked) + len(company.left) < len(company.partners):
-            return []  # a thousand links come up one by one: the lists below would be made for each
+            return []  # a thousand links are made one by one: the lists below would be built for each
         if len(self._here()) < self.need or (company.missing() and not self.began_ns):
             return []
         return self._open(now_ns)
@@ -355,7 +357,7 @@ class Coordinator(Generic[State]):
         return [Report("started_without", self.company.missing(), self.round), *self._open(now_ns)]
 
     def _give_up(self) -> list[Effect]:
-        """There are too few clients, and no more will come."""
+        """End, as too few clients are present, and no more are awaited."""
         here = len(self._here())
         if here + len(self.exhausted) >= self.need:
             return self._end_with_budgets()
@@ -365,7 +367,7 @@ class Coordinator(Generic[State]):
         return [Report("too_few", facts, self.round), *self._conclude(too_few(self.round, facts))]
 
     def _end_with_budgets(self) -> list[Effect]:
-        """Too many clients have used up theirs."""
+        """End, as too many clients have used up their budgets."""
         used, need = len(self.exhausted), self.need
         text = f"clients that have used up their budgets: {used}; those left are too few, a round needs {need}"
         return self._exhausted(BudgetError(text, "The model so far is the result."))
@@ -439,7 +441,7 @@ class Coordinator(Generic[State]):
         return [Report("late", {"peer": sender, "round": round}, self.round)]
 
     def _going(self, effects: list[Effect], before: str, now_ns: int) -> list[Effect]:
-        """Set the deadline of a phase that has begun; close the round that has a result, and open the next."""
+        """Set the deadline of a new phase; close a round with a result, and open the next."""
         assert self.exchange
         result = self.exchange.result
         if result is None:
@@ -460,7 +462,7 @@ class Coordinator(Generic[State]):
             return self._over(Abandoned(aggregate.clients, self.need, NOT_FINITE, text))
         exchange, self.exchange, self.short = self.exchange, None, False
         facts = exchange.facts()
-        tested = facts.get("score")  # by the clients, of the model that they were sent
+        tested = facts.get("score")  # by the clients, of the model sent to them
         if not self.settings.every and self.round and isinstance(tested, int | float):
             self.best.takes(self.round, tested)
         self.state = state
@@ -483,7 +485,7 @@ class Coordinator(Generic[State]):
         return [Report("abandoned", facts, self.round), Aggregated(self.round, {"clients": 0}), *self._next()]
 
     def _next(self) -> list[Effect]:
-        """The round is behind; the checkpoint first, so that no round is lost that was said to be done."""
+        """Complete the round; the checkpoint first, so that no round reported as done is lost."""
         self.round += 1
         summing = self.summing.saved() if self.summing else {}
         kept = checkpoint_of(self.round, self.state, self.counted, summing, self.best)
@@ -512,7 +514,7 @@ class Coordinator(Generic[State]):
         return [*(self._never_counted() if over else []), Finish(self.model, self.failure)]
 
     def _never_counted(self) -> list[Effect]:
-        """Clients of which nothing is in the model, though they never came, or were in a cohort."""
+        """Report clients without a contribution in the model that were never present, or were in a cohort."""
         came, clients = self.company.came, self.company.partners
         never = [node for node in clients if node not in self.counted and (node not in came or node in self.drawn)]
         return [Report("never_counted", never, self.round)] if never else []

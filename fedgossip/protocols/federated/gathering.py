@@ -1,4 +1,4 @@
-"""Contributions in the clear, added up as they come: of one round, or of one step of a buffered server."""
+"""Contributions in the clear, added on arrival: of one round, or of one step of a buffered server."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ LOSS_MOST = 1e30
 
 
 class Gathered:
-    """What has been added, and nothing else, is in `aggregate` and in `facts`; memory is that of the accumulator.
+    """`aggregate` and `facts` contain exactly the added contributions; memory is that of the accumulator.
 
-    `like`: the invitation, whose layout every contribution has.  `score`: what clients measure.
+    `like`: the invitation, with the layout of every contribution.  `score`: what clients measure.
     """
 
     def __init__(self, accumulator: Accumulator, like: Invite, score: Score = ACCURACY) -> None:
@@ -26,17 +26,17 @@ class Gathered:
         self.scores: list[tuple[int, float]] = []
 
     def check(self, sender: NodeId, message: Contribution) -> None:
-        """Raise ProtocolError where the contribution is of another layout, or no model can have its score."""
+        """Raise ProtocolError for a contribution of another layout, or with an impossible score."""
         where = _of(sender, message)
         check_layout(where, sender, message.schema, message.vectors, self.like)
         measured = 0.0 <= message.measured <= 1.0 if self.score.share else abs(message.measured) <= LOSS_MOST
-        told = abs(message.loss or 0.0) <= LOSS_MOST and measured  # neither, for what is not finite
+        told = abs(message.loss or 0.0) <= LOSS_MOST and measured  # both false for a nan
         if message.examples < 1 or message.steps < 1 or not told:
             counts = f"{message.examples} examples, {message.steps} steps, a loss of {message.loss}"
             raise ProtocolError(f"{where} is of {counts}", "Has the client data?", peer=sender)
 
     def add(self, sender: NodeId, message: Contribution, weight: float) -> None:
-        """Add what was checked.  Raises ProtocolError where its numbers cannot be added; then nothing is changed."""
+        """Add a checked contribution.  Raises ProtocolError, and changes nothing, where its numbers cannot be added."""
         try:
             self.accumulator.add(sender, weight, message.vectors, message.steps)
         except NotSummableError:
@@ -53,7 +53,7 @@ class Gathered:
         return self.accumulator.aggregate()
 
     def facts(self) -> dict[str, object]:
-        """For the records: the number of clients and of examples, the mean loss, and the scores where there are any."""
+        """Return the facts for the records: the number of clients and of examples, the mean loss, and any scores."""
         loss = mean_of(self.losses) if self.losses else None
         found: dict[str, object] = {"clients": self.clients, "examples": self.examples, "loss": loss}
         if self.scores:
@@ -67,7 +67,7 @@ def _of(sender: NodeId, message: Contribution) -> str:
 
 
 def check_layout(where: str, sender: NodeId, schema: str, vectors: Vectors, like: Invite) -> None:
-    """Raise ProtocolError where the vectors are not of the layout of `like`."""
+    """Raise ProtocolError where the vectors do not have the layout of `like`."""
     shapes = [(v.dtype, v.shape) for v in vectors]
     if schema != like.schema or shapes != [(v.dtype, v.shape) for v in like.vectors]:
         text = f"{where} is of another layout (schema {schema:.16}, ours {like.schema}; {len(vectors)} vectors)"

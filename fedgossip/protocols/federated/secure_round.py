@@ -1,20 +1,20 @@
-"""A round whose contributions nobody sees: the coordinator's side of FG-SecAgg/1 as an `Exchange`.
+"""A round with hidden contributions: the coordinator's side of FG-SecAgg/1 as an `Exchange`.
 
     keys --all have keys--> shares --all have shared--> masked --all are summed--> consist --> unmask --> the sum
 
-Each phase ends when all have answered that are here, or at its deadline; who has not answered then has dropped, which
-may happen in any phase as long as enough are left.  Training goes on beside the first two phases.  Keys for the next
-round come with the masked vectors, so that in steady state the first phase is over before it begins.
+Each phase ends when all present clients have answered, or at its deadline; a client without an answer by then has
+dropped, which may happen in any phase as long as enough are left.  Training runs beside the first two phases.  Keys
+for the next round are sent with the masked vectors, so that in steady state the first phase is over before it begins.
 
-Cohorts keep their size, filled up with clients that are away and drop in the first phase, or change by an even number:
-two that differ by one client would give that client's input as the difference of their sums (attack A13), and clients
-refuse such a one, however long ago the other was.
+Cohorts keep their size, filled up with absent clients that drop in the first phase, or change by an even number: two
+that differ by one client would reveal that client's input as the difference of their sums (attack A13), and clients
+refuse such a cohort, however long ago the other was.
 
-Where sums are exact all of them are of the same clients, those of the first that was consented to: a round without one
-of them is abandoned.
+Where sums are exact all of them are of the same clients, those of the first sum with consent: a round without one of
+them is abandoned.
 
-A round is begun once.  Clients mask once in a round, so one that was opened in an earlier life of the coordinator, or
-in which too few have answered, is over for good.
+A round is begun once.  Clients mask once in a round, so a round that an earlier life of the coordinator opened, or
+with too few answers, is over for good.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _Step = server.Inviting | server.Distributing | server.Summing | server.Consenti
 
 @dataclass(frozen=True)
 class SessionTerms:
-    """What all sessions of a run have in common."""
+    """The common terms of all sessions of a run."""
 
     roster: ParticipantRoster
     fixed: Encoding
@@ -64,11 +64,11 @@ class Clipping(Protocol):
 
     @property
     def clip(self) -> float:
-        """Of the round that is next."""
+        """The clip of the next round."""
         ...
 
     def after(self, shorter: float, clients: int) -> Clipping:
-        """The next one, where the noisy sum of the clients' half bits was this."""
+        """Return the next one after this noisy sum of the clients' half bits."""
         ...
 
 
@@ -85,11 +85,11 @@ class SecureSumming:
         clipping: Clipping | None = None,
         coding: UploadCodec | None = None,
     ) -> None:
-        """`coding`: of the elements that are summed, where not all are."""
+        """`coding`: of the summed elements, where not all are."""
         self.terms, self.rule, self.kind, self.clients, self.life = terms, rule, kind, clients, life
         self.clipping, self.coding = clipping, coding
         self.members: frozenset[NodeId] | None = None
-        """Those that all sums are of, where all are of the same and the first has been consented to."""
+        """The fixed members of all sums, where these must not change and the first has consent."""
         self._last: SecureRound | None = None
 
     @property
@@ -97,9 +97,9 @@ class SecureSumming:
         return max(self.terms.n_min, self.terms.threshold or 0, len(self.members or ()))
 
     def cohort(self, sampling: Sampling, round: int, here: Sequence[NodeId], left: Collection[NodeId]) -> Draw:
-        """As many as are invited when all are here: those that are, and others in their places.
+        """Return a cohort of the size invited when all are present: the present clients, and others in the free places.
 
-        Who has left for good is not counted, but where that would change the size by an odd number: two sets of an even
+        Departed clients are not counted, except where that would change the size by an odd number: two sets of an even
         and of an odd size may differ by one member, two even or two odd ones never do.
         """
         full = sampling.draw(round, [node for node in range(self.clients) if node not in left])
@@ -123,7 +123,7 @@ class SecureSumming:
 
     @property
     def fixed(self) -> Encoding:
-        """How numbers become integers in the next session."""
+        """The encoding of numbers as integers in the next session."""
         fixed = self.terms.fixed
         return fixed.clipped_at(min(self.clipping.clip, fixed.clip_inf)) if self.clipping else fixed
 
@@ -136,7 +136,7 @@ class SecureSumming:
 
 
 class SecureRound:
-    """One session.  `draw.invited` are its cohort, of whom those that are `here` are waited for."""
+    """One session.  `draw.invited` are its cohort; of these the ones `here` are waited for."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class SecureRound:
         self.result: Aggregate | Abandoned | None = None
         self.sid = NONE
         self.ahead: dict[NodeId, frames.Keys] = {}
-        """What the masked vectors have brought for the next session, whose `previous` is `sid`."""
+        """The keys for the next session from the masked vectors; its `previous` is `sid`."""
         self._step: _Step | None = None
         self._stage = Stage.KEYS
         self._facts: dict[str, object] = {}
@@ -206,7 +206,7 @@ class SecureRound:
         return [self._log("session", **about), *self._begun(self.here), *self._advance()]
 
     def _begun(self, nodes: Iterable[NodeId]) -> list[Effect]:
-        """What a stage that begins says to each; the transcript has it once, however often it is said."""
+        """Return the first messages of a stage to these clients; the transcript has each once."""
         step, said = self._step, self._frames(nodes)
         if isinstance(step, server.Inviting | server.Consenting):
             alike = Witness(self.session, None, step.frame, sent=True)
@@ -214,7 +214,7 @@ class SecureRound:
         return [*(Witness(self.session, node, frame, sent=True) for node, frame in said.items()), *self._say(said)]
 
     def _frames(self, nodes: Iterable[NodeId]) -> dict[NodeId, bytes]:
-        """Return what this stage has to say to each, signed."""
+        """Return this stage's signed frame for each client."""
         match self._step:
             case (server.Inviting() | server.Consenting()) as step:
                 return dict.fromkeys(sorted(nodes), step.frame)
@@ -235,7 +235,7 @@ class SecureRound:
         return Secured(self.session, self._stage, frame)
 
     def _advance(self) -> list[Effect]:
-        """Close every stage that nobody is waited for in; tell the next ones what they need."""
+        """Close every stage without an awaited client; send the next ones their frames."""
         effects: list[Effect] = []
         while self._step is not None and self._complete(self._step):
             effects += self._close()
@@ -300,7 +300,7 @@ class SecureRound:
         ends = [Witness(self.session, None, frame, sent=True, outcome=SUMMED) for frame in (summed.frame, b"")]
         return [*culprits, *ends, self._log("sum", clients=found.clients, sid=summed.sid.hex()), *told]
 
-    # --- what happens ---------------------------------------------------------------------------------------------
+    # --- messages and links -------------------------------------------------------------------------------------------
 
     def heard(self, sender: NodeId, message: Answer) -> list[Effect]:
         if isinstance(message, Refusal):
@@ -341,7 +341,7 @@ class SecureRound:
         if node not in self.draw.invited or step is None or (members is not None and node not in members):
             return []
         if another and not (isinstance(step, server.Inviting) and node in step.waiting):
-            return self.lost(node)  # the secrets of this session are gone with its life before
+            return self.lost(node)  # the secrets of this session are lost with its last life
         if node not in step.waiting:
             return []
         self.here.add(node)
@@ -354,6 +354,6 @@ class SecureRound:
 
 
 def apart(vector: Vector, count: int) -> Vectors:
-    """Take apart what `client_round.joined` has joined."""
+    """Split a vector that `client_round.joined` has concatenated."""
     length = vector.size // count
     return tuple(vector[k * length : (k + 1) * length] for k in range(count))

@@ -1,7 +1,7 @@
-"""The spending of a budget of privacy by a machine: a line in its log first, then the release that it pays for.
+"""The spending of a privacy budget by a machine: a line in its log first, then the release that it pays for.
 
-In this order a crash can only count a release that was never made.  A budget that is used up ends the machine's part:
-nothing is released that was not paid for.
+In this order a crash can only count a release that was never made.  An exhausted budget ends the machine's part:
+nothing unpaid is released.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ EXHAUSTED = "BUDGET"
 
 
 class RoundBudget(Protocol):
-    """Of one participant; what earlier lives have spent is gone."""
+    """The budget of one participant, less the spending of earlier lives."""
 
     @property
     def epsilon(self) -> float:
-        """The epsilon that is spent."""
+        """The spent epsilon."""
         ...
 
     def pay(self, round: int) -> Sequence[Mapping[str, int | float | str]]:
-        """Spend the cost of one round, and return the lines that say so.  Raises BudgetError; nothing is spent then."""
+        """Spend the cost of one round, and return its lines of the log.  Raises BudgetError; nothing is spent then."""
         ...
 
 
