@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedgossip.cli.vocabulary import CODE, COMMAND, EVENT, FAULT, FILE, KEY, SECTION, TERM, Term, entries
+from fedgossip.cli.vocabulary import CODE, COMMAND, EVENT, FACT, FAULT, FILE, KEY, SECTION, TERM, Term, entries
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "reference.md"
 RENEW = "python tests/reference.py --write"
@@ -77,6 +77,10 @@ def _others() -> Iterator[str]:
         yield f"### {where}\n"
         files = [(f"`{e.name}`", _linked(e.meaning)) for e in found if e.kind == FILE and e.facts["where"] == where]
         yield from _table(("file or folder", "what"), files)
+    yield "### Keys of summary.json\n"
+    yield "`run.summary` in Python has the same.  Some are there in some kinds of run only.\n"
+    keys = [(f"`{e.name.removeprefix('summary.')}`", _linked(e.meaning)) for e in found if e.kind == FACT]
+    yield from _table(("key", "meaning"), keys)
     yield "## Commands\n"
     for entry in found:
         if entry.kind == COMMAND:

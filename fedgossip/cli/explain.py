@@ -10,7 +10,7 @@ import click
 
 from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.cli.text import echo, print_json
-from fedgossip.cli.vocabulary import KEY, SECTION, TERM, Term, entries
+from fedgossip.cli.vocabulary import FACT, KEY, SECTION, TERM, Term, entries
 from fedgossip.learning.settings import NOT_BUILT
 
 ALL = "all"
@@ -44,7 +44,7 @@ def meant(word: str, known: Sequence[Term]) -> list[Term]:
     found = [one for one in known if one.name == name and one.name and one.kind != TERM]
     for section in [one for one in found if one.kind == SECTION]:
         found += [one for one in known if one.kind in (KEY, SECTION) and one.name.startswith(f"{section.name}.")]
-    found = found or [one for one in known if one.kind == KEY and one.name.endswith(f".{name}")]
+    found = found or [one for one in known if one.kind in (KEY, FACT) and one.name.endswith(f".{name}")]
     found += [one for one in known if one.kind == TERM and one.name.lower() == name.lower()]
     if not found:
         for path, (what, advice) in NOT_BUILT.items():

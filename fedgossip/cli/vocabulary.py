@@ -7,14 +7,14 @@ import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_type_hints
+from typing import get_args, get_type_hints, is_typeddict
 
 import click
 import msgspec
 
 from fedgossip.base.decoding import from_toml
 from fedgossip.base.errors import EXIT_CODES
-from fedgossip.core import run_format
+from fedgossip.core import run_format, run_summary
 from fedgossip.core.event_kinds import event_kinds
 from fedgossip.experiment.meanings import Key, fault_kinds, sections, texts_below
 
@@ -23,6 +23,7 @@ TERM = "term"
 """A word of tables, pages and forecasts; terms.toml defines each."""
 FILE = "file"
 """A file or a folder that a run leaves; `core/run_format` declares them."""
+FACT = "key of summary.json"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ def entries() -> Iterator[Term]:
         yield Term(EVENT, name, event.meaning, {"advice": event.advice, "severity": event.severity})
     yield from (Term(TERM, name, meaning) for name, meaning in terms().items())
     yield from files()
+    yield from summary_keys()
     yield from commands()
 
 
@@ -62,6 +64,26 @@ def files() -> Iterator[Term]:
     meant = texts_below(ast.parse(inspect.getsource(run_format)).body)
     for name, hint in get_type_hints(run_format, include_extras=True).items():
         yield Term(FILE, getattr(run_format, name), meant[name], {"where": hint.__metadata__[0]})
+
+
+def summary_keys() -> Iterator[Term]:
+    """Yield the keys of summary.json in the order of the alphabet, those of an inner object behind it."""
+    module = ast.parse(inspect.getsource(run_summary))
+    classes = {node.name: node for node in module.body if isinstance(node, ast.ClassDef)}
+
+    def meant(name: str) -> dict[str, str]:
+        bases = [base.id for base in classes[name].bases if isinstance(base, ast.Name) and base.id in classes]
+        return {key: text for base in bases for key, text in meant(base).items()} | texts_below(classes[name].body)
+
+    def within(of: type, path: str) -> Iterator[Term]:
+        texts = meant(of.__name__)
+        for name, hint in sorted(get_type_hints(of).items()):
+            yield Term(FACT, path + name, texts[name])
+            for inner in (hint, *get_args(hint)):
+                if is_typeddict(inner):
+                    yield from within(inner, f"{path}{name}.")
+
+    yield from within(run_summary.RunSummary, "summary.")
 
 
 def of_key(key: Key) -> Term:

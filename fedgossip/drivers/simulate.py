@@ -20,6 +20,7 @@ from fedgossip.core import run_format
 from fedgossip.core.machine import Checkpoint, Machine, NodeId, Report
 from fedgossip.core.metrics import Network
 from fedgossip.core.records import Row, event_row
+from fedgossip.core.run_summary import RunSummary
 from fedgossip.core.task import Job, LocalTask, ReportingTask, segments_of, table_of
 from fedgossip.drivers import sim_checkpoint
 from fedgossip.drivers.forecasting import foretold_of
@@ -174,7 +175,7 @@ def _record(plan: Plan, engine: str, task: LocalTask, foretold: Foretold | None)
 
 def _finish(
     directory: RunDirectory,
-    summary: dict[str, Any],
+    summary: RunSummary,
     task: LocalTask,
     outcome: Sequence[Vector | None],
     best: Vector | None,

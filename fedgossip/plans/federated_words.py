@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from fedgossip.algorithms.federated.base import EndingRule
 from fedgossip.base import kernels
 from fedgossip.core.records import EventRow, PeerRow, Row
+from fedgossip.core.run_summary import MethodFacts, PrivacyFacts, SpentFacts
 from fedgossip.core.task import LocalTask, segments_of
 from fedgossip.plans.federated.federated_run import FederatedRun
 from fedgossip.plans.federated.privacy_outlook import outlook
@@ -98,9 +98,10 @@ def outlook_of(run: FederatedRun, task: LocalTask) -> RunOutlook:
     )
 
 
-def facts_of(run: FederatedRun, rows: Sequence[Row]) -> dict[str, Any]:
+def facts_of(run: FederatedRun, rows: Sequence[Row]) -> MethodFacts:
     """The part of a summary that only federated runs have."""
     s = run.section
+    codec: MethodFacts = {"codec": s.codec} if s.codec else {}
     return {
         "graph": "coordinator",
         "algorithm": s.algorithm,
@@ -108,19 +109,21 @@ def facts_of(run: FederatedRun, rows: Sequence[Row]) -> dict[str, Any]:
         "clients": s.clients,
         "cohort": run.cohort,
         "secure": run.secure,
-        **({"codec": s.codec} if s.codec else {}),
+        **codec,
         "rounds_abandoned": sum(isinstance(row, EventRow) and row.name == "abandoned" for row in rows),
         **_spent(run, rows),
     }
 
 
-def _spent(run: FederatedRun, rows: Sequence[Row]) -> dict[str, Any]:
+def _spent(run: FederatedRun, rows: Sequence[Row]) -> SpentFacts:
     """Return the largest spending of any participant; None where only participants know it whose rows are not here."""
     p = run.experiment.budget
     if p is None:
         return {}
     done = [row for row in rows if isinstance(row, PeerRow)]
     epsilon = max((row.epsilon for row in done if row.epsilon is not None), default=None if done else 0.0)
-    about = {"unit": p.unit, "noise": p.noise, "clip": p.clip, "delta": p.delta, "max_epsilon": p.max_epsilon}
-    worth = guarantee(p.max_epsilon if epsilon is None else epsilon)
-    return {"epsilon": epsilon, "privacy": {**about, "epsilon": epsilon, "guarantee": worth}}
+    privacy: PrivacyFacts = {
+        "unit": p.unit, "noise": p.noise, "clip": p.clip, "delta": p.delta, "max_epsilon": p.max_epsilon,
+        "epsilon": epsilon, "guarantee": guarantee(p.max_epsilon if epsilon is None else epsilon),
+    }  # fmt: skip
+    return {"epsilon": epsilon, "privacy": privacy}

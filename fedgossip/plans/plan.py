@@ -20,6 +20,7 @@ from fedgossip.core.machine import Checkpoint, Failure, Machine, NodeId
 from fedgossip.core.metrics import Evaluate, Network
 from fedgossip.core.records import Row
 from fedgossip.core.roles import Roles
+from fedgossip.core.run_summary import MethodFacts
 from fedgossip.core.task import STATISTIC, LocalTask, Segment
 from fedgossip.experiment import Experiment
 from fedgossip.plans.completeness import Lacking
@@ -303,7 +304,7 @@ class Plan(Protocol):
         """What one that learns agrees to, with a model of so many numbers of so many bytes each."""
         ...
 
-    def facts(self, rows: Sequence[Row]) -> dict[str, Any]:
+    def facts(self, rows: Sequence[Row]) -> MethodFacts:
         """Return the method's own part of the summary."""
         ...
 

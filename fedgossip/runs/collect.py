@@ -195,7 +195,8 @@ def conclude(
     how = RunOutcome(vectors, counts, status, watched.wall_seconds, payload)
     record = collector.record
     summary = summarize(plan, driver, task, shares, record, collector.keeper, how)
-    summary |= _computed_on(last_words[: plan.learners])
+    summary["processor"] = _computed_on("processor", last_words[: plan.learners]) or summary["processor"]
+    summary["kernels"] = _computed_on("kernels", last_words[: plan.learners]) or summary["kernels"]
     if table := table_in(plan, collector.folders):
         save_table(table, directory.path / TABLE)
     best = record.best_model if plan.experiment.eval.keep == BEST else None
@@ -209,10 +210,9 @@ def conclude(
     return Run(summary, collector.keeper.rows, vectors, directory.path, table)
 
 
-def _computed_on(learners: Sequence[PeerEnded | None]) -> dict[str, str]:
-    """Return the processors and kernels that the run was trained with; the collecting machine may have others."""
-    said = {key: {getattr(word, key)[:200] for word in learners if word} - {""} for key in ("processor", "kernels")}
-    return {key: "; ".join(sorted(words)) for key, words in said.items() if words}
+def _computed_on(key: str, learners: Sequence[PeerEnded | None]) -> str:
+    """Return the processors, or kernels, that the run was trained with: the collecting machine may have others."""
+    return "; ".join(sorted({getattr(word, key)[:200] for word in learners if word} - {""}))
 
 
 def last_word(folder: Path) -> PeerEnded | None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedgossip.base.scores import Score
 from fedgossip.core.forecasts import RunForecast, digest_of, encoded, kept, read_forecast, scores_kept
 from fedgossip.core.records import NetworkRow, Row
+from fedgossip.core.run_summary import ForecastFacts
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class Foretold:
         """What would have been forecast, had it been known what would be lost."""
         return self.again(rows) if self.again else None
 
-    def facts(self, rows: Sequence[NetworkRow], score: Score, realised: RunForecast | None = None) -> dict[str, Any]:
+    def facts(self, rows: Sequence[NetworkRow], score: Score, realised: RunForecast | None = None) -> ForecastFacts:
         """What the summary says of it, and of that of the rounds as they were mixed."""
         one = self.forecast
-        later = {} if realised is None else {"forecast_realised_kept": kept(realised, rows)}
+        later: ForecastFacts = {} if realised is None else {"forecast_realised_kept": kept(realised, rows)}
         file = {"level": one.level, "sha256": self.sha256, "exact": one.exact, "width": one.width, "wide": one.wide}
         return {
             "forecast_file": file,

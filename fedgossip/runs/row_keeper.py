@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from fedgossip.base.scores import Score
 from fedgossip.core import run_format
 from fedgossip.core.forecasts import encoded
 from fedgossip.core.records import EventRow, NetworkRow, Row
+from fedgossip.core.run_summary import ForecastFacts
 from fedgossip.plans.completeness import ExchangeCounts, Exchanges
 from fedgossip.runs.foretold import Foretold
 from fedgossip.runs.run_directory import RunDirectory, write_whole
@@ -98,7 +98,7 @@ class Keeper:
             self._tracking.end(status, last)
             self._tell_failures(self._tracking)
 
-    def held_against_the_forecast(self, rows: Sequence[NetworkRow], score: Score, *, whole: bool) -> dict[str, Any]:
+    def held_against_the_forecast(self, rows: Sequence[NetworkRow], score: Score, *, whole: bool) -> ForecastFacts:
         """Return what the summary says of the forecast; where messages were lost, write that of what was mixed."""
         if self.foretold is None:
             return {}

@@ -47,6 +47,7 @@ from fedgossip.core.run_format import (
     ROWS,
     SUMMARY,
 )
+from fedgossip.core.run_summary import RunSummary
 from fedgossip.core.task import LocalTask, whole_model_of
 from fedgossip.data.named_code import ALLOW
 from fedgossip.experiment import load_experiment
@@ -70,7 +71,7 @@ WHOLE = frozenset({"finished", PARTIAL, EXHAUSTED})
 class Run:
     """A run that ended.  `vectors` holds the final vector of each peer, ascending; None where a peer has none."""
 
-    summary: dict[str, Any]
+    summary: RunSummary
     rows: list[Row]
     vectors: list[Vector | None]
     directory: Path | None
@@ -149,7 +150,7 @@ class RunDirectory:
 
     def finish(
         self,
-        summary: Mapping[str, Any],
+        summary: RunSummary,
         task: LocalTask,
         model: Vector | None,
         *,
@@ -164,7 +165,7 @@ class RunDirectory:
             self.abandon()
 
     def _finish(
-        self, summary: Mapping[str, Any], task: LocalTask, model: Vector | None, best: Vector | None, *, report: bool
+        self, summary: RunSummary, task: LocalTask, model: Vector | None, best: Vector | None, *, report: bool
     ) -> None:
         self.writer.close()
         trained = summary["rounds"] > summary.get("rounds_abandoned", 0)
@@ -212,7 +213,7 @@ def keep(folder: Path, plan: Plan, run: Run) -> None:
     _write_summary(folder, run.summary)
 
 
-def _write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+def _write_summary(folder: Path, summary: Mapping[str, object]) -> None:
     write_whole(folder / SUMMARY, msgspec.json.format(msgspec.json.encode(summary), indent=1))
 
 
@@ -307,7 +308,7 @@ def save_model(
         raise NotWrittenError(folder, error) from None
 
 
-def _scored(summary: Mapping[str, Any]) -> dict[str, Any]:
+def _scored(summary: RunSummary) -> dict[str, Any]:
     """What a model's folder says of the score of a run: of the averaged model, on which examples."""
     score, (kind, colon, rest) = summary["score"], summary["data"]["test"].partition(":")
     path, mark, query = rest.partition("?")
@@ -315,8 +316,8 @@ def _scored(summary: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": score["name"], "value": score["averaged"], "on": on, "rounds": summary["rounds"]}
 
 
-def amend(run: Run, **facts: Any) -> None:
-    """Add facts to a finished run's summary, in memory and in its directory."""
-    run.summary.update(facts)
+def add_centralised(run: Run, metrics: dict[str, float]) -> None:
+    """Add the metrics of centralised training to a finished run's summary, in memory and in its directory."""
+    run.summary["centralised"] = metrics
     if run.directory:
         _write_summary(run.directory, {key: value for key, value in run.summary.items() if key != "run_dir"})

@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from fedgossip.base import kernels
 from fedgossip.base.scores import Score
@@ -14,6 +13,16 @@ from fedgossip.base.vectors import Vector, consensus_distance, digest, mean
 from fedgossip.core.machine import NodeId
 from fedgossip.core.metrics import Network
 from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row
+from fedgossip.core.run_summary import (
+    AddedFacts,
+    BestFacts,
+    BusiestFacts,
+    ChosenFacts,
+    DataFacts,
+    RaceFacts,
+    RefusalFacts,
+    RunSummary,
+)
 from fedgossip.core.task import LocalTask
 from fedgossip.experiment import Experiment
 from fedgossip.learning.processes.lost_updates import LOST
@@ -31,7 +40,7 @@ from fedgossip.runs.run_directory import WHOLE
 Link = tuple[NodeId, NodeId]
 
 
-def busiest(rows: Sequence[Row], links: Mapping[Link, int]) -> dict[str, Any]:
+def busiest(rows: Sequence[Row], links: Mapping[Link, int]) -> BusiestFacts:
     """Return the node with its bytes, and the link with its own; of equal ones the lowest id.
 
     A node has two directions that work at once, so the larger one counts.  `links`: bytes of vectors that were sent
@@ -54,13 +63,14 @@ def busiest(rows: Sequence[Row], links: Mapping[Link, int]) -> dict[str, Any]:
 # What a summary tells of a run whose processes did not wait for each other (Hogwild!).
 
 
-def race_facts(experiment: Experiment, rows: Sequence[Row]) -> dict[str, Any]:
+def race_facts(experiment: Experiment, rows: Sequence[Row]) -> RaceFacts:
     """Return that no other run has its bits, and the share of updates that were lost, where they were counted."""
     if experiment.train.parallel != HOGWILD:
         return {}
     logged = [row.logged.get(LOST) for row in rows if isinstance(row, PeerRow) and row.logged]
     counted = [share for share in logged if share is not None]
-    return {"identical": False, **({LOST: sum(counted) / len(counted)} if counted else {})}
+    lost: RaceFacts = {LOST: sum(counted) / len(counted)} if counted else {}
+    return {"identical": False, **lost}
 
 
 CAUSES_KEPT = 20
@@ -98,7 +108,7 @@ def lacking_of(plan: Plan, rows: Sequence[Row], vectors: Sequence[Vector | None]
 
 def summarize(
     plan: Plan, driver: str, task: LocalTask, shares: DataShares, record: Network, keeper: Keeper, ended: RunOutcome
-) -> dict[str, Any]:
+) -> RunSummary:
     """Return the summary of a run, as summary.json and `--json` have it."""
     networks = [row for row in keeper.rows if isinstance(row, NetworkRow)]
     last = networks[-1] if networks else NetworkRow(0, plan.n, 0.0, 0)
@@ -117,6 +127,7 @@ def summarize(
     if keeper.lost:
         events["rows_lost"] = ended.counts.get("rows_lost", 0) + keeper.lost
     lacking = lacking_of(plan, keeper.rows, ended.vectors) if ended.status == PARTIAL else Lacking()
+    added: AddedFacts = {}  # by those to whom this is returned
     return {
         "name": experiment.name or plan.name,
         "driver": driver,
@@ -129,7 +140,9 @@ def summarize(
         "rounds": last.round,
         "digest": digest(there) if whole else None,
         "score": {
-            **told_of(experiment.score),
+            "name": experiment.score.name,
+            "better": experiment.score.better,
+            "unit": experiment.score.unit,
             "averaged": evaluated.score_averaged,
             "mean_peer": evaluated.score_mean_peer,
             "worst_peer": evaluated.score_worst_peer,
@@ -148,14 +161,7 @@ def summarize(
         "measured_contraction": record.measured_contraction(),
         "events": dict(sorted(events.items())),
         "refusals": refusals(keeper.rows),
-        "data": {
-            "source": shares.source,
-            "test": shares.test,
-            "classes": shares.classes,
-            "shares": shares.counts,
-            "sizes": shares.sizes,
-            **({"notes": list(shares.notes)} if shares.notes else {}),
-        },
+        "data": _data(shares),
         "versions": compose.versions(),
         "cores": os.cpu_count(),
         "processor": kernels.processor(),
@@ -163,22 +169,33 @@ def summarize(
         **race_facts(experiment, keeper.rows),
         **plan.facts(keeper.rows),
         **keeper.held_against_the_forecast(networks, experiment.score, whole=ended.status in (*WHOLE, PARTIAL)),
+        **added,
     }
 
 
-def told_of(score: Score) -> dict[str, str]:
-    """What a summary says of the metric beside its three values."""
-    return {"name": score.name, "better": score.better, "unit": score.unit}
+def _data(shares: DataShares) -> DataFacts:
+    found: DataFacts = {
+        "source": shares.source, "test": shares.test, "classes": shares.classes, "shares": shares.counts,
+        "sizes": shares.sizes,
+    }  # fmt: skip
+    if shares.notes:
+        found["notes"] = list(shares.notes)
+    return found
 
 
-def chosen(record: Network) -> dict[str, Any]:
+def chosen(record: Network) -> ChosenFacts:
     """Return the round whose model is kept, or from which on the run waited for a better one, and where its score was
     measured; nothing before a round was evaluated."""
-    best, where = record.best, {"at": "clients"} if record.at_clients else {}
-    return {"best": {"round": best.round, "score": best.value, **where}} if best and best.round else {}
+    best = record.best
+    if best is None or not best.round:
+        return {}
+    found: BestFacts = {"round": best.round, "score": best.value}
+    if record.at_clients:
+        found["at"] = "clients"
+    return {"best": found}
 
 
-def best_of(score: Score, rows: Sequence[NetworkRow]) -> dict[str, Any]:
+def best_of(score: Score, rows: Sequence[NetworkRow]) -> ChosenFacts:
     """Return the first round whose averaged model had the best score; nothing where none was scored."""
     known = [(row.round, row.score_averaged) for row in rows if row.score_averaged is not None]
     known = [(round, value) for round, value in known if math.isfinite(value)]
@@ -188,7 +205,7 @@ def best_of(score: Score, rows: Sequence[NetworkRow]) -> dict[str, Any]:
     return {"best": {"round": next(round for round, value in known if value == most), "score": most}}
 
 
-def refusals(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def refusals(rows: Sequence[Row]) -> list[RefusalFacts]:
     """Return why each participant refused something: each cause once, with its count, the most frequent first."""
     earlier: dict[tuple[NodeId, str, str], int] = {}  # refusals of lives that are over
     newest: dict[tuple[NodeId, str, str], int] = {}

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import Any, get_type_hints
 
+import msgspec
+import pytest
 from rooms import FILES, PACKAGE
 
-from fedgossip.core import run_format
+from fedgossip.cli.run import runs
+from fedgossip.core import run_format, run_summary
+from fedgossip.core.run_summary import RunSummary
 from fedgossip.drivers.simulate import simulate
+from fedgossip.report.board import heads
+from fedgossip.report.page import reading
 
 NAMES = {value for name, value in vars(run_format).items() if name.isupper()}
 WORDS = {name for name in NAMES if name.isalpha() and name.islower()}
@@ -61,3 +69,37 @@ def test_a_run_leaves_declared_files_alone(tmp_path: Path) -> None:
     left = {part for path in (tmp_path / "run").rglob("*") for part in PurePosixPath(path.relative_to(tmp_path)).parts}
     assert {"summary.json", "metrics.jsonl", "model", "rounds.csv"} <= left
     assert left - NAMES - {"run"} == set()
+
+
+KINDS = {
+    "gossip": {"topology": {"graph": "ring", "n": 3}},
+    "federated": {"coordinator": {"clients": 3}},
+    "parallel": {"parallel": {"workers": 2}},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_key_of_a_summary_is_declared(kind: str, tmp_path: Path) -> None:
+    """A key, also of an inner object, that is not declared would be dropped; one of another type is refused."""
+    simulate({"rounds": 2, "task": {"kind": "quadratic", "dim": 4}, **KINDS[kind]}, out=tmp_path / "run")
+    content = (tmp_path / "run" / run_format.SUMMARY).read_bytes()
+    assert msgspec.json.decode(content, type=RunSummary) == json.loads(content)
+
+
+@pytest.mark.parametrize(
+    ("reader", "declared"),
+    [
+        (reading.Summary, RunSummary),
+        (reading.Scores, run_summary.ScoreFacts),
+        (reading.BestRound, run_summary.BestFacts),
+        (reading.DataSpread, run_summary.DataFacts),
+        (reading.PrivacySpent, run_summary.PrivacyFacts),
+        (reading.RecordedRefusal, run_summary.RefusalFacts),
+    ],
+)
+def test_what_a_report_reads_of_a_summary_is_declared(reader: type[msgspec.Struct], declared: Any) -> None:
+    assert set(reader.__struct_fields__) <= get_type_hints(declared).keys()
+
+
+def test_lists_of_runs_read_declared_keys() -> None:
+    assert {*heads._KEPT, *runs._KEPT, *runs._WHERE_TOLD} <= get_type_hints(RunSummary).keys()

@@ -10,6 +10,7 @@ import click
 
 from fedgossip.cli.text import echo
 from fedgossip.core import run_format
+from fedgossip.core.run_summary import RunSummary
 
 if TYPE_CHECKING:
     from fedgossip.drivers.peer_processes import PeerProcesses
@@ -96,13 +97,14 @@ def _simulate_all(seed: int, rounds: int, folder: Path) -> dict[str, Run]:
     return results
 
 
-def _cells(title: str, summary: dict[str, Any]) -> tuple[str, ...]:
-    forecast, accuracy = summary["forecast"], summary["score"]
+def _cells(title: str, summary: RunSummary) -> tuple[str, ...]:
+    forecast, score = summary["forecast"], summary["score"]
+    shares = score["averaged"], score["mean_peer"], score["worst_peer"]
     return (
         title,
         f"{forecast['spectral_gap']:.4f}",
         f"{forecast['n_w']:.1f}",
-        *(f"{100 * accuracy[key]:.1f} %" for key in ("averaged", "mean_peer", "worst_peer")),
+        *(f"{100 * share:.1f} %" for share in shares if share is not None),
         f"{summary['consensus_distance']:.4f}",
         f"{summary['bytes_sent'] / 1e6:.1f}",
     )

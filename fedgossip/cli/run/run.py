@@ -16,6 +16,7 @@ from fedgossip.cli.text import columns, echo, print_json, some, talk_to_stderr, 
 from fedgossip.core import run_format
 from fedgossip.core.event_kinds import kind_of
 from fedgossip.core.roles import roles_in
+from fedgossip.core.run_summary import RunSummary
 from fedgossip.data.objectives import score_told
 
 if TYPE_CHECKING:
@@ -131,9 +132,9 @@ def run(
         def driven() -> Run:
             finished = drive(plan, path, resumed=stopped is not None)
             if centralised:
-                from fedgossip.runs.run_directory import amend
+                from fedgossip.runs.run_directory import add_centralised
 
-                amend(finished, centralised=compose.centralised(plan.experiment, plan.learners))
+                add_centralised(finished, compose.centralised(plan.experiment, plan.learners))
             return finished
 
         return concluded(driven, path, report=report, as_json=as_json)
@@ -249,7 +250,7 @@ def show(finished: Run, *, report: bool = True) -> None:
     echo(columns([*facts(finished.summary, finished.rows), *_to_know(finished, report=report)]))
 
 
-def facts(summary: dict[str, Any], record: Sequence[Row] = ()) -> list[tuple[str, str]]:
+def facts(summary: RunSummary, record: Sequence[Row] = ()) -> list[tuple[str, str]]:
     """Return the lines of a run's summary, each a name and the value in words.  Some values are in its record alone."""
     from fedgossip.core.records import PeerRow
     from fedgossip.report.page.numbers import data_size
@@ -271,7 +272,7 @@ def facts(summary: dict[str, Any], record: Sequence[Row] = ()) -> list[tuple[str
     return rows
 
 
-def _time(summary: dict[str, Any]) -> str:
+def _time(summary: RunSummary) -> str:
     """Return the time of its rounds, by the clock that counted them; the time of the command by the wall clock."""
     simulated, wall = summary["driver"] == "sim", summary["wall_seconds"]
     rounds = f"{summary['seconds']:.2f} s {'virtual' if simulated else 'wall-clock'}, of the rounds"
@@ -279,7 +280,7 @@ def _time(summary: dict[str, Any]) -> str:
     return rounds + ("" if wall is None else f"; {wall:.1f} s wall-clock {beside}")
 
 
-def _described(summary: dict[str, Any], record: Sequence[Row]) -> list[tuple[str, str]]:
+def _described(summary: RunSummary, record: Sequence[Row]) -> list[tuple[str, str]]:
     """What was run and how it went, by the kind of run."""
     if summary["mode"] == "federated":
         return _federated(summary, record)
@@ -293,7 +294,7 @@ def _described(summary: dict[str, Any], record: Sequence[Row]) -> list[tuple[str
     return [("run", f"{what}, {DRIVERS[summary['driver']]}"), *_compared(summary)]
 
 
-def _events(summary: dict[str, Any]) -> list[tuple[str, str]]:
+def _events(summary: RunSummary) -> list[tuple[str, str]]:
     """Return what happened, the gravest first, and why something was refused, each cause once."""
     from fedgossip.report.page.reasons import gravest_first
 
@@ -319,7 +320,7 @@ def _to_know(finished: Run, *, report: bool) -> list[tuple[str, str]]:
     return [*rows, *_model(finished)]
 
 
-def _reached(summary: dict[str, Any]) -> list[tuple[str, str]]:
+def _reached(summary: RunSummary) -> list[tuple[str, str]]:
     """Return the score, or the loss without one."""
     scores = summary["score"]
     score = score_told(scores)
@@ -328,12 +329,12 @@ def _reached(summary: dict[str, Any]) -> list[tuple[str, str]]:
     if roles_in(summary).leader is not None:
         return [(f"test {score.word}", f"{score.figure(scores['averaged'])}{score.note}")]
     one = roles_in(summary).measured
-    named = {"averaged": "averaged", "mean_peer": f"mean {one}", "worst_peer": f"worst {one}"}
-    each = ", ".join(f"{score.figure(scores[key])} {name}" for key, name in named.items() if scores[key] is not None)
+    named = {"averaged": scores["averaged"], f"mean {one}": scores["mean_peer"], f"worst {one}": scores["worst_peer"]}
+    each = ", ".join(f"{score.figure(value)} {name}" for name, value in named.items() if value is not None)
     return [(f"test {score.word}", f"{each}{score.note}")]
 
 
-def _best(summary: dict[str, Any]) -> list[tuple[str, str]]:
+def _best(summary: RunSummary) -> list[tuple[str, str]]:
     """The round that was best, where the model is another's."""
     best, at = summary.get("best"), summary["score"].get("round", summary["rounds"])
     if best is None or best["round"] == at or best["score"] == summary["score"]["averaged"]:
@@ -359,13 +360,13 @@ def _model(finished: Run) -> list[tuple[str, str]]:
     return [*kept, ("model", f"{path}{average}")]
 
 
-def _compared(summary: dict[str, Any]) -> list[tuple[str, str]]:
+def _compared(summary: RunSummary) -> list[tuple[str, str]]:
     if "centralised" not in summary:
         return []
     return [("centralised", f"{summary['centralised'][summary['score']['name']]:.4f}, as many steps and examples")]
 
 
-def _federated(summary: dict[str, Any], record: Sequence[Row]) -> list[tuple[str, str]]:
+def _federated(summary: RunSummary, record: Sequence[Row]) -> list[tuple[str, str]]:
     from fedgossip.report.watch.follow import DRIVERS
 
     sees = "sums alone" if summary["secure"] else "EVERY UPDATE: no secure sum"
@@ -389,7 +390,7 @@ def _at_clients(record: Sequence[Row]) -> list[tuple[str, str]]:
     return [("at the clients", f"{at:.4f} on their own examples, in round {round}") for round, at in tested[-1:]]
 
 
-def _gossiped(summary: dict[str, Any]) -> list[tuple[str, str]]:
+def _gossiped(summary: RunSummary) -> list[tuple[str, str]]:
     from fedgossip.report.watch.follow import DRIVERS
 
     forecast, driver = summary["forecast"], DRIVERS[summary["driver"]]
@@ -412,12 +413,12 @@ def _gossiped(summary: dict[str, Any]) -> list[tuple[str, str]]:
     return [*rows, *_forecast(summary)]
 
 
-def _forecast(summary: dict[str, Any]) -> list[tuple[str, str]]:
+def _forecast(summary: RunSummary) -> list[tuple[str, str]]:
     """Return how the forecast that the run began with was kept."""
-    if summary.get("forecast_kept") is None:
+    if (share := summary.get("forecast_kept")) is None:
         return []
     told = summary["forecast_file"]
     exact = "exact" if told["exact"] else f"edges {told['width']:.2f} times apart"
     wide = ", weakly tied: wide" if told["wide"] else ""
-    said = f"kept in {100 * summary['forecast_kept']:.0f} % of the rounds"
+    said = f"kept in {100 * share:.0f} % of the rounds"
     return [("forecast", f"{said}; {told['level']} before the run, {exact}{wide}")]

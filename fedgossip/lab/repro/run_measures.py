@@ -24,7 +24,7 @@ def stationary_disagreement(
 ) -> float:  # fmt: skip
     """Return the stationary mean ||x_i - mean||² of f_i = ½|x - b_i|², eta 0.1, no noise, float64."""
     run = _quadratic(graph, n, placement, algorithm, weights, options, rounds)
-    return float(run.summary["consensus_distance"]) ** 2
+    return _apart(run) ** 2
 
 
 def noisy_disagreement(
@@ -38,8 +38,14 @@ def noisy_disagreement(
     more = {"task.sigma": 1.0, "task.dim": dim}
     with_noise = _quadratic(graph, n, "alternating", algorithm, weights, options, rounds, **more)
     without = _quadratic(graph, n, "alternating", algorithm, weights, options, rounds)
-    found = float(with_noise.summary["consensus_distance"]) ** 2 / dim
-    return found - float(without.summary["consensus_distance"]) ** 2
+    found = _apart(with_noise) ** 2 / dim
+    return found - _apart(without) ** 2
+
+
+def _apart(run: Run) -> float:
+    apart = run.summary["consensus_distance"]
+    assert apart is not None  # a finished run has models
+    return apart
 
 
 def _quadratic(

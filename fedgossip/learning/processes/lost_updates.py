@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fedgossip.learning.processes.ipc import COUNTER, TrainReply
 
-LOST = "lost_updates"
+LOST: Final = "lost_updates"
 """The name under which a round's record has the share of updates that were lost."""
 
 

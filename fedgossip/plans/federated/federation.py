@@ -20,6 +20,7 @@ from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import Checkpoint, Machine, NodeId
 from fedgossip.core.metrics import Network
 from fedgossip.core.records import PeerRow, Row
+from fedgossip.core.run_summary import MethodFacts
 from fedgossip.core.task import LocalTask
 from fedgossip.plans.completeness import Lacking, of_clients, of_federation, with_exchanges
 from fedgossip.plans.federated.credentials import Credentials, Logged, Own
@@ -271,5 +272,5 @@ class FederationPlan(FederatedRun):
     def terms(self, parameters: int, itemsize: int) -> JoiningTerms:
         return terms_of(self, parameters, itemsize)
 
-    def facts(self, rows: Sequence[Row]) -> dict[str, Any]:
+    def facts(self, rows: Sequence[Row]) -> MethodFacts:
         return facts_of(self, rows)

@@ -22,6 +22,7 @@ from fedgossip.core.machine import Checkpoint, Machine, NodeId
 from fedgossip.core.metrics import Network
 from fedgossip.core.records import NetworkRow, PeerRow, Row
 from fedgossip.core.roles import Roles
+from fedgossip.core.run_summary import MethodFacts
 from fedgossip.core.task import LocalTask, Segment, statistics_in
 from fedgossip.data import custom
 from fedgossip.experiment import GIVEN, GossipExperiment
@@ -276,7 +277,7 @@ class GossipPlan(PlanDefaults):
         """Whether a round makes of models their sums by the weights, of which the graph promises something."""
         return not (self.algorithm.needs.weighs_alike or isinstance(self.algorithm, Choco | FragmentedDiLoCo))
 
-    def facts(self, rows: Sequence[Row]) -> dict[str, Any]:
+    def facts(self, rows: Sequence[Row]) -> MethodFacts:
         e = self.experiment
         described = self.spectrum is not None and self.spectrum.normal
         a = e.algorithm

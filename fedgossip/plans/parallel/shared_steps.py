@@ -14,6 +14,7 @@ from fedgossip.algorithms.gossip.fragments import Fragments, fragments_of
 from fedgossip.algorithms.gossip.outer import OuterStep
 from fedgossip.core.machine import NodeId
 from fedgossip.core.records import NetworkRow, Row
+from fedgossip.core.run_summary import MethodFacts
 from fedgossip.core.task import Segment, statistics_in
 from fedgossip.experiment import ParallelExperiment
 from fedgossip.experiment.parallel_sections import ASYNC
@@ -100,8 +101,8 @@ class SharedSteps(PlanDefaults):
             return 0, 0
         return max(0, self.learners - row.peers), self.learners
 
-    def facts(self, rows: Sequence[Row]) -> dict[str, Any]:  # noqa: ARG002
+    def facts(self, rows: Sequence[Row]) -> MethodFacts:  # noqa: ARG002
         p = self.experiment.parallel
-        codec = {"codec": p.codec} if p.codec else {}
+        codec: MethodFacts = {"codec": p.codec} if p.codec else {}
         descent = "outer" if p.outer.lr else p.descent or self.experiment.train.optimizer
         return {"algorithm": p.method, "mode": "parallel", "descent": descent, **codec}
