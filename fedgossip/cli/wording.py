@@ -29,30 +29,30 @@ def words_for(roles: Roles) -> Callable[[EventRow], str]:
 
 def event_text(row: EventRow) -> str:
     """Return an event in words."""
-    return _told(row, kind_of(row.name).words)
+    return _fill(row, kind_of(row.name).words)
 
 
 def federated_text(row: EventRow) -> str:
     """Return an event of a federated run in words."""
     kind = kind_of(row.name)
-    return _told(row, kind.led or kind.words)
+    return _fill(row, kind.led or kind.words)
 
 
-def _told(row: EventRow, words: str) -> str:
+def _fill(row: EventRow, words: str) -> str:
     """`words`: the template of a value that stands alone."""
     value = row.value
     if row.name == "died":
-        return _died(value)
+        return _describe_exit(value)
     facts = value if isinstance(value, Mapping) else {} if value is None else {"value": value}
     templates = kind_of(row.name).facts if isinstance(value, Mapping) else tuple(filter(None, [words]))
-    known = _Known({str(key): _said(one) for key, one in facts.items()})
+    known = _Known({str(key): _format(one) for key, one in facts.items()})
     if str(facts.get("reason")) in REASONS:
         known["reason"] = REASONS[str(facts["reason"])]
     if row.name == "abandoned":
         known["why"] = given_up(facts)
     try:
         if templates:
-            return _fitting(templates, known).format_map(known)
+            return _best_template(templates, known).format_map(known)
     except (ValueError, TypeError):  # the value is of another kind than the template wants
         pass
     name = row.name.replace("_", " ")
@@ -61,7 +61,7 @@ def _told(row: EventRow, words: str) -> str:
     return ": ".join([name, *([", ".join(f"{key} {one}" for key, one in known.items())] if known else [])])
 
 
-def _fitting(templates: tuple[str, ...], known: Mapping[str, object]) -> str:
+def _best_template(templates: tuple[str, ...], known: Mapping[str, object]) -> str:
     """Return the first template with all of its facts known, else the last."""
     return next((one for one in templates if _fields(one) <= known.keys()), templates[-1])
 
@@ -70,7 +70,7 @@ def _fields(template: str) -> set[str]:
     return {field for _, field, _, _ in Formatter().parse(template) if field}
 
 
-def _died(value: object) -> str:
+def _describe_exit(value: object) -> str:
     """Return how a process ended without a report of its own; negative codes are signals."""
     code = value.get("exit_code") if isinstance(value, Mapping) else None
     if not isinstance(code, int):
@@ -82,10 +82,10 @@ def _died(value: object) -> str:
     return f"ended with code {code} and without a report"
 
 
-def _said(value: object) -> object:
+def _format(value: object) -> object:
     """Return numbers for formatting, and lists as people write them."""
     if isinstance(value, (list, tuple)):
         if any(isinstance(one, (list, tuple)) for one in value):
-            return " | ".join(str(_said(one)) for one in value)
+            return " | ".join(str(_format(one)) for one in value)
         return ", ".join(str(one) for one in value) or "nobody"
     return value

@@ -52,10 +52,10 @@ class Striker:
         for node, round in enumerate(rounds):
             self._progress.reached(node, round)
         while self._upcoming is not None and self._upcoming.at_ns <= now_ns:
-            self._happen(self._upcoming)
+            self._apply(self._upcoming)
             self._upcoming = next(self._happenings, None)
         for node in sorted(self._dying & self.processes.exited.keys()):
-            self._died(node)
+            self._note_exit(node)
         for node, until_ns in list(self._asleep.items()):
             if until_ns <= now_ns:
                 del self._asleep[node]
@@ -65,7 +65,7 @@ class Striker:
             if back_ns is not None and back_ns <= now_ns and node in self.processes.exited:
                 self._restart(node)
 
-    def _happen(self, happening: Happening) -> None:
+    def _apply(self, happening: Happening) -> None:
         match happening:
             case Turn(_, name, peer, value):
                 self.note(name, peer, value)
@@ -92,7 +92,7 @@ class Striker:
         self._dying.add(node)
         self.processes.signal(node, signals.KILL)
 
-    def _died(self, node: NodeId) -> None:
+    def _note_exit(self, node: NodeId) -> None:
         self._dying.discard(node)
         if self.processes.exited[node] == -signals.KILL:
             self.note("crashed", node, None)

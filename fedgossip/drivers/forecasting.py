@@ -87,7 +87,7 @@ def plans_of(
     return plans
 
 
-def foretold_of(plan: compose.Plan, task: LocalTask, level: str | None, stopped: Path | None) -> Foretold | None:
+def forecast_of(plan: compose.Plan, task: LocalTask, level: str | None, stopped: Path | None) -> Foretold | None:
     """Return the forecast of a new run, or of a run `stopped` in a folder; None without a forecast.
 
     `level`: "probe", "shadow", "followed", "none", or "auto": a probe for problems with a known answer, where a probe

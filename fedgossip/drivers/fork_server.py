@@ -51,16 +51,16 @@ class ForkServer:
 
     def run(self) -> None:
         """Serve until the parent sends stop or exits, and all children have ended."""
-        self._say({"ready": True})
+        self._report({"ready": True})
         while self._kill_at is None or self.children:
             readable, _, _ = select.select([self.control] if self._kill_at is None else [], [], [], 0.05)
             if readable:
-                self._hear()
+                self._read_orders()
             self._reap()
             if self._kill_at is not None and time.monotonic() > self._kill_at:
                 self._signal(signals.KILL)
 
-    def _hear(self) -> None:
+    def _read_orders(self) -> None:
         data = self.control.recv(1 << 20)
         if not data:
             self._stop()
@@ -92,7 +92,7 @@ class ForkServer:
             self.control.close()
             os._exit(_child(spec))
         self.children[pid] = spec["node"]
-        self._say({"started": spec["node"], "pid": pid})
+        self._report({"started": spec["node"], "pid": pid})
 
     def _afresh(self, spec: dict[str, Any]) -> int:
         """Start a peer as a new interpreter; its signals, ignored or not, are as with a fork."""
@@ -107,9 +107,9 @@ class ForkServer:
         for pid in list(self.children):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
-                self._say({"exited": self.children.pop(pid), "code": os.waitstatus_to_exitcode(status)})
+                self._report({"exited": self.children.pop(pid), "code": os.waitstatus_to_exitcode(status)})
 
-    def _say(self, line: dict[str, Any]) -> None:
+    def _report(self, line: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # the parent exited: the next recv reports it
             self.control.sendall(msgspec.json.encode(line) + b"\n")
 

@@ -114,7 +114,7 @@ def hosted(folder: Path, name: str, experiment: str, seats: Seats, expires: int,
     while (place := folder / (name if number == 1 else f"{name}-{number}")).exists():
         invite = _read(place / INVITE)
         if invite and not invite.ended:
-            return _again(place, organiser, invite, experiment, seats)
+            return _reopen(place, organiser, invite, experiment, seats)
         number += 1
     owner_files.made(place)
     peer = _identity(place / PEER_KEY)
@@ -123,7 +123,7 @@ def hosted(folder: Path, name: str, experiment: str, seats: Seats, expires: int,
     return made
 
 
-def _again(place: Path, organiser: Identity, invite: _Invite, experiment: str, seats: Seats) -> Hosted:
+def _reopen(place: Path, organiser: Identity, invite: _Invite, experiment: str, seats: Seats) -> Hosted:
     if (invite.experiment, invite.seats) != (experiment, seats.count):
         advice = f"Go on with that one, or remove {place}: its invite is of no use then."
         raise ConfigError(f"{place} holds an invite to another experiment, whose run has not ended", advice)

@@ -17,7 +17,7 @@ from fedgossip.base.errors import FedgossipError, NetworkError, NotWrittenError
 from fedgossip.core.records import EventRow, Row
 from fedgossip.core.run_format import BEGAN, ENDPOINTS, EXPERIMENT, LOG, PEERS
 from fedgossip.drivers.fault_injector import Striker
-from fedgossip.drivers.forecasting import foretold_of
+from fedgossip.drivers.forecasting import forecast_of
 from fedgossip.drivers.participant import check_open_files, check_recordable, check_selection
 from fedgossip.drivers.peer_processes import POLL_SECONDS, PeerProcesses, processes_for
 from fedgossip.drivers.run_processes import RunProcesses
@@ -104,7 +104,7 @@ def run_local_plan(
         folders = [out / PEERS / f"{node:02d}" for node in range(plan.n)]
         left = incarnations.prepare(out, folders, plan, task.schema, shares.digest) if resume else None
         tracking = Tracking(plan.experiment, out) if plan.experiment.track.to else None
-        foretold = foretold_of(plan, task, forecast, out if resume else None)
+        foretold = forecast_of(plan, task, forecast, out if resume else None)
         again = RunDirectory.again(out, plan, left.rows) if left else None
         directory = opened.enter_context(again or RunDirectory(out, plan, foretold))
         keeper = Keeper(directory, watch, tracking, foretold, plan.exchanges)
@@ -117,7 +117,7 @@ def run_local_plan(
         def note(name: str, peer: int, value: object = None) -> None:
             keeper(EventRow(collector.rounds[peer], peer, name, value))
 
-        with _ended_in_error(keeper):
+        with _finish_on_error(keeper):
             for folder in folders:  # where they are a run can go on
                 owner_files.made(folder)
             state_plan(out, plan, task)
@@ -131,7 +131,8 @@ def run_local_plan(
                 for spec in specs.values():
                     processes.start(spec)
                 processes.await_addresses(out, folders)
-                _gather(plan, processes, collector, Striker(script, processes, _again(plan, specs), note), out / BEGAN)
+                striker = Striker(script, processes, _restart_specs(plan, specs), note)
+                _gather(plan, processes, collector, striker, out / BEGAN)
             except KeyboardInterrupt:
                 interrupted = True
         before = dict(processes.exited)  # from here on, every exit is requested
@@ -143,7 +144,7 @@ def run_local_plan(
 
 
 @contextlib.contextmanager
-def _ended_in_error(keeper: Keeper) -> Iterator[None]:
+def _finish_on_error(keeper: Keeper) -> Iterator[None]:
     """Let the trackers finish where something is raised; what was measured is kept."""
     try:
         yield
@@ -174,7 +175,7 @@ def _gather(plan: Plan, processes: RunProcesses, collector: Collector, striker: 
         if not processes.exited:
             continue  # while all peers work there is no measure of a hang
         left = [node for node in range(plan.n) if node not in processes.exited]
-        if silent > COME_TOO_LATE_SECONDS + processes.delay and _come_too_late(plan, left, striker, collector):
+        if silent > COME_TOO_LATE_SECONDS + processes.delay and _are_too_late(plan, left, striker, collector):
             for node in left:
                 collector.keeper(EventRow(collector.rounds[node], node, "run_was_over"))
             return
@@ -200,7 +201,7 @@ def _fallen(plan: Plan, processes: RunProcesses, folders: Sequence[Path]) -> Fed
     return first_failure([words[node] for node in never]) or NetworkError(text, f"Read {folders[never[0]] / LOG}.")
 
 
-def _come_too_late(plan: Plan, left: Sequence[int], striker: Striker, collector: Collector) -> bool:
+def _are_too_late(plan: Plan, left: Sequence[int], striker: Striker, collector: Collector) -> bool:
     """Whether the remaining peers were restarted after the others had ended: no peer admits them any more."""
     behind = all(collector.rounds[node] < plan.experiment.rounds for node in left)
     return plan.one_model and behind and striker.restarted >= set(left)
@@ -225,6 +226,6 @@ def specs_of(
     }
 
 
-def _again(plan: Plan, specs: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """Return the spec of a restarted peer: the others are running or have finished; it waits for none."""
+def _restart_specs(plan: Plan, specs: dict[int, dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Return the specs of restarted peers: the others are running or have finished; they wait for none."""
     return {node: {**spec, "overrides": plan.restart_overrides} for node, spec in specs.items()}

@@ -168,12 +168,13 @@ def run_peer(
     """
     check_recordable(plan, trace_bytes)
     check_selection(plan, whole=child)
-    with _telling(folder):
+    with _logged_errors(folder):
         check_open_files(plan, [node])
         links = transport_of(plan, node, _same_port(folder, bind) if resume else bind, identity, ways)
     stopper = Stopper(links, child=child, asked=asked_to_stop)
     with contextlib.ExitStack() as stack, contextlib.closing(links), stopper as stop:
-        with _telling(folder) if child or not resume else contextlib.nullcontext():  # a refused resume changes nothing
+        # a refused resume changes nothing
+        with _logged_errors(folder) if child or not resume else contextlib.nullcontext():
             if not child:  # without a collector that writes it
                 describe(folder, plan)
             where = signed(identity, links.address if plan.roles.listens(node) else "")
@@ -200,7 +201,7 @@ def run_peer(
 
 
 @contextlib.contextmanager
-def _telling(folder: Path) -> Iterator[None]:
+def _logged_errors(folder: Path) -> Iterator[None]:
     """Write an error before the peer's start to ended.json."""
     try:
         yield

@@ -75,18 +75,18 @@ class PeerProcesses:
         """Fork one peer; for the second time, where it has exited."""
         self.exited.pop(spec["node"], None)
         self._used = True
-        self._say({"start": spec})
+        self._send_order({"start": spec})
 
     def signal(self, node: int, number: int) -> None:
         """Send a signal to a peer, if it runs."""
-        self._say({"signal": node, "number": number})
+        self._send_order({"signal": node, "number": number})
 
     def poll(self, timeout: float) -> None:
         """Wait for news of the processes, at most `timeout` seconds."""
-        if not self._hear(timeout):
+        if not self._read_reports(timeout):
             raise NetworkError("the process that starts the peers died", "Look at what it printed above.")
 
-    def _hear(self, timeout: float) -> bool:
+    def _read_reports(self, timeout: float) -> bool:
         """Read the warmed parent's reports for at most `timeout` seconds; false when it has ended."""
         readable, _, _ = select.select([self._control], [], [], timeout)
         if not readable:
@@ -110,7 +110,7 @@ class PeerProcesses:
         while not all(path.exists() for path in paths):
             self.poll(0.02)
             if self.exited or time.monotonic() > until:
-                raise not_started(out, folders)
+                raise start_failure(out, folders)
         write_whole(out / run_format.ENDPOINTS, b"\n".join(outside_files.read_bytes(path) for path in paths))
 
     def stop(self) -> None:
@@ -121,9 +121,9 @@ class PeerProcesses:
             self._process.kill()
             self._process.wait()
             return
-        self._say({"stop": True})
+        self._send_order({"stop": True})
         until = time.monotonic() + STOP_SECONDS
-        while self._hear(POLL_SECONDS) and time.monotonic() < until:
+        while self._read_reports(POLL_SECONDS) and time.monotonic() < until:
             pass
         try:
             self._process.wait(1.0)
@@ -131,7 +131,7 @@ class PeerProcesses:
             self._process.kill()
             self._process.wait()
 
-    def _say(self, line: dict[str, Any]) -> None:
+    def _send_order(self, line: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # it has exited: `poll` reports it
             self._control.sendall(msgspec.json.encode(line) + b"\n")
 
@@ -148,7 +148,7 @@ def processes_for(experiment: Experiment) -> PeerProcesses:
     return PeerProcesses(learning=experiment.learns, portable=experiment.train.portable)
 
 
-def not_started(out: Path, folders: Sequence[Path]) -> FedgossipError:
+def start_failure(out: Path, folders: Sequence[Path]) -> FedgossipError:
     """Return why a run does not begin: the first error of the peers without an address, or that they left none."""
     from fedgossip.runs.collect import first_failure, last_word
 

@@ -235,11 +235,11 @@ def experiment_of(proposal: Proposal, folder: Path) -> Experiment:
     topology, data = _section(content, "topology"), _section(content, "data")
     graph, weights = str(topology.get("graph", "")), str(topology.get("weights", ""))
     if proposal.graph and not _NAME.fullmatch(graph):
-        raise _named(graph)
+        raise _file_refusal(graph)
     if not proposal.graph and graph and (os.sep in graph or Path(graph).exists()):
-        raise _named(graph)
+        raise _file_refusal(graph)
     if weights.partition(":")[0] == "pi":
-        raise _named(weights)
+        raise _file_refusal(weights)
     if data.get("scale") == FEDERATED:
         text = f'the organiser\'s experiment has data.scale = "{FEDERATED}", whose file no invite carries'
         raise ConfigError(text, "Ask the organiser: such a run starts with keys that people compare.")
@@ -249,7 +249,7 @@ def experiment_of(proposal: Proposal, folder: Path) -> Experiment:
     kind, _, rest = str(data.get("test", 0.2)).partition(":")
     if proposal.test:
         if not _NAME.fullmatch(proposal.test) or kind not in _FILES or rest.partition("?")[0] != proposal.test:
-            raise _named(proposal.test)
+            raise _file_refusal(proposal.test)
         data["test"] = f"{kind}:{(folder / run_format.TEST_SET / proposal.test).resolve()}{_query(rest)}"
     elif isinstance(data.get("test"), str):
         _check_source(str(data["test"]))
@@ -270,7 +270,7 @@ def keep_test(proposal: Proposal, test: bytes, folder: Path) -> None:
     if len(test) != proposal.test_bytes or hashlib.sha256(test).hexdigest() != proposal.test_digest:
         raise ConfigError("the common test set is not the one that was announced", "Join again, or ask the organiser.")
     if not _NAME.fullmatch(proposal.test):
-        raise _named(proposal.test)
+        raise _file_refusal(proposal.test)
     _keep(folder / run_format.TEST_SET / proposal.test, test)
 
 
@@ -346,9 +346,9 @@ def _check_source(source: str) -> None:
     kind = source.partition(":")[0]
     bundled = source in KINDS and kind not in _FILES
     if not (bundled or source in ("own", OWN) or CODE.named_by(source)):
-        raise _named(source)
+        raise _file_refusal(source)
 
 
-def _named(what: str) -> ConfigError:
+def _file_refusal(what: str) -> ConfigError:
     text = f"the organiser's experiment names a file of this machine: {what[:100]!r}"
     return ConfigError(text, "Do not take part, or ask why: an invite never needs that.")

@@ -107,7 +107,7 @@ def replay_trace(
                 show(entry)
             events = entry.number
             try:
-                lines, result = _tell(machine, entry)
+                lines, result = _apply_entry(machine, entry)
             except Exception as error:
                 text = f"{path}: event {events} cannot be told to the machine: {error!r}"
                 raise TraceError(text, "Set FEDGOSSIP_TRACEBACK=1 to see where.") from error
@@ -127,11 +127,11 @@ def replay_trace(
         end,
         difference,
         None if result is None else digest([result]),
-        _kept(path.parent, opening.incarnation),
+        _final_digest(path.parent, opening.incarnation),
     )
 
 
-def _tell(machine: Machine, entry: TraceEntry) -> tuple[list[str], Vector | None]:
+def _apply_entry(machine: Machine, entry: TraceEntry) -> tuple[list[str], Vector | None]:
     """Return the effects as lines, and the final vector if this was the end."""
     try:
         effects = guarded_handle(machine, entry.event, entry.now_ns)
@@ -149,7 +149,7 @@ def _difference(path: Path, number: int, was: list[str], now: list[str]) -> Diff
     return Difference(number, told, *(one[place] if place < len(one) else "" for one in (was, now)))
 
 
-def _kept(folder: Path, incarnation: int) -> str | None:
+def _final_digest(folder: Path, incarnation: int) -> str | None:
     """Return the digest of the vector that this life of the peer left, None where it left none."""
     from safetensors import SafetensorError
     from safetensors.numpy import load

@@ -23,7 +23,7 @@ from fedgossip.core.records import Row, event_row
 from fedgossip.core.run_summary import RunSummary
 from fedgossip.core.task import Job, LocalTask, ReportingTask, segments_of, table_of
 from fedgossip.drivers import sim_checkpoint
-from fedgossip.drivers.forecasting import foretold_of
+from fedgossip.drivers.forecasting import forecast_of
 from fedgossip.drivers.sim_checkpoint import CheckpointedSimulation, Engine, Left, Pauses
 from fedgossip.experiment import BEST, GIVEN, Experiment, load_experiment
 from fedgossip.faults import FaultScript
@@ -131,8 +131,8 @@ def simulate_plan(
     about = incarnations.about_of(plan, -1, task.schema, shares.digest)
     left, refused = sim_checkpoint.left_in(folder, about) if folder and resume else (None, [])
     tracking = Tracking(plan.experiment, folder) if folder and plan.experiment.track.to else None
-    foretold = foretold_of(plan, task, forecast, folder if resume else None)
-    keeper = _hearing(task, Keeper(None, watch, None, foretold, plan.exchanges if engine == "sim" else None))
+    foretold = forecast_of(plan, task, forecast, folder if resume else None)
+    keeper = _with_reports(task, Keeper(None, watch, None, foretold, plan.exchanges if engine == "sim" else None))
     record = _record(plan, engine, task, foretold)
     made = plan, script, task, initial, record, keeper, shares
     run, finish, known = _simulator(*made) if engine == "sim" else _stacked(*made)  # may refuse
@@ -207,7 +207,7 @@ def _uncollected(nodes: int) -> Iterator[None]:
         gc.unfreeze()
 
 
-def _hearing(task: LocalTask, keeper: Keeper) -> Keeper:
+def _with_reports(task: LocalTask, keeper: Keeper) -> Keeper:
     """Return the keeper, which logs the task's reports about its training: they belong to no peer."""
 
     def write(report: Report) -> None:

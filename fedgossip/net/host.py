@@ -264,12 +264,12 @@ class Host:
         while events:  # no reference is kept: the next model reuses the memory of this one
             event = events.pop()
             if not (stops and _is_goodbye(event)):
-                self._heard(event)
+                self._take_event(event)
             del event
         if self.result is None and stops:  # where all stop, no peer completes a round without the first
             self.tell(Stopping(again=True))
         for event in goodbyes:
-            self._heard(event)
+            self._take_event(event)
         self._take_answers()
         while self._due and self._due[0][0] <= self.clock():
             _, sequence, key = heapq.heappop(self._due)
@@ -282,7 +282,7 @@ class Host:
             return IDLE_MS
         return max(0, min(IDLE_MS, (self._due[0][0] - self.clock()) // 1_000_000 + 1))
 
-    def _heard(self, event: LinkEvent) -> None:
+    def _take_event(self, event: LinkEvent) -> None:
         match event:
             case Arrived(sender, Hello() as hello):
                 self._greet(sender, hello)
@@ -336,7 +336,7 @@ class Host:
             self._reject(Rejected(sender, "twin", text, "Stop one of them; give each peer an id and a key of its own."))
             return
         if incarnation > known and sender in self._joined:  # it crashed and is back before its silence was noticed
-            self._tell_gone(sender)
+            self._report_gone(sender)
         self._lives[sender], self._processes[sender] = incarnation, process
         self._greeted.add(sender)
         self._refused.pop(sender, None)
@@ -358,7 +358,7 @@ class Host:
         assert event.sender is not None
         self._greeted.discard(event.sender)
         self._refused[event.sender] = event
-        self._tell_gone(event.sender)
+        self._report_gone(event.sender)
 
     def _join_if_ready(self, node: NodeId) -> None:
         """A partner has joined when both directions work: it has greeted us, and we can call it."""
@@ -368,7 +368,7 @@ class Host:
             self._gone.discard(node)
             self.tell(PeerJoined(node, self._lives[node]))
 
-    def _tell_gone(self, node: NodeId) -> None:
+    def _report_gone(self, node: NodeId) -> None:
         """Report a partner as gone; but where none ever joined, some were refused and the rest has left, end the
         run.
         """
@@ -386,7 +386,7 @@ class Host:
     def _fire(self, key: Hashable) -> None:
         match key:
             case ("grace", int(node)):
-                self._tell_gone(node)
+                self._report_gone(node)
             case _:
                 self.tell(Fired(key))
 

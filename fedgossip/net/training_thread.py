@@ -130,14 +130,14 @@ class TrainingThread:
         began = self._ports.clock()
         self.began_ns = began if self.began_ns is None else self.began_ns
         self._meter.train_began(began)  # now: a round may be closed meanwhile, and this is no waiting
-        update = told_in_stretches(self._task, Job.of(self.node, asked), self._tell_soon)
+        update = told_in_stretches(self._task, Job.of(self.node, asked), self._pass_stretch)
         if update.over:
             self._meter.broke_off(self._ports.clock())
             return Stopping(over=True)
         self._meter.train_ended(self._ports.clock(), asked.job, update.metrics, update.logged)
         return Trained(asked.job, update.difference, update.examples, update.metrics, update.extra)
 
-    def _tell_soon(self, stretch: Produced) -> None:
+    def _pass_stretch(self, stretch: Produced) -> None:
         """Part of a gradient, from whichever thread computes it."""
         self._answers.put(stretch)
         self._ports.wake()

@@ -69,7 +69,7 @@ class LazyTraining:
         self._updates: dict[NodeId, Update] = {}
         self._stretches: dict[NodeId, tuple[int, ...]] = {}  # of the jobs in _updates
 
-    def asked(self, job: Job) -> None:
+    def submit(self, job: Job) -> None:
         """Take a node's job."""
         self._jobs[job.node] = job
 
@@ -134,34 +134,34 @@ class PerformedEffects(VirtualTime):
 
     # --- results of effects ---------------------------------------------------------------------------------------
 
-    def _told(self, node: NodeId, event: Event, *_: object) -> None:
-        self._tell(node, event)
+    def _give(self, node: NodeId, event: Event, *_: object) -> None:
+        self._handle(node, event)
 
     def _message_comes(self, node: NodeId, event: Received, _sequence: int, cost: Cost, lives: Lives) -> None:
         known = self.connections.lives
         if known and lives[0] < known.get((node, event.sender), 0):
             return  # the message was held back since before the sender died, and its connection is gone
         self._meters[node].received(*cost)
-        self._tell(node, event)
+        self._handle(node, event)
 
     def _timer_fires(self, node: NodeId, event: Fired, sequence: int, *_: object) -> None:
         timer = node, event.key
         if self._timers.get(timer) == sequence:
             del self._timers[timer]
             if node not in self.results:
-                self._tell(node, event)
+                self._handle(node, event)
 
     def _training_ends(self, node: NodeId, event: Trained, *_: object) -> None:
         update, meter = self._training.update(self.task, node), self._meters[node]
         if update.over:
-            self._tell(node, Stopping(over=True))
+            self._handle(node, Stopping(over=True))
             return
         meter.train_ended(self.now_ns, event.job, update.metrics, update.logged)
-        self._tell(node, Trained(event.job, update.difference, update.examples, update.metrics, update.extra))
+        self._handle(node, Trained(event.job, update.difference, update.examples, update.metrics, update.extra))
 
     def _stretch_is_there(self, node: NodeId, event: Produced, *_: object) -> None:
         if stretch := self._training.stretch(self.task, node, event):
-            self._tell(node, stretch)
+            self._handle(node, stretch)
 
     def _is_summed(self, node: NodeId, event: AddedUp, *_: object) -> None:
         self._perform_all(node, event.effects)
@@ -234,7 +234,7 @@ class PerformedEffects(VirtualTime):
     def _train(self, node: NodeId, asked: Train) -> None:
         self._meters[node].train_began(self.now_ns)
         job = Job.of(node, asked)
-        self._training.asked(job)
+        self._training.submit(job)
         training_ns = self.network.training_ns(node, self.examples(job) if self.examples else 1)
         takes = int(training_ns * self.script.factor(node, self.now_ns))
         for share, stretch in awaited_stretches(asked) if asked.stretches else ():
@@ -304,7 +304,7 @@ class PerformedEffects(VirtualTime):
             self.write(EventRow(self.record.reached[node], node, "failed", value))
 
     _taken: ClassVar[Table] = {
-        **dict.fromkeys((Started, Stopping, PeerJoined, PeerGone, Rostered, Moved, RowsChosen, ModelMeasured), _told),
+        **dict.fromkeys((Started, Stopping, PeerJoined, PeerGone, Rostered, Moved, RowsChosen, ModelMeasured), _give),
         Received: _message_comes,
         Fired: _timer_fires,
         Trained: _training_ends,

@@ -90,7 +90,7 @@ class ResidentRun:
         except KeyboardInterrupt:
             if self._untold and self._record.watched(self._untold[-1][0] + 1):
                 self._untold.pop()  # it was interrupted before its disagreement was there
-            self._tell(None)
+            self._write_rows(None)
             raise
         self._settle()
         return list(self._algorithm.model(self._stack.state))
@@ -103,20 +103,20 @@ class ResidentRun:
         found = self._models.advance(number, phase, mixing.rows_by_degree(), watched=watched)
         self._untold.append((number, self._exchange.carried(self._edges, number, self._schema, (self._like,))))
         if watched or len(self._untold) == self._models.untold:
-            self._tell(found)
+            self._write_rows(found)
 
-    def _tell(self, measured: Disagreement | None) -> None:
+    def _write_rows(self, measured: Disagreement | None) -> None:
         """Write the rows of the rounds not written yet; `measured` of the last one, where it is watched."""
         untold, self._untold = self._untold, []
         if not untold:
             return
         known = self._models.losses()
         for (number, traffic), losses in zip(untold, known, strict=False):
-            self._tell_one(number + 1, losses.tolist(), traffic, measured)
+            self._write_row(number + 1, losses.tolist(), traffic, measured)
         if len(known) < len(untold):
             self._models.losses()  # which raises
 
-    def _tell_one(self, round: int, losses: list[float], traffic: RoundBytes, measured: Disagreement | None) -> None:
+    def _write_row(self, round: int, losses: list[float], traffic: RoundBytes, measured: Disagreement | None) -> None:
         stack, record = self._stack, self._record
         stack.round = round
         stack.meters.carried(traffic)
@@ -132,5 +132,5 @@ class ResidentRun:
 
     def _settle(self) -> None:
         """Move the device's state to where an image is taken: rows to the record, models to the stack."""
-        self._tell(None)
+        self._write_rows(None)
         self._stack.state = self._algorithm.start(self._models.models())

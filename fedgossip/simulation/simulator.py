@@ -65,10 +65,10 @@ class Simulator(PerformedEffects):
         link = node, other
         if link not in self.connections.down and self._is_lost(link):
             self._count("lost", self.connections.give_up(link))
-            self._tell(node, PeerGone(other))
+            self._handle(node, PeerGone(other))
         if link in self.connections.down and self._is_whole(link):
             self.connections.open(link, self.lives[other])
-            self._tell(node, PeerJoined(other, self.lives[other]))
+            self._handle(node, PeerJoined(other, self.lives[other]))
 
     def _is_lost(self, link: Link) -> bool:
         other = link[1]
@@ -104,7 +104,7 @@ class Simulator(PerformedEffects):
 
     # --- what the script does -------------------------------------------------------------------------------------
 
-    def _happen(self, happening: Happening) -> None:
+    def _apply_fault(self, happening: Happening) -> None:
         match happening:
             case Turn(name="link_down" | "link_up") if self._decided() and not self._heals(happening):
                 return  # a flap without an end is over with the run: else a link would return for ever
@@ -146,7 +146,7 @@ class Simulator(PerformedEffects):
         for other in self.connections.known[node]:
             self._push(self.network.silent_ns(node, other, self.now_ns), other, Look(node))
 
-    def _changes(self, node: NodeId, event: Coming, lives: Lives) -> None:
+    def _change_peer(self, node: NodeId, event: Coming, lives: Lives) -> None:
         """Start, restart or wake a peer."""
         if isinstance(event, Begin):
             self._begin(node)
@@ -166,7 +166,7 @@ class Simulator(PerformedEffects):
 
     def _begin(self, node: NodeId) -> None:
         self.dead.discard(node)
-        self._tell(node, Started())
+        self._handle(node, Started())
         for other in self.connections.known[node]:
             self._push(self.now_ns + self.network.latency_ns(other, node), node, Look(other))
             self._push(self.network.silent_ns(node, other, self.now_ns), other, Look(node))

@@ -65,11 +65,11 @@ class VirtualTime(ABC):
         """Perform a machine's effects."""
 
     @abstractmethod
-    def _happen(self, happening: Happening) -> None:
+    def _apply_fault(self, happening: Happening) -> None:
         """Apply a fault of the script."""
 
     @abstractmethod
-    def _changes(self, node: NodeId, event: Coming, lives: Lives) -> None:
+    def _change_peer(self, node: NodeId, event: Coming, lives: Lives) -> None:
         """Start, restart or wake a peer."""
 
     def run(self, limit_seconds: float = math.inf, between: Callable[[], None] = lambda: None) -> dict[NodeId, Vector]:
@@ -90,11 +90,11 @@ class VirtualTime(ABC):
             if upcoming is not None and times[0] >= upcoming.at_ns:
                 self.now_ns = upcoming.at_ns
                 self._happened += 1
-                self._happen(upcoming)
+                self._apply_fault(upcoming)
                 upcoming = next(happenings, None)
                 continue
             self.now_ns = times[0]
-            self._come(self._instants.pop())
+            self._deliver(self._instants.pop())
         if (ended := self.record.ended_with) is not None:
             self.results = dict(ended)  # without the later changes of some of them
         for row in self.record.flush():
@@ -119,13 +119,13 @@ class VirtualTime(ABC):
     def _push(self, at_ns: int, node: NodeId, event: Coming) -> int:
         return self._instants.add(at_ns, node, event, NO_COST, (0, self.lives[node]))
 
-    def _come(self, coming: Sequence[Queued]) -> None:
+    def _deliver(self, coming: Sequence[Queued]) -> None:
         """Deliver the events of this instant to the peers."""
         taken = self._taken
         for queued in coming:
             sequence, node, event, cost, lives = queued
             if type(event) in OF_PEERS:
-                self._changes(node, event, lives)
+                self._change_peer(node, event, lives)
             elif lives[1] != self.lives[node] or node in self.dead:
                 continue  # messages for the dead peer are not for its successor
             elif self._adding and self._adding.get(node, 0) > self.now_ns:
@@ -136,7 +136,7 @@ class VirtualTime(ABC):
             else:
                 taken[type(event)](self, node, event, sequence, cost, lives)
 
-    def _tell(self, node: NodeId, event: Event) -> None:
+    def _handle(self, node: NodeId, event: Event) -> None:
         before = self._summed(node) if self._counts_sums else 0
         try:
             effects = self.machines[node].handle(event, self.now_ns)

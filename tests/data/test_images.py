@@ -276,7 +276,7 @@ def test_nothing_is_looked_up_by_a_name_of_an_image(monkeypatch: pytest.MonkeyPa
     assert "fedgossip.__main__" not in sys.modules
 
 
-@pytest.mark.parametrize("attribute", ["__class__", "__dict__", "handle", "_tell"])
+@pytest.mark.parametrize("attribute", ["__class__", "__dict__", "handle", "_handle"])
 def test_no_attribute_is_set_that_there_is_not(attribute: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fresh = made_anew("synchronous", monkeypatch)
     table = Table(fresh.taken())

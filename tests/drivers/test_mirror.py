@@ -110,7 +110,7 @@ def test_a_folder_goes_to_a_node_and_what_is_known_is_not_told_again(tmp_path: P
     do(folder, "replace", "checkpoint.safetensors", b"c")
     apply(node, content_of(folder))
     news = FolderNews(node)
-    news.all_told()
+    news.mark_sent()
     assert files(node) == files(folder) and news.pieces() == []
     do(node, "append", "metrics.jsonl", b"2\n")
     apply(folder, news.pieces())

@@ -189,7 +189,7 @@ def test_participants_that_do_not_listen_in_time_are_told_and_ended(
     stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     idle = ["sleep", "100"]
-    monkeypatch.setattr(ray_node, "started", lambda *_, **__: subprocess.Popen(idle))
+    monkeypatch.setattr(ray_node, "start_participant", lambda *_, **__: subprocess.Popen(idle))
     plan = compose.plan(load_experiment(written(tmp_path)))
     with pytest.raises(NetworkError, match=r"peers \[0, 1\] did not start"):
         run_placed(plan, tmp_path / "run", Resources(RAY, start_seconds=1.0), report=False)

@@ -16,7 +16,7 @@ import pytest
 import fedgossip
 from fedgossip.base.errors import ConfigError
 from fedgossip.base.scores import BestSoFar, Score
-from fedgossip.cli.run.run import _to_know
+from fedgossip.cli.run.run import _closing_lines
 from fedgossip.core.meter import Meter
 from fedgossip.core.records import NetworkRow, PeerRow, Row
 from fedgossip.drivers.local import run_local_plan
@@ -94,7 +94,7 @@ def test_the_model_of_the_best_round_is_kept_and_patience_ends_the_run(kind: dic
         assert weights(run) == weights(short) == kept(short, "model")["weights"]
         assert run.summary["events"] == {"no_better": 1}, "an end by patience is none before its time"
     assert found(tmp_path / "sim").name == "model-best"
-    assert any("model-best" in line and f"of round {best}" in line for _, line in _to_know(runs[0], report=False))
+    assert any("model-best" in line and f"of round {best}" in line for _, line in _closing_lines(runs[0], report=False))
 
 
 def test_a_coordinator_that_was_away_ends_the_run_in_the_same_round() -> None:

@@ -138,12 +138,12 @@ def test_links_hear_whatever_is_written_and_by_whom(links: Links) -> None:
     for number in range(3000):
         parts = [part for pair in s.bent()[:1] for part in pair][: 1 + int(s.draw.integers(2))] or [b""]
         fed.feed(users[int(s.draw.integers(len(users)))], b"connection", *parts, *[b"more"] * (number % 50 == 0))
-        links._hear(found)
+        links._receive(found)
         assert len(links.guests.known) <= GUESTS
     for pair in s.written(Ping(7, 0, "")):
         fed.feed("1", b"connection", *pair)
     while len(found) < 100_000 and not (isinstance(found[-1], Arrived) and found[-1].message == Ping(7, 0, "")):
-        links._hear(found)
+        links._receive(found)
     links.router = router
     assert {type(event) for event in found} == {Arrived, Rejected}
     assert not [event for event in found if isinstance(event, Rejected) and event.reason == "broken"]
@@ -160,10 +160,10 @@ def test_a_spoke_hears_whatever_its_coordinator_writes() -> None:
     for number in range(3000):
         parts = [part for pair in s.bent()[:1] for part in pair][: 1 + int(s.draw.integers(2))] or [b""]
         fed.feed("", *parts, *[b"more"] * (number % 50 == 0))
-        spoke._hear(found)
+        spoke._receive(found)
     for pair in s.written(Leaving(3)):
         fed.feed("", *pair)
-    spoke._hear(found)
+    spoke._receive(found)
     spoke._dealer = None
     spoke.close()
     assert isinstance(found[-1], Arrived) and found[-1].message == Leaving(3)

@@ -22,7 +22,7 @@ from fedgossip.core.records import EventRow, NetworkRow, PeerRow, Row, RowWriter
 from fedgossip.core.run_format import CHECKPOINT
 from fedgossip.drivers import sim_checkpoint
 from fedgossip.drivers.local import run_local
-from fedgossip.drivers.peer_processes import not_started
+from fedgossip.drivers.peer_processes import start_failure
 from fedgossip.drivers.simulate import simulate
 from fedgossip.net.identity import Identity
 from fedgossip.net.invites.invitation import Invitation, new_secret, written
@@ -135,9 +135,9 @@ def test_peers_that_find_no_room_for_their_addresses_are_said_to_be_out_of_room(
     folders = [disk.path / "run" / "peers" / name for name in ("00", "01")]
     for folder in folders:
         folder.mkdir(parents=True)
-    assert "peers [0, 1] did not start" in str(not_started(disk.path / "run", folders))
+    assert "peers [0, 1] did not start" in str(start_failure(disk.path / "run", folders))
     disk.fill()
-    told = not_started(disk.path / "run", folders)
+    told = start_failure(disk.path / "run", folders)
     assert "No space left on device" in str(told) and "Make room" in told.advice
 
 

@@ -92,7 +92,7 @@ def test_whatever_a_message_does_to_the_machine_costs_that_message_only(links: L
     machine, rows = Fragile(error), list[Any]()
     host = Host(0, machine, links, Averaging(2, 4), HELLO, ports(rows))
     for event in (LinkUp(1), Arrived(1, HELLO), *[Arrived(1, model(0))] * 37):
-        host._heard(event)
+        host._take_event(event)
     host._refusals.close()
     assert sum(isinstance(event, Received) for event in machine.events) == 37 == host.counts["refused"]
     assert [row.value.get("count", 1) for row in rows] == [1, 10, 37]
@@ -116,10 +116,10 @@ def test_each_cause_is_written_once_with_its_count_and_not_too_many(links: Links
     rows = list[Any]()
     host = Host(0, Told(), links, Averaging(2, 4), HELLO, ports(rows))
     for number in range(CAUSES_WRITTEN + 30):
-        host._heard(Rejected(number, "mark", "x"))
+        host._take_event(Rejected(number, "mark", "x"))
     for number in range(99):
-        host._heard(Rejected(0, "refused", f"node 0, round {number}: a model of round {2 * number}"))
-        host._heard(Rejected(0, "mark", "y"))
+        host._take_event(Rejected(0, "refused", f"node 0, round {number}: a model of round {2 * number}"))
+        host._take_event(Rejected(0, "mark", "y"))
     host._refusals.close()
     assert host.counts["refused"] == CAUSES_WRITTEN + 30 + 198
     assert len({row.value["from"] for row in rows}) == CAUSES_WRITTEN
@@ -158,7 +158,7 @@ def test_a_partner_joins_when_it_has_greeted_and_can_be_called_in_whatever_order
         machine = Told()
         host = Host(0, machine, links, Averaging(2, 4), HELLO, ports())
         for event in order:
-            host._heard(event)
+            host._take_event(event)
         assert machine.links_told() == [PeerJoined(1)], order
 
 
@@ -166,9 +166,9 @@ def test_one_that_was_gone_joins_again(links: Links) -> None:
     machine = Told()
     host = Host(0, machine, links, Averaging(2, 4), HELLO, ports())
     for event in (LinkUp(1), Arrived(1, HELLO), LinkDown(1)):
-        host._heard(event)
+        host._take_event(event)
     host._fire(("grace", 1))
-    host._heard(LinkUp(1))
+    host._take_event(LinkUp(1))
     assert machine.links_told() == [PeerJoined(1), PeerGone(1), PeerJoined(1)]
 
 
@@ -177,7 +177,7 @@ def test_where_the_links_say_nothing_again_the_machine_is_told_of_every_new_conn
     machine = Told()
     host = Host(0, machine, links, Averaging(2, 4), HELLO, ports())
     for event in (Arrived(1, HELLO), LinkUp(1, afresh=True), LinkDown(1), Arrived(1, HELLO), LinkUp(1, afresh=True)):
-        host._heard(event)
+        host._take_event(event)
     assert machine.links_told() == [PeerJoined(1), PeerJoined(1)] and ("grace", 1) not in host._timers
 
 
@@ -189,7 +189,7 @@ def test_a_second_process_with_one_identity_is_a_twin_and_changes_nothing(links:
     machine, rows = Told(), list[Any]()
     host = Host(0, machine, links, Averaging(2, 4), HELLO, ports(rows))
     for event in (LinkUp(1), process(5), process(6), process(6)):
-        host._heard(event)
+        host._take_event(event)
     assert [row.value["reason"] for row in rows] == ["twin"] and host.counts == {"refused": 2}
     assert machine.links_told() == [PeerJoined(1)]
 
@@ -208,7 +208,7 @@ def test_one_that_calls_again_or_was_started_anew_is_no_twin(links: Links, later
     rows = list[Any]()
     host = Host(0, Told(), links, Averaging(2, 4), HELLO, ports(rows))
     for event in (LinkUp(1), process(5), *later):
-        host._heard(event)
+        host._take_event(event)
     assert rows == [] and host.counts == {}
 
 
@@ -317,8 +317,8 @@ def test_processors_that_differ_are_told_once(links: Links, own: int, theirs: li
     rows: list[Any] = []
     host = Host(0, Told(), links, Averaging(5, 4), replace(HELLO, processor=own), ports(rows))
     for node, processor in enumerate(theirs, 1):
-        host._heard(Arrived(node, replace(HELLO, processor=processor)))
-        host._heard(Arrived(node, replace(HELLO, processor=processor)))  # the link broke, and came back
+        host._take_event(Arrived(node, replace(HELLO, processor=processor)))
+        host._take_event(Arrived(node, replace(HELLO, processor=processor)))  # the link broke, and came back
     assert host._greeted == set(range(1, len(theirs) + 1))
     assert [(row.name, row.value) for row in rows] == [("unlike", node) for node in told]
     assert host.counts.get("unlike", 0) == len(told)

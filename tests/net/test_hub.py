@@ -263,7 +263,7 @@ def test_a_descriptor_that_is_used_again_is_the_new_callers() -> None:
             spoke = _called(second, where, None)
             events: list[LinkEvent] = []
             while LinkUp(second, afresh=True) not in events:
-                hub._hear(events)  # as if the monitor had told of the break after the poll, and before this
+                hub._receive(events)  # as if the monitor had told of the break after the poll, and before this
             assert LinkDown(first) in events and not hub._clients[first].up and hub._clients[second].up
             used_again += before.descriptor == hub._clients[second].here.descriptor  # type: ignore[union-attr]
             spoke.close()

@@ -41,7 +41,7 @@ from fedgossip.net.identity import Identity, verify
 from fedgossip.net.invites import invite_server
 from fedgossip.net.invites.invitation import Invitation, new_secret, read, written
 from fedgossip.net.invites.invite_admission import HOLD_SECONDS, Guest, InviteAdmission, Party, Seats
-from fedgossip.net.invites.invite_client import InviteClient, turned_away
+from fedgossip.net.invites.invite_client import InviteClient, refusal_error
 from fedgossip.net.invites.invite_server import InviteServer
 from fedgossip.plans import compose
 from fedgossip.protocols.members.membership_updates import admission_of
@@ -479,7 +479,7 @@ def test_who_is_turned_away_hears_why(door: tuple[InviteServer, House], secret: 
 
 @pytest.mark.parametrize("reason", ["used", "expired", "version", "unreadable", "address", "disk", "\x1b[2J" * 90])
 def test_every_refusal_is_a_line_and_an_advice(reason: str) -> None:
-    error = turned_away(TurnedAway(reason, "\x1b[31m" * 20))
+    error = refusal_error(TurnedAway(reason, "\x1b[31m" * 20))
     assert error.advice and str(error).isprintable() and len(str(error)) < 200
 
 

@@ -405,8 +405,8 @@ def test_what_a_stranger_writes_cannot_reach_the_terminal_as_it_is() -> None:
     machine = plan.machine(0, task.initial(0), task.schema)
     host = Host(0, machine, links, task, hello, Ports(rows.append, lambda *_: None, lambda *_: None, lambda: False))
     try:
-        host._heard(Rejected(1, "header", "\x1b[2J\r\n" + "x" * 60_000))
-        host._heard(LinkDown(2))
+        host._take_event(Rejected(1, "header", "\x1b[2J\r\n" + "x" * 60_000))
+        host._take_event(LinkDown(2))
     finally:
         links.close()
     (row,) = (row for row in rows if isinstance(row, EventRow))

@@ -39,7 +39,7 @@ from fedgossip.net.relays.relay_protocol import (
     NO_TARGET,
     greeting,
     request,
-    understood,
+    verified_request,
 )
 from fedgossip.net.relays.roster_file import Allowed, Roll
 from fedgossip.net.relays.routing import Ways
@@ -64,13 +64,13 @@ def relay() -> Iterator[Running]:
 def test_who_asks_a_relay_proves_its_key_and_nobody_else_can(relay: Running) -> None:
     fresh, other, identity = X25519PrivateKey.generate(), X25519PrivateKey.generate(), Identity.new()
     said = request(identity, greeting(fresh), LISTEN, NO_TARGET)
-    wanted = understood(fresh, said)
+    wanted = verified_request(fresh, said)
     assert wanted and wanted.key == raw(identity.public)
-    assert understood(other, said) is None  # what was said to one connection is of no use to another
+    assert verified_request(other, said) is None  # what was said to one connection is of no use to another
     for place in range(len(said)):
         changed = said[:place] + bytes([said[place] ^ 1]) + said[place + 1 :]
-        assert understood(fresh, changed) is None or changed[1:33] == said[1:33]  # X25519 ignores a bit of a key
-    assert understood(fresh, LISTEN + bytes(96)) is None and understood(fresh, b"") is None
+        assert verified_request(fresh, changed) is None or changed[1:33] == said[1:33]  # X25519 ignores a bit of a key
+    assert verified_request(fresh, LISTEN + bytes(96)) is None and verified_request(fresh, b"") is None
     with pytest.raises(PeerError, match="no relay"):
         request(identity, b"SSH-2.0" + bytes(29), LISTEN, NO_TARGET)
 

@@ -18,7 +18,7 @@ from fedgossip.algorithms.gossip.dsgd import DSGD, Iterate
 from fedgossip.base.errors import ConfigError
 from fedgossip.core.forecasts import NarrowedForecast, RunForecast, digest_of, inside, kept, read_forecast
 from fedgossip.core.records import NetworkRow
-from fedgossip.drivers.forecasting import AUTO_ROUNDS, forecast_run, foretold_of, plans_of
+from fedgossip.drivers.forecasting import AUTO_ROUNDS, forecast_of, forecast_run, plans_of
 from fedgossip.plans import compose
 from fedgossip.report.page.forecast import band
 from fedgossip.report.page.numbers import percent
@@ -207,7 +207,7 @@ def test_a_run_of_many_rounds_is_not_held_up_by_a_forecast_that_nobody_asked_for
     for rounds, there in ((AUTO_ROUNDS, True), (10_000_000, False)):
         (plan,) = plans_of({"rounds": rounds, **content})
         task, _ = compose.task_of(plan.experiment, plan.learners)
-        assert (foretold_of(plan, task, "auto", None) is not None) == there
+        assert (forecast_of(plan, task, "auto", None) is not None) == there
 
 
 def test_the_file_says_how_its_run_is_forecast(tmp_path: Path) -> None:

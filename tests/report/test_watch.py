@@ -248,7 +248,7 @@ def test_a_partition_is_down_between_its_parts_until_they_merge() -> None:
 def test_whatever_an_event_is_called_and_holds_it_can_be_told_in_one_line(name: str, value: object) -> None:
     state = told(*rounds(1, 2), EventRow(2, 1, name, value), EventRow(2, 99, name, value))
     for row in state.events:
-        text = snapshot.said(row, event_text)
+        text = snapshot.printable_text(row, event_text)
         assert text.isprintable() and text
     assert len(state.peers) == 4
     state.links()

@@ -85,11 +85,11 @@ def compare(
     with talk_to_stderr() if as_json else contextlib.nullcontext():
         if tune:
             owner_files.made(out / "tuning")
-            found_rates = tuned(grid, out / "tuning", on, _tell_tried, backend=backend, jobs=jobs)
+            found_rates = tuned(grid, out / "tuning", on, _print_tried, backend=backend, jobs=jobs)
             grid = replace(grid, rates=chosen_rates(found_rates))
         for done in run_cells(grid, out, on, report=report, backend=backend, jobs=jobs):
             cells.append(measured(done, on))
-            echo(_told(cells[-1], again=done.again), err=True)
+            echo(_describe(cells[-1], again=done.again), err=True)
     found = comparison(cells, section.equal, section.target, on, rows_of(found_rates))
     told = summary_of(found)
     page = write_page(out, found, told)
@@ -113,7 +113,7 @@ def _numbers(text: str) -> list[int]:
     return found
 
 
-def _told(one: MeasuredCell, *, again: bool) -> str:
+def _describe(one: MeasuredCell, *, again: bool) -> str:
     cell = one.cell
     said = f"{cell.name}, {cell.workers} workers, seed {cell.seed}: "
     if one.error:
@@ -122,8 +122,8 @@ def _told(one: MeasuredCell, *, again: bool) -> str:
     return f"{said}{one.rounds} rounds in {one.seconds:.4g} s{loss}{' (was there)' if again else ''}"
 
 
-def _tell_tried(rate: float, one: MeasuredCell) -> None:
-    echo(f"train.lr {rate:g}: {_told(one, again=False)}", err=True)
+def _print_tried(rate: float, one: MeasuredCell) -> None:
+    echo(f"train.lr {rate:g}: {_describe(one, again=False)}", err=True)
 
 
 HEADS = [

@@ -63,7 +63,7 @@ def sweep(
     with talk_to_stderr() if as_json else contextlib.nullcontext():
         table = run_sweep(
             grid, place, jobs=jobs, backend=backend, limit_seconds=limit_seconds,
-            memory=None if memory is None else int(memory * GB), retry=retry, tell=_tell,
+            memory=None if memory is None else int(memory * GB), retry=retry, tell=_print_outcome,
         )  # fmt: skip
         page = write_page(table)
     if as_json:
@@ -74,7 +74,7 @@ def sweep(
     return 0 if table.done == len(table.rows) else PARTIAL_EXIT
 
 
-def _tell(cell: SweepCell, outcome: CellOutcome) -> None:
+def _print_outcome(cell: SweepCell, outcome: CellOutcome) -> None:
     if outcome.summary is None:
         echo(f"{cell.told}: {outcome.status.upper()}: {outcome.error}", err=True)
         return

@@ -150,7 +150,7 @@ def host(
         ways = hosting.ways_of(plan, agent.way if agent else None, None if addresses else here)
         seat = InvitedSeat(plan, seats.own, hosted.folder, hosted.folder / run_format.PEER_KEY, ways, hosted.ports[1],
                            learning=own, data=whole.data, script=() if led else loop,
-                           prepare=led.keep if led else None, whole=lambda run: _put_together(plan, run))  # fmt: skip
+                           prepare=led.keep if led else None, whole=lambda run: _write_report(plan, run))  # fmt: skip
         return _take_part(seat, hosted, server, way)
 
 
@@ -322,7 +322,7 @@ def _take_part(seat: InvitedSeat, hosted: Hosted, server: InviteServer, admissio
     return code
 
 
-def _put_together(plan: Plan, folder: Path) -> None:
+def _write_report(plan: Plan, folder: Path) -> None:
     """Write the report of a run with a coordinator, whose folder has all the data; print the command where that
     fails.
     """

@@ -37,7 +37,7 @@ def new(out: Path, node: int, address: str | None, calls: bool) -> None:
     from fedgossip.net.endpoints import block, check_reachable, signed
     from fedgossip.net.identity import Identity
 
-    where = "" if calls else address if address is not None else _asked()
+    where = "" if calls else address if address is not None else _own_address()
     if not calls:
         check_reachable(where, "--address")
     identity = Identity.new()
@@ -47,7 +47,7 @@ def new(out: Path, node: int, address: str | None, calls: bool) -> None:
     echo(text, nl=False)
 
 
-def _asked() -> str:
+def _own_address() -> str:
     """Return the address given by a person, or that of this machine.  Raises ConfigError."""
     from fedgossip.base.errors import ConfigError
     from fedgossip.net.endpoints import own_address

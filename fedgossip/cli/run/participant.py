@@ -145,7 +145,7 @@ class Participant:
             echo(f"To go on: {self.again or _line(folder)}", err=True)
         else:
             self.what_next(folder)
-            self._to_know(folder, ended)
+            self._print_closing(folder, ended)
         if early:
             echo(f"When the {self._leader} goes on: {_line(folder)}", err=True)
             return TooFewPeersError.exit_code
@@ -213,7 +213,7 @@ class Participant:
         words += [] if self.seed is None else ["--seed", str(self.seed)]
         echo(shlex.join(words), err=True)
 
-    def _to_know(self, folder: Path, ended: PeerEnded) -> None:
+    def _print_closing(self, folder: Path, ended: PeerEnded) -> None:
         """Print last the facts for a person: failures and their causes, the quality of the model, and its place."""
         from fedgossip.core.records import PeerRow, read_rows
         from fedgossip.runs.summary import refusals

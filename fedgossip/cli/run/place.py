@@ -125,7 +125,7 @@ def place(
     """
     from fedgossip.data.named_code import ALLOW
     from fedgossip.drivers import resume
-    from fedgossip.drivers.clusters.placing import asked_before, submit
+    from fedgossip.drivers.clusters.placing import saved_resources, submit
     from fedgossip.drivers.clusters.resources import LOCAL, Resources
     from fedgossip.experiment import load_experiment
     from fedgossip.plans import compose
@@ -138,7 +138,7 @@ def place(
         raise click.UsageError("--detach goes with a run that begins")
     wanted = Resources(on, cpus, partition, nodes, minutes, interface, address, gpus, start_timeout)
     if stopped:
-        wanted = wanted if named else asked_before(stopped)
+        wanted = wanted if named else saved_resources(stopped)
         found = resume.experiment_of(stopped, experiment, overrides, seed, run_code=run_code)
         plan = resume.plan_of(stopped, found)
     elif experiment is None:
@@ -149,7 +149,7 @@ def place(
         echo(line, err=True)
     folder = stopped or out or new_path(plan, wanted.engine, Path("runs"))
     if detach:
-        number = submit(plan, folder, wanted, _tell)
+        number = submit(plan, folder, wanted, _print)
         words = ["fedgossip", "collect", str(folder / run_format.EXPERIMENT), str(folder / run_format.PEERS)]
         words += [ALLOW] if plan.experiment.reaches else []
         here = wanted.partition == LOCAL
@@ -174,7 +174,7 @@ def _check_engine(context: click.Context, on: str) -> None:
             raise click.UsageError(f"--{name} goes with --on {engine}")
 
 
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     echo(text, err=True)
 
 
@@ -187,4 +187,4 @@ def _run(plan: Plan, folder: Path, wanted: Resources, *, report: bool, resumed: 
     with Progress(title, plan.experiment.rounds, plan.roles, score=plan.experiment.score) as progress:
         if wanted.engine == "local":
             return run_local_plan(plan, folder, report=report, watch=progress, resume=resumed)
-        return run_placed(plan, folder, wanted, report=report, watch=progress, tell=_tell, resume=resumed)
+        return run_placed(plan, folder, wanted, report=report, watch=progress, tell=_print, resume=resumed)

@@ -141,8 +141,8 @@ def describe(row: NetworkRow, roles: Roles = PEERS, now: int | None = None, scor
     alone = roles.leader is not None
     words = []
     if row.score_averaged is not None:
-        worst = "" if alone else f" averaged, {_three(row.score_worst_peer)} worst peer"
-        words.append(f"{score.word} {_three(row.score_averaged)}{worst}")
+        worst = "" if alone else f" averaged, {_three_digits(row.score_worst_peer)} worst peer"
+        words.append(f"{score.word} {_three_digits(row.score_averaged)}{worst}")
     elif row.test_loss is not None:
         words.append(f"loss {row.test_loss:.3g}")
     elif row.loss is not None:
@@ -152,7 +152,7 @@ def describe(row: NetworkRow, roles: Roles = PEERS, now: int | None = None, scor
     return ", ".join(words) + (f" (round {row.round})" if words and now not in (None, row.round) else "")
 
 
-def _three(value: float | None) -> str:
+def _three_digits(value: float | None) -> str:
     """Return three digits behind the point for numbers about one, three in all for larger ones."""
     if value is not None and 0 < abs(value) < 1e-3:
         return f"{value:.1e}"
@@ -164,7 +164,7 @@ def describe_own(row: PeerRow, scored: tuple[float, int] | None, roles: Roles = 
     words = [] if row.loss is None else [f"loss {row.loss:.3g}"]
     if scored is not None:
         value, round = scored
-        words.append(f"{score.word} {_three(value)}" + (f" (round {round})" if round != row.round else ""))
+        words.append(f"{score.word} {_three_digits(value)}" + (f" (round {round})" if round != row.round else ""))
     if row.peer == roles.leader:
         words.append(f"{row.clients or 0} contributions")
     elif roles.leader is None:

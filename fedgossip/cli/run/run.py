@@ -247,7 +247,7 @@ ENDINGS = {
 
 def show(finished: Run, *, report: bool = True) -> None:
     """Print the results of a run, for people."""
-    echo(columns([*facts(finished.summary, finished.rows), *_to_know(finished, report=report)]))
+    echo(columns([*facts(finished.summary, finished.rows), *_closing_lines(finished, report=report)]))
 
 
 def facts(summary: RunSummary, record: Sequence[Row] = ()) -> list[tuple[str, str]]:
@@ -307,7 +307,7 @@ def _events(summary: RunSummary) -> list[tuple[str, str]]:
     return rows
 
 
-def _to_know(finished: Run, *, report: bool) -> list[tuple[str, str]]:
+def _closing_lines(finished: Run, *, report: bool) -> list[tuple[str, str]]:
     """Return what a person reads last of a run: whether it is whole, what it reached, where the model is."""
     summary, folder = finished.summary, finished.directory
     rows: list[tuple[str, str]] = []

@@ -172,7 +172,7 @@ def collect(
     from fedgossip.cli.run.run import exit_code, show
     from fedgossip.cli.text import print_json, talk_to_stderr
     from fedgossip.data.named_code import REACHING, check_allowed
-    from fedgossip.drivers.loops.description import told_in
+    from fedgossip.drivers.loops.description import first_description
     from fedgossip.experiment import load_experiment
     from fedgossip.plans import compose
     from fedgossip.runs.collect import collect_peers
@@ -181,7 +181,7 @@ def collect(
     if experiment.is_dir():
         advice = f"fedgossip collect EXPERIMENT {quoted(experiment)} ..., with the file that the peers were given."
         raise ConfigError(f"{experiment}: a folder; the EXPERIMENT comes first", advice)
-    loops = told_in(folders)
+    loops = first_description(folders)
     more = ["task.kind=loop"] if loops else []
     read = load_experiment(experiment, [*more, *overrides], seed=seed)
     check_allowed(read.reaches, experiment, run_code=run_code, whose=REACHING)

@@ -114,16 +114,16 @@ def _lines(follower: Follower) -> None:
     from fedgossip.report.watch.lines import StatusLines
 
     lines = StatusLines(follower, words_for(follower.state.roles))
-    follower.heard = lambda row: _say(lines.of(row))
+    follower.heard = lambda row: _print_line(lines.of(row))
     for text in lines.heading():
-        _say(text)
+        _print_line(text)
     told_quiet = False
     while not follower.ended:
         if reader_left():
             return
         follower.poll()
         for text in lines.troubles():
-            _say(text)
+            _print_line(text)
         if time.time() - follower.news_at > QUIET_SECONDS and not told_quiet:
             told_quiet = True
             echo(f"nothing new for {QUIET_SECONDS:.0f} s: was the run stopped?  {LEAVE}", err=True)
@@ -131,7 +131,7 @@ def _lines(follower: Follower) -> None:
     echo(_last_line(follower))
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     if text:
         echo(text)
 

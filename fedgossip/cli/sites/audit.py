@@ -91,7 +91,7 @@ def verify(
         others = list(replace(judge, key=None, node=None, head=None).all_of(against))
         verdicts = [_compared(verdict, others, every=against.is_dir()) for verdict in verdicts] + others
     for verdict in verdicts:
-        echo(json.dumps(_facts(verdict)) if as_json else _said(verdict))
+        echo(json.dumps(_facts(verdict)) if as_json else _lines_of(verdict))
     return 0 if all(verdict.sound for verdict in verdicts) else 1
 
 
@@ -111,7 +111,7 @@ def export(log: Path, out: Path, as_table: bool | None, key: str | None) -> int:
     verdict = _Judge(key, None, None, None, None).log(log)
     table = out.suffix != ".json" if as_table is None else as_table
     write(out, as_csv(verdict) if table else as_json(verdict))
-    echo(f"Wrote {out}: {_said(verdict)}")
+    echo(f"Wrote {out}: {_lines_of(verdict)}")
     return 0 if verdict.sound else 1
 
 
@@ -226,7 +226,7 @@ def _facts(verdict: Verification) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _said(verdict: Verification) -> str:
+def _lines_of(verdict: Verification) -> str:
     """Return the verdict, the faults and the facts of one file, as lines."""
     head = f"{verdict.path}: {verdict.what}: {'sound' if verdict.sound else 'NOT sound'}"
     about = _of_log(verdict) if "entries" in verdict.facts else _of_round(verdict)

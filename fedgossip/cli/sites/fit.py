@@ -112,7 +112,7 @@ def _write(
     write_whole(folder / run_format.FIT, text)
     if found.converged:
         write_model(folder / run_format.MODEL, model_of(found, agreed), write_whole)
-    echo(text.decode() if as_json else "\n".join(said(found, plan.learners)))
+    echo(text.decode() if as_json else "\n".join(describe(found, plan.learners)))
     told = f", and {folder / run_format.MODEL}: fedgossip predict {quoted(folder)} FILE.csv" if found.converged else ""
     echo(f"Wrote {folder / run_format.FIT}{told}", err=True)
     if found.converged:
@@ -134,7 +134,7 @@ def _why(found: GlmFit) -> str:
     return f"error: not at the end after {d.steps} steps\nScale or leave out the columns with the largest estimates."
 
 
-def said(found: GlmFit, sites: int) -> list[str]:
+def describe(found: GlmFit, sites: int) -> list[str]:
     """Return a fit for a person."""
     from fedgossip.sites.fits.glm.glm_fit import RATIO
 

@@ -34,7 +34,7 @@ def fit_cox(whole: Experiment, folder: Path, known: OtherMachines, site: int | N
         record(folder)
         text = encoded(found)
         write_whole(folder / run_format.FIT, text)
-        echo(text.decode() if as_json else "\n".join(said(found, plan.learners)))
+        echo(text.decode() if as_json else "\n".join(describe(found, plan.learners)))
         told = f": fedgossip predict {quoted(folder)} FILE.csv" if found.converged else ""
         echo(f"Wrote {folder / run_format.FIT}{told}", err=True)
         if not found.converged:
@@ -55,7 +55,7 @@ def _why(found: CoxFit) -> str:
     return f'error: {text}\nLeave it out, drop=COLUMN; or keep estimates small:  model.source = "cox?ridge=1".'
 
 
-def said(found: CoxFit, sites: int) -> list[str]:
+def describe(found: CoxFit, sites: int) -> list[str]:
     """Return a fit for a person."""
     d = found.design
     unit = f" [{d.unit}]" if d.unit else ""

@@ -32,13 +32,13 @@ def fit_survival(whole: Experiment, folder: Path, known: OtherMachines, site: in
         record(folder)
         text = encoded(found)
         write_whole(folder / run_format.CURVES, text)
-        echo(text.decode() if as_json else "\n".join(said(found, plan.learners)))
+        echo(text.decode() if as_json else "\n".join(describe(found, plan.learners)))
         echo(f"Wrote {folder / run_format.CURVES}", err=True)
 
     return summed(plan, task, layout.design.digest, refused, site, known, write, layout.opened)
 
 
-def said(found: CurveFit, sites: int) -> list[str]:
+def describe(found: CurveFit, sites: int) -> list[str]:
     """Return the curves for a person."""
     d, whole = found.design, found.everybody
     unit = f" [{d.unit}]" if d.unit else ""

@@ -71,7 +71,7 @@ def _write(
     text = encoded(found)
     write_whole(folder / run_format.FIT_OF_TREES, text)
     write_model(folder / run_format.MODEL, model_of_trees(growing, agreed), write_whole)
-    echo(text.decode() if as_json else "\n".join(said(found, plan.learners)))
+    echo(text.decode() if as_json else "\n".join(describe(found, plan.learners)))
     wrote = f"{folder / run_format.FIT_OF_TREES}, and {folder / run_format.MODEL}"
     echo(f"Wrote {wrote}: fedgossip predict {quoted(folder)} FILE.csv", err=True)
     if found.whole:
@@ -81,7 +81,7 @@ def _write(
     return 9
 
 
-def said(found: TreesFit, sites: int) -> list[str]:
+def describe(found: TreesFit, sites: int) -> list[str]:
     """Return what has been grown, for a person."""
     d = found.design
     of = f"{d.outcome} = {d.classes[1]}" if len(d.classes) == 2 else d.outcome

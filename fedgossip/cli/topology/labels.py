@@ -82,10 +82,10 @@ def heterogeneity(
     if as_json:
         echo_json(json.dumps(rows, indent=2, ensure_ascii=False, allow_nan=False))
         return
-    _tell(rows, gradients=gradients)
+    _print_rows(rows, gradients=gradients)
 
 
-def _tell(rows: Sequence[Mapping[str, Any]], *, gradients: bool) -> None:
+def _print_rows(rows: Sequence[Mapping[str, Any]], *, gradients: bool) -> None:
     from rich import box
     from rich.table import Table
 

@@ -41,7 +41,7 @@ class FolderNews:
         self._folder = folder
         self._told: dict[str, tuple[_File, int, bytes]] = {}
 
-    def all_told(self) -> None:
+    def mark_sent(self) -> None:
         """Mark the current contents as sent."""
         for name, file in _files_in(self._folder).items():
             path = self._folder / name
@@ -58,14 +58,14 @@ class FolderNews:
             del self._told[name]
             found.append((name, GONE, b"", True))
         for name, file in (*sorted(others.items()), *sorted(journals.items())):
-            for piece in self._of(name, file):
+            for piece in self._changes_of(name, file):
                 found.append(piece)
                 room -= len(piece[2])
                 if room <= 0:
                     return found
         return found
 
-    def _of(self, name: str, file: _File) -> Iterator[Piece]:
+    def _changes_of(self, name: str, file: _File) -> Iterator[Piece]:
         """Yield the new part of one file, in pieces.  A journal continues at its last offset, unless it was cut."""
         grows = name.endswith(JOURNALS)
         before, at, tail = self._told.get(name, (None, 0, b""))

@@ -21,7 +21,7 @@ from fedgossip.base import outside_files
 from fedgossip.base.errors import FedgossipError
 from fedgossip.core import run_format
 from fedgossip.drivers.clusters.meeting import JobLife, read_job
-from fedgossip.drivers.clusters.participant_process import own_host, started
+from fedgossip.drivers.clusters.participant_process import own_host, start_participant
 from fedgossip.drivers.clusters.resources import imported
 from fedgossip.drivers.clusters.shared_folder import check_shared
 from fedgossip.runs.checkpoints import incarnation_of
@@ -52,7 +52,7 @@ def main(folder: Path, probe: str) -> int:
         again = bool(spec["resume"]) or incarnation_of(place) >= 0
         (place / run_format.ENDPOINT).unlink(missing_ok=True)  # of the life before: it named another port
         more = {"endpoints": str(life.endpoints), "bind": f"tcp://{host}:*", "resume": again}
-        child = started({**spec, **more}, job.here, job.path, cpus=job.cpus, portable=job.portable)
+        child = start_participant({**spec, **more}, job.here, job.path, cpus=job.cpus, portable=job.portable)
         code = _accompany(child, node, life, folder, place / run_format.ENDPOINT)
         if code == -signal.SIGTERM:  # sent twice, by Slurm and by us: at the second signal it had said goodbye already
             code = 130

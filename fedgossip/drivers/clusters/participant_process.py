@@ -15,7 +15,7 @@ from fedgossip.base.errors import ConfigError
 from fedgossip.net.relays.addresses import LOOPBACK, address_of_interface, address_towards, own_addresses
 
 
-def started(
+def start_participant(
     spec: Mapping[str, Any], here: str, path: Sequence[str], *, cpus: int, portable: bool
 ) -> subprocess.Popen[bytes]:
     """Start a participant; it says goodbye on SIGTERM, and when this process exits."""

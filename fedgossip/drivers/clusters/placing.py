@@ -85,7 +85,7 @@ def _keep(out: Path, wanted: Resources) -> None:
     write_whole(out / run_format.PLACED, msgspec.json.encode(wanted))
 
 
-def asked_before(run: Path) -> Resources:
+def saved_resources(run: Path) -> Resources:
     """Return the cluster resources of a run that was stopped.  Raises ResumeError."""
     try:
         return from_json(_DECODER, outside_files.read_bytes(run / run_format.PLACED))

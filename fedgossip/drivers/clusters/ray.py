@@ -21,7 +21,7 @@ from fedgossip.drivers.clusters.mirror import Piece, apply, content_of
 from fedgossip.drivers.clusters.ray_cluster import connected
 from fedgossip.drivers.clusters.ray_node import END_SECONDS, RayParticipant
 from fedgossip.drivers.clusters.resources import RAY, Resources
-from fedgossip.drivers.peer_processes import not_started
+from fedgossip.drivers.peer_processes import start_failure
 from fedgossip.runs.run_directory import write_whole
 
 NEWS_SECONDS = 0.5
@@ -89,7 +89,7 @@ class RayProcesses:
         while not all((folder / ENDPOINT).exists() for folder in folders):
             self.poll(0.1)
             if self.exited or time.monotonic() > until:
-                raise not_started(out, folders)
+                raise start_failure(out, folders)
         endpoints = b"\n".join(outside_files.read_bytes(folder / ENDPOINT) for folder in folders)
         write_whole(out / ENDPOINTS, endpoints)
         for actor in self._actors.values():

@@ -18,7 +18,7 @@ from typing import Any
 from fedgossip.base import owner_files
 from fedgossip.core import run_format
 from fedgossip.drivers.clusters.mirror import FolderNews, Piece, apply
-from fedgossip.drivers.clusters.participant_process import own_host, started
+from fedgossip.drivers.clusters.participant_process import own_host, start_participant
 from fedgossip.drivers.clusters.resources import imported
 from fedgossip.runs.run_directory import write_whole
 
@@ -75,11 +75,11 @@ class RayParticipant:
             owner_files.written(self._base / name, data)
         apply(self._folder, content)
         self._news = FolderNews(self._folder)
-        self._news.all_told()
+        self._news.mark_sent()
         places = {key: str(self._base / name) for key, name in how["places"].items()}
         bind = f"tcp://{own_host(self.host(), hosts, how['interface'])}:*"
         here = how["here"] if Path(how["here"]).is_dir() else str(self._base)
-        child = started(
+        child = start_participant(
             {**spec, **places, "folder": str(self._folder), "bind": bind},
             here, how["path"], cpus=how["cpus"], portable=how["portable"],
         )  # fmt: skip

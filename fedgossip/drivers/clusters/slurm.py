@@ -23,7 +23,7 @@ from fedgossip.core import run_format
 from fedgossip.drivers.clusters.meeting import JobLife, PlacedJob, write_job
 from fedgossip.drivers.clusters.resources import LOCAL, SLURM, Resources, imported
 from fedgossip.drivers.clusters.shared_folder import SEEN_SECONDS, probe_in
-from fedgossip.drivers.peer_processes import not_started
+from fedgossip.drivers.peer_processes import start_failure
 from fedgossip.runs.run_directory import write_whole
 
 LOOK_SECONDS = 2.0
@@ -72,7 +72,7 @@ class SlurmProcesses:
         executor = self._submitit.AutoExecutor(folder=self._folder, cluster=LOCAL if self._here else SLURM)
         executor.update_parameters(**_parameters(self._count, wanted))
         try:
-            with _deaf(), path_of_ours():
+            with _ignoring_terminal_signals(), path_of_ours():
                 self._job = executor.submit(function)
         except self._submitit.core.utils.UncompletedJobError as error:
             advice = "`sinfo` lists what there is; name it with --partition, --nodes, --cpus, --minutes."
@@ -89,9 +89,9 @@ class SlurmProcesses:
             if until == math.inf and self._state.startswith(("RUNNING", "COMPLETING")):
                 until = time.monotonic() + self._wanted.start_seconds
             if self._over or time.monotonic() > until:
-                raise self._not_seen(out) or not_started(out, folders)
+                raise self._not_seen(out) or start_failure(out, folders)
             if self.exited:
-                raise not_started(out, folders)
+                raise start_failure(out, folders)
 
     def _not_seen(self, out: Path) -> FedgossipError | None:
         """The error of nodes that do not see the folder of the run; None where all do."""
@@ -220,7 +220,7 @@ def _state(job: str) -> str | None:
 
 
 @contextlib.contextmanager
-def _deaf() -> Iterator[None]:
+def _ignoring_terminal_signals() -> Iterator[None]:
     """Let processes started meanwhile ignore the signals of the terminal: we pass them on."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in signals.OF_TERMINALS}
     try:

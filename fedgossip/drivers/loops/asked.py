@@ -53,12 +53,12 @@ class AskingTask(DescribedTask):
 
     def _worth(self, vector: Vector) -> Mapping[str, float]:
         while loops := [node for node in self._there() if node not in self._deaf]:
-            if (found := self._said_by(loops[0], vector)) is not None:
+            if (found := self._await_reply(loops[0], vector)) is not None:
                 return found
             self._deaf.add(loops[0])
         return {}
 
-    def _said_by(self, loop: NodeId, vector: Vector) -> Mapping[str, float] | None:
+    def _await_reply(self, loop: NodeId, vector: Vector) -> Mapping[str, float] | None:
         """Return a loop's reply, None without one in time."""
         from safetensors.numpy import save
 

@@ -69,7 +69,7 @@ class Described:
         describe(folder, self.model, self.first)
 
 
-def told_in(folders: Sequence[Path]) -> Described | None:
+def first_description(folders: Sequence[Path]) -> Described | None:
     """Return the first loop's description from these folders, or from those in them; None where no loop took part."""
     inside = [one for folder in folders for one in (folder, *sorted(folder.glob("*/")))]
     return next((described(folder) for folder in inside if is_described(folder)), None)

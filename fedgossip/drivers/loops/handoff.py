@@ -128,7 +128,7 @@ class Meeting:
         if self._training is not None:
             self._training.put(Dismissed())
 
-    def forsake(self) -> None:
+    def abandon(self) -> None:
         """Answer the open order and all later ones with Over, for a loop that has left."""
         self._last = Over()
         while self._replies:
@@ -149,14 +149,14 @@ class Meeting:
         until = None if seconds is None else time.monotonic() + seconds
         while True:
             try:
-                return self._taken(self._orders.get(block=seconds != 0, timeout=POLL_SECONDS))
+                return self._take(self._orders.get(block=seconds != 0, timeout=POLL_SECONDS))
             except queue.Empty:
                 if seconds == 0 or (until is not None and time.monotonic() > until):
                     return None
             if not alive() and self._orders.empty():
                 return None
 
-    def _taken(self, came: tuple[Order, _Reply]) -> Order:
+    def _take(self, came: tuple[Order, _Reply]) -> Order:
         order, reply = came
         if not isinstance(order, Released):
             self._replies.append(reply)

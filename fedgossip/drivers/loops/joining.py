@@ -97,7 +97,7 @@ def join(
     exchanged.held_by(optimizers)
     joined = _with_ranks(found, exchanged, optimizers) if ranked else found.join(exchanged, optimizers)
     if alone:
-        print(f"fedgossip: {_company(joined.n)}", file=sys.stderr, flush=True)
+        print(f"fedgossip: {_size_line(joined.n)}", file=sys.stderr, flush=True)
     if place.get() is None:
         _here[name] = joined
         if isinstance(joined, JoinedLoop):  # and none that follows another
@@ -105,8 +105,8 @@ def join(
     return joined
 
 
-def _company(n: int) -> str:
-    """Print the number of participants for a loop that may be alone."""
+def _size_line(n: int) -> str:
+    """Return a line with the number of participants, for a loop that may be alone."""
     if n > 1:
         return f"this loop learns with {n - 1} others"
     return f"this loop learns with 0 others; four together: fedgossip launch -n 4 {_script()}"
@@ -309,6 +309,6 @@ def seated(seat: LoopSeating, exchanged: Exchanged, optimizers: Sequence[Any]) -
     return hand(exchanged, optimizers, place_of, meeting, host), host
 
 
-def asked_in(out: Path) -> Path:
+def requests_in(out: Path) -> Path:
     """Return the folder in which the collector of a run leaves requests for its loops."""
     return out / run_format.ASKED

@@ -25,7 +25,7 @@ from fedgossip.drivers.fault_injector import Striker
 from fedgossip.drivers.local import CHECKPOINT_SECONDS
 from fedgossip.drivers.loops import description
 from fedgossip.drivers.loops.asked import AskingTask
-from fedgossip.drivers.loops.joining import asked_in
+from fedgossip.drivers.loops.joining import requests_in
 from fedgossip.drivers.loops.scripts import Command, Scripts, kept_command
 from fedgossip.drivers.loops.seats import SeatFile, await_free
 from fedgossip.drivers.participant import check_open_files
@@ -102,7 +102,7 @@ def resume_scripts(
     await_free(folders)
     schema, shares = description.described(folders[0]).model.schema, DataShares("the loops' own")
     before = incarnations.prepare(run, folders, plan, schema, shares.digest)
-    shutil.rmtree(asked_in(run), ignore_errors=True)
+    shutil.rmtree(requests_in(run), ignore_errors=True)
     (run / BEGAN).unlink(missing_ok=True)
     return _Launch(plan, run, command, how or Launching(), watch, before).run()
 
@@ -177,7 +177,7 @@ class _Launch:
         for node in range(self.plan.learners, self.plan.n):
             self.scripts.start(specs[node])
         self._await(range(self.plan.n), lambda folder: (folder / ENDPOINT).exists())
-        task = AskingTask(first, asked_in(self.out), self._there)
+        task = AskingTask(first, requests_in(self.out), self._there)
         record = record_of(self.plan, task.evaluate, watch_all=False)
         collector = Collector(self.folders, record, self.keeper)
         self.striker = Striker(self.script, self.scripts, specs, self._noted(collector))
@@ -198,7 +198,8 @@ class _Launch:
             owner_files.made(folder)
             place = folder.resolve()
             seat = SeatFile(
-                experiment, node, str(place), endpoints, "tcp://127.0.0.1:*", began, str(asked_in(self.out).resolve()),
+                experiment, node, str(place), endpoints, "tcp://127.0.0.1:*", began,
+                str(requests_in(self.out).resolve()),
                 restart_overrides=list(self.plan.restart_overrides), before=incarnation_of(folder),
                 launcher=os.getpid(), **often,
             )  # fmt: skip
@@ -301,7 +302,7 @@ class _Launch:
         self._over_since = self._over_since or now
         if now - self._over_since > COORDINATOR_SECONDS + collector.slowest_training and not self._over:
             self._over = True
-            write_whole(asked_in(self.out) / OVER, b"")
+            write_whole(requests_in(self.out) / OVER, b"")
             for node in left:
                 self.keeper(EventRow(collector.rounds[node], node, "run_was_over"))
 

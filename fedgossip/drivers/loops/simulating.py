@@ -293,7 +293,7 @@ class _Loop:
 
     def stop(self) -> None:
         """Take the loop out of its run: it has left in its midst, and waits until the simulation has ended."""
-        self.meeting.forsake()
+        self.meeting.abandon()
 
     def needs_loop(self) -> bool:
         return False

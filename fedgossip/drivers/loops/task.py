@@ -91,7 +91,7 @@ class LoopTask:
             case Learned() as learned:
                 return self._update(job, learned)
             case Raised(error):
-                raise _raised(error, job.node, job.round)
+                raise _training_error(error, job.node, job.round)
             case _:  # it has ended, or its answer was cancelled
                 return Update(None, 0, over=True)
 
@@ -107,7 +107,7 @@ class LoopTask:
                 case Measured(metrics):
                     return metrics
                 case Raised(error):
-                    raise _raised(error, node, None)
+                    raise _training_error(error, node, None)
                 case Dismissed() | Over() | Learned():
                     continue
         return {}
@@ -117,7 +117,7 @@ def _same_bits(one: Vector, other: Vector) -> bool:
     return one is other or np.array_equal(one.view(np.uint8), other.view(np.uint8))
 
 
-def _raised(error: BaseException, node: NodeId, round: int | None) -> FedgossipError:
+def _training_error(error: BaseException, node: NodeId, round: int | None) -> FedgossipError:
     """Return the error for a loop that raised: its own error propagates in the loop itself."""
     where = f"node {node}" + ("" if round is None else f", round {round}")
     if isinstance(error, FedgossipError):

@@ -191,14 +191,14 @@ class ClientLinks(Wakeable):
             for seen in self.connections.take():
                 self._watch(seen, events)
         if self._dealer in ready:
-            self._hear(events)
+            self._receive(events)
             self._flush()
         if self.streams.fileno() in ready:
             self._turn_streams(events)
         self._offer_stream()
         return events
 
-    def _hear(self, events: list[LinkEvent]) -> None:
+    def _receive(self, events: list[LinkEvent]) -> None:
         assert self._dealer
         for _ in range(DRAIN_FRAMES):
             try:
@@ -233,10 +233,10 @@ class ClientLinks(Wakeable):
             return message
         dealer.recv()
         check_last(dealer)
-        self._told(kind, transfer, events)
+        self._read_control(kind, transfer, events)
         return None
 
-    def _told(self, kind: bytes, transfer: int, events: list[LinkEvent]) -> None:
+    def _read_control(self, kind: bytes, transfer: int, events: list[LinkEvent]) -> None:
         """Take a control frame."""
         if kind == control_frames.TWIN:
             text = "another process with our key is connected to the coordinator, and was here before"
@@ -260,11 +260,11 @@ class ClientLinks(Wakeable):
             if way is not self._call:
                 continue
             if readable:
-                self._hear_stream(events)
+                self._read_stream(events)
             if writable and self._call.up:
                 self._flush()
 
-    def _hear_stream(self, events: list[LinkEvent]) -> None:
+    def _read_stream(self, events: list[LinkEvent]) -> None:
         call = self._call
         for _ in range(DRAIN_FRAMES):
             try:
@@ -275,7 +275,7 @@ class ClientLinks(Wakeable):
                 kind, transfer = control_frames.parse(call.stream.mark)
                 if kind in control_frames.ANSWERS:
                     call.stream.open()
-                    self._told(kind, transfer, events)
+                    self._read_control(kind, transfer, events)
                     self._flush()
                     continue
                 message = read_sealed(call.stream, self._assembler)

@@ -170,7 +170,7 @@ class CoordinatorLinks(Wakeable):
             text = f"a caller at {caller} with an unknown key was refused"
             events.append(Rejected(None, "unknown_key", text, "Is its key in the list of clients?"))
         if self.router in ready:
-            self._hear(events)
+            self._receive(events)
         heard_all = self.router not in ready
         if self.streams.fileno() in ready and not self._turn_streams(events):
             heard_all = False
@@ -179,7 +179,7 @@ class CoordinatorLinks(Wakeable):
         self._listening.leave(time.monotonic())
         return events
 
-    def _hear(self, events: list[LinkEvent]) -> None:
+    def _receive(self, events: list[LinkEvent]) -> None:
         for _ in range(DRAIN_FRAMES):
             try:
                 name = self.router.recv(NOW)
@@ -276,7 +276,7 @@ class CoordinatorLinks(Wakeable):
                 client.line.way = way
             if writable:
                 self._go_on(client, events)
-            if readable and client.line.way is way and self._hear_stream(client, way, events):
+            if readable and client.line.way is way and self._read_stream(client, way, events):
                 return False
         return True
 
@@ -286,7 +286,7 @@ class CoordinatorLinks(Wakeable):
         except OSError:
             self._lost(client, events)
 
-    def _hear_stream(self, client: ConnectedClient, way: CalledStream, events: list[LinkEvent]) -> bool:
+    def _read_stream(self, client: ConnectedClient, way: CalledStream, events: list[LinkEvent]) -> bool:
         """Read a client's stream; return whether more may be unread."""
         for _ in range(DRAIN_FRAMES):
             try:

@@ -52,7 +52,7 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
 """Reasons of a refusal, in words."""
 
 
-def turned_away(answer: TurnedAway) -> PeerError:
+def refusal_error(answer: TurnedAway) -> PeerError:
     """Return the error for a refusal, with its reason."""
     text, advice = REFUSALS.get(answer.reason, ("the organiser refuses: {reason}", ASK))
     facts = {"about": line(answer.about, 60), "reason": line(answer.reason, 40), "ours": __version__}
@@ -116,12 +116,12 @@ class InviteClient:
             for address in self._more():
                 self.add(address)
             for one in self._calls:
-                self._say(one, question)
-            for one in self._answered(TURN_MS):
-                if (answer := self._heard(one)) is not None:
+                self._send(one, question)
+            for one in self._await_reply(TURN_MS):
+                if (answer := self._read_reply(one)) is not None:
                     self._keep(one)
                     if isinstance(answer, TurnedAway):
-                        raise turned_away(answer)
+                        raise refusal_error(answer)
                     return answer
         raise self._nobody()
 
@@ -132,7 +132,7 @@ class InviteClient:
         self._connections.close()
         self.context.term()
 
-    def _say(self, one: _Call, question: AnyMessage) -> None:
+    def _send(self, one: _Call, question: AnyMessage) -> None:
         now = time.monotonic()
         if now - one.asked_at < AGAIN_SECONDS:
             return
@@ -144,12 +144,12 @@ class InviteClient:
         except zmq.Again:  # not connected, or not yet
             return
 
-    def _answered(self, timeout_ms: int) -> list[_Call]:
+    def _await_reply(self, timeout_ms: int) -> list[_Call]:
         ready = dict(self._poller.poll(timeout_ms))
         self._connections.take()
         return [one for one in self._calls if one.dealer in ready]
 
-    def _heard(self, one: _Call) -> Invitations | None:
+    def _read_reply(self, one: _Call) -> Invitations | None:
         """Read an incoming message; None for one that is not a reply."""
         assembler = Assembler(None)
         try:

@@ -115,13 +115,13 @@ class InviteServer:
         if ready.pop(self._allow.socket, None):
             self.refused += self._allow.answer() is not None
         if self._router in ready:
-            self._hear()
+            self._receive()
         if ready.pop(self._waker.fileno(), None):
             self._waker.clear()
             return True
         return False
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         for _ in range(DRAIN_FRAMES):
             try:
                 connection = self._router.recv(NOW)

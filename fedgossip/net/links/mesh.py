@@ -34,7 +34,7 @@ from fedgossip.net.relays.routing import Routing
 from fedgossip.net.sockets import DRAIN_FRAMES, LINGER_MS, NOW, Wakeable, Waker, ZmqSocket, keep_message_memory, make
 from fedgossip.net.streams.sealed_way import SEAL, CalledStream
 from fedgossip.net.streams.sealing import SealBrokenError, suites_wanted
-from fedgossip.net.streams.streams import Streams, hang_up_beside, hear_answer, refusal
+from fedgossip.net.streams.streams import Streams, hang_up_beside, read_answer, refusal
 from fedgossip.net.transport import NOBODY, Arrived, LinkDown, LinkEvent, LinkUp, ModelBegun, Rejected, Woken
 
 # Messages of partners on one ROUTER, and by the streams beside its connections: senders, and messages under way.
@@ -342,18 +342,18 @@ class Links(Wakeable):
             text = f"a caller at {caller} with an unknown key was refused"
             events.append(Rejected(None, "unknown_key", text, "Is its key in endpoints.toml?"))
         if ready.pop(self.router, None):
-            self._hear(events)
+            self._receive(events)
         if ready.pop(self.streams.fileno(), None):
             self._turn_streams(events)
         for link in self._links.values():
             if mask := ready.get(link.dealer):
                 if mask & zmq.POLLIN:
-                    events += hear_answer(self.streams, link.call, link.dealer)
+                    events += read_answer(self.streams, link.call, link.dealer)
                 self._flush(link)
         self._offer_streams()
         return events
 
-    def _hear(self, events: list[LinkEvent]) -> None:
+    def _receive(self, events: list[LinkEvent]) -> None:
         for _ in range(DRAIN_FRAMES):
             try:
                 connection = self.router.recv(NOW)
@@ -415,7 +415,7 @@ class Links(Wakeable):
     def _turn_streams(self, events: list[LinkEvent]) -> None:
         for way, readable, writable in self.streams.turn():
             if isinstance(way, CalledStream):
-                if self._hear_stream(way, events):
+                if self._read_stream(way, events):
                     return
             elif (link := self._links.get(way.node)) is not None and link.call is way:
                 self._turn_call(link, events, readable=readable, writable=writable)
@@ -430,7 +430,7 @@ class Links(Wakeable):
         if writable and link.call.up:
             self._flush(link)
 
-    def _hear_stream(self, way: CalledStream, events: list[LinkEvent]) -> bool:
+    def _read_stream(self, way: CalledStream, events: list[LinkEvent]) -> bool:
         """Read a partner's stream; return whether a message is complete."""
         assembler = self.incoming.by_stream(way)
         for _ in range(DRAIN_FRAMES):
@@ -450,7 +450,7 @@ class Links(Wakeable):
                 events.append(Rejected(way.node, refused.reason, str(refused), refused.advice))
                 continue
             if message is not None or assembler.begins:  # the chunks between need no event
-                self._heard_of(way.node, assembler)
+                self._note_received(way.node, assembler)
                 if self._arrived(way.node, message, assembler, events):
                     return True
         return False
@@ -484,10 +484,10 @@ class Links(Wakeable):
     def _body(self, sender: NodeId, mark: zmq.Frame) -> AnyMessage | None:
         assembler = self.incoming.by_curve(sender)
         message = read(self.router, mark, assembler)
-        self._heard_of(sender, assembler)
+        self._note_received(sender, assembler)
         return message
 
-    def _heard_of(self, sender: NodeId, assembler: Assembler) -> None:
+    def _note_received(self, sender: NodeId, assembler: Assembler) -> None:
         """Note the received part of a partner's message."""
         self.incoming.begun(sender, assembler)
         self.traffic.heard(sender, more=assembler.under_way)

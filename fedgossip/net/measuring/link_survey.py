@@ -64,7 +64,7 @@ class LinkSurvey:
         """
         until = time.monotonic() + self.reach_seconds
         while len(self.up) < len(self.others) and time.monotonic() < until and not self._told:
-            self._hear()
+            self._receive()
         if not self.up:
             raise NetworkError(f"none of {self.others} is there", "Start the same command on each of them.")
         if self.node > min(self.up):
@@ -73,11 +73,11 @@ class LinkSurvey:
             yield self._measure(other)
         later = [other for other in sorted(self.up) if other > self.node]
         if later:
-            self._say(later[0], TURN)
+            self._send_word(later[0], TURN)
             self._wait_for({OVER})
         else:
             for other in self.up:
-                self._say(other, OVER)
+                self._send_word(other, OVER)
 
     def _measure(self, to: NodeId) -> LinkTimes:
         sizes: list[int] = []
@@ -98,18 +98,18 @@ class LinkSurvey:
         began = time.monotonic()
         self.links.send(to, ReduceChunk(0, self._turn, 0, 0, 0, vector.size, 0.0, SCHEMA, (vector,)))
         while time.monotonic() - began < WAIT_SECONDS:
-            self._hear()
+            self._receive()
             if self._answered == self._turn:
                 return time.monotonic() - began
         raise NetworkError(f"{to} did not answer {size} bytes within {WAIT_SECONDS:g} s")
 
     def _wait_for(self, words: set[int]) -> None:
         while not words & self._told:
-            self._hear()
+            self._receive()
             if time.monotonic() - self._heard > SILENCE_SECONDS or not self.up:
                 raise NetworkError("the others have gone before all links were measured", "Start all of them again.")
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         """Read incoming messages; reply to them."""
         for event in self.links.poll(20):
             match event:
@@ -121,7 +121,7 @@ class LinkSurvey:
                     self.up.discard(node)
                 case Arrived(sender, ReduceChunk(round=number)):
                     self._heard = time.monotonic()
-                    self._tell(sender, ChunkTaken(0, number, ANSWER, 0))
+                    self._send(sender, ChunkTaken(0, number, ANSWER, 0))
                 case Arrived(_, ChunkTaken(round=number, bucket=bucket)):
                     self._heard = time.monotonic()
                     if bucket == ANSWER:
@@ -129,10 +129,10 @@ class LinkSurvey:
                     else:
                         self._told.add(bucket)
 
-    def _say(self, to: NodeId, word: int) -> None:
-        self._tell(to, ChunkTaken(0, 0, word, 0))
+    def _send_word(self, to: NodeId, word: int) -> None:
+        self._send(to, ChunkTaken(0, 0, word, 0))
 
-    def _tell(self, to: NodeId, word: ChunkTaken) -> None:
+    def _send(self, to: NodeId, word: ChunkTaken) -> None:
         """Send a control message, when the link is up: a machine that has connected may be received before it can be
         answered.
         """

@@ -26,7 +26,7 @@ from fedgossip.net.relays.relay_protocol import (
     YES,
     RelayRequest,
     greeting,
-    understood,
+    verified_request,
 )
 from fedgossip.net.relays.roster_file import Allowed
 from fedgossip.net.relays.splice import Rate, Stream, hang_up, patient, settled, spliced
@@ -128,7 +128,7 @@ class Relay:
             said = await asyncio.wait_for(reader.readexactly(REQUEST_BYTES), REQUEST_SECONDS)
         finally:
             self._strangers -= 1
-        wanted = understood(secret, said)
+        wanted = verified_request(secret, said)
         allowed = self.allowed()
         if wanted is None or (allowed is not None and not _may(wanted, allowed)):
             self.counts["refused"] += 1

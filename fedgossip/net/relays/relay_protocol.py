@@ -61,7 +61,7 @@ def request(identity: Identity, greeted: bytes, want: bytes, target: bytes) -> b
     return said + _proof(shared, said, theirs)
 
 
-def understood(secret: X25519PrivateKey, said: bytes) -> RelayRequest | None:
+def verified_request(secret: X25519PrivateKey, said: bytes) -> RelayRequest | None:
     """Return the request, if its sender has the secret of the key that it names; None otherwise."""
     want, key, target, proof = said[:1], said[1:33], said[33:65], said[65:]
     if len(said) != REQUEST_BYTES or want not in (LISTEN, CALL, ANSWER):

@@ -352,7 +352,7 @@ def hang_up_beside(call: StreamCall) -> None:
     shut_down(call.descriptor, is_it)
 
 
-def hear_answer(streams: Streams, call: StreamCall, dealer: ZmqSocket) -> list[LinkEvent]:
+def read_answer(streams: Streams, call: StreamCall, dealer: ZmqSocket) -> list[LinkEvent]:
     """Read a connection for an awaited answer, and nothing else."""
     for _ in range(WORDS_AT_ONCE):
         try:

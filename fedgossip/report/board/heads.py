@@ -81,7 +81,7 @@ def read_head(folder: Path, marks: Marks) -> Head:
     settings = dict(_flat(content, KEYS_MAX))
     changed = max((at for at, _ in marks.values()), default=0) / 1e9
     newest = _newest(folder / ROWS) if ROWS in marks and not summary else None
-    facts = _scored(summary) | _told(summary, settings) if summary else _going_on(newest, settings)
+    facts = _scored(summary) | _facts_of(summary, settings) if summary else _going_on(newest, settings)
     facts["status"] = told or _status(folder, marks, summary, changed)
     name = summary.get("name") or content.get("name")
     return Head(line(name, LETTERS_MAX) if isinstance(name, str) else "", facts, settings, REPORT not in marks, changed)
@@ -103,7 +103,7 @@ _SCORES = {"averaged": "score", "mean_peer": "mean_peer", "worst_peer": "worst_p
 _EPSILON = "epsilon"
 
 
-def _told(summary: Mapping[str, Any], settings: Facts) -> Facts:
+def _facts_of(summary: Mapping[str, Any], settings: Facts) -> Facts:
     facts = {key: value for key in _KEPT if (value := plain(summary.get(key))) is not None}
     privacy = summary.get("privacy")
     if isinstance(privacy, dict) and (spent := plain(privacy.get(_EPSILON))) is not None:

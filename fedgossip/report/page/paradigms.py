@@ -104,7 +104,7 @@ def written(path: Path, page: ParadigmPage) -> None:
             _tuned(page),
             _time(done),
             _curves(page),
-            _told(done),
+            _comparison_rows(done),
             _compressed(done),
             _more(page, done),
         ]
@@ -270,7 +270,7 @@ def _curves(page: ParadigmPage) -> Markup | None:
     return section("The test loss", grid(*cells), paragraph("The dotted line is the target.") if page.target else None)
 
 
-def _told(rows: Sequence[Row]) -> Markup | None:
+def _comparison_rows(rows: Sequence[Row]) -> Markup | None:
     """Formula beside measurement."""
     drawn = any(row["told"]["error"] for row in rows if row.get("told"))
     heads = ["Paradigm", "Workers", "A round", "Told", *(["±"] if drawn else []), "Off by", "Textbook"]

@@ -40,7 +40,7 @@ def served(run: RecordedRun) -> Markup | None:
     return section("Parameter servers", grid(rounds, meanwhile, kept_back))
 
 
-def _told(run: RecordedRun, name: str) -> Iterable[Mapping[str, Any]]:
+def _last_reports(run: RecordedRun, name: str) -> Iterable[Mapping[str, Any]]:
     """Yield the last word of each participant under this name."""
     last = {event.peer: event.value for event in run.events if event.name == name}
     return [value for value in last.values() if isinstance(value, Mapping)]
@@ -49,7 +49,7 @@ def _told(run: RecordedRun, name: str) -> Iterable[Mapping[str, Any]]:
 def _summed(run: RecordedRun, of: str) -> dict[int, int]:
     """Return pushes by age, of all servers."""
     total: Counter[int] = Counter()
-    for value in _told(run, "read_lag"):
+    for value in _last_reports(run, "read_lag"):
         total.update({int(age): int(pushes) for age, pushes in value.get(of, {}).items()})
     return dict(sorted(total.items()))
 
@@ -73,7 +73,7 @@ def _histogram(found: Mapping[int, int], what: str, name: str) -> str | None:
 
 
 def _filters(run: RecordedRun) -> Iterable[tuple[str, str, str]]:
-    told = list(_told(run, "push_filters"))
+    told = list(_last_reports(run, "push_filters"))
     if not told:
         return
     saved: Counter[str] = Counter()

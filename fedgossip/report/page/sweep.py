@@ -71,7 +71,7 @@ def _head(page: SweepPage) -> Markup:
 def _body(page: SweepPage) -> Markup:
     drawn = {name: draw(name, height, paint, width) for name, (height, width, paint) in paintings(page).items()}
     heat = figure("heat", drawn.get("heat"), f"{page.metric.heading} of the mean peer", HATCHED)
-    differences = figure("differences", drawn.get("differences"), "Differences", _told(page))
+    differences = figure("differences", drawn.get("differences"), "Differences", _caption(page))
     facts = [figure(one.figure, drawn.get(one.figure), f"{page.metric.heading} by {one.word}", _orders(one))
              for one in page.points]  # fmt: skip
     return join([
@@ -97,7 +97,7 @@ def _scores(page: SweepPage) -> Markup:
     return table(heads, rows, numbers=1 + len(COLUMNS))
 
 
-def _told(page: SweepPage) -> str:
+def _caption(page: SweepPage) -> str:
     return (
         f"To {page.short(page.reference)}, of pairs with the same seed: the mean, Student's interval (thin) and a "
         f"bootstrap's (thick), both of {page.level:.0%}."

@@ -151,19 +151,19 @@ class _Server(ThreadingHTTPServer):
         oldest = next(iter([*self._unsaid]), None)
         if oldest is None:
             return False
-        self.said(oldest)
+        self.release(oldest)
         with contextlib.suppress(OSError):
             oldest.shutdown(socket.SHUT_RDWR)
         return self._room.acquire(timeout=ROOM_SECONDS)
 
-    def said(self, request: socket.socket) -> None:
+    def release(self, request: socket.socket) -> None:
         self._unsaid.pop(request, None)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self.said(request)
+            self.release(request)
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -197,7 +197,7 @@ def _handler(server: LocalServer) -> type[BaseHTTPRequestHandler]:
             self.rfile = io.BufferedReader(_Request(self.connection))
 
         def do_GET(self) -> None:  # other methods are not there: 501
-            self.server.said(self.connection)  # type: ignore[attr-defined]
+            self.server.release(self.connection)  # type: ignore[attr-defined]
             self.connection.settimeout(REQUEST_SECONDS)  # for all of an answer
             if not server.is_own(self.client_address[:2]):
                 return self._refuse(403, "this address answers its own user only")

@@ -126,7 +126,7 @@ def _node(folder: Path) -> int:
 def facts_of(place: RunPlace) -> Facts:
     """Return the settings in the experiment file beside the rows; none for a missing or unreadable file."""
     content = next((found for path in _beside(place, EXPERIMENT) if (found := _read(path))), {})
-    told = next((known for path in _beside(place, ROLES) if (known := _told(path))), None)
+    told = next((known for path in _beside(place, ROLES) if (known := _description(path))), None)
     return replace(_facts(content, told), score=_score(content), foretold=_foretold(place))
 
 
@@ -188,7 +188,7 @@ class _RolesFile:
     roles: Roles
 
 
-def _told(path: Path) -> _RolesFile | None:
+def _description(path: Path) -> _RolesFile | None:
     """Return a run's own description at its start; None without a valid one."""
     try:
         content = json_value(outside_files.read_bytes(path))

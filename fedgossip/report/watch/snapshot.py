@@ -144,11 +144,11 @@ def moment(follower: Follower, words: Words) -> dict[str, Any]:
         "peers": [_peer(state, peer, down) for peer in shown],
         "others": len(state.peers) - len(shown),
         "down": [[u, v, word] for (u, v), word in sorted(down.items())] if all_listed else [],
-        "led": _led(state, state.led) if state.led else None,
+        "led": _leader_state(state, state.led) if state.led else None,
         "curves": {name: [[at, *values] for at, values in curve.points()] for name, curve in curves.items()},
         "logged": [[line(name, LETTERS), points] for name, points in state.logged.lines().items()],
         "events": [
-            {"round": counted(row, state.roles), "peer": row.peer, "text": said(row, words)}
+            {"round": counted(row, state.roles), "peer": row.peer, "text": printable_text(row, words)}
             for row in list(state.events)[: -EVENTS_LISTED - 1 : -1]
         ],
         "seen": state.events_seen,
@@ -166,7 +166,7 @@ def counted(row: EventRow, roles: Roles) -> int | None:
     return shown_round(row.name, row.round, roles) if row.round >= 0 else None
 
 
-def _led(state: State, led: Led) -> dict[str, Any]:
+def _leader_state(state: State, led: Led) -> dict[str, Any]:
     """Return the state of a coordinator."""
     tested = led.tested
     return {
@@ -232,10 +232,10 @@ def event_line(row: EventRow, words: Words, roles: Roles = PEERS) -> str:
     """Return an event with its round, if any, and its reporter."""
     round = counted(row, roles)
     when = f"round {round}, " if round is not None else ""
-    return f"{when}{roles.label(row.peer)}: {said(row, words)}"
+    return f"{when}{roles.label(row.peer)}: {printable_text(row, words)}"
 
 
-def said(row: EventRow, words: Words) -> str:
+def printable_text(row: EventRow, words: Words) -> str:
     """An event in one line of words, whatever its value is."""
     try:
         return line(words(row))

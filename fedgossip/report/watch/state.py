@@ -126,7 +126,7 @@ class State:
 
     def take(self, row: Row) -> bool:
         """Fold the next row of the record; return whether it has information beyond the round before."""
-        repeated = isinstance(row, EventRow) and self._repeated(row)
+        repeated = isinstance(row, EventRow) and self._is_repeated(row)
         match row:
             case NetworkRow():
                 self._network(row)
@@ -139,14 +139,14 @@ class State:
                 if row.round > peer.counted:
                     if self.led and peer.node == self.led.federation.coordinator:
                         self.led.row(row)
-                        self._answered(peer.node, row.clients or 0)
+                        self._mark_answered(peer.node, row.clients or 0)
                     peer.counted = row.round
                     peer.turns += 1
                     peer.bytes_sent += row.bytes_sent
                     peer.bytes_received += row.bytes_received
                     self.logged.add(row.round, row.logged)
                 self.preview(row)
-                self._heard_all(peer.node, row.round)
+                self._lift_answered(peer.node, row.round)
         return not repeated
 
     def preview(self, row: Row) -> None:
@@ -188,7 +188,7 @@ class State:
                 for node in named(row.value):
                     self._mark(_witness(row), node, mark, row.round)
             case "back" | "there":
-                self._back(peer, row)
+                self._mark_present(peer, row)
             case "ended":
                 peer.fallen = row.name
             case "asleep" | "awake" as state:
@@ -203,7 +203,7 @@ class State:
                 for node in self._known(row.value):
                     self.peers[node].left = True
 
-    def _back(self, peer: Peer, row: EventRow) -> None:
+    def _mark_present(self, peer: Peer, row: EventRow) -> None:
         """Mark a participant as present again: for `peer`, the reporter; for all, if the participant itself is the
         reporter.
         """
@@ -214,14 +214,14 @@ class State:
                 self._lift(by, node)
             self.peers[node].back()
 
-    def _answered(self, coordinator: int, clients: int) -> None:
+    def _mark_answered(self, coordinator: int, clients: int) -> None:
         """Mark so many as present in a round of the coordinator: if they are all, it counts none as gone."""
         if self.led and clients == self.led.federation.clients:
             for node in list(self._marked.get(coordinator, ())):
                 self._lift(coordinator, node)
                 self.peers[node].back()
 
-    def _repeated(self, row: EventRow) -> bool:
+    def _is_repeated(self, row: EventRow) -> bool:
         """Whether it misses the same neighbours as in the round before: a gone peer is missed in each."""
         if row.name != "missed":
             return False
@@ -249,7 +249,7 @@ class State:
         self.peers[node].seen_by.pop(by, None)
         self._marked.get(by, set()).discard(node)
 
-    def _heard_all(self, by: int, round: int) -> None:
+    def _lift_answered(self, by: int, round: int) -> None:
         """Lift the marks of `by`, which has mixed round `round`, on neighbours not missed in that round or the one
         before.
 
@@ -284,7 +284,7 @@ class State:
             return "elsewhere"
         if self.led:
             return self.led.word(peer, self.leading)
-        return "training" if peer.round or self._begun(peer) else "starting"
+        return "training" if peer.round or self._has_begun(peer) else "starting"
 
     def _done(self, peer: Peer) -> bool:
         """Whether nothing is left to do; a client of a run that is over may not have been in its last round."""
@@ -293,17 +293,15 @@ class State:
             return bool(over) and peer.known and peer.gone_since is None and not peer.left
         if self.status in ENDED and not self.rounds and not peer.left:
             return peer.gone_since is None and peer.known and not peer.ended  # it ended when its loop did
-        return (bool(self.rounds) and peer.round >= self.rounds) or (self.status in ENDED and self._looks_on(peer))
+        return (bool(self.rounds) and peer.round >= self.rounds) or (self.status in ENDED and self._is_spectator(peer))
 
-    def _looks_on(self, peer: Peer) -> bool:
+    def _is_spectator(self, peer: Peer) -> bool:
         """Whether no rounds are expected of it: it neither learns nor counts."""
         role = self.roles.of(peer.node) if peer.node < self.n else None
         return role is not None and not (role.learns or role.counted)
 
-    def _begun(self, peer: Peer) -> bool:
-        """Mark all as begun: in the first round none has written a row, but once a neighbour has completed a round, all
-        trained.
-        """
+    def _has_begun(self, peer: Peer) -> bool:
+        """Whether it trains: the first round has no rows, but once a neighbour has completed it, all have begun."""
         return any(self.peers[node].round for node in self.neighbours.get(peer.node, ()))
 
     def counts(self) -> dict[str, int]:

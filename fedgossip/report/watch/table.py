@@ -57,7 +57,7 @@ def heading(follower: Follower) -> list[str]:
     """What run it is; how far it is; how well it learns."""
     state, facts = follower.state, follower.facts
     what = [line(title(follower)), facts.graph if facts.graph != title(follower) else ""]
-    what += [told(state), DRIVERS.get(follower.driver, follower.driver)]
+    what += [role_counts(state), DRIVERS.get(follower.driver, follower.driver)]
     pace = follower.rounds_per_second
     where = [f"round {state.round} of {state.rounds}" if state.rounds else f"round {state.round}"]
     where += rounds_led(state, state.led) if state.led else []
@@ -67,7 +67,7 @@ def heading(follower: Follower) -> list[str]:
     return lines + ([line(text) for text in follower.lacking] if follower.ended else [])
 
 
-def told(state: State) -> str:
+def role_counts(state: State) -> str:
     """Return the number of each role; without an experiment, the number seen so far."""
     return state.roles.wording if state.n else f"{len(state.learners)} {state.roles.one}s"
 
