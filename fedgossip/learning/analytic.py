@@ -1,4 +1,4 @@
-"""Problems with a known answer: the mean of vectors, quadratics whose stationary error is a formula; numpy alone."""
+"""Problems with a known answer: means of vectors, and quadratics with a closed-form stationary error; numpy alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLACEMENTS = ("smooth", "alternating", "random")
 
 
 class Averaging:
-    """n vectors drawn from N(0, I); nothing is learned, the answer is their mean.  A LocalTask."""
+    """n vectors drawn from N(0, I), without training; the answer is their mean.  A LocalTask."""
 
     def __init__(self, n: int, dim: int, *, dtype: npt.DTypeLike = np.float32, seed: int = 0) -> None:
         self.n, self.length, self.dtype = n, dim, _kind(dtype)
@@ -43,7 +43,7 @@ class Averaging:
 
     @property
     def idle(self) -> bool:
-        """Nothing is learned; of a class that changes `train` that is not known."""
+        """Whether `train` does nothing; False for a subclass with its own `train`."""
         return type(self).train is Averaging.train
 
     def train(self, jobs: Sequence[Job]) -> Sequence[Update]:
@@ -67,7 +67,7 @@ class Quadratic:
     b_i on node i of n: "smooth" sqrt(2) cos(2 pi i / n), "alternating" +1 and -1 (sum b^2 = n for both), "random"
     N(0, 1) per coordinate.  train gives -eta (x - b_i + xi) with xi ~ N(0, sigma^2) from (seed, node, round).
     The optimum is mean(b); with a symmetric mixing the stationary consensus error has a closed form (see
-    tests/learning/test_analytic.py), which tells adapt-then-combine from combine-then-adapt.
+    tests/learning/test_analytic.py), which distinguishes adapt-then-combine from combine-then-adapt.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Quadratic:
         return [self._step(job) for job in jobs]
 
     def gradients(self, jobs: Sequence[Job]) -> Sequence[Update]:
-        """Return x - b_i + xi per job; each of `accumulate` batches would be the same example, and the same noise."""
+        """Return x - b_i + xi per job; `accumulate` has no effect: all batches are the same example and noise."""
         found = (self._away(job) for job in jobs)
         return [Update(frozen(away), 1, {"loss": loss, "steps": 1, "rows": 1}) for away, loss in found]
 

@@ -1,4 +1,4 @@
-"""The yardstick: one model on all data, with as many steps and examples as the peers together."""
+"""The centralised baseline: one model on all data, with as many steps and examples as the peers together."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which tensors of a module a vector can hold: one answer, for models of files and for loops alike.
+"""Which tensors of a module a vector can contain: one rule, for models of files and for loops alike.
 
-A vector holds the parameters with requires_grad, and the running statistics: floating buffers that a checkpoint keeps
-and whose values are finite.  A mask with -inf is a constant table, the same everywhere, and stays with its module; so
-do integers, whose mean has no meaning, and buffers that are made anew with the module (persistent=False).
+A vector contains the parameters with requires_grad, and the running statistics: floating buffers that a checkpoint
+keeps and that have finite values.  A mask with -inf is a constant table, the same everywhere, and stays with its
+module; so do integers, whose mean has no meaning, and buffers rebuilt with the module (persistent=False).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters with requires_grad, by name, in named_parameters order.
 
-    Raises ConfigError, naming the first, for a parameter whose values no vector of real numbers can hold.
+    Raises ConfigError, naming the first, for a parameter with values other than real numbers.
     """
     trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     for name, parameter in trained:

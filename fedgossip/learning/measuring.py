@@ -1,4 +1,4 @@
-"""What a model in a folder, or in a file of another format, is worth on labelled examples: as its run measured it."""
+"""Scores of a model in a folder, or in a file of another format, on labelled examples, as measured by its run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROWS = 512
 
 
 class DescribedModel(Protocol):
-    """A model of which it is known what it learned from."""
+    """A model with facts about its training data."""
 
     @property
     def facts(self) -> ModelFacts: ...
@@ -33,7 +33,7 @@ class DescribedModel(Protocol):
 
 
 def like_of(facts: ModelFacts) -> Dataset:
-    """Return one example of nothing, with the columns, classes and scales of what a model learned from."""
+    """Return one empty example, with the columns, classes and scales of a model's training data."""
     f = facts
     text, columns = f.kind == LANGUAGE or f.vocabulary is not None, f.kind in OF_COLUMNS
     y = np.zeros((1, *f.shape) if f.kind == LANGUAGE else (1,), np.int64)
@@ -56,7 +56,7 @@ def like_of(facts: ModelFacts) -> Dataset:
 
 
 def as_learned(examples: Dataset, facts: ModelFacts) -> Dataset:
-    """Return examples, as they were read, on the scale that the model learned from.
+    """Return unscaled examples on the scale that the model learned from.
 
     Raises ConfigError where their labels are for another kind of task.
     """
@@ -67,7 +67,7 @@ def as_learned(examples: Dataset, facts: ModelFacts) -> Dataset:
 
 
 def as_read(examples: Dataset) -> Dataset:
-    """Return scaled examples as they were read, float64: `data.standardised` turned round, to rounding."""
+    """Return scaled examples in original units, float64: the inverse of `data.standardised`, to rounding."""
     if not examples.mean:
         return examples
     mean, deviation = (np.array(one).reshape(examples.shape) for one in (examples.mean, examples.deviation))
@@ -77,7 +77,7 @@ def as_read(examples: Dataset) -> Dataset:
 
 
 class Measuring:
-    """The loss and the metrics of a model's run, on scaled examples; `base`: where functions of its own are found."""
+    """The loss and the metrics of a model's run, on scaled examples; `base`: the folder of its own functions."""
 
     def __init__(self, facts: ModelFacts, scaled: Dataset, base: Path | None = None) -> None:
         objective = Objective(facts.kind, facts.loss, facts.metrics)
@@ -85,7 +85,7 @@ class Measuring:
         self._scaled = scaled
 
     def of(self, outputs_of: Callable[[slice], torch.Tensor]) -> dict[str, float]:
-        """Return "loss" and the metrics of what the model gives for rows of the examples, before any softmax."""
+        """Return "loss" and the metrics of the model's outputs for rows of the examples, before any softmax."""
         tallies, loss, counted = [], 0.0, 0
         for start in range(0, len(self._scaled), ROWS):
             rows = slice(start, start + ROWS)

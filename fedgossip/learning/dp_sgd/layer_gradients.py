@@ -1,10 +1,10 @@
-"""The gradients of examples in one layer, by formulas: from what it takes, a, and the loss by what it gives, e.
+"""Per-example gradients of one layer, by formulas: from its input a, and the loss gradient e at its output.
 
-    Linear, an example once    gradient of W = e_i a_i'              two factors, and no gradient is made
+    Linear, an example once    gradient of W = e_i a_i'              two factors, and no gradient is stored
                                squared length |e_i|^2 (|a_i|^2 + 1)  with a bias, whose gradient is e_i
                                sum of c_i e_i a_i' = (c e)' a        one product
     Linear, an example often   sum_t e_it a_it'
-    Conv2d                     the same, t a place of the picture, a_it the window that it sees, channels innermost
+    Conv2d                     the same, t a place of the picture, a_it its input window, channels innermost
     GroupNorm, LayerNorm       sum_t e_it times the normalised a_it
     Embedding                  e_it added to the row of character t
 
@@ -26,27 +26,28 @@ from torch.nn import functional
 Tensor = torch.Tensor
 
 BLOCK = 4096
-"""Squares that float32 adds up: off by less than BLOCK * 2^-24 of their sum, in whatever order."""
+"""Number of squares per float32 sum: its error is below BLOCK * 2^-24 of the sum, in any order."""
 
 WINDOWS = 1 << 21
-"""Numbers of the windows of pictures that are laid out at a time: 8 MiB."""
+"""Numbers of unfolded windows of pictures at a time: 8 MiB."""
 
 ROWS = 16
-"""Gradients that are made float64 at a time."""
+"""Number of gradients computed in float64 at a time."""
 
 LONGEST = 2.0**50
-"""Of a factor: with a clip of 1e-6 to 1e6 the weighted factor stays below 2^90, and no float32 overflows."""
+"""Maximum length of a factor: with a clip of 1e-6 to 1e6 the weighted factor stays below 2^90, and no float32
+overflows."""
 
 PART = 1 << 16
 """Numbers of a sum at a time: 512 KiB, which stay in a second-level cache until they are used."""
 
 
 class LayerGradients(Protocol):
-    """Of b examples in one layer."""
+    """The gradients of b examples in one layer."""
 
     @property
     def elements(self) -> int:
-        """Numbers that are held for an example as its gradient."""
+        """Return how many numbers are stored per example for its gradient."""
         ...
 
     def squares(self) -> Tensor:
@@ -54,26 +55,26 @@ class LayerGradients(Protocol):
         ...
 
     def without(self, bad: Tensor) -> LayerGradients:
-        """Return them with zeros for the examples [b] that are marked."""
+        """Return these gradients with zeros for the marked examples [b]."""
         ...
 
     def sums(self, weights: Tensor) -> Iterator[Tensor]:
         """Yield the sum of the gradients, each times its weight [b], parameter after parameter, float64, flat.
 
-        A large one comes in the parts of `parts`, each to be used before the next is taken.
+        A large one is yielded in the parts of `parts`, each to be used before the next is taken.
         """
         ...
 
     def single_sums(self, weights: Tensor, into: Sequence[Tensor]) -> Iterator[Tensor]:
-        """Write what `sums` gives into a float32 tensor of each parameter, and yield their parts, flat, as it does.
+        """Write the result of `sums` into a float32 tensor of each parameter, and yield their parts, flat, as it does.
 
-        An element is off by at most b / (2^24 - b) of the sum of the magnitudes that are added up in it, whatever the
+        An element is off by at most b / (2^24 - b) of the sum of the magnitudes added up in it, whatever the
         order, and by 2^-70 where they leave float32.
         """
         ...
 
     def each(self) -> list[Tensor]:
-        """Return them, float32 [b, *shape] per parameter."""
+        """Return the gradients, float32 [b, *shape] per parameter."""
         ...
 
 
@@ -131,7 +132,7 @@ class Apart(NamedTuple):
 
     laid: Sequence[Tensor]
     orders: Sequence[Sequence[int] | None]
-    """Of the axes behind the first, where a parameter has another one."""
+    """Order of the axes behind the first, where a parameter has another one."""
 
     @property
     def elements(self) -> int:
@@ -169,7 +170,7 @@ def parts(whole: Tensor) -> Iterator[Tensor]:
 
 
 def lines_of_part(shape: Sequence[int]) -> int:
-    """Return how many lines, along the first axis, are a part."""
+    """Return the number of lines, along the first axis, of a part."""
     return max(1, PART * shape[0] // max(1, math.prod(shape)))
 
 
@@ -186,7 +187,7 @@ def squares(flat: Tensor) -> Tensor:
 
 
 def is_known(layer: nn.Module) -> bool:
-    """Whether `gradients_of` has a formula for the layer as it is set up."""
+    """Return whether `gradients_of` has a formula for the layer in its configuration."""
     match layer:
         case nn.Conv2d():
             plain = layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)

@@ -1,7 +1,7 @@
-"""The gradients of examples in models whose layers are all known, see `layer_gradients`: one pass of a batch gives all.
+"""Per-example gradients of models with known layers only, see `layer_gradients`: one pass of a batch gives all.
 
-Forward, what each layer takes is kept; backward goes down to what each layer gives, and no further: the gradients of
-the batch, which nobody asks for, are not computed.
+The forward pass keeps each layer's input; the backward pass goes down to each layer's output, and no further: the
+unused gradients of the batch are not computed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedgossip.learning.one_model.losses import Criterion
 
 
 class Call(NamedTuple):
-    """Of a layer: its place among the layers, what it took, and where the gradient by what it gave comes from."""
+    """A call of a layer: its place among the layers, its input, and the edge that gives the gradient by its output."""
 
     place: int
     taken: torch.Tensor
@@ -29,21 +29,21 @@ class Call(NamedTuple):
 
 
 class Layered:
-    """A module and its layers as `known_layers` has found them; one `PerExample`."""
+    """A module and its layers as found by `known_layers`; one `PerExample`."""
 
     def __init__(self, module: nn.Module, layers: Sequence[nn.Module], criterion: Criterion | None = None) -> None:
         self._module, self._layers = module, layers
         self.criterion = criterion or Criterion(Objective())
         self._places = {layer: place for place, layer in enumerate(layers)}
         self.parameters = [list(layer.parameters(recurse=False)) for layer in layers]
-        """Of each layer."""
+        """The parameters of each layer."""
         self.elements = 0
-        """Of the gradients that the last call has made of each example: those of which it has factors do not count."""
+        """Stored gradient numbers per example in the last call; layers with factors count as 0."""
 
     def by_layer(self, x: torch.Tensor, y: torch.Tensor) -> list[LayerGradients]:
-        """Return the gradients of b >= 1 examples layer by layer; .grad stays as it is.
+        """Return the gradients of b >= 1 examples layer by layer; .grad stays unchanged.
 
-        Raises ConfigError where a layer takes something else than one tensor with an example in each row.
+        Raises ConfigError for a layer whose input is not one tensor with an example in each row.
         """
         calls: list[Call] = []
         if self._is_chain():
@@ -70,7 +70,7 @@ class Layered:
         return [one for layer in self.by_layer(x, y) for one in layer.each()]
 
     def _is_chain(self) -> bool:
-        """Whether the layers are called one behind the other: then no hooks are needed, which take as long."""
+        """Return whether the layers form a chain: then no hooks are needed, which cost as much time."""
         module = self._module
         hooked = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
         return type(module) is nn.Sequential and not hooked and self._places.keys() <= set(module)
@@ -88,7 +88,7 @@ class Layered:
 
     @contextmanager
     def _noting(self, calls: list[Call], rows: int) -> Iterator[None]:
-        """Note each call of a layer, and let convolutions on a CPU see pictures with the channels innermost."""
+        """Record each call of a layer, and lay out pictures of convolutions on a CPU with the channels innermost."""
 
         def note(layer: nn.Module, taken: tuple[Any, ...], given: Any) -> None:
             calls.append(self._noted(self._places[layer], taken, given, rows))
@@ -105,7 +105,7 @@ class Layered:
                 hook.remove()
 
     def _noted(self, place: int, taken: tuple[Any, ...], given: torch.Tensor, rows: int) -> Call:
-        """Return a call.  Raises ConfigError where a layer takes something else than a tensor of an example a row."""
+        """Return a call.  Raises ConfigError for a layer whose input is not a tensor with an example in each row."""
         if len(taken) != 1 or len(taken[0]) != rows or given.dim() < 2:
             told = f"a tensor of shape {tuple(taken[0].shape)}" if len(taken) == 1 else f"{len(taken)} arguments"
             raise ConfigError(
@@ -118,9 +118,9 @@ class Layered:
 
 
 def known_layers(module: nn.Module) -> list[nn.Module] | None:
-    """Return the layers of a module that are trained, in the order of its parameters; None where one is not known.
+    """Return the trained layers of a module, in the order of its parameters; None where one is unknown.
 
-    Every trained parameter belongs to one layer that has a formula, and of such a layer all are trained.
+    Every trained parameter belongs to one layer with a formula, and of such a layer all are trained.
     """
     layers = [part for part in module.modules() if any(p.requires_grad for p in part.parameters(recurse=False))]
     theirs = [parameter for layer in layers for parameter in layer.parameters(recurse=False)]
@@ -130,7 +130,7 @@ def known_layers(module: nn.Module) -> list[nn.Module] | None:
 
 
 def _innermost(images: torch.Tensor) -> torch.Tensor:
-    """Lay pictures on a CPU out as [b, h, w, c], as `channels` does; of one channel torch has to be told of it."""
+    """Lay pictures on a CPU out as [b, h, w, c], as `channels` does; with one channel torch needs explicit strides."""
     if images.device.type != "cpu" or images.dim() != 4:
         return images
     if images.shape[1] == 1 and not images.requires_grad and images.is_contiguous():
@@ -140,12 +140,12 @@ def _innermost(images: torch.Tensor) -> torch.Tensor:
 
 
 def _together(one: LayerGradients, other: LayerGradients) -> LayerGradients:
-    """Return the gradients of a layer that was called twice."""
+    """Return the gradients of a layer with two calls."""
     made = [a + b for a, b in zip(one.each(), other.each(), strict=True)]
     return Apart(made, [None] * len(made))
 
 
 def _nothing(layer: nn.Module, rows: int) -> LayerGradients:
-    """Return the gradients of a layer that the loss does not depend on."""
+    """Return the zero gradients of a layer without effect on the loss."""
     made = [parameter.new_zeros(rows, *parameter.shape) for parameter in layer.parameters(recurse=False)]
     return Apart(made, [None] * len(made))

@@ -1,9 +1,9 @@
-"""The gradient of each example alone, of a whole batch at once: by our formulas where they cover all layers
+"""The gradient of each example alone, for a whole batch at once: by formulas where they cover all layers
 (`layered`), else by opacus's hooks on every layer, or one after another.
 
-What a model does with one example must not depend on the others of its batch, or the gradient of an example is not its
-own: BatchNorm is refused by name, and any other mixing by looking at two examples together and alone.  That each
-gradient is its example's is looked at too: they add up to that of the batch, and are those of each example alone.
+An example's result must not depend on the others of its batch, or its gradient is not its own: BatchNorm is refused by
+name, and any other mixing by comparing two examples together and alone.  The gradients themselves are checked too: they
+add up to that of the batch, and equal those of each example alone.
 
 Source: Yousefpour et al., Opacus: user-friendly differential privacy library in PyTorch, 2021.
 """
@@ -24,10 +24,10 @@ from fedgossip.learning.dp_sgd.layered import Layered, known_layers
 from fedgossip.learning.one_model.losses import Criterion
 
 TOLERANCE = 1e-3
-"""Of the comparisons with two examples, relative to the largest element; float32 rounds to about 1e-6."""
+"""Tolerance of the comparisons with two examples, relative to the largest element; float32 rounds to about 1e-6."""
 
 ONE_BY_ONE = (nn.RNNBase, nn.MultiheadAttention, nn.EmbeddingBag)
-"""Layers of which torch gives no gradients per example at once."""
+"""Layers without batched per-example gradients in torch."""
 
 
 class PerExample(Protocol):
@@ -39,7 +39,7 @@ class PerExample(Protocol):
 
 
 def per_example(module: nn.Module, criterion: Criterion | None = None) -> PerExample:
-    """Return the way that the module's layers allow, for a loss; without one cross-entropy.
+    """Return the method that the module's layers allow, for a loss; cross-entropy by default.
 
     Raises ConfigError: BatchNorm, or opacus is not installed.
     """
@@ -58,7 +58,7 @@ def per_example(module: nn.Module, criterion: Criterion | None = None) -> PerExa
 
 
 class Hooked:
-    """By opacus: its formula for the layers that it knows, functorch for others."""
+    """By opacus: its formulas for known layers, functorch for others."""
 
     def __init__(self, module: nn.Module, criterion: Criterion | None = None) -> None:
         self._trained, self.criterion = trained(module), criterion or Criterion(Objective())
@@ -80,7 +80,7 @@ class Hooked:
 
     @contextmanager
     def unhooked(self) -> Iterator[None]:
-        """Let passes go by that are not of `gradients`."""
+        """Disable the hooks for passes outside `gradients`."""
         self._wrapped.disable_hooks()
         try:
             with warnings.catch_warnings():  # as above
@@ -118,7 +118,7 @@ def trained(module: nn.Module) -> list[nn.Parameter]:
 
 
 def check_apart(module: nn.Module, way: PerExample, x: torch.Tensor, y: torch.Tensor) -> None:
-    """Raise ConfigError where the model mixes examples, or their gradients do not add up; leaves its buffers as found.
+    """Raise ConfigError where the model mixes examples, or their gradients do not add up; restores its buffers.
 
     `x`, `y`: two examples, or one.
     """
@@ -148,12 +148,12 @@ def restore(module: nn.Module, kept: Sequence[torch.Tensor]) -> None:
 def _mixes(module: nn.Module, x: torch.Tensor) -> bool:
     together = module(x)
     if not torch.equal(together, module(x)):
-        return False  # dropout: nothing can be compared
+        return False  # dropout: results are not comparable
     return not _near(module(x[:1])[0], together[0])
 
 
 def _not_their_own(module: nn.Module, way: PerExample, x: torch.Tensor, y: torch.Tensor) -> str:
-    """Return what is wrong with the gradients, which are looked at from the same random numbers; "": nothing."""
+    """Return the fault of the gradients, compared under the same random numbers; "" without one."""
     if isinstance(way, Alone):
         return ""
     with torch.random.fork_rng():

@@ -4,20 +4,20 @@
             g_i  <-  gradient of example i of B        cut to `clip` where it is longer
             gradient  <-  (sum g_i + noise) / (q m)    noise: Gaussian, deviation `noise` * clip, on every element
 
-The optimiser then does with it what it likes: momentum, weight decay, FedProx's pull and SCAFFOLD's c - c_i use nothing
-of the examples but what earlier gradients, just as noisy, have given away.  SCAFFOLD's c_i is made of the node's own
-released updates; it costs nothing.  A batch may be empty: that step is noise.  It is divided by q m, not by the size of
-B, which would tell.  Buffers (running statistics) keep what they were: they would be seen without noise.  The loss is
-not private and is not reported.
+The optimiser may post-process it freely: momentum, weight decay, FedProx's pull and SCAFFOLD's c - c_i use the examples
+only through earlier gradients, which have the same noise.  SCAFFOLD's c_i is computed from the node's own released
+updates; it costs nothing.  A batch may be empty: that step is noise.  The divisor is q m, not the size of B, which
+would disclose it.  Buffers (running statistics) stay unchanged: they would be released without noise.  The loss is not
+private and is not reported.
 
-Sums and noise are whole numbers (`secure.noise`) of units of clip / UNITS, so that the last bits of the result say
-nothing.  Where all layers are known (`layered`) sums are rounded, not gradients, and most layers have no gradient of an
-example: `cut` says what that takes off the clip.  Else each g_i is rounded towards zero and the sum is exact.
-Neither way an example counts more than `clip`.  Floating point sums and noise have been broken by last bits: Mironov,
+Sums and noise are whole numbers (`secure.noise`) of units of clip / UNITS, so that the last bits of the result disclose
+nothing.  With known layers only (`layered`) sums are rounded, not gradients, and most layers store no gradient of an
+example: `cut` states the deduction from the clip.  Else each g_i is rounded towards zero and the sum is exact.
+Either way an example counts at most `clip`.  Floating point sums and noise have been broken by last bits: Mironov,
 CCS 2012; Casacuberta et al., CCS 2022.
 
-The account of one job: `steps` releases of noise multiplier `noise` at rate q; see `privacy.accounting`.  It takes m,
-and what follows from it, as known.  A job that is trained again, from a checkpoint say, is another release.
+The account of one job: `steps` releases of noise multiplier `noise` at rate q; see `privacy.accounting`.  It treats m,
+and its consequences, as public.  A repeated job, from a checkpoint for example, is another release.
 
 Source: Abadi et al., Deep learning with differential privacy, CCS 2016, algorithm 1.
 """
@@ -42,29 +42,29 @@ from fedgossip.learning.one_model.optimizers import square_root
 from fedgossip.learning.settings import TrainSettings
 from fedgossip.secure.noise import SINGLE_MOST, DiscreteGaussian
 
-# Whether products of float32 matrices are rounded as float32 is: settings may take shorter numbers without a word.
+# Whether float32 matrix products have float32 rounding: settings may silently use shorter numbers.
 #
 # Then each element is off by at most n / (2^24 - n) of the sum of its n products' magnitudes, whatever their order
-# (Higham, Accuracy and stability of numerical algorithms, 2002, section 3.1), which `private` counts on.
+# (Higham, Accuracy and stability of numerical algorithms, 2002, section 3.1), which `private` relies on.
 
 
 ROWS, WIDTH = 128, 192
-"""Of the matrices that are multiplied to see it."""
+"""Size of the matrices in the test product."""
 
 UNSET = ("none", "ieee")
-"""What torch's settings for a backend are where they ask for nothing shorter."""
+"""Values of torch's settings for a backend that request no shorter numbers."""
 
 
 def are_float32(device: torch.device) -> bool:
-    """Whether it is known of a device: of CPUs whose product of random matrices is as near as that to float64's."""
+    """Return whether a device is known to: CPUs on which a product of random matrices is that near to float64's."""
     return device.type == "cpu" and _nothing_shorter() and _as_near()
 
 
 def _nothing_shorter() -> bool:
-    """Whether neither torch's older setting nor its newer ones ask for shorter numbers, now; and none is flushed."""
+    """Return whether neither torch's older setting nor its newer ones now request shorter numbers or flush any."""
     try:
         set_so = torch.get_float32_matmul_precision() == "highest"
-    except RuntimeError:  # torch does not tell it where the newer ones have been set
+    except RuntimeError:  # torch does not report it where the newer ones have been set
         set_so = False
     backends = (torch.backends, torch.backends.mkldnn, getattr(torch.backends.mkldnn, "matmul", None))
     newer = all(getattr(one, "fp32_precision", "none") in UNSET for one in backends)
@@ -73,7 +73,7 @@ def _nothing_shorter() -> bool:
 
 @lru_cache(maxsize=1)
 def _as_near() -> bool:
-    """Whether products are right where nothing shorter is asked for: bfloat16 is off by 2^-9, and TF32 by 2^-12."""
+    """Return whether products are accurate without shorter numbers set: bfloat16 is off by 2^-9, TF32 by 2^-12."""
     drawn = torch.Generator().manual_seed(0)
     a, b = (torch.randn(ROWS, WIDTH, generator=drawn) for _ in range(2))
     off = (torch.mm(a.T, b).double() - torch.mm(a.double().T, b.double())).abs()
@@ -82,28 +82,28 @@ def _as_near() -> bool:
 
 
 UNITS = 1 << 20
-"""In a clip."""
+"""Units per clip."""
 
 EXACT = 16
-"""Gradients of at most UNITS each, that float32 adds up without rounding: 2^24 in all."""
+"""Number of gradients of at most UNITS each with an exact float32 sum: 2^24 in all."""
 
 MARGIN = 2.0**-12
-"""Gradients are cut so much shorter than the clip, for a length may be 2^-13 too short and a product 2^-24 too long."""
+"""Share by which gradients are cut below the clip: a length may be 2^-13 too short and a product 2^-24 too long."""
 
 SINGLE_ROWS = 128
-"""Examples whose sum may be made in float32."""
+"""Maximum number of examples in a float32 sum."""
 
 LAYERED_MARGIN = MARGIN + 2 * SINGLE_ROWS**2 * 2.0**-24
-"""The same where sums are rounded, 0.22 %: see `cut`.  It is as much however many examples there are."""
+"""The same where sums are rounded, 0.22 %: see `cut`.  It does not depend on the number of examples."""
 
 LAYERED_MOST = 1 << 16
-"""Examples whose gradients are added up before they are rounded; where a batch has half as many on average, each is."""
+"""Maximum number of gradients added up before rounding; with average batches above half of it, each is rounded."""
 
 LAYERED_ROWS = 1 << 12
-"""Of them in one pass, at most."""
+"""Maximum number of examples in one pass."""
 
 CHUNK_ELEMENTS = 1 << 22
-"""Of gradients per example at a time: 16 MiB."""
+"""Per-example gradient numbers at a time: 16 MiB."""
 
 
 class PrivateGradients:
@@ -131,11 +131,11 @@ class PrivateGradients:
         self._expected = 1.0
 
     def check(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Raise ConfigError where the model cannot be trained like this; `x`, `y`: some of its examples."""
+        """Raise ConfigError for a model without support for this training; `x`, `y`: some of its examples."""
         check_apart(self._module, self._way, x[:2], y[:2])
 
     def begin(self, node: int, round: int) -> None:
-        """Open a job: its noise, and the size that its batches have on average."""
+        """Open a job: its noise, and the expected size of its batches."""
         examples = len(self._shares[node])
         self._expected = private_rate(self._settings, examples) * examples
         if self._privacy.noise:
@@ -146,9 +146,9 @@ class PrivateGradients:
     def fill(self, x: torch.Tensor, y: torch.Tensor) -> None:
         """Put the noisy gradient of these examples, none to all, into the .grad of each trained parameter.
 
-        Where a part of the sum is made it is rounded, gets its noise and becomes a gradient, all in the cache.  Sums
-        and noise are exact in their types, so a gradient follows from what they add up to: which types they were of,
-        as the size of the batch and the noise have it, cannot be told from it.
+        Each part of the sum is rounded, gets its noise and is stored as a gradient, all in the cache.  Sums and noise
+        are exact in their types, so a gradient is a function of their sum: the types, which depend on the size of the
+        batch and on the noise, cannot be inferred from it.
         """
         noise, scale, start = self._noise_drawn(), self._unit / self._expected, 0
         for part, gradient in self._summed(x, y):
@@ -157,10 +157,10 @@ class PrivateGradients:
                 some = noise[start : start + part.numel()]
                 found = found.add_(some) if found.dtype == some.dtype else some.add(found)
                 start += part.numel()
-            torch.mul(found.float(), scale, out=gradient)  # rounded once, whichever type it is of
+            torch.mul(found.float(), scale, out=gradient)  # rounded once, in either type
 
     def _summed(self, x: torch.Tensor, y: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield the sum of the cut gradients, in parts, each with the place of its gradient: in float32 the same."""
+        """Yield the sum of the cut gradients in parts, each with its gradient's part: equal in float32."""
         way = self._layers
         if way is None or not 0 < len(x) <= min(SINGLE_ROWS, self._rows(way.elements)) or not are_float32(x.device):
             yield from zip(self._clipped_sum(x, y), self._gradients(), strict=True)
@@ -171,13 +171,14 @@ class PrivateGradients:
                 yield part, part
 
     def _gradients(self) -> Iterator[torch.Tensor]:
-        """Yield the parameters' .grad in the parts in which the sum comes."""
+        """Yield the parameters' .grad in the parts of the sum."""
         for parameter in self._trained:
             yield from parts(gradient_of(parameter))
 
     def _noise_drawn(self) -> torch.Tensor | None:
         """Return the noise of a step, whole numbers of units in float32, or float64 where that is too short, until the
-        next call."""
+        next call.
+        """
         if not self._privacy.noise:
             return None
         assert self._gaussian is not None, "a job begins with begin()"
@@ -193,7 +194,7 @@ class PrivateGradients:
     def _clipped_sum(self, x: torch.Tensor, y: torch.Tensor) -> Iterator[torch.Tensor]:
         """Yield the sum of the cut gradients in units, float64, flat, in parts as `LayerGradients.sums` does.
 
-        To be rounded: it is of whole numbers already where gradients are taken one by one.
+        The caller rounds it: it is of whole numbers already where gradients are taken one by one.
         """
         way = self._layers
         rows = LAYERED_ROWS if way is not None else self._rows(self._elements)
@@ -220,14 +221,14 @@ class PrivateGradients:
 
     @property
     def _layers(self) -> Layered | None:
-        """How gradients are taken layer by layer; None where they are not: where more than LAYERED_MOST could come.
+        """Return the layered method; None where it is not used: where a batch could exceed LAYERED_MOST.
 
-        That follows from what is known, not from the batch: the two ways round otherwise.
+        The choice follows from public facts, not from the batch: both methods round differently.
         """
         return self._way if isinstance(self._way, Layered) and 2 * self._expected <= LAYERED_MOST else None
 
     def _rows(self, elements: int) -> int:
-        """Return how many examples to take at a time, where that many numbers are made of each."""
+        """Return the number of examples at a time, with `elements` numbers for each."""
         return max(1, CHUNK_ELEMENTS // max(1, elements))
 
     def _by_layers(self, way: Layered, x: torch.Tensor, y: torch.Tensor) -> list[LayerGradients]:
@@ -249,7 +250,7 @@ class PrivateGradients:
                 restore(self._module, kept)
 
     def _shaped(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Return a flat tensor of all parameters as one of the shape of each."""
+        """Return a flat tensor of all parameters as tensors in the shape of each."""
         each = flat.split([parameter.numel() for parameter in self._trained])  # type: ignore[no-untyped-call]
         return [one.view(parameter.shape) for one, parameter in zip(each, self._trained, strict=True)]
 
@@ -268,18 +269,18 @@ def cut_sums(layers: Sequence[LayerGradients], clip: float, elements: int) -> It
 
 
 def cut(layers: Sequence[LayerGradients], clip: float, elements: int) -> tuple[Sequence[LayerGradients], torch.Tensor]:
-    """Return gradients and their weights [b], float64, which make them no longer than the clip, in units, leaves room.
+    """Return gradients and their weights [b], float64, which limit their lengths to the clip, in units, less a margin.
 
-    One example more, or less, moves the rounded sum by what is left of its gradient, by each of the `elements` by at
-    most one unit, and by what the sums before it and after it are off.  Of b examples in float32 that is
+    One example more, or less, moves the rounded sum by its cut gradient, by at most one unit in each of the `elements`,
+    and by the errors of the sums before it and after it.  Of b examples in float32 that is
     b / (2^24 - b) of the sum of their lengths, for an element is off by that much of the sum of its magnitudes, and the
-    length of a sum is at most the sum of lengths: 2^-24 SINGLE_ROWS^2 clips, before and after.  What MARGIN leaves over
-    takes the rounding of a weighted factor, or of a float64 sum to float32.  Of sums of LAYERED_MOST examples in
+    length of a sum is at most the sum of lengths: 2^-24 SINGLE_ROWS^2 clips, before and after.  The rest of MARGIN
+    covers the rounding of a weighted factor, or of a float64 sum to float32.  Of sums of LAYERED_MOST examples in
     float64 it is 2^-53 LAYERED_MOST^2.  Gradients are cut shorter by all of that.
     """
     norms = square_root(reduce(torch.add, (one.squares() for one in layers)))
     if not math.isfinite(float(norms.sum())):
-        bad = ~norms.isfinite()  # no example may do more than the clip, whatever it holds: such a one counts as zero
+        bad = ~norms.isfinite()  # whatever an example contains, it counts at most the clip
         layers = [one.without(bad) for one in layers]
         norms = norms.masked_fill(bad, 0)
     longest = UNITS * (1 - LAYERED_MARGIN) - math.sqrt(elements) - 1
@@ -291,7 +292,7 @@ def add_clipped(sums: Sequence[torch.Tensor], apart: Sequence[torch.Tensor], cli
     """Add gradients [b, *shape] to the sums, each cut to `clip`, in whole units of it; `apart` is used up."""
     norms = lengths(apart)
     if not bool(norms.isfinite().all()):
-        # no example may do more than the clip, whatever it holds: what is not finite counts as zero
+        # an example counts at most the clip, whatever its content: a gradient that is not finite counts as zero
         apart = [torch.nan_to_num(one, nan=0.0, posinf=0.0, neginf=0.0) for one in apart]
         norms = lengths(apart)
     factor = (UNITS * (1 - MARGIN) / norms.clamp(min=clip)).float()

@@ -1,4 +1,4 @@
-"""Single records hidden in training: by how much, which of them a step draws, and for how many steps.
+"""Privacy of single records in training: its strength, the draw of each step, and the number of steps.
 
 No torch here: a plan accounts for it, and a dry run checks it.  `private` takes the gradients.
 """
@@ -22,17 +22,17 @@ NOISE_LEAST, NOISE_MOST = 1e-3, 256.0
 
 @dataclass(frozen=True)
 class RecordPrivacy:
-    """How single examples are hidden.  Raises ConfigError for numbers out of range."""
+    """The protection of single examples.  Raises ConfigError for numbers out of range."""
 
     clip: float
-    """The longest gradient of an example that counts in full; smaller takes less noise and biases more."""
+    """Maximum length of an example's gradient; a smaller clip needs less noise and adds more bias."""
     noise: float
     """z: the noise's deviation over the clip, 1e-3 to 256.  0 only clips, and hides nothing."""
     entropy: Entropy | None = field(default=None, repr=False)
     """os.urandom in a real run.  None: batches and noise follow from (seed, node, round), so that a simulation can be
-    repeated, and so that whoever knows the seed takes the noise off: no privacy."""
+    repeated; with the seed anybody can remove the noise: no privacy."""
     test_noise: float = 0.0
-    """Deviation of the noise on a count of right answers, of one for each record; 0: no count is told."""
+    """Deviation of the noise on a count of right answers, of one for each record; 0: no count is reported."""
 
     def __post_init__(self) -> None:
         noisy = self.noise == 0 or NOISE_LEAST <= self.noise <= NOISE_MOST
@@ -49,7 +49,7 @@ class RecordPrivacy:
 
 
 class PoissonBatches:
-    """Draws plans in which every example is there or not on its own, at the rate of `private_rate`."""
+    """Draws plans that include every example independently, at the rate of `private_rate`."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class PoissonBatches:
         self._shares, self._settings, self._privacy, self._seed = shares, settings, privacy, seed
 
     def plan(self, node: int, round: int, steps: int | None = None) -> BatchPlan:
-        """Return what `node` does in `round`; a step may have no example, or all.
+        """Return the batches of `node` in `round`; a step may have no example, or all.
 
         Raises ConfigError for another number of `steps` than the account of a round has.
         """
@@ -74,7 +74,7 @@ class PoissonBatches:
         rate = private_rate(self._settings, len(share))
         drawn = []
         for _ in range(counted):
-            # 64 bits each against the rate: what is drawn is at most 2^-52 more or less likely than that
+            # 64 bits each against the rate: the probability is off by at most 2^-52, relatively
             chances = np.frombuffer(dice.update(bytes(8 * len(share))), "<u8")
             drawn.append(share if rate == 1 else share[chances < np.uint64(rate * 2.0**64)])
         counts = np.array([len(one) for one in drawn])
@@ -85,12 +85,12 @@ class PoissonBatches:
 
 
 def private_rate(settings: TrainSettings, examples: int) -> float:
-    """Return q, the chance of each of a node's examples to be in a step."""
+    """Return q, the probability of each of a node's examples in a step."""
     return min(1.0, settings.batch_size / examples)
 
 
 def private_steps(settings: TrainSettings, examples: int) -> int:
-    """Return the steps of a round: local_steps, or as many as passes over the examples would have."""
+    """Return the steps of a round: local_steps, or those of as many passes over the examples."""
     if settings.local_steps is not None:
         return settings.local_steps
     assert settings.local_epochs is not None
@@ -98,7 +98,7 @@ def private_steps(settings: TrainSettings, examples: int) -> int:
 
 
 def check_private(settings: TrainSettings) -> None:
-    """Raise ConfigError for settings under which examples' gradients are not taken one by one."""
+    """Raise ConfigError for settings without per-example gradients."""
     usual_ones = {"processes": 1, "parallel": "ddp", "precision": "float32", "compile": False, "accumulate": 1}
     for name, usual in usual_ones.items():
         if getattr(settings, name) != usual:

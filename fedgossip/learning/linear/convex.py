@@ -1,13 +1,13 @@
-"""Linear models with a convex loss and lam/2 |w|^2, which can be proven to be near the best; numpy alone.
+"""Linear models with a convex loss and lam/2 |w|^2, with a certified distance to the optimum; numpy alone.
 
 Of the lasso it is lam (|w|_1 + smooth/2 |w|^2), the elastic net with little of the second.
 
-    x          the columns of the source and a 1, whose weight is the intercept: it is made smaller as the others are
+    x          the columns of the source and a 1, whose weight is the intercept: it is regularised like the others
     vector     [columns + 1 + 4], float64: weights, intercept; and the numbers of `cocoa`, 0 for every other algorithm
-    cocoa      coordinate steps on the dual variables that the job brings along (`extra`); else mini-batch SGD
+    cocoa      coordinate steps on the dual variables of the job (`extra`); else mini-batch SGD
 
-The loss of a job is the client's part of P at the vector that it was given, lam/2 |w|^2 with it, so the mean over all
-is P itself.
+The loss of a job is the client's part of P at the given vector, including lam/2 |w|^2, so the mean over all is P
+itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fedgossip.learning.settings import TrainSettings
 class ConvexTask:
     """A GradientTask.  `shares`: places in `train` by node; `whole`: whether they are of all nodes.
 
-    Raises ConfigError for labels that are not of the loss, and for a node without examples.
+    Raises ConfigError for labels that do not match the loss, and for a node without examples.
     """
 
     dtype = np.dtype(np.float64)
@@ -87,7 +87,7 @@ class ConvexTask:
         return [self._mean_gradient(job) for job in jobs]
 
     def _ascent(self, job: Job) -> Update:
-        """The client's part of a round of CoCoA; without dual variables it only counts its examples."""
+        """Return the client's part of a round of CoCoA; without dual variables it only counts its examples."""
         assert job.terms is not None
         (sigma, passes), *memory = job.terms.extra
         share, w = self._shares[job.node], job.vector[:-CERTIFICATE]
@@ -124,7 +124,7 @@ class ConvexTask:
         return after
 
     def _descent(self, job: Job) -> Update:
-        """Mini-batch SGD from the vector."""
+        """Return the update of mini-batch SGD from the vector."""
         rate, w = self.settings.rate(job.round, self._rounds), np.array(job.vector[:-CERTIFICATE])
         plan = self._batches.plan(job.node, job.round)
         losses = []
@@ -156,7 +156,7 @@ class ConvexTask:
         return self.lam / 2 * float(np.add.reduce(w * w))
 
     def _penalty(self, w: Floats) -> float:
-        """What stands beside the mean loss."""
+        """Return the regularisation term."""
         return self._decay(w) + (self.l1 * float(np.add.reduce(np.abs(w))) if self.l1 else 0.0)
 
     def _told(self, job: Job, out: Floats, metrics: Mapping[str, float]) -> Update:
@@ -167,8 +167,9 @@ class ConvexTask:
     # --- evaluation -----------------------------------------------------------------------------------------------
 
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
-        """Return "loss" on the test set, "accuracy" or "rmse" there, and "gap": of the model that the last round of
-        cocoa began with; of another algorithm's that of this one, where all examples are known here."""
+        """Return "loss" on the test set, "accuracy" or "rmse" there, and "gap": of the model at the start of cocoa's
+        last round; of another algorithm's that of this one, where all examples are known here.
+        """
         return [self._measured(vector) for vector in vectors]
 
     def _measured(self, vector: Vector) -> Mapping[str, float]:
@@ -185,7 +186,7 @@ class ConvexTask:
         return found if gap is None else {**found, "gap": gap}
 
     def objective(self, w: Floats) -> float:
-        """Return P(w) over all training examples that are here; w: [columns + 1]."""
+        """Return P(w) over all local training examples; w: [columns + 1]."""
         return float(self.loss.value(_margins(self._x, w), self._y).mean()) + self._penalty(w)
 
     def gap(self, w: Floats) -> float:
@@ -196,7 +197,7 @@ class ConvexTask:
 
 
 def _margins(x: Floats, w: Floats) -> Floats:
-    """Return x w row by row: numpy's own sums, of which no thread and no other row changes a bit."""
+    """Return x w row by row: numpy's own sums, with bits independent of threads and of other rows."""
     return np.asarray(np.add.reduce(x * w, axis=1))
 
 

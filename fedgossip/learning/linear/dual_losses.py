@@ -23,7 +23,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.floating]
 
 STEPS_MOST = 100
-"""Of Newton's method for one coordinate; bisection alone would need 60."""
+"""Maximum number of steps of Newton's method for one coordinate; bisection alone would need 60."""
 
 
 @dataclass(frozen=True)

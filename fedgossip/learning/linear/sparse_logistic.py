@@ -4,8 +4,8 @@
     labels     1 with probability sigmoid(w* . x), where a quarter of w* are not 0
     model      a table [features, 1]; it begins at 0, and a batch needs the rows of its own features
 
-A worker goes through its examples in order, a batch after the other, and again: the rows of a batch are the same in
-every pass, which is what the key-cache filter lives from.
+A worker processes its examples in order, a batch after the other, and again: the rows of a batch are the same in every
+pass, which the key-cache filter relies on.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from fedgossip.core.machine import NodeId
 from fedgossip.core.task import Job, Update
 
 TESTED = 256
-"""Examples that the run is measured by."""
+"""Number of test examples of the run."""
 SPREAD = 2_654_435_761
-"""A prime: rank times it, modulo the features, so that common ones lie at all servers."""
+"""A prime: rank times it, modulo the features, distributes common ones over all servers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,13 +88,13 @@ class SparseLogistic:
         return SparseExamples(starts, found, (drawn.random(count) < _sigmoid(margins)).astype(np.float64))
 
     def held(self, node: NodeId) -> SparseExamples:
-        """The examples of a node, drawn when they are asked for first."""
+        """Return the examples of a node, drawn on the first request."""
         if node not in self._held:
             self._held[node] = self._drawn("sparse-examples", node, self.examples)
         return self._held[node]
 
     def _batch(self, node: NodeId, round: int, batches: int) -> list[SparseExamples]:
-        """The batches of a job; a pass ends with the last whole one."""
+        """Return the batches of a job; a pass ends with the last whole one."""
         whole, size = self.examples // self.batch_size, self.batch_size
         places = [(round * batches + turn) % whole for turn in range(batches)]
         return [self.held(node).of(place * size, (place + 1) * size) for place in places]

@@ -30,7 +30,7 @@ from fedgossip.learning.processes.processes import SILENT_SECONDS, StandingGroup
 from fedgossip.learning.settings import HOGWILD, TrainSettings
 
 WHOLE_MAX = 20_000_000
-"""Maximum number of numbers of a table that each participant holds whole: 80 MB."""
+"""Maximum number of elements of a table that each participant stores whole: 80 MB."""
 
 PROGRAM = "fedgossip.learning.processes.sparse_worker"
 
@@ -45,7 +45,7 @@ class RowBatch:
 
 
 class SparseBatches:
-    """The batches of nodes, made when they are asked for first, and kept: each comes again in every pass."""
+    """The batches of nodes, computed on the first request, and kept: each repeats in every pass."""
 
     def __init__(self, problem: SparseLogistic, settings: TrainSettings) -> None:
         self.problem, self._made = problem, dict[tuple[NodeId, int], RowBatch]()
@@ -54,7 +54,7 @@ class SparseBatches:
         self.steps = settings.local_steps or passes
 
     def of(self, node: NodeId, round: int, rank: int = 0, size: int = 1) -> Iterator[RowBatch]:
-        """The batches of a job in order; of one of `size` processes every size-th, from `rank` on."""
+        """Yield the batches of a job in order; for one of `size` processes every size-th, from `rank` on."""
         for turn in range(rank, self.steps, size):
             yield self.at(node, (round * self.steps + turn) % self.whole)
 
@@ -86,13 +86,13 @@ def slope(weights: Vector, batch: RowBatch, value: float) -> tuple[float, npt.ND
 
 
 class TableSteps(Protocol):
-    """Who makes the steps of a job on the given vector; returns the vector after them."""
+    """Takes the steps of a job on the given vector; returns the vector after them."""
 
     def __call__(self, job: Job, rate: float) -> tuple[npt.NDArray[np.float32], Race]: ...
 
 
 class SparseSteps:
-    """A GradientTask.  Raises ConfigError for settings that are no plain steps, and for a table too large to hold."""
+    """A GradientTask.  Raises ConfigError for settings other than plain steps, and for a table too large to store."""
 
     dtype = np.dtype(np.float32)
 
@@ -175,7 +175,7 @@ class HogwildSteps:
             self._shapes[COUNTER] = ("int32", (length,))
 
     def __call__(self, job: Job, rate: float) -> tuple[npt.NDArray[np.float32], Race]:
-        """Lay the vector down, let all step on it, and return what became of it."""
+        """Write the vector into shared memory, let all processes step on it, and return the result."""
         with self.standing.working() as group:
             found = group.found.room(self._shapes)
             views: Mapping[str, npt.NDArray[Any]] = group.found.views(found)
@@ -190,26 +190,26 @@ class HogwildSteps:
 
 
 def without_terms(job: Job) -> None:
-    """Raise ConfigError for terms that touch every element."""
+    """Raise ConfigError for terms that affect every element."""
     if job.terms is not None and job.terms.active:
         text = "a pull or a correction of every element at each step, of a table of which a step touches a few rows"
         raise ConfigError(text, "Take fedavg, or another algorithm without such terms.")
 
 
 def source_of(problem: SparseLogistic) -> str:
-    """Return the words of which a process makes the same problem: "sparse-logistic:N-ROWS-EXAMPLES-NONZEROS-BATCH"."""
+    """Return the source text of the problem: "sparse-logistic:N-ROWS-EXAMPLES-NONZEROS-BATCH"."""
     sizes = problem.n, problem.table.rows, problem.examples, problem.nonzeros, problem.batch_size
     return f"{SPARSE}:{'-'.join(map(str, sizes))}"
 
 
 def problem_of(source: str, seed: int) -> SparseLogistic:
-    """Return the problem of such words."""
+    """Return the problem of a source text."""
     n, rows, examples, nonzeros, batch = (int(word) for word in source.partition(":")[2].split("-"))
     return SparseLogistic(n, rows, examples, nonzeros, batch, seed=seed)
 
 
 def check_steps(numbers: int, settings: TrainSettings, what: str) -> None:
-    """Raise ConfigError for a table that nobody holds whole, and for steps that touch more than rows of a batch."""
+    """Raise ConfigError for a table too large to store whole, and for steps on more than the rows of a batch."""
     if numbers > WHOLE_MAX:
         text = f"{what}: every participant would hold the whole table, {numbers} numbers, and {WHOLE_MAX} are the most"
         raise ConfigError(text, 'Lower it, or set parallel.method = "parameter-server", whose workers hold none.')

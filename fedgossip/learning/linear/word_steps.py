@@ -35,7 +35,7 @@ PROGRAM = "fedgossip.learning.processes.words_worker"
 
 
 class WordSteps:
-    """A GradientTask.  Raises ConfigError for settings that are no plain steps, and for a table too large to hold."""
+    """A GradientTask.  Raises ConfigError for settings other than plain steps, and for a table too large to store."""
 
     dtype = np.dtype(np.float32)
 

@@ -1,4 +1,4 @@
-"""What `words:ROWS-WIDTH-CLASSES` names: a class for each bag of words, by the mean of their embeddings and a linear
+"""The model `words:ROWS-WIDTH-CLASSES`: a class for each bag of words, by the mean of their embeddings and a linear
 layer.  No torch here.
 
 The model is one table of rows of WIDTH numbers, in this order:
@@ -33,7 +33,7 @@ class WordTable:
 
     @property
     def head(self) -> Keys:
-        """The rows of the linear layer and its biases, which every batch needs."""
+        """Return the rows of the linear layer and its biases, which every batch needs."""
         return frozen_keys(np.arange(self.words, self.words + self.classes + -(-self.classes // self.width)))
 
     def table(self, seed: int) -> KeyedTable:
@@ -42,7 +42,7 @@ class WordTable:
 
 
 def word_table(source: str) -> WordTable | None:
-    """Return the sizes that model.source names; None for another model.  Raises ConfigError for sizes that are none."""
+    """Return the sizes in model.source; None for another model.  Raises ConfigError for invalid sizes."""
     kind, _, rest = source.partition(":")
     if kind != WORDS:
         return None

@@ -1,7 +1,7 @@
 """Training a table of embeddings and the linear layer behind it on the rows that a batch needs; see `word_tables`.
 
-The small model of a batch is made of its rows alone, its words numbered by their places among them: torch never sees
-the table.  Its gradient is of each row of the batch, and has no others.
+The small model of a batch consists of its rows alone, with words numbered by their places among them: torch never sees
+the table.  Its gradient covers the rows of the batch, and no others.
 """
 
 from __future__ import annotations
@@ -77,11 +77,11 @@ class WordsTask:
         return Update(frozen(gradient), self.held(job.node), metrics)
 
     def held(self, node: NodeId) -> int:
-        """Return how many examples a node has."""
+        """Return the number of a node's examples."""
         return len(self._shares[node])
 
     def slope(self, rows: Vector, places: Indices) -> tuple[float, npt.NDArray[np.float32], Keys]:
-        """Return the mean loss over examples at a whole table [rows, width], its gradient [k, width], and whose."""
+        """Return the mean loss over examples at a whole table [rows, width], its gradient [k, width], and its rows."""
         words, labels = self.words[places], self.labels[torch.as_tensor(places)]
         keys = keys_of(self.sizes, words)
         loss, gradient = slope_of(self.sizes, rows[keys].reshape(-1), keys, words, labels)
@@ -89,7 +89,7 @@ class WordsTask:
 
     @torch.no_grad()
     def evaluate(self, vectors: Sequence[Vector]) -> Sequence[Mapping[str, float]]:
-        """Return {"loss", "accuracy"} on the test set, of watched rows each."""
+        """Return {"loss", "accuracy"} on the test set, for watched rows of each model."""
         found = []
         for vector in vectors:
             outputs = outputs_of(self.sizes, torch.tensor(vector), self.watched, self._test_words)
@@ -105,7 +105,7 @@ def keys_of(sizes: WordTable, words: npt.NDArray[np.int64]) -> Keys:
 
 
 def outputs_of(sizes: WordTable, rows: torch.Tensor, keys: Keys, words: npt.NDArray[np.int64]) -> torch.Tensor:
-    """Return the outputs [m, classes] of bags of words, all of whose rows are here."""
+    """Return the outputs [m, classes] of bags of words, with all their rows in `rows`."""
     matrix, first = rows.reshape(-1, sizes.width), len(keys) - sizes.head.size
     at = torch.as_tensor(np.searchsorted(keys, words))
     bags = matrix[:first][at].mean(dim=1)
@@ -134,7 +134,7 @@ def step_on(
 
 
 def _words_of(data: Dataset, sizes: WordTable) -> npt.NDArray[np.int64]:
-    """Return the words of each example, [m, k].  Raises ConfigError for features that are none."""
+    """Return the words of each example, [m, k].  Raises ConfigError for features that are no words."""
     if data.vocabulary is not None:
         text = f"{data.name}: its examples are text, and words:{sizes.words}-... takes rows of numbers"
         raise ConfigError(text, "Take chars:64 or gpt:2-64-4, models of characters.")

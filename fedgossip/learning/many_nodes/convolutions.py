@@ -49,7 +49,7 @@ def weight_rows(layers: Sequence[Convolution]) -> list[list[int]]:
     """Return per convolution the rows of its weights, tensors [k, rows, outputs] of their own.
 
     The kernels, whole for the first convolution and else a kernel row each; then the bias and a row of zeros.  Rows
-    of a kernel are its places, channels innermost.  Of their own, as a product writes to whole tensors quickest.
+    of a kernel are its places, channels innermost.  Separate tensors, as a product writes to whole tensors fastest.
     """
     return [
         [layer.inputs, 2] if number == 0 else [layer.kernel * layer.channels] * layer.kernel + [2]
@@ -63,7 +63,7 @@ def picture(layer: Convolution) -> tuple[int, int]:
 
 
 def signal_floats(layers: Sequence[Convolution], rows: int) -> int:
-    """Return the numbers that a node's `rows` examples take on their way through the convolutions and back."""
+    """Return the number of elements of a node's `rows` examples on their way through the convolutions and back."""
     found = 0
     for number, layer in enumerate(layers):
         best = layer.half_height * layer.half_width
@@ -89,8 +89,9 @@ class Pool:
         self.best_rows, self.error_rows = best.flatten(1, 3), error.flatten(1, 3)
 
     def join(self, bias: Tensor, seen: tuple[int, int], signal: Tensor, risen: Tensor) -> None:
-        """Say where the bias [k, channels] lies, which height and width the next layer sees, where it wants that, and
-        whence the error comes."""
+        """Set the place of the bias [k, channels], the height and width that the next layer reads, its buffer, and the
+        source of the error.
+        """
         height, width = seen
         self._bias, self._seen = bias[:, None], self.best[:, :height, :, :width]
         self._signal, self._risen = signal, risen
@@ -102,7 +103,7 @@ class Pool:
         torch.clamp(self._seen, min=0, out=self._signal)
 
     def backward(self) -> None:
-        """Fill `error` and the errors of what was pooled; all results are used up."""
+        """Fill `error` and the errors of the pooled results; all results are overwritten."""
         _through_relu(self._risen, self.best, 0, grad_input=self.error)
         self.top.ge_(self.bottom).mul_(self.error)
         torch.sub(self.error, self.top, out=self.bottom)
@@ -236,7 +237,7 @@ class Lines:
         self._turned_kernels = [kernel.transpose(1, 2) for kernel in self._kernels]
 
     def feeds_back(self, error: Tensor) -> None:
-        """Say where the error below goes: [k, height, rows, width, channels], zero where this layer does not look."""
+        """Set the buffer of the error below: [k, height, rows, width, channels], zero outside this layer's view."""
         layer, (seen_height, seen_width), width = self.layer, _seen(self.layer), 2 * self.layer.half_width
         error = error[:, :seen_height]
         self._below: list[tuple[Tensor, Tensor]] = []
@@ -281,7 +282,7 @@ def _pair(grid: Tensor, axis: int) -> Pair:
 
 
 def _seen(layer: Convolution) -> tuple[int, int]:
-    """Return how many rows and columns of its input the layer reads: not those that pooling drops with an odd end."""
+    """Return the numbers of rows and columns of its input that the layer reads, without those that pooling drops."""
     height, width = picture(layer)
     return min(layer.height, height - layer.padding), min(layer.width, width - layer.padding)
 
@@ -309,8 +310,9 @@ class Convolutions:
         )
 
     def join(self, weights: Sequence[Tensor], signal: Tensor, error: Tensor) -> None:
-        """Use these weights; give what comes out to `signal` [k, rows, inputs] of the first linear layer, and take its
-        error from `error` of the same shape."""
+        """Use these weights; write the output to `signal` [k, rows, inputs] of the first linear layer, and take its
+        error from `error` of the same shape.
+        """
         for number, (part, own) in enumerate(zip(self.parts, self._by_layer(weights), strict=True)):
             part.take(own)
             pool, bias = part.pool, own[-1][:, 0]

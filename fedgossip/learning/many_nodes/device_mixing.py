@@ -1,4 +1,4 @@
-"""Mixing of rows on a device, with the bits of `vectors.ordered_mix`, and how far apart they are.
+"""Mixing of rows on a device, with the bits of `vectors.ordered_mix`, and their disagreement.
 
 Each product is rounded, and each sum, in the order of the terms: a row is gathered, multiplied and added, by three
 operations, and never by one that multiplies and adds at once.
@@ -15,13 +15,13 @@ import torch
 from fedgossip.base.vectors import RowGroups, one_scale_each
 
 GATHERED_BYTES = {"cuda": 16 << 20}
-"""Of rows that are gathered at a time: they stay in a GPU's second-level cache until they are added."""
+"""Bytes of rows gathered at a time: they stay in a GPU's second-level cache until they are added."""
 
 GATHERED_ELSEWHERE = 1 << 18
 """The same on a CPU: 58 us a node of 10 000 numbers and five terms where 16 MiB take 119."""
 
 MEASURED_NUMBERS = 1 << 22
-"""Numbers that are compared at a time: 32 MiB of float64."""
+"""Number of elements compared at a time: 32 MiB of float64."""
 
 Rows = torch.Tensor
 """[n, P], float32."""
@@ -37,8 +37,9 @@ class _TermGroup(NamedTuple):
 
 
 class DeviceMixing:
-    """The mixing of a round, on the device.  `scales` [n, 1]: by what a row is scaled where all that hear it weigh it
-    alike, as on regular graphs; it is scaled once then, in its place, and not once for each that hears it."""
+    """The mixing of a round, on the device.  `scales` [n, 1]: common factor of a row where all its receivers weigh it
+    alike, as on regular graphs; it is then scaled once, in place, instead of once per receiver.
+    """
 
     def __init__(self, groups: RowGroups, n: int, device: torch.device) -> None:
         self._groups = [_group_of(nodes, ids, weights, n, device) for nodes, ids, weights in groups]
@@ -46,13 +47,13 @@ class DeviceMixing:
         self._scales = None if scales is None else torch.from_numpy(scales[:, None]).to(device)
 
     def scale(self, rows: Sequence[Rows]) -> None:
-        """Scale rows, of which one tensor holds some columns each, in their places.  Comes before `mix`, once."""
+        """Scale rows in place, with some columns each per tensor.  Precedes `mix`, once."""
         if self._scales is not None:
             for one in rows:
                 one.mul_(self._scales)
 
     def mix(self, rows: Sequence[Rows], into: Sequence[Rows], most: int) -> None:
-        """Write the weighted sums of the scaled rows `into` others, of at most `most` nodes at a time."""
+        """Write the weighted sums of the scaled rows `into` others, for at most `most` nodes at a time."""
         for source, out in zip(rows, into, strict=True):
             room = GATHERED_BYTES.get(source.device.type, GATHERED_ELSEWHERE)
             at_once = max(1, min(most, room // (4 * source.shape[1])))

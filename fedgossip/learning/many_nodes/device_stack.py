@@ -1,12 +1,12 @@
-"""Models of all nodes that stay on a device from round to round, in the layout in which products read them.
+"""Models of all nodes that stay on a device from round to round, in the layout that products read.
 
-    models    where a round begins; nothing of them changes before the round is mixed
-    trained   their copy, which local steps change; then x + (t - x), as it leaves a peer
+    models    the start of a round; they stay unchanged until the round is mixed
+    trained   their copy, which local steps change; then x + (t - x), as sent by a peer
     mixing    of `trained` into `models`
 
-Both are stacks [n, ...] of a tensor per layer (`workspace`), trained a block of nodes after the other.  What leaves is
-rounded as the host rounds it, so that a CPU gives the bits of a peer.  Training begins again from `models` where memory
-runs out, with blocks of half as many nodes.
+Both are stacks [n, ...] of a tensor per layer (`workspace`), trained a block of nodes after the other.  Results are
+rounded as the host rounds them, so that a CPU gives the bits of a peer.  Training restarts from `models` after running
+out of memory, with blocks of half as many nodes.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from fedgossip.learning.one_model.cuda_graphs import CapturedWork, Part, capture
 from fedgossip.learning.one_model.sharing import OutOfMemory
 
 ROUNDS_KEPT = 32
-"""Rounds whose losses the device has room for; more than ever wait there."""
+"""Capacity in rounds for losses on the device; more than ever wait there."""
 
 MOST_GRAPHS = 16
-"""Mixings that are kept on the device, each with a captured round; of rounds beyond them the training is one."""
+"""Maximum number of mixings kept on the device, each with a captured round; further rounds capture training alone."""
 
 
 class StackEngine(Protocol):
-    """What trains a block of nodes: `stacked_engine.LayerStack`."""
+    """Trains a block of nodes: `stacked_engine.LayerStack`."""
 
     shape: Shape
     device: torch.device
@@ -55,12 +55,12 @@ class StackEngine(Protocol):
 class DeviceStack:
     """n models of an engine's shape, which take `steps` steps of plain SGD a round.
 
-    `note` is told an event's name and a text: of smaller blocks, and of a round that was not captured.
+    `note` receives an event's name and a text: of smaller blocks, and of a round that was not captured.
     Raises torch.cuda.OutOfMemoryError where the models do not fit.
     """
 
     untold = 16
-    """Rounds whose losses wait on the device until they are asked for, at most."""
+    """Maximum number of rounds with losses still on the device."""
 
     def __init__(self, engine: StackEngine, n: int, steps: int, note: Callable[[str, str], None]) -> None:
         self.n, self._engine, self._note = n, engine, note
@@ -101,7 +101,7 @@ class DeviceStack:
         return frozen(out)
 
     def _store(self, out: Vector) -> None:
-        for into, given in zip(self._trained, self._models, strict=True):  # which no round needs any more
+        for into, given in zip(self._trained, self._models, strict=True):  # no longer needed by any round
             into.copy_(given)
         for rows, workspace in self._in_blocks():
             flat = torch.empty((rows.stop - rows.start, out.shape[1]), device=self.device)
@@ -110,7 +110,7 @@ class DeviceStack:
 
     @torch.no_grad()
     def advance(self, indices: Indices, lr: float, mixing: DeviceMixing, phase: int | None) -> None:
-        """Train all nodes on examples [steps, n, width] and mix; `phase` as `mixing_of` was given it."""
+        """Train all nodes on examples [steps, n, width] and mix; `phase` as given to `mixing_of`."""
         self._feed(indices, lr)
         if phase is None or phase not in self._mixings:
             self._do("train", None, self._train)
@@ -121,7 +121,7 @@ class DeviceStack:
 
     @torch.no_grad()
     def watched(self, indices: Indices, lr: float, mixing: DeviceMixing, phase: int | None) -> Disagreement:
-        """As `advance`; return how far apart the models were."""
+        """As `advance`; return the models' disagreement."""
         self._feed(indices, lr)
         self._do("train", None, self._train)
         found: list[torch.Tensor] = []
@@ -133,7 +133,7 @@ class DeviceStack:
         return Disagreement(after, before, spread, ROUNDINGS * float(np.finfo(np.float32).eps) * size)
 
     def mixing_of(self, phase: int | None, groups: RowGroups) -> DeviceMixing:
-        """Return what mixes the rounds of a phase, made once where few of them repeat."""
+        """Return the mixing of the rounds of a phase, kept where few phases repeat."""
         if phase is not None and phase in self._mixings:
             return self._mixings[phase]
         made = DeviceMixing(groups, self.n, self.device)
@@ -149,7 +149,7 @@ class DeviceStack:
     # --- a round ----------------------------------------------------------------------------------------------
 
     def _feed(self, indices: Indices, lr: float) -> None:
-        """Bring to the device what a round needs of the host: one transfer, and the rate."""
+        """Copy a round's inputs from the host to the device: one transfer, and the rate."""
         assert self._kept < ROUNDS_KEPT, "the losses of so many rounds are not kept"
         given = torch.from_numpy(np.ascontiguousarray(indices))
         if self.device.type == "cuda":
@@ -160,7 +160,7 @@ class DeviceStack:
             self._lr = lr
 
     def _do(self, name: str, phase: int | None, *parts: Part) -> None:
-        """Do parts of a round; from the second time on as one captured graph, where the device has graphs."""
+        """Run parts of a round; from the second time on as one captured graph, where the device has graphs."""
         key = name, phase
         if key not in self._graphs:
             self._graphs[key] = CapturedWork(parts, self._capture, self._not_captured, self._retried)
@@ -175,7 +175,7 @@ class DeviceStack:
                 self._retried(part)
 
     def _mixed_by(self, mixing: DeviceMixing) -> tuple[Part, Part]:
-        """Two parts: the first allocates nothing, for it may not be done twice."""
+        """Return two parts: the first allocates nothing, for it may not be repeated."""
         return (
             lambda: mixing.scale(self._trained_rows),
             lambda: mixing.mix(self._trained_rows, self._model_rows, self._most),
@@ -191,7 +191,7 @@ class DeviceStack:
         return [squared_distance(trained), squared_distance(trained, models), squared_size(trained)]
 
     def _train(self) -> None:
-        """Fill `trained`, the losses, and which updates are finite, from `models` alone."""
+        """Fill `trained`, the losses, and the finiteness of updates, from `models` alone."""
         for rows, workspace in self._in_blocks():
             given, trained = [one[rows] for one in self._models], workspace.stacks[0]
             for into, one in zip(trained, given, strict=True):
@@ -231,7 +231,7 @@ class DeviceStack:
         return self._blocks
 
     def _retried(self, part: Part) -> None:
-        """Do a part; one that runs out of memory is done again with smaller blocks, so it reads what it does not write.
+        """Run a part; after running out of memory repeat it with smaller blocks, so it must not read what it writes.
 
         Raises TrainingError where there is too little memory for one node at a time.
         """
@@ -239,7 +239,7 @@ class DeviceStack:
             try:
                 return part()
             except OutOfMemory:
-                pass  # and with the error go the frames that hold what was in use
+                pass  # the error's frames, which hold used memory, go with it
             self._halve()
 
     def _halve(self) -> None:

@@ -1,9 +1,9 @@
-"""Mixing of rows on the CPU, in their places, with the bits of `vectors.ordered_mix`.
+"""In-place mixing of rows on the CPU, with the bits of `vectors.ordered_mix`.
 
 Some columns of all rows are scaled into a buffer that stays in the cache, and summed from there: every row is read
-from memory once and written once, however many hear it.
+from memory once and written once, whatever the number of its receivers.
 
-A sum begins with +0 here.  That is `ordered_mix`'s but where all terms are -0; what was trained is never -0, being
+A sum begins with +0 here.  That is `ordered_mix`'s but where all terms are -0; a trained value is never -0, being
 x + (t - x), so a term is -0 only where a negative number below 2^-148 was scaled.
 """
 
@@ -20,11 +20,11 @@ from fedgossip.base.vectors import RowGroups, one_scale_each
 from fedgossip.learning.many_nodes.device_mixing import Rows
 
 COLUMNS_OF_ALL = 1 << 18
-"""Numbers that are mixed at a time, 1 MiB: 1000 nodes of 9216 numbers and five terms take 5.8 us each, 6.3 with four
+"""Number of elements mixed at a time, 1 MiB: 1000 nodes of 9216 numbers and five terms take 5.8 us each, 6.3 with four
 times as many, 7.3 with ten times as many, on a second level of 1 MiB."""
 
 FEWEST_COLUMNS = 112
-"""Columns that are mixed at a time at least: 10 000 such nodes take 6.5 us each, 6.9 with 64, 11 with 32."""
+"""Minimum number of columns mixed at a time: 10 000 such nodes take 6.5 us each, 6.9 with 64, 11 with 32."""
 
 
 class _Group(NamedTuple):
@@ -53,7 +53,7 @@ class HostMixing:
 
     @torch.no_grad()
     def mix(self, rows: Sequence[Rows], room: torch.Tensor) -> None:
-        """Put in the place of each row the weighted sum of those that it hears; a tensor holds some columns each."""
+        """Replace each row by the weighted sum of its senders' rows; a tensor contains some columns each."""
         for one in rows:
             n, columns = one.shape
             width = len(room) // n

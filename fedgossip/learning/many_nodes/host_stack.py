@@ -1,10 +1,10 @@
-"""Models of all nodes on the CPU from round to round, in the layout in which products read them.
+"""Models of all nodes on the CPU from round to round, in the layout that products read.
 
-    train     a block of nodes after the other: a copy takes the local steps, then x + (t - x), as it leaves a peer
+    train     a block of nodes after the other: a copy takes the local steps, then x + (t - x), as sent by a peer
     mix       some columns of all nodes after the other (`host_mixing`)
 
-Both write where they have read, so that a model is in memory once.  It is in a tensor [n, numbers] per layer, as in a
-`workspace`, without the rows of zeros behind its weights; a vector has another order.
+Both work in place, so that a model is in memory once.  It is in a tensor [n, numbers] per layer, as in a `workspace`,
+without the rows of zeros behind its weights; a vector has another order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedgossip.learning.many_nodes.workspace import Tensors, Workspace, numbers_
 from fedgossip.learning.one_model.batches import Indices
 
 KEPT_BLOCK, KEPT = 16 << 20, 64 << 20
-"""Bytes of what a round allocates and frees, at most, and in all: 10 000 nodes have blocks of 5 MB."""
+"""Maximum bytes of a round's temporary memory, per block and in all: 10 000 nodes have blocks of 5 MB."""
 
 
 class _Block(NamedTuple):
@@ -42,7 +42,7 @@ class HostStack:
     """n models of an engine's shape, which take `steps` steps of plain SGD a round."""
 
     untold = 1
-    """Rounds whose losses wait until they are asked for, at most."""
+    """Maximum number of rounds with unread losses."""
 
     def __init__(self, engine: StackEngine, n: int, steps: int, note: Callable[[str, str], None]) -> None:  # noqa: ARG002
         self.n, self._engine, self._most = n, engine, min(n, engine.plain_block)
@@ -96,7 +96,7 @@ class HostStack:
         mixing.mix(self._models, self._room)
 
     def watched(self, indices: Indices, lr: float, mixing: HostMixing, phase: int | None) -> Disagreement:  # noqa: ARG002
-        """As `advance`; return how far apart the models were."""
+        """As `advance`; return the models' disagreement."""
         before = self.models()
         self._train(indices, lr)
         outgoing = self.models()
@@ -104,7 +104,7 @@ class HostStack:
         return disagreement(before, outgoing, self.models())
 
     def mixing_of(self, phase: int | None, groups: RowGroups) -> HostMixing:
-        """Return what mixes the rounds of a phase, made once where few of them repeat."""
+        """Return the mixing of the rounds of a phase, kept where few phases repeat."""
         if phase is not None and phase in self._mixings:
             return self._mixings[phase]
         made = HostMixing(groups, self.n)
@@ -134,5 +134,5 @@ class HostStack:
                 torch.sum(given, 1, out=total[nodes])
         # a row's sum is finite where all its elements are, short of a model that has exploded anyway
         finite = torch.isfinite(self._sums.sum(0)).numpy()
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is said so
+        with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaN are reported by `finite`
             self._losses.append((mean_losses(picked.numpy(), whole.weight), finite))

@@ -1,9 +1,9 @@
-"""Which jobs a GPU trains together, and what happens where it cannot.
+"""Which jobs a GPU trains together, and the fallbacks.
 
 The jobs of a call are divided into blocks that `ModuleStack` trains.  Too little memory: blocks of half the size, down
-to one node; after that `sharing` goes on, and the loop trains once batches come in pieces.  A module that cannot be
-trained so is the loop's from then on, and that is told once.  On a CPU the loop trains: there a node's bits may not
-depend on its block.
+to one node; after that `sharing` takes over, and the loop trains once batches are split.  An unsuitable module is
+trained by the loop from then on, with one report.  On a CPU the loop trains: there a node's bits may not depend on its
+block.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fedgossip.learning.one_model.sharing import GpuSharing, OutOfMemory
 from fedgossip.learning.settings import TrainSettings
 
 LARGEST_BLOCK = 64
-"""Nodes; an estimate, not measured here: beyond it a GPU has enough to do."""
+"""Maximum number of nodes; an estimate, not measured here: beyond it a GPU is saturated."""
 
 SHARE_OF_MEMORY = 4
 """The weights of a block may take one part in so many of a GPU's free memory: activations need the rest."""
@@ -37,13 +37,13 @@ KINDS = ("cuda",)
 """The devices on which jobs are trained together."""
 
 STEPS_THAT_PAY = 20_000
-"""Steps of all blocks in a run from which on compiling is advised; an estimate: a minute, at 3 ms a step."""
+"""Number of steps of all blocks in a run above which compiling is advised; an estimate: a minute, at 3 ms a step."""
 
 
 class JobBlocks:
-    """Trains jobs together with `stack`; without one tells why not, `reason`, once there are several.
+    """Trains jobs together with `stack`; without one reports the `reason` once several jobs arrive.
 
-    `rounds`: of the run, which decides whether compiling would pay.
+    `rounds`: of the run, for the estimate whether compiling would pay.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class JobBlocks:
         self._write: Callable[[Report], None] = self._unsaid.append
 
     def report_to(self, write: Callable[[Report], None]) -> None:
-        """From now on tell here what a reader of the run should know; first what nobody has heard yet."""
+        """Send reports for the run's record here from now on; first the unreported ones."""
         unsaid, self._unsaid, self._write = self._unsaid, [], write
         for report in unsaid:
             write(report)
 
     def train(self, jobs: Sequence[Assignment]) -> list[Outcome] | None:
-        """Train the jobs and change what their nodes remember; None, and nothing changed, where the loop has to."""
-        several = len(jobs) > 1 and len({id(job.state) for job in jobs}) == len(jobs)  # a node's come in their order
+        """Train the jobs and update their nodes' states; None, and nothing changed, where the loop has to."""
+        several = len(jobs) > 1 and len({id(job.state) for job in jobs}) == len(jobs)  # a node's jobs are ordered
         if not several or self._sharing.pieces > 1:
             return None
         _, round = jobs[0].name
@@ -79,13 +79,13 @@ class JobBlocks:
         return [trained.outcome for trained in found]
 
     def _tried(self, stack: ModuleStack, jobs: Sequence[Assignment]) -> list[JobResult] | None:
-        """Train the jobs; None where the module does not allow it, which is not tried again."""
+        """Train the jobs; None for an unsuitable module, which is not tried again."""
         _, round = jobs[0].name
         try:
             found = self._in_blocks(stack, jobs)
         except OutOfMemory:
             raise
-        except Exception as error:  # of the user's module too: the loop, which takes the jobs, raises it again
+        except Exception as error:  # the user's module too: the loop, which repeats the jobs, raises it again
             self._stack, self._reason = None, first_line(error)
             return None
         if stack.not_compiled:
@@ -97,7 +97,7 @@ class JobBlocks:
         return found
 
     def not_captured(self, reason: str, round: int) -> None:
-        """Hear from the loop that it captures no more steps."""
+        """Record that the loop captures no more steps."""
         self._once(Report("not_captured", reason, round))
 
     def _once(self, report: Report) -> None:
@@ -113,7 +113,7 @@ class JobBlocks:
             with suppress(OutOfMemory):
                 found.update(zip(map(id, part), stack.train(part), strict=True))
                 continue
-            self._give_back()  # the error is gone, and with it the frames that held what was in use
+            self._give_back()  # with the error its frames, which hold used memory, are gone
             if len(part) == 1:
                 raise OutOfMemory("out of memory, with one node at a time")
             self._block = len(part) // 2
@@ -127,14 +127,14 @@ class JobBlocks:
 
 
 def steps_of(job: Assignment) -> int:
-    """Return how many steps a job has."""
+    """Return the number of steps of a job."""
     return len(job.plan.counts)
 
 
 def all_blocks(jobs: Sequence[Assignment], most: int) -> Iterator[list[Assignment]]:
     """Yield the jobs in blocks of at most so many, those with active terms in blocks of their own.
 
-    Blocks are of nearly equal size, for each size is compiled anew; jobs of as many steps come together.
+    Blocks are of nearly equal size, for each size is compiled anew; jobs with equal numbers of steps are adjacent.
     """
     for pulled in (False, True):
         kind = [job for job in jobs if bool(job.terms and job.terms.active) == pulled]
@@ -144,7 +144,7 @@ def all_blocks(jobs: Sequence[Assignment], most: int) -> Iterator[list[Assignmen
 
 
 def against(module: nn.Module, train: Dataset, settings: TrainSettings) -> str:
-    """Return why the loop has to train it, as far as that shows without a try; nothing where nothing does."""
+    """Return why the loop has to train the module, as far as known without a try; "" without a reason."""
     if isinstance(train.x, Ragged):
         return "lines have several lengths"
     if any(isinstance(part, nn.RNNBase) for part in module.modules()):
@@ -168,7 +168,7 @@ def blocks_of(
     sharing: GpuSharing,
     rounds: int,
 ) -> JobBlocks | None:
-    """Return what trains the jobs of several nodes together on a device of KINDS; elsewhere None.
+    """Return the trainer of several nodes' jobs together on a device of KINDS; elsewhere None.
 
     The loop, which trains the others, captures its steps there.
     """

@@ -1,16 +1,16 @@
 """Many copies of any module, trained together by torch.func: one gradient of all of them in place of one after another.
 
-    line        [k, trained]    the trained elements of k nodes, personal ones first; then what else is averaged
+    line        [k, trained]    the trained elements of k nodes, personal ones first; then other averaged elements
     gradient    vmap over the nodes of grad of (loss of functional_call(module, a node's tensors, its batch))
     step        `optimizers`, elementwise on [k, trained]
 
 It equals `ModuleLoop` to rounding, and not to the bit: products over the node axis have kernels of their own, so a
-node's bits may depend on who shares its block.  Hence it is for GPUs, where no bits are promised.  Attention is
-computed by its formula, for the fused kernels know no node axis.
+node's bits may depend on the other nodes of its block.  Hence it is for GPUs, where no bits are promised.  Attention is
+computed by its formula, for the fused kernels have no node axis.
 
-Nodes that do more steps than others go on alone, and batches of a size of their own are computed by themselves: no
-example is padded, so statistics of batches stay those of the loop.  What a module may not do here raises: draw random
-numbers, look at a number, change in place what belongs to all nodes, call what vmap knows only one by one.
+Nodes with more steps than others continue alone, and batches of another size are computed separately: no example is
+padded, so statistics of batches stay those of the loop.  Unsupported operations of a module raise: random draws, reads
+of a number, in-place changes of data shared by all nodes, and operations that vmap can only run one by one.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from fedgossip.learning.one_model.precision import autocast
 from fedgossip.learning.settings import TrainSettings
 
 COMPILED_SIZES = 4
-"""Numbers of nodes for which the gradient is compiled, the first that come; others are computed without."""
+"""Maximum number of block sizes with a compiled gradient, in order of appearance; others run uncompiled."""
 
 ONE_BY_ONE = "There is a performance drop because we have not yet implemented the batching rule"
-"""How torch warns that an operation will be called for one node after another."""
+"""torch's warning for an operation without a batching rule, called for one node after another."""
 
 Kept = dict[str, npt.NDArray[Any]]
-"""What a node remembers of a job, by name."""
+"""A node's state after a job, by name."""
 
 Buffers = dict[str, torch.Tensor]
-"""Of one node, or [k, ...] of all: the buffers that no vector has."""
+"""Buffers outside the vector, of one node, or [k, ...] of all."""
 
 GradientAndLoss = tuple[torch.Tensor, tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor, Buffers]]]
 Gradients = Callable[..., GradientAndLoss]
@@ -56,7 +56,7 @@ Gradients = Callable[..., GradientAndLoss]
 
 
 class JobResult(NamedTuple):
-    """What a job gave, and what its node remembers when all jobs are done."""
+    """The result of a job, and its node's state after all jobs."""
 
     outcome: Outcome
     kept: Kept
@@ -70,12 +70,12 @@ class NodesBatch:
     active: int
     nodes: Sequence[int] | None
     rows: Indices
-    """Of all these nodes, one after another."""
+    """Examples of all these nodes, one after another."""
 
 
 @dataclass(slots=True, eq=False)
 class NodeRows:
-    """Where some nodes stand, on the device; a step changes it in place."""
+    """The state of some nodes on the device; a step changes it in place."""
 
     all: torch.Tensor
     slots: list[torch.Tensor]
@@ -91,7 +91,7 @@ class NodeRows:
         return self._of(lambda tensor: tensor[nodes])
 
     def put(self, nodes: torch.Tensor, part: NodeRows) -> None:
-        """Write back what `copied` gave."""
+        """Write back a copy of `copied`."""
         pairs = [(self.all, part.all), *zip(self.slots, part.slots, strict=True)]
         for whole, some in [*pairs, *((self.buffers[name], one) for name, one in part.buffers.items())]:
             whole[nodes] = some
@@ -105,11 +105,11 @@ class NodeRows:
 
 
 class ModuleStack:
-    """Trains the jobs of several nodes together, whatever the module, where vmap can.
+    """Trains the jobs of several nodes together, for any module that vmap supports.
 
-    It takes up what a node remembers as `ModuleLoop` does, and changes nothing of it: see `JobResult.kept`.
-    `compiles`: the gradient of all nodes goes through torch.compile, on CUDA as a graph; where that fails training goes
-    on without.
+    It reads a node's state as `ModuleLoop` does, and leaves it unchanged: see `JobResult.kept`.
+    `compiles`: the gradient of all nodes is compiled by torch.compile, on CUDA as a graph; after a failure training
+    continues without.
     """
 
     def __init__(
@@ -137,13 +137,13 @@ class ModuleStack:
         how: Any = {"mode": "reduce-overhead", "dynamic": False}
         self._compiled: Gradients | None = torch.compile(self._plain, **how) if compiles else None
         self.compiles, self.not_compiled = compiles, ""
-        """Whether it is to be compiled, and why that was given up, if it was."""
+        """Whether to compile, and why compiling was given up, if it was."""
         self._sizes: set[int] = set()
         self._width = settings.examples_per_step
 
     @property
     def bytes_of_node(self) -> int:
-        """Of its weights, gradient, slots and terms, and of temporary values as long; activations come on top."""
+        """Return the bytes of weights, gradient, slots, terms, and as many temporary values; without activations."""
         return 4 * (self._own + self._layout.length) * (6 + len(self._settings.slots))
 
     # --- a block ----------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class ModuleStack:
     def train(self, jobs: Sequence[Assignment]) -> list[JobResult]:
         """Train the jobs of different nodes, all with active terms or all without.
 
-        Raises what the module raises; nothing is changed then.
+        Raises as the module does, without changing anything.
         """
         order = sorted(range(len(jobs)), key=lambda k: -len(jobs[k].plan.counts))
         found = self._train_block([jobs[k] for k in order])
@@ -159,7 +159,7 @@ class ModuleStack:
         return [found[places[k]] for k in range(len(jobs))]
 
     def _train_block(self, jobs: Sequence[Assignment]) -> list[JobResult]:
-        """The same of jobs in order of their steps, the most first."""
+        """Train jobs in order of their steps, the most first, as `train`."""
         steps = [len(job.plan.counts) for job in jobs]
         taken = [int(job.state[STEPS]) if STEPS in job.state else 0 for job in jobs]
         rates = optimizers.rates(self._settings, [job.lr for job in jobs], taken, steps[0])
@@ -224,13 +224,13 @@ class ModuleStack:
     def _loss(
         self, line: torch.Tensor, statistics: torch.Tensor, buffers: Buffers, x: torch.Tensor, y: torch.Tensor
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor, Buffers]]:
-        """Return one node's loss; beside it the loss, and what the pass has made of statistics and buffers."""
+        """Return one node's loss; beside it the loss, and the statistics and buffers after the pass."""
         parts = torch.split(
             line, [one.stop - one.start for one in self._segments]
         )  # whose gradients are joined at once
         tensors = {one.name: part.view(one.shape) for one, part in zip(self._segments, parts, strict=True)}
         pieces = torch.split(statistics, [one.stop - one.start for one in self._averaged]) if self._averaged else ()
-        # copies: a pass changes them in place, and what goes into a graph may not change
+        # copies: a pass changes them in place, and inputs of a graph must stay constant
         counted = {one.name: p.view(one.shape).clone() for one, p in zip(self._averaged, pieces, strict=True)}
         mine = {name: buffer.clone() for name, buffer in buffers.items()}
         with autocast(self._settings.precision, self._device):
@@ -240,7 +240,7 @@ class ModuleStack:
         return loss, (loss.detach(), after, mine)
 
     def _gradients(self, inputs: tuple[Any, ...], *, whole: bool) -> GradientAndLoss:
-        """Call it through the compiler for whole batches of a whole block, of few sizes: each is compiled anew."""
+        """Compute gradients, compiled for whole batches of a whole block, of few sizes: each is compiled anew."""
         k = len(inputs[0])
         if self._compiled is None or not whole or (k not in self._sizes and len(self._sizes) == COMPILED_SIZES):
             return self._plain(*inputs)
@@ -253,7 +253,7 @@ class ModuleStack:
             raise
         except Exception as error:
             self._compiled = None
-            found = self._plain(*inputs)  # where this raises too the module is the reason, and not the compiler
+            found = self._plain(*inputs)  # where this raises too the module is the cause, and not the compiler
             self.not_compiled = first_line(error)
             return found
 
@@ -323,13 +323,13 @@ def batches_of(jobs: Sequence[Assignment]) -> Iterator[NodesBatch]:
 
 @contextmanager
 def _by_formula() -> Iterator[None]:
-    """Have attention computed by products that know a node axis, and raise where an operation knows none."""
+    """Compute attention by products with a node axis, and raise where an operation has none."""
     with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
         warnings.filterwarnings("error", ONE_BY_ONE)
         yield
 
 
 def first_line(error: Exception) -> str:
-    """Return what an error says, in one line that a record may hold."""
+    """Return an error's text in one line for a record."""
     said = str(error).strip().partition("\n")[0][:200]
     return f"{type(error).__name__}: {said}" if said else type(error).__name__

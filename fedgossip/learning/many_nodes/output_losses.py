@@ -1,9 +1,9 @@
-"""What stands on top of a stack of layers: the loss of its outputs, and the error that goes down from it.
+"""The loss of a stack's outputs, and the error propagated down from it.
 
-The outputs are in `ws.logits` [k, outputs, rows]; `fill` writes the error into `ws.top` of the same shape and what each
-example lost, with a minus, as a log probability has it.  Every operation is elementwise, or a softmax within one node,
-so that no bit depends on which nodes share the block: torch's sigmoid is no such operation (its last lanes are rounded
-by another routine), a softmax over two numbers is.
+The outputs are in `ws.logits` [k, outputs, rows]; `fill` writes the error into `ws.top` of the same shape and the
+negative loss of each example, as a log probability.  Every operation is elementwise, or a softmax within one node, so
+that no bit depends on the other nodes of the block: torch's sigmoid is no such operation (its last lanes are rounded by
+another routine), a softmax over two numbers is.
 
 A workspace has two outputs at least, as a product with a side of 1 rounds by the block: where the model has one, the
 other stays at zero with its weights, its label and its error.
@@ -27,14 +27,14 @@ Array = npt.NDArray[Any]
 
 class Top(Protocol):
     def targets(self, indices: npt.NDArray[np.int64], block: int) -> Array:
-        """Return what `fill` wants of the labels of examples [steps, k, rows], one row per step.
+        """Return the targets for `fill` of examples [steps, k, rows], one row per step.
 
-        It is called with `block` nodes at a time, or with what is left of them.
+        `fill` is called with `block` nodes at a time, or with the rest of them.
         """
         ...
 
     def placed(self, examples: torch.Tensor, k: int) -> torch.Tensor:
-        """Return the targets of a step's examples [k * rows], which are on the device; nothing is asked of the host."""
+        """Return the targets of a step's examples [k * rows], on the device, without a read by the host."""
         ...
 
     def part(self, targets: torch.Tensor, nodes: slice, rows: int) -> torch.Tensor:
@@ -46,11 +46,11 @@ class Top(Protocol):
         ...
 
     def labels(self, labels: Array) -> Array:
-        """Return labels [rows, ...] of a test set as `picked` wants them."""
+        """Return labels [rows, ...] of a test set in the form for `picked`."""
         ...
 
     def picked(self, ws: Workspace, labels: torch.Tensor) -> torch.Tensor:
-        """Return minus the losses [k, rows] of test examples that all nodes share."""
+        """Return the negative losses [k, rows] of test examples shared by all nodes."""
         ...
 
 
@@ -66,7 +66,7 @@ class ClassTop:
         return torch.tensor(self._labels, device=self._minus_ones.device)
 
     def targets(self, indices: npt.NDArray[np.int64], block: int) -> Array:
-        """Where in the [block, classes, rows] of its block the label of an example stands."""
+        """Return the places of the labels in the [block, classes, rows] of each example's block."""
         steps, k, rows = indices.shape
         places = (np.arange(k) % block * self._classes)[:, None] + self._labels[indices]
         return np.asarray(places * rows + np.arange(rows)).reshape(steps, -1)
@@ -107,7 +107,7 @@ class ColumnTop:
         return torch.tensor(self._labels, device=self._device)
 
     def targets(self, indices: npt.NDArray[np.int64], block: int) -> Array:  # noqa: ARG002
-        """The labels [steps, k, outputs, rows]."""
+        """Return the labels [steps, k, outputs, rows]."""
         return np.ascontiguousarray(self._labels[indices].transpose(0, 1, 3, 2))
 
     def placed(self, examples: torch.Tensor, k: int) -> torch.Tensor:
@@ -170,7 +170,7 @@ OF_COLUMNS: Mapping[str, Any] = {"mse": _squared, "mae": _absolute, "huber": _hu
 
 
 BY_HAND = ("cross-entropy", *OF_COLUMNS)
-"""The losses that have a top."""
+"""The elementwise loss of outputs and labels [k, outputs, rows], and its derivative, by name."""
 
 
 def top_of(loss: str, data: Dataset, outputs: int, most: int, device: torch.device) -> Top:

@@ -1,7 +1,7 @@
-"""Training of all simulated nodes whose models stay where they are trained: batches, rates, losses and errors.
+"""Training of all simulated nodes with models that stay on their device: batches, rates, losses and errors.
 
-A round asks nothing of a GPU (`device_stack`): the next is prepared while it computes.  What it was, losses and whether
-updates are finite, is read when the record wants it, and an error names its node and round then.  On the CPU
+A round reads nothing from a GPU (`device_stack`): the next is prepared while it computes.  Its losses and the
+finiteness of updates are read when the record needs them, and an error then names its node and round.  On the CPU
 (`host_stack`) that is after every round.
 """
 
@@ -27,7 +27,7 @@ from fedgossip.learning.one_model.sharing import OutOfMemory
 from fedgossip.learning.settings import TrainSettings
 
 STACKS: Mapping[str, type[Any]] = {"cpu": HostStack, "cuda": DeviceStack}
-"""What holds the models of each kind of device."""
+"""The stack class of each kind of device."""
 
 
 class ResidentStack:
@@ -38,7 +38,7 @@ class ResidentStack:
     ) -> None:
         self._stack, self._batches, self._settings = stack, batches, settings
         self._rounds, self._loss = rounds, loss
-        self._untold: list[tuple[int, float]] = []  # rounds whose losses are on the device, and their rates
+        self._untold: list[tuple[int, float]] = []  # rounds with losses still on the device, and their rates
         self._failed: TrainingError | None = None
 
     @property
@@ -81,7 +81,7 @@ class ResidentStack:
 
     @contextmanager
     def _errors_of(self, doing: str) -> Iterator[None]:
-        """Let what the device raises be an error of the training that says where; torch's own are RuntimeErrors."""
+        """Convert errors of the device, RuntimeErrors of torch, into training errors with their place."""
         try:
             yield
         except TrainingError:
@@ -100,9 +100,9 @@ def resident_models(
     n: int,
     note: Callable[[str, str], None],
 ) -> ResidentStack | None:
-    """Return n models that stay on the engine's device; None where none do, or they do not fit, which `note` is told.
+    """Return n models that stay on the engine's device; None without support or memory, with a `note`.
 
-    Of plain SGD that takes a number of local steps a round.
+    For plain SGD with a number of local steps a round.
     """
     kind = STACKS.get(engine.device.type)
     if kind is None or engine.shape.convolutions or settings.local_steps is None:
@@ -112,7 +112,7 @@ def resident_models(
     except OutOfMemory:
         note("not_resident", f"{n} models, twice, do not fit into the memory of {engine.device}")
         return None
-    except RuntimeError as error:  # of a device that is not what it should be; what comes next says what it is
+    except RuntimeError as error:  # a faulty device: the next operation reports the cause
         note("not_resident", first_line(error))
         return None
     return ResidentStack(stack, batches, settings, rounds, loss)

@@ -1,4 +1,4 @@
-"""Which modules train many nodes at once (`stacked_engine`), and what such a stack looks like."""
+"""Which modules train many nodes at once (`stacked_engine`), and the shape of such a stack."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fedgossip.learning.one_model.flat import Layout
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """A convolution with ReLU and 2x2 pooling behind it, and what one example looks like to it.
+    """A convolution with ReLU and 2x2 pooling behind it, and the shape of one example.
 
     It reads [channels, height, width] and gives [outputs, half_height, half_width]; an odd last row or column of its
-    result falls away in the pooling, so it is not computed.
+    result is dropped by the pooling, so it is not computed.
     """
 
     channels: int
@@ -37,7 +37,7 @@ class Convolution:
 
     @property
     def inputs(self) -> int:
-        """The weights of one output."""
+        """Number of weights of one output."""
         return self.channels * self.kernel**2
 
     @property
@@ -54,7 +54,7 @@ class Shape:
 
     @property
     def convolved(self) -> int:
-        """The elements of a vector that belong to convolutions; they come first."""
+        """Number of elements of a vector that belong to convolutions; they are first."""
         return sum(layer.outputs * (layer.inputs + 1) for layer in self.convolutions)
 
     @property
@@ -92,7 +92,7 @@ def shape_of(module: nn.Module, layout: Layout, example: Sequence[int]) -> Shape
 
 
 def _convolution(layers: Sequence[nn.Module], given: tuple[int, ...]) -> Convolution | None:
-    """Return what [Conv2d, ReLU, MaxPool2d] do to an example of shape `given`, if it is what `shape_of` says."""
+    """Return the effect of [Conv2d, ReLU, MaxPool2d] on an example of shape `given`, if supported by `shape_of`."""
     if [type(layer) for layer in layers] != [nn.Conv2d, nn.ReLU, nn.MaxPool2d] or len(given) != 3:
         return None
     conv, _, pool = layers

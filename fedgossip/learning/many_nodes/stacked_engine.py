@@ -52,15 +52,15 @@ GRADIENT_COPIES = 2  # stacks of a workspace: weights, gradients
 
 
 class Outcome(NamedTuple):
-    """What training one vector gave: trained minus given, the mean loss, whether the difference is finite."""
+    """The result of training one vector: trained minus given, the mean loss, whether the difference is finite."""
 
     difference: Vector
     loss: float
     finite: bool
     skipped: int = 0
-    """Steps that were not taken, because a 16-bit gradient overflowed."""
+    """Number of skipped steps, after an overflow of a 16-bit gradient."""
     logged: Mapping[str, float] = MappingProxyType({})
-    """What else the record is to have of it."""
+    """Further values for the record."""
 
 
 class LayerStack:
@@ -145,16 +145,16 @@ class LayerStack:
             return mean_losses(picked.numpy(), whole.weight), finite
 
     def plain_step(self, workspace: Workspace, steps: Steps, step: int, picked: torch.Tensor) -> None:
-        """Let all nodes of a workspace take a step of plain SGD; `picked` [k * width]: minus what the examples lost."""
+        """Take a step of plain SGD for all nodes of a workspace; `picked` [k * width]: negative losses of examples."""
         self._pass(workspace, steps, step, picked, workspace.stacks[0], adds=True)
 
     @torch.no_grad()
     def gradients(
         self, vectors: Sequence[Vector], plans: Sequence[BatchPlan], stretches: GradientStretches | None = None
     ) -> list[Outcome]:
-        """Return the mean gradient at each vector over all examples of its plan; nothing is trained or remembered.
+        """Return the mean gradient at each vector over all examples of its plan, without training or state.
 
-        `stretches` of the only one are told while it is computed.
+        `stretches` of the only one are sent while it is computed.
         """
         outcomes: dict[int, Outcome] = {}
         order = sorted(range(len(plans)), key=lambda j: -len(plans[j].counts))
@@ -250,9 +250,9 @@ class LayerStack:
         adds: bool,
         final: Callable[[int], None] | None = None,
     ) -> None:
-        """Compute the gradient of a step, times its scale, and put it into a stack, or add it to what is there.
+        """Compute the gradient of a step, times its scale, and write it into a stack, or add it to the contents.
 
-        `final` is called with each linear layer whose gradient is there, the last first.
+        `final` is called with each linear layer with a complete gradient, the last first.
         """
         rows, targets, scale = steps.rows[step], steps.targets[step], steps.scale[step]
         active = len(ws.logits)
@@ -353,9 +353,9 @@ class LayerStack:
         ]
 
     def _test_set(self) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        """Return (x [1, rows, inputs], labels as the top wants them, and as they are) in blocks of one shape.
+        """Return (x [1, rows, inputs], labels in the top's form, and original labels) in blocks of one shape.
 
-        The last repeats an example, but not in the labels as they are.
+        The last repeats an example, but not in the original labels.
         """
         if not self._test_blocks:
             size = self._test_rows
@@ -373,11 +373,11 @@ class LayerStack:
 
     @property
     def plain_block(self) -> int:
-        """How many nodes train at once by plain SGD."""
+        """Return the number of nodes that train at once by plain SGD."""
         return self._block(self.width, 1)
 
     def _block(self, rows: int, copies: int) -> int:
-        """Return how many nodes fit the cache together."""
+        """Return the number of nodes that fit into the cache together."""
         if self.device.type != "cpu":
             return LARGEST_BLOCK_ELSEWHERE
         return max(1, min(LARGEST_BLOCK, CACHE_BYTES // node_bytes(self.shape, rows, copies)))
@@ -405,14 +405,14 @@ def _forward(ws: Workspace, first: torch.Tensor) -> None:
 
 
 def _backward(ws: Workspace, layer: int) -> None:
-    """Fill the errors below `layer`; comes before its weights change."""
+    """Fill the errors below `layer`; precedes the change of its weights."""
     below = ws.errors[layer - 1]
     torch.bmm(ws.rising[layer], ws.inner[layer], out=below)
     torch.ops.aten.threshold_backward.grad_input(below, ws.z[layer - 1], 0, grad_input=below)
 
 
 def _read_only(array: npt.NDArray[Any]) -> torch.Tensor:
-    """Return the tensor of an array that nobody may write to, which is not copied: it is only read."""
+    """Return the tensor of a read-only array, without a copy: it is only read."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         return torch.from_numpy(array)

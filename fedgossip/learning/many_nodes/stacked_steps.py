@@ -1,4 +1,4 @@
-"""What a block of nodes does, step by step, as tensors: their examples, labels and factors, and what they lost."""
+"""The steps of a block of nodes as tensors: their examples, labels and factors, and their losses."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(slots=True, eq=False)
 class Steps:
-    """What a block does, step by step, nodes with most steps first; the tuples have one tensor per step."""
+    """The steps of a block, nodes with most steps first; the tuples have one tensor per step."""
 
     rows: tuple[torch.Tensor, ...]  # [k * width]: the examples
-    targets: tuple[torch.Tensor, ...]  # what the top wants of the examples' labels
+    targets: tuple[torch.Tensor, ...]  # the examples' labels in the top's form
     scale: tuple[torch.Tensor, ...]  # [k, 1, width], or [1, 1, width] where all nodes have one
     weight: Floats  # [steps, k, width]: 1 / examples of the step, 0 for unused places
     rate: torch.Tensor  # [steps, k, 1, 1]
@@ -36,7 +36,7 @@ class Steps:
     pull: torch.Tensor | None  # [k, 1, 1]: that of the terms; None where the jobs have none
 
     def of_block(self, nodes: slice, top: Top) -> Steps:
-        """Return the steps of plain SGD that some nodes take, one block of those for which these were made."""
+        """Return the steps of plain SGD of some nodes, one block of these."""
         width, k = self.weight.shape[2], nodes.stop - nodes.start
         places = slice(nodes.start * width, nodes.stop * width)
         rows = tuple(one[places] for one in self.rows)
@@ -69,7 +69,7 @@ class StepLayout:
         return self._laid(indices, counts, weight, weight, idle, ())
 
     def of_full_batches(self, indices: Indices, lr: float, block: int) -> Steps:
-        """Return the steps of plain SGD over examples [steps, k, width], each as long as the settings say.
+        """Return the steps of plain SGD over examples [steps, k, width], each of the settings' length.
 
         They are taken in blocks of so many nodes: `Steps.of_block`.
         """
@@ -79,7 +79,7 @@ class StepLayout:
         return self._plain(rows.unbind(), targets.unbind(), self.tensor(self.full_scale(lr)), weight)
 
     def of_rows(self, rows: Sequence[torch.Tensor], scale: torch.Tensor, k: int) -> Steps:
-        """As `of_full_batches`, of examples [k * width] a step and of their `full_scale`, which are on the device."""
+        """As `of_full_batches`, for examples [k * width] a step and their `full_scale`, on the device."""
         targets = tuple(self.top.placed(examples, k) for examples in rows)
         return self._plain(tuple(rows), targets, scale, np.broadcast_to(self.full_weight, (len(rows), k, self.width)))
 
@@ -90,7 +90,7 @@ class StepLayout:
         return self._used(counts) * (np.float32(1) / counts.astype(np.float32))[:, :, None]
 
     def full_scale(self, lr: float) -> Floats:
-        """Return by what the error of each place of a full batch is multiplied, [1, 1, width]."""
+        """Return the factor of the error of each place of a full batch, [1, 1, width]."""
         return self.full_weight * -np.float32(lr)
 
     def _plain(
@@ -101,7 +101,7 @@ class StepLayout:
         weight: Floats,
     ) -> Steps:
         """Return steps of plain SGD that all nodes take."""
-        none = torch.empty(0, device=self.device)  # of plain SGD the step is in the scale
+        none = torch.empty(0, device=self.device)  # for plain SGD the step is in the scale
         steps, k, _ = weight.shape
         return Steps(rows, targets, (scale,) * steps, weight, *(none, none, none, none), [k] * steps, None)
 
@@ -118,7 +118,7 @@ class StepLayout:
         return indices, counts
 
     def _used(self, counts: Indices) -> npt.NDArray[np.bool_]:
-        """Return which places of [steps, k, width] hold an example that counts."""
+        """Return the used places of [steps, k, width]."""
         found: npt.NDArray[np.bool_] = np.arange(self.width) < counts[:, :, None]
         return found
 
@@ -156,7 +156,7 @@ class StepLayout:
 
 
 def taken_in(weight: Floats) -> npt.NDArray[np.int64]:
-    """Return how many steps each node takes."""
+    """Return the number of steps of each node."""
     return np.asarray(np.count_nonzero(weight[:, :, 0], axis=0))
 
 
@@ -168,7 +168,7 @@ def mean_losses(picked: Floats, weight: Floats) -> npt.NDArray[np.float64]:
 def summed_losses(picked: Floats, weight: Floats) -> npt.NDArray[np.float64]:
     """Return per node the sum of -log p(label) of its examples, each times its weight.
 
-    Step after step, so that the steps which only other nodes have add nothing but zeros.
+    Step after step, so that steps of other nodes alone add nothing but zeros.
     """
     terms = picked.reshape(weight.shape).astype(np.float64) * weight
     return np.asarray(-np.add.accumulate(terms.sum(axis=2))[-1])

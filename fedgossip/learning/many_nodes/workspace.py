@@ -32,7 +32,7 @@ def padded(inputs: int) -> int:
 
 
 def wide(outputs: int) -> int:
-    """Return how many outputs a workspace has for a model of so many; see `tops`."""
+    """Return the number of outputs of a workspace for a model's number; see `output_losses`."""
     return max(2, outputs)
 
 
@@ -45,10 +45,10 @@ def node_bytes(shape: Shape, rows: int, copies: int) -> int:
 
 
 def order_of(shape: Shape) -> torch.Tensor:
-    """Return int64 [d]: which element of a vector comes where in a stack, the first linear layer's inputs by place.
+    """Return int64 [d]: the place in a stack of each element of a vector, the first linear layer's inputs by place.
 
-    A vector has them by channel, as Flatten gives them; by place they lie together in what the convolutions give, and
-    reordering a vector twice a job is quicker than reordering examples twice a step.
+    A vector has them by channel, as Flatten gives them; by place they are contiguous in the convolutions' output, and
+    reordering a vector twice a job is faster than reordering examples twice a step.
     """
     parts, begin = [], 0
     for layer in shape.convolutions:
@@ -62,7 +62,7 @@ def order_of(shape: Shape) -> torch.Tensor:
 
 
 def only_turned(shape: Shape, layer: int) -> bool:
-    """Tell whether a linear layer has its weights turned alone."""
+    """Return whether a linear layer stores its weights turned alone."""
     return layer == 0 and len(shape.sizes) > 2 and not shape.convolutions
 
 
@@ -79,9 +79,9 @@ def stack_of(shape: Shape, k: int, device: torch.device) -> Tensors:
 
 
 def numbers_of(shape: Shape) -> list[int]:
-    """Return how many numbers of each tensor of a stack of linear layers are the model's, or between such.
+    """Return how many numbers of each tensor of a stack of linear layers belong to the model, or are between such.
 
-    Of one whose weights are turned, rows of zeros behind them are none.
+    Rows of zeros behind turned weights do not.
     """
     sizes = (*shape.sizes[:-1], wide(shape.sizes[-1]))
     return [
@@ -133,7 +133,7 @@ class Workspace:
         return only_turned(self.shape, layer)
 
     def only_straight(self, layer: int) -> bool:
-        """Tell whether a layer's products read its weights as they lie."""
+        """Return whether a layer's products read its weights unturned."""
         return layer == 0 and bool(self.shape.convolutions)
 
     def narrow(self, k: int) -> Workspace:
@@ -167,7 +167,7 @@ class Workspace:
         return found
 
     def _derive(self) -> None:
-        """Make the views that a step needs: making them anew would cost more than the small products."""
+        """Make the views for a step once: making them anew would cost more than the small products."""
         self.weights = self.stacks[0][self.kernels :]
         self.refreshed = [
             (self.turned[layer], self.weights[layer].transpose(1, 2))

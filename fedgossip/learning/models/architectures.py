@@ -1,4 +1,4 @@
-"""The models that have a name, as sizes: which tensors they have, in what shapes.  No torch here; `models` builds them.
+"""The named models, as sizes: their tensors and shapes.  No torch here; `models` builds them.
 
 softmax            one linear layer
 mlp:64-32-10       linear layers with ReLU between them; the first and last size are the data's
@@ -21,15 +21,15 @@ from fedgossip.data.named_code import NamesCode
 
 KINDS = ("softmax", "mlp", "cnn:small", "cnn:small-bn", "chars", "gpt")
 FITTED = ("glm", "trees", "kaplan-meier", "cox")
-"""What is fitted by sums, without gradients."""
+"""Kinds of models fitted by sums, without gradients."""
 CODE = NamesCode((*(one.partition(":")[0] for one in KINDS), *FITTED, "words").__contains__)
-"""Of model.source: what is no built-in word is a function of somebody's own."""
+"""Code names in model.source: any word that is no built-in model."""
 
 Shapes = list[tuple[str, tuple[int, ...]]]
 """Names and shapes, in the order of torch's named_parameters and named_buffers."""
 
 EMBEDDED = 16
-"""Numbers that a character becomes in front of a GRU."""
+"""Width of a character's embedding in front of a GRU."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,10 @@ class ConvolutionalSizes:
 
     image: tuple[int, int, int]
     folded: bool
-    """Whether an example is flat, and made an image first."""
+    """Whether an example is flat, and folded into an image first."""
     channels: tuple[int, int]
     sizes: tuple[int, ...]
-    """Of the linear layers, from what the poolings leave to the classes."""
+    """Sizes of the linear layers, from the poolings' output to the classes."""
     norm: bool
     """Whether BatchNorm follows each convolution."""
 

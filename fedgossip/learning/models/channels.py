@@ -1,7 +1,7 @@
-"""Convolutions with the channels innermost: [b, h, w, c] in memory, [b, c, h, w] to the eye.
+"""Convolutions with the channels innermost: memory order [b, h, w, c], logical order [b, c, h, w].
 
-Only images change their place in memory.  Weights keep their order, for they are views of the vector that travels;
-torch lays them out anew for each convolution, which is little beside the images.
+Only images change their memory order.  Weights keep theirs, for they are views of the exchanged vector; torch lays them
+out anew for each convolution, at a small cost beside the images.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ SOLID = (nn.Conv3d, nn.ConvTranspose3d)
 
 
 def check(module: nn.Module) -> None:
-    """Raise ConfigError where there is no convolution whose images could be laid out so."""
+    """Raise ConfigError for a module without a suitable convolution."""
     if not any(isinstance(part, (*FLAT, *SOLID)) for part in module.modules()):
         advice = "It is for models with Conv2d or Conv3d; leave channels_last out."
         raise ConfigError("channels_last = true, but the model has no convolution of images", advice)
 
 
 def innermost(module: nn.Module) -> None:
-    """Let every convolution of the module see its images with the channels innermost; the results follow suit."""
+    """Lay out the images of every convolution of the module with the channels innermost; the results follow."""
     for part in module.modules():
         if isinstance(part, FLAT):
             part.register_forward_pre_hook(_flat)

@@ -1,4 +1,4 @@
-"""A trained model as a whole: all its tensors, and what somebody must know who uses it."""
+"""A trained model as a whole: all its tensors, and the facts for its use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Memory = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a model is made from, and learned from: `like` is one example of its data."""
+    """The sources of a model: its construction and its data; `like` is one example of them."""
 
     source: str
     seed: int
@@ -38,7 +38,7 @@ class Recipe:
     base: Path | None = None
 
     def facts(self, schema: str) -> dict[str, Any]:
-        """Return what `model_files.ModelFacts` holds of it."""
+        """Return the fields of `model_files.ModelFacts`."""
         like, named = self.like, self._functions
         return {
             "source": self.source,
@@ -79,7 +79,7 @@ def _place(module: str, path: Path) -> str:
 
 
 def example_of(data: Dataset) -> Dataset:
-    """Return the first example alone, with all that is known of the set."""
+    """Return the first example alone, with all facts about the set."""
     return data.subset(np.arange(1))
 
 
@@ -92,7 +92,7 @@ def whole_model(
     memories: Mapping[NodeId, Memory],
     node: NodeId | None,
 ) -> WholeModel:
-    """Return the model that `vector` is, in `module`, with what `memories` hold of `node`, or of all nodes."""
+    """Return the model of `vector`, in `module`, with the tensors in `memories` of `node`, or of all nodes."""
     layout.write(module, vector)
     personal = Layout.personal_of(module, settings.stays)
     about = {**recipe.facts(layout.schema), "node": node}
@@ -105,7 +105,7 @@ def whole_model(
 
 
 def _own(personal: Layout, memory: Memory) -> dict[str, npt.NDArray[Any]]:
-    """Return what a node remembers and is of its model: personal parameters, local buffers."""
+    """Return a node's own part of its model: personal parameters, local buffers."""
     found = {}
     if PERSONAL in memory:
         found = {name: np.array(memory[PERSONAL][where]).reshape(shape) for name, where, shape in personal.places()}

@@ -1,4 +1,4 @@
-"""A model out of its folder: something to call, on examples as they are read."""
+"""A model loaded from its folder: a callable, on examples in their original units."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from fedgossip.learning.one_model.losses import fitted
 
 
 class LoadedModel:
-    """A model as its run left it.  Call it with examples [m, ...] as they are read, not scaled.
+    """A model as its run left it.  Call it with unscaled examples [m, ...].
 
     It gives float64: of classes their probabilities [m, classes]; of a regression numbers [m, k] in the labels' units;
     of several labels the probability of each [m, k]; of text the probabilities of the next character [m, context,
-    vocabulary].  `facts` is what model.json says, `module` the torch module, in eval mode.
+    vocabulary].  `facts` are those of model.json, `module` the torch module, in eval mode.
     """
 
     def __init__(self, facts: ModelFacts, module: nn.Module, folder: Path) -> None:
@@ -48,7 +48,7 @@ class LoadedModel:
         return self._answers(self._scaled(np.asarray(x)))
 
     def of_scaled(self, examples: Dataset) -> npt.NDArray[np.float64]:
-        """Return what a call gives, of examples that are scaled already.
+        """Return the result of a call for examples that are scaled already.
 
         Raises ConfigError for another scale or kind.
         """
@@ -66,16 +66,16 @@ class LoadedModel:
         return shares.reshape(len(shares), -1).numpy() if self.facts.kind == MULTI_LABEL else shares.numpy()
 
     def having(self, module: nn.Module, **facts: Any) -> LoadedModel:
-        """Return the same model with other layers, and what `facts` says of them in place of what was said."""
+        """Return the same model with other layers, and with `facts` replaced."""
         return LoadedModel(msgspec.structs.replace(self.facts, **facts), module, self._folder)
 
     @property
     def like(self) -> Dataset:
-        """One example of nothing, with the columns, classes and scales of what the model learned from."""
+        """Return one empty example, with the columns, classes and scales of the model's training data."""
         return like_of(self.facts)
 
     def evaluate(self, examples: Dataset) -> dict[str, float]:
-        """Return "loss" and the metrics of the run, on examples as they were read: not scaled.
+        """Return "loss" and the metrics of the run, on unscaled examples.
 
         Raises ConfigError where they are of another shape or kind.
         """
@@ -105,7 +105,7 @@ class LoadedModel:
 
     @torch.no_grad()
     def outputs_of(self, x: npt.NDArray[np.generic]) -> torch.Tensor:
-        """Return what the module gives for scaled examples, float32.  Raises TrainingError where it raises."""
+        """Return the module's outputs for scaled examples, float32.  Raises TrainingError where it raises."""
         kind = np.int64 if self.facts.vocabulary is not None else np.float32
         parts = []
         try:
@@ -123,9 +123,9 @@ class LoadedModel:
 def load_model(path: Path | str, *, node: int | None = None, run_code: bool = False) -> LoadedModel:
     """Return the model of a run: of its directory, or of the folder model/ in it.
 
-    `node`: whose own layers it has, where some stay at the nodes.  `run_code`: let the copy of the user's modules run
-    that some models are made with; it is a program of whoever made the model.  Raises ConfigError for what is no whole
-    model, or is none that can be made again.
+    `node`: the node with the model's own layers, where some stay at the nodes.  `run_code`: allow the copy of the
+    user's modules to run that some models need; it is a program by the maker of the model.  Raises ConfigError for an
+    incomplete model, and for one that cannot be rebuilt.
     """
     folder = found(Path(path))
     facts = facts_of(folder)
@@ -144,7 +144,7 @@ def load_model(path: Path | str, *, node: int | None = None, run_code: bool = Fa
         return models.build(facts.source, facts.shape, facts.outputs, facts.seed, vocabulary, base=folder / MODEL_CODE)
 
     with _modules_of(facts):
-        if not code_in(facts):  # a model of sizes that somebody wrote takes no memory before they are those of its file
+        if not code_in(facts):  # sizes in a file allocate no memory before they match its tensors
             with torch.device("meta"):
                 _check_parts(folder, facts, built, tensors)
         module = _check_parts(folder, facts, built, tensors)
@@ -156,12 +156,12 @@ def load_model(path: Path | str, *, node: int | None = None, run_code: bool = Fa
 
 
 def _check_parts(folder: Path, facts: ModelFacts, built: Callable[[], nn.Module], tensors: Tensors) -> nn.Module:
-    """Return what `built` makes.  Raises ConfigError where it has other tensors than the folder."""
+    """Return the result of `built`.  Raises ConfigError where its tensors differ from the folder's."""
     advice = "Does what makes it depend on this machine, or on the release of a library?"
     text = f"{folder}: {facts.source[:100]} makes another model than the one that was saved"
     try:
         module = built()
-    except RuntimeError as error:  # sizes of which torch makes no tensor
+    except RuntimeError as error:  # sizes that torch rejects
         raise ConfigError(f"{text}: {str(error).partition(chr(10))[0][:200]}", advice) from error
     if {name: tensor.shape for name, tensor in parts_of(module).items()} != {
         name: tensor.shape for name, tensor in tensors.items()
@@ -176,7 +176,7 @@ def _trees(folder: Path, facts: ModelFacts) -> nn.Module:
 
 
 class TreesModule(nn.Module):
-    """Boosted trees as a module: it gives logits, or numbers in deviations of the label, of scaled examples."""
+    """Boosted trees as a module: gives logits, or numbers in deviations of the label, for scaled examples."""
 
     def __init__(self, margins: TreeMargins, *, two: bool) -> None:
         super().__init__()
@@ -188,8 +188,9 @@ class TreesModule(nn.Module):
 
 
 def _check_code(folder: Path, facts: ModelFacts, run_code: bool) -> None:
-    """Raise ConfigError for code that nobody has allowed to run, and for some that was changed; what names it decides,
-    and nothing that model.json says of it."""
+    """Raise ConfigError for unapproved code, and for changed code; the names in use decide, and no other statement of
+    model.json.
+    """
     names = code_in(facts)
     came = f"came with it: {', '.join(facts.modules[:5])}" if facts.modules else "is not in its folder"
     check_allowed(names, folder, run_code=run_code, whose=f"the model is made by code that {came}")
@@ -199,7 +200,7 @@ def _check_code(folder: Path, facts: ModelFacts, run_code: bool) -> None:
 
 @contextmanager
 def _modules_of(facts: ModelFacts) -> Iterator[None]:
-    """Let the modules of the model's folder be imported, and no others of their names that are loaded already."""
+    """Make the modules of the model's folder importable, instead of loaded ones of the same names."""
     if not code_in(facts):
         with importing_nothing(facts.source):
             yield

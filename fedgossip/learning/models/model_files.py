@@ -1,10 +1,10 @@
-"""The folder that a model is kept in, so that somebody can use it who has nothing else of the run.
+"""The folder of a model, complete for a user without the rest of the run.
 
-    model.json             what it is: source, layout, classes, columns, scaling, score, versions
-    weights.safetensors    every tensor, trained, frozen and what stays at a node
+    model.json             its description: source, layout, classes, columns, scaling, score, versions
+    weights.safetensors    every tensor, trained, frozen and local to a node
     trees.json             boosted trees, in place of weights.safetensors
-    own/003.safetensors    tensors that stay at node 3, of a run that was simulated
-    code/                  a copy of the user's own modules that it is made with
+    own/003.safetensors    tensors that stay at node 3, of a simulated run
+    code/                  a copy of the user's own modules that build it
 
 model.json is written last: a folder without it is no model.  No torch here.
 """
@@ -31,14 +31,14 @@ from fedgossip.data.columns.encodings import TableEncoding
 from fedgossip.learning.models import architectures
 
 KEPT = MODEL_BEST, MODEL
-"""The folders of models in a run directory: what is done with a run is done with the first that is there."""
+"""Model folders of a run directory: commands on a run use the first existing one."""
 FORMAT = 1
 RATES = "glm:poisson"
 """The source of a linear layer and its exponential: rates and counts, fitted by sums and trained by nothing."""
 
 
 class ColumnScale(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was taken from each number before it was learned from, and what it was divided by."""
+    """Offset subtracted from each number before training, and its divisor."""
 
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
@@ -60,26 +60,26 @@ class ModelFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     outputs: int = 0
     """Numbers that the model gives for an example."""
     classes: tuple[str, ...] = ()
-    """What the classes are called, in the order of the outputs; their numbers where they have no names."""
+    """Names of the classes, in the order of the outputs; their numbers where they have no names."""
     columns: tuple[str, ...] = ()
-    """What the numbers of an example are called, where it comes from a table."""
+    """Names of an example's numbers, for examples of a table."""
     encoding: TableEncoding | None = None
-    """How columns become numbers, where they are not all numbers already."""
+    """Mapping of columns to numbers, where not all are numbers already."""
     labels: tuple[str, ...] = ()
-    """What the label columns are called."""
+    """Names of the label columns."""
     vocabulary: str | None = None
     scale: ColumnScale | None = None
     label_scale: ColumnScale | None = None
     layout: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """Name and shape of each tensor."""
     schema: str = ""
-    """The hash of what was averaged: names, shapes, type."""
+    """The hash of the averaged tensors: names, shapes, type."""
     lacks: tuple[str, ...] = ()
-    """Tensors that are as before the training, for they stay at the nodes."""
+    """Tensors in their state before the training, for they stay at the nodes."""
     node: int | None = None
-    """Whose own tensors are among the weights."""
+    """The node with its own tensors among the weights."""
     own: tuple[int, ...] = ()
-    """The nodes whose own tensors lie in own/."""
+    """The nodes with own tensors in own/."""
     code: str = ""
     """The hash of the user's modules, as in the first words on a link."""
     modules: tuple[str, ...] = ()
@@ -89,7 +89,7 @@ class ModelFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     document: str = ""
     """The file that the model is, where it is no tensors."""
     score: Mapping[str, Any] = {}
-    """What the run measured: the metric's name, its value, and of what."""
+    """The run's measurement: the metric's name, its value, and its data."""
     versions: Mapping[str, str] = {}
 
 
@@ -144,7 +144,7 @@ def _checked(folder: Path, path: Path) -> Path:
 
 
 def facts_of(folder: Path) -> ModelFacts:
-    """Read what a model is.  Raises ConfigError for a file that is not readable, or of another format."""
+    """Read the description of a model.  Raises ConfigError for an unreadable file, and for another format."""
     path = folder / MODEL_FACTS
     try:
         facts = from_json(msgspec.json.Decoder(ModelFacts), outside_files.read_bytes(path))
@@ -168,7 +168,7 @@ def weights_file(facts: ModelFacts) -> str:
 
 
 def content_of(folder: Path, facts: ModelFacts) -> bytes:
-    """Read the file that the model is.  Raises ConfigError for one that is not the one that was written."""
+    """Read the weights file of the model.  Raises ConfigError for a file with another hash."""
     path = folder / weights_file(facts)
     content = _bytes(path)
     if hashlib.sha256(content).hexdigest() != facts.weights:
@@ -177,7 +177,7 @@ def content_of(folder: Path, facts: ModelFacts) -> bytes:
 
 
 def whole_facts(path: Path) -> ModelFacts:
-    """Return what a model is, whose weights are those that were written.  Raises ConfigError."""
+    """Return the description of a model with intact weights.  Raises ConfigError."""
     folder = found(path)
     facts = facts_of(folder)
     content_of(folder, facts)
@@ -185,9 +185,9 @@ def whole_facts(path: Path) -> ModelFacts:
 
 
 def tensors_of(folder: Path, facts: ModelFacts, node: int | None = None) -> Tensors:
-    """Read the weights; with those that stay at `node`.
+    """Read the weights, including those that stay at `node`.
 
-    Raises ConfigError for a file that is not the one that was written, and where the node's own are not there.
+    Raises ConfigError for a file with another hash, and where the node's own are missing.
     """
     path, content = folder / WEIGHTS, content_of(folder, facts)
     own = _own(folder, facts, node) if facts.lacks else {}

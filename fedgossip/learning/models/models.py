@@ -42,7 +42,7 @@ def build(
 ) -> nn.Module:
     """Return the float32 model that `source` names, on the CPU; its weights are a function of (source, seed).
 
-    torch's global generator is left as it was.  Raises ConfigError where the model does not fit the data.
+    torch's global generator stays unchanged.  Raises ConfigError where the model does not fit the data.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seeds.integer(seed, "model"))
@@ -76,7 +76,7 @@ class Exponential(nn.Module):
 
 
 def rates(inputs: int) -> nn.Module:
-    """One linear layer, and the exponential of what it gives, [m, 1]: a model of counts that was fitted by sums."""
+    """Return one linear layer with an exponential output, [m, 1]: a model of counts that was fitted by sums."""
     layers = dense(inputs, 1)
     layers.add_module("exponential", Exponential())
     return layers

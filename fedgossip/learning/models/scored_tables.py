@@ -1,4 +1,4 @@
-"""A table with what a model says of each of its rows: `fedgossip predict`."""
+"""A table with a model's predictions for each of its rows: `fedgossip predict`."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ PREDICTED = "predicted"
 
 
 def scored(model: LoadedModel, path: Path) -> tuple[str, Sequence[str]]:
-    """Return the rows of a CSV file with the model's answers behind them, and the columns that it does not know.
+    """Return the rows of a CSV file followed by the model's answers, and the columns that it ignores.
 
     Of classes: `predicted` and the probability of each; of numbers and labels: `predicted LABEL` each.  Raises
-    ConfigError for a file without the columns that the model learned from, and for cells that are none of theirs.
+    ConfigError for a file without the columns that the model learned from, and for invalid cells.
     """
     table, f = CsvColumns(path), model.facts
     features = read_features(table, _encoding_of(model), f.labels)
@@ -49,7 +49,7 @@ def scored(model: LoadedModel, path: Path) -> tuple[str, Sequence[str]]:
 
 
 def with_columns(table: CsvColumns, added: Mapping[str, Sequence[str]]) -> str:
-    """Return a table as CSV with more columns behind its own.  Raises ConfigError for one that is there already."""
+    """Return a table as CSV with additional columns.  Raises ConfigError for an existing one."""
     if taken := [name for name in added if name in table.whole_header]:
         raise ConfigError(f"{table.path}: there is a column {taken[0]!r} already", "Give the file as it was before.")
     text = io.StringIO()
@@ -79,7 +79,7 @@ def _unknown(table: CsvColumns, model: DescribedModel) -> Sequence[str]:
 
 
 def examples_of(model: DescribedModel, source: str, base: Path | None = None) -> Dataset:
-    """Return the examples that `source` names, as they were read: a CSV file by its path, or as `data.source` says it.
+    """Return the unscaled examples that `source` names: a CSV file by its path, or a `data.source`.
 
     Of a CSV file columns are found by their names, in any order.  Raises ConfigError for other columns or labels.
     """
@@ -115,7 +115,7 @@ def examples_of(model: DescribedModel, source: str, base: Path | None = None) ->
 
 
 def class_places(table: CsvColumns, place: int, classes: Sequence[str]) -> npt.NDArray[np.int64]:
-    """Return the class of each row, [m], by its place.  Raises ConfigError for a label that is none of them."""
+    """Return the class of each row, [m], by its place.  Raises ConfigError for an unknown label."""
     return np.array([_class_of(table, row, place, classes) for row in range(len(table.words(place)))], np.int64)
 
 

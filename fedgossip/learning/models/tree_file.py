@@ -1,6 +1,6 @@
-"""trees.json: boosted trees as a person reads them, and as `fedgossip predict` does.
+"""trees.json: boosted trees in readable form, as used by `fedgossip predict`.
 
-A record begins at the root.  `column` < `below` is `yes`, else `no`; an empty cell goes where `missing` says.
+A record begins at the root.  `column` < `below` is `yes`, else `no`; an empty cell goes where `missing` points.
 Numbers of columns are compared after (x - mean) / deviation in float32, of both sides.  `value` of the leaves of all
 trees, added to `base`, is the margin: log odds of the second class, one number for each class, or the outcome in
 deviations from its mean.
@@ -27,8 +27,8 @@ class TreeNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """A split, or a leaf where it has a value."""
 
     records: int | None = None
-    """That came here, of all sites: in files of the release before alone.  Two nodes that end at nearby cuts differed
-    by the few records between them."""
+    """Number of records of all sites in this node: only in files of the release before.  Two nodes that end at
+    nearby cuts disclosed the few records between them by their difference."""
     value: float | None = None
     column: str = ""
     below: float | None = None
@@ -43,7 +43,7 @@ class TreeNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 class BoostedTree(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     of: str = ""
-    """The class whose margin it adds to, where there are more than two."""
+    """The class of its margin, where there are more than two."""
     root: TreeNode
 
 
@@ -93,10 +93,10 @@ def _sound(node: TreeNode, columns: frozenset[str]) -> bool:
 
 
 class TreeMargins:
-    """Says of scaled examples what the trees add up to."""
+    """Computes the margins of scaled examples by the trees."""
 
     def __init__(self, file: TreesFile, features: Sequence[str]) -> None:
-        """`features`: what the numbers of an example are called.  Raises ConfigError where a column is not there."""
+        """`features`: names of an example's numbers.  Raises ConfigError for a missing column."""
         known = {name: place for place, name in enumerate(features)}
         if lacking := [name for name in file.columns if name not in known]:
             text = f"trees of a column {lacking[0]!r} that the model does not have"

@@ -35,7 +35,7 @@ LOGISTIC, SOFTMAX, SQUARES = "logistic", "softmax", "squares"
 
 
 class TreesDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What is grown on what; all sites have the same."""
+    """The outcome and columns of the growth; the same at all sites."""
 
     loss: str
     """logistic (two classes), softmax (more), squares (a number)."""
@@ -51,7 +51,7 @@ class TreesDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     min_records: int
     """Least number of records on each side of a split."""
     bin_records: int = 0
-    """Least number of a node's records for each bin of a column, of which there are two at least."""
+    """Least number of a node's records for each bin of a column, which has two at least."""
     columns: tuple[str, ...]
     places: tuple[int, ...]
     """Of each among the features of a table as the sites agreed on it."""
@@ -63,15 +63,15 @@ class TreesDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     missing: bool = False
     """Whether a cell may hold nothing."""
     constant: tuple[str, ...] = ()
-    """Columns that are left out, for they have one value at every site."""
+    """Omitted columns: those with one value at every site."""
     records: int
     """That the sites had when they agreed on the columns."""
     sites: int = 0
-    """In a sum at most; 0: it is not said, and records and h are never put into one number."""
+    """Maximum number of sites in a sum; 0: unknown, and records and h are never packed into one number."""
     suppress: int
-    """Sums over fewer records are counted as small; what is published is rounded to what so many can change."""
+    """Sums over fewer records are counted as small; published numbers are rounded to the effect of so many."""
     agreed: str = ""
-    """The hash of what the sites have agreed on."""
+    """The hash of the agreed statistics."""
 
     @property
     def digest(self) -> str:
@@ -79,12 +79,12 @@ class TreesDesign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def outputs(self) -> int:
-        """Trees that are grown side by side."""
+        """Return the number of trees grown side by side."""
         return len(self.classes) if self.loss == SOFTMAX else 1
 
 
 def scaled_cuts(cuts: Sequence[float], mean: float, deviation: float) -> npt.NDArray[np.float32]:
-    """Return cuts as scaled cells are compared with: what is rounded is rounded alike."""
+    """Return cuts on the scale of scaled cells, with the same rounding."""
     return ((np.array(cuts, np.float64) - mean) / deviation).astype(np.float32)
 
 
@@ -118,8 +118,8 @@ class TreeBins:
         return np.arange(self.count) - self.starts[self.column]
 
     def told(self, records: int) -> Whole:
-        """Return of each bin the one as which it is told of a node with so many records, counted from its column's
-        first: the last of those that are put together.  A split can be behind it and behind none of the others.
+        """Return for each bin the bin that reports it for a node with so many records, counted from its column's
+        first: the last of a merged group.  A split can be behind it and behind none of the others.
         """
         found = self.place
         if not self.design.bin_records:
@@ -159,9 +159,10 @@ MOST_BINS, MOST_COLUMNS = 256, 1000
 
 @dataclass(frozen=True, eq=False)
 class TreeNodes:
-    """The nodes of one tree, in the order in which they were made: two of them for each split, in the order of splits.
+    """The nodes of one tree, in order of creation: two of them for each split, in the order of splits.
 
-    `info` holds what a node is, and its records; `value` a leaf's, an open node's if it becomes one, a split's gain.
+    `info` contains a node's kind and its records; `value` that of a leaf or of an open node as a leaf, or a split's
+    gain.
     """
 
     info: Whole
@@ -242,11 +243,11 @@ class FoundSplit:
 
 
 def leaf_value(design: TreesDesign, sums: Whole) -> float:
-    """Return what a leaf adds to the margin of its records.
+    """Return the addition of a leaf to the margin of its records.
 
-    It is rounded, for two leaves of nearby cuts would differ by exactly what the few records between them add: g is at
-    most 1 a record, so `suppress` of them move a value by a step at most.  The step is a power of two and tells of h
-    no more than its magnitude.
+    It is rounded, for two leaves of nearby cuts would differ by exactly the contribution of the few records between
+    them: g is at most 1 a record, so `suppress` of them move a value by a step at most.  The step is a power of two and
+    discloses only the magnitude of h.
     """
     _, g, h = (float(one) for one in sums)
     least = h / UNIT + design.l2
@@ -262,9 +263,9 @@ def rounded(value: float, least: float) -> float:
 
 
 def best_split(bins: TreeBins, sums: Whole, told: Whole) -> FoundSplit | None:
-    """Return the split that gains most, of sums [bins, 3] over the records of a node; None where none gains.
+    """Return the split with the largest gain, of sums [bins, 3] over the records of a node; None where none gains.
 
-    `told` [bins]: as which bin each was told (`TreeBins.told`).
+    `told` [bins]: the reported bin of each (`TreeBins.told`).
     """
     d = bins.design
     total = sums[: int(bins.sizes[0])].sum(axis=0)
@@ -284,7 +285,7 @@ def best_split(bins: TreeBins, sums: Whole, told: Whole) -> FoundSplit | None:
 
 
 def _gains(d: TreesDesign, left: Whole, right: Whole) -> Floats:
-    """Return what each split gains; 0 where a side is too small."""
+    """Return the gain of each split; 0 where a side is too small."""
     fits = np.minimum(left[:, 0], right[:, 0]) >= d.min_records
     fits &= np.minimum(left[:, 2], right[:, 2]) >= max(1.0, d.min_child_weight * UNIT)
     whole = (left[0] + right[0])[None]
@@ -301,10 +302,10 @@ def _score(d: TreesDesign, sums: Whole) -> Floats:
 
 
 def base_margins(design: TreesDesign, records: int, totals: Sequence[float]) -> Floats:
-    """Return the margins of no tree at all, [outputs]: log odds of the shares, or the mean; of sums over records.
+    """Return the margins without trees, [outputs]: log odds of the shares, or the mean; of sums over records.
 
-    The mean in quarters of a deviation: it is 0, as was agreed, unless sites are missing, and a finer one would undo
-    the rounding of what was agreed.
+    The mean in quarters of a deviation: it is 0, as agreed, unless sites are missing, and a finer one would undo the
+    rounding of the agreed statistics.
     """
     if design.loss == SQUARES:
         return np.array([round(4 * totals[0] / records) / 4])

@@ -24,7 +24,7 @@ DRAWN_PLACES = 512  # passes over few examples are drawn together: opening a str
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchPlan:
-    """The steps of one job: `indices` [steps, width] into the dataset, of which the first counts[step] are used."""
+    """The steps of one job: `indices` [steps, width] into the dataset, the first counts[step] of them in use."""
 
     indices: Indices
     counts: Indices
@@ -40,7 +40,7 @@ class EndlessLine:
 
     def __init__(self, shares: Sequence[Indices] | Mapping[int, Indices], seed: int, purpose: str) -> None:
         self._shares, self._seed, self._purpose = shares, seed, purpose
-        self._latest: dict[int, tuple[int, Indices]] = {}  # node -> (stretch, its places): the next round wants it too
+        self._latest: dict[int, tuple[int, Indices]] = {}  # node -> (stretch, its places): the next round needs it too
 
     def places(self, node: int, start: int, places: int) -> Indices:
         """Return places start .. start + places of the line."""
@@ -87,7 +87,7 @@ class Batches:
         self._latest_of_all: dict[int, npt.NDArray[np.int32]] = {}  # stretch -> [n, places], where all have as many
 
     def plan(self, node: int, round: int, steps: int | None = None) -> BatchPlan:
-        """Return what `node` does in `round`; with `steps` so many full batches, whatever the settings say."""
+        """Return the batches of `node` in `round`; with `steps` so many full batches, whatever the settings."""
         m = len(self._shares[node])
         steps = steps or self._steps
         if steps is not None:

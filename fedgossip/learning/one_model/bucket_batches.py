@@ -1,14 +1,14 @@
-"""Which lines a node sees in a round, where every step takes lines of one bucket: a function of (seed, node, round).
+"""Lines that a node sees in a round, with lines of one bucket in every step: a function of (seed, node, round).
 
-Each bucket of a node has an endless line of passes over what the node has in it, of which every step of that bucket
-takes the next batch_size places.  Which bucket a step is of goes by passes over all that the node has: in pass c the
-bucket b, of m_b lines, has
+Each bucket of a node has an endless sequence of passes over the node's lines in it, and every step of that bucket takes
+its next batch_size places.  The bucket of a step follows from passes over all lines of the node: in pass c the bucket
+b, of m_b lines, has
 
     floor((c + 1) m_b / batch_size) - floor(c m_b / batch_size)
 
-steps, as many full batches as its line has come to, and the steps of a pass are in a random order.  So every line is
-seen as often as any other, to one batch, every batch is full, and no round has to know what those before it drew.  With
-local_epochs a round is whole passes, in which the last batch of each bucket may be smaller.
+steps, as many full batches as its sequence has accumulated, and the steps of a pass are in a random order.  So every
+line is seen as often as any other, to one batch, every batch is full, and no round depends on the draws of those before
+it.  With local_epochs a round is whole passes, in which the last batch of each bucket may be smaller.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedgossip.learning.settings import TrainSettings
 
 
 def check_lines(train: Dataset, settings: TrainSettings, *, private: bool) -> None:
-    """Raise ConfigError for what lines of several lengths cannot have."""
+    """Raise ConfigError for settings that lines of several lengths do not support."""
     if not isinstance(train.x, Ragged):
         return
     advice = "Take text:PATH, windows of one length"
@@ -58,7 +58,7 @@ class BucketBatches:
         self._lines = [EndlessLine(parts, seed, f"batches of bucket {b}") for b, parts in enumerate(held)]
 
     def plan(self, node: int, round: int, steps: int | None = None) -> BatchPlan:
-        """Return what `node` does in `round`; with `steps` so many full batches, whatever the settings say."""
+        """Return the batches of `node` in `round`; with `steps` so many full batches, whatever the settings."""
         steps = steps or self._steps
         if steps is None:
             assert self._epochs is not None

@@ -1,17 +1,17 @@
 """Steps of one model on a CUDA GPU, captured once and replayed from then on: one launch in place of hundreds.
 
-A replay does what torch put on the device while a step was captured; the module's Python does not run in it.  A module
-whose Python decides or remembers something between steps would be trained wrongly, so the first batches are looked at:
+A replay repeats the device operations of the captured step; the module's Python does not run in it.  A module whose
+Python decides or stores something between steps would be trained wrongly, so the first batches are checked:
 
-    first     taken as it is; what Python can remember is compared before and after it, and whether it waits for the
-              device is watched
-    second    captured, and taken both ways from where the first one ended: both must come to the same, to rounding
+    first     taken uncaptured; the state of Python is compared before and after it, and waits for the device are
+              detected
+    second    captured, and taken both ways from the end of the first one: both must agree, to rounding
     later     replayed
 
-Compared are what modules hold as attributes, which tensors are their parameters and buffers, and the states of the
-generators of random numbers of Python, numpy and torch (the device's own goes on in a replay as it would without).
-Where something differs, where a capture fails, and where memory is short, steps go on one operation after another, and
-`note` is told why, once.  Batches of another size are never captured.
+Compared are the attributes of modules, the identity of their parameters and buffers, and the states of the generators
+of random numbers of Python, numpy and torch (the device's own continues in a replay as it would without).  Where
+something differs, where a capture fails, and where memory is short, steps run one operation after another, and `note`
+receives the reason, once.  Batches of another size are never captured.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ROUNDING = 1e-3
 """Of a step's length: by how much a replay may end elsewhere.  Sums on a GPU may be made in another order each time."""
 
 ROOM = 8
-"""Captured is where so many times the memory of a step is free: what a graph holds is given back to nobody."""
+"""Minimum free memory for a capture, in multiples of a step's: a graph's memory is never released."""
 
 COPIES = 3
 """Of all that a step changes, while the first replay is compared."""
@@ -52,7 +52,7 @@ Step = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class Stepping(Protocol):
-    """What takes steps: `module_engine.ModuleLoop`."""
+    """Takes steps: `module_engine.ModuleLoop`."""
 
     def step(self, pulled: bool, x: torch.Tensor, y: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
         """Take a step on one batch, with or without the terms of a federated client; return its loss."""
@@ -64,7 +64,7 @@ class Stepping(Protocol):
 
 
 Room = Callable[[int], bool]
-"""Returns, after a step, whether there is room for what a graph holds, and for so many bytes beside it."""
+"""Returns, after a step, whether there is room for a graph's memory, and for so many bytes beside it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,7 +122,7 @@ class CapturedSteps:
         return loss
 
     def give_up(self, reason: str) -> None:
-        """Take steps one operation after another from now on, and give back what graphs hold; told once."""
+        """Run steps one operation after another from now on, and release the graphs' memory; noted once."""
         if self._capture is not None:
             self._give_up(reason)
 
@@ -134,7 +134,7 @@ class CapturedSteps:
     def _first_replay(
         self, capture: Capture, pulled: bool, x: torch.Tensor, y: torch.Tensor, factors: torch.Tensor
     ) -> torch.Tensor:
-        """Capture a step, and take it both ways; where they differ keep what came without the capture."""
+        """Capture a step, and take it both ways; where they differ keep the uncaptured result."""
         if not self._room(COPIES * sum(one.nbytes for one in self._stepping.changed())):
             self._give_up(f"less than {ROOM} times the memory of a step is free")
             return self._stepping.step(pulled, x, y, factors)
@@ -167,7 +167,7 @@ class CapturedSteps:
             return _Captured(into[0], into[1], into[2], loss, capture(work))
         except OutOfMemory:
             self._give_up("memory ran out")
-        except RuntimeError as error:  # of which torch's own errors of a device are kinds
+        except RuntimeError as error:  # torch's device errors are kinds of RuntimeError
             self._give_up(first_line(error))
         return None
 
@@ -187,7 +187,7 @@ def captured_steps(
     device: torch.device,
     note: Callable[[str], None],
 ) -> CapturedSteps | None:
-    """Return what captures steps on a device of KINDS; None where steps of such settings ask the device for numbers."""
+    """Return the capture of steps on a device of KINDS; None for settings with steps that read from the device."""
     capture = capture_on(device) if device.type in KINDS and settings.capture else None
     asks = settings.precision == "float16" or settings.by_layers
     if capture is None or asks or settings.accumulate > 1 or isinstance(train.x, Ragged):
@@ -197,12 +197,12 @@ def captured_steps(
 
 
 def generator_of(device: torch.device) -> torch.Generator:
-    """Return what modules on a CUDA device draw from."""
+    """Return the random generator of modules on a CUDA device."""
     return torch.cuda.default_generators[device.index or 0]
 
 
 def enough(device: torch.device, beside: int) -> bool:
-    """Tell, after a step, whether `ROOM` times what it allocated on a CUDA device is free, and `beside` bytes."""
+    """Return whether, after a step, `ROOM` times its allocation on a CUDA device is free, and `beside` bytes."""
     step = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device) >= ROOM * step + beside
@@ -215,7 +215,7 @@ def alike(
     expected_loss: torch.Tensor,
     loss: torch.Tensor,
 ) -> bool:
-    """Tell whether two steps from where they begun came to the same, to `ROUNDING` of each tensor's change."""
+    """Return whether two steps from the same start agree, to `ROUNDING` of each tensor's change."""
     for start, one, other in zip(begun, expected, found, strict=True):
         if not torch.is_floating_point(one):
             if not torch.equal(one, other):
@@ -248,15 +248,15 @@ def waits(device: torch.device) -> Iterator[list[str]]:
     for one in said:
         if "synchronizing CUDA operation" in str(one.message):
             found.append(str(one.message))
-        elif "Synchronization debug mode" not in str(one.message):  # which torch says of the mode itself
+        elif "Synchronization debug mode" not in str(one.message):  # torch's message about the mode itself
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
 
 
 def remembered_by_python(module: nn.Module, generator: torch.Generator) -> dict[str, object]:
-    """Return what the Python of a module could remember from step to step, by names for people.
+    """Return the state that a module's Python could keep from step to step, by readable names.
 
-    `generator`: the device's own, which is none of it.  Attributes that are no plain values are the objects themselves,
-    with how many things they hold: what happens within them is not seen.
+    `generator`: the device's own, which is excluded.  Attributes other than plain values are the objects themselves,
+    with their lengths: changes within them are not seen.
     """
     numbers: Any = np.random.get_state()  # noqa: NPY002
     found: dict[str, object] = {
@@ -277,7 +277,7 @@ def remembered_by_python(module: nn.Module, generator: torch.Generator) -> dict[
 
 @dataclass(frozen=True, slots=True)
 class _Object:
-    """An object that is the same while it is one, and holds as many things."""
+    """An object's identity and length."""
 
     one: object
     size: int
@@ -289,14 +289,14 @@ class _Object:
 
 
 def held(value: object) -> object:
-    """Return a plain value itself, and of another object what tells it from others."""
+    """Return a plain value itself, and of another object its identity and length."""
     if isinstance(value, PLAIN):
         return value
     return _Object(value, len(value) if isinstance(value, Collection) and not isinstance(value, torch.Tensor) else 0)
 
 
 def differences(before: dict[str, object], after: dict[str, object]) -> list[str]:
-    """Return the names of what is not the same, in order."""
+    """Return the names of the differences, in order."""
     names = list(dict.fromkeys([*before, *after]))
     none = object()
     return [name for name in names if before.get(name, none) != after.get(name, none)]

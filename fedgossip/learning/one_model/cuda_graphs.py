@@ -1,12 +1,12 @@
 """Work on a device that is launched once and replayed: one CUDA graph in place of thousands of launches.
 
-    first call      the parts one after another, as they are: they warm up what a capture must find ready
-    then            the same calls once more, captured: nothing is computed by that
+    first call      the parts one after another, uncaptured: they warm up all that a capture must find ready
+    then            the same calls once more, captured: this computes nothing
     later calls     the graph, in one launch
 
-What is replayed reads and writes the memory that it did when it was captured: its inputs and outputs are buffers that
-stay where they are, and no part asks the device for a number.  Where a capture fails it goes on without, part by part.
-On the CPU there is nothing to capture, and the parts are called.
+A replay reads and writes the same memory as the capture: its inputs and outputs are buffers at fixed places, and no
+part reads a number from the device.  After a failed capture calls continue without, part by part.  On the CPU there is
+nothing to capture, and the parts are called.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Capture = Callable[[Part], Part]
 
 
 class CapturedWork:
-    """Calls `parts` one after another, and replays them as soon as they are captured.
+    """Calls `parts` one after another, and replays them once captured.
 
-    `each` calls a part that is not captured: one that runs out of memory, say, once more.  `refused` is told why a
-    capture failed; it is not tried again.
+    `each` calls an uncaptured part: it may repeat one that runs out of memory.  `refused` receives the reason of a
+    failed capture, which is not retried.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class CapturedWork:
             capture, self._capture = self._capture, None
             try:
                 self._replay = capture(self._all)
-            except RuntimeError as error:  # of which torch's own errors of a device are kinds
+            except RuntimeError as error:  # torch's device errors are kinds of RuntimeError
                 self._refused(first_line(error))
 
     def _all(self) -> None:
@@ -58,14 +58,14 @@ class CapturedWork:
 
 
 def first_line(error: Exception) -> str:
-    """Return what an error says, without the advice to programmers that torch puts behind it."""
+    """Return the first line of an error, without torch's advice to programmers."""
     return str(error).partition("\n")[0] or type(error).__name__
 
 
 def capture_on(device: torch.device) -> Capture | None:
-    """Return what captures work on a CUDA device; None for a device that has no graphs.
+    """Return the capture function of a CUDA device; None for a device without graphs.
 
-    The graphs share a pool for what their parts allocate, so they are replayed one after another, never at once.
+    The graphs share a pool for their parts' allocations, so they are replayed one after another, never at once.
     """
     if device.type != "cuda":
         return None
@@ -75,7 +75,7 @@ def capture_on(device: torch.device) -> Capture | None:
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream(device)
         drawn = torch.cuda.get_rng_state(device)
         try:
-            # thread_local: what other threads of the process do on the device is no part of it
+            # thread_local: device operations of other threads of the process are excluded
             with torch.cuda.device(device), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 work()
         except Exception:

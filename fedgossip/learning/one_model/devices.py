@@ -1,4 +1,4 @@
-"""Where training happens: a CUDA GPU, Apple's GPU, or the CPU; and what can be done there."""
+"""Training devices: a CUDA GPU, Apple's GPU, or the CPU; and their capabilities."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedgossip.learning.models import channels
 from fedgossip.learning.settings import HOGWILD, TrainSettings
 
 COMPILERS = ("c++", "g++", "clang++")
-"""What torch.compile writes for the CPU is C++; for CUDA it is Triton."""
+"""torch.compile generates C++ for the CPU and Triton for CUDA."""
 
 TORCH = tuple(int(number) for number in torch.__version__.split(".")[:2])
 FSDP_SINCE = (2, 6)  # fully_shard in torch.distributed.fsdp
@@ -24,7 +24,7 @@ FSDP_SINCE = (2, 6)  # fully_shard in torch.distributed.fsdp
 def device_for(name: str) -> torch.device:
     """Return the device that `name` means here; "auto" is the first of cuda, mps and cpu.
 
-    Raises ConfigError for a device that is not there.
+    Raises ConfigError for a missing device.
     """
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if name == "auto":
@@ -43,7 +43,7 @@ def with_float64(device: torch.device) -> torch.device:
 
 
 def describe(device: torch.device) -> str:
-    """Return the device's name, for people."""
+    """Return the device's name for display."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     return {"mps": "Apple's GPU", "cpu": "the CPU: no GPU was found"}[device.type]
@@ -119,7 +119,7 @@ def dtype_of(precision: str) -> torch.dtype:
 
 
 def _compiler() -> str | None:
-    """Return the C++ compiler that torch would take, if there is one."""
+    """Return the C++ compiler that torch would use, or None."""
     named = os.environ.get("CXX")
     found = (shutil.which(name) for name in ((named,) if named else COMPILERS))
     return next((path for path in found if path), None)

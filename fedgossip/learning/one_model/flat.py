@@ -1,4 +1,4 @@
-"""The layout of a model in a vector: which elements are whose, and the schema that two peers compare."""
+"""The layout of a model in a vector: the elements of each tensor, and the schema that two peers compare."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ Shapes = Sequence[tuple[str, tuple[int, ...]]]
 class Layout:
     """Names, shapes and offsets of the tensors of a module in one float32 vector.
 
-    Parameters that train come first, in named_parameters order; frozen ones (requires_grad False) stay with their
+    Parameters that train are first, in named_parameters order; frozen ones (requires_grad False) stay with their
     module.  With buffers="average" the floating buffers follow (BatchNorm's running mean and variance); with "local"
-    they stay at their node.  What else never travels: `exchangeable`, and personal parameters, which have a layout of
+    they stay at their node.  Also never sent: see `exchangeable`, and personal parameters, which have a layout of
     their own: `personal_of`.
     """
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     parameters: int
-    """Elements that are parameters; the rest of the vector is buffers."""
+    """Number of elements that are parameters; the rest of the vector is buffers."""
     kind: str = "float32"
     """The type of the vector, or "float64"."""
 
@@ -137,7 +137,7 @@ class Layout:
         self.place(module, flat)
 
     def place(self, module: nn.Module, flat: torch.Tensor) -> None:
-        """The same, with what stands in `flat` already."""
+        """Make the module's tensors views of `flat` [length], with the present content of `flat`."""
         tensors = self._tensors(module)
         for name, where, shape in self.places():
             tensors[name].data = flat[where].view(shape)

@@ -1,13 +1,13 @@
-"""Turns on a GPU, so that the clients of one machine together need no more of its memory than there is.  No torch.
+"""Turns on a GPU, so that the clients of one machine together stay within its memory.  No torch.
 
-Processes of one user agree through locked files in a folder per GPU; a lock goes when its process does.
+Processes of one user coordinate through locked files in a folder per GPU; a lock ends with its process.
 
     here-PID-N   locked by every client that is on this GPU, as long as it lives
-    queue        locked by the one who waits for a turn; the others wait behind it, so nobody is overtaken for ever
-    slot-N       locked by every client that trains now; holds how many bytes it may take, and its process
-    room         bytes that were free when nobody trained
-    peak-KIND    the most bytes that a job of this kind was seen to take
-    door         locked for the short while in which one of these is looked at or changed
+    queue        locked by the client waiting for a turn; the others wait behind it, so none starves
+    slot-N       locked by every client that trains now; contains its maximum bytes, and its process
+    room         free bytes while no client trained
+    peak-KIND    maximum observed bytes of a job of this kind
+    door         locked for the short while in which one of these is read or changed
 
 A turn is given when the bytes of all that train now and those of the new one fit into the room: for jobs of one kind
 floor(0.9 room / peak) at a time.  The first job of a kind trains alone and is measured.
@@ -36,22 +36,22 @@ POLL_SECONDS = 0.02
 
 
 class Memory(Protocol):
-    """What a turn needs to know of a device's memory."""
+    """The measurements of a device's memory for a turn."""
 
     def free(self) -> int:
-        """Bytes that are free now, for any process."""
+        """Return the bytes free now, for any process."""
         ...
 
     def began(self) -> None:
-        """A job begins: what it takes from here on counts."""
+        """Begin a job: its allocations count from here on."""
         ...
 
     def peak(self) -> int:
-        """The most bytes that this process held since `began`, beyond what it held then."""
+        """Return the maximum bytes of this process since `began`, beyond its bytes then."""
         ...
 
     def give_back(self) -> None:
-        """Return to the device what this process holds and does not use."""
+        """Release unused memory of this process to the device."""
         ...
 
 
@@ -64,7 +64,7 @@ class Slots:
 
     @contextmanager
     def turn(self, *, alone: bool = False) -> Iterator[None]:
-        """Hold a slot while training.  Raises TrainingError, which names who holds it, after too long a wait."""
+        """Hold a slot while training.  Raises TrainingError, naming the holders, after too long a wait."""
         until = time.monotonic() + self._patience
         with locked(self.folder / "queue", until):
             slot = self._slot(alone or self._memory is None, until)
@@ -79,7 +79,7 @@ class Slots:
             os.close(slot)
 
     def give_back(self) -> None:
-        """Return to the GPU what this process holds and does not use."""
+        """Release unused memory of this process to the GPU."""
         if self._memory:
             self._memory.give_back()
 
@@ -89,14 +89,14 @@ class Slots:
         return slot
 
     def _admitted(self, alone: bool, until: float) -> int | None:
-        """Return a slot of one's own, or None while there is no room for one more."""
+        """Return an acquired slot, or None while there is no room for one more."""
         with locked(self.folder / "door", until):
             held = {int(path.name.partition("-")[2]): _number(path) for path in _held(self.folder, "slot")}
             free = self._memory.free() if self._memory else 0
             if not held:
                 self._room_file.write_text(str(free))
             room, need = int(SHARE_OF_ROOM * _number(self._room_file)), _number(self._peak_file)
-            if alone or not need:  # what is not measured yet may need all there is
+            if alone or not need:  # an unmeasured job may need all memory
                 fits, need = not held, room
             else:
                 fits = not held or (sum(held.values()) + need <= room and need <= free)
@@ -129,7 +129,7 @@ def _placed(folder: Path) -> int:
 
 
 def user() -> int:
-    """Return whose process this is; 0, as files have it there, on Windows."""
+    """Return the user id of this process; 0 on Windows, as in its files."""
     return os.getuid() if hasattr(os, "getuid") else 0
 
 
@@ -158,7 +158,7 @@ def locked(path: Path, until: float) -> Iterator[None]:
 
 
 def _opened(path: Path, content: str) -> int:
-    """Return a descriptor that holds the lock of a file with this content; nobody else may want it now."""
+    """Return a descriptor that holds the lock of a file with this content, uncontended at this moment."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
     os.write(file, content.encode())
     if not file_locks.taken(file):
@@ -167,7 +167,7 @@ def _opened(path: Path, content: str) -> int:
 
 
 def _held(folder: Path, kind: str) -> list[Path]:
-    """Return the files of a kind that somebody holds, and clear away the others; behind the door alone."""
+    """Return the locked files of a kind, and remove the others; only while holding the door."""
     found = []
     for path in folder.glob(f"{kind}-*"):
         if _is_held(path):

@@ -1,7 +1,7 @@
-"""Tests at the node: examples that it keeps from its training, and the model that it is sent, before it trains.
+"""Tests at the node: on examples held out from its training, of the received model, before it trains.
 
-What is measured here says how the global model serves the node's own data, personal layers and local buffers included.
-It is no part of what is learned.
+They measure how well the global model serves the node's own data, personal layers and local buffers included.  They do
+not affect training.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class LocalTests:
 
     @torch.no_grad()
     def measure(self, node: NodeId, round: int, vector: Vector, state: State) -> dict[str, float]:
-        """Return {"score", "tested"}: of the vector with what is the node's own, on so many of its examples.
+        """Return {"score", "tested"}: of the vector with the node's own tensors, on so many of its examples.
 
-        Where records are private and the count of right answers, an accuracy, may be told, "score_told" is that with
-        noise.
+        Where records are private and a noisy count of right answers, an accuracy, may be reported, "score_told" is the
+        noisy one.
         """
         rows = self._kept.get(node)
         if rows is None or not len(rows):

@@ -1,16 +1,16 @@
-"""Where a client's examples lie, and how batches of them reach the device that trains.
+"""Storage of a client's examples, and transfer of batches to the training device.
 
 Examples that fit stay on the training device, and a batch is picked there (`Resident`).  The others stay in host
-memory, and a thread makes the next batches ready while one trains (`Streamed`).  For a CUDA GPU:
+memory, and a thread prepares the next batches while one trains (`Streamed`).  For a CUDA GPU:
 
     thread    pick rows into a pinned buffer -> copy it on a stream of its own -> record an event
-    trainer   let its stream wait for the event -> train; the copy of the next batch goes on beside it
+    trainer   let its stream wait for the event -> train; the copy of the next batch runs beside it
 
-A pinned buffer is filled again when its copy is through.  The copy's memory belongs to the side stream, so the
-trainer's stream is recorded on it: else it could be given away while a kernel still reads it.  Without CUDA the same
-thread and queue hand over what they picked.  Either way a batch is the same rows, so the bits are the same.
+A pinned buffer is reused after its copy.  The copy's memory belongs to the side stream, so the trainer's stream is
+recorded on it: else it could be reused while a kernel still reads it.  Without CUDA the same thread and queue hand over
+the picked rows.  Either way a batch is the same rows, so the bits are the same.
 
-Lines of several lengths stay in host memory, and a batch of them is padded there as it is asked for (`Padded`).
+Lines of several lengths stay in host memory, and a batch of them is padded there on request (`Padded`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 """Examples and labels on the training device."""
 
 DEFAULT_AHEAD = 2
-"""One that is copied while another one waits: more only evens out a slow disk."""
+"""One batch is copied while another one waits: more only evens out a slow disk."""
 
 SHARE_OF_MEMORY = 4
 """Examples may take one part in so many of a GPU's free memory: models and activations need the rest."""
@@ -53,12 +53,12 @@ def ahead_of(settings: TrainSettings, device: torch.device, examples_bytes: int)
 
 
 def by_modules(settings: TrainSettings, device: torch.device, train: Dataset, test: Dataset) -> bool:
-    """Tell whether settings or data ask for torch's own modules, where there is a hand-written path too."""
+    """Return whether settings or data require torch's own modules, where there is a hand-written path too."""
     return settings.as_modules or ahead_of(settings, device, bytes_of(train, test)) > 0
 
 
 def bytes_of(*sets: Dataset) -> int:
-    """Return what the examples of the data sets take in memory."""
+    """Return the bytes of the data sets' examples in memory."""
     return sum(one.x.nbytes + one.y.nbytes for one in sets)
 
 
@@ -70,7 +70,7 @@ def examples(data: Dataset, device: torch.device, ahead: int) -> Resident | Padd
 
 
 def predictions_in(data: Dataset) -> Callable[[Indices], int]:
-    """Return what counts how many predictions there are for some examples: one each, or one for each character."""
+    """Return a function that counts the predictions of some examples: one each, or one for each character."""
     if not isinstance(data.y, Ragged):
         return len
     lengths = data.y.lengths
@@ -126,7 +126,7 @@ class Streamed:
 
     @contextmanager
     def batches(self, wanted: Sequence[Indices]) -> Iterator[Iterator[Batch]]:
-        """Give an iterator over the batches of these rows; what goes wrong in the thread is raised by it."""
+        """Give an iterator over the batches of these rows, which raises errors of the thread."""
         line = _Line(self._ahead)
         thread = guarded_thread(self._fill, "batches", wanted, line)
         thread.start()
@@ -147,7 +147,7 @@ class Streamed:
                 if not line.wait_for_room():
                     return
                 line.put(self._way.send(number, self._x, self._y, rows))
-        except Exception as error:  # it belongs to the one who waits for the batch
+        except Exception as error:  # raised again where the batch is awaited
             line.put(error)
 
 
@@ -210,7 +210,7 @@ class _Stream:
         self._ring: list[_Pinned | None] = [None] * buffers
 
     def send(self, number: int, x: Rows, y: Rows, rows: Indices) -> tuple[Batch, torch.cuda.Event]:
-        """Begin to copy a batch to the device; return it with the event that says when it is there."""
+        """Begin to copy a batch to the device; return it with the event of its arrival."""
         pinned = self._buffer(number % len(self._ring), x, y, len(rows))
         parts = []
         with torch.cuda.device(self._device), torch.cuda.stream(self._side):

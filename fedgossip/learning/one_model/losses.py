@@ -1,4 +1,4 @@
-"""Losses on what a model gives and the labels, as an objective names them: what training makes smaller."""
+"""Losses of a model's outputs and the labels, by an objective's names: the quantities that training minimises."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def soft_targets(temperature: float) -> Values:
     """Return the loss of outputs and labels that are both logits [b, k]; 0 where both give the same probabilities.
 
     Its mean is T^2 times the mean over the examples of KL(softmax(labels / T) || softmax(outputs / T)): so its gradient
-    keeps its size whatever T is (Hinton, Vinyals and Dean, arXiv:1503.02531, section 2).
+    keeps its size for any T (Hinton, Vinyals and Dean, arXiv:1503.02531, section 2).
     """
 
     def values(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -77,9 +77,9 @@ class Criterion:
         )
 
     def summed(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the sum over examples of what each alone would lose; for text of its mean over the characters."""
+        """Return the sum of the examples' losses; for text of their means over the characters."""
         outputs = _wide(outputs)
-        if self._own is not None:  # example by example: what it makes of a batch is its own matter
+        if self._own is not None:  # example by example: a user's loss may reduce a batch in any way
             each = [self._called(outputs[k : k + 1], labels[k : k + 1]) for k in range(len(labels))]
             return torch.stack(each).sum()
         if self._values is not None:
@@ -102,7 +102,7 @@ class Criterion:
 
 
 def predicted(labels: torch.Tensor) -> int:
-    """Return how many labels there are to predict: those that are no padding."""
+    """Return the number of labels to predict, without padding."""
     return labels.numel() if labels.is_floating_point() else int((labels != IGNORED).sum())
 
 
@@ -123,6 +123,6 @@ def _wide(outputs: torch.Tensor) -> torch.Tensor:
 
 
 def not_finite(node: int, round: int, name: str, loss: float, lr: float) -> TrainingError:
-    """Return the error of a training whose loss `name`, or update, is not finite."""
+    """Return the error of a training with an infinite or NaN loss `name`, or update."""
     what = f"the loss {name} is {loss}" if not math.isfinite(loss) else "the update is not finite"
     return TrainingError(f"node {node}, round {round}: {what}", f"Use a smaller lr than {lr:g}, or clip_norm = 1.")

@@ -1,4 +1,4 @@
-"""One model after another: the engine of every model that `stacked_engine` does not know.
+"""One model after another: the engine of every model that `stacked_engine` does not support.
 
 It trains alone, or as one of several processes that train the same model together: see `ddp.group` and `ddp.engine`.
 """
@@ -47,7 +47,7 @@ TEST_ROWS = 512  # test examples at a time
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Spread:
-    """A module over the processes of a team: what this one holds of it, and what to call for a forward pass."""
+    """A module over the processes of a team: this process's part of it, and the callable of a forward pass."""
 
     team: Team
     held: Held
@@ -59,7 +59,7 @@ class Spread:
 
 
 class Sums(NamedTuple):
-    """What was evaluated, added up over predictions."""
+    """Sums of an evaluation over predictions."""
 
     loss: float
     predicted: int
@@ -89,14 +89,14 @@ class Done(NamedTuple):
 class ModuleLoop:
     """Trains and evaluates any torch module, one job at a time.
 
-    A GPU is waited for where a job ends and not between its steps: what steps need is copied there before the first.
-    (But float16 looks at every gradient, and lars and lamb at every layer.)
+    The loop synchronises with a GPU at the end of a job and not between its steps: inputs of steps are copied there
+    before the first.  (But float16 reads every gradient, and lars and lamb every layer.)
 
     Buffers that are not in the layout (integer ones; with buffers="local" the running statistics too) belong to the
     node: they are loaded before its job and kept after it.  With "local" no vector has statistics of its own, so
     evaluation then normalises by the statistics of the test batch.
 
-    A job changes its node's state when it is done and not before, so one that ran out of memory is trained again.
+    A job changes its node's state at its end and not before, so one that ran out of memory is trained again.
     """
 
     def __init__(
@@ -146,14 +146,14 @@ class ModuleLoop:
                 private.check(*next(some))
 
     def capture(self, train: Dataset, note: Callable[[str, int], None]) -> None:
-        """Capture steps from now on, where they may be; `note` is told why they are not any more, and the round."""
+        """Capture steps from now on, where allowed; `note` receives the reason for giving up, and the round."""
         how = self, self._module, train, self._settings, self._device
         self._captured = captured_steps(*how, lambda reason: note(reason, self._round))
 
     # --- training ---------------------------------------------------------------------------------------------
 
     def train_one(self, job: Assignment) -> Outcome:
-        """Train one job, whose state is what the node remembers afterwards."""
+        """Train one job, whose state is the node's state afterwards."""
         trained, held = empty(self._layout.length, np.float32), self._held
         kept = {name: np.empty(shape, kind) for name, (kind, shape) in self._remembers.items()}
         if isinstance(held, weights.FlatWeights) and held.elsewhere:
@@ -165,7 +165,7 @@ class ModuleLoop:
         return outcome(job.vector, trained, done)
 
     def train_into(self, job: Assignment, trained: Line, kept: Mapping[str, npt.NDArray[Any]]) -> Done:
-        """Train one job and write the vector [length] and what the node remembers; several processes write parts."""
+        """Train one job and write the vector [length] and the node's state; several processes write parts."""
         return self._train(job, kept, partial(self._held.store, trained))
 
     def _train(self, job: Assignment, kept: Mapping[str, npt.NDArray[Any]], store: Callable[[Line], None]) -> Done:
@@ -245,7 +245,7 @@ class ModuleLoop:
         shares = self._shares_of(job.plan)
 
         def watched(loss: torch.Tensor) -> AbstractContextManager[None]:
-            """The last backward pass: what is final in it is told at once."""
+            """The last backward pass: its final elements are sent at once."""
             if stretches is None or len(losses) < len(shares) - 1:
                 return nullcontext()
             total, gradient, share = totals[0][0], self._held.gradients[0][0], shares[-1]
@@ -270,7 +270,7 @@ class ModuleLoop:
         return float(self._team.total(torch.stack(shares)).double().sum())
 
     def _shares_of(self, plan: BatchPlan) -> list[float]:
-        """Return what each batch counts in the mean; where training is private all the same, as sizes would tell."""
+        """Return each batch's weight in the mean; equal ones where training is private, as sizes would disclose."""
         counts = np.ones(len(plan.counts)) if self._private is not None else predictions_of(plan, self._predictions)
         return [float(np.float32(share)) for share in counts / counts.sum()]
 
@@ -287,7 +287,8 @@ class ModuleLoop:
         self, plan: BatchPlan, scale: LossScale | None, watched: Watch = lambda _: nullcontext()
     ) -> Generator[torch.Tensor]:
         """Fill the gradient from one batch after the other; yield this process's part of the loss of each, 0 where
-        training is private.  The backward pass of a batch that is in one piece is `watched`."""
+        training is private.  The backward pass of an unsplit batch is `watched`.
+        """
         batches = plan.batches
         if self._private is not None:
             with self.examples.batches(batches) as examples:
@@ -309,7 +310,7 @@ class ModuleLoop:
                 yield parts[0] if len(parts) == 1 else torch.stack(parts).sum()
 
     def _announce(self, rows: int) -> None:
-        """Tell the norms whether every process computes the whole of the next batch, and the passes its size."""
+        """Report to the norms whether every process computes the whole next batch, and to the passes its size."""
         self._passes.announce(rows)
         for norm in self._norms:
             norm.copies = not self._team.splits(rows)
@@ -322,7 +323,7 @@ class ModuleLoop:
 
     @contextmanager
     def _seeded(self, name: tuple[int, int]) -> Iterator[None]:
-        """Let torch draw what follows from the job's name, and afterwards go on as it would have."""
+        """Seed torch's draws by the job's name, and restore its generators afterwards."""
         with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
             ids = (*name, self._testers.draws) if self._testers.draws else name
             root = seeds.integer(self._seed, "dropout", *ids)
@@ -361,7 +362,7 @@ class ModuleLoop:
 
     @torch.no_grad()
     def sums(self, vector: Vector, state: Mapping[str, npt.NDArray[Any]] | None) -> Sums:
-        """Return the sums over this process's part of the test set; `state`: of the node whose own layers to take."""
+        """Return the sums over this process's part of the test set; `state`: of the node with the own layers to use."""
         if state is None:
             self._held.load_own(None)
         else:
@@ -371,7 +372,7 @@ class ModuleLoop:
         if self._settings.buffers == "local":
             for part in self._module.modules():
                 if isinstance(part, nn.modules.batchnorm._BatchNorm):
-                    part.train()  # batch statistics; what it does to the buffers goes at the next job's load
+                    part.train()  # batch statistics; changes of the buffers are overwritten at the next job's load
         total, counted = 0.0, 0
         tallies: list[Tally] = []
         for x, y in self._test.chunks(max(1, TEST_ROWS // self._sharing.pieces)):
@@ -410,15 +411,15 @@ def remembered(module: nn.Module, layout: Layout, settings: TrainSettings) -> di
 
 
 def outcome(vector: Vector, trained: Line, done: Done) -> Outcome:
-    """Return what training gave; `trained` is used up."""
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is said so
+    """Return the result of training; `trained` is overwritten."""
+    with np.errstate(over="ignore", invalid="ignore"):  # infinities and NaN are reported by the outcome
         difference = np.subtract(trained, vector, out=trained)
         finite = bool(np.isfinite(difference.sum()))
     return Outcome(frozen(difference), done.loss, finite, done.skipped)
 
 
 def means(parts: Sequence[Sums], scoring: Scoring) -> dict[str, float]:
-    """Return the mean loss and the metrics of what one or several processes evaluated."""
+    """Return the mean loss and the metrics of an evaluation by one or several processes."""
     loss = sum(part.loss for part in parts) / sum(part.predicted for part in parts)
     return {"loss": loss, **scoring.values([tally for part in parts for tally in part.tallies])}
 

@@ -1,6 +1,6 @@
-"""Steps on what a process holds of a module, and what they read: what an optimiser remembers, and a client's terms.
+"""Steps on a process's part of a module, with the optimiser's state and a client's terms.
 
-All of it lies where it is from job to job, loaded anew for each: a captured step (`captured_steps`) reads it there.
+All of it has fixed places over jobs, loaded anew for each: a captured step (`captured_steps`) reads it there.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from fedgossip.learning.settings import TrainSettings
 
 
 class OptimiserSteps:
-    """Takes the steps of `settings` on held values, whose line has tensors at `segments`, the first `own` elements of
-    which are personal.  `length`: of the vectors that travel."""
+    """Takes the steps of `settings` on held values; their line has tensors at `segments`, the first `own` elements of
+    which are personal.  `length`: of the exchanged vectors.
+    """
 
     def __init__(
         self, settings: TrainSettings, held: weights.Held, segments: Sequence[Segment], own: int, length: int
@@ -37,7 +38,7 @@ class OptimiserSteps:
         self._corrections: list[torch.Tensor] = []
 
     def load(self, remembered: Sequence[Line | None], vector: Vector, terms: Terms | None) -> bool:
-        """Take up a job: of each slot what its node remembers, and its terms; return whether it has terms that pull."""
+        """Load a job: the node's state of each slot, and its terms; return whether it has terms that pull."""
         if not self.slots:
             self.slots = [weights.scattered(None, self._held.places, self.home) for _ in remembered]
         for slot, line in zip(self.slots, remembered, strict=True):
@@ -74,11 +75,11 @@ class OptimiserSteps:
         places = self._held.places
         self._anchors, self._corrections = (weights.scattered(None, places, self.home) for _ in range(2))
         for place, anchor, correction in zip(places, self._anchors, self._corrections, strict=True):
-            begin = place.before(self._own)  # what is personal is not pulled
+            begin = place.before(self._own)  # personal elements are not pulled
             self._pulls.append((begin, optimizers.Pull(self._mu, anchor[:, begin:], correction[:, begin:])))
 
     def _in_line(self, vector: Vector) -> Vector:
-        """Return a vector behind zeros for what is personal."""
+        """Return a vector behind zeros for the personal elements."""
         return vector if not self._own else np.concatenate([np.zeros(self._own, np.float32), vector])
 
     def _layers(self, tensors: Sequence[torch.Tensor]) -> list[tuple[Sequence[torch.Tensor], bool]]:

@@ -42,20 +42,20 @@ class Pull:
 
 
 class Rates(NamedTuple):
-    """What a step multiplies by, float32; `rate` is [steps, k], the others [steps or 1, k or 1]."""
+    """The factors of a step, float32; `rate` is [steps, k], the others [steps or 1, k or 1]."""
 
     rate: npt.NDArray[np.float32]
     root: npt.NDArray[np.float32]
     kept: npt.NDArray[np.float32]
     """The share of a weight that decoupled decay leaves of it."""
     mean: npt.NDArray[np.float32]
-    """lamb: the share of the gradients' mean that its first moment has so far; of adam it is in `rate`."""
+    """lamb: the accumulated share of the gradients' mean in its first moment; of adam it is in `rate`."""
 
 
 def rates(settings: TrainSettings, lrs: Sequence[float], taken: Sequence[int], steps: int) -> Rates:
-    """Return the factors of the next steps of nodes that have `taken` steps behind them: Adam's two bias corrections.
+    """Return the factors of the next steps of nodes after `taken` steps: Adam's two bias corrections.
 
-    Plain floats, not numpy.power, whose lanes round as they like.  For sgd: the learning rates, and ones.
+    Plain floats, not numpy.power, whose lanes round differently.  For sgd: the learning rates, and ones.
     """
     ones = np.ones((1, 1), np.float32)
     if "first" not in settings.slots:
@@ -117,7 +117,7 @@ def step_by_layers(
     root: torch.Tensor,
     mean: torch.Tensor,
 ) -> None:
-    """The same of lars and lamb, for all tensors at once: see algorithms/descent, whose steps these are to rounding."""
+    """Take steps of lars and lamb, for all tensors at once: those of algorithms/descent, to rounding."""
     if settings.optimizer == "lars":
         (velocity,) = slots
         _scale_layers(settings, _trust_of_lars, layers(weights), layers(gradients), rate)
@@ -191,7 +191,7 @@ def square_root(tensor: torch.Tensor) -> torch.Tensor:
     """
     if tensor.device.type != "cpu":
         return tensor.sqrt()
-    with np.errstate(invalid="ignore"):  # what has exploded is said where it shows
+    with np.errstate(invalid="ignore"):  # divergence is reported elsewhere
         return torch.from_numpy(np.sqrt(tensor.numpy()))
 
 

@@ -13,14 +13,14 @@ from fedgossip.learning.one_model.losses import Criterion
 from fedgossip.learning.one_model.precision import autocast
 
 Watch = Callable[[torch.Tensor], AbstractContextManager[None]]
-"""(loss of a batch): in what its backward pass is made."""
+"""(loss of a batch): the context of its backward pass."""
 
 
 class Passes(Protocol):
-    """What `ModuleLoop` asks of whoever computes with its module."""
+    """The computations that `ModuleLoop` requests for its module."""
 
     def announce(self, rows: int) -> None:
-        """Hear how many examples the next batch has, over all processes."""
+        """Receive the number of examples of the next batch, over all processes."""
         ...
 
     def backward(self, x: torch.Tensor, y: torch.Tensor, weight: float, factor: float, watched: Watch) -> torch.Tensor:
@@ -31,12 +31,12 @@ class Passes(Protocol):
         ...
 
     def outputs(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the module makes of examples; in a process that sees no output, anything."""
+        """Return the module's outputs for examples; in a process without outputs, anything."""
         ...
 
 
 class WholePasses:
-    """All of the module is in this process's hands: `forward` is what training calls, the module or what wraps it."""
+    """The whole module in this process: `forward` is the callable of training, the module or its wrapper."""
 
     def __init__(
         self, module: nn.Module, forward: nn.Module, criterion: Criterion, precision: str, device: torch.device

@@ -1,8 +1,9 @@
 """Runs with train.portable: the same bits on unlike x86-64 processors.
 
-What computes then is the same code everywhere: ATen's kernels for AVX2, MKL's COMPATIBLE ones (`kernels`), and nothing
-of oneDNN, whose kernels follow the processor's instructions and caches: a convolution's sum has another order with AVX2
-than with AVX-512.  Roots are `optimizers.square_root`.  What else would move a bit is refused with the settings.
+All computation then uses the same code everywhere: ATen's kernels for AVX2, MKL's COMPATIBLE ones (`kernels`), and
+nothing of oneDNN, whose kernels follow the processor's instructions and caches: a convolution's sum has another order
+with AVX2 than with AVX-512.  Roots are `optimizers.square_root`.  Other sources of different bits are refused with the
+settings.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def settle() -> None:
 
 
 def _flags() -> set[str]:
-    """Return the processor's instruction sets; where the system does not say them, AVX2 is taken to be there."""
+    """Return the processor's instruction sets; where the system does not report them, AVX2 is assumed."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""Mixed precision: layers compute in 16 bits where torch's autocast says so; weights and steps stay float32.
+"""Mixed precision: layers compute in 16 bits by the rules of torch's autocast; weights and steps stay float32.
 
 float16 has 5 bits of exponent: gradients below 6e-8 would be lost.  So the loss is scaled up before the backward pass
 and the gradient down again after it; where it overflowed the step is skipped and the scale halved, and after many good
@@ -37,10 +37,10 @@ class LossScale:
         self.value, self._good = (FIRST_SCALE, 0) if kept is None else (float(kept[0]), int(kept[1]))
 
     def take(self, finite: bool) -> bool:
-        """Return whether to take a step whose gradient is `finite`, and set the scale for the next one.
+        """Return whether to take a step with a `finite` gradient or not, and set the scale for the next one.
 
-        Of a gradient that is not finite even where nothing is scaled the step is taken: training has exploded, and
-        that is to be seen.
+        With a gradient that is not finite even without scaling the step is taken: training has diverged, and that must
+        be visible.
         """
         if not finite:
             if self.value <= 1:
@@ -53,5 +53,5 @@ class LossScale:
         return True
 
     def kept(self) -> npt.NDArray[np.float64]:
-        """Return what the next job of the node goes on from."""
+        """Return the state for the node's next job."""
         return np.array([self.value, self._good], np.float64)

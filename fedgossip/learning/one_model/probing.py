@@ -1,4 +1,4 @@
-"""Numbers that tell two models apart whose trained tensors look alike: of what is frozen, and of what they give."""
+"""Numbers that distinguish two models with equal trained layouts: of their frozen tensors, and of their outputs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCALE = 1e3
 
 
 def frozen_of(module: nn.Module, layout: Layout) -> tuple[float, ...]:
-    """Return projections of parameters that do not train and of buffers that are not mixed; nothing without any.
+    """Return projections of parameters that do not train and of buffers that are not mixed; () without any.
 
     Another name, shape or type of one gives other numbers.
     """
@@ -37,9 +37,9 @@ def frozen_of(module: nn.Module, layout: Layout) -> tuple[float, ...]:
 
 
 def probe_of(module: nn.Module, test: Dataset, seed: int) -> tuple[float, ...]:
-    """Return projections of what `module`, not yet trained, gives for examples of `test`.
+    """Return projections of the outputs of `module`, not yet trained, for examples of `test`.
 
-    Nothing where it gives no numbers: that will be said when it trains.
+    () where it gives no numbers: training will report that.
     """
     drawn = stream(seed, "probe").choice(len(test), min(EXAMPLES, len(test)), replace=False)
     batch = torch.from_numpy(np.ascontiguousarray(test.x[np.sort(drawn)]))

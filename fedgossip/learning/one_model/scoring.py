@@ -1,7 +1,7 @@
 """Metrics of models on a test set, measured a chunk at a time.
 
-What most metrics need of a chunk is a few sums: hits, errors, squares, in float64, so that chunks and processes may be
-added in any number.  auroc and functions of the user's own want all answers at once.
+Most metrics need only a few sums of a chunk: hits, errors, squares, in float64, so that chunks and processes may be
+added in any number.  auroc and functions of the user's own need all answers at once.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class AdditiveMetric:
 
 
 class Tally(NamedTuple):
-    """What is kept of a chunk for one model: the sums of each metric; the outputs where they are wanted."""
+    """The kept result of a chunk for one model: the sums of each metric; the outputs where they are needed."""
 
     sums: Sequence[Sums]
     outputs: Array | None
@@ -65,7 +65,7 @@ class Scoring:
         return tuple(self._whole)
 
     def tallies(self, outputs: torch.Tensor, labels: torch.Tensor) -> list[Tally]:
-        """Return what is to be kept, per model, of the outputs [k, m, ...] of k models for the labels [m, ...]."""
+        """Return the tallies, per model, of the outputs [k, m, ...] of k models for the labels [m, ...]."""
         if self._unit is not None or self._kind == MULTI_LABEL:
             outputs = fitted(outputs.flatten(0, 1), labels.repeat(len(outputs), 1)).view(len(outputs), *labels.shape)
         kept = outputs.detach().float().cpu().numpy().copy() if self._whole else None
@@ -127,7 +127,7 @@ def _agreement(guessed: torch.Tensor, true: torch.Tensor) -> torch.Tensor:
 
 
 def _macro_f1(sums: Sums) -> float:
-    """Return the mean over columns of 2 tp / (guessed + true); a column that is neither guessed nor true counts not."""
+    """Return the mean over columns of 2 tp / (guessed + true); a column without guesses and true labels is ignored."""
     both, guessed, true = sums.reshape(3, -1)
     there = guessed + true > 0
     return float(np.mean(2 * both[there] / (guessed + true)[there])) if there.any() else 0.0
@@ -189,10 +189,10 @@ def _whole(name: str, base: Path | None) -> Callable[[Array, Array], float]:
 
 
 def auroc(outputs: Array, labels: Array) -> float:
-    """Return the mean over classes, or label columns, of the area under the ROC curve; 0.5 where nothing can be ranked.
+    """Return the mean over classes, or label columns, of the area under the ROC curve; 0.5 without anything to rank.
 
-    Classes against the rest by their probabilities, of two the second alone; a column that is all of one kind counts
-    not.  By ranks, ties sharing theirs: Hanley and McNeil, Radiology 143 (1982).
+    Classes against the rest by their probabilities, of two the second alone; a column with labels of one kind is
+    ignored. By ranks, ties sharing theirs: Hanley and McNeil, Radiology 143 (1982).
     """
     if labels.ndim == 1:
         outputs = outputs - outputs.max(axis=1, keepdims=True)

@@ -1,9 +1,9 @@
-"""Several clients on one GPU: each trains in its turn (`gpu_semaphore`), and again where memory has run out anyway.
+"""Several clients on one GPU: each trains in its turn (`gpu_semaphore`), and again after running out of memory.
 
-Another user's process, or a batch of longer texts, may take what was there when the turn was given.  Then the job is
-trained again alone, and if that does not help, with every batch in two, four, eight pieces: the gradients add up to the
-same step, to rounding.  BatchNorm then counts over pieces, as it would over smaller batches.  After each turn memory
-that is not in use goes back to the GPU.
+Another user's process, or a batch of longer texts, may use memory that was free when the turn was given.  Then the job
+is trained again alone, and if that does not help, with every batch in two, four, eight pieces: the gradients add up to
+the same step, to rounding.  BatchNorm then counts over pieces, as it would over smaller batches.  After each turn
+unused memory is released to the GPU.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OutOfMemory = torch.cuda.OutOfMemoryError
 
 
 class GpuSharing:
-    """Trains jobs in turns, and again in smaller pieces where memory has run out.  On a CPU there are no turns."""
+    """Trains jobs in turns, and again in smaller pieces after running out of memory.  On a CPU there are no turns."""
 
     def __init__(self, slots: Sequence[Slots] = (), most_pieces: int = 1, places: Sequence[int] = ()) -> None:
         self._slots, self._most = slots, most_pieces
@@ -43,7 +43,7 @@ class GpuSharing:
             weakref.finalize(self, os.close, place)
 
     def run(self, job: Callable[[], Result]) -> Result:
-        """Return what the job returns; a job that runs out of memory is called again, so it may change nothing before.
+        """Return the job's result; a job out of memory is called again, so it must change nothing before its end.
 
         Raises TrainingError where there is too little memory for one example at a time.
         """
@@ -69,7 +69,7 @@ class GpuSharing:
             yield
 
     def _give_back(self) -> None:
-        """After the error is gone, and with it the frames that held what was in use."""
+        """Release memory after the error, whose frames hold used memory, is gone."""
         gc.collect()
         for slots in self._slots:
             slots.give_back()

@@ -1,4 +1,4 @@
-"""The stretches of a gradient, told while the rest of it is computed: a backward pass ends with the first layers."""
+"""The stretches of a gradient, sent while the rest of it is computed: a backward pass ends with the first layers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fedgossip.base.vectors import Vector
 from fedgossip.learning.one_model.flat import Layout
 
 ReadStretch = Callable[[slice], Vector]
-"""Returns the elements of a gradient that are final, frozen."""
+"""Returns final elements of a gradient, frozen."""
 
 
 class GradientStretches:
-    """Tells each stretch once, the last first: from the first of `starts` to the end of the gradient, and so on down.
+    """Sends each stretch once, the last first: from the first of `starts` to the end of the gradient, and so on down.
 
     `tell(start, elements, loss)`.
     """
@@ -36,9 +36,9 @@ class GradientStretches:
 
 @contextmanager
 def final_in_backward(module: nn.Module, layout: Layout, final_from: Callable[[int], None]) -> Iterator[None]:
-    """Within it a backward pass of the module calls `final_from` with places, from which on all gradients are there.
+    """In this context a backward pass calls `final_from` with places; all gradients from there on are final.
 
-    Parameters that the pass does not reach are final when it is over, which nothing tells here.
+    Parameters without a gradient in the pass are final at its end, without a call.
     """
     tensors = dict(module.named_parameters())
     places = [(name, where) for name, where, _ in layout.places() if name in tensors]

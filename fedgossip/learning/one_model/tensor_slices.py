@@ -1,8 +1,8 @@
-"""Where the elements that a process holds lie in the line of all trained elements; how they are read and written there.
+"""Places of a process's elements in the line of all trained elements, with reads and writes there.
 
     |  ...  |  a tensor of the line, in rows   |  ...  |
                .  .  [ cut ]  .  .  .
-               .  .  [ cut ]  .  .  .          held: `start` to `stop` of what is cut out, row after row
+               .  .  [ cut ]  .  .  .          held: `start` to `stop` of the cut, row after row
 
 A stretch of the line is a tensor of one axis, nothing cut away.  No torch here.
 """
@@ -25,7 +25,7 @@ class Place:
     offset: int
     shape: tuple[int, ...]
     cut: tuple[slice, ...]
-    """Of the tensor's first axes; of those that are not named all is held."""
+    """Slices of the tensor's first axes; other axes are whole."""
     start: int
     stop: int
 
@@ -58,7 +58,7 @@ class Place:
         return min(self.size, max(0, end - self.offset))
 
     def take(self, line: Line, first: int = 0) -> Line:
-        """Return a copy [size] of the elements; `line` may leave out what lies before `first`."""
+        """Return a copy [size] of the elements; `line` may omit the elements before `first`."""
         return self._cut(line, first).reshape(-1)[self.start : self.stop].copy()
 
     def put(self, line: Line, part: Line, first: int = 0) -> None:

@@ -1,6 +1,6 @@
-"""The trained elements of a module as the training loop sees them, and how they come from vectors and go back.
+"""The trained elements of a module as the training loop sees them, and their transfer from and to vectors.
 
-A module's *line* is its personal parameters, then those that travel, [trained]: what the optimiser knows.  A process
+A module's *line* is its personal parameters, then the exchanged ones, [trained]: the optimiser's view.  A process
 holds `values`, tensors [1, k], whose elements have `places` in that line.
 """
 
@@ -36,7 +36,7 @@ __all__ = [
 
 
 class Held(Protocol):
-    """What a process holds of a module."""
+    """A process's part of a module."""
 
     @property
     def places(self) -> Sequence[Place]: ...
@@ -46,13 +46,13 @@ class Held(Protocol):
 
     @property
     def gradients(self) -> Sequence[torch.Tensor]:
-        """What the backward passes since `forget_gradients` have added up, one [1, k] per value."""
+        """Return the sums of the backward passes since `forget_gradients`, one [1, k] per value."""
         ...
 
     def forget_gradients(self) -> None: ...
 
     def combine_gradients(self) -> None:
-        """Add up what other processes have of the gradient; to be called once behind the backward passes of a batch."""
+        """Add other processes' parts of the gradient; call once after the backward passes of a batch."""
         ...
 
     def clip(self, longest: float) -> None:
@@ -60,11 +60,11 @@ class Held(Protocol):
         ...
 
     def finite(self) -> bool:
-        """Tell whether every element of the whole gradient is a number."""
+        """Return whether every element of the whole gradient is finite."""
         ...
 
     def refresh(self) -> None:
-        """Let the module compute with what `values` have become."""
+        """Update the module to the present `values`."""
         ...
 
     def load(self, vector: Vector) -> None:
@@ -76,7 +76,7 @@ class Held(Protocol):
         ...
 
     def store(self, vector: Line, personal: Line) -> None:
-        """Write what is held to its places in a vector [length] and in personal parameters."""
+        """Write the held elements to their places in a vector [length] and in personal parameters."""
         ...
 
 
@@ -90,7 +90,7 @@ class FlatWeights:
     def __init__(self, module: nn.Module, layout: Layout, own: Layout, device: torch.device) -> None:
         self._p = own.length
         trained = own.length + layout.parameters
-        self._all = torch.empty(own.length + layout.length, device=device)  # own first: all that is trained together
+        self._all = torch.empty(own.length + layout.length, device=device)  # own first: all trained elements together
         self._own, self._flat = self._all[: own.length], self._all[own.length :]
         layout.adopt(module, self._flat)
         own.adopt(module, self._own)
@@ -105,7 +105,7 @@ class FlatWeights:
                     tensors[name].grad = gradient[where].view(shape)
         self._copies = compacted(module) if _by_cudnn(device) else []
         self.elsewhere = device.type != "cpu"
-        """Whether it lies in memory of a device, so that what was loaded is kept there too, for differences."""
+        """Whether it is in a device's memory, so that the loaded elements are kept there too, for differences."""
         self._loaded = torch.empty_like(self._flat) if self.elsewhere else self._flat
 
     @property
@@ -149,17 +149,17 @@ class FlatWeights:
         torch.from_numpy(personal).copy_(self._own)
 
     def store_difference(self, vector: Line, personal: Line) -> None:
-        """As `store`, but of what travels write by how much it differs from what was loaded."""
+        """As `store`, but write the exchanged elements as differences to the loaded ones."""
         torch.from_numpy(vector).copy_(self._flat - self._loaded)
         torch.from_numpy(personal).copy_(self._own)
 
     def finite_difference(self) -> bool:
-        """Tell whether that is a number everywhere."""
+        """Return whether that difference is finite everywhere."""
         return bool(torch.isfinite((self._flat - self._loaded).sum()))
 
 
 def read_only(vector: Vector) -> torch.Tensor:
-    """Return a tensor over a vector's memory, to be read from: torch itself would copy a vector that is frozen."""
+    """Return a read-only tensor over a vector's memory: torch itself would copy a frozen vector."""
     if vector.flags.writeable or not vector.flags.c_contiguous:
         return torch.from_numpy(np.ascontiguousarray(vector))
     seen = np.ctypeslib.as_array((ctypes.c_float * vector.size).from_address(vector.ctypes.data))
@@ -172,8 +172,9 @@ def _by_cudnn(device: torch.device) -> bool:
 
 
 def compacted(module: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Take the recurrent layers' weights out of the flat tensor that they are views of, into memory as cuDNN wants it;
-    return each with its view."""
+    """Copy the recurrent layers' weights out of the flat tensor that they are views of, into memory for cuDNN;
+    return each with its view.
+    """
     found = []
     for part in module.modules():
         if isinstance(part, nn.RNNBase):

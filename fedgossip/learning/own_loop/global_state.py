@@ -1,4 +1,4 @@
-"""What of a process is everybody's: random states, torch's threads, a model's mode; kept, and put back."""
+"""Process-wide state: random states, torch's threads, a model's mode; saved and restored."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class GlobalState:
 
     @classmethod
     def now(cls) -> GlobalState:
-        """What holds in this process."""
+        """Return this process's state."""
         cuda = tuple(torch.cuda.get_rng_state_all()) if _gpus() else ()
         threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
         numpy = np.random.get_state()  # noqa: NPY002 the user's code may use it
@@ -36,7 +36,7 @@ class GlobalState:
 
     @classmethod
     def of_a_start(cls, seed: int, node: int) -> GlobalState:
-        """What a process of its own would begin with, with one thread; Python's and numpy's by the seed.
+        """Return the initial state of a new process, with one thread; Python's and numpy's by the seed.
 
         torch begins with the same state in every process.
         """
@@ -66,7 +66,7 @@ def _gpus() -> int:
 
 @contextlib.contextmanager
 def kept_apart(module: nn.Module) -> Iterator[None]:
-    """What is done inside leaves random states and the modes of all parts of `module` as they were."""
+    """Restore random states and the modes of all parts of `module` at the end of the context."""
     before, modes = GlobalState.now(), [(part, part.training) for part in module.modules()]
     try:
         yield

@@ -1,4 +1,4 @@
-"""What of a user's own module is exchanged, as one flat vector: read from it and written to it in place."""
+"""The exchanged part of a user's own module, as one flat vector: read from it and written to it in place."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedgossip.learning.one_model.flat import Layout
 from fedgossip.learning.one_model.probing import projected
 
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-"""What torch.compile and the wrappers of torch put between the names of a module and its parameters."""
+"""Name parts that torch.compile and the wrappers of torch insert between a module and its parameters."""
 
 _AROUND = (nn.DataParallel, nn.parallel.DistributedDataParallel, AveragedModel)
 """Modules of torch that hold the model as their attribute `module`."""
@@ -31,10 +31,10 @@ _ROUNDED = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Exchanged:
-    """The tensors of `module` that travel: parameters with requires_grad, and floating buffers where they are averaged.
+    """The exchanged tensors of `module`: parameters with requires_grad, and floating buffers where they are averaged.
 
-    `only`: patterns of names, of which a tensor matches one or stays at home.  A vector is [d], float32, or float64
-    where all tensors are.  Tensors stay where they are: on whatever device, leaves of whatever graph.
+    `only`: patterns of names; a tensor that matches none stays local.  A vector is [d], float32, or float64
+    where all tensors are.  Tensors keep their place: on whatever device, leaves of whatever graph.
     """
 
     def __init__(self, module: nn.Module, only: Sequence[str] = (), buffers: str = "average") -> None:
@@ -49,7 +49,7 @@ class Exchanged:
         names, shapes = tuple(name for _, name, _ in named), tuple(tuple(tensor.shape) for _, _, tensor in named)
         self.layout = Layout(names, shapes, trained, _kind(named))
         self.exact = all(kind == getattr(torch, self.layout.kind) for kind in self._types)
-        """Whether the tensors hold what is written to them; a tensor of bfloat16 rounds it."""
+        """Whether the tensors represent written numbers exactly; a tensor of bfloat16 rounds them."""
         self._buffer = self._new_buffer()
 
     @property
@@ -97,7 +97,7 @@ class Exchanged:
             torch._foreach_add_(*self._paired(difference))
 
     def check_finite(self, vector: Vector, where: str) -> None:
-        """Raise TrainingError, naming `where` and the first tensor, for an element that is infinite or no number."""
+        """Raise TrainingError, naming `where` and the first tensor, for an element that is infinite or NaN."""
         if all_finite(vector):
             return
         for name, place, _ in self.layout.places():
@@ -108,7 +108,7 @@ class Exchanged:
                 raise TrainingError(f"{what}, of {vector[place].size}", advice)
 
     def frozen_projections(self) -> tuple[float, ...]:
-        """Projections of the parameters that do not train: what others must have too, such as the base of adapters."""
+        """Return projections of the untrained parameters, which others must share, such as the base of adapters."""
         plain = _plainly(self.module)
         kept = [(plain(n), _whole(p).cpu()) for n, p in self.module.named_parameters() if not p.requires_grad]
         return projected((f"{name}/{tuple(one.shape)}/{one.dtype}", one) for name, one in kept if one.numel())
@@ -124,7 +124,7 @@ class Exchanged:
         return [_like(t, view) for t, view in zip(tensors, views, strict=True)]
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return what is exchanged, in the vector's order.  Raises ConfigError for a shape or type that is new."""
+        """Return the exchanged tensors, in the vector's order.  Raises ConfigError for a changed shape or type."""
         there: dict[str, torch.Tensor] = dict(self.module.named_parameters())
         there.update(self.module.named_buffers())
         found = [there.get(path) for path in self._paths]
@@ -226,13 +226,13 @@ def _kind(named: Sequence[Named]) -> str:
 
 
 def _plainly(module: nn.Module) -> Callable[[str], str]:
-    """Return the function from a path in `module` to the name in the model itself, without what is wrapped around it.
+    """Return the function from a path in `module` to the name in the model itself, without its wrappers.
 
     An attribute of the model's own may be called `module`: only the wrappers of torch lose that prefix.
     """
     wrapped, inner = "", cast(Any, module)
     while True:
-        if hasattr(inner, "_orig_mod"):  # of torch.compile, whose prefix is that of an inner module too
+        if hasattr(inner, "_orig_mod"):  # torch.compile's, which is the prefix of an inner module too
             inner = inner._orig_mod
         elif isinstance(inner, _AROUND):
             wrapped, inner = f"{wrapped}module.", inner.module
@@ -241,7 +241,7 @@ def _plainly(module: nn.Module) -> Callable[[str], str]:
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor without its graph; of one that is divided among ranks, a DTensor, all of it: all ranks must call."""
+    """Return the tensor without its graph; of a DTensor divided among ranks, all of it: all ranks must call."""
     found: Any = tensor.detach()
     whole: torch.Tensor = found.full_tensor() if _is_divided(tensor) else found
     return whole

@@ -1,4 +1,4 @@
-"""Several processes that train one model, by DDP or FSDP's `fully_shard`: what all do at once, when rank 0 tells."""
+"""Several processes that train one model, by DDP or FSDP's `fully_shard`: collective actions ordered by rank 0."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fedgossip.learning.own_loop.parameters import Exchanged
 from fedgossip.learning.own_loop.terms import GradientTerms
 
 WORDS = 6
-"""Length of what is told: an order and five numbers."""
+"""Length of a message: an order and five numbers."""
 
 
 class RankOrder(enum.IntEnum):
-    """What rank 0 tells the others."""
+    """The orders of rank 0 to the others."""
 
     GO = 0
     READ = 1
@@ -52,7 +52,7 @@ def check_supported(model: nn.Module) -> None:
 
 
 class RankLink:
-    """How rank 0 tells the others: numbers, and vectors of [length]."""
+    """The messages of rank 0 to the others: numbers, and vectors of [length]."""
 
     def __init__(self, length: int, dtype: np.dtype[Any]) -> None:
         on_gpu = "nccl" in distributed.get_backend() and "gloo" not in distributed.get_backend()
@@ -80,7 +80,7 @@ class RankLink:
 
 
 def obey(order: RankOrder, numbers: Sequence[int], link: RankLink, exchanged: Exchanged, terms: GradientTerms) -> None:
-    """Do, at another rank, what rank 0 does of everything but measuring."""
+    """Repeat, at another rank, rank 0's actions except measuring."""
     match order:
         case RankOrder.READ:
             exchanged.read()
@@ -99,7 +99,7 @@ def obey(order: RankOrder, numbers: Sequence[int], link: RankLink, exchanged: Ex
 
 
 class RankedExchange(Exchanged):
-    """What rank 0 exchanges: whatever it reads and writes, all ranks read and write."""
+    """The exchange of rank 0: all ranks repeat its reads and writes."""
 
     def __init__(self, module: nn.Module, only: Sequence[str] = (), buffers: str = "average") -> None:
         super().__init__(module, only, buffers)

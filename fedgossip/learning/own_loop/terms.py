@@ -1,7 +1,7 @@
-"""What a federated algorithm adds to a loop's gradients: the pull of FedProx, the correction of SCAFFOLD.
+"""Additions of a federated algorithm to a loop's gradients: the pull of FedProx, the correction of SCAFFOLD.
 
-step()          the gradients lie in `grad`: terms are added before the optimizer reads them
-step(closure)   the gradients are made inside step(): terms are added each time that the closure has made them
+step()          the gradients are in `grad`: terms are added before the optimizer reads them
+step(closure)   the gradients are computed inside step(): terms are added after each call of the closure
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MOMENTUM = {"momentum_buffer", "exp_avg"}
 class GradientTerms:
     """Hooks before each step of the optimizers: gradient += pull * (weights - given) + correction.
 
-    Where an algorithm counts steps from rest (FedNova with momentum), what optimizers remember of directions is
-    forgotten when a round begins; all else that they keep, such as Adam's step count and second moments, stays.
+    Where an algorithm counts steps from rest (FedNova with momentum), the optimizers' momentum is cleared at the start
+    of a round; their other state, such as Adam's step count and second moments, stays.
     """
 
     def __init__(self, exchanged: Exchanged, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -84,7 +84,7 @@ class GradientTerms:
             hook.remove()
 
     def _hook(self, place: int) -> Callable[..., Any]:
-        """Return the hook of one optimizer: torch calls it with the arguments of `step`, and takes what it returns."""
+        """Return the hook of one optimizer: torch calls it with the arguments of `step`, and uses its result."""
 
         def before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             self._count(place, optimizer)
@@ -137,7 +137,7 @@ class GradientTerms:
 
 
 def _raise_gradient(tensor: torch.Tensor, term: torch.Tensor, name: str, optimizer: torch.optim.Optimizer) -> None:
-    """Add `term` to the tensor's gradient; a sparse one becomes dense, as the term is in every row."""
+    """Add `term` to the tensor's gradient; a sparse one turns dense, as the term is in every row."""
     assert tensor.grad is not None
     if not tensor.grad.is_sparse:
         tensor.grad += term
@@ -157,7 +157,7 @@ def _scale_of(optimizer: torch.optim.Optimizer, kwargs: dict[str, Any]) -> Any:
 
 
 def _check_form(optimizer: torch.optim.Optimizer, terms: Terms) -> None:
-    """Raise ConfigError for an optimizer whose steps are not those of the algorithm's formula."""
+    """Raise ConfigError for an optimizer with steps other than those of the algorithm's formula."""
     kind = type(optimizer).__name__
     if terms.correction is not None:
         advice = "Train with torch.optim.SGD of one rate and no momentum, or choose fedavg, fedprox or fedadam."
