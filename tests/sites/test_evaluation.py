@@ -22,6 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from judging import SITES, patients, trained_in
 from pages import blocks, page
+from safetensors.numpy import load_file, save_file
 from sklearn.metrics import brier_score_loss, confusion_matrix, log_loss, roc_auc_score
 
 import fedgossip
@@ -555,3 +556,19 @@ def test_what_the_page_shows_runs(tmp_path: Path) -> None:
     assert "5 of 5 sites, 120 records that no site has trained on" in told and "sex " in told
     assert "of the same records: statistics once\n" in said[2].err, "an evaluation is not statistics made twice"
     assert "judged-release.zip: sound, as it was signed on" in said[5].out and "--out without-2" in said[6].out
+
+
+def test_a_model_that_answers_with_no_numbers_is_refused_in_a_line(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = copied(trained, tmp_path)
+    (path,) = (folder / "run" / "model").glob("*.safetensors")
+    save_file({name: np.full_like(array, np.nan) for name, array in load_file(path).items()}, path)
+    about = path.with_name("model.json")
+    facts = json.loads(about.read_text())
+    facts["weights"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    about.write_text(json.dumps(facts))
+    said = type_in(folder, "evaluate run own.toml", monkeypatch, capsys)
+    assert said.code == 5 and said.err.count("error: ") == 1
+    assert re.search(r"error: the model answers (\d+) of \1 records with what is no finite number", said.err)
+    assert not (folder / "run" / "model" / "evaluation.json").exists()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedgossip.base.errors import ConfigError, TooFewPeersError
+from fedgossip.base.errors import ConfigError, TooFewPeersError, TrainingError
 from fedgossip.base.vectors import Vector
 from fedgossip.core.machine import NodeId
 from fedgossip.data.agreed.sums_task import Draw, from_system
@@ -157,9 +157,18 @@ def compared(kind: str, trained: Asked, others: Asked) -> MembershipTest:
 
 
 def asked(model: LoadedModel, examples: Dataset) -> Asked:
-    """Return a model's answers to scaled examples, and their labels in their original units."""
+    """Return a model's answers to scaled examples, and their labels in their original units.
+
+    Raises TrainingError for answers that are no finite numbers.
+    """
     y = examples.in_units(examples.y) if examples.label_mean else examples.y
-    return model.of_scaled(examples), y
+    answers = model.of_scaled(examples)
+    if wrong := int((~np.isfinite(answers)).reshape(len(answers), -1).any(axis=1).sum()):
+        text = (
+            f"the model answers {wrong} of {len(answers)} records with what is no finite number: nothing is evaluated"
+        )
+        raise TrainingError(text, "Look at its weights: a training that diverged leaves such a model.")
+    return answers, y
 
 
 def parted(experiment: Experiment, node: NodeId, examples: SharedExamples) -> tuple[np.ndarray, np.ndarray]:
