@@ -1,4 +1,4 @@
-"""Find in a run's rows what the run is for and did not happen: such a run is partial, however smoothly it ended."""
+"""Detects from a run's rows exchanges and contributions that did not happen: such a run is partial."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ NAMED = 8
 
 @dataclass(frozen=True)
 class Lacking:
-    """Sentences that say what did not happen, the gravest first; none where all of it happened.
+    """Sentences about what did not happen, the gravest first; empty for a complete run.
 
-    `in_vain`: nothing of it happened at all; nobody has learned anything from anybody.
+    `in_vain`: nothing happened at all; no participant learned from another.
     """
 
     said: tuple[str, ...] = ()
@@ -35,12 +35,12 @@ def of_gossip(
 ) -> Lacking:
     """Return what is lacking among `n` peers, by all their rows; or for peer `node`, by its own.
 
-    Every pair of neighbours must have exchanged a model; over every arc a model must have come.
+    Every pair of neighbours must have exchanged a model; over every arc a model must have arrived.
     """
     alone = sorted({row.peer for row in _told(rows, "learned_alone")})
     pairs = {(row.peer, other) for row in _told(rows, "never_exchanged") for other in _ids(row.value)}
     cut_off = {one for one in alone if directed or set(partners(one)) <= {j for i, j in pairs if i == one}}
-    pairs = {(i, j) for i, j in pairs if i not in cut_off and (directed or j not in cut_off)}  # told as a whole
+    pairs = {(i, j) for i, j in pairs if i not in cut_off and (directed or j not in cut_off)}  # reported as a whole
     if directed:
         said = [f"Peer {i} never got a model from peer {j}." for i, j in sorted(pairs)]
     else:
@@ -53,8 +53,8 @@ def of_gossip(
 
 
 def of_numbers(rows: Sequence[Row], vectors: Sequence[Vector | None], segments: Sequence[Segment]) -> tuple[str, ...]:
-    """Say where a model answers with what is no number: the final one, or that of more than a tenth of the rounds that
-    were measured; `vectors`: the final ones."""
+    """Return sentences about models with non-finite outputs: the final ones (`vectors`), or those of more than
+    TOLERATED of the measured rounds."""
     wrong = {row.round: row for row in rows if isinstance(row, EventRow) and row.name == "not_finite"}
     measured = {row.round for row in rows if isinstance(row, NetworkRow) and row.measured} | wrong.keys()
     if wrong and (max(measured) in wrong or len(wrong) > TOLERATED * len(measured)):
@@ -72,7 +72,7 @@ def of_numbers(rows: Sequence[Row], vectors: Sequence[Vector | None], segments: 
 def of_federation(rows: Sequence[Row], coordinator: NodeId, node: NodeId | None, *, all_in_each: bool) -> Lacking:
     """Return what is lacking in a federated run, by its coordinator's rows; or for participant `node`, by its own.
 
-    A round must have counted, and every client must have been in one; `all_in_each`: nobody is left out by chance.
+    A round must have counted, and every client must have been in one; `all_in_each`: sampling leaves no client out.
     """
     if node is not None and node != coordinator:
         took_part = any(isinstance(row, PeerRow) and row.peer == node for row in rows)
@@ -88,14 +88,14 @@ def of_federation(rows: Sequence[Row], coordinator: NodeId, node: NodeId | None,
 
 
 Exchanges = Callable[[Row], tuple[int, int]]
-"""What a row says of the exchanges of a synchronous round: how many were missing, and how many it should have.
+"""(missing, expected) exchanges of a synchronous round, from a row.
 
 The row of an event is followed by its peer's row of the same round.  The row of the whole network counts one exchange
-for each of the participants 0, 1, ..., of which those without a row of the round missed it.
+for each of the participants 0, 1, ..., those without a row of the round missed it.
 """
 
 COUNTED_FROM = 8
-"""Number of exchanges of a participant from which on a run says, while it goes on, that half of them are missing."""
+"""Minimum number of a participant's exchanges for a report, during the run, that half of them are missing."""
 
 
 class ExchangeCounts:
@@ -167,7 +167,7 @@ class ExchangeCounts:
 
 
 def of_clients(row: PeerRow, wanted: int) -> tuple[int, int]:
-    """Return what a coordinator's row says of the contributions that its round wanted."""
+    """Return (missing, wanted) contributions from a coordinator's row."""
     return max(0, wanted - (row.clients or 0)), wanted
 
 
@@ -182,11 +182,11 @@ def with_exchanges(found: Lacking, rows: Iterable[Row], of: Exchanges, roles: Ro
         for one, missing, wanted in attendance.half
         if node in (None, one)
     ]
-    return Lacking(tuple(_short(said, "participants"))) if said and not found.said else found  # which says it better
+    return Lacking(tuple(_short(said, "participants"))) if said and not found.said else found  # a more precise sentence
 
 
 def _told(rows: Sequence[Row], name: str) -> list[EventRow]:
-    """Return what was told at the last end: a run that has ended may be given more rounds, which come after it."""
+    """Return the events of the last end: an ended run may be extended by more rounds."""
     named = [row for row in rows if isinstance(row, EventRow) and row.name == name]
     if not named:  # nearly always
         return []

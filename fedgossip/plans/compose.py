@@ -39,7 +39,7 @@ def plan(experiment: Experiment, **given: object) -> Plan:
     """Return the plan of an experiment: all that can be known before anything is trained.  Raises ConfigError.
 
     `given`: objects of Python, where the experiment says GIVEN; see `gossip.gossip_plan`.  Asks for the kernels of the
-    run, if torch is not loaded yet: it comes before all that loads it.
+    run, if torch is not loaded yet: call it before any import of torch.
     """
     kernels.prefer(portable=experiment.train.portable)
     module, _, function = RUN_KINDS[experiment.kind].plan.partition(":")
@@ -53,7 +53,7 @@ def plan(experiment: Experiment, **given: object) -> Plan:
 
 
 def check_task(plan: Plan, task: LocalTask) -> None:
-    """Raise ConfigError for an object that is no task, or none that this run can use."""
+    """Raise ConfigError for an object that is not a task, or not usable in this run."""
     checked_task(task)
     plan.with_segments(segments_of(task)).with_table(table_of(task))
     if plan.gradients:
@@ -82,7 +82,7 @@ def hello_of(plan: Plan, schema: str, data: str = "", likeness: Likeness = NOT_S
 
 
 def processor_of(plan: Plan, node: int) -> int:
-    """Return what a participant's Hello says of its processor: 0 where that does not decide the bits of the run."""
+    """Return the processor mark of a participant's Hello: 0 where the processor does not affect the run's bits."""
     e = plan.experiment
     decides = node < plan.learners and (e.learns or e.loops) and not e.train.portable
     return kernels.processor_mark() if decides else 0

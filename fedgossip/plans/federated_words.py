@@ -1,4 +1,4 @@
-"""What is told of a federated run: before it begins, how large it will be, and in its summary."""
+"""Texts about a federated run: banner, outlook, and its part of the summary."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedgossip.secure.exact_sums import ExactSums
 
 
 def banner_of(run: FederatedRun) -> Sequence[str]:
-    """What a person should read before the run begins: who sees what, and what of privacy is spent."""
+    """Return the lines shown before the run begins: visibility of data, and spent privacy."""
     if run.exact is not None:
         return [_how_line(run), _seen_line(run), _exact_line(run, run.exact), *_budget_line(run), *kernels.remarks()]
     told = _budget_line(run) or ([_no_budget_line(run)] if run.secure else [])
@@ -53,7 +53,7 @@ def _exact_line(run: FederatedRun, exact: ExactSums) -> str:
 
 
 def terms_of(run: FederatedRun, parameters: int, itemsize: int) -> JoiningTerms:
-    """What a client agrees to, with a model of so many numbers of so many bytes each."""
+    """Return a client's terms, for a model of `parameters` numbers of `itemsize` bytes."""
     up = run.sent_up(parameters, np.dtype(f"f{itemsize}"))
     told = [*run.telling.words(run.telling.exact), *run.telling.words(run.telling.covered)]
     beside = f", with {'; '.join(told)}" if told else ""
@@ -63,7 +63,7 @@ def terms_of(run: FederatedRun, parameters: int, itemsize: int) -> JoiningTerms:
 
 
 def _no_budget_line(run: FederatedRun) -> str:
-    """What a coordinator that lies has without a budget; full batches leave nothing to chance."""
+    """Return what a malicious coordinator learns without a budget; full batches are deterministic."""
     tells = "with a client and without it, tell what it learned"
     if _whole(run):
         return f"NO budget of privacy, and whole passes in each round: two sums, {tells}"
@@ -86,7 +86,7 @@ def _budget_line(run: FederatedRun) -> Sequence[str]:
 
 
 def outlook_of(run: FederatedRun, task: LocalTask) -> RunOutlook:
-    """What a round will send, by formula, and what the budget will be worth."""
+    """Return the computed traffic of a round, and the forecast of the budget."""
     vector = task.length * task.dtype.itemsize * run.vectors
     up = run.with_segments(segments_of(task)).sent_up(task.length, task.dtype)
     beside = ", beside the keys and shares of the secure sum" if run.secure else ""
@@ -116,7 +116,7 @@ def facts_of(run: FederatedRun, rows: Sequence[Row]) -> MethodFacts:
 
 
 def _spent(run: FederatedRun, rows: Sequence[Row]) -> SpentFacts:
-    """Return the largest spending of any participant; None where only participants know it whose rows are not here."""
+    """Return the largest spending of any participant; None where their rows are not available."""
     p = run.experiment.budget
     if p is None:
         return {}

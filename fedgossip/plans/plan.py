@@ -1,4 +1,4 @@
-"""What a driver must know of a run before anything is trained, whatever the method is.
+"""The interface between drivers and the plan of a run, independent of the method.
 
 `gossip` and `federation` implement it; `compose.plan` picks by the section that the experiment has, out of
 `experiment.kinds.RUN_KINDS`.
@@ -30,8 +30,8 @@ from fedgossip.plans.tasks import DataShares
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Results:
-    """What came of a run without sockets: everybody's final vector, counts of events, who ended before its time, and
-    the bytes of vectors that were sent on each link."""
+    """Result of a run without sockets: all final vectors, counts of events, early ends, and the bytes of vectors sent
+    on each link."""
 
     vectors: Sequence[Vector | None]
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -51,7 +51,7 @@ EXHAUSTED = "exhausted"
 
 
 PARTIAL = "partial"
-"""The status of a run, or of a part in it, that came to its end without something that it is for."""
+"""The status of a run, or of a part in it, that ended without reaching its purpose."""
 
 
 def without_folders(content: dict[str, Any]) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def nanoseconds(seconds: float) -> int:
 
 @dataclass(frozen=True)
 class RunOutlook:
-    """What a run will be, by formula: bytes that all send in a round, the method's facts, and lines for people."""
+    """Forecast of a run by formula: bytes sent by all in a round, the method's facts, and lines for people."""
 
     bytes_per_round: int
     facts: Mapping[str, Any]
@@ -96,8 +96,8 @@ NO_BUDGET = "none: what is sent tells something of the data that it was learned 
 
 @dataclass(frozen=True)
 class JoiningTerms:
-    """What one that learns must know before it takes part: how it goes, what leaves it and to whom, who sees what of
-    that, and the budget of privacy; each a line for people."""
+    """The terms of a learner: method, data sent and its receivers, their view of it, and the privacy budget; each a
+    line for people."""
 
     how: str
     sent: str
@@ -107,7 +107,7 @@ class JoiningTerms:
 
 @dataclass(frozen=True)
 class Seat:
-    """What one participant's machine is made of, beside the plan; see `Plan.machine`."""
+    """The inputs of one participant's machine, beside the plan; see `Plan.machine`."""
 
     node: NodeId
     initial: Vector
@@ -124,7 +124,7 @@ class Plan(Protocol):
     def experiment(self) -> Experiment: ...
     @property
     def roles(self) -> Roles:
-        """Who takes part, as what."""
+        """The roles of the participants."""
         ...
 
     @property
@@ -164,7 +164,7 @@ class Plan(Protocol):
 
     @property
     def fingerprint(self) -> Mapping[str, object]:
-        """What of the experiment all must agree on, for the hash in the first words on a link."""
+        """The part of the experiment that must agree between participants, for the hash in `Hello`."""
         ...
 
     @property
@@ -174,7 +174,7 @@ class Plan(Protocol):
 
     @property
     def gives_model(self) -> bool:
-        """Whether what comes out is a model, to be kept as one."""
+        """Whether the result is a model, to be saved."""
         ...
 
     @property
@@ -217,7 +217,7 @@ class Plan(Protocol):
     ) -> Machine:
         """Make the machine of one participant, in life `incarnation`; with `resumed`, one that goes on from there.
 
-        Raises ConfigError where the run masks what is sent, and what the masks are made of is not given as `own`.
+        Raises ConfigError where the run masks messages and `own`, the keys of the masks, is missing.
         """
         ...
 
@@ -231,7 +231,7 @@ class Plan(Protocol):
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """Where the tensors of a vector begin, for machines that go by them; () until `with_segments`."""
+        """The tensors of a vector, for machines that use them; () until `with_segments`."""
         ...
 
     def with_segments(self, segments: tuple[Segment, ...]) -> Plan:
@@ -248,7 +248,7 @@ class Plan(Protocol):
         ...
 
     def for_restart(self) -> Plan:
-        """Return the plan of a participant that comes back while others are at work: it waits less at the start."""
+        """Return the plan of a participant restarted during the run: it waits less at the start."""
         ...
 
     def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:
@@ -273,7 +273,7 @@ class Plan(Protocol):
         ...
 
     def abstains(self, node: NodeId) -> bool:
-        """Whether a participant only says that it takes no part."""
+        """Whether a participant declines every invitation."""
         ...
 
     def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
@@ -285,7 +285,7 @@ class Plan(Protocol):
         ...
 
     def verdict(self, words: Sequence[str | None]) -> str:
-        """Return the run's status, from the last word of each participant; None for one that died."""
+        """Return the run's status from the statuses of all participants; None for a crashed one."""
         ...
 
     def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:
@@ -293,15 +293,15 @@ class Plan(Protocol):
         ...
 
     def exchanges(self, row: Row) -> tuple[int, int]:
-        """Return what a row says of the exchanges of a synchronous round: how many were missing, of how many."""
+        """Return (missing, expected) exchanges of a synchronous round, from a row."""
         ...
 
     def outlook(self, task: LocalTask) -> RunOutlook:
-        """What is known of the run before it begins, for --dry-run."""
+        """Return the forecast of the run, for --dry-run."""
         ...
 
     def terms(self, parameters: int, itemsize: int) -> JoiningTerms:
-        """What one that learns agrees to, with a model of so many numbers of so many bytes each."""
+        """Return a learner's terms, for a model of `parameters` numbers of `itemsize` bytes."""
         ...
 
     def facts(self, rows: Sequence[Row]) -> MethodFacts:
@@ -310,9 +310,9 @@ class Plan(Protocol):
 
 
 class PlanDefaults:
-    """What a plan need not say of itself: it masks nothing, keeps no budget, and is the same whoever comes back.
+    """Defaults of a plan: no masks, no budget, unchanged at restarts.
 
-    A kind of run says what is its own; see `Plan` for what each of these means.
+    Each kind of run overrides its own; see `Plan` for the meanings.
     """
 
     @property
@@ -444,9 +444,9 @@ def record_of(
     decides: bool = False,
     kept: Callable[[int, float, Vector], None] | None = None,
 ) -> Network:
-    """Return the record of a run that begins: of those whose rounds are the run's.
+    """Return the record of a starting run, of its counted participants.
 
-    `decides`: the run ends when the record says so, not its coordinator.  `kept`: see `Network`.
+    `decides`: the record, not the coordinator, ends the run.  `kept`: see `Network`.
     """
     e = plan.experiment
     return Network(
@@ -465,5 +465,5 @@ def record_of(
 
 
 def best_of(e: Experiment) -> BestSoFar | None:
-    """Return what compares the rounds of a run that begins; None where nothing is chosen by it."""
+    """Return the comparison of rounds for a starting run; None where nothing depends on it."""
     return BestSoFar(e.score, e.stop.patience) if e.selects else None

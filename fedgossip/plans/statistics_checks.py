@@ -1,7 +1,7 @@
-"""Runs that cannot average running statistics as they are: refused before anything is trained, by what the method does.
+"""Checks, before training, that a method can average running statistics unchanged.
 
-`PlanDefaults.with_segments` asks, so dry run, run, simulation and participants refuse alike.  What a refusal names in
-its place is a run that is not refused.
+`PlanDefaults.with_segments` calls them, so dry run, run, simulation and participants refuse alike.  The advice of a
+refusal names an accepted run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Make the task of an experiment: its examples, who has which, and the training on them."""
+"""Creates the task of an experiment: examples, their partition, and training."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ class DataShares:
     trained_on: Mapping[NodeId, int] = field(default_factory=dict)
     """Number of examples that each node held here trains on."""
     digest: str = ""
-    """A hash of all examples and of who has which, by which peers that read different files refuse each other.
-    Where every peer has a file of its own, of the common test set with its columns and classes."""
+    """A hash of all examples and their partition; peers with different files refuse each other by it. Where every peer
+    has a file of its own, of the common test set with its columns and classes."""
     notes: tuple[str, ...] = ()
     """What was left out or changed as the examples were read, a line each."""
 
@@ -124,11 +124,11 @@ def is_unagreed(experiment: Experiment) -> bool:
 def task_of_dry_run(
     experiment: Experiment, n: int, held: Sequence[NodeId] | None = None, *, unagreed: bool = False
 ) -> tuple[LocalTask, DataShares]:
-    """Make the task of a run that is looked at and not begun: its layout, its examples, no weights.
+    """Make the task of a dry run: layout and examples, without weights.
 
     `held` as in `task_of`.  `unagreed`: the sites may not have agreed on statistics yet, which change no layout.  Torch
-    is imported where the name of a model does not say its layout, or settings are to be tried.  Raises ConfigError as
-    `task_of`.
+    is imported where the name of a model does not determine its layout, or settings are to be tried.  Raises
+    ConfigError as `task_of`.
     """
     e = experiment
     blank = unagreed and is_unagreed(e)
@@ -166,7 +166,7 @@ def centralised(experiment: Experiment, n: int) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class SharedExamples:
-    """What is learned from and tested on; shares[node] are places in `train`; `digest` as in DataShares."""
+    """Training and test examples; shares[node] are indices into `train`; `digest` as in DataShares."""
 
     train: Dataset
     test: Dataset
@@ -175,7 +175,7 @@ class SharedExamples:
 
 
 def examples_of(experiment: Experiment, held: Sequence[NodeId], n: int, *, blank: bool = False) -> SharedExamples:
-    """Read the examples; only where every peer has a file of its own do they depend on who is `held` here.
+    """Read the examples; they depend on `held` only where every peer has a file of its own.
 
     The digest is taken of examples as they were read: scaling them may round differently on unlike machines, which may
     well train together.  What is a peer's own does not enter it.  `blank`: without the statistics of the sites.
@@ -291,7 +291,7 @@ def _learning(
 
 
 def _read(e: Experiment, held: Sequence[NodeId], n: int, *, blank: bool = False) -> tuple[SharedExamples, DataShares]:
-    """Return the examples as they are learned from, and what there is to say of them."""
+    """Return the examples for training, and facts about them."""
     found = examples_of(e, held, n, blank=blank)
     train, shares = found.train, found.shares
     tested = _test_set(e, len(found.test))
@@ -328,14 +328,14 @@ def _by_torch(
 
 
 def _served(experiment: Experiment) -> bool:
-    """Whether workers hold no table, but ask servers for its rows."""
+    """Whether workers request a table's rows from servers instead of holding it."""
     return isinstance(experiment, ParallelExperiment) and experiment.parallel.method == SERVED
 
 
 def _trained_on(
     e: Experiment, found: SharedExamples
 ) -> tuple[Mapping[NodeId, Indices], Mapping[NodeId, Indices] | None]:
-    """Return what each node trains on, and what it keeps from that to test on; None where none does."""
+    """Return each node's training examples and held-out examples; None without held-out ones."""
     from fedgossip.data import partitions
 
     share = e.data.local_test

@@ -1,11 +1,11 @@
-"""Approvals of plans, as sites sign them: what each is of, how long it holds, and its line, which anybody can check.
+"""Signed approvals of plans by sites: content, validity, and the log line, which anyone can verify.
 
     approval.jsonl          in the folder of a run: one signed line for each site; `read_signed`
 
 An approval names the plan by its hash, the participants by the hash of their signed entries, the versions that this
-site computes with, the records that the site had when it signed, and how long it holds: a day, and a number of rounds
-over all runs.  Who joins by an invite learns its number and the others' keys when the run begins: its approval names
-the organiser's key, which the invite has.
+site computes with, the records that the site had when it signed, and its validity: a day, and a number of rounds over
+all runs.  A participant that joins by an invite receives its number and the others' keys when the run begins: its
+approval names the organiser's key from the invite.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ JOINING = -1
 AGREE = "agree"
 """The step of a plan in which the sites agree on statistics; "" is the run that it is a plan of."""
 LIBRARIES = ("numpy", "torch")
-"""What else an approval names the version of."""
+"""Libraries whose versions an approval includes."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Approval:
     plan: str
     """The hash of the plan."""
     name: str
-    """What the plan is called; for the reader."""
+    """Name of the plan, for readers."""
     participant: int
     """Its number in the run; `JOINING` where that is open."""
     key: str
@@ -63,7 +63,7 @@ class Approval:
     rounds: int
     """In all, over all runs."""
     by: str
-    """Who approved, as it was typed."""
+    """Name of the approver, as typed."""
     records: str
     """The seal of the site's own records (`SiteApprovals.sealed`); "" where the plan has none of its own."""
     agreed: str
@@ -74,7 +74,7 @@ class Approval:
 
 @dataclass(frozen=True)
 class ApprovalRequest:
-    """A run as it would begin now, for which an approval is wanted."""
+    """A run about to begin that needs an approval."""
 
     statement: PlanStatement
     participant: int
@@ -91,7 +91,7 @@ class ApprovalRequest:
 
 @dataclass(frozen=True)
 class HowLong:
-    """How long approvals hold, by a site's policy; 0: as long as they say themselves."""
+    """Validity of approvals by a site's policy; 0: their own."""
 
     days: float = 0.0
     rounds: int = 0
@@ -100,7 +100,7 @@ class HowLong:
 def request_of(
     plan: FederationPlan, statement: PlanStatement, node: int, endpoints: Endpoints, data: str = ""
 ) -> ApprovalRequest:
-    """Return what client `node` is asked to approve; `data`: the source of its own, where the experiment names none.
+    """Return the approval request to client `node`; `data`: its own source, where the experiment names none.
 
     Raises ConfigError for entries that are not signed, and for a file that cannot be read.
     """
@@ -112,7 +112,7 @@ def request_of(
 def request_to_join(
     statement: PlanStatement, experiment: Experiment, organiser: str, data: str = ""
 ) -> ApprovalRequest:
-    """Return what one is asked to approve who joins by an invite of the organiser with this public key.
+    """Return the approval request to a participant that joins by an invite of the organiser with this public key.
 
     `data`: the source of its own.  Raises ConfigError for a file that cannot be read.
     """
@@ -129,7 +129,7 @@ def _with_files(request: ApprovalRequest, e: Experiment, node: int, data: str) -
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what this machine computes with, none of which is loaded for it."""
+    """Return the installed versions of LIBRARIES without importing them."""
     found = {"fedgossip": __version__, "python": ".".join(platform.python_version_tuple()[:2])}
     return found | {name: metadata.version(name) for name in LIBRARIES}
 
@@ -146,7 +146,7 @@ def approval_of(entry: LogEntry, line: bytes) -> Approval:
 
 
 def site_of(approval: Approval, keys: Mapping[int, str]) -> int:
-    """Return whose approval it is, by everybody's keys in hex: who joined has its number there; `JOINING` without."""
+    """Return the participant of an approval, from all keys in hex; `JOINING` for an unknown key."""
     if approval.participant != JOINING:
         return approval.participant
     return next((node for node, key in keys.items() if key == approval.key), JOINING)
@@ -160,8 +160,8 @@ def day_of(time: str) -> str:
 def read_signed(path: Path) -> list[Approval]:
     """Return the approvals of a file of lines, each checked with the key that it names.
 
-    Whose key that is, the roster of the run says.  Raises AuditError for a line that is no approval, was changed, or is
-    not signed with its key.
+    The roster of the run maps keys to participants.  Raises AuditError for a line that is no approval, was changed, or
+    is not signed with its key.
     """
     found = []
     for place, line in enumerate(lines(path), 1):

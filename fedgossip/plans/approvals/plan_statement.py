@@ -1,11 +1,11 @@
-"""The plan of a run as one file with one hash, which sites read, compare, sign, and find again in a release.
+"""The plan of a run as one file with one hash, for sites to read, compare, sign, and match with a release.
 
     plan.json    written by `fedgossip plan show --out`, and into every folder of a federated run
 
-It holds all that must be alike at all sites: the experiment with every default, the files that all have by their bytes,
-the user's own modules by their bytes, the layout of the model, what leaves a site in words, and the version.  The hash
-is of the bytes of the file.  What each site chooses for its own machine (its folders, device and waits) is not in it;
-nor are projections of tensors that do not train, which unlike processors round: a site's policy pins those.
+It contains everything that must agree between sites: the experiment with every default, hashes of common files and of
+the user's own modules, the layout of the model, a description of what leaves a site, and the version.  The hash is of
+the bytes of the file.  What each site chooses for its own machine (its folders, device and waits) is not in it; nor are
+projections of frozen tensors, which depend on the processor: a site's policy pins those.
 
 A run that trains on statistics that its sites agree on has two steps, and one plan for both: it is the same before the
 sites have agreed and afterwards, so what was agreed on is not in it.  A site's approval holds it (`site_approvals`).
@@ -43,7 +43,7 @@ HASH_SHOWN = 16
 
 
 class StatedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a model must have in common at all sites."""
+    """Model properties that must agree between sites."""
 
     parameters: int
     type: str
@@ -60,7 +60,7 @@ class StatedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class StatedTerms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a site agrees to, in the words that every run begins with."""
+    """The terms of a site, in the words printed at the start of every run."""
 
     how: str
     sent: str
@@ -108,11 +108,11 @@ class PlanStatement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 def statement_of(plan: Plan, task: LocalTask, opened: Sequence[str] = ()) -> PlanStatement:
-    """Return what the clients of a run, or the peers of a graph, are asked to approve.
+    """Return the plan that the clients of a run, or the peers of a graph, are asked to approve.
 
     Raises ConfigError for a file that cannot be read.
 
-    `opened`: of a run of sums, what these tell, in words; () where models are sent.
+    `opened`: for a run of sums, the information in them, in words; () where models are sent.
     """
     e, terms = plan.experiment, plan.terms(task.length, task.dtype.itemsize)
     content = without_folders(dict(plan.fingerprint))
@@ -138,7 +138,7 @@ def agrees(e: Experiment) -> bool:
 
 
 def statistics_words(e: Experiment) -> tuple[str, ...]:
-    """Return what leaves a site in the step in which all agree on statistics; () where this is not before a run."""
+    """Return, in words, what leaves a site in the agreement on statistics; () without such a step before the run."""
     if not agrees(e) or e.task.kind == STATISTICS or (e.budget and e.budget.unit != "record"):
         return ()
     told = "two sums over the sites, of which the means, spreads and counts of the columns are made: data agree"

@@ -1,11 +1,11 @@
-"""A site's approvals of plans: a signed, chained log beside its key, which its client asks before it takes part.
+"""A site's approvals of plans: a signed, chained log beside its key, which its client checks before it takes part.
 
     peer.key.approvals      lines of an audit log (`audit.log`): approved, revoked, used, agreed, refused
     peer.key.plans/HASH.json    each plan that was approved, to compare the next with
 
 Rounds are counted before the first number is made of records, so that a start from which nothing left costs nothing,
-and a crash counts at most one run too many.  Whatever differs from what was approved is refused, and the refusal is a
-line too.  The folder of a run has the line that it ran under (`approvals`).
+and a crash counts at most one run too many.  A run that differs from the approved plan is refused, and the refusal is
+logged.  The folder of a run has the line of its approval (`approvals`).
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ DAY_MS = 86_400_000
 NAMED_MOST = 3
 """Maximum number of keys that a refusal names."""
 LOG_OF = "approvals of plans"
-"""What stands where another log names its run."""
+"""Placeholder for the run's name in other logs."""
 ANY = HowLong()
 
 
 class SiteApprovals:
-    """The approvals of one key.  `clock` gives nanoseconds since 1970; before the last line it is not believed.
+    """The approvals of one key.  `clock` gives nanoseconds since 1970; a time before the last line is not trusted.
 
     Raises ConfigError for a log of another key, or one that was changed, and NotWrittenError.
     """
@@ -117,9 +117,10 @@ class SiteApprovals:
         return [one for one in mine if one.get("step", "") == step]
 
     def sealed(self, records: str) -> str:
-        """Return what an approval says of records with this digest; "" for none.
+        """Return the seal of records with this digest for an approval; "" for none.
 
-        An approval is published, so the digest alone would let others try records.  This takes the site's secret key.
+        An approval is published, and the digest alone would allow guessing of records; the seal needs the site's secret
+        key.
         """
         text = f"fedgossip records {records}".encode()
         return hashlib.sha256(self._identity.sign_bytes(text)).hexdigest()[:32] if records else ""
@@ -143,9 +144,9 @@ class SiteApprovals:
     # --- before a run ---------------------------------------------------------------------------------------------
 
     def check(self, request: ApprovalRequest, limits: HowLong = ANY, run: str = "") -> Approval:
-        """Return the approval that a run may begin under.  `run`: the name of one that goes on.
+        """Return the approval for a run.  `run`: the name of a resumed run.
 
-        Raises ConfigError where there is none, or it does not cover this run; why is written down first.
+        Raises ConfigError without an approval, or where it does not cover this run; the reason is logged first.
         """
         try:
             return self.covering(request, limits, run)
@@ -157,7 +158,7 @@ class SiteApprovals:
 
     def covering(self, request: ApprovalRequest, limits: HowLong = ANY, run: str = "") -> Approval:
         """Return it as `check` does, and write nothing."""
-        if self._torn:  # nobody knows what it said
+        if self._torn:  # its content is unknown
             raise ConfigError(f"{self.path}: its last line is torn", "Approve again: fedgossip plan approve")
         plan = request.statement
         named, again = f"plan {plan.hash[:HASH_SHOWN]}", "If you agree, approve it again: fedgossip plan approve"
@@ -187,7 +188,7 @@ class SiteApprovals:
         return one
 
     def _check_files(self, one: Approval, named: str, request: ApprovalRequest) -> None:
-        """What no plan holds, for it is the site's own or not yet there: its records, and the statistics."""
+        """Check what is outside the plan: the site's own records, and statistics not agreed on before."""
         if one.records != self.sealed(request.records):
             text = f"{named} was approved with other records of this site than its file has now"
             if not one.records:
@@ -225,7 +226,7 @@ class SiteApprovals:
             raise ConfigError(text, again)
 
     def _nearest(self, plan: PlanStatement) -> str:
-        """Say what differs from the plan that was approved last, where that is known."""
+        """Return the differences from the last approved plan in words, where known."""
         try:
             last = self.last()
         except ConfigError:

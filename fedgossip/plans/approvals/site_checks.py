@@ -1,7 +1,7 @@
-"""What a site can check alone before a federated run: `fedgossip client --dry-run`.  Nothing is sent or written down.
+"""Checks of a site alone before a federated run: `fedgossip client --dry-run`.  Nothing is sent or written.
 
-Each check says what it found, or the error that the run would end with; those that need what another has not found are
-left out.  What only the others can tell is not looked at: whether the coordinator answers, and what their files hold.
+Each check returns its finding, or the error that would end the run; checks that depend on a failed one are left out.
+Nothing is checked that needs the others: the coordinator's replies, and the content of their files.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ClientSite:
 
 @dataclass(frozen=True)
 class SiteCheck:
-    """One thing that was looked at: what was found, or the error."""
+    """One check: its finding, or the error."""
 
     what: str
     said: str
@@ -65,7 +65,7 @@ class SiteCheck:
 
 
 class SiteChecks:
-    """The checks of a site, in the order in which a run would come to them."""
+    """The checks of a site, in the order of a run."""
 
     def __init__(self, site: ClientSite) -> None:
         self._site = site
@@ -157,7 +157,7 @@ class SiteChecks:
         return f"plan {found.plan[:HASH_SHOWN]}, until {found.until[:10]}, {left} of {found.rounds} rounds are left"
 
     def _budget(self) -> str | None:
-        """Say what all rounds would spend, with what was spent before.  Raises BudgetError where that is too much."""
+        """Return the spending of all rounds and of earlier runs in words.  Raises BudgetError beyond the budget."""
         if self._learning is None:
             return None
         if not self._site.plan.experiment.learns:

@@ -1,6 +1,6 @@
-"""A plan in plain words, for those who answer for the data; and what of it is new, key by key.
+"""A plan in plain words, for the people responsible for the data; and its changes, key by key.
 
-The words say what stands in the statement and nothing else, so whoever reads them has read what the hash is of.
+The words contain exactly the statement's content, so they cover everything in the hash.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedgossip.privacy.guarantee import meaning
 COLUMNS_SHOWN = 12
 """Maximum number of columns that are named."""
 PROBLEMS = ("averaging", "quadratic")
-"""Tasks with a known answer, which learn from nobody's data."""
+"""Tasks with a known answer, which use no data."""
 
 
 def lines(statement: PlanStatement) -> list[tuple[str, str]]:

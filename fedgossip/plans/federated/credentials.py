@@ -32,9 +32,9 @@ class Credentials:
     spent: Sequence[Mapping[str, object]] = ()
     """The privacy that this key has spent on the same data, beside what is in the log."""
     total: TotalBudget | None = None
-    """What its site allows over all runs for each record; None: nothing is said of that."""
+    """The site's limit over all runs for each record; None: no limit."""
     company: str = ""
-    """The hash of the clients with whom other runs have made the same exact sums of its records; "": none has."""
+    """Hash of the clients of earlier exact sums of the same records; "": no such sum."""
     noise: Callable[[int], Entropy] = field(default=lambda _round: os.urandom, repr=False)
     """The random bytes of a round's noise."""
 

@@ -1,6 +1,6 @@
-"""What an experiment with a [coordinator] says of its run: who is wanted, what a sum is of, whom it must satisfy.
+"""Settings of a federated run: cohort, content of a sum, minimum number of contributions.
 
-Everything here follows from the experiment and from who has how many examples; `federation` makes machines of it.
+Everything is derived from the experiment and the clients' numbers of examples; `federation` creates the machines.
 Clients are 0 to n - 2, the coordinator is n - 1.
 """
 
@@ -38,12 +38,12 @@ from fedgossip.secure.session_history import Questions
 FEDBUFF = "fedbuff"
 PHASES = 6
 WEIGHT_MAX = 10_000
-"""Maximum number of examples of a client in a secure sum, where nobody says otherwise."""
+"""Maximum number of examples of a client in a secure sum, by default."""
 
 
 @dataclass(frozen=True)
 class FederatedRun(PlanDefaults):
-    """What is known of it before anything is trained; `federated` is the algorithm."""
+    """A federated run before training; `federated` is the algorithm."""
 
     experiment: FederatedExperiment
     section: CoordinatorSection
@@ -60,7 +60,7 @@ class FederatedRun(PlanDefaults):
     exact: ExactSums | None = None
     """The encoding of statistics, where they are what is summed; else models are."""
     questions: Questions | None = field(default=None, repr=False, compare=False)
-    """What clients that are held here look at before they answer, where sums are exact."""
+    """Checks of local clients before they answer, where sums are exact."""
     abstaining: frozenset[NodeId] = frozenset()
     """Clients that are held here and answer each invitation with a refusal: their tables do not fit."""
 
@@ -115,11 +115,11 @@ class FederatedRun(PlanDefaults):
 
     @cached_property
     def codec(self) -> Codec | None:
-        """What updates go up by; None: as they are."""
+        """The codec of uploads; None: uncoded."""
         return make_codec(self.section.codec) if self.section.codec else None
 
     def coding(self, length: int, kind: np.dtype[np.floating]) -> UploadCodec | None:
-        """How updates [length] go up by the codec; None: as they are."""
+        """Return the encoding of uploaded updates [length]; None: uncoded."""
         if self.codec is None:
             return None
         statistics = statistics_in(self.segments)
@@ -128,7 +128,7 @@ class FederatedRun(PlanDefaults):
         return UploadCodec(self.codec, layout, self.experiment.seed, statistics)
 
     def client_rule(self, coding: UploadCodec | None) -> ClientRule:
-        """What a client does with what it receives."""
+        """Return the client's rule."""
         rule = self.federated.clients
         return CodedClient(rule, coding, added=self.secure) if coding else rule
 
@@ -166,7 +166,7 @@ class FederatedRun(PlanDefaults):
 
     @cached_property
     def sampling(self) -> Sampling:
-        """The sampling rule: the clients that are invited.  Raises ConfigError for one by sizes that nobody knows."""
+        """The sampling rule of invitations.  Raises ConfigError for sampling by unknown sizes."""
         s, seed, clients = self.section, self.experiment.seed, tuple(range(self.learners))
         if s.sampling == "poisson":
             return Poisson(seed, clients, self.cohort / self.learners)
@@ -246,7 +246,7 @@ class FederatedRun(PlanDefaults):
 
     @property
     def telling(self) -> Telling:
-        """The facts that clients tell beside their vectors."""
+        """The metrics that clients report beside their vectors."""
         return telling(
             self.unit,
             secure=self.secure,
@@ -269,7 +269,7 @@ class FederatedRun(PlanDefaults):
         return Policy(coordinator, self.task_id, fixed, self.least, rule=self.numbers.rule, adaptive=adaptive)
 
     def spends(self, node: NodeId) -> bool:
-        """Return whether a participant keeps an account of privacy: a client of its records, everybody of clients."""
+        """Return whether a participant keeps a privacy account: clients for record privacy, all for client privacy."""
         return self.unit == "client" or (self.unit == "record" and node != self.coordinator)
 
     def abstains(self, node: NodeId) -> bool:

@@ -1,7 +1,7 @@
 """A federated run as drivers have it: the machines of its coordinator and clients, and how it is run and judged.
 
-What only real runs have (keys, a policy of the client's own) comes in as `Credentials`; a simulation draws keys for
-everybody from its seed: real cryptography, and no secret.
+`Credentials` hold keys and the client's own policy of a real run; a simulation draws all keys from its seed: real
+cryptography without secrets.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class FederationPlan(FederatedRun):
 
     @cached_property
     def _simulated(self) -> Sequence[Credentials]:
-        """Draw keys for everybody from the seed, for simulations, which keep no secrets."""
+        """Draw all keys from the seed, for simulations, which keep no secrets."""
         signers = [signer(stream(self.experiment.seed, "identity", node).bytes(32)) for node in range(self.n)]
         members = [
             RosterMember(identity, "", f"sim:{node}").signed(sign) for node, (identity, sign) in enumerate(signers)
@@ -93,7 +93,7 @@ class FederationPlan(FederatedRun):
         )
 
     def agreed_before(self, node: NodeId) -> Sequence[Mapping[str, object]]:
-        """Return what a client has spent on the statistics of this run, where no ledger of its key says that."""
+        """Return a client's spending on the statistics of this run, where no ledger records it."""
         told = node != self.coordinator and self.exact is None
         return statistics_spends(self.experiment) if told else ()
 
@@ -108,7 +108,7 @@ class FederationPlan(FederatedRun):
         return chances
 
     def _purse(self, node: NodeId, own: Credentials | None) -> AccountedBudget | None:
-        """The coordinator counts what its sums tell of clients; each client, what has left it."""
+        """Return the budget: the coordinator accounts for clients in its sums; each client, for its own releases."""
         p, log, before = self.section.privacy, own.log if own else (), own.spent if own else ()
         total = own.total if own else None
         if not self.spends(node):
@@ -217,7 +217,7 @@ class FederationPlan(FederatedRun):
     # --- the run --------------------------------------------------------------------------------------------------
 
     def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:
-        """A client has done its part when the coordinator has sent it home."""
+        """Whether the coordinator has released the client."""
         if node == self.coordinator and not self.experiment.endless:
             return rounds == self.experiment.rounds
         return not stopped
@@ -252,7 +252,7 @@ class FederationPlan(FederatedRun):
         return [vectors[self.coordinator]]
 
     def verdict(self, words: Sequence[str | None]) -> str:
-        """The coordinator's word decides; a run that some clients did not see to its end is partial."""
+        """Return the coordinator's status; partial where some clients ended early."""
         said, clients = words[self.coordinator], words[: self.learners]
         if said != "finished":
             return said or "failed"

@@ -1,4 +1,4 @@
-"""Make the plan of an experiment with a [coordinator], or raise an error that says what cannot be."""
+"""Creates the plan of an experiment with a [coordinator], or raises an error for invalid settings."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def _check_gradients(experiment: Experiment, federated: Federated[Any]) -> None:
 
 
 def _check_steps(experiment: FederatedExperiment, federated: Federated[Any]) -> None:
-    """Raise ConfigError for local steps that are not those of the rule's formula.  Loops bring their own optimizers,
-    which are looked at where they join."""
+    """Raise ConfigError for local steps that are not those of the rule's formula.  User loops have their own
+    optimizers, checked where they join."""
     t, rule = experiment.train, federated.clients
     if experiment.task.kind == "loop":
         return

@@ -2,13 +2,13 @@
 
     peer.key.spent          a line per release: its data, a digest of its records, the log of its run, and the spend
 
-The budget belongs to the records, not to a folder: a run into another `--out` goes on with the account of earlier
-runs.  Records are known again by the path of their file or by their digest (`data.record_digests`), and what was
-linked once by either stays one data set.  What is released without noise has a line too, which no epsilon covers; and
-so have the clients of exact sums, for sums of the same numbers are made with the same clients in all runs.  A site may
-limit what all runs together spend of each data set; the last such line counts.  A line is on disk before its release,
-and before the same line of the run's own log; so a crash counts at most one release too many.  Lines that a log has and
-the ledger lacks (it was lost, or an earlier version kept none) are taken over.
+The budget belongs to the records, not to a folder: a run into another `--out` goes on with the account of earlier runs.
+Records are known again by the path of their file or by their digest (`data.record_digests`), and what was linked once
+by either stays one data set.  Releases without noise have a line too, outside any epsilon; and so have the clients of
+exact sums, because sums of the same numbers must have the same clients in all runs.  A site may limit what all runs
+together spend of each data set; the last such line counts.  A line is on disk before its release, and before the same
+line of the run's own log; so a crash counts at most one release too many.  Lines that a log has and the ledger lacks
+(it was lost, or an earlier version kept none) are taken over.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TRAINING = "training"
 
 
 class TotalLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a site allows of each of its data sets, over all runs."""
+    """A site's limit for each of its data sets, over all runs."""
 
     max_epsilon_total: float
     delta: float
@@ -56,13 +56,13 @@ class LedgerLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     records: str = ""
     """The digest of the records; "" where they are not a site's own."""
     exact: str = ""
-    """What was released without noise."""
+    """Kind of a release without noise."""
     layout: str = ""
     """The hash of the numbers of an exact sum that is about to be consented to."""
     company: str = ""
     """The hash of its clients."""
     other_sites: bool = False
-    """From here on such sums may be made with others again; of all data."""
+    """From here on exact sums may have other clients; applies to all data."""
     limit: TotalLimit | None = None
 
 
@@ -107,7 +107,7 @@ class SpentLedger:
         return [one for one in self._set if one.spend.get("unit") == self._unit]
 
     def total(self) -> TotalBudget | None:
-        """Return what the site still allows of these records; None without a limit.  After `take_up`."""
+        """Return the site's remaining budget for these records; None without a limit.  After `take_up`."""
         if self.limit is None:
             return None
         return TotalBudget(self.limit.max_epsilon_total, self.limit.delta, account_of_records(self._set))
@@ -137,11 +137,11 @@ class SpentLedger:
         self._write(LedgerLine(self._data, log, records=self._records, exact=what))
 
     def company(self, layout: str) -> str:
-        """Return with whom exact sums of these numbers were made of these records, as a hash; "" for with nobody."""
+        """Return the hash of the clients of earlier exact sums of these numbers and records; "" without any."""
         return self._companies.get(layout, "")
 
     def note_company(self, layout: str, company: str, log: str) -> None:
-        """Write with whom a sum of these numbers is about to be made.  Raises NotWrittenError."""
+        """Record the clients of a sum of these numbers before it is made.  Raises NotWrittenError."""
         if self.company(layout) != company:
             self._write(LedgerLine(self._data, log, records=self._records, layout=layout, company=company))
             self._companies[layout] = company
@@ -152,7 +152,7 @@ class SpentLedger:
         self._companies.clear()
 
     def take_up(self, log: str, logged: Sequence[Mapping[str, object]]) -> list[Mapping[str, object]]:
-        """Return what was spent beside `logged`, the spends in this run's `log`; add those of them that are missing."""
+        """Return the spends outside `logged`, those in this run's `log`; add missing ones of `logged` to the ledger."""
         self._log = log
         own = [one.spend for one in self._lines if one.log == log]
         for facts in logged[len(own) :]:
@@ -165,7 +165,7 @@ class SpentLedger:
         self._write(LedgerLine(self._data, self._log, dict(spend), self._records))
 
     def set_limit(self, limit: TotalLimit) -> None:
-        """Write what the site allows from now on of each of its data sets.  Raises NotWrittenError."""
+        """Record the site's limit, from now on, for each of its data sets.  Raises NotWrittenError."""
         self._write(LedgerLine("", "", limit=limit))
         self.limit = limit
 
@@ -229,7 +229,7 @@ def account_of_records(lines: Iterable[LedgerLine]) -> RenyiAccount:
 
 
 def spent_on(path: Path, unit: str, data: str, records: str = "") -> list[Mechanism]:
-    """Return what a ledger holds of one unit of some data, equal releases as one."""
+    """Return the releases of one unit of some data in a ledger, equal ones combined."""
     steps: dict[tuple[float, float], int] = {}
     for line in same_records(_lines(path)[0], data, records) if path.exists() else ():
         if line.spend.get("unit") == unit:
@@ -239,7 +239,7 @@ def spent_on(path: Path, unit: str, data: str, records: str = "") -> list[Mechan
 
 
 def standing(path: Path, data: str, records: str = "") -> tuple[TotalBudget | None, int]:
-    """Return what a site still allows of some records, None without a limit; and how many more releases without noise.
+    """Return a site's remaining budget for some records (None without a limit) and remaining releases without noise.
 
     Reads alone; a process that spends holds the ledger itself.  Raises ConfigError where it cannot be read.
     """
@@ -277,7 +277,7 @@ def accounts(path: Path, delta: float) -> list[SpentBudget]:
 
 @dataclass(frozen=True)
 class RecordsSpent:
-    """What all runs together have spent of one data set."""
+    """Total spending of one data set over all runs."""
 
     data: tuple[str, ...]
     """The names that it had, the last one last."""

@@ -2,7 +2,7 @@
 
 The file pins the coordinator and the other clients, the minimum number of clients in a sum, how numbers are cut and
 rounded, the budget of privacy, and the code that learns: the user's own modules, and the behaviour of their model.  A
-session, an experiment, or code that differs is refused.
+different session, experiment or code is refused.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class PolicyFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     max_epsilon: float
     """The budget, epsilon."""
     test_noise: float = 0.0
-    """Standard deviation of the noise on the results of examples kept for tests; 0: they are not told."""
+    """Standard deviation of the noise on the results of examples kept for tests; 0: not reported."""
     approval_days: float = 0.0
     """Maximum number of days that the site's approval of a plan holds; 0: none is asked for where none was given."""
     approval_rounds: int = 0
@@ -146,7 +146,7 @@ def agreed(path: Path, plan: FederationPlan, endpoints: Endpoints, task: LocalTa
 
 
 def demands(path: Path, plan: FederationPlan, endpoints: Endpoints, task: LocalTask | None) -> Policy | None:
-    """Return what a client insists on; None where nothing is masked, and no file says that it should be.
+    """Return a client's policy; None without masking and without a file that demands it.
 
     Raises ConfigError as `agreed` does, and for a file beside a run without a secure sum.
     """

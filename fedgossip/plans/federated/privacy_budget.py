@@ -16,7 +16,7 @@ SPENT = "spent"
 
 
 class AccountedBudget:
-    """Pays for rounds out of one budget, and out of what the site allows over all runs."""
+    """Charges rounds to one budget, and to the site's limit over all runs."""
 
     def __init__(
         self, budget: Budget, cost: Callable[[int], Sequence[Spend]], total: TotalBudget | None = None
@@ -46,9 +46,8 @@ def purse_of(
 ) -> AccountedBudget:
     """Return the budget of one participant whose rounds cost `steps` releases at `rate`, less the spends in `log`.
 
-    `before`: what other runs have spent of the same. `tests`: in which rounds it tells how many of the examples
-    that it keeps are right, where that has noise. `total`: what the site allows over all runs. Raises ConfigError
-    for a log of another budget.
+    `before`: spends of other runs on the same records. `tests`: the rounds in which it reports noisy scores on its
+    held-out examples. `total`: the site's limit over all runs. Raises ConfigError for a log of another budget.
     """
     from fedgossip.privacy.budget import Budget, Spend, resumed
 
@@ -74,7 +73,7 @@ def account_before(spends: Iterable[Mapping[str, object]]) -> RenyiAccount:
 
 
 def statistics_cost(experiment: Experiment) -> Mechanism | None:
-    """Return what the statistics of a run cost that its sites agree on before it; None where no epsilon covers them."""
+    """Return the cost of the statistics agreed on before a run; None where no epsilon covers them."""
     from fedgossip.data.agreed.statistics_task import ROUNDS
     from fedgossip.data.columns.table_schema import FEDERATED
     from fedgossip.privacy.accounting import Mechanism
@@ -86,7 +85,7 @@ def statistics_cost(experiment: Experiment) -> Mechanism | None:
 
 
 def statistics_spends(experiment: Experiment) -> Sequence[Mapping[str, object]]:
-    """Return what the ledger of a site holds of these statistics."""
+    """Return the entries of these statistics in a site's ledger."""
     from fedgossip.privacy.budget import Spend
 
     cost, budget = statistics_cost(experiment), experiment.budget
@@ -99,7 +98,7 @@ def statistics_spends(experiment: Experiment) -> Sequence[Mapping[str, object]]:
 def cost_of_training(experiment: Experiment, examples: int) -> tuple[float, int]:
     """Return (rate, steps) that are accounted of a round at a client with so many examples, each hidden by itself.
 
-    Both are what an account may tell of their number, and not below what is done.
+    Both reveal only what an account may about the number, and are upper bounds.
     """
     from fedgossip.learning.dp_sgd.record_privacy import private_rate, private_steps
     from fedgossip.privacy.accounting import told_rate, told_steps

@@ -16,7 +16,7 @@ from fedgossip.privacy.forecast import PrivacyForecast
 def outlook(
     run: FederatedRun, seen_by: NodeId | None = None, before: Iterable[Mechanism] = (), *, agreed: bool = False
 ) -> PrivacyForecast:
-    """Return what the budget of a run will be worth.  Reads the data.  Raises ConfigError for a run without one.
+    """Return the forecast of a run's budget.  Reads the data.  Raises ConfigError for a run without one.
 
     `seen_by`: a client that has a file of its own, and takes the others to have as many examples: no other is read.
     `before`: what was spent of the same budget in other runs; `agreed`: with the statistics that this one begins from.

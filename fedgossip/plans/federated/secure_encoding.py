@@ -48,7 +48,7 @@ class Numbers:
     telling: Telling
     """The facts that clients tell beside the update."""
     score: Score = ACCURACY
-    """What they measure, where they do."""
+    """The score that they measure, if any."""
     statistics: int = 0
     """Elements at the end of a model that are running statistics."""
     exact: ExactSums | None = None
@@ -90,7 +90,7 @@ class Numbers:
 
     @property
     def _metrics(self) -> tuple[tuple[str, float], ...]:
-        """Return the facts that a sum tells beside the update, the weight and the clip, with bounds."""
+        """Return the metrics in a sum beside the update, the weight and the clip, with bounds."""
         s, t = self.section.secure, self.train
         most = t.local_steps or math.ceil(self.weight_max / t.examples_per_step) * (t.local_epochs or 1)
         share = NOISY_MOST if "tests" in self.telling.covered else 1.0

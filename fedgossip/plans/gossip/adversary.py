@@ -1,4 +1,4 @@
-"""Peers that lie, as an experiment names them: what they are called, and what is refused before anything runs."""
+"""Malicious peers of an experiment: roles, attacks, and checks before a run."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ LOOKED_AT = 4
 
 
 def attackers_of(experiment: GossipExperiment) -> frozenset[int]:
-    """The peers that lie."""
+    """Return the ids of the malicious peers."""
     return frozenset(experiment.adversary.peers)
 
 
 def attack_in(experiment: GossipExperiment) -> Attack:
-    """How they do.  Raises ConfigError for an attack or an option that is none."""
+    """Return the attack.  Raises ConfigError for an unknown attack or option."""
     return attack_of(experiment.adversary.attack, experiment.adversary.options)
 
 
 def roles_with(attackers: frozenset[int], n: int) -> Roles:
-    """Return the roles of `n` peers, those that lie among them with their own ids: their rounds are not the run's."""
+    """Return the roles of `n` peers, malicious ones as roles of their own, with uncounted rounds."""
     starts = [node for node in range(n) if not node or (node in attackers) != (node - 1 in attackers)]
     ends = [*starts[1:], n]
     return Roles(
@@ -41,7 +41,7 @@ def roles_with(attackers: frozenset[int], n: int) -> Roles:
 
 
 def check_real(experiment: Experiment) -> None:
-    """Raise ConfigError for attackers that know what no peer among messages can know."""
+    """Raise ConfigError for attackers that need more information than messages give a peer."""
     lying = isinstance(experiment, GossipExperiment) and experiment.adversary.peers
     if lying and experiment.adversary.knowledge == "all":  # type: ignore[attr-defined]
         text = "adversary.knowledge = 'all': a real attacker knows what its neighbours tell it"
@@ -51,7 +51,7 @@ def check_real(experiment: Experiment) -> None:
 def check_adversary(
     name: str, needs: Needs, slots: Sequence[Slot], rule: Combination, schedule: Schedule, e: GossipExperiment
 ) -> None:
-    """Raise ConfigError for attackers that are not there, cannot lie in this run, or that no rule can hold against."""
+    """Raise ConfigError for attackers with unknown ids, unsupported in this run, or beyond any rule's tolerance."""
     attackers, a = attackers_of(e), e.algorithm
     if not attackers:
         return

@@ -84,7 +84,7 @@ GAMMA = 0.9
 
 @dataclass(frozen=True)
 class GossipPlan(PlanDefaults):
-    """What is known before anything is trained.
+    """A gossip run before training.
 
     `topology` has the links of all rounds of one period (where none repeats, of the first); `spectrum` is None where
     the graph changes.
@@ -110,7 +110,7 @@ class GossipPlan(PlanDefaults):
 
     @property
     def how(self) -> GossipMode:
-        """How peers exchange."""
+        """The mode of exchange."""
         return mode_of(self.experiment.algorithm, self.algorithm)
 
     @property
@@ -132,7 +132,7 @@ class GossipPlan(PlanDefaults):
         one = isinstance(self.schedule, Mixing)
         content["topology"]["graph"] = self.topology.digest if one else f"{self.schedule.name}/{self.n}"
         weights = self.experiment.topology.weights or (self.schedule.rule if one else "metropolis")
-        if own_parts(self.experiment) or weights not in rule_names():  # of a file, which only its numbers tell apart
+        if own_parts(self.experiment) or weights not in rule_names():  # of a file: identified by its numbers only
             content["topology"]["own"] = digest_of(self.schedule)
         content["algorithm"].pop("start_timeout", None)
         return content
@@ -158,7 +158,7 @@ class GossipPlan(PlanDefaults):
         length = seat.initial.size
         run = GossipRun(self.experiment, self.schedule, self.topology, self._of(length), self._parameters(length))
         machine = self.how.make(run, seat)
-        machine.eager |= seat.incarnation > 0  # a peer that comes back finds the others at work, or gone
+        machine.eager |= seat.incarnation > 0  # the other peers of a restarted one are in the run, or gone
         e, attackers = self.experiment, attackers_of(self.experiment)
         if seat.node not in attackers:
             return machine
@@ -173,13 +173,13 @@ class GossipPlan(PlanDefaults):
         return SeededPairs(node, self.experiment.seed) if self.masks else None
 
     def for_restart(self) -> GossipPlan:
-        """Return the plan of a peer that comes back: it waits for the others no longer than in a round."""
+        """Return the plan of a restarted peer: it waits at its start no longer than in a round."""
         a = self.experiment.algorithm
         soon = msgspec.structs.replace(a, start_timeout=min(a.start_timeout, a.deadline))
         return replace(self, experiment=msgspec.structs.replace(self.experiment, algorithm=soon))
 
     def resume_point(self, round: int, model: Vector) -> Checkpoint:
-        """Return from where a machine goes on that has `model` after `round` rounds: what others have learned."""
+        """Return the checkpoint of a machine that resumes with another peer's `model` after `round` rounds."""
         return self.how.resume_point(self._of(model.size), round, model)
 
     def _parameters(self, length: int) -> int:
@@ -199,9 +199,9 @@ class GossipPlan(PlanDefaults):
         return not self.experiment.loops
 
     def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:  # noqa: ARG002
-        """A peer that need not keep step, and that nobody stopped, has done its part: its neighbours have done theirs.
+        """Whether a peer completed its part; without synchronous rounds, whenever it was not stopped.
 
-        So has one with a loop of the user's own, which ends when it ends.
+        A user's own loop is complete at its end.
         """
         alone = self.experiment.loops or not self.how.in_step
         return rounds == self.experiment.rounds or (alone and not stopped)
@@ -254,7 +254,7 @@ class GossipPlan(PlanDefaults):
 
     @cached_property
     def pairwise(self) -> PairwiseRates | None:
-        """What exchanges of uniformly drawn pairs leave of a disagreement; None where peers do not exchange so."""
+        """Rates of uniformly drawn pairwise exchanges; None in other modes."""
         a = self.experiment.algorithm
         pairs = a.mode == "async" and a.partner == "uniform" and self.algorithm.needs.sums != "columns"
         return pairwise_rates(self.topology) if pairs and not self.topology.directed else None
@@ -274,7 +274,7 @@ class GossipPlan(PlanDefaults):
 
     @property
     def _mixes_models(self) -> bool:
-        """Whether a round makes of models their sums by the weights, of which the graph promises something."""
+        """Whether a round mixes models by the graph's weights, so that its spectrum applies."""
         return not (self.algorithm.needs.weighs_alike or isinstance(self.algorithm, Choco | FragmentedDiLoCo))
 
     def facts(self, rows: Sequence[Row]) -> MethodFacts:
@@ -300,7 +300,7 @@ class GossipPlan(PlanDefaults):
 def gossip_plan(
     experiment: GossipExperiment, schedule: Schedule | None = None, algorithm: GossipAlgorithm[Any] | None = None
 ) -> GossipPlan:
-    """Resolve the graph, its weights and the forecast.  Raises ConfigError, naming what of it is the user's own.
+    """Resolve the graph, its weights and the forecast.  Raises ConfigError, naming the user's own functions.
 
     `schedule`, `algorithm`: given in Python, where the experiment says GIVEN.
     """
@@ -318,7 +318,7 @@ def gossip_plan(
         if not (parts := own_parts(experiment)):
             raise
         raise ConfigError(f"{' and '.join(parts)}: {error}", error.advice) from None
-    if experiment.algorithm.mode == "sync":  # a peer without rounds meets whom it will, for as long as others go on
+    if experiment.algorithm.mode == "sync":  # without rounds a peer's exchanges are random, until the others end
         schedule = for_rounds(schedule, experiment.rounds)
     forecast = forecast_of(schedule, GAMMA, found)
     return GossipPlan(experiment, schedule, union(schedule), found, forecast, given=algorithm)
@@ -332,7 +332,7 @@ def own_parts(experiment: GossipExperiment) -> list[str]:
 
 
 def schedule_of(experiment: GossipExperiment, n: int | None, method: Method) -> Schedule:
-    """The experiment's graph for `n` peers, with its weights or those that the method brings.  Raises ConfigError."""
+    """The experiment's graph for `n` peers, with its weights or those of the method.  Raises ConfigError."""
     section, seed = experiment.topology, graph_seed(experiment)
     brought = weights_of(experiment, method)
     apart = section.allow_disconnected
@@ -351,7 +351,7 @@ def graph_seed(experiment: GossipExperiment) -> int:
 
 
 def weights_of(experiment: GossipExperiment, method: Method) -> str | None:
-    """The weights that the method brings: push-sum weighs by the sender, where rounds bring none themselves."""
+    """Return the method's weights: push-sum weights by the sender, unless rounds define their own."""
     word = experiment.topology.graph.partition(":")[0].strip().lower()
     brings = word in (*schedule_names(), *weighted_names()) and word != "el-local"
     return None if brings else method.weights
@@ -366,9 +366,9 @@ def method_of(experiment: GossipExperiment) -> Method:
 
 
 def told_of(n: int, found: Spectrum | None) -> Told:
-    """Return what an algorithm is told of a graph with this spectrum; None: one that changes.
+    """Return the graph facts for an algorithm, from this spectrum; None: a changing graph.
 
-    In six digits, which are the same on all machines.
+    Rounded to six digits, equal on all machines.
     """
     if found is None:
         return Told(n)

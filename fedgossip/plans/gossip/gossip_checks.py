@@ -1,4 +1,4 @@
-"""Whether an algorithm and a graph go together: each field of `Needs` is looked at before anything runs."""
+"""Checks that an algorithm and a graph are compatible: each field of `Needs`, before a run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROUNDING = 1e-9
 """Of an eigenvalue that is computed."""
 
 LOSSES = (Crash, Drop, Flap, Partition, Sleep)
-"""Faults for which a round is mixed without somebody."""
+"""Faults that make a round mix without a peer."""
 
 UNPORTABLE = frozenset({"fdla", "fmmc", "leja", "matcha"})
 """Weights from eigenvalues or by Newton's method, whose last bits belong to the processor."""
@@ -73,7 +73,7 @@ def check_fragments(algorithm: GossipAlgorithm[Any], rounds: int) -> None:
 
 
 def check_members(name: str, needs: Needs) -> None:
-    """Raise ConfigError for an algorithm that is promised a graph, which changes when somebody comes or goes."""
+    """Raise ConfigError for an algorithm that needs a fixed graph, in a run with changing membership."""
     counted = [("constant_members", "counts its peers"), ("constant", "needs one graph for the whole run")]
     counted += [("tree", "needs a tree"), ("lambda_n", "needs weights of a known spectrum")]
     for field, why in counted:

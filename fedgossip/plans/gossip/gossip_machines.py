@@ -1,8 +1,7 @@
-"""The machines of gossip: one table, by what neighbours tell each other, and by the mode.
+"""The machines of gossip: one table, by content of the messages and by mode.
 
 A method of `algorithms/gossip/names` says its modes, and its algorithm, also a user's own, what the weights of its
-graph must
-sum to (`Needs.sums`).  The table says what follows: the machine, from where one goes on, what stacked arrays send.
+graph must sum to (`Needs.sums`).  The table gives the machine, its resume point, and the messages on stacked arrays.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ Algorithm = GossipAlgorithm[Any]
 
 @dataclass(frozen=True)
 class GossipRun:
-    """What all peers of a run have alike.  `topology`: the links of all rounds."""
+    """Settings common to all peers of a run.  `topology`: the links of all rounds."""
 
     experiment: GossipExperiment
     schedule: Schedule
@@ -75,11 +74,11 @@ class GossipMode:
 
     make: Callable[[GossipRun, Seat], GossipPeer]
     resume_point: Callable[[Algorithm, int, Vector], Checkpoint]
-    """From where a machine goes on that has a model after so many rounds, which others have learned."""
+    """The checkpoint of a machine that resumes with another peer's model after so many rounds."""
     stacked: Callable[[GossipExperiment, Algorithm], StackedExchange] | None
-    """What the rounds of stacked arrays send; None where there are no such rounds."""
+    """The messages of rounds on stacked arrays; None without such rounds."""
     in_step: bool
-    """Whether all do the same number of rounds; else one whose neighbours have all done theirs has done its part."""
+    """Whether all do the same number of rounds; else a peer is complete when all its neighbours are."""
 
 
 def _sync(run: GossipRun, seat: Seat) -> SyncGossip[Any]:
@@ -197,8 +196,8 @@ MODELS, CHANGES, FRAGMENTS, RELAYS, SHARES_OF_MASS, SUMS = (
     "shares",
     "sums",
 )
-"""What neighbours tell each other: what they have; what has changed of it, by a codec; a part of it in each round; what
-they have, and what they were told by others; shares of it, which they give away; or, in private, sums alone."""
+"""Content of messages between neighbours: models; coded changes; a fragment per round; relayed sums; shares of mass;
+or, in private gossip, sums alone."""
 
 MODES: Mapping[tuple[str, str], GossipMode] = {
     (MODELS, "sync"): GossipMode(_sync, sync_gossip.resume_point, _models, in_step=True),
@@ -212,11 +211,11 @@ MODES: Mapping[tuple[str, str], GossipMode] = {
         _private, sync_gossip.resume_point, lambda e, _: Private(Grid(e.algorithm.bound)), in_step=True
     ),
 }
-"""By what is told, and `algorithm.mode`."""
+"""Modes by content of messages and `algorithm.mode`."""
 
 
 def told(algorithm: Algorithm, *, private: bool) -> str:
-    """What the peers of an algorithm tell: shares where the columns of its weights, and they alone, sum to one."""
+    """Return the content of an algorithm's messages: shares where only the columns of its weights sum to one."""
     if private:
         return SUMS
     if isinstance(algorithm, Choco):

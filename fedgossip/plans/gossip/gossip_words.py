@@ -1,4 +1,4 @@
-"""What is told of a gossip run: its forecast before it begins, and its graph in the summary."""
+"""Texts about a gossip run: its forecast, and its graph in the summary."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def outlook_of(
     vectors: int,
     pairs: tuple[PairwiseRates, int] | None = None,
 ) -> RunOutlook:
-    """What a round will send, and how fast disagreement will die out; `vectors`: those of a message.
+    """Return the traffic of a round, and the decay rate of disagreement; `vectors`: number per message.
 
-    `pairs`: what exchanges of pairs leave of it, and how many a peer begins in a round, where there are no rounds.
+    `pairs`: rates of pairwise exchanges, and exchanges that a peer starts per round, without synchronous rounds.
     """
     size = wire_bytes(Model(0, task.schema, (task.initial(0),) * vectors))
     lines = [f"{schedule.n} peers, {links_of(forecast, topology)}"]
@@ -77,7 +77,7 @@ def relayed_outlook(told: RunOutlook, topology: Topology) -> RunOutlook:
 
 
 def longest_way(tree: Topology) -> int:
-    """Return the diameter of a tree, less one: how many rounds old a model is where it comes last."""
+    """Return the diameter of a tree, less one: the maximum age of a model in rounds."""
     far = _steps_from(tree, 0)
     return max(_steps_from(tree, max(far, key=far.__getitem__)).values()) - 1
 
@@ -104,7 +104,7 @@ def links_of(forecast: Forecast, topology: Topology) -> str:
 
 
 def _promised(forecast: Forecast) -> str:
-    """What mixing alone makes of a disagreement, as far as it is known."""
+    """Return the effect of mixing alone on disagreement, in words, where known."""
     n_w = [] if forecast.n_w is None else [f"n_W({forecast.gamma}) {forecast.n_w:.2f}"]
     worst = [_rounds(count) for count in (forecast.rounds_to_halve, forecast.rounds_to_1_percent)]
     falls = f"disagreement falls to a half {worst[0]}, to 1 % {worst[1]}"
@@ -161,7 +161,7 @@ def _spread_by_round(networks: Sequence[NetworkRow]) -> list[float]:
 
 
 def terms_of(experiment: GossipExperiment, name: str, n: int | None, size: int) -> JoiningTerms:
-    """What a peer agrees to; `n`: None where only the graph says it; `size`: bytes of a message, 0: not known."""
+    """Return a peer's terms; `n`: None where only the graph determines it; `size`: bytes of a message, 0: not known."""
     a = experiment.algorithm
     how = f"{name}{f', {n} peers' if n else ''}; {a.name}, {a.mode}"
     seen = "masked: neighbours learn their sum alone" if a.private else "as it is: they see your model"

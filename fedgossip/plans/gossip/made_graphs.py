@@ -1,10 +1,10 @@
-"""Graphs made for what the peers of an experiment have: labels, or numbers of examples.
+"""Graphs optimised for the peers' data: labels, or numbers of examples.
 
     d-cliques:10,ring  d-cliques:10,full  stl-fw:5    see topology/learned
     place:GRAPH                                       the nodes of GRAPH where their labels fit best
     any GRAPH                                         with weights, `sizes` among them
 
-All peers would have to know each other's data for them, so runs read them from files.
+They need information on all peers' data, so runs read them from files.
 """
 
 from __future__ import annotations

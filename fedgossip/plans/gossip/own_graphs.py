@@ -1,11 +1,11 @@
 """Graphs and weights of the user's own: "module:function" in the experiment file, or objects given in Python.
 
     topology.graph     function(n, seed) -> Topology | Mixing | Schedule
-    topology.weights   function(topology) -> Mixing | array [n, n]; row i is what i gives the models that it hears
+    topology.weights   function(topology) -> Mixing | array [n, n]; row i weights the models received by i
 
-What a function gives is a function of its arguments alone, for every peer asks its own copy: it is asked twice, and
-what it gives is compared.  All is checked before anything runs, and named by the function; a schedule whose rounds
-never repeat is checked in its first rounds, and in each later one as it comes.
+A result must depend on the arguments alone, because every peer calls its own copy: each function is called twice, and
+the results are compared.  All results are checked before a run, and errors name the function; a non-repeating schedule
+is checked in its first rounds, and in each later one before use.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LOOKED_AT = 4
 """Rounds of a schedule that never repeats, before anything runs."""
 
 DIGITS = 6
-"""Of a weight, in a digest: what unlike processors round otherwise is far below."""
+"""Digits of a weight in a digest; processors differ far below."""
 
 GRAPH = CalledWith(("n", "seed"), "Write def graph(n, seed): return Topology.from_edges(n, edges, 'mine')")
 WEIGHTS = CalledWith(("topology",), "Write def weights(topology): return W, an array [n, n]")
@@ -51,7 +51,7 @@ YOURS = "The function is yours; see examples/own_graph.py."
 
 
 def is_own_graph(graph: str) -> bool:
-    """Whether a text names a function and no family: those that are built in come first."""
+    """Whether a text names a function and not a built-in family, which takes precedence."""
     return bool(GRAPH_CODE.named_by(graph))
 
 
@@ -71,8 +71,8 @@ def named_schedule(
 ) -> Schedule:
     """Return the mixings of a text, as `resolve_schedule` does, or of the user's own functions.
 
-    `weights`: what the experiment says; `brought`: what its algorithm brings where it says nothing.  Raises ConfigError
-    for what is no graph or no weights, naming the function.
+    `weights`: of the experiment; `brought`: the algorithm's default.  Raises ConfigError for an invalid graph or
+    invalid weights, naming the function.
     """
     if graph == GIVEN:
         raise ConfigError("the graph was given in Python", "Call fedgossip.simulate with schedule= or mixing= again.")
@@ -221,7 +221,7 @@ def _round(name: str, number: int | None, make: Callable[[int], object], n: int,
 
 
 def _look(name: str, schedule: Schedule, step: int) -> str:
-    """Return a hash of the rounds that are looked at, seen forwards (1) or backwards (-1): their order has no say."""
+    """Return a hash of the checked rounds, called forwards (1) or backwards (-1): the order must not matter."""
     rounds = list(range(schedule.period or LOOKED_AT))
     try:
         found = {round: _hash(schedule.mixing(round)) for round in rounds[::step]}

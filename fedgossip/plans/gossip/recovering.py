@@ -1,4 +1,4 @@
-"""A peer of a plan, as drivers run it: one that comes back with nothing asks its neighbours for their model."""
+"""Creation of a peer's machine for drivers; a restarted peer without a checkpoint fetches a neighbour's model."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fedgossip.protocols.transfer.recovery import Recovering
 def recovers(plan: Plan) -> bool:
     """Return whether peers of this plan can go on with a neighbour's model.
 
-    Clients and coordinators have none.  Private peers show theirs to nobody, and the rounds of window doubling begin
-    together: these begin with their first model again.
+    Clients and coordinators cannot.  Private peers do not reveal their model, and the rounds of window doubling start
+    together: these restart with their initial model.
     """
     return isinstance(plan, GossipPlan) and not plan.masks and not plan.algorithm.needs.constant_members
 
@@ -21,7 +21,7 @@ def recovers(plan: Plan) -> bool:
 def peer_of(
     plan: Plan, node: NodeId, initial: Vector, schema: str, resumed: Checkpoint | None = None, *, incarnation: int = 0
 ) -> Machine:
-    """Make the machine of one peer, in its life `incarnation`, from what the life before wrote down."""
+    """Make the machine of one peer, in its life `incarnation`, from the records of the previous one."""
     gossip = plan.machine(node, initial, schema, resumed, incarnation=incarnation)
     if not recovers(plan):
         return gossip

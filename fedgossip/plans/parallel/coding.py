@@ -1,4 +1,4 @@
-"""How an experiment's codec stands in its run: what is added up, and what each worker sends."""
+"""Use of an experiment's codec in its run: sums, and messages of each worker."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from fedgossip.protocols.allreduce.round_sums import CodedSums, DenseSums, Round
 
 
 def codec_of(experiment: ParallelExperiment) -> Codec | None:
-    """Return what gradients go by; None: as they are, or of low rank."""
+    """Return the codec of gradients; None: uncoded, or of low rank."""
     name = experiment.parallel.codec
     return make_codec(name) if name and low_rank_of(name) is None else None
 
 
 def low_rank(experiment: ParallelExperiment, layout: VectorLayout) -> LowRank | None:
-    """Return what goes of matrices in place of gradients; None: they go otherwise, or no tensor is worth it."""
+    """Return the low-rank form of gradients; None: another form, or no suitable tensor."""
     rank = low_rank_of(experiment.parallel.codec)
     low = LowRank(rank, layout, experiment.seed) if rank else None
     return low if low and low.matrices else None
@@ -69,7 +69,7 @@ def fragment_sums(
 
 
 def coded_updates(experiment: ParallelExperiment, node: NodeId, sums: RoundSums) -> RoundCoding | None:
-    """Return how what a worker brings goes by the codec of the sums; None where it goes as it is."""
+    """Return the encoding of a worker's updates in the sums; None: uncoded."""
     if not isinstance(sums, FragmentSums):
         return coded_gradients(experiment, node, sums)
     parts = [coded_gradients(experiment, node, one) for one in sums.parts]
@@ -79,7 +79,7 @@ def coded_updates(experiment: ParallelExperiment, node: NodeId, sums: RoundSums)
 def coded_gradients(
     experiment: ParallelExperiment, node: NodeId, sums: RoundSums
 ) -> CodedGradients | LowRankGradients | None:
-    """Return how a worker's gradients go by the codec of the sums; None where they go as they are."""
+    """Return the encoding of a worker's gradients in the sums; None: uncoded."""
     if isinstance(sums, LowRankSums):
         return LowRankGradients(node, sums)
     if not isinstance(sums, CodedSums):
@@ -95,7 +95,7 @@ def gradient_sender(experiment: ParallelExperiment, codec: Codec) -> Sender:
 
 
 def corrects_momentum(experiment: ParallelExperiment) -> bool:
-    """Whether momentum is applied by who sends, so that the step has none."""
+    """Whether the sender applies momentum, so that the step has none."""
     return isinstance(codec_of(experiment), DeepGradient)
 
 

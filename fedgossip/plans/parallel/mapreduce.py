@@ -3,7 +3,7 @@
 They are the machines of a federated run: its client asked for gradients, its coordinator with a descent as the rule of
 the server, all workers in every round, no secure sum.  The sum has no order, so a round has the bits of `star`.
 
-With `parallel.backups` a round ends with the first gradients: so many are not waited for, and come to nothing.
+With `parallel.backups` a round ends with the first gradients: that many of the last ones are discarded.
 
 Source of backup workers: Chen, Monga, Bengio and Jozefowicz, Revisiting distributed synchronous SGD, ICLR workshop
 2016.
@@ -67,7 +67,7 @@ class MapReducePlan(SharedSteps):
 
     @property
     def sampling(self) -> Uniform:
-        """All workers, of whom the first are counted that are no backups."""
+        """All workers; the first gradients, without the backups, are counted."""
         wanted = self.learners - self.experiment.parallel.backups
         return Uniform(self.experiment.seed, tuple(range(self.learners)), wanted, self.learners / wanted)
 
@@ -89,19 +89,19 @@ class MapReducePlan(SharedSteps):
         return Coordinator(*run, *about, limits, seat.resumed, coding=coding)
 
     def coding(self, length: int, kind: np.dtype[np.floating]) -> UploadCodec | None:
-        """How gradients [length] go to the server; None: as they are."""
+        """Return the encoding of gradients [length] to the server; None: uncoded."""
         codec, layout = codec_of(self.experiment), VectorLayout.of_length(length, kind, self.segments)
         return UploadCodec(codec, layout, self.experiment.seed) if codec else None
 
     def client_rule(self, coding: UploadCodec | None) -> ClientRule:
-        """What a worker does with what it receives."""
+        """Return the worker's rule."""
         rule = Gradient()
         return CodedClient(rule, coding, gradient_sender(self.experiment, coding.codec)) if coding else rule
 
     # --- the run --------------------------------------------------------------------------------------------------
 
     def is_complete(self, node: NodeId, rounds: int, *, stopped: bool = False) -> bool:
-        """A worker has done its part when the server has sent it home."""
+        """Whether the server has released the worker."""
         return rounds == self.experiment.rounds if node == self.server else not stopped
 
     def arrays(self, task: LocalTask, record: Network, write: Callable[[Row], None]) -> Arrays:
@@ -122,7 +122,7 @@ class MapReducePlan(SharedSteps):
         return [vectors[self.server]]
 
     def verdict(self, words: Sequence[str | None]) -> str:
-        """The server's word decides; a run that some workers did not see to its end is partial."""
+        """Return the server's status; partial where some workers ended early."""
         said, workers = words[self.server], words[: self.learners]
         if said != "finished":
             return said or "failed"

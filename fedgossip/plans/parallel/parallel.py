@@ -32,12 +32,12 @@ from fedgossip.protocols.allreduce.view_member import AllReduceSettings
 from fedgossip.simulation.collective import first_collective, reduced_by, run_collective
 
 ADAPTED = 1 << 20
-"""Bytes of a bucket per worker, where the experiment says nothing."""
+"""Bytes of a bucket per worker, by default."""
 
 
 @dataclass(frozen=True)
 class ParallelPlan(SharedSteps):
-    """Workers of a collective: what is known before anything is trained."""
+    """A run of the workers of a collective, before training."""
 
     @cached_property
     def roles(self) -> Roles:
@@ -131,7 +131,7 @@ class ParallelPlan(SharedSteps):
         return RunOutlook(sum(sent), facts, lines)
 
     def _alone(self) -> RunOutlook:
-        """What there is to say of a participant whose workers are its processes."""
+        """Return the outlook of a participant with local processes as workers."""
         p, steps = self.experiment.parallel, self.experiment.train.local_steps
         shared = f"share {steps} steps a round" if steps else "share the steps of a round"
         lines = [

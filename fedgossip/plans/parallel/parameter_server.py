@@ -40,7 +40,7 @@ from fedgossip.simulation.served import served_by
 
 @dataclass(frozen=True)
 class ServerPlan(SharedSteps):
-    """Workers and servers: what is known before anything is trained.
+    """A run of workers and servers, before training.
 
     `given_table`: the model, where it is a table and no experiment names it.
     """
@@ -57,7 +57,7 @@ class ServerPlan(SharedSteps):
 
     @property
     def manager(self) -> NodeId | None:
-        """The id of the one that says who has which shard, where shards have copies."""
+        """Id of the manager, which assigns shards to servers, where shards have copies."""
         return self.n - 1 if self.experiment.parallel.server.replication > 1 else None
 
     @property
@@ -96,7 +96,8 @@ class ServerPlan(SharedSteps):
         return [other for other in range(self.n) if other != node]
 
     def placement_of(self, length: int) -> Placement:
-        """Return which server has which elements, or rows of a table.  Raises ConfigError for fewer than servers."""
+        """Return the placement of elements, or of a table's rows, on servers.  Raises ConfigError for fewer than
+        servers."""
         s = self.experiment.parallel.server
         length = self.table.rows if self.table else length
         if s.servers > length:
@@ -127,7 +128,7 @@ class ServerPlan(SharedSteps):
         )
 
     def coding(self, placement: Placement, kind: np.dtype[np.floating]) -> ShardCoding | None:
-        """How shards go up and down; None: as they are."""
+        """Return the encoding of pushes and pulls; None: uncoded."""
         e, pull = self.experiment, self.experiment.parallel.server.pull_codec
         if not (e.parallel.codec or pull):
             return None
@@ -137,13 +138,13 @@ class ServerPlan(SharedSteps):
         return ShardCoding(placement, kind, e.seed, e.rounds, codec_of(e), pulling, tensors)
 
     def _pushes(self, node: NodeId, coding: ShardCoding | None) -> CodedPushes | None:
-        """How a worker's gradients go by a codec; None: as they are."""
+        """Return the encoding of a worker's gradients; None: uncoded."""
         if coding is None or coding.pushing is None:
             return None
         return CodedPushes(node, gradient_sender(self.experiment, coding.pushing), coding)
 
     def _parts(self, seat: Seat, placement: Placement, coding: ShardCoding | None) -> ModelParts:
-        """What a worker has of the model at first, or in its life before."""
+        """Return a worker's initial or restored parts of the model."""
         e, model = self.experiment, seat.resumed.vectors["x"] if seat.resumed else seat.initial
         if self.table is None:
             whole = WholeParts(placement, seat.schema, model)

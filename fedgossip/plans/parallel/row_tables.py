@@ -1,4 +1,4 @@
-"""A model that is a table, at parameter servers: which one, what of the experiment fits it, and what it costs."""
+"""A model that is a table, at parameter servers: the table, checks of the experiment, and costs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def own_filter(text: str) -> RowFilter:
 
 @dataclass(frozen=True)
 class OwnFilter:
-    """A function of the user's own, found where it is called; what it gives is checked."""
+    """A user's own function, imported at its call; its result is checked."""
 
     text: str
 
@@ -90,7 +90,7 @@ class OwnFilter:
 def outlook_of_rows(
     experiment: ParallelExperiment, table: KeyedTable, task: LocalTask, shares: Sequence[int]
 ) -> RunOutlook:
-    """What the first batches need, for all: filters, and rows that are measured, come on top or off."""
+    """Return the needs of the first batches, over all workers, without filters and measured rows."""
     assert isinstance(task, RowTask), "a plan with a table has its task"
     accumulate, workers = experiment.parallel.accumulate, experiment.parallel.workers
     counts = [task.keys(node, 0, accumulate).size for node in range(workers)]

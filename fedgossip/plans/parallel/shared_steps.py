@@ -1,4 +1,4 @@
-"""What all runs with [parallel] have in common: workers with one model, and a step on the mean of their gradients."""
+"""Common base of all runs with [parallel]: workers with one model, and a step on the mean of their gradients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedgossip.plans.statistics_checks import check_parallel_statistics
 
 @dataclass(frozen=True)
 class SharedSteps(PlanDefaults):
-    """What is known before anything is trained."""
+    """A run with [parallel], before training."""
 
     experiment: ParallelExperiment
     segments: tuple[Segment, ...] = ()
@@ -44,7 +44,7 @@ class SharedSteps(PlanDefaults):
         return self.experiment.parallel.method
 
     def descent_of(self, segments: Sequence[Segment]) -> Descent[Any]:
-        """What takes the step on a vector of these tensors: `parallel.outer`, `parallel.descent`, or [train]'s."""
+        """Return the descent on a vector of these tensors: `parallel.outer`, `parallel.descent`, or [train]'s."""
         train, p = self.experiment.train, self.experiment.parallel
         if p.races or p.local:
             after = OuterStep(1.0, 0.0, nesterov=False)  # the model after its steps
@@ -85,7 +85,7 @@ class SharedSteps(PlanDefaults):
         return self.experiment.parallel.start_timeout, self.experiment.parallel.deadline
 
     def verdict(self, words: Sequence[str | None]) -> str:
-        """All have one model: the run has one where any worker came to its end."""
+        """Return the status: the common model exists where any worker finished."""
         said = {words[node] for node in self.roles.counted}
         if {"finished", PARTIAL} & said:
             return "finished" if said == {"finished"} else PARTIAL
