@@ -1,8 +1,9 @@
-"""Compare what two participants say of what passed between them.
+"""Compare the records of two participants of their messages to each other.
 
-All that one participant says it sent, the other must say it received, by session, stage, size and hash; and the other
-way round.  Both files may be sound and still differ: then one of them is untrue, or something was lost on its way; the
-two files cannot tell which.  A client need not record what it received: then that direction is not compared.
+Every message that one participant records as sent, the other must record as received, by session, stage, size and hash;
+and the other way round.  Both files may be sound and still differ: then one of them is untrue, or something was lost on
+its way; the two files cannot tell which.  A client need not record what it received: then that direction is not
+compared.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ class Crossing(NamedTuple):
     bytes: int
     sha256: str
     name: str
-    """The kind of the entry that tells of it."""
+    """The kind of its entry."""
     fates: str = ""
-    """Of a reveal: whose share of which kind, "0-2; 3"."""
+    """Of a reveal: the owners of the shares by kind, "0-2; 3"."""
 
     def __str__(self) -> str:
         of = f"stage {self.stage} of session {self.session}"
@@ -42,7 +43,7 @@ class Crossing(NamedTuple):
 
 @dataclass
 class TrafficRecord:
-    """All that its owner sent and received as one file tells it, each item with its line or record."""
+    """All messages of a participant in one file, sent and received, each with its line or record."""
 
     owner: Owner | None = None
     """None: a transcript, the coordinator's."""
@@ -52,14 +53,14 @@ class TrafficRecord:
     """The sessions that the file speaks of; None: all."""
     sent: dict[Crossing, int] = field(default_factory=dict)
     received: dict[Crossing, int] = field(default_factory=dict)
-    """Frames that were refused are among them: they came."""
+    """Includes refused frames: they were received."""
     receives: bool = False
-    """Whether the file says of any frame that it was accepted."""
+    """Whether the file records acceptance of any frame."""
     sums: dict[int, tuple[str, int]] = field(default_factory=dict)
     """The hash of each session's sum, and its line."""
 
     def take(self, place: int, entry: LogEntry) -> None:
-        """Add what an entry of a log says passed, if it says so."""
+        """Add the message recorded in an entry of a log, if any."""
         facts = entry.facts
         told, session = facts.get("sum_sha256"), facts.get("session")
         if isinstance(told, str) and isinstance(session, int):
@@ -77,7 +78,7 @@ class TrafficRecord:
 
 
 def crossing(entry: LogEntry) -> Crossing | None:
-    """Return what an entry says passed; None where it says nothing of the kind."""
+    """Return the message recorded in an entry; None for other entries."""
     facts = entry.facts
     peer, size, sha256 = facts.get("to", facts.get("from")), facts.get("bytes"), facts.get("sha256")
     session, stage = facts.get("session", facts.get("round", -1)), facts.get("stage", entry.kind)
@@ -106,7 +107,7 @@ def compare(one: TrafficRecord, other: TrafficRecord) -> list[str]:
 
 
 def unheard(one: TrafficRecord, transcripts: Iterable[TrafficRecord]) -> list[str]:
-    """Return the sessions in which a client sent something and of which the coordinator has no transcript."""
+    """Return the sessions with messages of a client but without a transcript of the coordinator."""
     known = {session for other in transcripts for session in other.sessions or ()}
     first: dict[int, tuple[Crossing, int]] = {}
     for found, place in one.sent.items():
@@ -136,7 +137,7 @@ def _strangers(one: TrafficRecord, other: TrafficRecord) -> str:
 
 
 def _direction(sender: TrafficRecord, receiver: TrafficRecord) -> Iterator[str]:
-    """Yield how what left `sender` for `receiver` differs from what came there, in the words of the two."""
+    """Yield the differences between messages sent by `sender` and received by `receiver`, in their records."""
     if receiver.owner and receiver.owner.role == CLIENT and not receiver.receives:
         return
     if receiver.owner and not receiver.receives and sender.sent:
@@ -166,7 +167,7 @@ def _direction(sender: TrafficRecord, receiver: TrafficRecord) -> Iterator[str]:
 def _between(
     crossings: Mapping[Crossing, int], of: TrafficRecord, other: TrafficRecord
 ) -> dict[Content, tuple[Crossing, int]]:
-    """Return what `of` says passed between it and the other, by content."""
+    """Return the messages between `of` and the other in the records of `of`, by content."""
     sessions = of.sessions if other.sessions is None else other.sessions
     return {
         found.content: (found, place)

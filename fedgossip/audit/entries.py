@@ -1,4 +1,4 @@
-"""One line of an audit log: what it says, the hash that chains it to the line before, a signature over that.
+"""One line of an audit log: its content, the hash that chains it to the line before, and a signature.
 
     {"number":3,"time":"2026-03-01T08:15:30.125Z","kind":"sent","facts":{...},"previous":H,"hash":H,"signature":S}
 
@@ -37,8 +37,8 @@ NOTHING = "0" * 64
 """The hash that the first entry follows."""
 
 OPENED, REOPENED, MENDED, CLOSED = "opened", "reopened", "mended", "closed"
-"""Kinds of entries that the log writes by itself: its first line, the first of a later life, a torn line that was cut
-off, and the end of a life."""
+"""Kinds of entries that the log writes itself: its first line, the first of a later incarnation, a truncated torn line,
+and the end of an incarnation."""
 
 BEGIN = b'{"number":0,'
 """The first bytes of every log."""
@@ -87,7 +87,7 @@ class Owner:
     key: bytes
     """Its Ed25519 key, 32 bytes."""
     run: str
-    """The hash, or the name, that tells runs apart."""
+    """The hash, or the name, that identifies the run."""
     version: str
 
     def facts(self) -> dict[str, Fact]:
@@ -206,7 +206,7 @@ def is_signed(entry: LogEntry, key: bytes) -> bool:
 
 
 def bytes_of(facts: Facts) -> int | None:
-    """Return the number of bytes that an entry tells of, with the words behind a frame; None where it tells of none."""
+    """Return the number of bytes recorded in an entry, with the words after a frame; None without any."""
     size, words = facts.get("bytes"), facts.get("words", 0)
     return size + 4 * words if isinstance(size, int) and isinstance(words, int) else None
 
@@ -214,8 +214,8 @@ def bytes_of(facts: Facts) -> int | None:
 def entries(path: Path) -> Iterator[LogEntry]:
     """Yield the entries of a log in their order; a torn last line is left out.
 
-    Each entry has the hash that it names; `verify_log` checks that they follow each other, and who has signed them.
-    Raises AuditError for a line that is no entry.
+    Each entry has the hash that it names; `verify_log` checks that they follow each other, and the signatures. Raises
+    AuditError for a line that is no entry.
     """
     for place, line in enumerate(lines(path), 1):
         if not line.endswith(b"\n"):

@@ -1,4 +1,4 @@
-"""A log for people who ask what left a site: a cover of facts, then every entry, as CSV or JSON.
+"""Export of a log for readers: a cover of facts, then every entry, as CSV or JSON.
 
 Nothing secret can be in it: entries hold names, numbers and hashes, and take no bytes.
 """
@@ -21,7 +21,7 @@ COLUMNS = ("number", "time", "kind", "bytes", "with", "round", "session", "sha25
 
 _TOLD = {"bytes", "to", "from", "round", "session", "sha256"}
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""First letters that a spreadsheet takes for a formula: texts may come from other participants."""
+"""First letters of a formula in a spreadsheet: texts may originate from other participants."""
 
 
 def row(entry: LogEntry) -> dict[str, object]:
@@ -38,7 +38,7 @@ def row(entry: LogEntry) -> dict[str, object]:
 
 
 def cover(verdict: Verification) -> dict[str, object]:
-    """Return the facts that a reader wants before the entries: whose log it is, its totals, its verdict."""
+    """Return the facts above the entries: owner of the log, totals, verdict."""
     facts = dict(verdict.facts)
     kinds, sizes = facts.pop("kinds"), facts.pop("bytes")
     assert isinstance(kinds, Mapping) and isinstance(sizes, Mapping)

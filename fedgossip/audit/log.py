@@ -1,11 +1,11 @@
-"""A participant's own log: a line is on disk before the thing that it tells of is done.
+"""A participant's own log: a line is on disk before its action is performed.
 
     log = AuditLog(folder / NAME, owner, sign, time.time_ns)
-    log.past                      what earlier lives have put down, (kind, facts) in order
+    log.past                      entries of earlier incarnations, (kind, facts) in order
     log.append("sent", {...})     on disk when it returns; NotWrittenError where there is no room: nothing is changed
 
-A life ends with the entry "closed"; a life without it was killed, or the log was cut.  Entries that nobody else was
-told of are lost when a log is cut at its end: tell `head` to somebody now and then.
+An incarnation ends with the entry "closed"; one without it was killed, or the log was truncated.  Truncation at the end
+is detectable only by a published `head`: publish it regularly.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ OWN = (OPENED, REOPENED, MENDED, CLOSED)
 
 @dataclass(frozen=True, eq=False)
 class Lives:
-    """A log as earlier lives left it."""
+    """A log of earlier incarnations."""
 
     owner: Owner
     first: str
@@ -59,11 +59,11 @@ class Lives:
     whole_bytes: int
     """Bytes up to the end of the last whole line."""
     torn_bytes: int
-    """Bytes after it, of a line that was never whole: what it would have told of was not done."""
+    """Bytes after it, of an incomplete line; its action was not performed."""
 
 
 def read(path: Path) -> Lives:
-    """Return what earlier lives have written, for the next life.
+    """Return the entries of earlier incarnations, for the next one.
 
     Every hash and link is checked, and the signature of the last entry, which stands for all before it.  Raises
     AuditError where one is wrong, and for a log without a whole line.
@@ -112,7 +112,7 @@ def _refused(path: Path, what: str) -> AuditError:
 
 
 class AuditLog:
-    """Writes one life of a participant into its log, after the lives before.  A context manager; for one thread.
+    """Appends one incarnation of a participant to its log.  A context manager; for one thread.
 
     `clock` gives nanoseconds since 1970.  `synced`: entries outlive a loss of power, not a kill alone.  Raises
     AuditError for a log of another participant or run, one that was changed, and one that another process is writing;
@@ -168,15 +168,15 @@ class AuditLog:
         """Write an entry; return its hash.
 
         The entry is on disk when this returns.  Raises NotWrittenError where there is no room: nothing is changed, and
-        the thing that the entry was to tell of must not be done.  Raises ValueError for facts that make no entry (the
-        caller's mistake): too long, or bytes.
+        the action of the entry must not be performed.  Raises ValueError for facts that make no entry (the caller's
+        mistake): too long, or bytes.
         """
         if kind in OWN:
             raise ValueError(f"{kind!r} is written by the log itself")
         return self._write(kind, facts)
 
     def close(self) -> None:
-        """Write the end of this life.  Raises NotWrittenError; the file is closed in any case."""
+        """Write the end of this incarnation.  Raises NotWrittenError; the file is closed in any case."""
         if self._file is None:
             return
         try:
@@ -199,7 +199,7 @@ class AuditLog:
         return name
 
     def _undo(self) -> None:
-        """Cut off what a failed write has left; the next life mends the file where even that fails."""
+        """Truncate a failed write; where even that fails, the next incarnation repairs the file."""
         assert self._file is not None
         try:
             os.ftruncate(self._file, self._bytes)

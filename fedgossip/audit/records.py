@@ -3,16 +3,16 @@
     file      "fgsums1\\n", then records: length u32 little-endian | msgpack
     records   begun (first) | frame, outline and keys, as they came | sealed (last)
 
-A frame is kept whole where nothing in it is secret, so that everybody who has the transcript may know it.  Of a frame
-that carries shares, opened or sealed, an outline is kept: the signature, the SHA-256 that it covers, the length, and
-whose shares they are.  So the signature can be checked, and no share is on disk.  Frames that repeat parts of others
-(keys, consents) are outlines too: they are put together again to be checked.
+A frame is kept whole where nothing in it is secret, so that any holder of the transcript may read it.  Of a frame that
+carries shares, opened or sealed, an outline is kept: the signature, the SHA-256 that it covers, the length, and whose
+shares they are.  So the signature can be checked, and no share is on disk.  Frames that repeat parts of others (keys,
+consents) are outlines too: they are put together again to be checked.
 
-A leak of the file gives: who took part in which round, and dropped at which stage; public keys; hashes of masked
-vectors, of the sum, of shares.  The hashed things, but for the sum, look random to somebody who has only the file: each
-holds 256 bits of key.  The hash of the sum confirms a guess of the whole sum.  The shares that the coordinator has seen
-are left out, for with them a leak would remove a client's own mask from all that somebody has recorded of the links:
-one of the two layers of masks would be gone, and the other stands or falls with X25519.
+A leak of the file reveals: the participants of each round, and the stage of each dropout; public keys; hashes of masked
+vectors, of the sum, of shares.  The hashed values, except the sum, look random without further data: each holds 256
+bits of key.  The hash of the sum confirms a guess of the whole sum.  The shares that the coordinator has seen are left
+out, for with them a leak would remove a client's own mask from all that somebody has recorded of the links: one of the
+two layers of masks would be gone, and the other stands or falls with X25519.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Outline(Record, frozen=True, tag="outline"):
 
 
 class Announced(Record, frozen=True, tag="keys"):
-    """Keys that came in the masked message of the session before."""
+    """Keys from the masked message of the session before."""
 
     keys: frames.Keys
 
@@ -125,7 +125,7 @@ def packed(record: AnyRecord) -> bytes:
 
 
 def sealed_content(before: bytes, outcome: str) -> bytes:
-    """Return what the coordinator signs at the end; `before` is the SHA-256 of all bytes so far."""
+    """Return the message that the coordinator signs at the end; `before` is the SHA-256 of all bytes so far."""
     return transcript("round", before, outcome)
 
 

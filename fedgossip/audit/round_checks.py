@@ -118,7 +118,7 @@ class Course:
             self.introduced.add(client)
 
     def _shared(self) -> None:
-        """S1, S2: the clients that sealed shares, for whom, and what was passed on."""
+        """S1, S2: the clients that sealed shares, the receivers, and the forwarded shares."""
         for client, said in self.round.outlines(frames.Shares, self.introduced, "was shown no keys"):
             due = tuple(sorted((self._group(client) & self.keys.keys()) - {client}))
             if set(said.ids) != set(due):
@@ -229,7 +229,7 @@ class Course:
     # --- what it says to people, and to other files -------------------------------------------------------------------
 
     def facts(self) -> dict[str, object]:
-        """Return the facts that people ask of a round, as far as it was sound."""
+        """Return the facts of a round for readers, as far as it was sound."""
         begun, d = self.round.begun, self.descriptor
         facts: dict[str, object] = {"outcome": self.round.outcome, "file": self.round.file}
         if begun:
@@ -280,7 +280,7 @@ def _pairs(fates: Sequence[tuple[int, bool]]) -> str:
 
 
 def _encoding_told(d: Descriptor) -> Encoding:
-    """Return what is known, by a session's description, of how its numbers were encoded."""
+    """Return facts on the encoding of a session's numbers, from its description."""
     if d.width > 1:
         return ExactSums((1,), d.ring_bits)
     return FixedPoint(1, d.clip_l2, d.clip_inf, d.weight_max, d.q_bits)

@@ -1,11 +1,11 @@
-"""The coordinator's transcript of one secure sum: every signed frame of the round, appended as it goes.
+"""The coordinator's transcript of one secure sum: every signed frame of the round, appended in order of arrival.
 
     transcript = Transcript(folder, descriptor.round, roster, own_key, sign)      the number of the session
     transcript.sent(None, inviting.frame)           to all; else the client's id
     transcript.received(client, frame)              after the step has taken it: a refused frame belongs in the log
     transcript.close()                              or close(reason) for a round that was given up
 
-`records` says what is kept of a frame, and why no share is; `verify_round` says what can be checked.
+`records` documents the stored parts of a frame, and why no share is stored; `verify_round` documents the checks.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _up: msgspec.msgpack.Decoder[frames.Upward] = msgspec.msgpack.Decoder(frames.Upw
 
 
 class Transcript:
-    """Writes the file of one session.  Memory: a hash per frame, and the ids of clients whose keys are in it.
+    """Writes the file of one session.  Memory: a hash per frame, and the ids of clients with keys in it.
 
     It names the file before by its hash.  Raises AuditError where a file of this session is there;
     NotWrittenError where there is no room: the file is then as it was before the call, and closed.
@@ -90,7 +90,7 @@ class Transcript:
         self._frame(sent=False, client=client, frame=frame, message=message)
 
     def close(self, outcome: str = SUMMED) -> bytes:
-        """End the file; return its SHA-256, which belongs into the log so that others are told it.
+        """End the file; return its SHA-256, to be logged, so that others receive it.
 
         `outcome`: one word, why a round was given up (secure/aborts.Reason).
         """

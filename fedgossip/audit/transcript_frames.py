@@ -1,4 +1,4 @@
-"""The frames of a transcript: each has a good signature, and nobody says two different things.
+"""The frames of a transcript: each has a valid signature, and no participant contradicts itself.
 
 This is the first half of `verify_transcript`; the second checks that the frames are those of a sound round.
 """
@@ -55,7 +55,7 @@ def wrong(place: int, what: str) -> NoReturn:
 
 @dataclass(frozen=True, eq=False)
 class Said:
-    """One frame: its record, and what is known of it; `message` is None for an outline."""
+    """One frame: its record and decoded content; `message` is None for an outline."""
 
     place: int
     sent: bool

@@ -1,4 +1,4 @@
-"""Verify offline that a log is as it was written, from the file and the participant's public key alone.
+"""Verify offline that a log is unchanged, from the file and the participant's public key alone.
 
 A changed byte is found and named by its line; so are entries that are cut out, put in, repeated or moved.
 
@@ -41,7 +41,7 @@ NAMED_MAX = 100
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong, in which line or record, from 1; 0: in the whole file."""
+    """The fault and its line or record, from 1; 0: the whole file."""
 
     place: int
     what: str
@@ -49,7 +49,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Verification:
-    """The verdict on one file.  `remarks` are no faults: what the file cannot show, and steps of clocks."""
+    """The verdict on one file.  `remarks` are not faults: limits of the file's evidence, and steps of clocks."""
 
     path: Path
     what: str
@@ -72,7 +72,7 @@ class Verification:
 def verify_log(path: Path, key: bytes | None = None, head: str | None = None) -> Verification:
     """Verify every link and signature by `key`, 32 bytes; without a key, by the one that the log itself names.
 
-    `head`: a hash that somebody was told; it must be in the log.  Raises AuditError for a file that cannot be opened.
+    `head`: a published hash, which must be in the log.  Raises AuditError for a file that cannot be opened.
     """
     following = _Following(key)
     for place, line in enumerate(lines(path), 1):

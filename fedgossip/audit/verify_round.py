@@ -1,4 +1,4 @@
-"""Verify offline that a round went as the protocol says, from its transcript, the roster and the coordinator's key.
+"""Verify offline that a round followed the protocol, from its transcript, the roster and the coordinator's key.
 
 These are checked, up to the first fault: every signature; the descriptor, as clients check it; each client's keys
 signed by its roster identity, for this round; both session hashes; who sealed shares for whom; masked vectors of one

@@ -1,4 +1,4 @@
-"""What can be wrong with an experiment whose keys are all known: values out of range, sections that contradict."""
+"""Checks of an experiment with valid keys: values out of range, contradictory sections."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def check(experiment: Experiment, where: str) -> None:
 
 
 def _limited(section: object, path: str = "") -> Iterator[tuple[str, object, Limit]]:
-    """Yield each key that has a limit, its value, and the limit that its declaration says."""
+    """Yield each key with a limit, its value, and the declared limit."""
     yield from ((path + name, getattr(section, name), limit) for name, limit in limits_of(type(section)))
     held = msgspec.structs.asdict(section) if isinstance(section, msgspec.Struct) else {}
     for name, value in held.items():
@@ -71,11 +71,11 @@ def _limited(section: object, path: str = "") -> Iterator[tuple[str, object, Lim
 
 
 OF_LOOPS = ("local_steps", "buffers", "portable")
-"""What of [train] a training loop of the user's own leaves to the experiment."""
+"""Keys of [train] that still apply to a user's own training loop."""
 
 
 def _check_loop(experiment: Experiment, where: str) -> None:
-    """Raise ConfigError for what a user's own loop decides itself: it would not be obeyed."""
+    """Raise ConfigError for keys that a user's own loop decides itself: they would have no effect."""
     if not experiment.loops:
         return
     advice = "Your loop has its own data, model and optimizer: [train] holds local_steps, buffers and portable alone."
@@ -119,7 +119,7 @@ def _check_objective(experiment: Experiment, where: str) -> None:
 
 
 def _check_convex(e: Experiment, where: str) -> None:
-    """Raise ConfigError for what a linear model would not obey."""
+    """Raise ConfigError for keys without effect on a linear model."""
     if e.task.kind != CONVEX:
         return
     if e.model != type(e.model)():
@@ -222,7 +222,7 @@ def _check_race(e: ParallelExperiment, where: str) -> None:
 
 
 OF_SEVERAL = ("descent", "l1", "accumulate", "bucket", "codec", "outer")
-"""Keys of [parallel] that say how several participants add up, and step along the sum."""
+"""Keys of [parallel] for the sum over participants and the step along it."""
 
 
 def _check_codec(e: ParallelExperiment, where: str) -> None:
@@ -309,7 +309,7 @@ def _check_test(test: float | str, where: str) -> None:
 
 
 def _check_validation(e: Experiment, where: str) -> None:
-    """Raise ConfigError for a validation set that is not there, or that nobody can hold for all."""
+    """Raise ConfigError for a validation set that is missing, or that no participant can hold for all."""
     if e.eval.on == VALIDATION and not e.data.validation:
         raise ConfigError(f'{where}: eval.on = "validation", and nothing is kept for it', "Set data.validation = 0.1.")
     if e.data.validation and e.data.partition.get("kind") == "own":
@@ -320,7 +320,8 @@ def _check_validation(e: Experiment, where: str) -> None:
 
 
 def _check_selection(e: Experiment, where: str) -> None:
-    """Raise ConfigError where rounds cannot be compared: by no score, by one of the test set, or by nobody."""
+    """Raise ConfigError where rounds cannot be compared: no score, a score of the test set, or no evaluating
+    participant."""
     if not e.selects:
         return
     key = f'eval.keep = "{BEST}"' if e.eval.keep == BEST else f"stop.patience = {e.stop.patience}"

@@ -39,7 +39,7 @@ class PrivacySection(msgspec.Struct, forbid_unknown_fields=True):
     """[coordinator.privacy]: differential privacy, of a record at its site or of a whole client."""
 
     unit: Annotated[str, OneOf(("none", "record", "client"))] = "none"
-    """What the budget protects."""
+    """The unit that the budget protects."""
     clip: Annotated[float, Within(ABOVE_0)] = 1.0
     """The longest gradient of one example (record), or update of one client (client)."""
     noise: Annotated[float, Within(ABOVE_0, 1e6)] = 1.0

@@ -1,4 +1,4 @@
-"""[data] of an experiment file: examples, whose they are, and how tables of several sites come to one scale."""
+"""[data] of an experiment file: examples, their partition, and the common scale of tables of several sites."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LATER_KEYS = ("validation", "buckets", "levels")
 
 
 def is_standard(source: str) -> bool:
-    """Return whether a source says that its columns are to be scaled: scale=standard."""
+    """Return whether a source requests scaled columns: scale=standard."""
     return ("scale", "standard") in parse_qsl(source.partition("?")[2])
 
 

@@ -15,7 +15,7 @@ from fedgossip.protocols.gossip.peer_sampling import RULES
 from fedgossip.topology import family_names, rule_names, schedule_names, weighted_names
 
 GRAPH_CODE = NamesCode(lambda word: word.lower() in (*family_names(), *weighted_names(), *schedule_names()))
-"""Of topology.graph: what is no built-in word is a function of somebody's own."""
+"""Of topology.graph: a word that is not built in names a user's function."""
 
 WEIGHTS_CODE = NamesCode(("pi", *rule_names()).__contains__)
 """Of topology.weights."""

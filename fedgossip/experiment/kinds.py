@@ -18,20 +18,20 @@ from fedgossip.experiment.sections import Experiment, FederatedExperiment, Gossi
 
 @dataclass(frozen=True)
 class RunKind:
-    """What a section of an experiment file stands for."""
+    """The kind of run that a section of an experiment file selects."""
 
     experiment: type[Experiment]
     """Which has a field of the section's name."""
     plan: str
     """module:function, which takes such an experiment and returns its plans.plan.Plan."""
     least: str
-    """The least that the section must say."""
+    """The minimal content of the section."""
     members: str
-    """Who takes part, as advice says it."""
+    """The participants, in the words of advice."""
     size: str
-    """The key by which a person says how many take part."""
+    """The key for the number of participants."""
     check: Callable[[Any, str], None]
-    """Raises ConfigError for an experiment of this kind that cannot be run; told which file it is."""
+    """Raises ConfigError for an invalid experiment of this kind; called with its file."""
     instead: Mapping[str, str] = field(default_factory=dict)
     """Sections of other kinds, and what to write in place of each."""
 

@@ -1,6 +1,6 @@
-"""Every key of an experiment file, as it is declared: its type, its default, what it may be, and what it means.
+"""Every key of an experiment file, from its declaration: type, default, limits, and meaning.
 
-The meaning of a key is the text below its declaration, so there is no second table that could say something else.
+The meaning of a key is the text below its declaration, so there is no second table to keep consistent.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Key:
     default: str
     """As TOML, or the words "none" and "required"."""
     allowed: str
-    """In words; empty where the meaning says all."""
+    """In words; empty where the meaning suffices."""
     meaning: str
     of: str = ""
     """Of a block: the kinds that have it, where not all do."""
@@ -118,7 +118,7 @@ def _block_in(hint: Any) -> Struct | None:
 
 
 def meanings(of: type) -> dict[str, str]:
-    """Return the text below each field of a class, and of those that it comes from, as one line."""
+    """Return the text below each field of a class, and of its base classes, as one line."""
     found: dict[str, str] = {}
     for one in reversed(of.__mro__):
         if "__annotations__" not in vars(one) or one.__module__.partition(".")[0] == "msgspec":
@@ -177,7 +177,7 @@ def _type(hint: Any) -> str:
 
 
 def _allowed(hint: Any) -> str:
-    """What the limits at the declaration allow, in words."""
+    """Return the declared limits in words."""
     for one in (hint, *typing.get_args(hint)):
         for limit in getattr(one, "__metadata__", ()):
             if isinstance(limit, Within | OneOf):

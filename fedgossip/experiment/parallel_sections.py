@@ -102,7 +102,7 @@ class ParallelSection(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def local(self) -> bool:
-        """Whether what is brought to a round is what training came to, and no gradient."""
+        """Whether workers contribute the result of training to a round, not a gradient."""
         return self.outer.lr > 0 or self.races
 
     @property

@@ -102,7 +102,8 @@ def checked(content: dict[str, Any], where: str) -> Experiment:
 
 
 def _raced(content: dict[str, Any]) -> dict[str, Any]:
-    """Return `content` where the workers of [parallel] are processes of one participant with [train] saying so too."""
+    """Return `content` with [train] set accordingly where the workers of [parallel] are processes of one
+    participant."""
     parallel, train = content.get("parallel"), content.get("train", {})
     if not (isinstance(parallel, Mapping) and parallel.get("method") == HOGWILD and isinstance(train, Mapping)):
         return content
@@ -119,11 +120,11 @@ _OF_A_KIND = {
     "pathological": "classes_per_peer = 2",
     "size-skewed": "exponent = 1.5",
 }
-"""What a partition of each kind may have beside its kind, to show how it is written."""
+"""Examples of the options of each kind of partition."""
 
 
 def _as_a_table(content: Mapping[str, Any], place: str) -> str:
-    """Return how to write what is a bare word and should be a table; "" where it is something else."""
+    """Return the correct form of a bare word that should be a table; "" for other values."""
     value: Any = content
     for part in place.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -147,7 +148,7 @@ _TYPES = {
 
 
 def _of_its_type(text: str, place: str) -> str:
-    """Return how to write a value of the type that msgspec expected; else where it is said what the key may be."""
+    """Return the correct form of a value of the type that msgspec expected; else a reference to the key's limits."""
     expected = re.match(r"Expected `(\w+).*`, got ", text)
     known = _TYPES.get(expected[1], "") if expected else ""
     key = re.sub(r"\[[^]]*\]", "", place)
@@ -172,7 +173,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _not_toml(path: Path, content: str, text: str) -> ConfigError:
-    """Return the error of a file that is no TOML; what is there twice is named, with its line."""
+    """Return the error of invalid TOML; a duplicate is named, with its line."""
     line = re.search(r"at line (\d+)", text)
     if table := re.match(r"Cannot declare \((.+)\) twice", text):
         name = ".".join(re.findall(r"'([^']*)'", table[1]))
@@ -208,7 +209,7 @@ def _known_keys() -> dict[str, Any]:
 
 
 def keys_of(section: type) -> dict[str, Any]:
-    """Return the type of each key of a section, in the order of their declaration, with what is annotated to it."""
+    """Return the type of each key of a section, in the order of their declaration, with annotations."""
     hints = typing.get_type_hints(section, include_extras=True)
     return {key: held for key, held in hints.items() if typing.get_origin(held) is not ClassVar}
 

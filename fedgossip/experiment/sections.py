@@ -1,4 +1,4 @@
-"""The experiment file, typed: what may be written, what it means, and what stands there by default.
+"""The experiment file, typed: keys, their meanings, and their defaults.
 
 The small sections that all kinds of run have are here; the others have a file each beside this one.
 
@@ -35,15 +35,15 @@ GIVEN = "given"
 """Stands for a graph or an algorithm that is an object, given in Python."""
 
 ENDLESS = MOST
-"""Rounds of a run that goes on as long as the loops of its users do."""
+"""Rounds of a run that lasts as long as its users' loops."""
 ENDLESS_WORD = "endless"
 """What stands for them in a file."""
 
 VALIDATION = "validation"
-"""What eval.on says to measure on data.validation, and not on the test set."""
+"""The value of eval.on for data.validation instead of the test set."""
 
 LAST, BEST = "last", "best"
-"""What eval.keep says of the models that a run leaves."""
+"""Values of eval.keep: the models that a run saves."""
 
 
 class ModelSection(msgspec.Struct, forbid_unknown_fields=True):
@@ -106,14 +106,14 @@ SINCE: dict[str, dict[str, Any]] = {
     "eval": {"on": "test", "keep": LAST},
     "train": {"accumulate": 1, "scaling": "none", "base_batch": 256, "count_lost": False, **MESHLESS},
 }
-"""Keys that are left out where they are as usual, for they came later than others."""
+"""Keys added by later releases, left out at their defaults."""
 
 
 class Experiment(msgspec.Struct, forbid_unknown_fields=True):
     """What every experiment has, whatever kind of run it describes; see each section."""
 
     kind: ClassVar[str] = ""
-    """The section that this kind of run alone has: a field of a class below, by which `kinds` knows it."""
+    """The section of this kind of run: a field of a class below, by which `kinds` identifies it."""
 
     seed: int = seeds.USUAL
     """Every random number of the run follows from it."""
@@ -154,12 +154,12 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def endless(self) -> bool:
-        """Whether it goes on as long as loops of the user's own do."""
+        """Whether it lasts as long as the user's own loops."""
         return self.rounds == ENDLESS and self.loops and self.kind in ("topology", "coordinator")
 
     @property
     def objective(self) -> Objective:
-        """What is learned from data.  Raises ConfigError for a loss or a metric that is not of the kind."""
+        """The learning kind of the task.  Raises ConfigError for a loss or a metric of another kind."""
         return objective_of(self.task.kind, self.task.loss, self.task.metrics, self.data.source)
 
     @property
@@ -169,7 +169,7 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def named_code(self) -> Sequence[str]:
-        """Functions and classes of the user's own, "module:function", whose source all must have alike."""
+        """The user's own functions and classes, "module:function"; their source must agree between participants."""
         return code_in(self)
 
     @property
@@ -179,7 +179,7 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def score(self) -> Score:
-        """What the run is judged by."""
+        """The metric of the run."""
         if self.loops:
             return score_of_loops(self.task.metrics[0]) if self.task.metrics else ACCURACY
         if self.task.kind == SPARSE:

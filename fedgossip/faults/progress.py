@@ -5,11 +5,11 @@ from __future__ import annotations
 from fedgossip.core.machine import NodeId
 
 MOST_IN_VAIN = 20
-"""Maximum number of strikes of series, for each participant, while nobody gets a round further than ever before."""
+"""Maximum number of strikes of series, for each participant, while no participant completes a new round."""
 
 
 class RunProgress:
-    """The newest round of each of `n` participants, and the strikes of series since one of them came to a new one.
+    """The newest round of each of `n` participants, and the strikes of series since the last new round.
 
     A round that is done a second time, from an older checkpoint, is no new one.  What is over stays over.
     """

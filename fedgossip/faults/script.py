@@ -30,9 +30,8 @@ from fedgossip.faults.words import (
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What becomes of a message: it takes `delay_ns` longer, as what follows it on the link; and one copy arrives for
-    each of `held_ns`, held back alone for so long.  None there: it is lost.
-    """
+    """The fate of a message: it takes `delay_ns` longer, as what follows it on the link; and one copy arrives for each
+    of `held_ns`, held back alone for so long.  None there: it is lost."""
 
     delay_ns: int = 0
     held_ns: tuple[int, ...] = (0,)
@@ -62,7 +61,7 @@ class Strike:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The beginning or the end of a fault that is no strike: `name` is what a reader of the run is told of `peer`."""
+    """The start or the end of a fault other than a strike: `name` is the reported event of `peer`."""
 
     at_ns: int
     name: str

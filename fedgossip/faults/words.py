@@ -126,12 +126,12 @@ class _Struck(OnPeers, frozen=True, kw_only=True):
     `stop`."""
 
     every: Period | None = None
-    """Seconds between two strikes, each of one of the peers, drawn from the seed; none: all at once, at the start.
-    A series ends after 20 strikes for each participant without anybody coming a round further."""
+    """Seconds between two strikes, each of one of the peers, drawn from the seed; none: all at once, at the start. A
+    series ends after 20 strikes for each participant without a new round of any participant."""
 
     @property
     def back(self) -> float | None:
-        """Seconds after which a peer that was struck comes back; None: never."""
+        """Seconds until a struck peer restarts; None: never."""
         raise NotImplementedError
 
 

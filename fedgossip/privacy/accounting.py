@@ -66,7 +66,7 @@ class Mechanism:
     noise: float
     """z: the noise's standard deviation over the largest norm of what one unit adds; 0 hides nothing."""
     rate: float = 1.0
-    """q: above 0, at most 1; below 1 only where nobody that the noise is meant for knows which units were drawn."""
+    """q: above 0, at most 1; below 1 only where the drawn units are secret to all adversaries."""
     steps: int = 1
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
 """A clip that follows the updates: the norm below which a chosen share of the updates lies.
 
-    each client    clips its update to C, and says whether it was shorter:  b = 1 or 0, less one half
+    each client    clips its update to C, and reports whether it was shorter:  b = 1 or 0, less one half
     the sum        of updates with noise z_delta C, of bits with noise sigma_b
     next clip      C <- C exp(-rate (b - quantile))        b = one half + the mean of the noisy bits
 
@@ -29,7 +29,7 @@ LEAST, MOST = 1e-12, 1e12
 
 @dataclass(frozen=True)
 class Clip:
-    """The clip of a round and how it moves.  Raises ConfigError for numbers out of their ranges."""
+    """The clip of a round and how it moves.  Raises ConfigError for numbers out of range."""
 
     clip: float
     """C, above 0: the first one is a guess, 0.1 in the paper."""

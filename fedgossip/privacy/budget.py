@@ -1,6 +1,6 @@
-"""A privacy budget: what was spent, whether the next release fits, and the same again from records after a restart.
+"""A privacy budget: spent amount, check of the next release, and restoration from records after a restart.
 
-    budget = resumed(budget, recorded)          # what the journal holds; at the beginning of every life
+    budget = resumed(budget, recorded)          # the journal; at the start of every incarnation
     budget = budget.spend(spend)                # BudgetError: nothing is released, the run ends
     write spend.to_mapping() where it lasts     # first
     release                                     # then
@@ -39,7 +39,7 @@ class Spend:
     clip: float
     """Maximum norm of what one unit adds; above 0."""
     rate: float = 1.0
-    """Share of the units that each step draws in secret; 1 where it is known who took part."""
+    """Share of the units that each step draws in secret; 1 where the participants are known."""
     steps: int = 1
     round: int = 0
     """The round that it was for; for the reader."""
@@ -89,7 +89,7 @@ class Budget:
     """The clip of every spend; None where it follows the updates (`adaptive`): the account does not need it."""
     spends: tuple[Spend, ...] = ()
     before: RenyiAccount = field(default_factory=RenyiAccount, compare=False, kw_only=True)
-    """The account of what other runs have spent of the same: it knows no delta and no clip."""
+    """The account of other runs on the same records: without a delta and a clip."""
     _account: RenyiAccount | None = field(default=None, repr=False, compare=False, kw_only=True)
     """The account of that and of the spends; a round adds to it, however many there were."""
 
@@ -126,7 +126,7 @@ class Budget:
         return self.after(spend) <= self.max_epsilon
 
     def spend(self, spend: Spend) -> Budget:
-        """Return the budget after this spend.  Raises BudgetError where it does not fit; this budget is as it was."""
+        """Return the budget after this spend.  Raises BudgetError where it does not fit; this budget is unchanged."""
         would = self.after(spend)
         if would > self.max_epsilon:
             raise BudgetError(
@@ -150,7 +150,7 @@ class Budget:
 
 
 def of_records(spend: Spend) -> Mechanism:
-    """Return what a release means for one record.
+    """Return the cost of a release for one record.
 
     Noise for whole clients hides a client that is there or not; a record that is there or not makes of one client
     another, twice as far away.  So it counts with half its noise.
@@ -161,7 +161,7 @@ def of_records(spend: Spend) -> Mechanism:
 
 @dataclass(frozen=True)
 class TotalBudget:
-    """What a site allows for each of its records in all, over all runs, whatever their units, noise and deltas."""
+    """A site's limit for each of its records over all runs, of any units, noise and deltas."""
 
     max_epsilon: float
     delta: float
@@ -173,7 +173,7 @@ class TotalBudget:
         return self.account.epsilon(self.delta)
 
     def spend(self, spend: Spend) -> TotalBudget:
-        """Return it after a release.  Raises BudgetError where that does not fit; this one is as it was."""
+        """Return it after a release.  Raises BudgetError where that does not fit; this one is unchanged."""
         account = self.account.plus(of_records(spend))
         if (would := account.epsilon(self.delta)) > self.max_epsilon:
             raise BudgetError(

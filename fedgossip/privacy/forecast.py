@@ -1,4 +1,4 @@
-"""The forecast of what a private run will promise, and whether it can still learn, before anything is trained.
+"""The forecast of a private run before training: its guarantee, and whether it can still learn.
 
 Two questions, answered for the worst client: what epsilon is left after all rounds, and how long the noise in a round's
 mean update is beside the longest that the update can be.  Nothing is measured: plain numbers in, numbers and words out.
@@ -75,13 +75,13 @@ class PrivacyPlan:
     examples: Sequence[int] = ()
     """unit "record": number of examples of each client; the fewest decide."""
     telling: Telling = field(default_factory=Telling)
-    """The facts that clients tell beside their updates."""
+    """The metrics that clients report beside their updates."""
     secure: bool = True
-    """Whether these facts are told by sums alone."""
+    """Whether these metrics are reported by sums alone."""
     tested: bool = False
     """Whether clients test the model that they are sent on examples of their own."""
     test_noise: float = 0.0
-    """unit "record": the noise on the number of right answers, where that is told."""
+    """unit "record": the noise on the number of right answers, where that is reported."""
     test_every: int = 0
     """Number of rounds between two tests; the last round always has one; 0: never."""
     before: tuple[Mechanism, ...] = ()
@@ -118,7 +118,7 @@ class PrivacyPlan:
 
     @property
     def rate(self) -> float:
-        """q of the client that is drawn most, as it is accounted; 1 for clients: it is known who takes part."""
+        """q of the client that is drawn most, as it is accounted; 1 for clients: the participants are known."""
         return 1.0 if self.unit == "client" else told_rate(min(1.0, self.batch_size / min(self.examples)))
 
     @property
@@ -129,12 +129,12 @@ class PrivacyPlan:
 
     @property
     def aside(self) -> RenyiAccount:
-        """The part of the budget that the rounds must leave: for tests, and for what is spent before."""
+        """The part of the budget reserved from the rounds: for tests, and for earlier spending."""
         return account_of([self.tests, *self.earlier])
 
     @property
     def earlier(self) -> Sequence[Mechanism]:
-        """What is spent before the first round: in other runs, and on the statistics of this one."""
+        """The spending before the first round: in other runs, and on the statistics of this one."""
         return [*self.before, *([self.statistics] if self.statistics else [])]
 
     @property
@@ -158,7 +158,7 @@ class PrivacyForecast:
     epsilon: float
     """The epsilon of a client that takes part in every round, with tests, by the Renyi account: an upper bound."""
     total: float
-    """The same epsilon with what is spent before: on statistics, and in other runs."""
+    """The same epsilon including earlier spending: on statistics, and in other runs."""
     usual: float
     """The epsilon of a client that is drawn as often as the others: rounds times cohort / clients."""
     rounds_within: int | None

@@ -21,7 +21,7 @@ def guarantee(epsilon: float) -> str:
 
 
 def meaning(epsilon: float, unit: str) -> str:
-    """Return the verdict and what it means for one `unit`, in a sentence."""
+    """Return the verdict and its meaning for one `unit`, in a sentence."""
     verdict = guarantee(epsilon)
     return f"{verdict.capitalize()}: the odds that one {unit} was there change by up to {_times(epsilon)}."
 

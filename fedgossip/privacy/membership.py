@@ -1,4 +1,4 @@
-"""Membership tests: can somebody who holds a model tell the records that it was trained on from others like them?
+"""Membership tests: can a holder of a model distinguish its training records from similar ones?
 
 A test guesses that a record was trained on where the model does well on it.  Of n records trained on it finds a share,
 of m others it takes a share for such: where the first is surely the larger one, the model tells of its records.
@@ -31,7 +31,7 @@ Losses = npt.NDArray[np.float64]
 Right = npt.NDArray[np.bool_]
 
 LEAST = 20
-"""Minimum number of records on each side: below it an interval says next to nothing."""
+"""Minimum number of records on each side: below it an interval is uninformative."""
 CONFIDENCE = 0.99
 """Of each interval."""
 FALSE_ALARMS = 0.01
@@ -53,7 +53,7 @@ class MeasuredShare:
 
 
 def measured(hits: int, of: int) -> MeasuredShare:
-    """Return the share with its exact interval, by Clopper and Pearson; CONFIDENCE says how sure."""
+    """Return the share with its exact interval, by Clopper and Pearson; at level CONFIDENCE."""
     from scipy.special import betaincinv
 
     tail = (1 - CONFIDENCE) / 2
@@ -68,9 +68,9 @@ class Guess:
 
     name: str
     found: MeasuredShare
-    """Of the records trained on, those that it says were."""
+    """True positives: training records guessed as such."""
     alarms: MeasuredShare
-    """Of the others, those that it says were."""
+    """False positives: other records guessed as training records."""
 
     @property
     def tells(self) -> bool:
@@ -79,7 +79,7 @@ class Guess:
 
     @property
     def epsilon(self) -> float:
-        """Return the least epsilon, at delta 0, that a training can have had; 0 where the guess tells nothing.
+        """Return the least epsilon, at delta 0, that a training can have had; 0 for an uninformative guess.
 
         As sure as both intervals are together.
         """
@@ -91,7 +91,7 @@ class Guess:
 
 @dataclass(frozen=True)
 class MembershipTest:
-    """What the tests say of a model."""
+    """The results of the tests of a model."""
 
     trained: int
     """Number of records that it was trained on."""
@@ -99,7 +99,7 @@ class MembershipTest:
     trained_loss: float
     other_loss: float
     auroc: float
-    """The chance that a record trained on has a lower loss than another: 0.5 where nothing can be told."""
+    """The chance that a record trained on has a lower loss than another: 0.5: indistinguishable."""
     guesses: tuple[Guess, ...]
 
     @property

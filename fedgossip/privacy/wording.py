@@ -1,4 +1,4 @@
-"""The forecast in words: what is promised, against whom, whether the run learns, and what would help."""
+"""The forecast in words: guarantee, adversary, whether the run learns, and remedies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def lines(forecast: PrivacyForecast) -> list[tuple[str, str]]:
 
 
 def verdict(forecast: PrivacyForecast) -> str:
-    """Return one sentence that says how long the noise is, and what that means."""
+    """Return one sentence on the size of the noise and its consequence."""
     meanings = (
         "it learns nearly as well as without noise",
         "it learns more slowly, and less",
@@ -44,14 +44,14 @@ def verdict(forecast: PrivacyForecast) -> str:
 
 
 def hidden(plan: PrivacyPlan) -> str:
-    """Return what the budget hides."""
+    """Return the data that the budget hides, in words."""
     if plan.unit == "record":
         return "Each example of each client: whether it was there.  Not what all examples of a client have in common."
     return "Each client, with all its examples: whether it had them, or nothing at all."
 
 
 def adversary(plan: PrivacyPlan) -> str:
-    """Return from whom it is hidden."""
+    """Return the adversaries that it is hidden from, in words."""
     if plan.unit == "record":
         return (
             "The coordinator, the other clients, and whoever gets the model: each client adds all the noise itself, "
@@ -67,7 +67,7 @@ def adversary(plan: PrivacyPlan) -> str:
 
 
 def not_hidden(plan: PrivacyPlan) -> str:
-    """Return what it does not hide."""
+    """Return the data that it does not hide, in words."""
     told = plan.telling.words(plan.telling.exact)
     of = "summed over the clients of each round" if plan.secure else "of each client and round"
     counts = f"  As it is, {of}: {'; '.join(told)}." if told else ""
@@ -75,7 +75,7 @@ def not_hidden(plan: PrivacyPlan) -> str:
 
 
 def _beside(plan: PrivacyPlan) -> list[tuple[str, str]]:
-    """Return what is told beside the update under its noise, and what is measured and not told."""
+    """Return the metrics reported beside the update under its noise, and those measured but not reported."""
     found = []
     if covered := plan.telling.words(plan.telling.covered):
         text = "; ".join(covered).capitalize()

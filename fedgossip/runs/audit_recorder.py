@@ -44,7 +44,7 @@ class Recorder:
         return ledger.take_up(self._log.first, [facts for kind, facts in self._log.past if kind == SPENT])
 
     def keep_companies(self, ledger: SpentLedger) -> None:
-        """Write with whom exact sums are made into the ledger too, before the log."""
+        """Record the clients of exact sums in the ledger too, before the log."""
         self._companies = ledger
 
     @property
@@ -54,7 +54,7 @@ class Recorder:
 
     @property
     def past(self) -> Sequence[Logged]:
-        """The lines that earlier lives have written."""
+        """The lines of earlier incarnations."""
         return self._log.past
 
     def transcribe(self, roster: ParticipantRoster) -> None:

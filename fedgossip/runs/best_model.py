@@ -1,4 +1,4 @@
-"""The model of the best round until now, on disk while a run goes on: a next life goes on from it.
+"""The model of the best round so far, on disk during a run: the next incarnation resumes from it.
 
 It is a vector, in `best.safetensors` with its round and score; the folder model-best/ is made of it at the end.
 """
@@ -30,7 +30,7 @@ def kept_in(folder: Path) -> Callable[[int, float, Vector], None]:
 
 
 def take_up(best: BestSoFar | None, folder: Path) -> Vector | None:
-    """Let `best` go on from what an earlier life left in `folder`, and return that model; None where there is none.
+    """Resume `best` from the folder of an earlier incarnation; return its model, None without one.
 
     Raises ResumeError.
     """

@@ -37,7 +37,7 @@ from fedgossip.runs.table_files import save_table, table_in
 from fedgossip.runs.tracking import Tracking
 
 ABSENT = Path(os.devnull, "absent")
-"""The placeholder for a participant whose folder is not here."""
+"""The placeholder for a participant without a local folder."""
 
 
 _OTHER_MODEL = "another model: its columns, classes or sizes are not those of this experiment"
@@ -56,7 +56,7 @@ class Collector:
         """Duration of the longest training seen, in seconds."""
         self._offsets = [0] * len(folders)
         self._former = [0] * len(folders)
-        """Bytes of rows that former lives wrote: their events were shown then."""
+        """Bytes of rows of earlier incarnations: their events were shown then."""
         self._decoder = msgspec.json.Decoder(Row)
 
     def begin(self, before: Prepared | None, measured: Sequence[Row], first: Callable[[], Sequence[Vector]]) -> None:
@@ -109,7 +109,7 @@ class Collector:
                 self.keeper(line)
 
     def ended(self, nodes: Iterable[int]) -> None:
-        """Stop waiting for peers whose last line has been read."""
+        """Stop waiting for peers after their last line."""
         for node in nodes:
             for line in self.record.ended(node):
                 self.keeper(line)
@@ -156,7 +156,7 @@ class Watched:
     """The exit codes; of a run that was interrupted, of those that had ended by themselves before."""
     wall_seconds: float | None = None
     absent: frozenset[NodeId] = frozenset()
-    """The peers whose folders are not here: nothing is known of how they ended."""
+    """The peers without local folders: their end is unknown."""
 
 
 def conclude(
@@ -216,7 +216,7 @@ def _computed_on(key: str, learners: Sequence[PeerEnded | None]) -> str:
 
 
 def last_word(folder: Path) -> PeerEnded | None:
-    """Return how the peer of `folder` ended; None if it never said."""
+    """Return the final status of the peer of `folder`; None without a record."""
     path = folder / ENDED
     if not path.exists():
         return None
@@ -242,7 +242,7 @@ def final_vector(folder: Path) -> Vector | None:
 
 
 def first_failure(last_words: Sequence[PeerEnded | None]) -> FedgossipError | None:
-    """Return the error of the first peer that tells one."""
+    """Return the error of the first peer with one."""
     for ended in last_words:
         if ended is not None and ended.status == "failed":
             error = FedgossipError(ended.message, ended.advice)
@@ -322,7 +322,7 @@ def _folders(given: Path) -> list[Path]:
 
 
 def _by_peer(plan: Plan, given: Sequence[Path]) -> list[Path]:
-    """Order the folders by the peer id that each one's endpoint.toml tells."""
+    """Order the folders by the peer id in each endpoint.toml."""
 
     found: dict[int, Path] = {}
     for folder in (one for place in given for one in _folders(outside_files.checked_folder(place))):

@@ -23,7 +23,7 @@ class Foretold:
     forecast: RunForecast
     sha256: str
     again: Callable[[Sequence[Row]], RunForecast | None] | None = None
-    """Makes the same forecast of the rounds as a record says that they were mixed; None where they were as planned."""
+    """Computes the same forecast for the recorded mixing of the rounds; None where all went as planned."""
 
     @classmethod
     def of(cls, forecast: RunForecast | None) -> Foretold | None:
@@ -32,7 +32,7 @@ class Foretold:
 
     @classmethod
     def left_in(cls, folder: Path) -> Foretold | None:
-        """The forecast of a run that goes on.  Raises ConfigError for a file that is none."""
+        """The forecast of a resumed run.  Raises ConfigError for an invalid file."""
         found = read_forecast(folder)
         return None if found is None else cls(*found)
 
@@ -41,7 +41,7 @@ class Foretold:
         return self.again(rows) if self.again else None
 
     def facts(self, rows: Sequence[NetworkRow], score: Score, realised: RunForecast | None = None) -> ForecastFacts:
-        """What the summary says of it, and of that of the rounds as they were mixed."""
+        """Return the summary's facts on the forecast, and on that of the actual mixing."""
         one = self.forecast
         later: ForecastFacts = {} if realised is None else {"forecast_realised_kept": kept(realised, rows)}
         file = {"level": one.level, "sha256": self.sha256, "exact": one.exact, "width": one.width, "wide": one.wide}

@@ -1,4 +1,4 @@
-"""The lives of a peer, each from its start to its end, Ctrl-C or a crash: what one takes up from the one before."""
+"""The incarnations of a peer, each from its start to its end, Ctrl-C or a crash, and the state passed between them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedgossip.runs.checkpoints import About, RefusedError, Stored
 from fedgossip.runs.run_lock import check_free
 
 MakeMachine = Callable[[Vector, Checkpoint | None, int], Machine]
-"""(first vector, what the life before left, the number of this life)."""
+"""(first vector, checkpoint of the incarnation before, the number of this incarnation)."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Life:
         return self.resumed.machine.round if self.resumed else 0
 
     def events(self) -> list[EventRow]:
-        """The event that the record should have for the beginning of this life."""
+        """The event for the start of this incarnation."""
         if not self.again:
             return []
         node, life = self.about.node, self.about.incarnation
@@ -58,20 +58,20 @@ class Life:
 
 
 def about_of(plan: Plan, node: NodeId, schema: str, data: str) -> About:
-    """Describe the peer `node` of this experiment, in its first life."""
+    """Describe the peer `node` of this experiment, in its first incarnation."""
     code = codes_of(plan.experiment.named_code)
     return About(node, schema, __version__, plan.experiment.to_dict(), data, versions=compose.versions(), code=code)
 
 
 def first(plan: Plan, node: NodeId, folder: Path, schema: str, data: str, incarnation: int | None = None) -> Life:
-    """Begin the first life of a peer; it is on disk when this returns."""
+    """Start the first incarnation of a peer; recorded on disk when this returns."""
     about = replace(about_of(plan, node, schema, data), incarnation=incarnation or 0)
     checkpoints.begin_life(folder, about.incarnation)
     return Life(about)
 
 
 def next_after(plan: Plan, node: NodeId, folder: Path, schema: str, data: str, incarnation: int | None = None) -> Life:
-    """Begin the life after the one that left `folder`.  Raises ResumeError; the folder is unchanged then."""
+    """Start the incarnation after that of `folder`.  Raises ResumeError; the folder is unchanged then."""
     about = about_of(plan, node, schema, data)
     stored, refused = checkpoints.load(folder, about)
     before = checkpoints.incarnation_of(folder)
@@ -83,7 +83,7 @@ def next_after(plan: Plan, node: NodeId, folder: Path, schema: str, data: str, i
 
 
 def trace_path(folder: Path, incarnation: int) -> Path:
-    """Return where the trace of a peer's life is: trace.bin, then trace.1.bin, ..."""
+    """Return the path of an incarnation's trace: trace.bin, then trace.1.bin, ..."""
     return folder / (TRACE.replace(".", f".{incarnation}.") if incarnation else TRACE)
 
 
@@ -103,7 +103,7 @@ def cut_rows(path: Path, round: int) -> None:
 
 
 def bytes_up_to(path: Path, round: int) -> int:
-    """Return how many bytes of a record come before the first row of a later round, or before a line that is no row."""
+    """Return the number of bytes of a record before the first row of a later round, or the first invalid line."""
     if not path.exists():
         return 0
     decoder = msgspec.json.Decoder(Row)

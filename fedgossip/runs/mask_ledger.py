@@ -34,7 +34,7 @@ _LINE = re.compile(rb"([0-9a-f]{64}) (\d{10})\n")
 def agreed_pairs(
     node: NodeId, identity: Identity, endpoints: Endpoints, run: bytes, incarnation: int = 0
 ) -> AgreedPairs:
-    """Return the source of masks for one life of a real peer.  Raises ConfigError."""
+    """Return the source of masks for one incarnation of a real peer.  Raises ConfigError."""
     others = {}
     for other, endpoint in endpoints.items():
         if not endpoint.verify:
@@ -82,7 +82,7 @@ class MaskLedger:
         self._write(round + 1)
 
     def begin(self) -> None:
-        """Write that this key takes part in the run, unless the ledger says so already."""
+        """Record that this key takes part in the run, once."""
         if self.free is None:
             self._write(0)
 
@@ -99,7 +99,7 @@ class MaskLedger:
 
 
 class Noted:
-    """A machine whose every round is in the ledger before a masked vector of it can leave."""
+    """A machine that records every round in the ledger before sending a masked vector of it."""
 
     def __init__(self, machine: Machine, ledger: MaskLedger) -> None:
         self._machine, self._ledger = machine, ledger
@@ -125,7 +125,8 @@ def private_maker(
 ) -> MakeMachine:
     """Return what makes the machine of a real private peer; `path` is its ledger, which `stack` closes.
 
-    Raises ConfigError where this key has masked this very run before, and ResumeError where nothing tells what it has.
+    Raises ConfigError where this key has masked this run before, and ResumeError where the ledger of its rounds is
+    missing.
     """
     run = run_hash(hello, endpoints)
     ledger = MaskLedger(path, run)

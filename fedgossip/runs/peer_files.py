@@ -1,4 +1,4 @@
-"""The files of one peer: what it writes while it runs, and its last word."""
+"""The files of one peer: those written during the run, and its final status."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Key = TypeVar("Key")
 
 
 class PeerEnded(msgspec.Struct):
-    """ended.json: `status` is finished, partial, exhausted, interrupted or failed; the rest says why."""
+    """ended.json: `status` is finished, partial, exhausted, interrupted or failed; the rest is the reason."""
 
     status: str
     rounds: int
@@ -44,12 +44,12 @@ class PeerEnded(msgspec.Struct):
     code: str = ""
     """The hash in the Hello: folders of two runs are not put together."""
     checkpoint: int | None = None
-    """The round from which a next life would go on; None where there is no checkpoint."""
+    """The round of the last checkpoint, from which it can resume; None without one."""
     incarnation: int = 0
     processor: str = ""
     kernels: str = ""
     payload: dict[int, int] = {}
-    """Bytes of vectors that this life has sent to each partner."""
+    """Bytes of vectors that this incarnation sent to each partner."""
 
 
 class LifeTotals(msgspec.Struct):
@@ -103,7 +103,7 @@ class PeerFiles:
         self._best_model = take_up(self._best, folder)
         self._whose = node if node < plan.learners else None  # others have nothing of their own in their model
         self._left_to_others = plan.one_model and snapshots
-        """Whoever reads the snapshots measures the one model once."""
+        """A reader of the snapshots measures the common model once."""
         self._led, self._gives_model = plan.roles.leader is not None, plan.gives_model
         incarnations.mend_rows(folder / ROWS)  # left by an earlier life
         self.snapshots_lost = 0
@@ -194,7 +194,7 @@ class PeerFiles:
         write_whole(self.folder / VECTOR, save({"vector": vector}, metadata=metadata))
 
     def _trained(self, vector: Vector) -> bool:
-        """Whether the vector differs from the first one: all rounds of a coordinator may have come to nothing."""
+        """Whether the vector differs from the first one: all rounds of a coordinator may have been abandoned."""
         untouched = self._led or not self.round
         return not (untouched and np.array_equal(vector, self.task.initial(self.node)))
 
@@ -205,7 +205,7 @@ def write_ended(folder: Path, ended: PeerEnded) -> None:
 
 
 def try_to_tell(folder: Path, ended: PeerEnded) -> None:
-    """Write the last word of a peer that failed; where the disk has no room, the error itself is all that is said."""
+    """Write the final status of a failed peer; on a full disk only the error is reported."""
     with contextlib.suppress(NotWrittenError):
         write_ended(folder, ended)
 

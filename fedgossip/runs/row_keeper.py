@@ -1,4 +1,4 @@
-"""Where every row of a run goes: to the file, to memory, to watchers and to trackers."""
+"""Distributes every row of a run to the file, to memory, to watchers and to trackers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Keeper:
         foretold: Foretold | None = None,
         exchanges: Exchanges | None = None,
     ) -> None:
-        """`exchanges`: the plan's; a run half of whose exchanges are missing says so while it goes on."""
+        """`exchanges`: the plan's; a run with half of its exchanges missing reports it early."""
         self._attendance = ExchangeCounts(exchanges) if exchanges else None
         self.foretold = foretold
         self.rows: list[Row] = []
@@ -58,7 +58,7 @@ class Keeper:
             self.events[row.name] = self.events.get(row.name, 0) + 1
 
     def __call__(self, row: Row, *, news: bool = True) -> None:
-        """Pass a row on; to watchers where it is `news`, and no event of a life before."""
+        """Pass a row on; to watchers where it is `news`, not an event of an earlier incarnation."""
         for event in self._attendance.take(row) if self._attendance else ():
             self(event, news=news)
         told = self._directory.writer.write(row) if self._directory else None
@@ -69,7 +69,7 @@ class Keeper:
         self._track(row)
 
     def all(self, rows: Sequence[Row]) -> None:
-        """Pass rows on that came at once: all are in the file before the first is watched."""
+        """Pass a batch of rows on: all are in the file before the first is watched."""
         if self._attendance:
             rows = [one for row in rows for one in (*self._attendance.take(row), row)]
         told = list(self._directory.writer.write_all(rows)) if self._directory else []
@@ -99,7 +99,7 @@ class Keeper:
             self._tell_failures(self._tracking)
 
     def held_against_the_forecast(self, rows: Sequence[NetworkRow], score: Score, *, whole: bool) -> ForecastFacts:
-        """Return what the summary says of the forecast; where messages were lost, write that of what was mixed."""
+        """Return the summary's facts on the forecast; after losses, write the forecast of the actual mixing."""
         if self.foretold is None:
             return {}
         realised = self.foretold.realised(self.rows) if whole else None

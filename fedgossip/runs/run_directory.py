@@ -64,7 +64,7 @@ from fedgossip.runs.trained_table import TrainedTable
 _INCOMPLETE = "This run has not finished; metrics.jsonl holds what was measured so far.\n"
 
 WHOLE = frozenset({"finished", PARTIAL, EXHAUSTED})
-"""The statuses of runs that ended by themselves, and of which nothing is half written."""
+"""The statuses of runs that ended by themselves, with all files complete."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class RunDirectory:
 
 
 def keep(folder: Path, plan: Plan, run: Run) -> None:
-    """Write what a run was, that has ended without a directory, into a new one.
+    """Write the results of a run without a directory into a new one.
 
     Raises ConfigError, NotWrittenError.
     """
@@ -242,7 +242,7 @@ def _advice_on(path: Path) -> str:
 
 
 def resume_line(path: Path) -> str:
-    """Return the command that goes on with the run of a folder; it allows what the folder names beyond itself."""
+    """Return the command that resumes the run of a folder; it allows the paths that the folder names outside itself."""
     command = "launch" if is_launched(path) or is_placed(path) else "run"
     allowed = f" {ALLOW}" if is_launched(path) or _reaches_out(path) else ""
     return f"fedgossip {command} --resume {shlex.quote(os.fspath(path))}{allowed}"
@@ -261,12 +261,12 @@ def is_launched(path: Path) -> bool:
 
 
 def is_placed(path: Path) -> bool:
-    """Whether a run directory is one whose participants were placed on a cluster."""
+    """Whether the participants of a run directory ran on a cluster."""
     return (path / PLACED).is_file()
 
 
 def describe(folder: Path, plan: Plan) -> None:
-    """Write what the run is, for its readers: the roles of those that take part, and the resolved experiment."""
+    """Write the roles of the participants and the resolved experiment, for readers."""
     import tomli_w
 
     write_whole(folder / ROLES, msgspec.json.encode({"name": plan.name, "roles": plan.roles.plain}))
@@ -309,7 +309,7 @@ def save_model(
 
 
 def _scored(summary: RunSummary) -> dict[str, Any]:
-    """What a model's folder says of the score of a run: of the averaged model, on which examples."""
+    """Return the facts on a run's score for a model's folder: of the averaged model, and the examples used."""
     score, (kind, colon, rest) = summary["score"], summary["data"]["test"].partition(":")
     path, mark, query = rest.partition("?")
     on = f"{kind}{colon}{Path(path).name}{mark}{query}" if mark else summary["data"]["test"]  # folders are nobody's

@@ -1,6 +1,6 @@
-"""One command at a time writes a run directory: the lock of its folder, which goes with the process that has it.
+"""One command at a time writes a run directory: the lock of its folder, released at the end of its process.
 
-Where a folder cannot be locked (on Windows, on some file systems of a network) nobody is kept out.
+Where a folder cannot be locked (on Windows, on some file systems of a network) other commands are not excluded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The summary of a run, as summary.json has it: how it ended, what it cost and brought, with which versions."""
+"""The summary of a run, summary.json: status, costs, results, and versions."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def status_of(plan: Plan, words: Sequence[str | None], rows: Sequence[Row], vect
 
 
 def lacking_of(plan: Plan, rows: Sequence[Row], vectors: Sequence[Vector | None]) -> Lacking:
-    """Return what a run is for and did not happen, a model that can be used among it."""
+    """Return what a run lacks, including a usable model."""
     found = plan.lacking(rows)
     wrong = of_numbers(rows, plan.outcome(vectors), plan.segments)
     return Lacking((*found.said, *wrong), found.in_vain) if wrong else found

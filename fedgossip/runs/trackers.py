@@ -1,6 +1,6 @@
-"""Where people look at curves: each takes numbers by name, a step at a time, and knows nothing of runs.
+"""Trackers of curves: each receives numbers by name and step, without information on runs.
 
-A tracker may raise what it likes: `tracking` drops it then and says so.
+A tracker may raise any exception: `tracking` then drops it and reports it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Tracker(Protocol):
         ...
 
     def measured(self, step: int, values: Mapping[str, float]) -> None:
-        """What was measured after so many rounds."""
+        """The measurements after so many rounds."""
         ...
 
     def end(self, status: str, values: Mapping[str, float]) -> None:
@@ -154,7 +154,7 @@ def _without_mask(name: str, place: str) -> str:
 
 
 def made(text: str, folder: Path) -> Tracker:
-    """Return the tracker that "name" or "name:place" says, for a run in `folder`.
+    """Return the tracker named "name" or "name:place", for a run in `folder`.
 
     Raises ConfigError where a library is missing.
     """

@@ -1,7 +1,7 @@
 """Trackers fed from the record of a run, by a thread of their own, so that none can hold it up or change it.
 
 One that raises is dropped; one that is slower than the run loses rounds; one whose server does not answer is left
-behind at the end.  Each says so in one event, `tracker_failed`.
+behind at the end.  Each case is reported in one event, `tracker_failed`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Tracking:
             thread.begin(lambda tracker: tracker.begin(name, settings))
 
     def row(self, row: NetworkRow) -> None:
-        """Pass on what was measured in a round."""
+        """Pass on the measurements of a round."""
         values = measured(row, self._score)
         for thread in self._threads:
             thread.put(lambda tracker: tracker.measured(row.round, values))
@@ -97,7 +97,7 @@ class TrackerThread:
             self._reason = self._reason or f"it has not taken all within {seconds:g} s of the end"
 
     def failure(self) -> str:
-        """Return why it failed, once; empty where it has not, or has said so."""
+        """Return the reason of a failure, once; "" otherwise."""
         if not self._reason or self._told:
             return ""
         self._told = True

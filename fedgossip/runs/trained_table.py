@@ -13,7 +13,7 @@ from fedgossip.base.keyed_rows import KeyedTable, Rows, frozen_keys
 
 @dataclass(frozen=True)
 class TrainedTable:
-    """`table` gives the rows that nobody has touched; `touched` are the others."""
+    """`table` gives the untouched rows; `touched` are the others."""
 
     table: KeyedTable
     touched: Rows

@@ -14,21 +14,20 @@ from fedgossip.runs.checkpoints.stored import Stored, write
 from fedgossip.runs.checkpoints.tensor_file import Array
 
 SECONDS = 10.0
-"""Between two checkpoints: what a crash may cost."""
+"""Seconds between two checkpoints: the maximum loss in a crash."""
 
 
 TURN_SECONDS = 1.0
-"""Maximum wait of a durable checkpoint for what the task remembered after its round, from the thread that trains."""
+"""Maximum wait of a durable checkpoint for the task's state after its round, from the training thread."""
 
 
 class Checkpoints:
     """Keeps the newest checkpoint of a running peer, and has a thread of its own write it every `seconds`.
 
-    `keep` is called between two trainings, by the thread that trains: what the task remembers then belongs to the
-    checkpoint.  Nothing is copied: vectors are frozen, and a task replaces what it remembers and never changes it.
-    `failed` is called, by the writing thread, where a checkpoint could not be written; the one before stays.
-    `written` is called by it after each that was.
-    That thread alone writes, so all that is on disk is one whole state.
+    `keep` is called between two trainings, by the training thread: the task's state then belongs to the checkpoint.
+    Nothing is copied: vectors are frozen, and a task replaces its state arrays and never changes them.  `failed` is
+    called, by the writing thread, where a checkpoint could not be written; the one before stays.  `written` is called
+    by it after each success.  That thread alone writes, so the files on disk are one whole state.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class Checkpoints:
         self._died: BaseException | None = None
 
     def begin(self, round: int, memory: Mapping[str, Array]) -> None:
-        """Note what the task remembers where this life begins; without it, nothing."""
+        """Record the task's state at the start of this incarnation."""
         self._memory = round, memory
 
     def keep(self, checkpoint: Checkpoint, memory: Mapping[str, Array]) -> None:
@@ -73,7 +72,7 @@ class Checkpoints:
     def now(self, checkpoint: Checkpoint) -> None:
         """Take the state after a round, and have it written: it is on disk when this returns, or `failed` was called.
 
-        What the task remembers is that which `keep` was given for this round, not what a training makes of it now.
+        The task's state is that passed to `keep` for this round, not the current one.
         """
         with self._condition:
             if self._memory[1] and self._memory[0] < checkpoint.round:

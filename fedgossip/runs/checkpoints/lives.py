@@ -1,4 +1,4 @@
-"""How many lives a peer has begun: a number in its folder, on disk before its first Hello."""
+"""The incarnation number of a peer: a file in its folder, on disk before its first Hello."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedgossip.runs.checkpoints.tensor_file import write_synced
 
 
 def incarnation_of(folder: Path) -> int:
-    """Return the number of the life that was begun last in `folder`; -1 where none was.  Raises ResumeError."""
+    """Return the last incarnation started in `folder`; -1 without any.  Raises ResumeError."""
     path = folder / run_format.INCARNATION
     try:
         return int(outside_files.read_text(path))
@@ -23,7 +23,7 @@ def incarnation_of(folder: Path) -> int:
 
 
 def begin_life(folder: Path, incarnation: int) -> None:
-    """Write down that life `incarnation` begins; on disk when this returns.  Raises NotWrittenError."""
+    """Record the start of `incarnation`; on disk when this returns.  Raises NotWrittenError."""
     part = folder / f"{run_format.INCARNATION}.part"
     try:
         write_synced(part, [f"{incarnation}\n".encode()])

@@ -1,4 +1,4 @@
-"""Whose a checkpoint is, and whether a run may go on from it: which keys of two experiments may differ."""
+"""The origin of a checkpoint, and whether a run may resume from it: keys that may differ between experiments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OF_SIMULATIONS = ("simulation", "faults")
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Whose checkpoint it is.  `experiment` is the resolved one, so that a resume can say which keys differ."""
+    """The origin of a checkpoint.  `experiment` is the resolved one, so that a resume can name differing keys."""
 
     node: NodeId
     schema: str
@@ -39,7 +39,7 @@ class About:
 def differences(stored: Mapping[str, Any], given: Mapping[str, Any], *, simulated: bool = False) -> list[str]:
     """Return the keys of two resolved experiments that keep one from going on as the other, in words.
 
-    "train.lr: was 0.1, is 0.05".  Where files lie may differ; what is in them is compared by its hash, elsewhere.
+    "train.lr: was 0.1, is 0.05".  Paths of files may differ; their contents are compared by hash, elsewhere.
     """
     free = MAY_DIFFER if simulated else MAY_DIFFER + OF_SIMULATIONS
     was, now = (dict(_flat(json.loads(json.dumps(one)))) for one in (stored, given))  # a tuple came back as a list
@@ -60,7 +60,7 @@ def differences(stored: Mapping[str, Any], given: Mapping[str, Any], *, simulate
 
 
 def check_same(stored: About, given: About, where: Path | str, *, simulated: bool = False) -> None:
-    """Raise ResumeError, which says which keys differ, unless `stored` can go on as `given`."""
+    """Raise ResumeError, with the differing keys, unless `stored` can resume as `given`."""
     found = differences(stored.experiment, given.experiment, simulated=simulated)
     if stored.data != given.data:
         found.append("the data files: other examples")

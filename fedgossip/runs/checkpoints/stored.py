@@ -19,7 +19,7 @@ from fedgossip.runs.checkpoints.tensor_file import Array, RefusedError, put, tak
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stored:
-    """A checkpoint with all that belongs to it; `task` is what the task remembered after the same round."""
+    """A checkpoint with its context; `task` is the task's state after the same round."""
 
     about: About
     machine: Checkpoint

@@ -38,7 +38,7 @@ _OF_NAME = {name: np.dtype(kind) for kind, name in DTYPES.items()}
 
 
 class _Tensor(msgspec.Struct, forbid_unknown_fields=True):
-    """What the header says of one tensor."""
+    """The header entry of one tensor."""
 
     dtype: str
     shape: Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(max_length=32)]

@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 
 
 class TraceError(ConfigError):
-    """A trace that cannot be read, or told again."""
+    """A trace that cannot be read or replayed."""
 
 
 _NO_MESSAGES = (messages.Expected,)
@@ -61,7 +61,7 @@ def taken_apart(event: Event) -> tuple[dict[str, Any], list[Array]]:
 
 
 def put_together(name: str, fields: dict[str, Any], arrays: list[Array]) -> Event:
-    """Return the event that `taken_apart` came from.  Raises TraceError for one that cannot be told again."""
+    """Return the event of a `taken_apart` value.  Raises TraceError for one that cannot be replayed."""
     match name:
         case "Received":
             return Received(fields["sender"], _whole(fields["message"], arrays))
@@ -101,7 +101,7 @@ def _plain(value: Any, arrays: list[Array]) -> Any:
 
 
 def _whole(value: Any, arrays: Sequence[Array]) -> Any:
-    """Return what `_plain` came from."""
+    """Return the value of a `_plain` form."""
     if not isinstance(value, dict):
         return value
     name = value.pop("is")

@@ -1,8 +1,8 @@
-"""Files of traces: a machine's events are written before it acts, so that a fresh machine can be told the same.
+"""Files of traces: a machine's events are written before it acts, so that a new machine can replay them.
 
-A machine's effects are a function of the events and times that it was told; so a run that cannot be repeated, because
-the order of arrival belongs to the network, can be replayed: `fedgossip replay`.  After each event stand the effects
-that came of it, vectors by their hash: a replay tells the first event at which it differs.
+A machine's effects are a function of its events and times; so a run that cannot be repeated, because the order of
+arrival belongs to the network, can be replayed: `fedgossip replay`.  After each event stand the effects that came of
+it, vectors by their hash: a replay reports the first differing event.
 
     file      "fgtrace1", then records
     record    header bytes u32, body bytes u64, crc32 of both u32 | header, msgpack | body, raw little-endian numbers
@@ -126,7 +126,7 @@ class Opening:
 
 
 class Trace:
-    """Writes one life of a peer.  `stopped(name, text)` is called once, if the trace ends before the peer does."""
+    """Writes the trace of one incarnation.  `stopped(name, text)` is called once, if the trace ends before the peer."""
 
     def __init__(
         self, path: Path, opening: Opening, stopped: Callable[[str, str], None], limit_bytes: int = LIMIT_BYTES
@@ -207,7 +207,7 @@ def _shapes(arrays: Sequence[Array]) -> list[_Shape]:
 
 
 class Traced:
-    """A machine whose events and effects are written into a trace."""
+    """A machine that writes its events and effects into a trace."""
 
     def __init__(self, machine: Machine, trace: Trace) -> None:
         self.machine, self.trace = machine, trace
