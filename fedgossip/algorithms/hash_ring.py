@@ -4,9 +4,9 @@
     a point       server s has `points` of them, each at sha256("s/v"): the same on every machine and in every run
     the owner     of an element: the server of the first point at or after it; its copies: the next other servers
 
-A shard is all elements with the same owner and the same copies, in ascending order.  It goes as a whole wherever it
-goes, whoever dies: to the first of its `preference` that is there.  A server that is added takes its elements from all
-others alike, and no element moves between two that were there before.
+A shard is all elements with the same owner and the same copies, in ascending order.  It moves as a whole after any
+loss: to the first present server of its `preference`.  A server that is added takes its elements from all others alike,
+and no element moves between two that were there before.
 
 Source: Karger, Lehman, Leighton, Panigrahy, Levine and Lewin, Consistent hashing and random trees, STOC 1997; ranges
 with copies at the next servers: Li, Andersen, Park, Smola, Ahmed, Josifovski, Long, Shekita and Su, Scaling distributed
@@ -80,7 +80,7 @@ class Shard:
 
 @dataclass(frozen=True, eq=False)
 class RangeIndex:
-    """All ranges, ascending: the first element of each, and whose shard it is."""
+    """All ranges, ascending: the first element of each, and its shard."""
 
     starts: npt.NDArray[np.int64]
     numbers: npt.NDArray[np.int64]
@@ -107,7 +107,7 @@ class Placement:
         return [shard for shard in self.shards if server in shard.holders(alive, self.copies)]
 
     def index(self) -> RangeIndex:
-        """Return what says for many elements at once in which shard they lie."""
+        """Return a vectorised lookup of the shards of elements."""
         ranges = sorted((start, shard.number) for shard in self.shards for start, _ in shard.ranges)
         starts, numbers = zip(*ranges, strict=True)
         return RangeIndex(np.array(starts), np.array(numbers))
@@ -156,7 +156,7 @@ def owners(length: int, servers: int, points: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Walks:
-    """The points of the circle in their order: their places, and whose they are."""
+    """The points of the circle in their order: their positions, and their servers."""
 
     places: tuple[int, ...]
     servers: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What stands in a table is chosen by its name, with options that are the parameters of what makes it."""
+"""Selection of a table's entry by name, with options that are the parameters of its factory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Chosen = TypeVar("Chosen")
 
 
 def chosen(key: str, name: str, table: Mapping[str, Callable[..., Chosen]], options: Mapping[str, Any]) -> Chosen:
-    """Return what `name`, the value of `key`, makes with its options.  Raises ConfigError for what is not known."""
+    """Create the object `name`, the value of `key`, with its options.  Raises ConfigError for unknown ones."""
     if name not in table:
         raise ConfigError(f"{key} = {name!r} is not known", nearest(name, table))
     check_options(f"{key} = {name!r}", table[name], options)
@@ -21,7 +21,7 @@ def chosen(key: str, name: str, table: Mapping[str, Callable[..., Chosen]], opti
 
 def check_options(what: str, make: Callable[..., object], options: Iterable[str], ours: Iterable[str] = ()) -> None:
     """Raise ConfigError for an option that `make` does not take, or that it needs and that is not there; `ours`:
-    parameters that nobody else may give."""
+    parameters that options may not set."""
     takes = inspect.signature(make).parameters
     known = set(takes) - set(ours)
     for option in options:

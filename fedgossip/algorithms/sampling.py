@@ -1,12 +1,12 @@
-"""Who takes part in a round: a function of (seed, round), and of who is there.
+"""The participants of a round: a function of (seed, round) and of the present clients.
 
-Every round puts all clients in an order of its own; the first of them that are there are invited.  So a client that is
-missing costs its own place and moves nobody else's, and a coordinator that is started again draws the same cohort.
+Every round puts all clients in an order of its own; the first of them that are there are invited.  So a missing client
+changes only its own place, and a restarted coordinator draws the same cohort.
 
     uniform     every cohort of the wanted size is as likely
-    by size     a client comes first with a probability in proportion to its examples (Efraimidis and Spirakis, Weighted
+    by size     a client is first with a probability proportional to its examples (Efraimidis and Spirakis, Weighted
                 random sampling with a reservoir, Information Processing Letters 97, 2006): keys u^(1/size), descending
-    Poisson     each client alone, with probability q: the cohort's size varies, and may be nobody.  What accountants of
+    Poisson     each client alone, with probability q: the cohort's size varies, and may be 0.  What accountants of
                 differential privacy assume (Mironov, Talwar and Zhang, 2019)
 
 Over-selection (Bonawitz et al., Towards federated learning at scale, MLSys 2019): more are invited than are waited for,
@@ -35,7 +35,7 @@ class Draw:
 
 
 class Sampling(Protocol):
-    """How cohorts are drawn."""
+    """Rules for drawing cohorts."""
 
     def draw(self, round: int, here: Collection[NodeId]) -> Draw:
         """The cohort of `round` of those that are `here`."""

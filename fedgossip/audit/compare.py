@@ -2,7 +2,7 @@
 
 Every message that one participant records as sent, the other must record as received, by session, stage, size and hash;
 and the other way round.  Both files may be sound and still differ: then one of them is untrue, or something was lost on
-its way; the two files cannot tell which.  A client need not record what it received: then that direction is not
+its way; the two files cannot show which.  A client need not record what it received: then that direction is not
 compared.
 """
 

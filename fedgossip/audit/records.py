@@ -6,13 +6,13 @@
 A frame is kept whole where nothing in it is secret, so that any holder of the transcript may read it.  Of a frame that
 carries shares, opened or sealed, an outline is kept: the signature, the SHA-256 that it covers, the length, and whose
 shares they are.  So the signature can be checked, and no share is on disk.  Frames that repeat parts of others (keys,
-consents) are outlines too: they are put together again to be checked.
+consents) are outlines too: they are reassembled for the checks.
 
 A leak of the file reveals: the participants of each round, and the stage of each dropout; public keys; hashes of masked
 vectors, of the sum, of shares.  The hashed values, except the sum, look random without further data: each holds 256
-bits of key.  The hash of the sum confirms a guess of the whole sum.  The shares that the coordinator has seen are left
-out, for with them a leak would remove a client's own mask from all that somebody has recorded of the links: one of the
-two layers of masks would be gone, and the other stands or falls with X25519.
+bits of key.  The hash of the sum confirms a guess of the whole sum.  The shares received by the coordinator are left
+out: with them a leak would remove a client's own mask from recorded traffic, one of the two layers of masks, and the
+other depends on X25519 alone.
 """
 
 from __future__ import annotations

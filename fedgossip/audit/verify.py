@@ -2,10 +2,9 @@
 
 A changed byte is found and named by its line; so are entries that are cut out, put in, repeated or moved.
 
-The file cannot show that its end was cut off at some entry, or that an older copy was put back.  Somebody who was told
-the hash of a later entry sees that (`head`), and so does the log of a partner that was sent something (compare.py).
-Nor can it show that the participant left something out, or wrote another log from the beginning: its key signs that
-too.
+The file cannot show that its end was cut off at some entry, or that an older copy was put back.  A published hash of a
+later entry (`head`) detects that, and so does the log of a receiving partner (compare.py).  Nor can it show that the
+participant omitted entries, or wrote another log from the beginning: its key signs that too.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """Verify offline that a round followed the protocol, from its transcript, the roster and the coordinator's key.
 
 These are checked, up to the first fault: every signature; the descriptor, as clients check it; each client's keys
-signed by its roster identity, for this round; both session hashes; who sealed shares for whom; masked vectors of one
-length; one list of survivors, n_min clients or more who all sent a vector; consents to that list, as many of each share
-group as its members must see before they reveal; one reveal per client, of one kind of share of each, the one that the
-list of survivors says; t of them for every secret; the result of these survivors; the coordinator's seal.
+signed by its roster identity, for this round; both session hashes; senders and receivers of sealed shares; masked
+vectors of one length; one list of survivors, n_min clients or more who all sent a vector; consents to that list, as
+many of each share group as its members must see before they reveal; one reveal per client, of one kind of share of
+each, as the list of survivors determines; t of them for every secret; the result of these survivors; the coordinator's
+seal.
 
-The file cannot show what the coordinator left out of it; nor, of frames that carry shares, that the body is what the
-outline says: the client's own log says that too (compare.py).  Only the vectors, which nobody keeps, would show that
-the sum is theirs; each client has checked that the sum it got has the hash that is signed here.
+The file cannot show omissions by the coordinator; nor that the body of a frame with shares matches its outline: the
+client's own log records that too (compare.py).  Only the vectors, which are not stored, would prove the sum; each
+client has checked that its received sum has the hash signed here.
 """
 
 from __future__ import annotations

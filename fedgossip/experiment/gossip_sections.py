@@ -111,7 +111,7 @@ class AdversarySection(msgspec.Struct, forbid_unknown_fields=True):
 FORECAST_AUTO, FORECAST_NONE = "auto", "none"
 FORECAST_FOLLOWED = "followed"
 FORECAST_LEVELS = "probe", "shadow", FORECAST_FOLLOWED
-"""How a run is forecast."""
+"""Kinds of forecast of a run."""
 
 
 class ForecastSection(msgspec.Struct, forbid_unknown_fields=True):

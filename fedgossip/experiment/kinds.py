@@ -21,7 +21,7 @@ class RunKind:
     """The kind of run that a section of an experiment file selects."""
 
     experiment: type[Experiment]
-    """Which has a field of the section's name."""
+    """The class with a field of the section's name."""
     plan: str
     """module:function, which takes such an experiment and returns its plans.plan.Plan."""
     least: str

@@ -16,7 +16,7 @@ from fedgossip.data.named_code import NamesCode
 from fedgossip.learning.settings import HOGWILD
 
 SERVED, MAPREDUCE, ASYNC = "parameter-server", "mapreduce", "async"
-"""What parallel.method and parallel.server.staleness may be beside the collectives, and a number of rounds."""
+"""Values of parallel.method beside the collectives, and of parallel.server.staleness beside a number."""
 
 
 class ServerSection(msgspec.Struct, forbid_unknown_fields=True):

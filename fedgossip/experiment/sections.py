@@ -37,7 +37,7 @@ GIVEN = "given"
 ENDLESS = MOST
 """Rounds of a run that lasts as long as its users' loops."""
 ENDLESS_WORD = "endless"
-"""What stands for them in a file."""
+"""Their notation in a file."""
 
 VALIDATION = "validation"
 """The value of eval.on for data.validation instead of the test set."""
@@ -86,7 +86,7 @@ class StopSection(msgspec.Struct, forbid_unknown_fields=True):
 
 
 TRACKERS = ("csv", "tensorboard", "mlflow", "wandb")
-"""Where a record can go; a colon and a place may follow."""
+"""Trackers; a colon and a place may follow."""
 
 
 class TrackSection(msgspec.Struct, forbid_unknown_fields=True):
@@ -110,7 +110,7 @@ SINCE: dict[str, dict[str, Any]] = {
 
 
 class Experiment(msgspec.Struct, forbid_unknown_fields=True):
-    """What every experiment has, whatever kind of run it describes; see each section."""
+    """The sections common to all kinds of run; see each section."""
 
     kind: ClassVar[str] = ""
     """The section of this kind of run: a field of a class below, by which `kinds` identifies it."""
@@ -164,7 +164,7 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def budget(self) -> PrivacySection | None:
-        """What may be spent of privacy; None where there is no such limit."""
+        """The privacy budget; None without one."""
         return None
 
     @property
@@ -174,7 +174,7 @@ class Experiment(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def reaches(self) -> Sequence[str]:
-        """What reaches beyond a run's folder: code that is named, and places that [track] sends the record to."""
+        """References outside a run's folder: named code, and places that [track] sends the record to."""
         return [*self.named_code, *(to for to in self.track.to if to not in IN_THE_RUN)]
 
     @property

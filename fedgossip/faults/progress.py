@@ -1,4 +1,4 @@
-"""A series of strikes ends where the run gets no further between them: else neither would ever end."""
+"""A series of strikes ends when the run makes no progress between them; otherwise neither would end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MOST_IN_VAIN = 20
 class RunProgress:
     """The newest round of each of `n` participants, and the strikes of series since the last new round.
 
-    A round that is done a second time, from an older checkpoint, is no new one.  What is over stays over.
+    A round that is done a second time, from an older checkpoint, is not a new one.  An ended series stays ended.
     """
 
     def __init__(self, n: int) -> None:

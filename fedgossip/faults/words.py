@@ -72,7 +72,7 @@ class Delay(OnLinks, frozen=True, kw_only=True, tag="delay"):
     """A message takes `seconds` longer; what is sent after it on the link waits behind it."""
 
     seconds: Seconds
-    """How much longer, or up to how much."""
+    """Additional seconds, fixed or maximum."""
     probability: Share = 1.0
     """The share of the messages that it hits, drawn from the seed."""
 
@@ -88,7 +88,7 @@ class Reorder(OnLinks, frozen=True, kw_only=True, tag="reorder"):
     """A message is held back for up to `seconds`; others overtake it."""
 
     seconds: Seconds
-    """How much longer, or up to how much."""
+    """Additional seconds, fixed or maximum."""
     probability: Share = 1.0
     """The share of the messages that it hits, drawn from the seed."""
 
@@ -118,7 +118,7 @@ class Slow(OnPeers, frozen=True, kw_only=True, tag="slow"):
     """Training takes `factor` times as long."""
 
     factor: Annotated[float, msgspec.Meta(ge=1, le=1e6)]
-    """How many times as long."""
+    """Factor on the duration."""
 
 
 class _Struck(OnPeers, frozen=True, kw_only=True):
@@ -150,7 +150,7 @@ class Sleep(_Struck, frozen=True, kw_only=True, tag="sleep"):
     """The process does nothing for `seconds`, or until `stop`; then it goes on."""
 
     seconds: Seconds | None = None
-    """How long it sleeps; none: until `stop`."""
+    """Duration of the sleep; none: until `stop`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,7 +13,7 @@ from fedgossip.core.roles import Roles
 from fedgossip.core.task import Segment, first_wrong
 
 TOLERATED = 0.1
-"""Share of the measured rounds whose model may answer with what is no number, where the final one does not."""
+"""Tolerated share of the measured rounds with non-finite outputs, where the final model's are finite."""
 
 NAMED = 8
 """Maximum number of pairs, or of clients, that are named."""
@@ -33,7 +33,7 @@ class Lacking:
 def of_gossip(
     rows: Sequence[Row], n: int, partners: Callable[[NodeId], Sequence[NodeId]], node: NodeId | None, *, directed: bool
 ) -> Lacking:
-    """Return what is lacking among `n` peers, by all their rows; or for peer `node`, by its own.
+    """Return the missing exchanges among `n` peers, by all their rows; or for peer `node`, by its own.
 
     Every pair of neighbours must have exchanged a model; over every arc a model must have arrived.
     """
@@ -99,7 +99,7 @@ COUNTED_FROM = 8
 
 
 class ExchangeCounts:
-    """How many exchanges of each participant were missing in their rounds."""
+    """Counts the missing exchanges of each participant."""
 
     def __init__(self, exchanges: Exchanges) -> None:
         self._exchanges = exchanges

@@ -89,7 +89,7 @@ def processor_of(plan: Plan, node: int) -> int:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions, of what is imported already, that decide the bits of a run."""
+    """Return the versions of imported libraries that affect the bits of a run."""
     import platform
     import sys
 

@@ -289,7 +289,7 @@ class Plan(Protocol):
         ...
 
     def lacking(self, rows: Sequence[Row], node: NodeId | None = None) -> Lacking:
-        """Return what did not happen in a run that came to its end, by its rows; or to a participant, by its own."""
+        """Return what a finished run lacks, by its rows; or a participant, by its own."""
         ...
 
     def exchanges(self, row: Row) -> tuple[int, int]:

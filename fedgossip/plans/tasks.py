@@ -62,14 +62,14 @@ class DataShares:
     counts: list[list[int]] | None = None
     sizes: list[int] | None = None
     test: str = ""
-    """Which examples the scores are of, in words."""
+    """The examples of the scores, in words."""
     trained_on: Mapping[NodeId, int] = field(default_factory=dict)
     """Number of examples that each node held here trains on."""
     digest: str = ""
     """A hash of all examples and their partition; peers with different files refuse each other by it. Where every peer
     has a file of its own, of the common test set with its columns and classes."""
     notes: tuple[str, ...] = ()
-    """What was left out or changed as the examples were read, a line each."""
+    """Omissions and changes while reading the examples, a line each."""
 
 
 def task_of(
@@ -84,7 +84,7 @@ def task_of(
 
     `held`: the peers that will train in this process; files of the others' own are not read.  Without it, all.
     `entropy`: of the noise that hides single examples, os.urandom in a real run; without it the noise follows from the
-    seed, and hides nothing.  `unagreed` as in `task_of_dry_run`: for what is to be known of a model before a run.
+    seed, and hides nothing.  `unagreed` as in `task_of_dry_run`: for facts on a model before a run.
     """
     settings = experiment.task
     if settings.kind == "averaging":
@@ -178,7 +178,7 @@ def examples_of(experiment: Experiment, held: Sequence[NodeId], n: int, *, blank
     """Read the examples; they depend on `held` only where every peer has a file of its own.
 
     The digest is taken of examples as they were read: scaling them may round differently on unlike machines, which may
-    well train together.  What is a peer's own does not enter it.  `blank`: without the statistics of the sites.
+    well train together.  A peer's own examples do not enter it.  `blank`: without the statistics of the sites.
     """
     from fedgossip.data import data, per_peer
 

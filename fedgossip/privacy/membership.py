@@ -1,8 +1,8 @@
 """Membership tests: can a holder of a model distinguish its training records from similar ones?
 
 A test guesses that a record was trained on where the model does well on it.  Of n records trained on it finds a share,
-of m others it takes a share for such: where the first is surely the larger one, the model tells of its records.
-Nothing is trained for it, no shadow models.
+of m others it takes a share for such: where the first is significantly larger, the model leaks its records. Nothing is
+trained for it, no shadow models.
 
     right answers     guess by whether the answer is right: the gap between records trained on and others
     mean loss         the loss is below the mean loss of records trained on

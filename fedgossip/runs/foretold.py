@@ -1,7 +1,7 @@
-"""The forecast that a run began with: written before its first row, and held against its rows when it has ended.
+"""The forecast of a run: written before its first row, and compared with its rows at its end.
 
-Where messages or peers were lost, the same is computed again of the rounds as they were mixed, to tell apart what the
-forecast missed and what the network did.  That is a second curve, never the forecast of record.
+Where messages or peers were lost, it is computed again for the actual mixing, to separate errors of the forecast from
+effects of the network.  That is a second curve, never the forecast of record.
 """
 
 from __future__ import annotations

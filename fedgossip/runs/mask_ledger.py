@@ -1,8 +1,8 @@
 """The keys of masks in private gossip, and the rounds that they have been used in.
 
-A key of a mask must never mask two vectors.  The machine takes care of that within a life.  A next life, or the same
-experiment run again with the same keys, would begin with rounds that were masked before: so a real peer writes every
-round beside its key before anything of it leaves, and goes on behind the last.
+A key of a mask must never mask two vectors.  The machine ensures that within an incarnation.  A later incarnation, or
+another run of the same experiment with the same keys, would start at rounds already masked: so a real peer records
+every round beside its key before sending anything of it, and resumes after the last.
 
     peer.key.masked         lines of a run's hash and the first round that is free, the last one counting
 """

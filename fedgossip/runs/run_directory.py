@@ -1,11 +1,11 @@
-"""The run directory: the files that a run leaves, and how they look while it is not finished.
+"""The run directory: the files of a run, during the run and after it.
 
 `core.run_format` declares them.  metrics.jsonl grows while the run goes on, summary.json is written last; INCOMPLETE is
 there until all of them are, and still there when a run was interrupted or failed.
 
-A run's status is `finished`; `exhausted`, when its budget of privacy was; `partial`, when it came to its end without
-some of the peers, or of what it is for (`lacking`); `interrupted`, by somebody; or `failed`, when a peer's training or
-network did.
+A run's status is `finished`; `exhausted`, when its budget of privacy was; `partial`, when it ended without some of the
+peers, or without a part of its purpose (`lacking`); `interrupted`, by a user or a signal; or `failed`, when a peer's
+training or network did.
 """
 
 from __future__ import annotations

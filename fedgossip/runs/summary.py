@@ -79,7 +79,7 @@ CAUSES_KEPT = 20
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a driver left a run: the final vectors, and the counts of what happened."""
+    """The result of a run at a driver: the final vectors, and counts of events."""
 
     vectors: Sequence[Vector | None]
     counts: Mapping[str, int]

@@ -1,8 +1,8 @@
-"""What a codec is: a vector [d] as fewer bytes, and those bytes as a vector again, at whoever gets them.
+"""Interface of a codec: it encodes a vector [d] in fewer bytes, and its receiver decodes it.
 
 A payload is one array of bytes, little-endian, indices and scales included: its length is what the wire carries.  Its
-length follows from (d, type, tensors, round), so that a receiver knows it before anything is allocated.  A codec is a
-value without memory; what was left out is kept by a sender (`senders`).
+length follows from (d, type, tensors, round), so that a receiver can check it before allocation.  A codec is a value
+without memory; what was left out is kept by a sender (`senders`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Payload = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class VectorLayout:
-    """What is encoded: `length` elements of `dtype`, the tensors `segments` one after the other."""
+    """The layout of encoded vectors: `length` elements of `dtype`, the tensors `segments` concatenated."""
 
     length: int
     dtype: np.dtype[np.floating]
@@ -54,13 +54,13 @@ class VectorLayout:
 
 @dataclass(frozen=True, slots=True)
 class CodecTurn:
-    """Who encodes, and when: its random numbers follow from that."""
+    """Sender and round of an encoding, which determine its random numbers."""
 
     seed: int
     node: int
     round: int
     part: int = 0
-    """Which of several vectors of the same node and round, from 1 on; 0: there is one."""
+    """Index among several vectors of the same node and round, from 1 on; 0: a single one."""
 
     @property
     def own(self) -> np.random.Generator:
@@ -79,7 +79,7 @@ class CodecTurn:
 
 @dataclass(frozen=True)
 class Codec(ABC):
-    """One way to say a vector in fewer bytes.
+    """An encoding of vectors in fewer bytes.
 
     Given vectors are finite, and so are their squares (`vectors.summable`).
     """
@@ -88,7 +88,7 @@ class Codec(ABC):
 
     @property
     def unbiased(self) -> bool:
-        """Whether the mean of what is decoded is the vector, over the codec's random numbers."""
+        """Whether decoding is unbiased over the codec's random numbers."""
         return False
 
     @property
@@ -126,15 +126,15 @@ class Codec(ABC):
         """Return what a payload of a right length stands for.  Raises ProtocolError as `decode`."""
 
     def refused(self, layout: VectorLayout, why: str) -> ProtocolError:
-        """Return the error for a payload that nobody's codec made."""
+        """Return the error for a payload that no codec can produce."""
         text = f"{self.name} of {layout.length} elements: a payload {why}"
         return ProtocolError(text, "Were all started from the same experiment file?")
 
 
 class LinearCodec(Codec):
-    """One whose payloads can be added: the sum of what was encoded is what the sum of the payloads stands for.
+    """A codec with additive payloads: the sum of the payloads decodes to the sum of the vectors.
 
-    All encode alike in a round: what is chosen follows from (seed, round).
+    All senders encode alike in a round: the choice is a function of (seed, round).
     """
 
     @abstractmethod

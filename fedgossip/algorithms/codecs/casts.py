@@ -2,7 +2,7 @@
 
 bf16 has the exponents of float32 and 8 bits of precision; fp16 has 11 bits between 6.1e-5 and 65504.  An element below
 the smallest normal number of its type is off by more than its share, and may be sent as 0: what was left out of it is
-in the sender's memory.  So it is with what is left of an element beyond 65504.
+in the sender's memory.  So is the remainder of an element beyond 65504.
 """
 
 from __future__ import annotations

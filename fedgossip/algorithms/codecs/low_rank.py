@@ -40,7 +40,7 @@ def low_rank_of(name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Where a tensor stands in the gradient, and where its factors stand in what is sent first and second."""
+    """Positions of a tensor in the gradient, and of its factors in the first and the second message."""
 
     place: slice
     rows: int
@@ -51,7 +51,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class LowRank:
-    """What is sent of vectors of a layout."""
+    """The low-rank form of vectors of a layout."""
 
     rank: int
     layout: VectorLayout
@@ -73,7 +73,7 @@ class LowRank:
 
     @cached_property
     def whole(self) -> npt.NDArray[np.bool_]:
-        """Which elements go as they are, [d]."""
+        """Mask of the uncoded elements, [d]."""
         mask = np.ones(self.layout.length, np.bool_)
         for one in self.matrices:
             mask[one.place] = False
@@ -109,7 +109,7 @@ class LowRank:
         return frozen(out)
 
     def left(self, first: Vector) -> Vector:
-        """Return all P of what the first sum came to, orthonormal, [left_length]."""
+        """Return all P of the first sum, orthonormal, [left_length]."""
         parts = [_orthonormal(self._factor(first[one.first])).reshape(-1) for one in self.matrices]
         return frozen(np.concatenate(parts))
 

@@ -92,7 +92,7 @@ class TernGrad(Codec):
         return layout.itemsize * len(layout.stretches) + packed_bytes(layout.length, 2)
 
     def cut(self, tensor: Vector) -> Vector:
-        """Return a tensor [k] with its elements cut; one whose elements are all alike is as it was."""
+        """Return a tensor [k] with its elements cut; one with equal elements is unchanged."""
         deviation = float(np.sqrt(np.square(tensor - tensor.mean(dtype=np.float64), dtype=np.float64).mean()))
         most = tensor.dtype.type(self.clip * deviation)
         return np.clip(tensor, -most, most) if most > 0 else tensor

@@ -1,12 +1,12 @@
-"""What one that sends remembers of what its codec left out, so that it is sent later.
+"""The sender's memory of parts left out by its codec, for later messages.
 
 Memoryless           nothing: the codec's mean is right by itself
 Feedback             p = v + e;  C(p) is sent;  e' = p - C(p)
                      (Karimireddy et al., ICML 2019; Stich et al., NeurIPS 2018)
 MomentumCorrection   u = m u + clip(v);  a = a + u;  top-k of a is sent;  u and a are 0 where they were sent    (dgc)
 
-A memory is a tuple of vectors [d]: it belongs to who sends, goes with its checkpoints, and takes its next value when
-what was sent has been counted.
+A memory is a tuple of vectors [d]: it belongs to the sender and its checkpoints, and is updated when the sent vector
+was counted.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ Memory = tuple[Vector, ...]
 
 
 class Sender(Protocol):
-    """How vectors of one layout are sent, one a round."""
+    """Sends vectors of one layout, one per round."""
 
     @property
     def codec(self) -> Codec: ...
 
     def start(self, layout: VectorLayout) -> Memory:
-        """Return what is remembered before the first vector: zeros."""
+        """Return the initial memory: zeros."""
         ...
 
     def send(self, memory: Memory, vector: Vector, layout: VectorLayout, turn: CodecTurn) -> tuple[Payload, Memory]:
-        """Return what goes out for a vector [d], and what is remembered once that has been counted."""
+        """Return the message for a vector [d], and the memory after it was counted."""
         ...
 
 

@@ -5,7 +5,7 @@ top-k:share        the k = share d elements of the largest magnitude, of equal o
 random-k:share     k elements that follow from (seed, round): no places are sent, and payloads can be added
 dgc:share:rounds   top-k of what the sender has gathered (`senders.MomentumCorrection`), with shares of 25 %, 6.25 %,
                    1.56 % and 0.4 % for so many rounds each before (Lin, Han, Mao, Wang and Dally, Deep gradient
-                   compression, ICLR 2018); 10 rounds where it does not say
+                   compression, ICLR 2018); 10 rounds by default
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedgossip.algorithms.codecs.base import Codec, CodecTurn, LinearCodec, Payl
 from fedgossip.base.vectors import Vector, frozen
 
 WARM_UP = (0.25, 0.0625, 0.015625, 0.004)
-"""Shares of the first rounds of dgc, as in the paper, whose stages are epochs."""
+"""Shares of the first rounds of dgc, as in the paper (with epochs as stages)."""
 
 
 def kept(share: float, length: int) -> int:

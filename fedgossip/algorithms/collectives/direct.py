@@ -7,7 +7,8 @@ from fedgossip.algorithms.collectives.table import Move, Table, Way
 
 
 def star(workers: int) -> Table:
-    """Reduce to rank 0, which hears everybody, then broadcast from it: 2 steps, 2 (m - 1) vectors through one rank."""
+    """Reduce to rank 0, which receives from all, then broadcast from it: 2 steps, 2 (m - 1) vectors through one
+    rank."""
     others = range(1, workers)
     hub = [Move(Way.ADD, rank, 0, 1) for rank in others] + [Move(Way.SEND, rank, 0, 1) for rank in others]
     spokes = [(Move(Way.SEND, 0, 0, 1), Move(Way.REPLACE, 0, 0, 1)) for _ in others]
@@ -15,7 +16,7 @@ def star(workers: int) -> Table:
 
 
 def all_to_all(workers: int) -> Table:
-    """Everyone tells everyone its vector: 1 step, m (m - 1) vectors."""
+    """Every rank sends its vector to every other: 1 step, m (m - 1) vectors."""
 
     def moves(rank: int) -> tuple[Move, ...]:
         others = [(rank + k) % workers for k in range(1, workers)]  # not all to rank 0 first

@@ -32,8 +32,8 @@ def recursive_doubling(workers: int) -> Table:
 def halving_doubling(workers: int) -> Table:
     """Rabenseifner's: scatter-reduce by halves, all-gather by doubling; 2 (p - 1) / p of a vector in 2 log2 p steps.
 
-    With the partner at distance p / 2, p / 4, ..., 1 a rank keeps the half of its stretch that its id says, and adds
-    to it what the partner sends; so it ends with part number `rank`, and goes back the way it came.
+    With the partner at distance p / 2, p / 4, ..., 1 a rank keeps the half of its stretch given by its id, and adds to
+    it what the partner sends; so it ends with part number `rank`, and the exchanges are repeated in reverse.
     """
 
     def moves(rank: int, p: int) -> list[Move]:

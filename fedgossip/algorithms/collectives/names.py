@@ -15,7 +15,7 @@ from fedgossip.algorithms.collectives.trees import tree
 
 @dataclass(frozen=True)
 class Collective:
-    """What an experiment may name as `parallel.method`.
+    """Values of `parallel.method`.
 
     Closed forms of m workers with equal links: latency a in seconds, b bytes per second each way, a vector of d bytes
     (of every rank and direction one message at a time, both directions at once).  For a tree, and the two by doubling,
@@ -31,8 +31,8 @@ class Collective:
     seconds: Callable[[int, float, float, float], float]
     """(m, d, a, b) -> time of one all-reduce, without the time of adding."""
     added: Callable[[int], float]
-    """m -> vectors added one after the other.  The middle of a star adds all but the last while others come, where
-    adding is quicker than the link; among all, at most: it depends on the order in which they come."""
+    """m -> vectors added one after the other.  The middle of a star adds all but the last while others arrive, where
+    adding is quicker than the link; among all, at most: it depends on the order of arrival."""
 
 
 def _log2(m: int) -> int:
@@ -106,4 +106,5 @@ COLLECTIVES: Mapping[str, Collective] = {
 }
 
 GATHERS: Mapping[str, Callable[[int], Table]] = {"ring": ring_gather, "all-to-all": gather_all_to_all}
-"""How payloads of a codec that cannot be added come to all, by the collective's name: part r of a table is rank r's."""
+"""How non-additive payloads of a codec are distributed to all, by the collective's name: part r of a table is rank
+r's."""

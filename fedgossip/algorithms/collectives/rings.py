@@ -30,7 +30,8 @@ def ring(workers: int) -> Table:
 
 
 def ring_naive(workers: int) -> Table:
-    """The whole vector twice round: once to be added up, once to be told; 2 (m - 1) steps of a whole vector each."""
+    """The whole vector twice round: once for the sum, once for its distribution; 2 (m - 1) steps of a whole vector
+    each."""
     m = workers
 
     def moves(rank: int) -> tuple[Move, ...]:

@@ -1,9 +1,9 @@
-"""What a collective is: for every rank the list of its moves, in the order in which it makes them.
+"""Interface of a collective: for every rank its moves, in order.
 
 A vector of d elements is cut into `parts` nearly equal ones, the first d mod parts of them one element longer (the rule
 of numpy.array_split).  A rank sends a stretch of consecutive parts as it stands at that moment, or takes one: adds it
 to its own, or puts it in place of its own.  A rank is at its k-th move when the k - 1 before it are done, and a message
-is taken by the move that expects it, whenever it came: so the sums, and their bits, do not depend on time.
+is taken by the move that expects it, independent of its arrival: so the sums, and their bits, do not depend on time.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from fedgossip.base.vectors import Vector
 class Way(Enum):
     SEND = "send"
     ADD = "add"
-    """Take, and add to what is there."""
+    """Receive, and add to the local elements."""
     REPLACE = "replace"
-    """Take, in place of what is there."""
+    """Receive, and replace the local elements."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
     way: Way
     peer: int
-    """The rank that it is sent to, or comes from."""
+    """The receiving or sending rank."""
     first: int
     stop: int
     """Parts first to stop - 1."""
@@ -53,7 +53,8 @@ class Table:
         return len(self.moves)
 
     def bounds(self, length: int) -> list[int]:
-        """Where each part begins in a vector of `length` elements, and where the last ends: parts + 1 numbers."""
+        """Return the starts of the parts in a vector of `length` elements, and the end of the last: parts + 1
+        numbers."""
         each, longer = divmod(length, self.parts)
         return [part * each + min(part, longer) for part in range(self.parts + 1)]
 
@@ -65,11 +66,11 @@ class Table:
                 yield move, slice(bounds[move.first], bounds[move.stop])
 
     def sent(self, rank: int, length: int) -> int:
-        """How many elements the rank sends in all."""
+        """Total number of elements sent by the rank."""
         return sum(part.stop - part.start for move, part in self.of(rank, length) if move.way is Way.SEND)
 
     def received(self, rank: int, length: int) -> int:
-        """How many elements come to the rank in all."""
+        """Total number of elements received by the rank."""
         return sum(part.stop - part.start for move, part in self.of(rank, length) if move.way is not Way.SEND)
 
     def steps(self) -> int:

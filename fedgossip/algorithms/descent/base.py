@@ -1,4 +1,4 @@
-"""What a descent method is: a state that holds the model, and a step of it along the mean gradient.
+"""Interface of a descent method: a state with the model, and a step along the mean gradient.
 
     x      vector of the model, [d], float32 or float64
     step   (state, gradient [d], rate) -> state; every product and sum is rounded on its own, in the model's type
@@ -22,7 +22,7 @@ from fedgossip.core.task import Segment
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DescentState:
-    """Where a descent stands; its arrays are frozen, [d]."""
+    """State of a descent; its arrays are frozen, [d]."""
 
     x: Vector
 
@@ -51,7 +51,7 @@ class Descent(Protocol[State]):
 def stepped(descent: Descent[Any], state: Any, part: slice, gradient: Vector, rate: float) -> Any:
     """Return the state after a step of the elements `part` along their gradient, [part]; the others stay.
 
-    The whole vector, or an elementwise descent whose memory is vectors [d].
+    The whole vector, or an elementwise descent with vectors [d] as its memory.
     """
     if gradient.size == state.x.size:
         return descent.step(state, gradient, rate)

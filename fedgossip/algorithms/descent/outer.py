@@ -1,4 +1,4 @@
-"""The outer step as a descent: workers train alone for a round, and what is averaged is what that came to.
+"""The outer step as a descent: workers train alone for a round, and the displacements are averaged.
 
 With a collective between workers it is DiLoCo by all-reduce (Douillard and others, 2023); the step is that of
 `algorithms.gossip.outer`, so the bits are those of FedAvgM's server where the means have the same.

@@ -1,4 +1,4 @@
-"""What of a gradient's rows is not worth sending: filters, one after the other, at the worker that pushes.
+"""Filters for a gradient's rows, applied in sequence at the pushing worker.
 
     threshold:T     a row is sent where |g| of an element is at least T / sqrt(clock + 1); the rest waits, and is
                     added to that row's next gradient
@@ -7,7 +7,7 @@
                     conditions of Karush, Kuhn and Tucker hold there already
     module:function called with (Pushing, memory of its last call or None), gives (Rows, memory)
 
-`key-cache` stands beside them: it changes what is said of the rows' keys, and no row.
+`key-cache` stands beside them: it shortens the encoding of the rows' keys, and changes no row.
 
 Source: Li, Andersen, Park, Smola, Ahmed, Josifovski, Long, Shekita and Su, Scaling distributed machine learning with
 the parameter server, OSDI 2014, sections 3.4 and 5.1; significant updates, under a threshold that falls as 1 / sqrt(t):
@@ -33,7 +33,7 @@ FILTERS = (KEY_CACHE, "threshold", "random-skip", "kkt")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pushing:
-    """What a filter may look at: the gradient of some rows, those rows as they were pulled, and of what."""
+    """Input of a filter: the gradient of some rows, those rows as pulled, and their origin."""
 
     gradient: Rows
     rows: Rows
@@ -44,7 +44,7 @@ class Pushing:
 
 Memory = object
 RowFilter = Callable[[Pushing, Memory], tuple[Rows, Memory]]
-"""(what is to be pushed, what the last call gave beside it; None at first) -> what is left of it, and a memory.
+"""(pushed gradient, memory of the last call; None at first) -> (remaining gradient, memory).
 
 The rows that are left are some of those of the gradient, by ascending key.
 """
@@ -85,7 +85,7 @@ def _largest(rows: Rows) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Threshold:
-    """Significantly modified rows go, what is small waits until it has added up."""
+    """Significantly modified rows are sent; small changes accumulate until they are significant."""
 
     least: float
 
@@ -143,7 +143,7 @@ class Kkt:
 
 
 def applied(filters: Sequence[RowFilter], memories: list[Memory], pushing: Pushing) -> tuple[Rows, list[int]]:
-    """Return what is left after all filters, and the rows that each has kept back; memories are replaced."""
+    """Return the remainder after all filters, and the rows that each removed; memories are replaced."""
     rows, kept_back = pushing.gradient, []
     for place, one in enumerate(filters):
         before = rows.keys.size

@@ -1,4 +1,4 @@
-"""Descents on the rows of a table: a step changes the rows that its gradient has, and what is remembered of them.
+"""Descents on the rows of a table: a step changes the rows of its gradient, and their memory.
 
 All else stays: momentum and the moments of adam are those of the row's own last gradient ("lazy"), and adam's t counts
 the steps of the table.  Any descent that goes by elements serves; what one remembers of a row is made when the row is
@@ -36,14 +36,14 @@ class RowTable:
     table: KeyedTable
     keys: Keys
     places: Places
-    """Where each of the keys lies."""
+    """Return the position of each key."""
     blocks: Mapping[str, tuple[Vector, ...]]
     numbers: Mapping[str, int | float | str]
-    """What the descent remembers beside arrays."""
+    """Scalars of the descent's state."""
 
     @property
     def x(self) -> RowTable:
-        """What workers read: of a table the rows that they ask for."""
+        """Values read by workers: for a table the requested rows."""
         return self
 
     @property
@@ -66,7 +66,7 @@ class RowTable:
         return max(1, BLOCK_ELEMENTS // self.table.width)
 
     def rows(self, keys: Keys) -> Vector:
-        """Return rows of the model [k * width]; those that nobody has touched are made, and not kept."""
+        """Return rows of the model [k * width]; untouched rows are computed, not stored."""
         there, places = self._found(keys)
         return self._with_known("x", self.table.first(keys), there, places)
 
@@ -77,7 +77,7 @@ class RowTable:
         return there, self.places[at[there]] if self.keys.size else np.empty(0, np.uint32)
 
     def _with_known(self, name: str, fresh: Vector, there: npt.NDArray[np.bool_], places: Places) -> Vector:
-        """Return rows of which those that are `there` come from here, and the others are `fresh`."""
+        """Return rows: stored values where `there`, `fresh` ones elsewhere."""
         out = empty(fresh.size, fresh.dtype)
         out[...] = fresh
         out.reshape(-1, self.table.width)[there] = self._lying(name, places)
@@ -172,7 +172,7 @@ class RowSum:
         self._terms.append((weight, rows))
 
     def mean(self, dtype: np.dtype[np.floating]) -> Rows | None:
-        """Return the mean by weight of all rows that anybody has; None where nobody has any."""
+        """Return the mean by weight of all rows present in any list; None without rows."""
         keys = united(*(rows.keys for _, rows in self._terms))
         if not keys.size:
             return None

@@ -1,10 +1,10 @@
-"""What a federated algorithm is: three boxes, with the network taken out.
+"""Interface of a federated algorithm: three rules, without the network.
 
     x  --down-->  each client of the cohort trains from x          ClientRule      terms, upload
                   their vectors become one                         Aggregation     a mean, a median, ...
     x  <-- step                                                    ServerRule      broadcast, step
 
-Any three fit together whose number of vectors is the same: the proximal clients of FedProx, a median and the server of
+Any three with the same number of vectors are compatible: the proximal clients of FedProx, a median and the server of
 FedAdam, say.  `names` puts together those of the papers.
 """
 
@@ -23,12 +23,12 @@ from fedgossip.core.machine import NodeId, Terms
 State = TypeVar("State")
 
 Vectors = tuple[Vector, ...]
-"""What goes down or up: always as many, each [d] and of the model's type; the first belongs to the model."""
+"""Vectors sent down or up: a fixed number, each [d] and of the model's type; the first belongs to the model."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Work:
-    """What local training gave: `update` [d] after `steps` steps of learning rate `rate` over `examples`.
+    """Result of local training: `update` [d] after `steps` steps of learning rate `rate` over `examples`.
 
     Where the rule asks for a gradient, `update` is that: the mean over `steps` batches.
     """
@@ -41,12 +41,12 @@ class Work:
     """The client, and the round that it was invited to."""
     round: int = 0
     extra: Vectors = ()
-    """What came of the terms' `extra`."""
+    """The result for the terms' `extra`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Aggregate:
-    """What a round's contributions became: vectors [d], of how many `clients`, the mean of their `steps` by weight."""
+    """Aggregate of a round: vectors [d], the number of `clients`, and the weighted mean of their `steps`."""
 
     vectors: Vectors
     clients: int
@@ -56,11 +56,11 @@ class Aggregate:
 
 
 class ClientRule(Protocol):
-    """What a client does with what it receives.  `memory` is its own, () at first; nothing is changed in place."""
+    """The rule of a client.  `memory` is its own, () at first; nothing is changed in place."""
 
     @property
     def vectors(self) -> int:
-        """How many go down, and up."""
+        """Numbers of vectors down, and up."""
         ...
 
     @property
@@ -69,11 +69,11 @@ class ClientRule(Protocol):
         ...
 
     def weight(self, examples: int) -> float:
-        """What a contribution counts in the mean; above 0."""
+        """Return the weight of a contribution in the mean; above 0."""
         ...
 
     def terms(self, received: Vectors, memory: Vectors) -> Terms:
-        """What local training from received[0] adds to its gradients."""
+        """Return the terms added to the gradients of local training from received[0]."""
         ...
 
     def upload(self, received: Vectors, memory: Vectors, work: Work) -> tuple[Vectors, Vectors]:
@@ -82,24 +82,24 @@ class ClientRule(Protocol):
 
 
 class ServerRule(Protocol[State]):
-    """What the coordinator does with the aggregate.  A state is a frozen dataclass of vectors, the model `x` first."""
+    """The rule of the coordinator.  A state is a frozen dataclass of vectors, the model `x` first."""
 
     def start(self, x: Vector) -> State:
-        """The state of a run whose first model is `x` [d]."""
+        """Return the state of a run with the initial model `x` [d]."""
         ...
 
     def broadcast(self, state: State) -> Vectors:
-        """What goes down; the model first."""
+        """Return the vectors for clients; the model first."""
         ...
 
     def step(self, state: State, aggregate: Aggregate) -> State:
-        """The state after a round whose contributions became `aggregate`; nothing is changed in place."""
+        """Return the state after a round with the result `aggregate`; nothing is changed in place."""
         ...
 
 
 @runtime_checkable
 class EndingRule(Protocol):
-    """A server that knows when its model is good enough."""
+    """A server with a stopping criterion for its model."""
 
     def over(self, x: Vector) -> bool:
         """Whether the run ends with this model [d]; a function of it alone."""
@@ -117,7 +117,8 @@ class Accumulator(Protocol):
     def add(self, node: NodeId, weight: float, vectors: Vectors, steps: int) -> None:
         """Take a contribution: its vectors [d], what it counts, and its steps.
 
-        Raises NotSummableError for what is not finite, or beyond what can be summed exactly; then nothing is changed.
+        Raises NotSummableError for elements that are not finite, or too large for an exact sum; then nothing is
+        changed.
         """
         ...
 
@@ -127,7 +128,7 @@ class Accumulator(Protocol):
 
 
 class Aggregation(Protocol):
-    """How contributions become one."""
+    """The aggregation of contributions."""
 
     @property
     def least(self) -> int:

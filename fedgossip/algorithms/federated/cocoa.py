@@ -5,7 +5,7 @@
 
     client k    da_k: coordinate steps on its own a_k, seen through w and sigma' times its own change of w
                 a_k <- a_k + gamma da_k;   sends  gamma / lam  sum_i da_i x_i,  and its part of P(w) and of D(a)
-    server      w <- w + 1/n sum of what came
+    server      w <- w + 1/n sum of the contributions
                 "add": gamma = 1, sigma' = K clients;   "average": gamma = 1 / K, sigma' = 1
 
 Sources: Jaggi, Smith, Takac, Terhorst, Krishnan, Hofmann and Jordan, Communication-efficient distributed dual
@@ -18,10 +18,10 @@ The lasso's |w|_1 alone gives no w(a); with a little of |w|^2 beside it does (th
 
 and all else is as above, with the same D(a), for lam/2 |w(a)|^2 is the conjugate of what stands behind the loss.
 
-Where we differ: nobody knows n before the first round, so each client's first answer only counts its examples, and a
-client that comes later is counted then.  The vectors hold the model and, behind it, four numbers that are summed with
-it: examples, clients, P and D.  P and D are of the model that went down, so of the round before; where a client is
-missing they are 0, and say nothing.  The dual variables stay at their client, and change when the answer was counted.
+Where we differ: n is unknown before the first round, so each client's first answer only counts its examples; a later
+client is counted at its first answer.  The vectors hold the model and, behind it, four numbers that are summed with it:
+examples, clients, P and D.  P and D are of the model that went down, so of the round before; where a client is missing
+they are 0, and say nothing.  The dual variables stay at their client, and change when the answer was counted.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Uploads by a codec: what a client sends in fewer bytes, and what it remembers of what that left out.
 
-    client    p = u + e;  C(p) goes up;  e' = p - C(p)      once the coordinator says that it was counted
+    client    p = u + e;  C(p) goes up;  e' = p - C(p)      once the coordinator confirms it
     server    sees C(p) in place of u
 
 e is a part of the client's memory (`base.ClientRule`), so it is as old as the last contribution that counted: one that
@@ -26,7 +26,7 @@ from fedgossip.core.machine import NodeId, Terms
 
 @dataclass(frozen=True)
 class UploadCodec:
-    """How a run's updates [d] go up; a value, the same at the coordinator and at all clients."""
+    """The encoding of uploaded updates [d]; a value, equal at the coordinator and all clients."""
 
     codec: Codec
     layout: VectorLayout
@@ -40,7 +40,7 @@ class UploadCodec:
         return self.codec.size(self.layout, round) + self.statistics * self.layout.itemsize
 
     def payload_of(self, coded: Payload, update: Vector) -> Payload:
-        """Return what goes up of an update [d] whose parameters the codec has made this of."""
+        """Return the upload of an update [d], given its encoded parameters."""
         return np.concatenate([coded, as_bytes(update[self.layout.length :])]) if self.statistics else coded
 
     def update_of(self, payload: Payload, node: NodeId, round: int) -> Vector:
@@ -66,12 +66,12 @@ class UploadCodec:
 
 @dataclass(frozen=True)
 class CodedClient:
-    """A client's rule, of one vector, whose update goes up by a codec."""
+    """A client's rule with one vector, encoded by a codec for upload."""
 
     rule: ClientRule
     coding: UploadCodec
     sender: Sender | None = None
-    """How updates are sent; none: as the codec wants it, without a momentum."""
+    """The sender of updates; none: the codec's default, without momentum."""
     added: bool = False
     """Whether the elements of a linear codec go up as numbers, to be added by a secure sum; else bytes do."""
 
@@ -104,5 +104,5 @@ class CodedClient:
 
     @cached_property
     def _start(self) -> Vectors:
-        """What is remembered before the first update."""
+        """Return the memory before the first update."""
         return self._sender.start(self.coding.layout)

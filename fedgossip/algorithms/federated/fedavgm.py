@@ -2,8 +2,8 @@
 
     v <- beta v + mean update          x <- x + eta v
 
-The server's momentum evens out rounds whose cohorts want different things.  beta = 0 is FedAvg.  With Nesterov's form
-(`outer`) it is DiLoCo's outer step.
+The server's momentum averages over rounds with different cohorts.  beta = 0 is FedAvg.  With Nesterov's form (`outer`)
+it is DiLoCo's outer step.
 """
 
 from __future__ import annotations

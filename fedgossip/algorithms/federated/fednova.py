@@ -52,7 +52,7 @@ class Nova:
     """The server: x <- x + lr * tau_eff * mean d.
 
     Where we differ with momentum: ||a|| of the mean number of steps stands for the mean of ||a||, equal where all
-    clients take the same number; the coordinator is told steps, not norms.
+    clients take the same number; clients report steps, not norms.
     """
 
     lr: float = 1.0

@@ -40,7 +40,7 @@ def fedsgd(*, lr: float = 0.1) -> Made:
 
 
 def fedprox(*, mu: float = 0.01, lr: float = 1.0, weighting: str = "examples") -> Made:
-    """FedProx: FedAvg whose clients are pulled back by `mu` times the distance to what they received."""
+    """FedProx: FedAvg with clients pulled back by `mu` times the distance to the received model."""
     return Federated(proximal(mu, weighting), Mean(), ServerSgd(lr))
 
 
@@ -98,7 +98,7 @@ def trimmed_mean(*, cut: int = 1, lr: float = 1.0) -> Made:
 
 
 def krum(*, faulty: int = 1, lr: float = 1.0) -> Made:
-    """Krum: the contribution whose nearest others are nearest, `faulty` of all being liars."""
+    """Krum: the contribution closest to its nearest others, with `faulty` malicious ones among all."""
     return _robust(robust.ByRule(robust.krum, {"faulty": faulty}, 2 * faulty + 3), lr)
 
 
@@ -145,7 +145,7 @@ ALGORITHMS: dict[str, Callable[..., Made]] = table(
 
 
 OURS = ("clients", "threshold")
-"""What no experiment may give as an option."""
+"""Parameters that an experiment cannot set."""
 
 
 def make(name: str, *, clients: int, threshold: float = 0.0, **options: Any) -> Made:

@@ -125,8 +125,8 @@ def multi_krum(rows: Rows, faulty: int, keep: int) -> Rows:
 def geometric_median(rows: Rows, steps: int = 32, smoothing: float = 1e-6) -> Rows:
     """The point z of least sum_i ||rows_i - z||, after at most `steps` of Weiszfeld's; begins at the median.
 
-    A distance below `smoothing` times the median one counts as that: z may come to lie on a contribution.  The largest
-    would be for whoever is far away to choose.
+    A distance below `smoothing` times the median one counts as that: z may coincide with a contribution.  The largest
+    could be chosen by a far contribution.
     """
     z = median(rows)
     for _ in range(steps):

@@ -4,7 +4,7 @@
     mean      all alike; a rule against liars has the parameters, and of statistics the median of each element
     server    parameters: its step                               statistics: the mean
 
-What is the algorithm's own (terms, controls, momentum, moments) is of the parameters: it is 0 for statistics.  See
+The algorithm's own vectors (terms, controls, momentum, moments) cover the parameters: they are 0 for statistics.  See
 `algorithms/gossip/running_statistics`.
 """
 
@@ -35,7 +35,7 @@ from fedgossip.core.machine import NodeId, Terms
 
 @dataclass(frozen=True)
 class StatisticsClient:
-    """A client of vectors whose first `parameters` elements are parameters: its rule has those."""
+    """A client of vectors with `parameters` leading parameters: its rule applies to those."""
 
     rule: ClientRule
     parameters: int

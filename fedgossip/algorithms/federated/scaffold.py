@@ -10,8 +10,8 @@ c_i corrects the drift of a client's steps towards its own optimum.  With one st
 cancel in the mean: FedSGD, to rounding.  Clients train by plain SGD of one rate: only then is (x - y) / (K eta_l) the
 mean gradient; other optimizers are refused by the plan, or where a loop joins.
 
-Where we differ: c_i+ becomes c_i only when the coordinator says that the contribution was counted, so c stays the mean
-of all c_i whoever is cut off.  All clients count alike, as in the paper.
+Where we differ: c_i+ replaces c_i only when the coordinator confirms that the contribution was counted, so c stays the
+mean of all c_i under any dropout.  All clients count alike, as in the paper.
 """
 
 from __future__ import annotations

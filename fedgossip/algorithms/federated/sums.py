@@ -1,7 +1,7 @@
-"""Sums of vectors as they come, the same bits whatever their order, in memory that does not grow with their number.
+"""Sums of vectors in order of arrival, with the same bits in any order, in memory independent of their number.
 
 Each term is rounded once to the whole multiples of GRID (most terms are such a multiple already), and these are added
-as whole numbers, whose sums have no order.  The secure sum relies on the same, modulo 2^32 and on a coarser grid.
+as integers, in any order.  The secure sum relies on the same, modulo 2^32 and on a coarser grid.
 
     term  = weight * vector                 one rounding in float64, none for a weight below 2^29 and float32
     fine += term to the nearest GRID        multiples of 2^-45; a block of a term that goes above 2^5 has two parts:
@@ -10,12 +10,12 @@ as whole numbers, whose sums have no order.  The secure sum relies on the same, 
 
 A float64 between 2^k and 2^(k+1) is, as 64 bits, a whole number of its last places plus a constant: so a term that is
 added to a number of the right size is rounded to the grid, and its bits are what the word counts.  The constants are
-taken away at the end, as often as they were added; what overflows on the way comes back, modulo 2^64.
+taken away at the end, as often as they were added; intermediate overflows cancel, modulo 2^64.
 
 So a float32 element of 2^-22 or more is summed exactly, and a smaller one to 2^-46.
 
 Source: pre-rounded reproducible sums, Demmel and Nguyen, Parallel reproducible summation, IEEE Trans. Computers 64
-(2015), with a grid that is fixed, so that terms may come one by one.
+(2015), with a fixed grid, so that terms may arrive one by one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a gossip algorithm is: the box of a paper, with the network taken out.
+"""Interface of a gossip algorithm: the pseudocode of a paper, without the network.
 
     x = start(first vector)
     in every round:   train from model(x)          -> update
@@ -40,15 +40,15 @@ MODEL = Slot("x")
 """The only slot of an algorithm that mixes models and nothing beside them."""
 
 WEIGHT = Slot("weight", length=1, dtype="float64")
-"""The last slot of an algorithm whose peers give away what they have: by what of it comes, they divide the others."""
+"""The last slot of a push-sum algorithm: the received weight, by which peers divide the other slots."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a peer's local training was in one round.
+    """Result of a peer's local training in one round.
 
-    `rate`: learning rate; `steps`: optimiser steps; 0 where the task does not say.  Numbers for one peer, arrays [n, 1]
-    of the model's type for all peers at once.
+    `rate`: learning rate; `steps`: optimiser steps; 0 where unknown.  Numbers for one peer, arrays [n, 1] of the
+    model's type for all peers at once.
     """
 
     round: int
@@ -65,7 +65,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What the graph of an algorithm must give; a run without it is refused before anything is trained."""
+    """Requirements of an algorithm on its graph; a run that violates them is refused before training."""
 
     sums: str = "rows"
     """Which weights of a mixing must sum to one: "rows" (a mean of what arrives), "columns" (each gives away what it
@@ -73,7 +73,7 @@ class Needs:
     own_graph: bool = False
     """Only the graph that bears the algorithm's name will do."""
     constant_members: bool = False
-    """The peers are counted: nobody can join or leave."""
+    """The number of peers is fixed: no peer can join or leave."""
     constant: bool = False
     """One graph for the whole run."""
     symmetric: bool = False
@@ -85,11 +85,11 @@ class Needs:
     plain_sgd: bool = False
     """Local steps are the learning rate times a gradient: no momentum, decay, clipping or Adam."""
     linear: bool = False
-    """What is mixed is the weighted sum: what goes out is more than a model, or is a model only in the sum."""
+    """Only the weighted sum can be mixed: outgoing vectors are more than a model, or a model only in the sum."""
     weighs_alike: bool = False
     """All models count alike, whatever the weights of the graph: an experiment must not name any."""
     lossless: bool = False
-    """Every message of every round comes: no faults that lose one."""
+    """Every message of every round arrives: no faults that lose one."""
 
 
 class GossipAlgorithm(Protocol[State]):
@@ -97,16 +97,16 @@ class GossipAlgorithm(Protocol[State]):
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """What a round mixes, one slot per outgoing vector."""
+        """Return the outgoing vectors of a round, one slot each."""
         ...
 
     @property
     def needs(self) -> Needs:
-        """What a run must have; one that has not is refused before anything runs."""
+        """Requirements on a run; one that violates them is refused at the start."""
         ...
 
     def start(self, x: Vector) -> State:
-        """The state of a peer whose first vector is `x`, [d]; of all peers where it is [n, d]."""
+        """Return the state of a peer with the initial vector `x`, [d]; of all peers where it is [n, d]."""
         ...
 
     def trained(self, state: State, update: Vector | None, step: Step) -> tuple[State, Vectors]:
@@ -122,7 +122,7 @@ class GossipAlgorithm(Protocol[State]):
         ...
 
     def seen(self, state: State, outgoing: Vectors) -> Vector:
-        """What records compare with the model: the model as it is before the mixing of `outgoing`."""
+        """Return the model before the mixing of `outgoing`, for records."""
         ...
 
     def corrected(self, state: State, differences: Vectors) -> State:
@@ -136,10 +136,10 @@ class GossipAlgorithm(Protocol[State]):
 
 @runtime_checkable
 class SendsModels(Protocol[State]):
-    """An algorithm whose `trained` sends the model plus the update and keeps nothing else of the update."""
+    """An algorithm with a `trained` that sends the model plus the update and keeps nothing else of the update."""
 
     def moved(self, state: State, models: Vector) -> tuple[State, Vectors]:
-        """What `trained` gives, where that sum, `models`, is there already."""
+        """Return the result of `trained`, where the sum `models` is computed already."""
         ...
 
 

@@ -1,5 +1,5 @@
-"""CHOCO-SGD: gossip of what has changed, in as few bytes as a codec says it (Koloskova, Stich and Jaggi, Decentralized
-stochastic optimization and gossip algorithms with compressed communication, ICML 2019):
+"""CHOCO-SGD: gossip of changes, encoded by a codec (Koloskova, Stich and Jaggi, Decentralized stochastic optimization
+and gossip algorithms with compressed communication, ICML 2019):
 
     q_i     =  Q(x_i + u_i - xhat_i)                      is all that i sends
     xhat_i  <- xhat_i + q_i                               at i and at each of its neighbours
@@ -9,8 +9,8 @@ xhat_i is what others know of i: it begins at 0 everywhere, so that no model is 
 stays in x_i + u_i - xhat_i and is sent later; the mean of all x is kept whatever Q is.  What goes out here is the new
 xhat_i, and a round mixes those; on a link its change travels (`protocols/gossip/replicas`).
 
-gamma, 0 < gamma <= 1: more agrees sooner, until it diverges; the less Q says, the smaller it must be.  For a spectral
-gap g, a contraction c of Q and b = ||I - W||
+gamma, 0 < gamma <= 1: more agrees sooner, until it diverges; the coarser Q, the smaller it must be.  For a spectral gap
+g, a contraction c of Q and b = ||I - W||
 
     theorem      g^2 c / (16 g + g^2 + 4 b^2 + 2 g b^2 - 8 g c)      always converges; thousands of times below what
                                                                      most runs bear
@@ -44,7 +44,7 @@ from fedgossip.base.errors import ConfigError, nearest
 from fedgossip.base.vectors import Vector, add, frozen, linear, subtract
 
 KNOWN_TO_ALL = -1
-"""The round of an xhat that nobody has changed: 0."""
+"""The round of an initial xhat: 0."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +86,8 @@ SIGNS = 2 / math.pi
 class Choco:
     """Give the codec's name, and gamma: a number, or a rule of RULES, which needs the gap and ||I - W|| of the graph.
 
-    With `outer` each peer takes that step along its update before it says anything.  Raises ConfigError for a codec
-    that does not contract, or draws at random, and for what is no gamma.
+    With `outer` each peer takes that step along its update before encoding.  Raises ConfigError for a codec that does
+    not contract, or draws at random, and for an invalid gamma.
     """
 
     slots = (MODEL,)
@@ -164,7 +164,7 @@ class Choco:
         return replace(self.start(model), v=state.v)
 
     def _said(self, changes: Vector, round: int) -> Vector:
-        """Return what the codec says of each row."""
+        """Return the encoding of each row."""
         layout, turn = VectorLayout.of_length(changes.shape[-1], changes.dtype), CodecTurn(0, 0, round)
         if changes.ndim == 1:
             return self.codec.decode(self.codec.encode(changes, layout, turn), layout, turn)

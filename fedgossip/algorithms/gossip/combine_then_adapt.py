@@ -2,9 +2,9 @@
 
     x_i  <-  sum_j W_ij x_j  +  u_i         u_i: the change that node i's local steps made, from x_i
 
-A peer ends a round with an update of its own that nobody has mixed yet, so peers stay further apart than in the other
-order; `algorithm.options = { order = "cta" }` of `dsgd`.  Where we differ: the vector goes out after the training, so
-that mixing and training are not done at the same time.
+A peer ends a round with an unmixed update of its own, so peers stay further apart than in the other order;
+`algorithm.options = { order = "cta" }` of `dsgd`.  Where we differ: the vector goes out after the training, so that
+mixing and training are not done at the same time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class UnmixedState:
 
 
 class CombineThenAdapt:
-    """What is mixed is the model as it was before the training."""
+    """The mix uses the model before the training."""
 
     slots = (MODEL,)
     needs = Needs()

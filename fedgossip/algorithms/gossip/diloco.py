@@ -1,4 +1,4 @@
-"""DiLoCo on any graph: local steps, then an outer step along what the round has come to (`outer`).
+"""DiLoCo on any graph: local steps, then an outer step along the round's displacement (`outer`).
 
     s_i  =   x_i + u_i                      u_i: what node i's local steps made, with an optimiser of its own
     D_i  =   sum_j W_ij s_j - x_i
@@ -12,9 +12,9 @@ of their own and sends both; here they have one, and a message is one vector.
 
 Where we differ: the papers' average is a collective; here it is a round of the graph, whatever that is.  D holds the
 disagreement beside the change, so v does too.  That has two effects, both exact on a quadratic: the disagreement that
-lasts is that of D-PSGD, lambda / (1 - lambda) times the changes', and not 1 / (1 - beta) times more, as with a
-momentum of each peer's own changes; and peers come together by Nesterov's rate on slow graphs.  An eigenvalue lambda of
-the weights must be above 1 - 2 (1 + beta) / (lr (1 + 2 beta)), which is -0.94 for .7 and .9.  On pairs that change
+lasts is that of D-PSGD, lambda / (1 - lambda) times the changes', and not 1 / (1 - beta) times more, as with a momentum
+of each peer's own changes; and peers converge at Nesterov's rate on slow graphs.  An eigenvalue lambda of the weights
+must be above 1 - 2 (1 + beta) / (lr (1 + 2 beta)), which is -0.94 for .7 and .9.  On pairs that change
 (`random-matching`) Nesterov's form is stable (disagreement times .907 a round for .7 and .9), the other is not (1.014
 for 16 peers): there take a beta of .5.
 
@@ -69,10 +69,10 @@ class DiLoCo:
         return outgoing[0]
 
     def corrected(self, state: Outer, differences: Vectors) -> Outer:
-        """Count what came late as the step of its round would have, had it come before the next."""
+        """Count a late model as the step of its round would have."""
         (late,) = differences
         return Outer(linear((1, state.x), (self.outer.gain, late)), add(state.v, late))
 
     def rejoined(self, state: Outer, model: Vector) -> Outer:
-        """The momentum stays: it is of the rounds that were, whoever was in them."""
+        """The momentum stays: it covers past rounds, independent of their peers."""
         return replace(state, x=model)

@@ -2,9 +2,9 @@
 
     x_i  <-  sum_j W_ij (x_j + u_j)         u_j: the change that node j's local steps made
 
-Where we differ: the paper's algorithm 1 applies a gradient taken at x_i to the mixed vector (combine, then adapt);
-this form trains first and mixes the result, as today's systems do.  The stationary disagreement of the two differs,
-and `tests/net/test_identity.py` tells them apart by number.  With several local steps u_j is their sum (local SGD).
+Where we differ: the paper's algorithm 1 applies a gradient taken at x_i to the mixed vector (combine, then adapt); this
+form trains first and mixes the result, as today's systems do.  The stationary disagreement of the two differs, and
+`tests/net/test_identity.py` distinguishes them by number.  With several local steps u_j is their sum (local SGD).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 With f the fragment of the round, and v and rest beginning with 0:
 
     train from x_i + rest_i                 -> u_i
-    rest_i     <-  rest_i + u_i             what is trained and not sent
+    rest_i     <-  rest_i + u_i             trained and not sent yet
     D_i[f]     =   sum_j W_ij (x_j + rest_j)[f] - x_i[f]
     v_i[f]     <-  beta v_i[f] + D_i[f]
     x_i[f]     <-  x_i[f] + lr (beta v_i[f] + D_i[f])
@@ -14,7 +14,7 @@ a graph where the paper has a collective; its step is that of `diloco`, so one f
 fragments are stretches of equal length, and not layers: the fullest round has 1 / F of the bytes, whatever the model.
 
 What goes out is 0 outside the fragment, before it is mixed and after, and on a link the fragment alone travels
-(`protocols/gossip/fragment_gossip`): so what comes late is counted in the fragment of its own round.
+(`protocols/gossip/fragment_gossip`): so a late model is counted in the fragment of its own round.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Unsent:
     v: Vector
     rest: Vector
     round: int = -1
-    """The round of `rest`, whose fragment goes out, or was the last to; -1: none."""
+    """The round of `rest`, of the current or last sent fragment; -1: none."""
 
 
 class FragmentedDiLoCo:
@@ -84,12 +84,12 @@ class FragmentedDiLoCo:
         return frozen(model)
 
     def corrected(self, state: Unsent, differences: Vectors) -> Unsent:
-        """Count what came late as `diloco` does; it is 0 outside the fragment of its round."""
+        """Count a late model as `diloco` does; it is 0 outside the fragment of its round."""
         (late,) = differences
         return replace(state, x=linear((1, state.x), (self.outer.gain, late)), v=add(state.v, late))
 
     def rejoined(self, state: Unsent, model: Vector) -> Unsent:
-        """What was not sent stays so."""
+        """Keep the unsent remainder."""
         return replace(state, x=subtract(model, state.rest))
 
     def _part(self, x: Vector, round: int) -> tuple[EllipsisType, slice]:

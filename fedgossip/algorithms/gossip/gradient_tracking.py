@@ -30,7 +30,7 @@ class Tracked:
 
 
 class GradientTracking:
-    """A peer that comes back, or goes on among others, begins with c = 0: what it had owed is not theirs to carry."""
+    """A restarted peer, or one that resumes with another's model, begins with c = 0: its earlier correction is lost."""
 
     slots = (MODEL, Slot("y"))
     needs = Needs(

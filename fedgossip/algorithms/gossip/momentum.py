@@ -1,4 +1,4 @@
-"""D-PSGD whose momentum is mixed with the model (Yu, Jin and Yang, ICML 2019):
+"""D-PSGD with momentum mixed like the model (Yu, Jin and Yang, ICML 2019):
 
     M_i  <-  beta M_i + u_i                 u_i: the change that node i's local steps made, from x_i; M begins with 0
     x_i  <-  sum_j W_ij (x_j + M_j)

@@ -42,7 +42,7 @@ Made = GossipAlgorithm[Any]
 
 @dataclass(frozen=True)
 class Method:
-    """What an experiment may name as `algorithm.name`."""
+    """Values of `algorithm.name`."""
 
     make: Callable[..., Made]
     modes: tuple[str, ...] = ("sync",)
@@ -51,12 +51,12 @@ class Method:
     private: bool = False
     """Whether peers may learn the sums of models alone (`algorithm.private`)."""
     told: tuple[str, ...] = ("n",)
-    """What of `Told` it is given where `make` has a parameter of that name; no experiment may give it."""
+    """Fields of `Told` passed to `make` where it has a parameter of that name; an experiment cannot set them."""
 
 
 @dataclass(frozen=True)
 class Told:
-    """What is known of a run's graph when its algorithm is made: peers, spectral gap and ||I - W||, None: not known."""
+    """Facts of a run's graph for its algorithm: peers, spectral gap and ||I - W||, None: unknown."""
 
     n: int
     gap: float | None = None
@@ -121,7 +121,7 @@ def diloco(
     gap: float | None = None,
     norm: float | None = None,
 ) -> Made:
-    """Return DiLoCo; with a codec, by what has changed in models, as CHOCO-SGD says it; or a fragment at a time.
+    """Return DiLoCo; with a codec, on coded changes as in CHOCO-SGD; or a fragment at a time.
 
     Raises ConfigError as each of them, for fragments by a codec, and for a gamma without one.
     """

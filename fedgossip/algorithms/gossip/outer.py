@@ -1,6 +1,6 @@
-"""The outer step: momentum over the changes that rounds of local training come to.
+"""The outer step: momentum over the displacements of rounds of local training.
 
-    v  <-  beta v + D                   D: what a round has come to, a displacement; v begins with 0
+    v  <-  beta v + D                   D: the displacement of a round; v begins with 0
     x  <-  x + lr v                     nesterov: x + lr (beta v + D)
 
 -D is the pseudo-gradient of DiLoCo (Douillard and others, DiLoCo: distributed low-communication training of language
@@ -22,7 +22,7 @@ LR, BETA = 0.7, 0.9  # DiLoCo's
 
 @dataclass(frozen=True)
 class OuterStep:
-    """`lr` above 0, `beta` in [0, 1).  Raises ConfigError for others; `where` says of what."""
+    """`lr` above 0, `beta` in [0, 1).  Raises ConfigError for others; `where` names their key."""
 
     lr: float = LR
     beta: float = BETA
@@ -41,7 +41,7 @@ class OuterStep:
 
     @property
     def gain(self) -> float:
-        """How far x goes at once for a D of 1."""
+        """The first step of x for a D of 1."""
         return self.lr * (1 + self.beta) if self.nesterov else self.lr
 
     def taken(self, x: Vector, v: Vector, moved: Vector) -> tuple[Vector, Vector]:

@@ -5,11 +5,11 @@ distributed optimization over time-varying graphs, SIAM J. Optim. 27, 2017), ada
     x_i  <-  sum_j P_ij (x_j + y_j)
     c_i  <-  sum_j P_ij y_j - u_i           c_i begins with 0
     w_i  <-  sum_j P_ij w_j                 begins with 1
-    z_i  <-  x_i / w_i                      the model: what is trained from, and evaluated
+    z_i  <-  x_i / w_i                      the model: start of training, and evaluated
 
 The columns of P sum to one, so sum_i c_i = 0 in every round, and the sums of x move by the sum of the updates: as in
-`gradient_tracking` the peers agree on the optimum of the common loss, and as in `push_sum` nobody needs to know who
-hears it.  Two vectors and a weight go out.
+`gradient_tracking` the peers agree on the optimum of the common loss, and as in `push_sum` a peer need not know its
+receivers.  Two vectors and a weight go out.
 
 Where we differ: the paper combines before it adapts, and tracks gradients; u_i is -rate times the gradient for one
 plain step, and the sum of several local steps otherwise.
@@ -39,7 +39,7 @@ class TrackedMass:
 
 
 class PushDIGing:
-    """For mixings whose columns sum to one.  A peer that goes on from another model begins with c = 0."""
+    """For mixings whose columns sum to one.  A peer that resumes from another model begins with c = 0."""
 
     slots = (MODEL, Slot("y"), WEIGHT)
     needs = Needs(sums="columns")
@@ -64,7 +64,7 @@ class PushDIGing:
         return debiased(outgoing[0], outgoing[2])
 
     def corrected(self, state: TrackedMass, differences: Vectors) -> TrackedMass:
-        """Count mass that came late."""
+        """Add late mass."""
         x, y, weight = differences
         late = y if state.correction is None else add(state.correction, y)
         return replace(state, x=add(state.x, x), weight=add(state.weight, weight), correction=late)

@@ -1,11 +1,11 @@
-"""Push-sum whose momentum is given away with the model: stochastic gradient push (Assran, Loizou, Ballas and Rabbat,
-ICML 2019) with the momentum of Yu, Jin and Yang (ICML 2019), on directed graphs:
+"""Push-sum with momentum sent as mass like the model: stochastic gradient push (Assran, Loizou, Ballas and Rabbat, ICML
+2019) with the momentum of Yu, Jin and Yang (ICML 2019), on directed graphs:
 
     v_i  <-  beta M_i + u_i                 u_i: the change that node i's local steps made, from z_i; M begins with 0
     x_i  <-  sum_j P_ij (x_j + v_j)
     M_i  <-  sum_j P_ij v_j
     w_i  <-  sum_j P_ij w_j                 begins with 1
-    z_i  <-  x_i / w_i                      the model: what is trained from, and evaluated
+    z_i  <-  x_i / w_i                      the model: start of training, and evaluated
 
 M is mass as x is: the columns of P sum to one, so the sum of all M is beta times itself plus the sum of the updates,
 that of one peer with momentum on the sum.  Momentum of each peer's own, as in the paper's experiments, is
@@ -64,7 +64,7 @@ class PushMomentum:
         return debiased(outgoing[0], outgoing[2])
 
     def corrected(self, state: MassInMotion, differences: Vectors) -> MassInMotion:
-        """Count mass that came late."""
+        """Add late mass."""
         x, motion, weight = differences
         late = motion if state.motion is None else add(state.motion, motion)
         return replace(state, x=add(state.x, x), weight=add(state.weight, weight), motion=late)

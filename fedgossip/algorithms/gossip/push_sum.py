@@ -2,13 +2,13 @@
 
     x_i  <-  sum_j P_ij (x_j + u_j)         u_j: the change that node j's local steps made, from z_j
     w_i  <-  sum_j P_ij w_j                 begins with 1
-    z_i  <-  x_i / w_i                      the model: what is trained from, and evaluated
+    z_i  <-  x_i / w_i                      the model: start of training, and evaluated
 
-The columns of P sum to one: each node gives away what it has, and needs to know to how many only.  So the sums of x
-and of w never change, on any directed graph and with another P in every round, and z comes to sum x / sum w = mean x.
+The columns of P sum to one: each node gives away what it has, and needs to know to how many only.  So the sums of x and
+of w never change, on any directed graph and with another P in every round, and z converges to sum x / sum w = mean x.
 
-The weights stay away from zero where the graph is strongly connected: w comes to n times the Perron vector of P.  They
-sum to n, so that none can grow without end; one that is tiny belongs to a node that hardly anybody sends to.
+The weights stay away from zero where the graph is strongly connected: w converges to n times the Perron vector of P.
+They sum to n, so that none can grow without end; one that is tiny belongs to a node that hardly anybody sends to.
 
 Source of the sums: Kempe, Dobra and Gehrke, Gossip-based computation of aggregate information, FOCS 2003.
 """
@@ -53,7 +53,7 @@ class PushSum:
         return debiased(*outgoing)
 
     def corrected(self, state: Mass, differences: Vectors) -> Mass:
-        """Count mass that came late."""
+        """Add late mass."""
         x, weight = differences
         return replace(state, x=add(state.x, x), weight=add(state.weight, weight))
 

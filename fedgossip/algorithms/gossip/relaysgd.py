@@ -3,9 +3,9 @@ Lin, Karimireddy, Stich and Jaggi, RelaySum for decentralized deep learning on h
 variant that averages models):
 
     s_i     =   x_i + u_i                                         u_i: the change that node i's local steps made
-    m_ij    =   s_i + sum over neighbours k but j of m_ki         goes to j; m_ki: what k said in the round before
+    m_ij    =   s_i + sum over neighbours k but j of m_ki         goes to j; m_ki: the sum from k in the round before
     c_ij    =   1   + the same sum of c_ki                        how many models m_ij is the sum of
-    x_i     <-  (sum_j m_ji + (n - sum_j c_ji) s_i) / n           of what neighbours say in this round
+    x_i     <-  (sum_j m_ji + (n - sum_j c_ji) s_i) / n           from the sums of this round
 
 So x_i is the mean of all n models, each as old as its way is long, where gossip weighs those at hand.  A model is never
 counted twice, for a tree has one way from each node to each.  In the first rounds, while models are still on their way,
@@ -31,8 +31,8 @@ from fedgossip.base.vectors import Vector, add, frozen
 class RelayState:
     """`x` [d], or [n, d] of all nodes.
 
-    `heard` [k, d], `counts` [k], float64: what each neighbour said in the last round, ascending by id, zeros of one
-    that said nothing; of all nodes, node after node, [arcs, d].  None before the first round.
+    `heard` [k, d], `counts` [k], float64: the sums received in the last round, ascending by neighbour id, zeros for a
+    silent one; of all nodes, node after node, [arcs, d].  None before the first round.
     """
 
     x: Vector
@@ -41,7 +41,7 @@ class RelayState:
 
 
 class RelaySGD:
-    """`n`: the number of peers, whose models count alike whatever the weights of the graph."""
+    """`n`: the number of peers, with equal weight for each model, independent of the graph's weights."""
 
     slots = (MODEL,)
     needs = Needs(tree=True, constant=True, constant_members=True, linear=True, weighs_alike=True)
@@ -53,14 +53,14 @@ class RelaySGD:
         return RelayState(x)
 
     def trained(self, state: RelayState, update: Vector | None, step: Step) -> tuple[RelayState, Vectors]:  # noqa: ARG002
-        """What goes out is made of s and of what was heard (`said`); of s alone in the first round."""
+        """Messages are computed from s and from the received sums (`said`); of s alone in the first round."""
         s = state.x if update is None else add(state.x, update)
         if state.heard is None or state.counts is None:
             return state, (s,)
         return state, (s, state.heard, state.counts)
 
     def mixed(self, state: RelayState, mixed: Vectors) -> RelayState:  # noqa: ARG002
-        """`mixed`: the mean (`averaged`), and what it was made of beside s; the mean alone where nobody is heard."""
+        """`mixed`: the mean (`averaged`), and what it was made of beside s; the mean alone without received sums."""
         return RelayState(*mixed)
 
     def model(self, state: RelayState) -> Vector:
@@ -70,14 +70,14 @@ class RelaySGD:
         return outgoing[0]
 
     def corrected(self, state: RelayState, differences: Vectors) -> RelayState:  # noqa: ARG002
-        """What comes late counts for nothing: the counts have said so."""
+        """Late sums are dropped: the counts already reflect that."""
         return state
 
     def rejoined(self, state: RelayState, model: Vector) -> RelayState:  # noqa: ARG002
         return self.start(model)
 
     def averaged(self, s: Vector, heard: Vector, counts: Vector) -> Vector:
-        """Return one node's mean of all models, [d], of its own and of what its neighbours said in this round.
+        """Return one node's mean of all models, [d], from its own and its neighbours' sums of this round.
 
         Counts of more models than there are, which no honest peers give, still make a mean.
         """
@@ -90,7 +90,7 @@ class RelaySGD:
 
 
 def said(s: Vector, heard: Vector, counts: Vector) -> tuple[Vector, Vector]:
-    """Return what one node says to each of its neighbours, [k, d] and [k], of what they said in the round before.
+    """Return one node's sums for each of its neighbours, [k, d] and [k], from those received in the round before.
 
     A sum without one term, for each of them: from the left up to it, from the right down to it, 3 k additions in all;
     the total less that term would lose its low bits.

@@ -14,7 +14,7 @@ Shares          (push-sum) the statistics that a peer gives away have its weight
 Exchanges       (asynchronous) both ends go on with the mean of their statistics; those that were exchanged while a
                 training was on count as much as what it has counted.
 Rules           (`combine`) a rule that holds against liars goes by the parameters; of statistics it takes the median of
-                each element, so that nobody sets them, and so that distances are those of the parameters.
+                each element, so that no single peer sets them, and so that distances are those of the parameters.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def joined(vector: Vector, statistics: Vector) -> Vector:
 def counted(given: Vector, change: Vector, parameters: int) -> Vector:
     """Return the statistics of a training, given its model and what it has changed.
 
-    The rounding of a sum keeps order, so that what is not negative stays so.
+    The rounding of a sum keeps order, so that non-negative values stay non-negative.
     """
     return add(given[..., parameters:], change[..., parameters:])
 
@@ -61,9 +61,9 @@ class Beside:
 
 
 class StatisticsBeside:
-    """An algorithm of vectors whose first `parameters` elements are parameters, and the others statistics.
+    """An algorithm of vectors with `parameters` leading parameters, the others statistics.
 
-    `exchanged`: what comes between rounds are the statistics of an exchange, and no differences.
+    `exchanged`: arrivals between rounds are the statistics of an exchange, not differences.
     """
 
     def __init__(self, algorithm: GossipAlgorithm[Any], parameters: int, *, exchanged: bool = False) -> None:

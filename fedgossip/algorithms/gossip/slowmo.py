@@ -36,7 +36,7 @@ class SlowState:
 
 
 class SlowMo:
-    """Round `base`, whose states have a field x that is the model.  `every` from 1, `alpha` above 0, `beta` in [0, 1).
+    """Extends `base`, with states that have a field x, the model.  `every` from 1, `alpha` above 0, `beta` in [0, 1).
 
     Raises ConfigError for others.
     """
@@ -87,7 +87,7 @@ class SlowMo:
         return self.base.seen(state.base, outgoing)
 
     def corrected(self, state: SlowState, differences: Vectors) -> SlowState:
-        """Count what came late; right after a slow step as if that step had seen it."""
+        """Count a late model; right after a slow step as if that step had seen it."""
         after = self.base.corrected(state.base, differences)
         if state.since or state.slow.motion is None:
             return replace(state, base=after)

@@ -6,8 +6,8 @@ Systems 31, 1998):
 
     om = 2 / (1 + sqrt(1 - slem^2)) is the best for the second largest |eigenvalue| slem of a symmetric W
 
-Stable for 0 < om < 2.  The stationary disagreement is that of D-PSGD, whose fixed point it has.  Over several rounds
-the mean moves by om / (2 - om) times the mean update: so much larger a learning rate is what it amounts to.
+Stable for 0 < om < 2.  The stationary disagreement and the fixed point are those of D-PSGD.  Over several rounds the
+mean moves by om / (2 - om) times the mean update: so much larger a learning rate is what it amounts to.
 """
 
 from __future__ import annotations

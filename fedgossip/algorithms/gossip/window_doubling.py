@@ -6,8 +6,8 @@
         bit 1   receive S_m(i-m-1),  m <- 2m + 1                          add it to T and to S
     m = n - 1:  S / n is the mean
 
-Node i hears the node named by `topology.schedules.cycles.window_doubling`, whose rows are {i: 0, source: 1}: what is
-"mixed" is the one vector that arrived.
+Node i receives from the node named by `topology.schedules.cycles.window_doubling`, whose rows are {i: 0, source: 1}:
+what is "mixed" is the one vector that arrived.
 
 With training in between: S/(m+1), the mean over the window so far, is what a peer trains from, with its own updates
 of this window added.  They join the sums when the next window begins:
@@ -23,8 +23,8 @@ the end of the first window on.
 Where we differ from DSGD-CECA (Ding, Jin, Ying, Yuan and Yin, ICML 2023): gradients do not enter sums that are under
 way, so that a window ends with the exact mean of what went into it; an update reaches the others up to a window later.
 
-All peers count the same phase: for synchronous runs in which nobody skips a round.  A source that is missing from one
-leaves its part of the window out (its weight goes to oneself), which moves the mean.
+All peers count the same phase: for synchronous runs without skipped rounds.  A source that is missing from one leaves
+its part of the window out (its weight goes to oneself), which moves the mean.
 """
 
 from __future__ import annotations

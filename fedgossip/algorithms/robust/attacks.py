@@ -1,4 +1,4 @@
-"""What attackers send in the place of their models: each a function of what they have heard in the round.
+"""Messages of attackers in place of their models: each a function of the models received in the round.
 
     sign-flip     -x                                  x: the attacker's own model, which it trains and mixes as all do
     noise         x + scale N(0, 1)
@@ -29,7 +29,7 @@ from fedgossip.base.vectors import Vector, frozen, ordered_mix
 
 @dataclass(frozen=True, eq=False)
 class ObservedModels:
-    """What an attacker has in a round.
+    """The view of an attacker in a round.
 
     `own`: its own model, [d]; `good`: those of honest peers by id, ascending; `row_of`: who weighs whom how much;
     `attackers`: the ids of all that lie.
@@ -49,11 +49,11 @@ class Attack(Protocol):
 
     @property
     def aimed(self) -> bool:
-        """Whether what is sent depends on to whom."""
+        """Whether the vector depends on the receiver."""
         ...
 
     def vector(self, seen: ObservedModels, to: int) -> Vector:
-        """Return what is sent to peer `to`, [d], frozen."""
+        """Return the vector for peer `to`, [d], frozen."""
         ...
 
 
@@ -154,7 +154,7 @@ ATTACKS: Mapping[str, Callable[..., Attack]] = table(
     ("alie", ALittleIsEnough),
     ("dissensus", Dissensus),
 )
-"""What `adversary.attack` may be."""
+"""Values of `adversary.attack`."""
 
 
 def attack_of(name: str, options: Mapping[str, Any]) -> Attack:
@@ -163,7 +163,7 @@ def attack_of(name: str, options: Mapping[str, Any]) -> Attack:
 
 
 def lies(attack: Attack, seen: ObservedModels, targets: tuple[int, ...]) -> dict[int, Vector]:
-    """Return what is sent to each of the targets; one object where it is one vector."""
+    """Return the vectors for the targets; one object for a common vector."""
     if attack.aimed:
         return {to: attack.vector(seen, to) for to in targets}
     return dict.fromkeys(targets, attack.vector(seen, seen.node))

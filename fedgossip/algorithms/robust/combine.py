@@ -1,4 +1,4 @@
-"""How a peer puts its neighbours' models together with its own: weighted sums, and rules that hold against liars.
+"""Rules that combine a peer's model with its neighbours': weighted sums, and robust rules against malicious peers.
 
     linear             sum_j w_ij x_j                                       one liar moves it as far as it likes
     clipped            x_i + sum_j w_ij s_j (x_j - x_i), s_j = min(1, tau / ||x_j - x_i||)
@@ -13,7 +13,7 @@
 
 One vector at a time, one's own among them.  Only linear and clipped use the weights; none but linear keeps the mean of
 all peers.  Where we differ from the paper of `clipped`: its theory takes tau from the honest neighbours' distances,
-which nobody knows, and its program a number (0.1); `tau = 0.1` is that, `tau = "adaptive"` the largest distance that is
+which are unknown, and its program a number (0.1); `tau = 0.1` is that, `tau = "adaptive"` the largest distance that is
 left without the f largest.
 
 Distances are summed in float64, in blocks of a fixed length, so a rule gives the same bits on every machine and for one
@@ -41,7 +41,7 @@ Models = Mapping[int, Vector]
 
 
 class Combination(Protocol):
-    """A rule.  `linear`: a weighted sum, so that what comes late can be added afterwards."""
+    """A rule.  `linear`: a weighted sum, so that late models can be added afterwards."""
 
     @property
     def linear(self) -> bool:
@@ -50,7 +50,7 @@ class Combination(Protocol):
 
     @property
     def tolerates(self) -> int:
-        """How many others it is told to hold against: a neighbourhood needs more."""
+        """Number of malicious neighbours that it tolerates: a neighbourhood needs more."""
         ...
 
     def combine(self, node: int, row: Row, models: Models) -> Vector:
@@ -95,7 +95,7 @@ class Clipped:
 
 
 class TrimmedMean:
-    """`f` from 0; where too few models come, as many as can be are cut off and one is left."""
+    """`f` from 0; with too few models, all but one are cut off."""
 
     linear = False
 
@@ -158,7 +158,7 @@ class NearestMean:
 def distance(one: Vector, other: Vector) -> float:
     """Return ||one - other||, in float64: squares summed within blocks of BLOCK elements, then over them.
 
-    At most the largest number that there is, so that what is too far to be measured is the farthest, and no error.
+    At most the largest finite number, so that an immeasurable distance is the largest, not an error.
     """
     total = 0.0
     with np.errstate(over="ignore"):
@@ -205,7 +205,7 @@ COMBINATIONS: Mapping[str, Callable[..., Combination]] = table(
     ("geometric-median", GeometricMedian),
     ("nna", NearestMean),
 )
-"""What `algorithm.combine` may be."""
+"""Values of `algorithm.combine`."""
 
 
 def combination(name: str, options: Mapping[str, Any]) -> Combination:

@@ -58,7 +58,7 @@ class FederatedRun(PlanDefaults):
     """Number of examples that a client trains on, for clients that are held here."""
     segments: tuple[Segment, ...] = ()
     exact: ExactSums | None = None
-    """The encoding of statistics, where they are what is summed; else models are."""
+    """The encoding of statistics in runs that sum them; None for models."""
     questions: Questions | None = field(default=None, repr=False, compare=False)
     """Checks of local clients before they answer, where sums are exact."""
     abstaining: frozenset[NodeId] = frozenset()

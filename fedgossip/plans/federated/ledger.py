@@ -34,7 +34,7 @@ FILES = ("csv", "npz", "text", "mnist", "fashion-mnist")
 
 
 TRAINING = "training"
-"""What is released without noise, where it is no sum that a run is made for: statistics, evaluation, a fit."""
+"""Kind of a release without noise by training, beside the sums: statistics, evaluation, a fit."""
 
 
 class TotalLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

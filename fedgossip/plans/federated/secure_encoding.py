@@ -46,7 +46,7 @@ class Numbers:
     weight_max: int
     """Maximum number of examples of a client."""
     telling: Telling
-    """The facts that clients tell beside the update."""
+    """The metrics that clients report beside the update."""
     score: Score = ACCURACY
     """The score that they measure, if any."""
     statistics: int = 0

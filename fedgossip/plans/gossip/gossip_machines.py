@@ -70,7 +70,7 @@ class GossipRun:
 
 @dataclass(frozen=True)
 class GossipMode:
-    """How peers exchange."""
+    """The mode of exchange of peers."""
 
     make: Callable[[GossipRun, Seat], GossipPeer]
     resume_point: Callable[[Algorithm, int, Vector], Checkpoint]
@@ -105,7 +105,7 @@ def _sums_without_one(run: GossipRun, seat: Seat) -> RelayGossip:
 
 
 def rule_of_models(experiment: GossipExperiment) -> Combination:
-    """How a peer puts a round's models together.  Raises ConfigError for options that the rule does not have."""
+    """Return the combination rule of a round's models.  Raises ConfigError for options that the rule does not have."""
     return combination(experiment.algorithm.combine, experiment.algorithm.combine_options)
 
 

@@ -93,7 +93,7 @@ def _steps_from(tree: Topology, start: int) -> dict[int, int]:
 
 
 def links_of(forecast: Forecast, topology: Topology) -> str:
-    """How many links there are; of a graph that changes how many at a time, and how many neighbours one has."""
+    """Return the number of links in words; for a changing graph the number at a time, and of a node's neighbours."""
     if forecast.period == 1:
         return f"{topology.edge_count} links"
     busiest = "1 neighbour" if forecast.degree_max == 1 else f"{forecast.degree_max} neighbours"
@@ -129,7 +129,8 @@ def _promised_of_pairs(rates: PairwiseRates, exchanges: int) -> list[str]:
 
 
 def pairwise_facts(rates: PairwiseRates, exchanges: int) -> dict[str, Any]:
-    """What pairwise exchanges promise, as plain data: of the square after one, and of the distance after a round."""
+    """Return the rates of pairwise exchanges, as plain data: of the square after one, and of the distance after a
+    round."""
     return {"bound": rates.bound, "rate": rates.rate, "round": rates.of_a_round(exchanges)}
 
 

@@ -100,7 +100,7 @@ def corrects_momentum(experiment: ParallelExperiment) -> bool:
 
 
 def low_rank_words(experiment: ParallelExperiment, sums: RoundSums, segments: Sequence[Segment]) -> list[str]:
-    """Say how many tensors go by factors, where gradients are of low rank."""
+    """Return the number of tensors sent as factors in words, where gradients are of low rank."""
     if low_rank_of(experiment.parallel.codec) is None:
         return []
     parts = sums.parts if isinstance(sums, FragmentSums) else (sums,)

@@ -81,7 +81,7 @@ class ParallelPlan(SharedSteps):
         return max(1, size // itemsize) if size else length + TAIL
 
     def sums_of(self, task: LocalTask) -> RoundSums:
-        """How gradients of a task add up."""
+        """Return the sums of a task's gradients."""
         bucket = self.bucket(task.length, task.dtype.itemsize)
         segments = self.segments or segments_of(task)
         return fragment_sums(self.experiment, self.fragments(task.length, segments), task.dtype, segments, bucket)

@@ -30,7 +30,7 @@ _NO_MESSAGES = (messages.Expected,)
 _MESSAGES = {
     name: kind for name, kind in vars(messages).items() if dataclasses.is_dataclass(kind) and kind not in _NO_MESSAGES
 }
-"""All that may stand in a message, messages themselves among it."""
+"""The types allowed in a message, including messages."""
 _EVENTS = {kind.__name__: kind for kind in typing.get_args(Event)}
 
 

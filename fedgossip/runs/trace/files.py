@@ -1,8 +1,8 @@
 """Files of traces: a machine's events are written before it acts, so that a new machine can replay them.
 
 A machine's effects are a function of its events and times; so a run that cannot be repeated, because the order of
-arrival belongs to the network, can be replayed: `fedgossip replay`.  After each event stand the effects that came of
-it, vectors by their hash: a replay reports the first differing event.
+arrival belongs to the network, can be replayed: `fedgossip replay`.  After each event stand the effects of it, vectors
+by their hash: a replay reports the first differing event.
 
     file      "fgtrace1", then records
     record    header bytes u32, body bytes u64, crc32 of both u32 | header, msgpack | body, raw little-endian numbers
@@ -113,7 +113,7 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=_number)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Opening:
-    """All that it takes to make the same machine again."""
+    """The inputs for creating the same machine again."""
 
     node: NodeId
     incarnation: int

@@ -1,4 +1,4 @@
-"""What a curious node can solve for: others' vectors, from all that it is told in some rounds.
+"""The vectors of others that a curious node can solve for, from all messages that it receives in some rounds.
 
 A curious node follows the protocol, knows the graph and the weights, and forgets nothing.  All that it sees is linear
 in what it does not know.  Two exchanges, each in two situations:
@@ -8,8 +8,8 @@ in what it does not know.  Two exchanges, each in two situations:
 
     averaging   nothing is trained: y(t + 1) = W_t y(t).  Unknown are the first vectors y_v(0), one per node
     training    one mixing per local update: y(t + 1) = W_t y(t) + u(t + 1).  Every update is another unknown, and so is
-                then every y_v(t): what is seen in one round tells nothing about another.  Exposed is a model as it
-                comes out of local training, and with the first one, where all begin alike, the update itself
+                then every y_v(t): the view of one round contains no information about another.  A model is exposed
+                as it leaves local training, and with the first one, where all begin alike, the update itself
 
 v is exposed to nodes that pool what they see when its unit vector lies in the span of the rows that they have seen.
 That is tested twice:
@@ -67,7 +67,7 @@ Victims = Mapping[int, int]
 
 @dataclass(frozen=True)
 class Exposure:
-    """Who is exposed to whom, in one exchange and situation; sets to which nobody is are there too, empty."""
+    """Exposed nodes by set of observers, in one exchange and situation; sets without any are included, empty."""
 
     exchange: Exchange
     situation: Situation
@@ -85,7 +85,7 @@ class Exposure:
 
 
 def worst(count: Mapping[Set, Victims]) -> tuple[Set, Victims]:
-    """Return the set to which most are exposed, the earliest of equals, and who they are."""
+    """Return the set of observers with the most exposed nodes, the earliest of equals, and these nodes."""
     return max(count.items(), key=lambda one: (len(one[1]), -max(one[1].values(), default=0)))
 
 
@@ -117,8 +117,8 @@ class Audit:
 def audit(schedule: Schedule, rounds: int, colluding: int = 1) -> Audit:
     """Return what any `colluding` nodes can solve for together within `rounds`.
 
-    About a second for 64 nodes of 4 neighbours, 20 rounds and one curious node.  Raises ConfigError above 128
-    nodes or 100 rounds, and where nobody is left to be exposed.
+    About a second for 64 nodes of 4 neighbours, 20 rounds and one curious node.  Raises ConfigError above 128 nodes or
+    100 rounds, and where no node is left to be exposed.
     """
     n = schedule.n
     if n > NODES_MAX or not 1 <= rounds <= ROUNDS_MAX or not 1 <= colluding < n:
@@ -155,7 +155,7 @@ def _sets(mixings: Sequence[Mixing], n: int, colluding: int) -> Iterator[Set]:
 
 @dataclass(frozen=True, eq=False)
 class _Round(Generic[Kind]):
-    """What there is to be seen in one round, all of it as rows over what is unknown."""
+    """The views of one round, as rows over the unknowns."""
 
     near: Sequence[tuple[int, ...]]
     """Each node and its neighbours."""
@@ -235,7 +235,7 @@ def _in_field(mixing: Mixing) -> IntArray:
 
 
 def _product(left: IntArray, right: IntArray) -> IntArray:
-    """Return left @ right modulo the prime, in two halves of 16 bits, whose products do not overflow 64."""
+    """Return left @ right modulo the prime, in two halves of 16 bits, so that products fit in 64."""
     high, low = left >> 16, left & 0xFFFF
     return ((high @ right % PRIME << 16) + low @ right) % PRIME
 
@@ -260,13 +260,13 @@ class _Span:
         self.pivots.append(pivot)
 
     def units(self) -> list[int]:
-        """Return the places whose unit vectors are in the span."""
+        """Return the positions with unit vectors in the span."""
         alone = (self.rows != 0).sum(axis=1) == 1
         return [pivot for pivot, unit in zip(self.pivots, alone.tolist(), strict=True) if unit]
 
 
 def _exposed(rounds: Sequence[_Round[np.int64]], exchange: Exchange, curious: Set) -> dict[int, int]:
-    """Return who is exposed to a set by what it sees, and after how many rounds."""
+    """Return the nodes exposed to a set by its view, and the number of rounds until then."""
     n = len(rounds[0].near)
     span, found = _Span(n), dict[int, int]()
     for number, round in enumerate(rounds, 1):
@@ -308,7 +308,7 @@ def _exposed_in_floats(rounds: Sequence[_Round[np.float64]], exchange: Exchange,
 
 
 def _left(rows: FloatArray) -> FloatArray:
-    """Return [n], the share of the spread of each node's first vector that stays unknown to who has seen these rows.
+    """Return [n], the share of the variance of each node's first vector that stays unknown after these rows.
 
     y(0) ~ N(0, 1) per node, noise ROUNDING: in the direction of a singular vector with value s, e^2 / (s^2 + e^2) of
     the variance is left.

@@ -7,7 +7,8 @@ from fedgossip.topology.schedules.schedules import Schedule
 from fedgossip.topology.weights.mixing import Mixing
 
 NEIGHBOURS_MIN = 3
-"""A sum of two tells each of them the other's part, if it talks to the receiver; of one it tells everybody."""
+"""A sum of two reveals each term to the other sender, if it colludes with the receiver; a sum of one reveals it to the
+receiver."""
 
 ROUNDS_LOOKED_AT = 64
 """Of a schedule that never repeats; in every later round the peers see for themselves."""
@@ -37,7 +38,7 @@ def _check_neighbours(mixing: Mixing, where: str) -> None:
 
 
 def _summed(mixing: Mixing, node: int) -> int:
-    """How many others' models the sum at `node` really holds."""
+    """Number of others' models in the sum at `node`."""
     return sum(other != node and weight > 0 for other, weight in mixing.row(node).items())
 
 

@@ -16,7 +16,7 @@ def shuffled(mixing: Mixing, seed: int) -> Random:
     """Return the schedule that gives the nodes of `mixing` new places at random in every round.
 
     In expectation a round leaves (||W||_F^2 - 1)/(n - 1) of sum ||x_i - mean||^2, whatever the direction.  Raises
-    ConfigError for weights whose rows or columns do not sum to one.
+    ConfigError for weights with rows or columns that do not sum to one.
     """
     name = f"shuffled:{mixing.name}"
     if mixing.stochastic != "both":

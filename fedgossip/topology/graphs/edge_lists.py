@@ -2,7 +2,7 @@
 
     u v                  between spaces or tabs; in a .csv file, or where a line is one word, commas or semicolons
     "New York" Boston    a name with spaces stands in quotes
-    u v {'weight': .25}  as networkx writes edges; what else it says of one is not read
+    u v {'weight': .25}  as networkx writes edges; other attributes are ignored
     source target        a first line that names the columns is passed over
     # text               a comment: "#" by itself, or behind an edge.  Inside a word it is part of a name
 
@@ -22,16 +22,16 @@ from fedgossip.topology.graphs.given_graphs import GivenGraph
 
 MAX_FILE_BYTES = 64 << 20
 DATA_LETTERS = 1000
-"""Maximum number of letters that a line says of its edge."""
+"""Maximum number of letters of an edge's attributes in a line."""
 HEADS = {
     ("source", "target"), ("from", "to"), ("src", "dst"), ("node1", "node2"), ("node_1", "node_2"), ("u", "v"),
     ("fromnodeid", "tonodeid"), ("id1", "id2"), ("start", "end"), ("i", "j"),
 }  # fmt: skip
-"""What the first line of a list calls the ends of an edge."""
+"""Names of an edge's ends in the first line of a list."""
 
 
 def listed(path: Path, text: str) -> GivenGraph:
-    """Return what a list of edges says.  Raises ConfigError, naming the line."""
+    """Parse a list of edges.  Raises ConfigError, naming the line."""
     rows = _rows(path, text)
     weighted = len(rows[0][1]) == 3
     weights = [_weight(path, line, words[2]) for line, words in rows] if weighted else None
@@ -147,7 +147,7 @@ def _ordered(nodes: tuple[str, ...], path: Path) -> tuple[str, ...]:
 
 
 def text_of(path: Path) -> str:
-    """Return what a file says.  Raises ConfigError where it is missing, too large or no text."""
+    """Return the text of a file.  Raises ConfigError where it is missing, too large or no text."""
     try:
         return outside_files.read_text(outside_files.named(path), MAX_FILE_BYTES).removeprefix("\ufeff")
     except OSError as error:

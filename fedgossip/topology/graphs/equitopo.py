@@ -1,4 +1,4 @@
-"""EquiTopo: random shifts of a circle, whose consensus rate does not depend on the number of nodes.
+"""EquiTopo: random shifts of a circle, with a consensus rate independent of the number of nodes.
 
     equi-static      M shifts drawn once: W = 1/M sum_m [ (n-1)/n P_m + 1/n I ], P_m the shift by a_m
     u-equi-static    the same both ways: (W + W') / 2
@@ -22,7 +22,7 @@ from fedgossip.topology.schedules.schedules import Random
 from fedgossip.topology.weights.mixing import Mixing, assemble, from_edge_weights
 
 ETA = 0.5
-"""What is exchanged in a round of a dynamic one; a half leaves (n - 1) / 2n of the square, the least there is."""
+"""The exchange in a round of a dynamic graph; a half leaves (n - 1) / 2n of the square, the least there is."""
 
 
 def static(n: int, m: int, seed: int, both_ways: bool = False) -> Mixing:

@@ -28,7 +28,7 @@ TRIES = 200  # draws of a random graph until one is connected
 
 
 def empty(n: int) -> Topology:
-    """Return n nodes and no edge: the baseline in which nobody exchanges anything."""
+    """Return n nodes and no edge: the baseline without exchanges."""
     _require("none", n, lambda size: size >= 1)
     return Topology.from_edges(n, np.empty((0, 2), np.int64), "none", circulant=())
 

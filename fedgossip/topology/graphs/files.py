@@ -1,7 +1,7 @@
 """Graphs as files: TOML with a source and the numbers it must have, or a plain list of edges.
 
-A graph in a file can be named, cited and exchanged, and says itself what it should come out as: a file whose
-[expect] block does not hold is refused, so that a slip of the pen is not an experiment.
+A graph in a file can be named, cited and exchanged, and states its expected properties: a file with a violated [expect]
+block is refused, so that a typo does not run as an experiment.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ NEAR = 1e-6  # how far a number may be from what [expect] says
 
 
 class Expect(msgspec.Struct, forbid_unknown_fields=True):
-    """What the graph must come out as; rates are under its own weights, or Metropolis weights, and hold to 1e-6."""
+    """The required properties of the graph; rates are under its own weights, or Metropolis weights, and hold to
+    1e-6."""
 
     n: int | None = None
     edges: int | None = None
@@ -46,9 +47,9 @@ class Expect(msgspec.Struct, forbid_unknown_fields=True):
 class GraphFile(msgspec.Struct, forbid_unknown_fields=True):
     """A graph's TOML file.  Either `family`, or `edges` or `arcs` with `nodes` (labels) or `n`.
 
-    arcs: [u, v, w]: u sends to v, who gives its model the weight w; each node keeps what is left of one, or what an arc
-    to itself says.  rule: what these weights are called.  matchings: the edges again, in sets that share no node, where
-    "matcha" shall use these.
+    arcs: [u, v, w]: u sends to v, who gives its model the weight w; each node keeps the remainder to one, or the weight
+    of its arc to itself.  rule: what these weights are called.  matchings: the edges again, in sets that share no node,
+    where "matcha" shall use these.
     """
 
     name: str
@@ -81,7 +82,7 @@ def load(path: Path | str) -> Topology:
 
 
 def given_graph(path: Path) -> GivenGraph:
-    """Return what a file says of a graph: the file of another program, or a list of edges.  Raises ConfigError."""
+    """Parse a file of a graph: the file of another program, or a list of edges.  Raises ConfigError."""
     text = text_of(path)
     return graph_formats.read(path, text) or listed(path, text)
 
@@ -100,8 +101,7 @@ def load_weighted(path: Path | str) -> Mixing:
 def load_toml(path: Path) -> Topology:
     """Return the graph that a TOML file describes, checked against its [expect] block.
 
-    Raises ConfigError for a file that cannot be read, a rule of weights that is not known, and a graph that is not what
-    [expect] says.
+    Raises ConfigError for a file that cannot be read, an unknown rule of weights, and a graph that violates [expect].
     """
     described = read(path)
     topology = replace(_from_description(described, path), weights=described.weights)
@@ -136,9 +136,9 @@ def load_mixing(path: Path | str) -> Mixing | None:
 
 
 def read(path: Path) -> GraphFile:
-    """Return what a TOML file says, typed, without building the graph.
+    """Parse a TOML file, typed, without building the graph.
 
-    Raises ConfigError for what is no such file, and for one without a source.
+    Raises ConfigError for an invalid file, and for one without a source.
     """
     text = text_of(path)
     try:
@@ -161,19 +161,19 @@ def written(mixing: Mixing, name: str, title: str, source: str) -> str:
 
 
 def ready_names() -> tuple[str, ...]:
-    """Return the names of the graphs that come with fedgossip."""
+    """Return the names of the graphs included in fedgossip."""
     return tuple(sorted({path.stem for folder in READY_FOLDERS for path in folder.glob("*.toml")}))
 
 
 def ready_path(name: str) -> Path | None:
-    """Return the file of a graph that comes with fedgossip, None where there is none of this name."""
+    """Return the file of a graph included in fedgossip, None for an unknown name."""
     if not name or not all(letter.isalnum() or letter in "-_" for letter in name):
         return None
     return next((path for folder in READY_FOLDERS if (path := folder / f"{name}.toml").is_file()), None)
 
 
 def ready(name: str) -> Topology:
-    """Return a graph that comes with fedgossip.  Raises ConfigError for an unknown name."""
+    """Return a graph included in fedgossip.  Raises ConfigError for an unknown name."""
     path = ready_path(name)
     if path is None:
         raise ConfigError(f"no ready graph is called {name!r}", nearest(name, ready_names()))

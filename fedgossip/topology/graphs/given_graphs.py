@@ -1,4 +1,4 @@
-"""What a file says of a graph, whatever its format: nodes by their names, edges, perhaps weights."""
+"""The content of a graph's file, independent of its format: nodes by their names, edges, perhaps weights."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fedgossip.topology.weights.mixing import Mixing
 
 @dataclass(frozen=True)
 class GivenGraph:
-    """What a file says: nodes by their names, and edges between them, all with a weight or none."""
+    """The content of a file: nodes by their names, and edges between them, all with a weight or none."""
 
     nodes: tuple[str, ...]
     edges: list[tuple[str, str]]
     weights: list[float] | None = None
     directed: bool = False
     lines: list[int] | None = None
-    """Where each edge stands."""
+    """Position of each edge in the file."""
 
     def where(self, edge: int) -> str:
         """Return how a message names the place of an edge."""
@@ -27,14 +27,14 @@ class GivenGraph:
 
 
 def topology_of(given: GivenGraph, path: Path) -> Topology:
-    """Return the graph that a file says.  Raises ConfigError for a loop, and ids with a hole."""
+    """Return the graph of a file.  Raises ConfigError for a loop, and ids with a hole."""
     ids, labels = _checked(given, path)
     edges = [(ids[u], ids[v]) for u, v in given.edges]
     return Topology.from_edges(len(ids), edges, path.stem, given.directed, labels=labels)
 
 
 def mixing_of(given: GivenGraph, path: Path) -> Mixing:
-    """Return the symmetric mixing that a file says.  Raises ConfigError for a loop, and an edge given twice."""
+    """Return the symmetric mixing of a file.  Raises ConfigError for a loop, and an edge given twice."""
     if given.directed:
         text = f"{path}: a directed graph with weights"
         raise ConfigError(text, "Write it as arcs in a TOML file (docs/together/graphs.md), or leave the weights out.")

@@ -1,4 +1,4 @@
-"""What a name means: of a family, "torus:4x4", "regular:3" with n = 16; or of a schedule, "base:2", "el-oracle:4".
+"""Grammar of names: of a family, "torus:4x4", "regular:3" with n = 16; or of a schedule, "base:2", "el-oracle:4".
 
 The three tables at the end are the grammar, read by `resolve`, the files and `fedgossip topology list`: graphs, graphs
 that bring their weights, and schedules.  Some take other names behind their colon: matcha:0.5:regular:4.
@@ -39,7 +39,7 @@ class Request:
     weights: str | None = None
     """The rule that was asked for, where a schedule has more than one."""
     inner: Inner | None = None
-    """What makes a graph of a name behind the colon; None: families alone."""
+    """Factory of a graph from the name after the colon; None: families alone."""
 
     def size(self) -> int:
         """Return n.  Raises ConfigError where none was given."""
@@ -61,7 +61,7 @@ class Request:
         return found
 
     def plain(self) -> None:
-        """Raise ConfigError where something stands behind a colon that says nothing for this family."""
+        """Raise ConfigError for an argument after a colon that this family does not take."""
         if self.arguments:
             raise ConfigError(f"graph {self.spec!r}: nothing belongs behind the colon", f"Write it as {self.form}.")
 
@@ -86,7 +86,7 @@ class Request:
         return schedule(spec, self.n, seed=self.seed, inner=self.inner) or self.mixing(spec)
 
     def fixed(self, topology: Topology) -> Topology:
-        """Return a graph whose size is given by its name.  Raises ConfigError where another n was asked for."""
+        """Return a graph with the size in its name.  Raises ConfigError where another n was asked for."""
         return require_size(topology, self.spec, self.n)
 
 
@@ -95,7 +95,7 @@ class Family:
     """A line of FAMILIES: a word that stands for graphs."""
 
     form: str
-    """How to write it."""
+    """Its notation."""
     what: str
     make: Callable[[Request], Topology]
 
@@ -105,7 +105,7 @@ class Weighted:
     """A line of WEIGHTED: a word that stands for a graph with its weights."""
 
     form: str
-    """How to write it."""
+    """Its notation."""
     what: str
     make: Callable[[Request], Mixing]
 
@@ -115,7 +115,7 @@ class TimeVarying:
     """A line of SCHEDULES: a word that stands for a graph that changes by the round."""
 
     form: str
-    """How to write it."""
+    """Its notation."""
     what: str
     make: Callable[[Request], Schedule]
     weights: tuple[str, ...]
@@ -357,7 +357,7 @@ def _end_of_name(parts: list[str], start: int) -> int:
 
 
 NESTING = {"spanning-tree": 1, "matcha": 1, "leja": 1, "shuffled": 1, "every": 2}
-"""How many names stand behind the colon of these."""
+"""Number of names after the colon of these."""
 
 
 DRAWN = frozenset(

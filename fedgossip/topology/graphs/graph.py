@@ -1,4 +1,4 @@
-"""Who may speak to whom: graphs as sorted arrays of edges.
+"""The links between nodes: graphs as sorted arrays of edges.
 
 Nothing here knows weights, rounds or the network.  A million-node ring is as cheap as its arrays: everything that
 touches all edges is numpy.
@@ -35,11 +35,13 @@ class Topology:
 
     n: int
     given: IntArray | Callable[[], IntArray]
-    """The edges, or what makes them once somebody asks: the spectrum of a circulant of a million nodes needs none."""
+    """The edges, or a function that creates them on first access: the spectrum of a circulant of a million nodes needs
+    none."""
     name: str = "graph"
     directed: bool = False
     circulant: tuple[int, ...] | None = None
-    """Offsets o such that i is joined to (i + o) mod n for every i; None where the construction does not say so."""
+    """Offsets o such that i is joined to (i + o) mod n for every i; None where the construction does not provide
+    them."""
     labels: tuple[str, ...] | None = None
     positions: FloatArray | None = None
     """[n, 2], for drawings."""
@@ -301,10 +303,10 @@ def _csr(n: int, rows: IntArray, columns: IntArray) -> Csr:
 
 
 def in_rows(n: int, rows: IntArray, columns: IntArray, values: npt.NDArray[Any]) -> tuple[IntArray, IntArray, Any]:
-    """Return entries by rows, columns ascending in each: (starts [n + 1], columns, values); each entry comes once.
+    """Return entries by rows, columns ascending in each: (starts [n + 1], columns, values); each entry occurs once.
 
-    By counting, which takes one pass where the columns of a row already come in their order; else they are sorted, as
-    are few: a library that counts takes longer to load than they take.
+    By counting, which takes one pass where the columns of a row are already in order; else they are sorted, as are few:
+    a library that counts takes longer to load than they take.
     """
     if len(rows) <= FEW_ENTRIES:
         order = np.lexsort((columns, rows))

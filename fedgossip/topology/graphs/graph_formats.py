@@ -44,7 +44,7 @@ _OTHERS: Mapping[str, str] = {
 
 
 def read(path: Path, text: str) -> GivenGraph | None:
-    """Return what the file of another program says, None where it is a list of edges.  Raises ConfigError."""
+    """Parse the file of another program; None for a list of edges.  Raises ConfigError."""
     begin = text[:4096].lstrip()
     low = begin.lower()
     reader = _reader(path, low)

@@ -1,7 +1,7 @@
 """Graphs that are made for the labels that peers have: few links, and every neighbourhood like the whole.
 
     stl_fw      Frank-Wolfe over doubly stochastic matrices on H(W) + lambda/n ||W - J||_F^2: every step adds one
-                permutation, so that after l of them nobody hears more than l others
+                permutation, so that after l of them no node has more than l senders
     d_cliques   cliques in which the labels are as among all, found by swaps; joined in a ring, or every two of them
 
 Sources: Le Bars et al., AISTATS 2023 (STL-FW); Bellet, Kermarrec and Lavoie, D-Cliques: compensating for data

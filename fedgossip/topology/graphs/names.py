@@ -1,4 +1,4 @@
-"""From what somebody wrote for a graph to the graph."""
+"""Resolves the text of a graph in an experiment to the graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Base-(k+1) graphs: rounds of at most k links per node whose product is the exact mean, for every number of nodes.
+"""Base-(k+1) graphs: rounds of at most k links per node with the exact mean as their product, for every number of
+nodes.
 
     hyper-hypercube   write n = n_1 n_2 ... with factors of at most b = k + 1; in step l the nodes that are equal in all
                       mixed-radix digits but the l-th average among themselves
@@ -8,7 +9,7 @@
                          the nodes of V_s that are left average among themselves, b at a time
                       3. from step M + l + 1 on every block of V_l finds its mean by its hyper-hypercube (blocks of one
                          node: all of V_l)
-                      A V_l that is done with its hyper-hypercube begins it again, so that nobody idles.
+                      A V_l that is done with its hyper-hypercube begins it again, so that no node idles.
     base              n = p q, p the part whose prime factors are at most b: the simple base graph in p blocks of q
                       nodes, then the hyper-hypercube across the blocks; or the simple one of all, if that is shorter
 
@@ -103,7 +104,7 @@ def _cliques(nodes: IntArray) -> Step:
 
 
 def _hyper_hypercube(nodes: IntArray, b: int) -> list[Step]:
-    """Return the hyper-hypercube of every row of `nodes` [sets, size], whose size has no prime factor above b."""
+    """Return the hyper-hypercube of every row of `nodes` [sets, size]; size has no prime factor above b."""
     sets, size = nodes.shape
     factors = fewest_factors(size, b)
     assert factors is not None, f"{size} has a prime factor above {b}"

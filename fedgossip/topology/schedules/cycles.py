@@ -20,8 +20,8 @@ from fedgossip.topology.weights.weights import build
 def one_peer_exponential(n: int) -> Cycle:
     """Return the schedule in which i sends to i + 2^(r mod ceil(log2 n)), weight 1/2.
 
-    The exact mean after log2 n rounds where n is a power of two; elsewhere it comes close, and never to it.  Raises
-    ConfigError for n < 2.
+    The exact mean after log2 n rounds where n is a power of two; elsewhere only an approximation.  Raises ConfigError
+    for n < 2.
 
     Source: Ying et al., Exponential graph is provably efficient for decentralized deep training, NeurIPS 2021.
     """
@@ -73,7 +73,7 @@ def simple_base(n: int, k: int) -> Cycle:
 
 
 def window_doubling(n: int) -> Cycle:
-    """Return the rounds of window doubling: each node hears one other, at distances that double.
+    """Return the rounds of window doubling: each node receives from one other, at doubling distances.
 
     Row i is {i: 0, source: 1}: what arrives is not averaged but counted, by algorithms.window_doubling, which has the
     exact mean after ceil(log2 n) rounds for every n.  Raises ConfigError for n < 2.

@@ -18,7 +18,7 @@ from fedgossip.topology.spectra import eigen
 from fedgossip.topology.weights.mixing import Mixing, from_edge_weights
 
 MOST_GROWTH = 1e6
-"""Largest factor by which a mode may grow on the way; so many times rounding is what is left of the exact mean."""
+"""Largest factor by which a mode may grow on the way; the error of the exact mean is this multiple of rounding."""
 
 LARGEST = 1500  # nodes
 SAME = 1e-9  # share of the largest eigenvalue below which two are one

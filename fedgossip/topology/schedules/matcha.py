@@ -2,7 +2,7 @@
 
     1. the edges are coloured so that no two at one node have the same colour: matchings, at most degree + 1 of them;
        or those that the graph's file gives
-    2. probabilities p with sum p <= budget * matchings that make l_2(sum_j p_j L_j) largest: critical links come often
+    2. probabilities p with sum p <= budget * matchings that make l_2(sum_j p_j L_j) largest: critical links occur often
     3. alpha that makes ||E[W'W] - J|| least, W = I - alpha sum_j b_j L_j, b_j independent with E b_j = p_j
 
 The budget is a share of the matchings, as in the paper, and not of the links: which matchings there are decides how

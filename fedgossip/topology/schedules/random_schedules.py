@@ -1,4 +1,4 @@
-"""Schedules whose every round is drawn afresh: random matchings and Epidemic Learning."""
+"""Schedules with every round drawn independently: random matchings and Epidemic Learning."""
 
 from __future__ import annotations
 

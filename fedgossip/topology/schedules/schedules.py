@@ -1,4 +1,4 @@
-"""Which mixing is used in which round.
+"""Schedules: the mixing of each round.
 
     Mixing   the same in every round; see `mixing`
     Cycle    a list of rounds that repeats; see `cycles`
@@ -38,17 +38,17 @@ class Schedule(Protocol):
 
     @property
     def name(self) -> str:
-        """What the schedule is called, in summaries and errors."""
+        """Name of the schedule, in summaries and errors."""
         ...
 
     @property
     def rule(self) -> str:
-        """What the weights are called."""
+        """Name of the weights."""
         ...
 
     @property
     def stochastic(self) -> Stochastic:
-        """What every round keeps to; see mixing.Stochastic."""
+        """Property of every round; see mixing.Stochastic."""
         ...
 
     @property
@@ -61,7 +61,7 @@ class Schedule(Protocol):
         ...
 
     def partners(self, node: int) -> tuple[int, ...]:
-        """Return all that `node` may ever send to or hear from, ascending."""
+        """Return all nodes that `node` may ever send to or receive from, ascending."""
         ...
 
 
@@ -83,7 +83,7 @@ class Cycle:
         return self._made(round % self.period)
 
     def partners(self, node: int) -> tuple[int, ...]:
-        """Return all that `node` sends to or hears from in one period, ascending."""
+        """Return all nodes that `node` sends to or receives from in one period, ascending."""
         return tuple(sorted({other for phase in range(self.period) for other in self.mixing(phase).partners(node)}))
 
     @cached_property
@@ -96,8 +96,8 @@ class Random:
     """Rounds that never repeat, each drawn from its own stream of random numbers.
 
     contraction: what a round leaves, in expectation, of sum_i ||x_i - mean||^2 in every direction; None where no
-    formula is known, and where directions differ.  moment: of those, M -> E[W' M W], dense [n, n], which says all.
-    rounds: how many a run has, where that is known (`for_rounds`).
+    formula is known, and where directions differ.  moment: of those, M -> E[W' M W], dense [n, n], a complete
+    description. rounds: how many a run has, where that is known (`for_rounds`).
     """
 
     name: str
@@ -163,7 +163,7 @@ class Endless:
         return self._made(round)
 
     def partners(self, node: int) -> tuple[int, ...]:
-        """Return all that `node` may ever send to or hear from, ascending."""
+        """Return all nodes that `node` may ever send to or receive from, ascending."""
         if (met := self._met) is not None:
             return tuple(met[1][met[0][node] : met[0][node + 1]].tolist())
         return tuple(sorted(self.links(node)))
@@ -178,7 +178,7 @@ class Endless:
 
 
 def for_rounds(schedule: Schedule, rounds: int) -> Schedule:
-    """Return the schedule of a run of so many rounds, in which nobody is a partner who is met in none of them.
+    """Return the schedule of a run of so many rounds, in which every partner is met at least once.
 
     Of rounds that repeat it is the same one; of those that never do, peers open no links that they will not use.
     """
@@ -186,7 +186,8 @@ def for_rounds(schedule: Schedule, rounds: int) -> Schedule:
 
 
 def met_within(schedule: Schedule, rounds: int) -> Csr | None:
-    """Return (starts [n + 1], ids): whom each node sends to or hears from in the first `rounds`, ascending.
+    """Return (starts [n + 1], ids): the nodes that each node sends to or receives from in the first `rounds`,
+    ascending.
 
     None where they are so many that almost everybody meets everybody: it takes rounds * degree of about CROWDED n.
     """

@@ -1,6 +1,7 @@
-"""What large cycles leave, without dense products: by random vectors, and by Lanczos on products that are never made.
+"""Remaining disagreement after large cycles, without dense products: by random vectors, and by Lanczos on implicit
+products.
 
-With z of random signs E z'A z = tr A, so that the squares that are left of a few such vectors, round by round, say what
+With z of random signs E z'A z = tr A, so that the remaining squares of a few such vectors, round by round, estimate
 ||W_k ... W_1 - J||_F^2 is, with a standard error; n_W, the floor and the typical rounds need no more of it.  The worst
 direction is the largest eigenvalue of P'P, P = W_k ... W_1, applied round by round.
 
@@ -99,7 +100,7 @@ def period_left(schedule: Schedule) -> float | None:
 
 
 def _more_left(schedule: Schedule, rounds: int, factor: float) -> bool | None:
-    """Whether more than `factor` is left after so many rounds; None where Lanczos does not say."""
+    """Whether more than `factor` is left after so many rounds; None where Lanczos does not resolve it."""
     square, sure = _worst_square(schedule, rounds)
     if square > factor**2 * (1 + 1e-9):  # a Ritz value is never more than the largest eigenvalue
         return True

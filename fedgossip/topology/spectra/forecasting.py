@@ -1,4 +1,4 @@
-"""What a graph alone says of every round to come: what is left of a disagreement, and what learning adds to it.
+"""The forecast of every round from the graph alone: the remaining disagreement, and the part added by learning.
 
 With P_{r,t} = W_{r+t-1} ... W_r, of the graphs that these rounds really have (drawn ones follow from the seed),
 
@@ -43,7 +43,7 @@ class Outlook:
 
     @property
     def rounds(self) -> int:
-        """How many rounds it is of."""
+        """Number of forecast rounds."""
         return len(self.typical)
 
 
@@ -69,8 +69,8 @@ def outlook(schedule: Schedule, rounds: int) -> Outlook:
 def disagreement_edges(schedule: Schedule, spread: Sequence[float]) -> tuple[FloatArray, FloatArray] | None:
     """Return (lower [t], upper [t]) of D-PSGD's distance after round t, from the spread of each round's updates.
 
-    The smaller and the larger of the two cases above.  None where only columns sum to one, whose estimates are no
-    products, and for more nodes and rounds than are worth it.
+    The smaller and the larger of the two cases above.  None where only columns sum to one, since estimates are then not
+    products, and for too many nodes and rounds.
     """
     n = schedule.n
     entries = len(schedule.mixing(0).values)

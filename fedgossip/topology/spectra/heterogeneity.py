@@ -1,4 +1,4 @@
-"""How unlike what a neighbourhood sees is to what all have, and where on a graph whose data should lie.
+"""The difference between a neighbourhood's data and all data, and the placement of nodes' data on a graph.
 
 With P [n, classes] the label shares of the nodes (rows sum to one),
 
@@ -56,7 +56,8 @@ def expected(mixing: Mixing, shares: FloatArray) -> float:
 
 
 def left_of_noise(mixing: Mixing) -> float:
-    """Return (||W||_F^2 - 1) / (n - 1): what a round leaves of what is drawn at each node by itself, less its mean."""
+    """Return (||W||_F^2 - 1) / (n - 1): the share of independent noise at the nodes, less its mean, that a round
+    leaves."""
     return (float(mixing.values @ mixing.values) - 1.0) / max(1, mixing.n - 1)
 
 

@@ -5,11 +5,11 @@ reach; they are also those whose W - s I has factors L D L' with few entries.  B
 eigenvalues of W lie below s as D has negative signs.  So
 
     1. inverse iteration finds a vector v orthogonal to the ones vector; its 1 - v'Wv / v'v is at least the true 1 - l_2
-    2. the signs at a little less say that only the mean's eigenvalue is nearer to 1: what was found is proven between
-    3. the signs below the smallest value that Lanczos saw say that nothing is lower
+    2. the signs at a little less prove that only the mean's eigenvalue is nearer to 1: the value is proven between
+    3. the signs below the smallest value of Lanczos prove that nothing is lower
 
-On a tree the factors have no more entries than the tree: this is the Sturm count, O(n).  Never for expanders, whose
-factors are dense: their cost is bounded beforehand, and Lanczos is what resolves them.
+On a tree the factors have no more entries than the tree: this is the Sturm count, O(n).  Never for expanders, which
+have dense factors: their cost is bounded beforehand, and Lanczos is what resolves them.
 
 Source: Parlett, The Symmetric Eigenvalue Problem, SIAM 1998, sections 3.3 and 4.
 """

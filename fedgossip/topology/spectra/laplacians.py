@@ -4,7 +4,7 @@ Where all edges weigh the same, W = I - a L, and the spectrum of a mixing of a m
 squares of sines, so that nothing cancels near 0: a gap of 1e-11 has all its digits.
 
 Source: Mohar, The Laplacian spectrum of graphs, in Graph Theory, Combinatorics, and Applications 2 (1991); the lattices
-are Cartesian products, whose eigenvalues are all sums of one of each factor.
+are Cartesian products: their eigenvalues are all sums of one of each factor.
 """
 
 from __future__ import annotations

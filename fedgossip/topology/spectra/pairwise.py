@@ -1,11 +1,11 @@
-"""What pairwise averaging leaves of a disagreement: of one exchange, and of a round of asynchronous gossip.
+"""Decay of disagreement under pairwise averaging: by one exchange, and by a round of asynchronous gossip.
 
 One exchange averages the ends i, j of an edge: W_ij = I - (e_i - e_j)(e_i - e_j)'/2, a projection.  A node drawn
 uniformly chooses one of its neighbours uniformly, so edge {i, j} has p_ij = (1/d_i + 1/d_j) / n, and
 
     E W = I - 1/2 sum p_ij (e_i - e_j)(e_i - e_j)'
     bound  =  lambda_2(E W)                        E ||x - mean||^2 falls at least so much, exchange by exchange
-    rate   =  the largest eigenvalue of X -> E[W X W] on what is no consensus: what it falls by in the long run
+    rate   =  the largest eigenvalue of X -> E[W X W] outside consensus: the decay in the long run
 
 In one exchange x' E[W'W] x = x' (E W) x, so the bound is reached by the slowest pattern, once: it leaves half of what
 it takes from that pattern as noise in quicker ones, which dies out.  So bound^2 <= rate <= bound.  On a regular graph
@@ -33,14 +33,16 @@ NODES_LIMIT = 128
 
 @dataclass(frozen=True)
 class PairwiseRates:
-    """What one exchange leaves of E ||x - mean||^2.  None: `bound` where it is unresolved, `rate` of many nodes."""
+    """Remaining share of E ||x - mean||^2 after one exchange.  None: `bound` where it is unresolved, `rate` of many
+    nodes."""
 
     n: int
     bound: float | None
     rate: float | None
 
     def of_a_round(self, exchanges: int = 1) -> float | None:
-        """Return what is left of the distance after each peer has begun so many exchanges; of many peers, at most."""
+        """Return the remaining share of the distance after each peer started so many exchanges; for many peers a
+        bound."""
         each = self.bound if self.rate is None else self.rate
         return None if each is None else math.sqrt(max(each, 0.0)) ** (self.n * exchanges)
 

@@ -1,15 +1,15 @@
-"""What rounds of mixing leave of a disagreement, by the products themselves: in the worst direction, and typically.
+"""Remaining disagreement after rounds of mixing, from the products themselves: in the worst direction, and typically.
 
 With P_t = W_t ... W_2 W_1 and J = 11'/n, per unit of disagreement before the first round,
 
     worst(t)   = ||P_t - J||_2                    the largest share that any disagreement keeps
     typical(t) = ||P_t - J||_F / sqrt(n - 1)      the root mean square over all directions
 
-Where only columns sum to one (push-sum) Z_t = diag(P_t 1)^-1 P_t, what the estimates x / w come from, stands in place
-of P_t; where only rows do, (I - J) P_t, what is left of the differences, in place of P_t - J.
+Where only columns sum to one (push-sum) Z_t = diag(P_t 1)^-1 P_t, the matrix of the estimates x / w, stands in place of
+P_t; where only rows do, (I - J) P_t, what is left of the differences, in place of P_t - J.
 
-Eigenvalues say this of symmetric and other normal mixings.  Of others they say the rate in the long run alone: the de
-Bruijn graph of 16 nodes has no eigenvalue but 1 and 0, and is at the mean after 4 rounds, not after one.
+Eigenvalues give this for symmetric and other normal mixings.  For others they give only the rate in the long run: the
+de Bruijn graph of 16 nodes has no eigenvalue but 1 and 0, and is at the mean after 4 rounds, not after one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EXACT = 1e-12  # a product this near to J is J,
 DROP = 1e-6  # where the round before it was still this far away: else it has only shrunk
 
 Share = Callable[[int], float]
-"""What t rounds leave, t >= 1."""
+"""Remaining share after t rounds, t >= 1."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""What a schedule promises: rounds to the exact mean, the rate over whole periods, effective neighbours.
+"""Properties of a schedule: rounds to the exact mean, rate over whole periods, effective neighbours.
 
 A sequence is never judged by one step: every round of one-peer exponential has slem 1 for even n, and log2 n of them
-give the exact mean of 2^p nodes.  So slem and gap stay None here, and `rate` says what a round leaves in the long run.
+give the exact mean of 2^p nodes.  So slem and gap stay None here, and `rate` is the share that a round leaves in the
+long run.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ UNKNOWN = (
 
 
 def forecast_of(schedule: Schedule, gamma: float = 0.9, found: Spectrum | None = None) -> Forecast:
-    """Return what is known of any schedule before anything is trained; None for what is not.
+    """Return the forecast of any schedule before training; None for unknown fields.
 
     One graph: `spectral.forecast`; `found` is its spectrum, if at hand.  A cycle: the products of its rounds, in closed
     form where all are circulant, else densely; of large exact ones only when they are exact.  A random one: expected
@@ -58,7 +59,7 @@ def forecast_of(schedule: Schedule, gamma: float = 0.9, found: Spectrum | None =
 def product_norm(schedule: Schedule) -> float | None:
     """Return ||W_p ... W_2 W_1 - J||_2 over one period, what it leaves of the worst disagreement.
 
-    None where rounds never repeat, and for what is neither exact nor circulant above 512 nodes.
+    None where rounds never repeat, and above 512 nodes for schedules neither exact nor circulant.
     """
     if not schedule.period:
         return None
@@ -98,7 +99,7 @@ def _forecast_cycle(schedule: Schedule, gamma: float) -> Forecast:
 
 
 def _forecast_large(schedule: Schedule, gamma: float, exact: int | None) -> Forecast:
-    """What random vectors and Lanczos say of a cycle that is neither circulant nor small."""
+    """Return estimates by random vectors and Lanczos for a large, non-circulant cycle."""
     remembered, lasting = estimates.deviation(schedule, gamma), estimates.deviation(schedule, 1.0)
     typical, norm = estimates.typical_left(schedule, LEAST), None if exact else estimates.period_left(schedule)
     numbers: dict[str, float | int | None] = {}
@@ -136,7 +137,7 @@ def _sizes(schedule: Schedule) -> list[FloatArray] | None:
 def _exact_after(schedule: Schedule) -> int | None:
     """Return the rounds after which everybody has the exact mean; None where one period does not bring it.
 
-    Found by running a period on random vectors: what is not exact leaves something of them.
+    Found by running a period on random vectors: an inexact one leaves a remainder.
     """
     x = np.random.Generator(np.random.PCG64(0)).standard_normal((schedule.n, 2))
     mean = x.mean(axis=0)
@@ -299,7 +300,7 @@ def _worst_of_draws(schedule: Random, typical: int | None) -> dict[str, float | 
 
 
 def _kept(schedule: Random) -> float:
-    """Return the w of E W = w I + (1 - w) J: what is left of x_i itself, on average over what is drawn."""
+    """Return the w of E W = w I + (1 - w) J: the remaining share of x_i itself, on average over the draws."""
     mixing = schedule.mixing(0)
     trace = float(mixing.values[mixing.ids == mixing.receivers].sum())
     return (trace - 1.0) / (schedule.n - 1)

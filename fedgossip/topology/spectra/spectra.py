@@ -1,8 +1,8 @@
 """The spectrum of a mixing: its eigenvalues where they can be had, else both ends, else no number.
 
-In this order: a closed form that the construction carries (circulants, `laplacians`); nodes that are told apart by
-nothing (`twins`), which leave a small matrix; dense solvers; Lanczos, short; factors of W - s I, whose signs prove what
-is found (`inertia`); Lanczos, long.  What none of them resolves is said, not guessed.
+In this order: a closed form that the construction carries (circulants, `laplacians`); indistinguishable nodes
+(`twins`), which leave a small matrix; dense solvers; Lanczos, short; factors of W - s I, whose signs prove the result
+(`inertia`); Lanczos, long.  Unresolved values are reported as such, not guessed.
 """
 
 from __future__ import annotations
@@ -54,11 +54,10 @@ class Spectrum:
 def spectrum(mixing: Mixing) -> Spectrum:
     """Return slem, gap and, where they can be had, all eigenvalues of `mixing`.
 
-    The distance to the mean shrinks at least by the gap per round: ||X_t - mean|| <= (1 - gap)^t ||X_0 - mean||.
-    Zero for a disconnected graph.  Of any size where there is a closed form, or where twins or cheap factors help; else
-    dense to 3000 nodes and Lanczos beyond, which says "unresolved" (resolved=False, numbers None) rather than give a
-    wrong number.
-    Where only columns or only rows sum to one (push-sum), slem is |l_2|, as rate; no eigenvalues.
+    The distance to the mean shrinks at least by the gap per round: ||X_t - mean|| <= (1 - gap)^t ||X_0 - mean||. Zero
+    for a disconnected graph.  Of any size where there is a closed form, or where twins or cheap factors help; else
+    dense to 3000 nodes and Lanczos beyond, which returns "unresolved" (resolved=False, numbers None) rather than a
+    wrong number. Where only columns or only rows sum to one (push-sum), slem is |l_2|, as rate; no eigenvalues.
 
     Source: Xiao and Boyd, Fast linear iterations for distributed averaging, Systems & Control Letters 53 (2004).
     """

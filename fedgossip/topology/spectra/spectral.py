@@ -1,11 +1,11 @@
-"""How fast a mixing brings models together, and how many neighbours a model effectively averages with.
+"""The consensus rate of a mixing, and the effective number of neighbours.
 
-Words that papers use differently, here: slem = ||W - J||_2 (for a symmetric W max(|l_2|, |l_n|)), spectral_gap =
-1 - slem: what one round leaves at most.  rate = the size of the largest eigenvalue but the mean's: what a round leaves
-in the long run.  For symmetric and other normal mixings the two are one number; for others rounds are counted by the
-norms of the powers themselves (`products`), for neither number says them.  Two numbers are always given together: the
-gap is the worst direction's rate, and ranks a star above two cliques; the effective number of neighbours n_W is the
-average direction's, and ranks them as training does.
+Words that papers use differently, here: slem = ||W - J||_2 (for a symmetric W max(|l_2|, |l_n|)), spectral_gap = 1 -
+slem: what one round leaves at most.  rate = the size of the largest eigenvalue but the mean's: what a round leaves in
+the long run.  For symmetric and other normal mixings the two are one number; for others rounds are counted by the norms
+of the powers themselves (`products`), since neither number gives them.  Two numbers are always given together: the gap
+is the worst direction's rate, and ranks a star above two cliques; the effective number of neighbours n_W is the average
+direction's, and ranks them as training does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TYPICAL_LIMIT = 100_000  # nodes; beyond it the mean over all directions, taken
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a graph and its weights promise before anything is trained; None for what is not known.
+    """The forecast from a graph and its weights before training; None for unknown fields.
 
     rounds_to_halve, rounds_to_1_percent: rounds of pure mixing until the disagreement has shrunk to this share in
     the worst direction; None also for never.  typical_to_halve, typical_to_1_percent: the same for the root mean square
@@ -43,8 +43,8 @@ class Forecast:
     `floor` when each round's spread is fresh noise, `ceiling` when it is the same every round.  n_w_error: standard
     error of n_w, 0 where it is exact.
 
-    Of a schedule whose graph changes (`sequences.forecast_of`) edges and degree_max are those of the busiest round,
-    and slem, gap and eigenvalues are None: one step says little.  messages: that a node sends per round, on average.
+    Of a schedule whose graph changes (`sequences.forecast_of`) edges and degree_max are those of the busiest round, and
+    slem, gap and eigenvalues are None: one step is uninformative.  messages: that a node sends per round, on average.
     period: after how many rounds the mixings repeat; 1 for one graph, 0 for never.  rate: what a round leaves of the
     worst disagreement in the long run: |l_2| of one graph, ||product of a period - J||^(1/period) of a cycle, the root
     of the expected share of squares of a random one.  exact_after: rounds to the exact mean; None for never.
@@ -89,9 +89,9 @@ def effective_neighbours(mixing: Mixing, gamma: float) -> float | None:
     """Return n_W(gamma), with how many models the neighbours' noise is averaged away, between 1 and n.
 
     n_W = [1 / (1 - gamma)] / mean_i sum_{k>=1} gamma^(k-1) ||(W^k)_i||^2: 1 without exchange, n on a complete graph.
-    gamma in [0, 1) says how long a contribution is remembered; 0.9 is about ten rounds.  Exact where all eigenvalues
-    are at hand; a stochastic estimate (reproducible) for other large graphs; None where that would not be reliable.
-    Raises ConfigError for a gamma outside [0, 1).
+    gamma in [0, 1) is the decay of a contribution; 0.9 is about ten rounds.  Exact where all eigenvalues are at hand; a
+    stochastic estimate (reproducible) for other large graphs; None where that would not be reliable. Raises ConfigError
+    for a gamma outside [0, 1).
 
     Source: Vogels, Hendrikx and Jaggi, Beyond spectral gap, NeurIPS 2022.
     """
@@ -110,7 +110,7 @@ def rounds_to(factor: float, slem: float) -> int | None:
 
 
 def forecast(mixing: Mixing, gamma: float = 0.9, found: Spectrum | None = None) -> Forecast:
-    """Return everything that the spectrum says about `mixing`; see Forecast.  `found`: its spectrum, if at hand.
+    """Return the forecast from the spectrum of `mixing`; see Forecast.  `found`: its spectrum, if at hand.
 
     Raises ConfigError for a gamma outside [0, 1).
     """
@@ -155,8 +155,8 @@ def disagreement_band(
 ) -> tuple[FloatArray, FloatArray]:
     """Return (lower [t], upper [t]), between which the disagreement lies when round s adds a spread of spread[s].
 
-    modes: the eigenvalues [n - 1] of a normal mixing, real or complex; the mean's takes no part.  The update comes
-    first and is mixed.  Two cases, exact for spread that lies in no special direction of the graph: updates that have
+    modes: the eigenvalues [n - 1] of a normal mixing, real or complex; the mean's takes no part.  The update precedes
+    the mix and is mixed.  Two cases, exact for spread that lies in no special direction of the graph: updates that have
     nothing to do with each other, fresh_t^2 = sum_{s<=t} spread_s^2 mean_k |l_k|^(2(t-s+1)), and updates that all point
     the same way, steady_t^2 = mean_k |sum_{s<=t} l_k^(t-s+1) spread_s|^2.  The lower edge is the smaller of them.
     """

@@ -1,6 +1,6 @@
 """Nodes that weigh all others alike, and what they make of a spectrum.
 
-Two nodes are twins where their rows of W are equal but for the two of them, who weigh each other alike.  A class of s
+Two nodes are twins where their rows of W are equal except in their own two columns, and W_ij = W_ji.  A class of s
 twins has s - 1 eigenvectors that live on it alone, all with the eigenvalue (own weight - weight of each other); what is
 left is the quotient, one row per class.  A star has two classes, two cliques of any size have four, K_ab has two: their
 whole spectra come from a matrix that small.

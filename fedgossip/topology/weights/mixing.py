@@ -1,7 +1,7 @@
-"""Who weighs whom how much in one round: x_i <- sum_j row(i)[j] x_j.
+"""The mixing weights of one round: x_i <- sum_j row(i)[j] x_j.
 
-Rows and columns sum to one, so that a round brings the models together and leaves their mean where it was.  A mixing
-that promises less says so (`Mixing.stochastic`), and is for algorithms that make up for it.
+Rows and columns sum to one, so that a round brings the models together and leaves their mean where it was.  A weaker
+mixing declares it (`Mixing.stochastic`), and is for algorithms that correct for it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-9  # how far a row or a column may sum from one
 
 SIGNED = frozenset({"best-constant", "fdla", "leja", "matcha"})
-"""Rules whose weights may be negative: the fastest ones are."""
+"""Rules with possibly negative weights: the fastest ones are."""
 
 Stochastic = Literal["both", "rows", "columns"]
-"""What sums to one.  Both: the mean stays and equal models stay equal.  Rows alone: equal models stay equal, the mean
-may move (Epidemic Learning keeps it in expectation).  Columns alone: the sum stays, but a node may gain or lose mass:
-push-sum counts that mass and divides by it."""
+"""The sums that equal one.  Both: the mean stays and equal models stay equal.  Rows alone: equal models stay equal, the
+mean may move (Epidemic Learning keeps it in expectation).  Columns alone: the sum stays, but a node may gain or lose
+mass: push-sum counts that mass and divides by it."""
 
 Entries = tuple[IntArray, IntArray, FloatArray]
 """(starts, ids, values) of a Mixing."""
@@ -42,17 +42,17 @@ class Mixing:
     """A stochastic matrix over a graph, checked on construction.  Make one with `weights.build` or `from_matrix`.
 
     starts int64 [n + 1], ids int64 [entries], values float64 [entries]: CSR, ids ascending in a row, the diagonal
-    always there.  Read-only.  Doubly stochastic unless `stochastic` says otherwise.  A Mixing is also the Schedule
+    always there.  Read-only.  Doubly stochastic unless `stochastic` is set otherwise.  A Mixing is also the Schedule
     that uses it in every round.
     """
 
     topology: Topology
     rule: str
     given: Entries | Callable[[], Entries]
-    """The arrays, or what makes them once somebody asks; then `turned` says what they will be."""
+    """The arrays, or a function that creates them on first access; `turned` then describes them."""
     stochastic: Stochastic = "both"
     turned: tuple[IntArray, FloatArray] | None = None
-    """(offsets, weights) of every row, ascending, where the construction says so."""
+    """(offsets, weights) of every row, ascending, where the construction provides them."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for what does not sum to one as promised, a negative or a non-finite weight."""
@@ -75,7 +75,7 @@ class Mixing:
 
     @property
     def starts(self) -> IntArray:
-        """Where each row begins, int64 [n + 1]."""
+        """Start of each row, int64 [n + 1]."""
         return self.entries[0]
 
     @property
@@ -98,8 +98,8 @@ class Mixing:
     ) -> Mixing:
         """Return the mixing with the dense weights W [n, n]; W[i, j] is what i gives the model it has from j.
 
-        Without a topology the graph is read off the nonzero weights.  Raises ConfigError where W is no array of real
-        numbers, not square, not as `stochastic` says, or weighs a pair that the topology does not join.
+        Without a topology the graph is read off the nonzero weights.  Raises ConfigError where W is not a square array
+        of real numbers, violates `stochastic`, or weights a pair without an edge.
         """
         dense = dense_weights(W)
         if dense.ndim != 2 or dense.shape[0] != dense.shape[1] or not dense.size:
@@ -114,7 +114,7 @@ class Mixing:
 
     @classmethod
     def from_weighted_edges(cls, n: int, edges: Iterable[tuple[int, int, float]], name: str = "weighted") -> Mixing:
-        """Return the symmetric mixing with these weights on undirected edges; each node keeps what is left of one.
+        """Return the symmetric mixing with these weights on undirected edges; each node keeps the remainder to one.
 
         Raises ConfigError for an edge that is given twice, and as `Topology.from_edges` does.
         """
@@ -164,7 +164,7 @@ class Mixing:
         return 1
 
     def partners(self, node: int) -> tuple[int, ...]:
-        """Return all that `node` sends to or hears from, ascending."""
+        """Return all nodes that `node` sends to or receives from, ascending."""
         return tuple(sorted({*self.row(node), *self.targets(node)} - {node}))
 
     def mixing(self, round: int) -> Mixing:
@@ -234,7 +234,7 @@ class Mixing:
 
 
 def from_edge_weights(topology: Topology, rule: str, weights: FloatArray) -> Mixing:
-    """Return the symmetric mixing with weights[k] on topology.edges[k]; each node keeps what is left of one."""
+    """Return the symmetric mixing with weights[k] on topology.edges[k]; each node keeps the remainder to one."""
     n, (u, v) = topology.n, topology.edges.T
     nodes = np.arange(n, dtype=np.int64)
     own = 1.0 - _sums(np.concatenate([u, v]), np.concatenate([weights, weights]), n)
@@ -264,9 +264,9 @@ def assemble(
 def turned(
     topology: Topology, rule: str, weight: float, whole: Callable[[], Mixing], stochastic: Stochastic = "both"
 ) -> Mixing:
-    """Return the mixing of a circulant graph in which every node gives each model that it hears the same weight.
+    """Return the mixing of a circulant graph in which every node gives each received model the same weight.
 
-    `whole`: makes the same mixing with its arrays, once somebody asks for them.
+    `whole`: creates the same mixing with its arrays, on first access.
     """
     n, offsets = topology.n, np.array(topology.circulant, np.int64)
     heard = np.unique(-offsets % n if topology.directed else np.concatenate([offsets, -offsets]) % n)
@@ -312,7 +312,7 @@ def _check_sums(mixing: Mixing, what: str, sums: FloatArray) -> None:
 
 
 def dense_weights(W: npt.ArrayLike) -> FloatArray:
-    """Return W as float64, copied.  Raises ConfigError for what is no array of real numbers."""
+    """Return W as float64, copied.  Raises ConfigError for anything but an array of real numbers."""
     try:
         given = np.asarray(W)
         if np.iscomplexobj(given):  # a cast would drop the imaginary part

@@ -21,7 +21,7 @@ from fedgossip.topology.graphs.graph import FloatArray, Topology
 from fedgossip.topology.spectra import eigen
 
 GAP = 1e-9
-"""How far above the least slem the weights' own may be at most."""
+"""Maximum excess of the weights' slem over the least one."""
 
 MOST_NODES, MOST_EDGES = 200, 1000
 
@@ -73,7 +73,7 @@ def _own(problem: _Problem, w: FloatArray) -> FloatArray:
 
 
 def _height(problem: _Problem, x: FloatArray, t: float) -> float:
-    """Return t s and the barriers, what is minimised; infinite outside."""
+    """Return the objective, t s and the barriers; infinite outside."""
     w, s = x[:-1], float(x[-1])
     if problem.positive and (w.min() <= 0 or _own(problem, w).min() <= 0):
         return math.inf

@@ -1,7 +1,7 @@
 """Weights that settle on another mean than the plain one, or on the plain one where degrees differ.
 
     sinkhorn   of a directed graph: D1 (A + I) D2 with rows and columns that sum to one, the plain mean
-    inverse    1 / (1 + models heard), a plain average at every node: rows sum to one, those heard most count most
+    inverse    1 / (1 + received models), a plain average at every node: rows sum to one, frequent senders count most
     pi         Metropolis and Hastings with a stationary distribution pi: rows sum to one, sum_i pi_i x_i is kept
     sizes      the same, pi the numbers of examples of an experiment's peers
 
@@ -29,7 +29,7 @@ MAX_FILE_BYTES = 64 << 20
 
 
 def sinkhorn(topology: Topology) -> Mixing:
-    """Return the doubly stochastic mixing on the arcs and loops of `topology` that Sinkhorn's steps come to.
+    """Return the doubly stochastic mixing on the arcs and loops of `topology` that Sinkhorn's steps converge to.
 
     Raises ConfigError where there is none: an arc on no cycle (which makes its row and column impossible).
     """
@@ -62,7 +62,7 @@ def sinkhorn(topology: Topology) -> Mixing:
 
 
 def inverse(topology: Topology) -> Mixing:
-    """Return the row-stochastic mixing in which everybody averages all that it hears, and its own, equally."""
+    """Return the row-stochastic mixing in which every node averages its own and all received models equally."""
     starts, senders = topology.incoming
     heard = np.diff(starts)
     receivers = np.repeat(np.arange(topology.n, dtype=np.int64), heard)

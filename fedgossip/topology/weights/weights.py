@@ -20,17 +20,16 @@ from fedgossip.topology.weights.stationary import SIZES, inverse, read_pi, sinkh
 def build(topology: Topology, rule: str = "metropolis") -> Mixing:
     """Return the mixing that `rule` makes of the graph.
 
-    - metropolis: 1 / (1 + max(d_i, d_j)).  On a directed graph where every node sends to d and hears d others, the
-      same number for all, 1 / (1 + d), which is what the formula would give; ConfigError on others.
-    - max-degree: 1 / (1 + largest degree)
-    - uniform: 1 / (1 + d), a plain average; every node must have the same degree d
-    - lazy: half Metropolis, half keeping: no negative eigenvalue
-    - best-constant: the one edge weight with the fastest worst case, 2 / (mu_2 + mu_n) to 36 bits, the same on unlike
+    - metropolis: 1 / (1 + max(d_i, d_j)).  On a directed graph where every node sends to and receives from d others,
+    the same number for all, 1 / (1 + d), as the formula gives; ConfigError on others. - max-degree: 1 / (1 + largest
+    degree) - uniform: 1 / (1 + d), a plain average; every node must have the same degree d - lazy: half Metropolis,
+    half keeping: no negative eigenvalue - best-constant: the one edge weight with the fastest worst case, 2 / (mu_2 +
+    mu_n) to 36 bits, the same on unlike
       processors; may weigh oneself negatively
-    - fmmc, fdla: the edge weights with the fastest worst case, none negative or any (`optimal`); to 200 nodes
-    - sinkhorn: doubly stochastic on any strongly connected graph (`stationary`)
-    - inverse: 1 / (1 + heard), a plain average on any graph: rows sum to 1 and columns need not
-    - pi:FILE: Metropolis weights that keep a weighted mean, one number per node in the file: rows sum to 1;
+    - fmmc, fdla: the edge weights with the fastest worst case, none negative or any (`optimal`); to 200 nodes -
+    sinkhorn: doubly stochastic on any strongly connected graph (`stationary`) - inverse: 1 / (1 + senders), a plain
+    average on any graph: rows sum to 1 and columns need not - pi:FILE: Metropolis weights that keep a weighted mean,
+    one number per node in the file: rows sum to 1;
       "sizes", of an experiment alone, takes the numbers of its peers' examples
     - push: 1 / (1 + successors of the sender), on any graph: columns sum to 1 and rows need not (`push_weights`)
 
@@ -52,7 +51,7 @@ def build(topology: Topology, rule: str = "metropolis") -> Mixing:
 
 
 def _build_turned(topology: Topology, rule: str) -> Mixing:
-    """Return the mixing of a graph whose nodes are all alike, without its arrays until somebody asks."""
+    """Return the mixing of a vertex-transitive graph, with its arrays created on first access."""
     share = 1.0 / (1.0 + int(topology.degrees()[0]))
     weight = {"lazy": 0.5 * share}.get(rule, share) if rule != "best-constant" else _best_weight(topology)
     stochastic: Stochastic = "columns" if rule == "push" else "both"
@@ -134,15 +133,15 @@ def _agreed(weight: float) -> float:
     """Return the weight to its first AGREED_BITS bits, those that all processors agree on.
 
     LAPACK and vectorised sines round differently on unlike processors, by at most 2e-15 of the weight where it was
-    measured.  Two processors still disagree where a midpoint between two such numbers lies within that: one graph in
-    10 000.  What is lost of the rate is as small as the rounding, 1e-11.
+    measured.  Two processors still disagree where a midpoint between two such numbers lies within that: one graph in 10
+    000.  The loss of rate is of the size of rounding, 1e-11.
     """
     mantissa, exponent = math.frexp(weight)
     return math.ldexp(round(math.ldexp(mantissa, AGREED_BITS)), exponent - AGREED_BITS)
 
 
 AGREED_BITS = 36
-"""Bits of a weight that comes of eigenvalues."""
+"""Bits of a weight computed from eigenvalues."""
 
 
 _RULES: dict[str, Callable[[Topology], FloatArray]] = {
