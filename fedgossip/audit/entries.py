@@ -214,7 +214,7 @@ def bytes_of(facts: Facts) -> int | None:
 def entries(path: Path) -> Iterator[LogEntry]:
     """Yield the entries of a log in their order; a torn last line is left out.
 
-    Each entry has the hash that it names; `verify_log` checks that they follow each other, and the signatures. Raises
+    Each entry has the hash that it names; `verify_log` checks that they follow each other, and the signatures.  Raises
     AuditError for a line that is no entry.
     """
     for place, line in enumerate(lines(path), 1):

@@ -37,7 +37,7 @@ def opened(path: Path) -> int:
 def taken(file: int) -> bool:
     """Take the lock of an open file, without waiting; False where another holds it.
 
-    On a file system without locks: True, and a warning on standard error the first time. Raises OSError.
+    On a file system without locks: True, and a warning on standard error the first time.  Raises OSError.
     """
     found = taken_if_any(file)
     if found is None:

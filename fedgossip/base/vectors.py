@@ -260,7 +260,7 @@ def ordered_mix(terms: Sequence[tuple[float, Vector]], into: Vector | None = Non
     (rounds once) yields these bits, and peers that round differently disagree for ever.
 
     Shapes: every vector [d], one dtype; returns a frozen [d] of that dtype.  It lies in new memory, or in `into`, which
-    may be one of the vectors: a caller that owns one may pass it to save a model's worth of memory. Raises ValueError
+    may be one of the vectors: a caller that owns one may pass it to save a model's worth of memory.  Raises ValueError
     on no terms.
     """
     if not terms:

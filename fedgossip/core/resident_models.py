@@ -61,7 +61,7 @@ class ResidentModels(Protocol):
     def advance(self, round: int, phase: int | None, groups: RowGroups, *, watched: bool) -> Disagreement | None:
         """Train all nodes in `round`, mix their models by `groups`; return their disagreement where `watched`.
 
-        `phase`: rounds of the same phase have the same groups; None: a graph used once. Raises TrainingError where the
+        `phase`: rounds of the same phase have the same groups; None: a graph used once.  Raises TrainingError where the
         device fails, or has too little memory for one node at a time.
         """
         ...

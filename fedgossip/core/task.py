@@ -259,7 +259,7 @@ class StackedTask(LocalTask, Protocol):
     def train_stack(self, round: int, models: Vector, into: Vector, each: Callable[[slice], None]) -> StackTraining:
         """Write into into[i] the difference that `train` returns for node i in `round` from models[i], bit for bit.
 
-        Both are separate arrays [n, d].  `each` is called with finished rows while they are in the cache. Raises
+        Both are separate arrays [n, d].  `each` is called with finished rows while they are in the cache.  Raises
         TrainingError as `train`.
         """
         ...

@@ -28,8 +28,8 @@ from fedgossip.core.messages import Account, AnyMessage, Carrier, Expected, Mode
 
 CHUNK_BYTES = 256 * 1024
 """Small enough that the cipher, the copy and the network overlap within the cache, large enough that the work per
-message is negligible: 128, 256 and 512 KiB cost 4.0, 3.8 and 3.5 CPU seconds per encrypted GB, both ends together. With
-512 KiB the queue inside ZeroMQ holds two models of a million parameters; with 256 KiB 0.6 of one."""
+message is negligible: 128, 256 and 512 KiB cost 4.0, 3.8 and 3.5 CPU seconds per encrypted GB, both ends together.
+With 512 KiB the queue inside ZeroMQ holds two models of a million parameters; with 256 KiB 0.6 of one."""
 
 HEADER_BYTES_MAX = 64 * 1024
 FRAME_BYTES_MAX = CHUNK_BYTES

@@ -126,7 +126,7 @@ class _Struck(OnPeers, frozen=True, kw_only=True):
     `stop`."""
 
     every: Period | None = None
-    """Seconds between two strikes, each of one of the peers, drawn from the seed; none: all at once, at the start. A
+    """Seconds between two strikes, each of one of the peers, drawn from the seed; none: all at once, at the start.  A
     series ends after 20 strikes for each participant without a new round of any participant."""
 
     @property

@@ -66,7 +66,7 @@ class DataShares:
     trained_on: Mapping[NodeId, int] = field(default_factory=dict)
     """Number of examples that each node held here trains on."""
     digest: str = ""
-    """A hash of all examples and their partition; peers with different files refuse each other by it. Where every peer
+    """A hash of all examples and their partition; peers with different files refuse each other by it.  Where every peer
     has a file of its own, of the common test set with its columns and classes."""
     notes: tuple[str, ...] = ()
     """Omissions and changes while reading the examples, a line each."""

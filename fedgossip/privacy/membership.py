@@ -1,7 +1,7 @@
 """Membership tests: can a holder of a model distinguish its training records from similar ones?
 
 A test guesses that a record was trained on where the model does well on it.  Of n records trained on it finds a share,
-of m others it takes a share for such: where the first is significantly larger, the model leaks its records. Nothing is
+of m others it takes a share for such: where the first is significantly larger, the model leaks its records.  Nothing is
 trained for it, no shadow models.
 
     right answers     guess by whether the answer is right: the gap between records trained on and others

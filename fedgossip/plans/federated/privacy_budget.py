@@ -46,8 +46,8 @@ def purse_of(
 ) -> AccountedBudget:
     """Return the budget of one participant whose rounds cost `steps` releases at `rate`, less the spends in `log`.
 
-    `before`: spends of other runs on the same records. `tests`: the rounds in which it reports noisy scores on its
-    held-out examples. `total`: the site's limit over all runs. Raises ConfigError for a log of another budget.
+    `before`: spends of other runs on the same records.  `tests`: the rounds in which it reports noisy scores on its
+    held-out examples.  `total`: the site's limit over all runs.  Raises ConfigError for a log of another budget.
     """
     from fedgossip.privacy.budget import Budget, Spend, resumed
 

@@ -11,7 +11,7 @@ In one exchange x' E[W'W] x = x' (E W) x, so the bound is reached by the slowest
 it takes from that pattern as noise in quicker ones, which dies out.  So bound^2 <= rate <= bound.  On a regular graph
 of m edges the bound is 1 - mu_2 / (2 m), mu_2 the algebraic connectivity.
 
-Source of model and bound: Boyd, Ghosh, Prabhakar and Shah, Randomized gossip algorithms, IEEE Trans. Inf. Theory 52,
+Source of model and bound: Boyd, Ghosh, Prabhakar and Shah, Randomized gossip algorithms, IEEE Trans. Inf.  Theory 52,
 2006.
 """
 

@@ -57,7 +57,7 @@ def spectrum(mixing: Mixing) -> Spectrum:
     The distance to the mean shrinks at least by the gap per round: ||X_t - mean|| <= (1 - gap)^t ||X_0 - mean||. Zero
     for a disconnected graph.  Of any size where there is a closed form, or where twins or cheap factors help; else
     dense to 3000 nodes and Lanczos beyond, which returns "unresolved" (resolved=False, numbers None) rather than a
-    wrong number. Where only columns or only rows sum to one (push-sum), slem is |l_2|, as rate; no eigenvalues.
+    wrong number.  Where only columns or only rows sum to one (push-sum), slem is |l_2|, as rate; no eigenvalues.
 
     Source: Xiao and Boyd, Fast linear iterations for distributed averaging, Systems & Control Letters 53 (2004).
     """

@@ -90,8 +90,8 @@ def effective_neighbours(mixing: Mixing, gamma: float) -> float | None:
 
     n_W = [1 / (1 - gamma)] / mean_i sum_{k>=1} gamma^(k-1) ||(W^k)_i||^2: 1 without exchange, n on a complete graph.
     gamma in [0, 1) is the decay of a contribution; 0.9 is about ten rounds.  Exact where all eigenvalues are at hand; a
-    stochastic estimate (reproducible) for other large graphs; None where that would not be reliable. Raises ConfigError
-    for a gamma outside [0, 1).
+    stochastic estimate (reproducible) for other large graphs; None where that would not be reliable.  Raises
+    ConfigError for a gamma outside [0, 1).
 
     Source: Vogels, Hendrikx and Jaggi, Beyond spectral gap, NeurIPS 2022.
     """
