@@ -14,11 +14,11 @@ import pytest
 from rooms import FILES, PACKAGE
 
 from fedgossip.cli.run import runs
-from fedgossip.core import run_format, run_summary
+from fedgossip.core import records, run_format, run_summary
 from fedgossip.core.run_summary import RunSummary
 from fedgossip.drivers.simulate import simulate
 from fedgossip.report.board import heads
-from fedgossip.report.page import reading
+from fedgossip.report.page import reading, rows
 
 NAMES = {value for name, value in vars(run_format).items() if name.isupper()}
 WORDS = {name for name in NAMES if name.isalpha() and name.islower()}
@@ -99,6 +99,20 @@ def test_every_key_of_a_summary_is_declared(kind: str, tmp_path: Path) -> None:
 )
 def test_what_a_report_reads_of_a_summary_is_declared(reader: type[msgspec.Struct], declared: Any) -> None:
     assert set(reader.__struct_fields__) <= get_type_hints(declared).keys()
+
+
+@pytest.mark.parametrize(
+    ("reader", "written"),
+    [
+        (rows.ReportedRound, records.NetworkRow),
+        (rows.ReportedPeerRound, records.PeerRow),
+        (rows.ReportedEvent, records.EventRow),
+    ],
+)
+def test_what_a_report_reads_of_a_record_is_written(
+    reader: type[msgspec.Struct], written: type[msgspec.Struct]
+) -> None:
+    assert set(reader.__struct_fields__) <= set(written.__struct_fields__)
 
 
 def test_lists_of_runs_read_declared_keys() -> None:

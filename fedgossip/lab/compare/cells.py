@@ -15,6 +15,7 @@ from typing import Any
 from fedgossip.base.errors import ConfigError
 from fedgossip.core import run_format
 from fedgossip.core.records import Row
+from fedgossip.core.run_summary import RunSummary
 from fedgossip.experiment import Experiment
 from fedgossip.lab.compare.experiments import experiment_for
 from fedgossip.lab.compare.names import paradigm_of
@@ -49,7 +50,7 @@ class DoneCell:
     cell: Cell
     experiment: Experiment | None
     path: Path
-    summary: Mapping[str, Any] | None
+    summary: RunSummary | None
     error: str = ""
     again: bool = False
     """Whether it was finished before."""

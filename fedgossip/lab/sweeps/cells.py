@@ -7,12 +7,12 @@ place that runs a cell: for `fedgossip sweep` in any process, and for `fedgossip
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import msgspec
 
@@ -22,6 +22,7 @@ from fedgossip.base.errors import ConfigError, FedgossipError, ResumeError
 from fedgossip.base.version import __version__
 from fedgossip.core.records import Row
 from fedgossip.core.run_format import EXPERIMENT, FAILURE, INCOMPLETE, SUMMARY
+from fedgossip.core.run_summary import RunSummary
 from fedgossip.data.user_code import codes_of
 from fedgossip.drivers.local import run_local_plan
 from fedgossip.drivers.simulate import simulate_plan
@@ -44,7 +45,7 @@ class CellOutcome:
 
     status: str
     """Status of its summary; or failed, refused (before anything ran), interrupted."""
-    summary: Mapping[str, Any] | None = None
+    summary: RunSummary | None = None
     error: str = ""
     exit_code: int = 0
 
@@ -109,7 +110,7 @@ def outcome_in(path: Path) -> CellOutcome | None:
     summary = _read(path / SUMMARY)
     if not isinstance(summary, dict) or summary.get("status") not in WHOLE:
         return None
-    return CellOutcome(str(summary["status"]), summary)
+    return CellOutcome(str(summary["status"]), cast("RunSummary", summary))
 
 
 def write_failure(path: Path, outcome: CellOutcome) -> None:

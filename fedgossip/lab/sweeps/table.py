@@ -157,7 +157,7 @@ def table_of(sweep: SweepFolder) -> SweepTable:
 
 
 def _row(sweep: SweepFolder, cell: SweepCell, outcome: CellOutcome | None, limit: float | None) -> dict[str, Any]:
-    summary = (outcome.summary if outcome else None) or {}
+    summary: Mapping[str, Any] = (outcome.summary if outcome else None) or {}
     score, forecast = summary.get("score") or {}, summary.get("forecast") or {}
     place = "" if any(value is None for _, value in cell.tuned) else str(sweep.place(cell).relative_to(sweep.path))
     row = {
@@ -197,8 +197,9 @@ def _equal(sweep: SweepFolder, cells: Sequence[tuple[SweepCell, CellOutcome | No
         return {}
     found: dict[int, float] = {}
     for cell, outcome in cells:
-        if outcome and outcome.summary and outcome.summary.get("status"):
-            had = float(outcome.summary[which])
+        summary: Mapping[str, Any] = (outcome.summary if outcome else None) or {}
+        if summary.get("status"):
+            had = float(summary[which])
             found[cell.seed] = min(had, found.get(cell.seed, had))
     return found
 

@@ -114,7 +114,8 @@ class Tuning:
             summary = None if outcome is None else outcome.summary
             if summary is None:
                 return None
-            value = summary["test_loss"] if self.by == "loss" else summary["score"][self.by]
+            score: Mapping[str, Any] = summary["score"]
+            value = summary["test_loss"] if self.by == "loss" else score[self.by]
             if value is None:
                 return None
             less = self.by == "loss" or summary["score"]["better"] == "lower"
