@@ -142,7 +142,7 @@ def reduced_by(sums: RoundSums, coded: Sequence[Coded] = ()) -> MeanOf:
     def mean_of(terms: Sequence[Contribution], round: int, schema: str, meters: Sequence[Meter]) -> Vector:
         found = _reduced(sums, terms, round, schema, meters)
         for worker in coded:
-            worker.came(found)
+            worker.take_result(found)
         return sums.gradient(found, round)
 
     return mean_of

@@ -30,7 +30,7 @@ def served_by(placement: Placement, coding: ShardCoding | None = None) -> MeanOf
             total.add(weight, _whole(coding, said, worker, round) if pushing else frozen(said[0]))
         for shard in placement.shards:
             part = frozen(np.empty(shard.length, kind))
-            coded = coding.gives_coded(round + 1)
+            coded = coding.codes_pull(round + 1)
             back = frozen(np.empty(coding.pull_size(shard.number), np.uint8)) if coded else part
             owner, *keepers = (meters[server] for server in shard.preference[: placement.copies])
             for worker, (weight, said) in enumerate(terms):
@@ -47,7 +47,7 @@ def _whole(coding: ShardCoding, payloads: Sequence[Vector], worker: int, round: 
     """Return the gradient [d] that a worker's payloads stand for."""
     whole = np.empty(coding.placement.length, coding.kind)
     for shard in coding.placement.shards:
-        shard.put_into(whole, coding.pushed(payloads[shard.number], shard.number, worker, round))
+        shard.put_into(whole, coding.decode_push(payloads[shard.number], shard.number, worker, round))
     return frozen(whole)
 
 

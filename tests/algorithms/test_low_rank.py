@@ -124,7 +124,7 @@ def test_what_is_left_out_and_what_was_stepped_along_are_all_that_was_given() ->
         left, second, mean = round_of(of, [pieces[2] for _, pieces in brought], workers[0].memory[1])
         found = frozen(np.concatenate([left, mean[of.whole], np.ones(2, np.float32), second]))
         for one in workers:
-            one.came(found)
+            one.take_result(found)
             one.settled(round + 1)
         stepped, whole = stepped + mean.astype(np.float64), whole + np.mean(given, axis=0, dtype=np.float64)
     left_out = np.mean([one.memory[0] for one in workers], axis=0, dtype=np.float64)

@@ -619,7 +619,7 @@ def test_a_pull_of_a_clock_twice_is_answered_twice_with_the_same() -> None:
 def test_of_lists_the_newest_are_kept() -> None:
     lists = NewestLists()
     for number in range(LISTS_MAX + 10):
-        lists.put(str(number), keys_of(number))
+        lists.store(str(number), keys_of(number))
         lists.get("0")
     assert lists.get("0") is not None and lists.get("1") is None and lists.get(str(LISTS_MAX + 9)) is not None
 

@@ -100,7 +100,7 @@ def test_peers_without_neighbours_are_no_partial_run() -> None:
 
 
 def told(carried: Carried, round: int = 9) -> list[tuple[str, object]]:
-    return [(report.name, report.value) for report in carried.told(round, range(10))]
+    return [(report.name, report.value) for report in carried.report(round, range(10))]
 
 
 def next_life(carried: Carried) -> Carried:
@@ -109,30 +109,30 @@ def next_life(carried: Carried) -> Carried:
 
 def test_what_came_in_an_earlier_life_counts_and_what_is_lacking_stays_so() -> None:
     first = Carried()
-    first.due([1, 2])
-    first.came(1)
+    first.expect([1, 2])
+    first.mark_mixed(1)
     second = next_life(first)
-    second.due([1, 2])
+    second.expect([1, 2])
     assert told(second) == [("never_exchanged", [2])]
-    second.came(2)
+    second.mark_mixed(2)
     assert told(second) == [] and second.saved() == {}
 
 
 def test_who_has_learned_alone_in_two_lives_says_so_at_the_end_of_the_second() -> None:
     first = Carried()
-    first.due([1])
+    first.expect([1])
     assert told(next_life(first)) == told(first) == [("never_exchanged", [1]), ("learned_alone", None)]
 
 
 def test_a_checkpoint_of_the_release_before_accuses_nobody() -> None:
     old = Carried(Checkpoint(3, {}, {}))
-    old.due([1, 2])
+    old.expect([1, 2])
     assert told(old) == []
 
 
 def test_one_that_took_up_a_fetched_model_has_exchanged_nothing_by_that() -> None:
     joiner = Carried(Checkpoint(3, {}, FRESH))
-    joiner.due([1])
+    joiner.expect([1])
     assert told(joiner) == [("never_exchanged", [1]), ("learned_alone", None)]
 
 

@@ -194,7 +194,7 @@ class ServerPlan(SharedSteps):
         stack.coded += [one for node in range(self.learners) if (one := self._pushes(node, coding))]
 
         def finish(between: Callable[[], None]) -> Results:
-            mean_of, seen = served_by(placement, coding), coding.seen if coding else as_it_is
+            mean_of, seen = served_by(placement, coding), coding.decode_model if coding else as_it_is
             asked = partial(Job, gradient=True, accumulate=p.accumulate)
             run = task, mean_of, descent, self.experiment.rounds, self.rate, asked, record, write
             models = run_collective(*run, stack, between=between, seen=seen)

@@ -167,7 +167,7 @@ class AllReduce(ViewMember):
             case ReduceChunk() | CodedChunk():
                 return self._chunk(sender, message, now_ns)
             case ChunkTaken() | ChunksAsked() | ChunksHere():
-                return [*self.exchange.links[sender].heard(message, now_ns), *self._end_if_settled()]
+                return [*self.exchange.links[sender].handle(message, now_ns), *self._end_if_settled()]
             case GroupReport() | GroupView() | WorkerRefused() | WorkerReturn() if sender in self.group.refused:
                 return []
             case GroupReport():
@@ -216,7 +216,7 @@ class AllReduce(ViewMember):
 
     def _chunk(self, sender: NodeId, chunk: ReduceChunk | CodedChunk, now_ns: int) -> list[Effect]:
         try:
-            effects = self.exchange.came(sender, chunk, now_ns)
+            effects = self.exchange.take(sender, chunk, now_ns)
         except UnsummableError as error:
             told = Refused(sender, "unsummable", str(error), self.round, error.advice)
             return [told, *self._refuse(sender, now_ns)]
@@ -311,11 +311,11 @@ class AllReduce(ViewMember):
     def _close_if_done(self, now_ns: int) -> list[Effect]:
         if self.phase != "reducing" or not self.exchange.now.done:
             return []
-        self.deadline.saw(now_ns - self.began_ns)
+        self.deadline.record(now_ns - self.began_ns)
         found = self.exchange.now.mean
         mean = self.exchange.sums.gradient(found, self.round)
         if self.at.coded:
-            self.at.coded.came(found)
+            self.at.coded.take_result(found)
         self.exchange.advance()
         done = self.at.step(mean, self.exchange.waiting_bytes)
         return [*done, self.at.checkpoint(self.group.saved()), *self._go_on(now_ns)]

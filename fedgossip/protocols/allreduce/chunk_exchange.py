@@ -101,7 +101,7 @@ class ChunkExchange:
         """Bytes of vectors that wait for room on a link."""
         return sum(link.waiting_bytes for link in self.links.values())
 
-    def came(self, sender: NodeId, chunk: ReduceChunk | CodedChunk, now_ns: int) -> list[Effect]:
+    def take(self, sender: NodeId, chunk: ReduceChunk | CodedChunk, now_ns: int) -> list[Effect]:
         """Take a new chunk.  Raises ProtocolError for one outside the collective, or that cannot be added."""
         epoch = self.group.epoch
         before = generation(chunk.epoch) < generation(epoch)

@@ -76,7 +76,7 @@ class RoundTrips:
         """The shortest measured one; 0 before the first."""
         self._smoothed_ns = self._deviation_ns = self._timeouts = 0
 
-    def saw(self, took_ns: int) -> None:
+    def record(self, took_ns: int) -> None:
         """Record the round-trip time of a message that was sent once (Karn's rule)."""
         took_ns = max(took_ns, 1)
         if not self.quickest_ns:
@@ -90,7 +90,7 @@ class RoundTrips:
     def answered(self, took_ns: int) -> None:
         """Record the reply to a query, which is quicker than that to a chunk: it only proves that the link works."""
         if not self.quickest_ns:
-            self.saw(took_ns)
+            self.record(took_ns)
         self._timeouts = 0
 
     def timed_out(self) -> None:
@@ -178,7 +178,7 @@ class ChunkLink:
         sent = self._fill(now_ns)
         return [*sent, *self._wait()] if begins else sent
 
-    def heard(self, word: Word, now_ns: int) -> list[Effect]:
+    def handle(self, word: Word, now_ns: int) -> list[Effect]:
         """Handle a message of the other end about chunks."""
         match word:
             case ChunksAsked():
@@ -206,7 +206,7 @@ class ChunkLink:
         if there is None:
             return []
         if there.once:
-            self.round_trips.saw(now_ns - there.sent_ns)
+            self.round_trips.record(now_ns - there.sent_ns)
         lost = [one for one in self._under_way.values() if one.order < there.order]
         return self._go_on(lost, now_ns)
 

@@ -56,10 +56,10 @@ class CodedFragments:
             return contribution_of(gradient, examples, metrics)
         return self._open.coded(gradient, examples, metrics, round)
 
-    def came(self, found: Vector) -> None:
+    def take_result(self, found: Vector) -> None:
         """Update the error memory by the result of the round."""
         if self._open:
-            self._open.came(found)
+            self._open.take_result(found)
 
     def settled(self, rounds: int) -> None:
         """Update the error memories after so many completed rounds: with or without this worker in the last one."""

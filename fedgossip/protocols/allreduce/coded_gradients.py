@@ -72,5 +72,5 @@ class CodedGradients(CodecMemory):
     def _turn(self, round: int) -> CodecTurn:
         return CodecTurn(self._sums.seed, self._node, round)
 
-    def came(self, found: Vector) -> None:
+    def take_result(self, found: Vector) -> None:
         """Nothing to update: the error memory does not depend on the round's result."""

@@ -68,6 +68,6 @@ class LowRankGradients(CodecMemory):
         tail = frozen(np.array([metrics.get("loss", 0.0), 1.0], whole.dtype))
         return weight_of(examples, metrics), (self._sums.low.first(whole, self.memory[1]), tail, whole)
 
-    def came(self, found: Vector) -> None:
+    def take_result(self, found: Vector) -> None:
         """Update the memory by the result of a round with this worker's contribution."""
         self._next = (subtract(self._whole, self._sums.gradient(found, self._round)), self._sums.right(found))

@@ -78,7 +78,7 @@ class Regroup:
         """Number of completed rounds of the furthest worker."""
         return max(report.rounds for report in self.reports.values())
 
-    def heard(self, sender: NodeId, report: GroupReport) -> None:
+    def add_report(self, sender: NodeId, report: GroupReport) -> None:
         """Store the report of a member, of this epoch."""
         self.reports[sender] = report
 

@@ -154,7 +154,7 @@ class ViewMember(ABC):
         stopped = self._stop_round(now_ns) if self.phase in (*AT_WORK, "joining", "leaving") else []
         if group.regroup is None:
             return stopped
-        answer = group.heard(sender, report)
+        answer = group.take_report(sender, report)
         return [*stopped, *([] if stopped else answer), *self._propose_if_due(now_ns)]
 
     def _propose_if_due(self, now_ns: int) -> list[Effect]:

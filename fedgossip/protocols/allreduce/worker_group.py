@@ -121,7 +121,7 @@ class WorkerGroup:
         """Begin an agreement: send all the number of completed rounds."""
         self.regroup = Regroup(self.node, self.view, rounds, digest)
         self._reported_ns = self._stopped_ns = now_ns
-        said = self._said()
+        said = self._report()
         return [*said, SetTimer(("regroup", self.epoch), self.waits.again_ns)]
 
     def answer(self, sender: NodeId, report: GroupReport) -> list[Effect]:
@@ -129,11 +129,11 @@ class WorkerGroup:
         late = report.epoch < self.epoch or sender not in self.members
         return [Send(sender, self.view)] if late else []
 
-    def heard(self, sender: NodeId, report: GroupReport) -> list[Effect]:
+    def take_report(self, sender: NodeId, report: GroupReport) -> list[Effect]:
         """Store a report of this epoch; reply to the first of each worker."""
         assert self.regroup
         again = sender in self.regroup.reports
-        self.regroup.heard(sender, report)
+        self.regroup.add_report(sender, report)
         return [] if again else [Send(sender, self.regroup.own)]
 
     def late(self, now_ns: int) -> None:
@@ -148,9 +148,9 @@ class WorkerGroup:
     def ask_again(self) -> list[Effect]:
         """Send the report to all again: a worker in a later view replies with that."""
         assert self.regroup
-        return [*self._said(), SetTimer(("regroup", self.epoch), self.waits.again_ns)]
+        return [*self._report(), SetTimer(("regroup", self.epoch), self.waits.again_ns)]
 
-    def _said(self) -> list[Effect]:
+    def _report(self) -> list[Effect]:
         """Return the messages to the view: the refused workers, then our report."""
         assert self.regroup
         words: list[Message] = [WorkerRefused(self.epoch, one) for one in sorted(self.refused & set(self.members))]

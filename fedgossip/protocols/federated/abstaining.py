@@ -36,7 +36,7 @@ class RefusedPart:
     def trained(self, work: PreparedContribution) -> list[Effect]:  # noqa: ARG002
         return []
 
-    def heard(self, message: Message) -> list[Effect]:  # noqa: ARG002
+    def handle(self, message: Message) -> list[Effect]:  # noqa: ARG002
         return []
 
     def again(self) -> list[Effect]:

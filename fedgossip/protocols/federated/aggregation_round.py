@@ -73,7 +73,7 @@ class Exchange(Protocol):
         """Return whether the message is of this round, and not of an earlier one."""
         ...
 
-    def heard(self, sender: NodeId, message: Answer) -> list[Effect]:
+    def handle(self, sender: NodeId, message: Answer) -> list[Effect]:
         """Handle a message that belongs to this round."""
         ...
 
@@ -172,7 +172,7 @@ class PlainRound:
     def belongs(self, message: Answer) -> bool:
         return isinstance(message, Given | Refusal) and message.round == self.round
 
-    def heard(self, sender: NodeId, message: Answer) -> list[Effect]:
+    def handle(self, sender: NodeId, message: Answer) -> list[Effect]:
         if isinstance(message, Refusal):
             return [Report("abstained", {"peer": sender, "reason": message.reason}, self.round), *self.lost(sender)]
         assert isinstance(message, Given)

@@ -148,7 +148,7 @@ class Buffered(Generic[State]):
             case Started():
                 return self._gather()
             case Stopping():
-                return [*self._say_final(), *self._finish()]
+                return [*self._send_final(), *self._finish()]
             case Received(sender, message):
                 kind = type(message).__name__.lower()
                 raise ProtocolError(f"coordinator: a message of kind {kind!r} from node {sender}", peer=sender)
@@ -173,7 +173,7 @@ class Buffered(Generic[State]):
             case ("roll",) if self.phase == "gathering":
                 return self.company.roll(self.round)
             case ("again",) if self.phase == "leaving":
-                return [*self._say_final(), SetTimer(("again",), self.settings.again_ns)]
+                return [*self._send_final(), SetTimer(("again",), self.settings.again_ns)]
             case ("drain",) if self.phase == "leaving":
                 return self._finish()
             case _:  # a stale timer
@@ -209,7 +209,7 @@ class Buffered(Generic[State]):
     def _with(self, node: NodeId) -> list[Effect]:
         company = self.company
         if self.phase == "leaving":
-            return self._say_final([node])
+            return self._send_final([node])
         if self.phase == "going":
             self._give_up(node)  # it may have lost its invitation, or its answer
             return self._invite()
@@ -301,12 +301,12 @@ class Buffered(Generic[State]):
         if not self._uninformed():
             return self._finish()
         again, drain = self.settings.again_ns, self.settings.drain_ns
-        return [*self._say_final(), SetTimer(("again",), again), SetTimer(("drain",), drain)]
+        return [*self._send_final(), SetTimer(("again",), again), SetTimer(("drain",), drain)]
 
     def _uninformed(self) -> list[NodeId]:
         return [node for node in self.company.here() if node not in self.done]
 
-    def _say_final(self, to: Sequence[NodeId] | None = None) -> list[Effect]:
+    def _send_final(self, to: Sequence[NodeId] | None = None) -> list[Effect]:
         final = Final(self.round, self.schema, self.invite.vectors)
         return [Send(node, final) for node in (self._uninformed() if to is None else to)]
 
@@ -318,7 +318,7 @@ class Buffered(Generic[State]):
     def _never_counted(self) -> list[Effect]:
         """Report clients that were never present, or invited in vain; others may be uncounted by chance."""
         company, counted = self.company, self.counted
-        lost = [node for node in company.partners if node not in company.came or node in self.vain]
+        lost = [node for node in company.partners if node not in company.ever_linked or node in self.vain]
         never = [node for node in lost if node not in counted]
         return [Report("never_counted", never, self.round)] if never else []
 

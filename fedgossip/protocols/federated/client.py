@@ -244,7 +244,7 @@ class Client:
         if isinstance(message, Secured | MaskedInput):
             if self.part is None:
                 return [Report("late", {"peer": sender, "session": message.session}, 0)]
-            return self.part.heard(message)
+            return self.part.handle(message)
         if not isinstance(message, Invite | Final):
             kind = type(message).__name__.lower()
             advice = "Were coordinator and clients started from the same experiment file?"

@@ -75,7 +75,7 @@ class ClientPart(Protocol):
 
     def begin(self) -> list[Effect]: ...
     def trained(self, work: PreparedContribution) -> list[Effect]: ...
-    def heard(self, message: Message) -> list[Effect]: ...
+    def handle(self, message: Message) -> list[Effect]: ...
     def again(self) -> list[Effect]:
         """Return the effects that repeat the last message."""
         ...
@@ -106,7 +106,7 @@ class PlainPart:
         facts = {"round": invite.round, "to": self.coordinator, "bytes": self.answer.payload_bytes}
         return [Log("contribution", facts, work.up), *self.again()]
 
-    def heard(self, message: Message) -> list[Effect]:
+    def handle(self, message: Message) -> list[Effect]:
         kind = type(message).__name__.lower()
         raise ProtocolError(f"a message of kind {kind!r} in a round without a secure sum", peer=self.coordinator)
 
@@ -179,12 +179,12 @@ class SecurePart:
         keys = step.frame or b""
         return [
             self._log("joined", Stage.KEYS, keys, **facts),
-            *self._say([self._secured(Stage.KEYS, keys)] if keys else []),
+            *self._send([self._secured(Stage.KEYS, keys)] if keys else []),
         ]
 
     # --- received frames ----------------------------------------------------------------------------------------------
 
-    def heard(self, message: Message) -> list[Effect]:
+    def handle(self, message: Message) -> list[Effect]:
         if not isinstance(message, Secured):
             kind = type(message).__name__.lower()
             raise ProtocolError(f"a message of kind {kind!r} in a secure sum", peer=self.coordinator)
@@ -207,7 +207,7 @@ class SecurePart:
         if self.over or (frame := self._early.pop(due := _DUE[type(self._step)], None)) is None:
             return []
         try:
-            return self.heard(Secured(self.invite.session, due, frame))
+            return self.handle(Secured(self.invite.session, due, frame))
         except ProtocolError as error:
             return [refused_by(error, self.invite.round)]
 
@@ -274,17 +274,17 @@ class SecurePart:
         self.ahead = masked.ahead
         message = MaskedInput(self.invite.session, Stage.MASKED, masked.frame, self.invite.schema, (masked.words,))
         facts = _Facts(vector_sha256=masked.digest.hex(), words=masked.words.size, input=quantised.fingerprint.hex())
-        return [self._log("masked", Stage.MASKED, masked.frame, **facts), *self._say([message])]
+        return [self._log("masked", Stage.MASKED, masked.frame, **facts), *self._send([message])]
 
     # --- sent frames --------------------------------------------------------------------------------------------------
 
     def _leave(self, kind: str, stage: Stage, frame: bytes, **facts: int | str) -> list[Effect]:
-        return [self._log(kind, stage, frame, **facts), *self._say([self._secured(stage, frame)])]
+        return [self._log(kind, stage, frame, **facts), *self._send([self._secured(stage, frame)])]
 
     def _secured(self, stage: Stage, frame: bytes) -> Secured:
         return Secured(self.invite.session, stage, frame)
 
-    def _say(self, messages: Sequence[Message]) -> list[Effect]:
+    def _send(self, messages: Sequence[Message]) -> list[Effect]:
         self._said = [Send(self.coordinator, message) for message in messages]
         return list(self._said)
 
@@ -323,7 +323,7 @@ class SecurePart:
         return [
             self._ended(refused.reason),
             Report("abandoned_here", about, self.invite.round),
-            *self._say([refusal]),
+            *self._send([refusal]),
         ]
 
     def _ended(self, reason: Reason) -> Log:

@@ -249,7 +249,7 @@ class Coordinator(Generic[State]):
             case Started():
                 return self._gather()
             case Stopping():
-                return [*self._say_final(self._uninformed()), *self._finish()]
+                return [*self._send_final(self._uninformed()), *self._finish()]
             case Received(sender, message):
                 kind = type(message).__name__.lower()
                 advice = "Were coordinator and clients started from the same experiment file?"
@@ -268,7 +268,7 @@ class Coordinator(Generic[State]):
             case ("roll",) if self.phase == "gathering":
                 return self.company.roll(self.round)
             case ("again",) if self.phase == "leaving":
-                return [*self._say_final(self._uninformed()), SetTimer(("again",), self.settings.again_ns)]
+                return [*self._send_final(self._uninformed()), SetTimer(("again",), self.settings.again_ns)]
             case ("drain",) if self.phase == "leaving":
                 return self._finish()
             case _:  # a stale timer
@@ -283,7 +283,7 @@ class Coordinator(Generic[State]):
         if another and self.summing:
             self.summing.forget(node)
         if self.phase == "leaving":
-            return self._say_final([node])
+            return self._send_final([node])
         if self.exchange:
             phase = self.exchange.phase
             return self._going(self.exchange.back(node, another=another), phase, now_ns)
@@ -429,7 +429,7 @@ class Coordinator(Generic[State]):
         if self.exchange and self.exchange.belongs(answer):
             phase = self.exchange.phase
             self.exhausted |= exhausted
-            effects = self.exchange.heard(sender, answer)
+            effects = self.exchange.handle(sender, answer)
             if isinstance(answer, Given):
                 self.summed += sum(vector.size for vector in answer.vectors)
             return self._going(effects, phase, now_ns)
@@ -469,7 +469,7 @@ class Coordinator(Generic[State]):
         self.counted.update(dict.fromkeys(exchange.counted, self.round))
         missed = sorted(exchange.waiting)
         if not exchange.cut:
-            self.deadline.saw(now_ns - self.began_ns)
+            self.deadline.record(now_ns - self.began_ns)
         effects: list[Effect] = [Report("missed", missed, self.round)] if missed else []
         facts = {**facts, **({"epsilon": self.purse.epsilon} if self.purse else {})}
         if len(self.company.partners) <= FOLLOWED_MOST:
@@ -499,12 +499,12 @@ class Coordinator(Generic[State]):
             return self._finish()
         again, drain = self.settings.again_ns, self.settings.drain_ns
         waits = [SetTimer(("again",), again), SetTimer(("drain",), drain)]
-        return [*self._say_final(self._uninformed()), *waits]
+        return [*self._send_final(self._uninformed()), *waits]
 
     def _uninformed(self) -> list[NodeId]:
         return [node for node in self.company.here() if node not in self.done]
 
-    def _say_final(self, to: Sequence[NodeId]) -> list[Effect]:
+    def _send_final(self, to: Sequence[NodeId]) -> list[Effect]:
         final = Final(self.round, self.schema, self.federated.server.broadcast(self.state))
         return [Send(node, final) for node in to]
 
@@ -515,6 +515,6 @@ class Coordinator(Generic[State]):
 
     def _never_counted(self) -> list[Effect]:
         """Report clients without a contribution in the model that were never present, or were in a cohort."""
-        came, clients = self.company.came, self.company.partners
-        never = [node for node in clients if node not in self.counted and (node not in came or node in self.drawn)]
+        linked, clients = self.company.ever_linked, self.company.partners
+        never = [node for node in clients if node not in self.counted and (node not in linked or node in self.drawn)]
         return [Report("never_counted", never, self.round)] if never else []

@@ -210,8 +210,8 @@ class SecureRound:
         step, said = self._step, self._frames(nodes)
         if isinstance(step, server.Inviting | server.Consenting):
             alike = Witness(self.session, None, step.frame, sent=True)
-            return [alike, *self._say(said)]
-        return [*(Witness(self.session, node, frame, sent=True) for node, frame in said.items()), *self._say(said)]
+            return [alike, *self._send(said)]
+        return [*(Witness(self.session, node, frame, sent=True) for node, frame in said.items()), *self._send(said)]
 
     def _frames(self, nodes: Iterable[NodeId]) -> dict[NodeId, bytes]:
         """Return this stage's signed frame for each client."""
@@ -223,7 +223,7 @@ class SecureRound:
             case None:
                 return {}
 
-    def _say(self, frames: Mapping[NodeId, bytes]) -> list[Effect]:
+    def _send(self, frames: Mapping[NodeId, bytes]) -> list[Effect]:
         message = self._invitation if isinstance(self._step, server.Inviting) else self._secured
         return [Send(node, message(node, frame)) for node, frame in frames.items()]
 
@@ -302,7 +302,7 @@ class SecureRound:
 
     # --- messages and links -------------------------------------------------------------------------------------------
 
-    def heard(self, sender: NodeId, message: Answer) -> list[Effect]:
+    def handle(self, sender: NodeId, message: Answer) -> list[Effect]:
         if isinstance(message, Refusal):
             report = Report("abstained", {"peer": sender, "reason": message.reason}, self.round)
             return [report, *self.lost(sender)]
@@ -345,7 +345,7 @@ class SecureRound:
         if node not in step.waiting:
             return []
         self.here.add(node)
-        return self._say(self._frames([node]))
+        return self._send(self._frames([node]))
 
     def expired(self) -> list[Effect]:
         self.cut = True

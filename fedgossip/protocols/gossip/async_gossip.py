@@ -130,14 +130,14 @@ class AsyncGossip(Lifecycle[State]):
         mute = self.mute & {sender}
         self.mute -= mute
         try:
-            effects = self._heard(sender, message, now_ns)
+            effects = self._handle(sender, message, now_ns)
         except ProtocolError:
             self.mute |= mute
             raise
         self.company.absent.discard(sender)
         return effects
 
-    def _heard(self, sender: NodeId, message: Message, now_ns: int) -> list[Effect]:
+    def _handle(self, sender: NodeId, message: Message, now_ns: int) -> list[Effect]:
         match message:
             case Offer() as offer:
                 return self._offered(sender, offer)
@@ -163,7 +163,7 @@ class AsyncGossip(Lifecycle[State]):
                 return self._ask(to, attempt + 1)
         return []  # stale timer
 
-    def came(self, node: NodeId, now_ns: int, *, reborn: bool) -> list[Effect]:  # noqa: ARG002
+    def greet(self, node: NodeId, now_ns: int, *, reborn: bool) -> list[Effect]:  # noqa: ARG002
         self.company.absent.discard(node)
         if reborn:
             self.ledger.reborn(node)
@@ -183,7 +183,7 @@ class AsyncGossip(Lifecycle[State]):
     # --- training -------------------------------------------------------------------------------------------------
 
     def trained(self, event: Trained, now_ns: int) -> list[Effect]:
-        self.carried.due(self.company.partners)
+        self.carried.expect(self.company.partners)
         self.learner.mixed(self.learner.trained(event.update, Step.of(self.round, event.metrics)))
         self.training_ns = now_ns - self.began_ns
         self.round += 1
@@ -246,10 +246,10 @@ class AsyncGossip(Lifecycle[State]):
         self.ledger.close(sender, answer.number)
         (h,) = answer.vectors
         self.learner.corrected((given_up(h, self.parameters),))
-        self.carried.came(sender)
+        self.carried.mark_mixed(sender)
         effects: list[Effect] = [Send(sender, Ack(answer.number)), Report("exchanged", sender, self.round)]
         if self.pairing.flies_to(sender):
-            self.deadline.saw(self.pairing.answered(sender, now_ns))
+            self.deadline.record(self.pairing.answered(sender, now_ns))
             effects += self._exchange_over(now_ns)
         return effects + self.end_if_settled()
 
@@ -280,7 +280,7 @@ class AsyncGossip(Lifecycle[State]):
         (theirs,) = offer.vectors
         h = halfway(theirs, self.learner.model, self.parameters)
         self.learner.corrected((h,))
-        self.carried.came(sender)
+        self.carried.mark_mixed(sender)
         answer = Answer(offer.number, self.round, self.schema, (h,))
         self.ledger.answer(sender, answer)
         return [Send(sender, answer)]

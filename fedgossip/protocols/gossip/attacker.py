@@ -50,7 +50,7 @@ class Attacker:
         match event:
             case Received(sender, Model() as model) if sender not in self.attackers:
                 self.heard.setdefault(model.round, {}).setdefault(sender, model.vectors[0])
-        out = [send for round in sorted(self.held) if self._heard_all(round) for send in self._released(round)]
+        out = [send for round in sorted(self.held) if self._has_all(round) for send in self._released(round)]
         for effect in effects:
             match effect:
                 case Send(to, Model() as model):
@@ -66,9 +66,9 @@ class Attacker:
         return out
 
     def _ready(self, round: int) -> bool:
-        return round in self.told or self._heard_all(round)
+        return round in self.told or self._has_all(round)
 
-    def _heard_all(self, round: int) -> bool:
+    def _has_all(self, round: int) -> bool:
         sources = self.schedule.mixing(round).row(self.node).keys() - self.attackers
         return self.heard.get(round, {}).keys() >= sources
 

@@ -36,13 +36,13 @@ class RoundClock:
         self.ask_ns = ask_ns
         self.heard_ns = 0  # when the last vector of the open round was received, or our own was sent
 
-    def heard(self, now_ns: int) -> None:
+    def note_arrival(self, now_ns: int) -> None:
         """Record an arrival; vectors received before our own was sent were in time."""
         self.heard_ns = now_ns
 
-    def over(self, began_ns: int) -> None:
+    def note_round(self, began_ns: int) -> None:
         """Record the duration of a round in which at least one vector was received."""
-        self.deadline.saw(max(0, self.heard_ns - began_ns))
+        self.deadline.record(max(0, self.heard_ns - began_ns))
 
     def patience_ns(self, times: int) -> int:
         """Return the wait before a vector is requested again: a lost one costs this, not the deadline."""

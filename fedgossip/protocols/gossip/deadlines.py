@@ -37,7 +37,7 @@ class Deadline:
         self._seen: deque[int] = deque(maxlen=WINDOW)
         self._ordered: list[int] = []  # the same, ascending
 
-    def saw(self, duration_ns: int) -> None:
+    def record(self, duration_ns: int) -> None:
         """Record a duration; the caller omits those that the deadline cut short."""
         if len(self._seen) == WINDOW:
             del self._ordered[bisect_left(self._ordered, self._seen[0])]

@@ -83,7 +83,7 @@ class Edge:
         if self.offered == round:
             self.open = Open(round, weight, own)
 
-    def heard(self, round: int, used: int, missing: int) -> None:
+    def update(self, round: int, used: int, missing: int) -> None:
         """Update the edge by the account that the partner sent in its `round`."""
         if self.open is not None:
             if used == self.open.round:
@@ -193,11 +193,11 @@ class EdgeLedger:
 
     # --- accounts of partners -----------------------------------------------------------------------------------------
 
-    def heard(self, node: NodeId, round: int, used: int, missing: int) -> Edge:
+    def update(self, node: NodeId, round: int, used: int, missing: int) -> Edge:
         """Update the edge by the account that the partner sent in its `round`; return the edge."""
         edge = self.edges.get(node) or self.edge(node)
         waited = not edge.confirmed
-        edge.heard(round, used, missing)
+        edge.update(round, used, missing)
         if waited and edge.confirmed:
             self._confirmed(edge.used)
         return edge
@@ -230,7 +230,7 @@ class EdgeLedger:
             edge.used, edge.confirmed = -1, True
         return [*effects, Send(node, self.account(node, round))]
 
-    def say_again(
+    def repeat(
         self, node: NodeId, asked: int, round: int, outgoing: Vectors, now_ns: int, again_ns: int
     ) -> list[Effect]:
         """Return the reply to a partner that waits for our model of round `asked`: the model with its account, again.

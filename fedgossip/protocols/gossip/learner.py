@@ -46,7 +46,7 @@ class Learner(Generic[State]):
         """[d], to train from and to evaluate."""
         return self.algorithm.model(self.state)
 
-    def lend(self) -> Vector:
+    def begin_training(self) -> Vector:
         """Return the model, [d], for a training that begins now."""
         self.lent, self.given = self.changes, self.model
         return self.given

@@ -138,7 +138,7 @@ class Lifecycle(ABC, Generic[State]):
         """Replace the schedule: the set of participants has changed."""
 
     @abstractmethod
-    def came(self, node: NodeId, now_ns: int, *, reborn: bool) -> list[Effect]:
+    def greet(self, node: NodeId, now_ns: int, *, reborn: bool) -> list[Effect]:
         """Handle a new link to `node`; `reborn`: to another life, which resumed from the last one's checkpoint."""
 
     @abstractmethod
@@ -256,7 +256,7 @@ class Lifecycle(ABC, Generic[State]):
 
     def _joined(self, node: NodeId, incarnation: int, now_ns: int) -> list[Effect]:
         again = node not in self.company.linked and (node in self.company.absent or self._has_begun)
-        effects = self.came(node, now_ns, reborn=self.company.joined(node, incarnation))
+        effects = self.greet(node, now_ns, reborn=self.company.joined(node, incarnation))
         if again:
             effects.append(Report("joined", node, self.round))
         if self.phase == "leaving" and node in self._circle():
@@ -299,7 +299,7 @@ class Lifecycle(ABC, Generic[State]):
         if self.round >= self.settings.rounds:
             return self.end()
         self.phase, self.began_ns = "training", now_ns
-        return [Train(self.round, self.learner.lend())]
+        return [Train(self.round, self.learner.begin_training())]
 
     # --- the end --------------------------------------------------------------------------------------------------
 
@@ -384,6 +384,6 @@ class Lifecycle(ABC, Generic[State]):
     def _finish(self, failure: Failure | None = None) -> list[Effect]:
         effects = self.unsettled()
         if self.round >= self.settings.rounds or not self.hurried:
-            effects += self.carried.told(self.round, self.expected())
+            effects += self.carried.report(self.round, self.expected())
         self.phase = "finished"
         return [*effects, Finish(self.learner.model, failure)]

@@ -30,7 +30,7 @@ class Mailbox:
         """The latest round seen in each neighbour's messages."""
         self._far: dict[NodeId, set[int]] = {}  # each neighbour's announced rounds far ahead
 
-    def heard(self, node: NodeId, round: int) -> None:
+    def note_round(self, node: NodeId, round: int) -> None:
         """Record a round number in a message of the neighbour."""
         if round > self.newest.get(node, -1):
             self.newest[node] = round
@@ -46,7 +46,7 @@ class Mailbox:
         """Return the rounds with a received model of the neighbour, ascending."""
         return sorted(round for round, here in self.of.items() if node in here)
 
-    def put(self, node: NodeId, model: Model | RelaySum, current: int) -> bool:
+    def keep(self, node: NodeId, model: Model | RelaySum, current: int) -> bool:
         """Keep a model of round `current` or later; return False for a duplicate."""
         round = model.round
         here = self.of.get(round)
@@ -90,12 +90,12 @@ class Mailbox:
         """Drop and return far-ahead rounds of a single one of the `listening`, unless it has repeated them."""
         heard = {j: max(self.rounds(j), default=current) for j in listening}
         believed = sorted(heard.values())[-2] if len(heard) > 1 else max(heard.values(), default=current)
-        alone = [(j, r) for j, r in heard.items() if r > believed + FAR_ROUNDS and self._says(j, r) < FAR_TIMES]
+        alone = [(j, r) for j, r in heard.items() if r > believed + FAR_ROUNDS and self._count_claims(j, r) < FAR_TIMES]
         for node, round in alone:
             self._drop(node, round)
         return alone
 
-    def _says(self, node: NodeId, round: int) -> int:
+    def _count_claims(self, node: NodeId, round: int) -> int:
         """Record `round`, and return the number of the neighbour's rounds within FAR_ROUNDS up to it."""
         self._far[node] = {round, *(r for r in self._far.get(node, ()) if round - FAR_ROUNDS < r < round)}
         return len(self._far[node])

@@ -28,18 +28,18 @@ class Carried:
         self._alone = bool(facts.get("alone", False))  # some models were due, and none was received
         self._any = False
 
-    def due(self, nodes: Iterable[NodeId]) -> None:
+    def expect(self, nodes: Iterable[NodeId]) -> None:
         """Record that models of these nodes are due."""
         if not self._closed:
             self._lacking.update(set(nodes) - self._came)
             self._alone = not self._any and bool(self._lacking or self._came)
 
-    def heard(self, nodes: Iterable[NodeId]) -> None:
+    def mark_received(self, nodes: Iterable[NodeId]) -> None:
         """Record models of these nodes that were received and could not be used."""
         self._came.update(nodes)
         self._lacking -= self._came
 
-    def came(self, *nodes: NodeId) -> None:
+    def mark_mixed(self, *nodes: NodeId) -> None:
         """Record that models of these nodes are mixed into ours."""
         if nodes:
             self._alone, self._any = False, True
@@ -50,7 +50,7 @@ class Carried:
         """Return the facts for a checkpoint; none where nothing is lacking."""
         return {"uncarried": sorted(self._lacking), "alone": self._alone} if self._lacking or self._alone else {}
 
-    def told(self, round: int, among: Collection[NodeId]) -> list[Report]:
+    def report(self, round: int, among: Collection[NodeId]) -> list[Report]:
         """Return the final reports; `among` are the nodes that should have sent a model."""
         never = sorted(self._lacking & set(among))
         reports = [Report("never_exchanged", never, round)] if never else []

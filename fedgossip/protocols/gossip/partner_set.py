@@ -89,7 +89,7 @@ class PartnerSet:
         return self._lost.get(node, -LATELY_ROUNDS - 1) >= round - LATELY_ROUNDS
 
     @property
-    def came(self) -> Collection[NodeId]:
+    def ever_linked(self) -> Collection[NodeId]:
         """The partners that have ever had a link."""
         return self._lives.keys()
 

@@ -81,11 +81,11 @@ class RelayGossip(AwaitedRound[RelayState]):
             case RelaySum():
                 return self._sum(sender, message, now_ns)
             case Account(round, asks=asks):
-                self.mailbox.heard(sender, round)
-                return (self._say_again(sender, round, now_ns) if asks else []) + self.end_if_complete(now_ns)
+                self.mailbox.note_round(sender, round)
+                return (self._repeat(sender, round, now_ns) if asks else []) + self.end_if_complete(now_ns)
         raise self.misplaced(sender, message, "a run of relaysgd")
 
-    def came(self, node: NodeId, now_ns: int, *, reborn: bool) -> list[Effect]:  # noqa: ARG002
+    def greet(self, node: NodeId, now_ns: int, *, reborn: bool) -> list[Effect]:  # noqa: ARG002
         if reborn:
             self.mailbox.reborn(node, self.round if self.phase == "waiting" else None)
         return []
@@ -96,10 +96,10 @@ class RelayGossip(AwaitedRound[RelayState]):
         effects = self._catch_up()
         self.learner.trained(event.update, Step.of(self.round, event.metrics))
         self.phase = "waiting"
-        self.clock.heard(now_ns)  # sums received before this were in time
+        self.clock.note_arrival(now_ns)  # sums received before this were in time
         self.sources = Sources.of(self.neighbours, lambda j: self.mailbox.has(j, self.round))
         self.company.meets(self.neighbours, self.round)
-        self.carried.due(self.neighbours)
+        self.carried.expect(self.neighbours)
         effects.append(Outgoing(self.round + 1, self.learner.seen))
         sums = self._sums()
         effects += [Send(to, one) for to, one in sums.items() if to not in self.company.left]
@@ -130,7 +130,7 @@ class RelayGossip(AwaitedRound[RelayState]):
         asks = [Send(j, Account(self.round, asks=True)) for j in late]
         return [*asks, self.until_asked(times + 1)]
 
-    def _say_again(self, sender: NodeId, round: int, now_ns: int) -> list[Effect]:
+    def _repeat(self, sender: NodeId, round: int, now_ns: int) -> list[Effect]:
         """Return our sum of `round` for a neighbour that waits for it, if it may have been lost."""
         sum_of_then = self.said.get(round, {}).get(sender)
         last, at_ns = self.said_again.get(sender, (-1, 0))
@@ -142,16 +142,16 @@ class RelayGossip(AwaitedRound[RelayState]):
     def _sum(self, sender: NodeId, message: RelaySum, now_ns: int) -> list[Effect]:
         self._check(sender, message)
         round = message.round
-        self.mailbox.heard(sender, round)
+        self.mailbox.note_round(sender, round)
         if sender in self.company.linked and (round >= self.round - 1 or self.sources.alone):
             self.company.absent.discard(sender)
         if round < self.round:
             return [Report("late", {"peer": sender, "round": round}, self.round), *self.end_if_complete(now_ns)]
-        if not self.mailbox.put(sender, message, self.round):
+        if not self.mailbox.keep(sender, message, self.round):
             return [Report("repeated", {"peer": sender, "round": round}, self.round)]
         if round == self.round:
             self.sources.missing.discard(sender)
-            self.clock.heard(now_ns)
+            self.clock.note_arrival(now_ns)
         return self.end_if_complete(now_ns)
 
     def _check(self, sender: NodeId, message: RelaySum) -> None:
@@ -176,9 +176,9 @@ class RelayGossip(AwaitedRound[RelayState]):
         missing = sorted(self.sources.missing)
         effects = self.company.missed(missing, self.round)
         if len(missing) < len(self.neighbours):
-            self.clock.over(self.began_ns)
-        heard, counts = self._heard()
-        effects += self._told_of(1 + int(counts.sum()))
+            self.clock.note_round(self.began_ns)
+        heard, counts = self._gather()
+        effects += self._report_count(1 + int(counts.sum()))
         self.learner.mixed((self.algorithm.averaged(self.learner.outgoing[0], heard, counts), heard, counts))
         self.summed += heard.size + self.learner.model.size
         self._go_to(self.round + 1)
@@ -186,7 +186,7 @@ class RelayGossip(AwaitedRound[RelayState]):
         effects.append(self.learner.checkpoint(self.round, {}, self.carried.saved()))
         return effects + self.go_on(now_ns)
 
-    def _heard(self) -> tuple[Vector, Vector]:
+    def _gather(self) -> tuple[Vector, Vector]:
         """Return the neighbours' messages of this round, ascending: (sums [k, d], number of models in each)."""
         heard, counts = (np.zeros_like(one) for one in self._before())
         for place, j in enumerate(self.neighbours):
@@ -194,7 +194,7 @@ class RelayGossip(AwaitedRound[RelayState]):
                 message = self.mailbox.here(self.round)[j]
                 assert isinstance(message, RelaySum)
                 heard[place], counts[place] = message.vectors[0], message.count
-                self.carried.came(j)
+                self.carried.mark_mixed(j)
             elif self.mailbox.newest.get(j, -1) > self.round:  # lost
                 heard[place], counts[place] = (one[place] for one in self._before())
         return frozen(heard), frozen(counts)
@@ -204,7 +204,7 @@ class RelayGossip(AwaitedRound[RelayState]):
         own, *before = self.learner.outgoing
         return before or (np.zeros((len(self.neighbours), own.size), own.dtype), np.zeros(len(self.neighbours)))
 
-    def _told_of(self, counted: int) -> list[Effect]:
+    def _report_count(self, counted: int) -> list[Effect]:
         before, self.counted = self.counted, counted
         return [Report("counted_fewer", {"models": counted, "before": before}, self.round)] if counted < before else []
 
@@ -215,7 +215,7 @@ class RelayGossip(AwaitedRound[RelayState]):
     # --- the end --------------------------------------------------------------------------------------------------
 
     def left(self, sender: NodeId, leaving: Leaving, now_ns: int) -> list[Effect]:  # noqa: ARG002
-        self.mailbox.heard(sender, leaving.round)
+        self.mailbox.note_round(sender, leaving.round)
         if leaving.done:
             self.company.done.add(sender)
         return []

@@ -86,12 +86,12 @@ class ReplicaGossip:
             case PeerGone(node):
                 self.sent.pop(node, None)  # a message in flight may be lost
             case Received(sender, CodedModel() as coded):
-                return self._said(self._changed(sender, coded, now_ns))
+                return self._code(self._changed(sender, coded, now_ns))
             case Received(sender, Model() as model):
                 known = frozen(model.vectors[0])  # read-only: else the sum of the round would be made in its memory
                 effects += self.machine.handle(event, now_ns)  # raises for a model that does not fit
-                return self._said([*effects, *self._whole(sender, model.round, known, now_ns)])
-        return self._said([*self.machine.handle(event, now_ns), *self._asks()])
+                return self._code([*effects, *self._whole(sender, model.round, known, now_ns)])
+        return self._code([*self.machine.handle(event, now_ns), *self._asks()])
 
     def _linked(self, node: NodeId, incarnation: int) -> None:
         self.sent.pop(node, None) if node in self.lives else None
@@ -162,7 +162,7 @@ class ReplicaGossip:
 
     # --- sent changes -------------------------------------------------------------------------------------------------
 
-    def _said(self, effects: Sequence[Effect]) -> list[Effect]:
+    def _code(self, effects: Sequence[Effect]) -> list[Effect]:
         return [self._coded(effect) for effect in effects]
 
     def _coded(self, effect: Effect) -> Effect:

@@ -87,11 +87,11 @@ class SyncGossip(AwaitedRound[State]):
                 return self._model(sender, message, now_ns)
             case Account(round, used, missing, asks):
                 effects = self._account(sender, round, used, missing, now_ns)
-                effects += self._say_again(sender, round, now_ns) if asks else []
+                effects += self._repeat(sender, round, now_ns) if asks else []
                 return effects + self.end_if_complete(now_ns) + self.end_if_settled()
         raise self.misplaced(sender, message, "a synchronous run")
 
-    def came(self, node: NodeId, now_ns: int, *, reborn: bool) -> list[Effect]:  # noqa: ARG002
+    def greet(self, node: NodeId, now_ns: int, *, reborn: bool) -> list[Effect]:  # noqa: ARG002
         if not reborn:
             return []
         waits = self.phase == "waiting"
@@ -109,13 +109,13 @@ class SyncGossip(AwaitedRound[State]):
             self.learner.rejoined()
         outgoing = self.learner.trained(event.update, Step.of(self.round, event.metrics))
         self.phase = "waiting"
-        self.clock.heard(now_ns)  # models received before this were in time
+        self.clock.note_arrival(now_ns)  # models received before this were in time
         if not (self.own.row and is_constant(self.schedule)):
             self.own = OwnWeights.of(self.node, self.schedule.mixing(self.round))
         targets = self.own.targets
         self.open = ExchangedRound.of(self.own, self.mailbox.here(self.round))
         self.company.meets(self.own.met, self.round)
-        self.carried.due(self.open.sources.all)
+        self.carried.expect(self.open.sources.all)
         effects.append(Outgoing(self.round + 1, self.learner.seen))
         hear = [to for to in targets if to not in self.company.left] if self.company.left else targets
         effects += self.ledger.models(self.round, outgoing, hear)
@@ -153,7 +153,7 @@ class SyncGossip(AwaitedRound[State]):
     def _model(self, sender: NodeId, model: Model, now_ns: int) -> list[Effect]:
         round = model.round
         if not 0 <= round < self.settings.rounds:
-            raise self._beyond(sender, round)
+            raise self._refuse_round(sender, round)
         self.layout.check(sender, model)
         self.layout.check_values(sender, model)
         effects = self._account(sender, round, model.used, model.missing, now_ns)
@@ -164,14 +164,14 @@ class SyncGossip(AwaitedRound[State]):
             self.ledger.edge(sender).late(model)
             effects.append(Report("late", {"peer": sender, "round": round}, self.round))
             return [*effects, *self._repair(sender), *self.end_if_settled()]
-        if not self.mailbox.put(sender, model, self.round):
+        if not self.mailbox.keep(sender, model, self.round):
             return [*effects, Report("repeated", {"peer": sender, "round": round}, self.round)]
         if round == self.round:
             sources.missing.discard(sender)
-            self.clock.heard(now_ns)
+            self.clock.note_arrival(now_ns)
         return effects + self.end_if_complete(now_ns)
 
-    def _beyond(self, sender: NodeId, round: int) -> ProtocolError:
+    def _refuse_round(self, sender: NodeId, round: int) -> ProtocolError:
         return ProtocolError(
             f"node {self.node}, round {self.round}: model of round {round} from node {sender};"
             f" the run has {self.settings.rounds} rounds",
@@ -193,7 +193,7 @@ class SyncGossip(AwaitedRound[State]):
         if one_sided := [j for j in missing if j in self.open.one_way]:
             effects.append(Report("one_sided", one_sided, round))
         if len(missing) < len(sources.all):
-            self.clock.over(self.began_ns)
+            self.clock.note_round(self.began_ns)
         row, outgoing = self._agreed(), self.learner.outgoing
         if len(row) < len(self.open.row) and (held := sorted(self.open.row.keys() - row.keys() - set(missing))):
             effects.append(Report("held", held, round))
@@ -222,7 +222,7 @@ class SyncGossip(AwaitedRound[State]):
         here = sources.all.difference(sources.missing) if sources.missing else sources.all
         mixed = self.ledger.counted(round, here.difference(one_way) if one_way else here, self.mailbox.here(round))
         mixed += here.intersection(one_way) if one_way else ()
-        self.carried.came(*mixed)
+        self.carried.mark_mixed(*mixed)
         if len(mixed) == len(sources.all):
             return row
         own = row[self.node]
@@ -239,23 +239,23 @@ class SyncGossip(AwaitedRound[State]):
 
     def _account(self, sender: NodeId, round: int, used: int, missing: int, now_ns: int) -> list[Effect]:
         """Handle a partner's account of our edge: correct our round, send a missed model, drop received ones."""
-        edge = self.ledger.heard(sender, round, used, missing)
-        self.mailbox.heard(sender, round)
+        edge = self.ledger.update(sender, round, used, missing)
+        self.mailbox.note_round(sender, round)
         effects = self._repair(sender) if edge.open is not None else []
         if 0 <= missing < self.round:
             effects += self.ledger.help(sender, missing, self.round, now_ns, self.clock.patience_ns(0))
         return effects
 
-    def _say_again(self, sender: NodeId, asked: int, now_ns: int) -> list[Effect]:
+    def _repeat(self, sender: NodeId, asked: int, now_ns: int) -> list[Effect]:
         outgoing, again_ns = self.learner.outgoing, self.clock.patience_ns(0)
-        return self.ledger.say_again(sender, asked, self.round, outgoing, now_ns, again_ns)
+        return self.ledger.repeat(sender, asked, self.round, outgoing, now_ns, again_ns)
 
     def _repair(self, node: NodeId) -> list[Effect]:
         repaired = self.ledger.repair(node)
         if repaired is None or not self.combine.linear:  # a nonlinear rule's result cannot be corrected afterwards
             return []
         assert repaired.theirs is not None
-        self.carried.came(node)
+        self.carried.mark_mixed(node)
         differences = tuple(
             scaled_difference(repaired.weight, theirs, own)
             for theirs, own in zip(repaired.theirs, repaired.own, strict=True)

@@ -35,7 +35,7 @@ class Dissemination:
         self.refusals: dict[str, int] = {}
         self._compared: dict[NodeId, int] = {}
 
-    def tell(self, whom: Iterable[NodeId], news: Sequence[News]) -> list[Effect]:
+    def send(self, whom: Iterable[NodeId], news: Sequence[News]) -> list[Effect]:
         """Send updates, in pages that fit into a message, to all of these."""
         pages = [tuple(news[start : start + NEWS_MAX]) for start in range(0, len(news), NEWS_MAX)]
         return [Send(node, MembershipUpdate(page)) for page in pages for node in sorted(whom)]
@@ -43,8 +43,8 @@ class Dissemination:
     def pass_on(self, linked: set[NodeId], sender: NodeId, news: Sequence[News]) -> list[Effect]:
         """Send new updates: our own to all linked members, others to a few, without the sender."""
         if sender == self._node:
-            return self.tell(linked, news)
-        return self.tell(some(self._rng, sorted(linked - {sender}), self._settings.relays), news)
+            return self.send(linked, news)
+        return self.send(some(self._rng, sorted(linked - {sender}), self._settings.relays), news)
 
     def compare(self, node: NodeId, roster: Roster, now_ns: int) -> Send:
         """Send our roster's numbers to `node`, so that it sends the entries that we lack."""
@@ -60,7 +60,7 @@ class Dissemination:
         self, sender: NodeId, roster: Roster, known: Sequence[tuple[NodeId, int, int]], now_ns: int
     ) -> list[Effect]:
         """Send what `sender` lacks by its own numbers; request what we lack."""
-        effects = self.tell([sender], roster.newer_than(known)[: PAGES * NEWS_MAX])
+        effects = self.send([sender], roster.newer_than(known)[: PAGES * NEWS_MAX])
         if roster.lacks(known) and now_ns - self._compared.get(sender, -1) > self._settings.answer_ns:
             effects.append(self.compare(sender, roster, now_ns))
         return effects

@@ -200,9 +200,9 @@ class Membership(SilenceWatch):
         told: list[News] = []
         for item in news:
             if isinstance(item, Suspicion):
-                effects += self._hear_suspicion(item, sender, fresh, now_ns)
+                effects += self._handle_suspicion(item, sender, fresh, now_ns)
             elif isinstance(item, Entry) and item.node == self.node and self.announced:
-                effects += self._hear_of_ourselves(item, sender)
+                effects += self._handle_own_entry(item, sender)
             else:
                 told.append(item)
         before = self.roster
@@ -294,9 +294,9 @@ class Membership(SilenceWatch):
         self.suspects.pop(node, None)
         self._met.pop(node, None)
         gone: list[Outcome] = [PeerGone(node)] if was_linked else []
-        return [self._report("revoked", {"node": node}), *self._spread.tell([node], [revocation]), Part(node), *gone]
+        return [self._report("revoked", {"node": node}), *self._spread.send([node], [revocation]), Part(node), *gone]
 
-    def _hear_suspicion(self, suspicion: Suspicion, sender: NodeId, fresh: list[News], now_ns: int) -> list[Outcome]:
+    def _handle_suspicion(self, suspicion: Suspicion, sender: NodeId, fresh: list[News], now_ns: int) -> list[Outcome]:
         node, known = suspicion.node, self.roster.entries.get(suspicion.node)
         if known and suspicion.incarnation < known.incarnation:
             return []

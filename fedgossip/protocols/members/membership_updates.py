@@ -112,7 +112,7 @@ def _without(roster: Roster, revocation: Revocation) -> Roster:
 
 def check_suspicion(roster: Roster, suspicion: Suspicion, trust: Trust) -> str:
     """Return why `suspicion` is refused, or ""."""
-    reason = _said_refused(roster, suspicion, trust)
+    reason = _claim_refused(roster, suspicion, trust)
     if reason or suspicion.incarnation >= roster.entries[suspicion.node].incarnation:
         return reason
     return "stale"
@@ -125,7 +125,7 @@ def _refused(roster: Roster, news: News, trust: Trust) -> str:
         case Revocation():
             return _revocation_refused(roster, news, trust)
         case _:
-            return _said_refused(roster, news, trust)
+            return _claim_refused(roster, news, trust)
 
 
 def _entry_refused(roster: Roster, entry: Entry, trust: Trust) -> str:
@@ -165,7 +165,7 @@ def _revocation_refused(roster: Roster, revocation: Revocation, trust: Trust) ->
     return "full" if len(roster.revoked) >= MEMBERS_MAX else ""
 
 
-def _said_refused(roster: Roster, said: Suspicion | ConfirmDead, trust: Trust) -> str:
+def _claim_refused(roster: Roster, said: Suspicion | ConfirmDead, trust: Trust) -> str:
     """Return the reason of a refusal, or "".  A verdict on an earlier life may be evidence against its author."""
     if isinstance(said, ConfirmDead) and said in roster.verdicts.get(said.node, ()):
         return ""

@@ -88,12 +88,12 @@ class OwnEntry(KnownMembers):
         self.roster = replace(before, entries={**before.entries, self.node: said})
         self.me, self.announced = said, True
         rostered: list[Outcome] = [Rostered(self.schedule())] if self._changed(before, [said]) else []
-        return [*self._spread.tell(self.linked, [said]), *rostered]
+        return [*self._spread.send(self.linked, [said]), *rostered]
 
     def _moved(self, address: str) -> list[Outcome]:
         """Announce a new address; an old one again to all, as members cut off with us have missed it."""
         if address == self.me.address:
-            return [*self._spread.tell(self.linked, [self.me])]
+            return [*self._spread.send(self.linked, [self.me])]
         moved = self._report("moved", {"node": self.node, "address": address})
         return [moved, *self._announce(replace(self.me, address=address))]
 
@@ -113,7 +113,7 @@ class OwnEntry(KnownMembers):
             said.until <= near for said in self.roster.standing(self.node)
         )
 
-    def _hear_of_ourselves(self, entry: Entry, sender: NodeId) -> list[Outcome]:
+    def _handle_own_entry(self, entry: Entry, sender: NodeId) -> list[Outcome]:
         """Handle an entry of ours: of this life, of an earlier one, or of another process with our key."""
         if entry == self.me or entry.incarnation < self.me.incarnation:
             return []

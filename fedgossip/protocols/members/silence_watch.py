@@ -82,7 +82,7 @@ class SilenceWatch(OwnEntry):
             return []
         suspicion = signed(Suspicion(node, self.roster.entries[node].incarnation, self.node), self._sign)
         assert isinstance(suspicion, Suspicion)
-        return [*self._suspected(suspicion, now_ns), *self._spread.tell(self.linked, [suspicion]), *self._sweep(now_ns)]
+        return [*self._suspected(suspicion, now_ns), *self._spread.send(self.linked, [suspicion]), *self._sweep(now_ns)]
 
     def _suspected(self, suspicion: Suspicion | ConfirmDead, now_ns: int) -> list[Outcome]:
         self.suspects[suspicion.node] = suspicion, now_ns
@@ -103,4 +103,4 @@ class SilenceWatch(OwnEntry):
         said: list[News] = [*self.roster.standing(node)]
         if node in self.suspects and self.suspects[node][0] not in said:
             said.append(self.suspects[node][0])
-        return [*self._spread.tell([node], said[:NEWS_MAX])]
+        return [*self._spread.send([node], said[:NEWS_MAX])]

@@ -75,9 +75,9 @@ class KeyBook:
 
     def introduction(self, to: NodeId) -> list[Send]:
         """Return the messages for a new link: our own key, and those of the other neighbours."""
-        return self._tell(to, self.pairs.told(other for other in self.partners if other != to))
+        return self._pack(to, self.pairs.told(other for other in self.partners if other != to))
 
-    def told(self, sender: NodeId, keys: Sequence[RunKey], linked: Collection[NodeId]) -> list[Send]:
+    def take(self, sender: NodeId, keys: Sequence[RunKey], linked: Collection[NodeId]) -> list[Send]:
         """Take new keys; forward a neighbour's own key to all linked partners.
 
         Raises ProtocolError for a key without its owner's signature; nothing is changed then.
@@ -95,9 +95,9 @@ class KeyBook:
         own = [key for key in self.pairs.told([sender]) if key.node == sender and key not in self.passed]
         self.passed.update(own)
         others = [other for other in self.partners if other != sender and other in linked]
-        return [send for other in others for send in self._tell(other, own)]
+        return [send for other in others for send in self._pack(other, own)]
 
-    def _tell(self, to: NodeId, keys: Sequence[RunKey]) -> list[Send]:
+    def _pack(self, to: NodeId, keys: Sequence[RunKey]) -> list[Send]:
         return [Send(to, RunKeys(tuple(keys[at : at + KEYS_MAX]))) for at in range(0, len(keys), KEYS_MAX)]
 
 
@@ -127,10 +127,10 @@ class MaskedSums:
         self.lead = lead
         self.of: dict[int, PartialSum] = {}
 
-    def heard(self, round: int) -> frozenset[NodeId]:
+    def senders(self, round: int) -> frozenset[NodeId]:
         return frozenset(self.of[round].heard) if round in self.of else frozenset()
 
-    def put(self, sender: NodeId, round: int, words: Words, current: int) -> bool:
+    def add(self, sender: NodeId, round: int, words: Words, current: int) -> bool:
         """Add a vector of round `current` or later; return False for a repetition."""
         if round > current + self.lead:  # it went on without us, so this will not be used
             return True
@@ -203,12 +203,12 @@ class PrivateGossip(AwaitedRound[Iterate]):
             case Masked():
                 return self._part(sender, message, now_ns)
             case RunKeys(keys):
-                passed = self.book.told(sender, keys, self.company.linked)
+                passed = self.book.take(sender, keys, self.company.linked)
                 self.company.keyless = self.book.lacking
                 return [*passed, *self.begin_if_gathered(now_ns)]
         raise self.misplaced(sender, message, "a private run")
 
-    def came(self, node: NodeId, now_ns: int, *, reborn: bool) -> list[Effect]:  # noqa: ARG002
+    def greet(self, node: NodeId, now_ns: int, *, reborn: bool) -> list[Effect]:  # noqa: ARG002
         if reborn:
             self.newest.pop(node, None)
         return list(self.book.introduction(node)) if node in self.company.partners else []
@@ -223,13 +223,13 @@ class PrivateGossip(AwaitedRound[Iterate]):
             effects.append(Report("skipped", newest - self.round, newest))
             self._go_to(newest)
         self.phase = "waiting"
-        self.clock.heard(now_ns)  # vectors received before this were in time
+        self.clock.note_arrival(now_ns)  # vectors received before this were in time
         mixing = self.schedule.mixing(self.round)
         row = self._others(mixing, self.node)
-        here = self.sums.heard(self.round)
+        here = self.sums.senders(self.round)
         self.sources = Sources.of(row, lambda j: j in here)
         effects.append(Outgoing(self.round + 1, x))
-        self.carried.due(row)
+        self.carried.expect(row)
         # first: a sent vector is never masked again
         effects.append(Checkpoint(self.round + 1, {MODEL: x}, self.carried.saved()))
         effects += self._parts(x, mixing, row)
@@ -281,11 +281,11 @@ class PrivateGossip(AwaitedRound[Iterate]):
             self.company.absent.discard(sender)
         if round < self.round:
             return [Report("late", {"peer": sender, "round": round}, self.round)]
-        if not self.sums.put(sender, round, words, self.round):
+        if not self.sums.add(sender, round, words, self.round):
             return [Report("repeated", {"peer": sender, "round": round}, self.round)]
         if round == self.round:
             self.sources.missing.discard(sender)
-            self.clock.heard(now_ns)
+            self.clock.note_arrival(now_ns)
         return self.end_if_complete(now_ns)
 
     def _checked(self, sender: NodeId, message: Masked) -> Words:
@@ -319,7 +319,7 @@ class PrivateGossip(AwaitedRound[Iterate]):
 
     def end_round(self, now_ns: int) -> list[Effect]:
         if len(self.sources.missing) < len(self.sources.all):
-            self.clock.over(self.began_ns)
+            self.clock.note_round(self.began_ns)
         effects = self._mix(sorted(self.sources.missing))
         self._go_to(self.round + 1)
         self.given = np.zeros(0, np.uint32)
@@ -330,7 +330,7 @@ class PrivateGossip(AwaitedRound[Iterate]):
     def _mix(self, missing: Sequence[NodeId]) -> list[Effect]:
         """Add the sum if it is complete; else keep our own model."""
         (x,), senders = self.learner.outgoing, self.sources.all
-        self.carried.heard(senders.difference(missing))
+        self.carried.mark_received(senders.difference(missing))
         wrong: dict[str, object] = {}
         total = None if missing or not senders else opened(self.sums.take(self.round), len(senders))
         if total is None:
@@ -342,7 +342,7 @@ class PrivateGossip(AwaitedRound[Iterate]):
             return [Report("skipped_mix", wrong, self.round)]
         self.learner.mixed((self.grid.moved(x, total, self.given),))
         for sender in senders:
-            self.carried.came(sender)
+            self.carried.mark_mixed(sender)
         return []
 
     def _go_to(self, round: int) -> None:

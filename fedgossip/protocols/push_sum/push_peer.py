@@ -148,7 +148,7 @@ class PushPeer(Lifecycle[State]):
                 return self._send_out(to, attempt + 1)
         return self.woken(key, now_ns)
 
-    def came(self, node: NodeId, now_ns: int, *, reborn: bool) -> list[Effect]:  # noqa: ARG002
+    def greet(self, node: NodeId, now_ns: int, *, reborn: bool) -> list[Effect]:  # noqa: ARG002
         self.company.absent.discard(node)
         return self._send_out(node, 0) if node in self.arcs.out else []
 
@@ -162,7 +162,7 @@ class PushPeer(Lifecycle[State]):
     # --- a round --------------------------------------------------------------------------------------------------
 
     def trained(self, event: Trained, now_ns: int) -> list[Effect]:
-        self.carried.due(j for j in self.schedule.mixing(self.round).row(self.node) if j != self.node)
+        self.carried.expect(j for j in self.schedule.mixing(self.round).row(self.node) if j != self.node)
         self.learner.trained(event.update, Step.of(self.round, event.metrics))
         return self.exchange(now_ns)
 
@@ -218,7 +218,7 @@ class PushPeer(Lifecycle[State]):
             return [Send(sender, self.leaving(sender))]  # it belongs to the sender again
         effects: list[Effect] = []
         if self.arcs.take(sender, parcel.number):
-            self.carried.came(sender)
+            self.carried.mark_mixed(sender)
             effects = self.arrived(sender, parcel.round, share_of(parcel), now_ns)
         return [Send(sender, Accepted(self.arcs.taken[sender])), *effects]
 
@@ -231,7 +231,7 @@ class PushPeer(Lifecycle[State]):
         if not self.arcs.accepted(sender, number):
             return []
         if sender in self.packed_ns:
-            self.deadline.saw(now_ns - self.packed_ns.pop(sender))
+            self.deadline.record(now_ns - self.packed_ns.pop(sender))
         return self.freed(now_ns) + self.end_if_settled()
 
     # --- the end --------------------------------------------------------------------------------------------------

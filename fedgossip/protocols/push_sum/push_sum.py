@@ -57,7 +57,7 @@ class ParcelMail:
         self.none: dict[NodeId, int] = {}
         """The last round for which each sender sends nothing more."""
 
-    def put(self, sender: NodeId, round: int, share: Vectors, current: int) -> None:
+    def keep(self, sender: NodeId, round: int, share: Vectors, current: int) -> None:
         """Keep a share that was sent in `round`; ours is `current`."""
         if current <= round <= current + self.leads.get(sender, 0) and round not in self.kept.get(sender, ()):
             self.kept.setdefault(sender, {})[round] = share
@@ -158,7 +158,7 @@ class SyncPushSum(PushPeer[State]):
             return []
         if round >= self.round - 1:
             self.company.absent.discard(sender)
-        self.mail.put(sender, round, share, self.round)
+        self.mail.keep(sender, round, share, self.round)
         if round == self.round:
             self.sources.missing.discard(sender)
         return self._mix_if_complete(now_ns)
@@ -200,7 +200,7 @@ class SyncPushSum(PushPeer[State]):
         silent = [j for j in missing if j not in self.mail.late_from]  # mass of another round counts in this one
         effects = self.company.missed(silent, self.round)
         if not missing:
-            self.wait.saw(now_ns - self.sent_ns)
+            self.wait.record(now_ns - self.sent_ns)
         self._sum(self.round)
         vectors, mail = self.mail.saved()
         return [*effects, *self.round_done(vectors, {"mail": mail}), *self.go_on(now_ns)]

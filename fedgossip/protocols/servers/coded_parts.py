@@ -70,8 +70,8 @@ class CodedParts:
     def saved(self) -> Mapping[str, Vector]:
         return self.pushes.saved
 
-    def told_anew(self, shards: Iterable[int]) -> None:
-        self.whole.told_anew(shards)
+    def resend_lists(self, shards: Iterable[int]) -> None:
+        self.whole.resend_lists(shards)
 
     def wanted(self, epoch: int, shard: int, digest: str) -> list[Message]:
         return self.whole.wanted(epoch, shard, digest)

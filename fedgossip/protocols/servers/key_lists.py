@@ -38,7 +38,7 @@ class NewestLists:
         """Return a list without a change of its age."""
         return self._lists.get(digest)
 
-    def put(self, digest: str, keys: Keys) -> None:
+    def store(self, digest: str, keys: Keys) -> None:
         """Store a list, and drop the oldest where there are too many."""
         if self.get(digest) is None:
             self._lists[digest] = keys
@@ -69,7 +69,7 @@ class KeyLists:
         if digest_of(keys) != told.digest:
             raise ProtocolError(f"{what} under the name of others", peer=sender)
         lists = self._of.setdefault((told.shard, sender), NewestLists())
-        lists.put(told.digest, frozen_keys(keys))
+        lists.store(told.digest, frozen_keys(keys))
 
     def take_some(self, sender: NodeId, told: SomeKeys) -> None:
         """Store a part of a list; without the list nothing is stored, and the part is requested when it is needed.
@@ -88,7 +88,7 @@ class KeyLists:
         keys = frozen_keys(whole[np.unpackbits(bits, count=told.count).astype(bool)])
         if not keys.size or digest_of(keys) != told.digest:
             raise ProtocolError(f"{what} under the name of others", peer=sender)
-        self._of[told.shard, sender].put(told.digest, keys)
+        self._of[told.shard, sender].store(told.digest, keys)
 
     def of(self, sender: NodeId, shard: int, digest: str) -> Keys | None:
         """Return a list that a worker refers to; None where it is not stored.

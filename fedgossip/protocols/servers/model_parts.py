@@ -82,8 +82,8 @@ class ModelParts(Protocol):
         """The vectors of a checkpoint beside the model."""
         ...
 
-    def told_anew(self, shards: Iterable[int]) -> None:
-        """These shards have new owners; send key lists again."""
+    def resend_lists(self, shards: Iterable[int]) -> None:
+        """Send key lists again for these shards: they have new owners."""
         ...
 
     def wanted(self, epoch: int, shard: int, digest: str) -> list[Message]:
@@ -145,7 +145,7 @@ class WholeParts:
     def saved(self) -> Mapping[str, Vector]:
         return {}
 
-    def told_anew(self, shards: Iterable[int]) -> None:
+    def resend_lists(self, shards: Iterable[int]) -> None:
         pass
 
     def wanted(self, epoch: int, shard: int, digest: str) -> list[Message]:  # noqa: ARG002

@@ -15,7 +15,7 @@ from fedgossip.core.machine import NodeId
 from fedgossip.core.messages import CodedPulled, Pulled, RowsPulled
 from fedgossip.protocols.servers.model_parts import ModelParts
 from fedgossip.protocols.servers.pieces import Assembly
-from fedgossip.protocols.servers.shard_coding import ShardCoding, told_apart
+from fedgossip.protocols.servers.shard_coding import ShardCoding, check_coded
 
 PulledPiece = Pulled | CodedPulled | RowsPulled
 """A piece of a shard that a server sends."""
@@ -47,7 +47,7 @@ class PulledShards:
         """Drop all shards: another clock begins."""
         self.here, self._arriving = {}, {}
 
-    def broken_off(self) -> None:
+    def drop_incomplete(self) -> None:
         """Drop incomplete shards after a change of owners: they are sent again."""
         self._arriving.clear()
 
@@ -100,7 +100,7 @@ class PulledShards:
     def _decoded(self, sender: NodeId, piece: PulledPiece, payload: Vector, arriving: Assembly) -> Vector:
         assert self.coding
         try:
-            return self.coding.given(payload, piece.shard)
+            return self.coding.decode_pull(payload, piece.shard)
         except ProtocolError as error:
             arriving.give_back(piece.start)
             raise ProtocolError(f"{self._what(sender, piece)}: {error}", error.advice, peer=sender) from None
@@ -114,8 +114,8 @@ class PulledShards:
             raise ProtocolError(f"{what}, which does not own it", "Have all the same experiment file?", peer=sender)
         if piece.clock > self.rounds or piece.version > piece.clock:
             raise ProtocolError(f"{what}, which has not been yet", peer=sender)
-        expected = self.coding is not None and self.coding.gives_coded(piece.clock)
-        told_apart(coded=isinstance(piece, CodedPulled), expected=expected, what=what, sender=sender)
+        expected = self.coding is not None and self.coding.codes_pull(piece.clock)
+        check_coded(coded=isinstance(piece, CodedPulled), expected=expected, what=what, sender=sender)
         if piece.schema != self.schema or len(piece.vectors) != 1:
             advice = "Give every worker and server the same [model] section."
             raise ProtocolError(f"{what} of another layout ({piece.schema}, ours {self.schema})", advice, peer=sender)

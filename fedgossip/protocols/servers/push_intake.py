@@ -17,7 +17,7 @@ from fedgossip.protocols.allreduce.chunk_links import PushChunk
 from fedgossip.protocols.servers.key_lists import KeyLists
 from fedgossip.protocols.servers.pieces import Assembly
 from fedgossip.protocols.servers.shard_clocks import Gradient, ShardClocks
-from fedgossip.protocols.servers.shard_coding import ShardCoding, told_apart
+from fedgossip.protocols.servers.shard_coding import ShardCoding, check_coded
 
 MISSED_MAX = 1000
 """Maximum number of steps between a reading and its push that is counted by itself; more are counted as this."""
@@ -96,7 +96,7 @@ class PushIntake:
         assert self.coding
         what = f"server {self.node}, shard {push.shard}: a push of worker {sender} for clock {push.clock}"
         try:
-            gradient = self.coding.pushed(payload, push.shard, sender, push.clock)
+            gradient = self.coding.decode_push(payload, push.shard, sender, push.clock)
             if not clocks.fits(push.weight, gradient):
                 raise ProtocolError("numbers that cannot be added up")
         except ProtocolError as error:
@@ -128,7 +128,7 @@ class PushIntake:
         self, sender: NodeId, push: PushPiece, clocks: ShardClocks, arriving: Assembly, *, same: bool
     ) -> None:
         what = f"server {self.node}, shard {push.shard}: a push of worker {sender} for clock {push.clock}"
-        told_apart(coded=isinstance(push, CodedPush), expected=self.coding is not None, what=what, sender=sender)
+        check_coded(coded=isinstance(push, CodedPush), expected=self.coding is not None, what=what, sender=sender)
         if not same:
             raise ProtocolError(f"{what} of other rows than its first piece", peer=sender)
         if push.schema != self.schema or not arriving.expects(push.start, push.vectors):

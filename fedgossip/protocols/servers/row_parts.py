@@ -104,7 +104,7 @@ class RowParts:
             self._saved[KEY_CACHE] += -(-self._lists[shard].size // 8) if part else keys.nbytes
         else:
             self._untold.setdefault(shard, {})[digest] = keys
-        told.put(digest, keys)
+        told.store(digest, keys)
 
     def fits(self, clock: int) -> bool:
         return self.ready and clock == self.clock
@@ -117,9 +117,9 @@ class RowParts:
 
     def pull(self, epoch: int, shard: int, clock: int, first: int) -> list[Message]:
         digest = self._digests[shard]
-        return [*self._told_first(epoch, shard, digest), RowPull(epoch, shard, clock, first, digest)]
+        return [*self._send_list_first(epoch, shard, digest), RowPull(epoch, shard, clock, first, digest)]
 
-    def _told_first(self, epoch: int, shard: int, digest: str) -> list[Message]:
+    def _send_list_first(self, epoch: int, shard: int, digest: str) -> list[Message]:
         keys = self._untold.get(shard, {}).pop(digest, None)
         if keys is None:
             return []
@@ -175,7 +175,7 @@ class RowParts:
             return [], [NoRows(*facts)]
         digest = digest_of(part.keys)
         found = [RowPush(*facts, digest, start, one.size, self.schema, (one,)) for start, one in pieces(part.values)]
-        return self._told_first(epoch, shard, digest), list[Chunk](found)
+        return self._send_list_first(epoch, shard, digest), list[Chunk](found)
 
     @property
     def saved(self) -> Mapping[str, Vector]:
@@ -183,7 +183,7 @@ class RowParts:
 
     # --- lists stored at servers --------------------------------------------------------------------------------------
 
-    def told_anew(self, shards: Iterable[int]) -> None:
+    def resend_lists(self, shards: Iterable[int]) -> None:
         for shard in shards:
             self._told.pop(shard, None)
             now = [self._lists.get(shard), self._parts[shard].keys if shard in self._parts else None]

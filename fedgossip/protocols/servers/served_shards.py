@@ -55,7 +55,7 @@ class Attendance:
         lost = self.absent if self.left else self.absent - self.linked
         return all(worker in self.left or worker in lost for worker in self.workers)
 
-    def heard(self, worker: NodeId, now_ns: int) -> bool:
+    def note_progress(self, worker: NodeId, now_ns: int) -> bool:
         """Record progress of a worker; return whether the others had gone on without it."""
         self._heard_ns[worker] = now_ns
         back = worker in self.absent
@@ -65,7 +65,7 @@ class Attendance:
     def pushed(self, worker: NodeId, now_ns: int) -> None:
         """Record the first piece of a gradient: it took the time since the worker's last message."""
         if worker in self._heard_ns:
-            self._paces[worker].saw(now_ns - self._heard_ns[worker])
+            self._paces[worker].record(now_ns - self._heard_ns[worker])
 
     def leave(self, worker: NodeId) -> None:
         """Record a worker's goodbye."""
@@ -187,8 +187,8 @@ class ServedShards:
         if node in self.workers.workers:
             self._met, self._sign_ns = True, now_ns
 
-    def _hear(self, worker: NodeId, now_ns: int) -> None:
-        if self.workers.heard(worker, now_ns):
+    def _note_progress(self, worker: NodeId, now_ns: int) -> None:
+        if self.workers.note_progress(worker, now_ns):
             self.pulls.late.update((number, worker) for number in self.shards)
 
     def _forget(self, worker: NodeId) -> None:
@@ -207,7 +207,7 @@ class ServedShards:
             return busy
         return [worker for worker in busy if worker not in self.workers.linked or not self.links[worker].idle]
 
-    def _tell(self) -> list[Effect]:
+    def _report_clocks(self) -> list[Effect]:
         """Report the clocks for which all present workers have received all shards, or copies are complete."""
         there = [(number, worker) for number in self.shards for worker in self.workers.present]
         given = self.pulls.given(there) if self.shards else self.tenure.copied(self.workers.present)

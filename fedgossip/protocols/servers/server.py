@@ -146,12 +146,12 @@ class ParameterServer(ServedShards):
     def _of_pieces(self, sender: NodeId, word: PieceTaken | ChunksAsked | ChunksHere, now_ns: int) -> list[Effect]:
         worker, link = sender in self.workers.workers, self.links[sender]
         if isinstance(word, ChunksAsked):
-            return link.heard(word, now_ns)
+            return link.handle(word, now_ns)
         names = [word.name] if isinstance(word, PieceTaken) else word.names
         if worker and any(link.has(name) for name in names):
-            self._hear(sender, now_ns)
-        effects = link.heard(word, now_ns)
-        return [*effects, *(self._tell() if worker else self._go_on(now_ns))]
+            self._note_progress(sender, now_ns)
+        effects = link.handle(word, now_ns)
+        return [*effects, *(self._report_clocks() if worker else self._go_on(now_ns))]
 
     def _fired(self, key: Any, now_ns: int) -> list[Effect]:
         match key:
@@ -180,10 +180,10 @@ class ParameterServer(ServedShards):
                 self._forget(node)
                 self.workers.left.discard(node)
             else:  # messages in transfer are lost, a copy for this life perhaps: none is safe before it has it
-                return self.tenure.tell(now_ns, [node])
+                return self.tenure.send_copies(now_ns, [node])
         if worker:
             self.workers.linked.add(node)
-            self._hear(node, now_ns)
+            self._note_progress(node, now_ns)
         return self.links[node].resent(now_ns)
 
     def _end_if_alone(self, now_ns: int) -> list[Effect]:
@@ -253,7 +253,7 @@ class ParameterServer(ServedShards):
         whole = self.intake.take(sender, push, clocks, self.width)
         if not begun:
             self.workers.pushed(sender, now_ns)
-        self._hear(sender, now_ns)
+        self._note_progress(sender, now_ns)
         taken = self.links[sender].took(name)
         if whole is None:
             return [taken]
@@ -279,7 +279,7 @@ class ParameterServer(ServedShards):
         again = place in self.pulls.held
         anew = pull.first == pull.clock and not again
         if anew or sender in self.workers.absent:
-            self._hear(sender, now_ns)
+            self._note_progress(sender, now_ns)
         clocks.enter(sender, pull.clock if place in self.pulls.late else pull.first)
         self.pulls.held[place] = HeldPull(pull, keys)
         effects = self._go_on(now_ns)
@@ -302,7 +302,7 @@ class ParameterServer(ServedShards):
             if self.tenure.copies.safe(number):
                 answered = place, self.shards[number], present, self.epoch, self.links[worker]
                 effects += self.pulls.answer(*answered, now_ns)
-        return [*effects, *self._tell(), *self._watch(now_ns)]
+        return [*effects, *self._report_clocks(), *self._watch(now_ns)]
 
     # --- tenures ------------------------------------------------------------------------------------------------------
 
@@ -322,11 +322,11 @@ class ParameterServer(ServedShards):
         if lost := self.tenure.lost:
             told = [Send(other, ShardLost(self.epoch, lost[0])) for other in [*self.links, self.manager]]
             return [taken, *told, *self._lost(lost[0])]
-        return [taken, *self.tenure.tell(now_ns), *self._ready(), *self._go_on(now_ns)]
+        return [taken, *self.tenure.send_copies(now_ns), *self._ready(), *self._go_on(now_ns)]
 
     def _copied(self, sender: NodeId, message: ChangeMessage | CopyMessage) -> list[Effect]:
         if message.epoch != self.epoch:
             return []
         lacked = self.tenure.copies.lacking
         effects = self.tenure.take(sender, message)
-        return [*effects, *(self._ready() if lacked else []), *self._tell()]
+        return [*effects, *(self._ready() if lacked else []), *self._report_clocks()]

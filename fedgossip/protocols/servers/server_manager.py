@@ -182,7 +182,7 @@ class ServerManager:
                 return self._finish(Failure("network", who, f"Look at the workers' logs, and at the addresses. {ONE}"))
             case ("again",):
                 self._asking = False
-                return self._tell()
+                return self._send_tenure()
         return []
 
     def _owns(self, sender: NodeId, shard: int, epoch: int) -> bool:
@@ -214,12 +214,12 @@ class ServerManager:
         if node not in self.all:
             self.left.discard(node)
             self.done.discard(node)
-            return self._tell()
+            return self._send_tenure()
         self.met[node] = max(life, self.met.get(node, 0))
         if self.gathering:
             return self._begin() if self.met.keys() >= set(self.tenure.servers) else []
         self._meet(node)
-        return [*self._review(), *self._tell()]
+        return [*self._review(), *self._send_tenure()]
 
     def _meet(self, node: NodeId) -> None:
         """Record a present server: one outside the tenure, or in a later life than there, has no state."""
@@ -242,7 +242,7 @@ class ServerManager:
             self._meet(server)
         away = [server for server in self.tenure.servers if server not in self.met]
         timers: list[Effect] = [SetTimer(("gone", server), self.settings.patience_ns) for server in away]
-        return [*timers, *self._review(), *self._tell()]
+        return [*timers, *self._review(), *self._send_tenure()]
 
     def _is_last(self, node: NodeId) -> bool:
         """Return whether a shard would have no holder without this server, which may be cut off and not dead."""
@@ -299,9 +299,9 @@ class ServerManager:
         kept = Checkpoint(0, {"x": self.initial}, {**facts, "lives": lives}, durable=True)
         told = Report("tenure", {"servers": list(servers), "joining": list(joining)}, 0)
         few = [Report("unreplicated", list(servers), 0)] if len(servers) < self.placement.copies else []
-        return [kept, told, *few, *self._tell()]
+        return [kept, told, *few, *self._send_tenure()]
 
-    def _tell(self) -> list[Effect]:
+    def _send_tenure(self) -> list[Effect]:
         """Send the tenure to all that have not acknowledged it, or lack copies; the first one is known to all."""
         if not self.tenure.epoch:
             return []

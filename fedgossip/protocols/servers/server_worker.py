@@ -167,10 +167,10 @@ class PushPullWorker:
                     self._held.add(number)
                 return []
             case KeysWanted(epoch, number, digest):
-                return self._told_again(sender, number, digest, now_ns) if epoch == self.epoch else []
+                return self._resend_keys(sender, number, digest, now_ns) if epoch == self.epoch else []
             case PieceTaken() | ChunksAsked() | ChunksHere():
                 self._heard_ns[sender] = now_ns
-                return self.links[sender].heard(message, now_ns)
+                return self.links[sender].handle(message, now_ns)
             case Leaving():
                 self.gone.add(sender)
                 if self.phase == "leaving":
@@ -222,7 +222,7 @@ class PushPullWorker:
         if life > self.lives[server]:  # it has lost everything that it had taken, but not answered
             self.lives[server] = life
             self.links[server].drop()
-            self.parts.told_anew([shard.number for shard in self.placement.owned(server, self.alive)])
+            self.parts.resend_lists([shard.number for shard in self.placement.owned(server, self.alive)])
             return [*self._push(now_ns, [server]), *self._pulls([server]), *self._begin_if_gathered(now_ns)]
         return [*self.links[server].resent(now_ns), *self._begin_if_gathered(now_ns)]
 
@@ -260,8 +260,8 @@ class PushPullWorker:
                 self.epoch, self.alive = epoch, message.servers
                 for link in self.links.values():
                     link.drop()
-                self.pulled.broken_off()
-                self.parts.told_anew([shard.number for shard in self.placement.shards])
+                self.pulled.drop_incomplete()
+                self.parts.resend_lists([shard.number for shard in self.placement.shards])
                 self._began_ns = now_ns
                 pushed = self._push(now_ns, self.alive) if self.phase == "pulling" else []
                 return [taken, *pushed, *self._pulls(), *self._begin_if_gathered(now_ns)]
@@ -333,7 +333,7 @@ class PushPullWorker:
             for message in self.parts.pull(self.epoch, number, self.wanted, self.first)
         ]
 
-    def _told_again(self, server: NodeId, number: int, digest: str, now_ns: int) -> list[Effect]:
+    def _resend_keys(self, server: NodeId, number: int, digest: str, now_ns: int) -> list[Effect]:
         """Send a server the keys that it lacks, and repeat the messages that refer to them."""
         told = self.parts.wanted(self.epoch, number, digest) if self.pulled.owned_by(server, number, self.alive) else []
         if not told:

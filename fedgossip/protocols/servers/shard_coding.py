@@ -57,12 +57,12 @@ class ShardCoding:
         assert self.pushing
         return self.pushing.size(self.layouts[shard], clock)
 
-    def pushed(self, payload: Payload, shard: int, worker: NodeId, clock: int) -> Vector:
+    def decode_push(self, payload: Payload, shard: int, worker: NodeId, clock: int) -> Vector:
         """Return the gradient of a shard decoded from a push.  Raises ProtocolError as `Codec.decode`."""
         assert self.pushing
         return self.pushing.decode(payload, self.layouts[shard], self.push_turn(shard, worker, clock))
 
-    def gives_coded(self, clock: int) -> bool:
+    def codes_pull(self, clock: int) -> bool:
         """Return whether a pulled shard for this clock of a worker is encoded."""
         return self.pulling is not None and clock < self.rounds
 
@@ -71,23 +71,23 @@ class ShardCoding:
         assert self.pulling
         return self.pulling.size(self.layouts[shard], 0)
 
-    def said(self, part: Vector, shard: int) -> Payload:
+    def encode_pull(self, part: Vector, shard: int) -> Payload:
         """Return the payload of a pulled shard; it depends on its elements alone."""
         assert self.pulling
         return frozen(self.pulling.encode(part, self.layouts[shard], CodecTurn(0, 0, 0)))
 
-    def given(self, payload: Payload, shard: int) -> Vector:
+    def decode_pull(self, payload: Payload, shard: int) -> Vector:
         """Return the shard decoded from such a payload.  Raises ProtocolError as `Codec.decode`."""
         assert self.pulling
         return self.pulling.decode(payload, self.layouts[shard], CodecTurn(0, 0, 0))
 
-    def seen(self, model: Vector, clock: int) -> Vector:
+    def decode_model(self, model: Vector, clock: int) -> Vector:
         """Return the decoded model [d] that workers use at a clock; the first one is not pulled."""
-        if clock == 0 or not self.gives_coded(clock):
+        if clock == 0 or not self.codes_pull(clock):
             return model
         whole = np.empty_like(model)
         for one in self.placement.shards:
-            one.put_into(whole, self.given(self.said(one.taken_from(model), one.number), one.number))
+            one.put_into(whole, self.decode_pull(self.encode_pull(one.taken_from(model), one.number), one.number))
         return frozen(whole)
 
 
@@ -121,7 +121,7 @@ class CodedPushes(CodecMemory):
         self._round, self._next = round, tuple(map(frozen, left))
         return tuple(found)
 
-    def came(self, found: Vector) -> None:
+    def take_result(self, found: Vector) -> None:
         """Nothing to update: the error memory does not depend on the clock's result."""
 
     def settled(self, rounds: int) -> None:
@@ -131,7 +131,7 @@ class CodedPushes(CodecMemory):
         self._round, self._next = -1, self.memory
 
 
-def told_apart(*, coded: bool, expected: bool, what: str, sender: NodeId) -> None:
+def check_coded(*, coded: bool, expected: bool, what: str, sender: NodeId) -> None:
     """Raise ProtocolError for a coded message where an uncoded one is expected, or the other way round."""
     if coded != expected:
         by = "by a codec" if coded else "without its codec"

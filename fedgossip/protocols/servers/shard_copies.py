@@ -189,7 +189,7 @@ class ShardCopies:
         """Return whether all keepers have a shard's present state."""
         return not any(self.links[keeper].carries(number) for keeper in self.keepers.get(number, ()))
 
-    def tell(
+    def send_copies(
         self, number: int, clocks: ShardClocks, now_ns: int, only: Collection[NodeId] | None = None
     ) -> list[Effect]:
         """Send the content of a shard to its keepers, or to some of them."""

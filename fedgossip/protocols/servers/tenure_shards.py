@@ -95,9 +95,13 @@ class TenureShards:
                 copies[shard.number] = held.get(shard.number) or self.make(shard, self.initial)
         self.copies.begin(self.epoch, keepers, copies, held.keys())
 
-    def tell(self, now_ns: int, only: Collection[NodeId] | None = None) -> list[Effect]:
+    def send_copies(self, now_ns: int, only: Collection[NodeId] | None = None) -> list[Effect]:
         """Send all owned shards to the keepers of copies, or to some of them."""
-        return [one for number, clocks in self.shards.items() for one in self.copies.tell(number, clocks, now_ns, only)]
+        return [
+            one
+            for number, clocks in self.shards.items()
+            for one in self.copies.send_copies(number, clocks, now_ns, only)
+        ]
 
     def take(self, sender: NodeId, message: ChangeMessage | CopyMessage) -> list[Effect]:
         """Take a piece of a copy, or of a change of one, of this epoch.  Raises ProtocolError."""

@@ -74,7 +74,7 @@ class WaitingPulls:
         self._answered[place] = reading.clock
         facts = epoch, number, reading.clock, reading.version, clocks.steps, clocks.missed[worker]
         effects: list[Effect] = []
-        given, coded = reading.vector_of(asked.keys), self.coding is not None and self.coding.gives_coded(reading.clock)
+        given, coded = reading.vector_of(asked.keys), self.coding is not None and self.coding.codes_pull(reading.clock)
         for start, part in pieces(self._payload(number, given) if coded else given):
             where = start, part.size, self.schema, (part,)
             if isinstance(asked.pull, RowPull):
@@ -88,5 +88,5 @@ class WaitingPulls:
         assert self.coding
         before = self._said.get(number)
         if before is None or before[0] is not given:
-            before = self._said[number] = given, self.coding.said(given, number)
+            before = self._said[number] = given, self.coding.encode_pull(given, number)
         return before[1]

@@ -90,7 +90,7 @@ class Recovering:
     # --- before it takes part -----------------------------------------------------------------------------------------
 
     def _seek(self, event: Event, now_ns: int) -> list[Effect]:
-        effects = self._heard(event)
+        effects = self._handle_transfer(event)
         match event:
             case Stopping():
                 self.seeking = False
@@ -101,7 +101,7 @@ class Recovering:
             return [*effects, *self._begin(now_ns)]
         return effects
 
-    def _heard(self, event: Event) -> list[Effect]:
+    def _handle_transfer(self, event: Event) -> list[Effect]:
         match event:
             case Started():
                 gather = self.taker.begin(())

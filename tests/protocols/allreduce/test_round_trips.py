@@ -23,9 +23,9 @@ def test_the_timeout_is_that_of_rfc_6298_and_twice_the_round_trip_at_least() -> 
     trips = RoundTrips(LONGEST)
     assert trips.timeout_ns == FIRST_NS
     smoothed, deviation = 400.0, 200.0
-    trips.saw(400_000_000)
+    trips.record(400_000_000)
     for took in (400, 900, 300, 300, *[300] * 40):
-        trips.saw(took * 1_000_000)
+        trips.record(took * 1_000_000)
         deviation = 3 / 4 * deviation + 1 / 4 * abs(smoothed - took)
         smoothed = 7 / 8 * smoothed + 1 / 8 * took
         expected = max(smoothed + max(4 * deviation, smoothed), LEAST_NS / 1e6)
@@ -36,13 +36,13 @@ def test_the_timeout_is_that_of_rfc_6298_and_twice_the_round_trip_at_least() -> 
 def test_a_timeout_doubles_until_something_is_answered() -> None:
     """From the second on, and twice: what goes out after it is a question, of a few bytes."""
     trips = RoundTrips(LONGEST)
-    trips.saw(10_000_000)
+    trips.record(10_000_000)
     for doubled in (1, 1, 2, 4, 4, 4):
         assert trips.timeout_ns == doubled * LEAST_NS
         trips.timed_out()
-    trips.saw(10_000_000)
+    trips.record(10_000_000)
     assert trips.timeout_ns == LEAST_NS
-    trips.saw(LONGEST)
+    trips.record(LONGEST)
     assert trips.timeout_ns == LONGEST
 
 
@@ -84,15 +84,15 @@ def test_after_a_timeout_it_is_asked_what_is_there_and_the_rest_alone_goes_again
     (question,) = asked(link.again(*timers(effects), SECOND))
     assert list(question.names) == [chunk(step).name for step in range(4)]
     answer = ChunksHere(question.number, (chunk(0).name, chunk(2).name))
-    assert sent(link.heard(answer, 2 * SECOND)) == [1, 3, 4, 5], "what is lost, and what there is room for"
-    assert link.heard(answer, 2 * SECOND) == [], "it was answered"
+    assert sent(link.handle(answer, 2 * SECOND)) == [1, 3, 4, 5], "what is lost, and what there is room for"
+    assert link.handle(answer, 2 * SECOND) == [], "it was answered"
 
 
 def test_what_was_sent_after_a_question_is_not_lost_by_its_answer() -> None:
     link, effects = link_of(6)
     (question,) = asked(link.again(*timers(effects), SECOND))
     assert sent(link.taken(chunk(1).name, 2 * SECOND)) == [0, 4], "a gap"
-    assert sent(link.heard(ChunksHere(question.number, ()), 2 * SECOND)) == [2, 3], "4, and 0 again, came after it"
+    assert sent(link.handle(ChunksHere(question.number, ()), 2 * SECOND)) == [2, 3], "4, and 0 again, came after it"
 
 
 def test_a_slow_link_carries_nothing_twice_and_is_measured() -> None:
@@ -108,7 +108,7 @@ def test_a_slow_link_carries_nothing_twice_and_is_measured() -> None:
         assert sent(link.taken(chunk(step).name, 8 * SECOND + step)) == []
     assert link.round_trips.timeout_ns >= 16 * SECOND, "twice what an answer took"
     for question in questions:
-        assert sent(link.heard(ChunksHere(question.number, question.names), 9 * SECOND)) == []
+        assert sent(link.handle(ChunksHere(question.number, question.names), 9 * SECOND)) == []
     assert link.idle
 
 
@@ -118,7 +118,7 @@ def test_what_is_answered_after_a_question_alone_is_measured_from_that() -> None
     (question,) = asked(link.again(*timers(effects), SECOND))
     assert link.round_trips.timeout_ns == FIRST_NS
     answer = ChunksHere(question.number, question.names)
-    assert link.heard(answer, SECOND + 100_000_000) == [] and link.idle
+    assert link.handle(answer, SECOND + 100_000_000) == [] and link.idle
     assert link.round_trips.timeout_ns == 300_000_000, "0.1 s, and four times half of it"
 
 
@@ -127,18 +127,18 @@ def test_a_receiver_says_what_it_has_taken_until_it_forgets_it() -> None:
     for step in range(2):
         there.took(ChunkTaken(*chunk(step).name))
     question = ChunksAsked(7, tuple(chunk(step).name for step in (1, 2)))
-    assert there.heard(question, 0) == [Send(1, ChunksHere(7, (chunk(1).name,)))]
+    assert there.handle(question, 0) == [Send(1, ChunksHere(7, (chunk(1).name,)))]
     there.drop()
-    assert there.heard(question, 0) == [Send(1, ChunksHere(7, ()))], "the round is given up here: it must come again"
+    assert there.handle(question, 0) == [Send(1, ChunksHere(7, ()))], "the round is given up here: it must come again"
 
 
 def test_who_says_that_nothing_has_come_is_sent_it_once() -> None:
     """Words of a few bytes must not bring a megabyte each."""
     link, effects = link_of(4)
-    assert link.heard(ChunksHere(1, ()), SECOND) == [], "nobody has asked"
+    assert link.handle(ChunksHere(1, ()), SECOND) == [], "nobody has asked"
     (question,) = asked(link.again(*timers(effects), SECOND))
-    assert sent(link.heard(ChunksHere(question.number, ()), SECOND)) == [0, 1, 2, 3]
-    assert link.heard(ChunksHere(question.number, ()), SECOND) == []
+    assert sent(link.handle(ChunksHere(question.number, ()), SECOND)) == [0, 1, 2, 3]
+    assert link.handle(ChunksHere(question.number, ()), SECOND) == []
 
 
 def test_a_timer_is_of_the_last_answer() -> None:

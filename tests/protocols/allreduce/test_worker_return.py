@@ -150,7 +150,7 @@ def test_one_false_digest_ends_no_worker_and_leaves_its_sender_out(
         group.joined(node, 0)
     group.stop(5, "a", 0)
     for node in (1, 2, 3):
-        group.heard(node, GroupReport(0, 5, reports[node]) if node in reports else GroupReport(0, 4, "z"))
+        group.take_report(node, GroupReport(0, 5, reports[node]) if node in reports else GroupReport(0, 4, "z"))
     found = group.proposal(2)
     if members is None:
         assert isinstance(found, Failure) and "after round 5 workers have different models" in found.text
@@ -172,7 +172,7 @@ def test_workers_that_are_all_started_again_wait_for_links_that_come_one_by_one(
     group = WorkerGroup(1, (0, 1, 2), GroupWaits(5 * second, second, 300 * second))
     group.joined(2, 1)
     group.stop(3, "digest", 0)
-    group.heard(2, GroupReport(0, 3, "digest"))
+    group.take_report(2, GroupReport(0, 3, "digest"))
     assert group.proposal(0) is None, "worker 0 may be about to come"
     group.late(6 * second)
     view = group.proposal(6 * second)

@@ -230,7 +230,7 @@ def test_questions_come_at_longer_and_longer_times() -> None:
     m, to = offering(1, answer_ns=8_000, least_answer_ns=1_000)
     waits = []
     for _ in range(12):
-        m.deadline.saw(1)
+        m.deadline.record(1)
     m.handle(Fired(("answer", to, 0)), 0)
     for attempt in range(8):
         (timer,) = (e for e in m.handle(Fired(("query", to, 0, attempt)), 0) if isinstance(e, SetTimer))

@@ -14,7 +14,7 @@ durations = st.lists(st.integers(0, 10**12), max_size=3 * WINDOW)
 def after(seen: list[int], longest_ns: int = 10_000 * MS, least_ns: int = 10 * MS, factor: int = 8) -> int:
     deadline = Deadline(longest_ns, least_ns, factor)
     for duration_ns in seen:
-        deadline.saw(duration_ns)
+        deadline.record(duration_ns)
     return deadline.now_ns()
 
 

@@ -42,9 +42,9 @@ def test_a_mailbox_holds_no_round_that_is_over_and_no_more_than_a_neighbour_can_
     for node, round, what in ops:
         if what == "p" and round >= current:
             had = box.has(node, round)
-            assert box.put(node, Model(round, SCHEMA, (vector(0),)), current) is not had
+            assert box.keep(node, Model(round, SCHEMA, (vector(0),)), current) is not had
         elif what == "h":
-            box.heard(node, round)
+            box.note_round(node, round)
         elif what == "g":
             current = max(current, min(round, current + 3))
             box.go_to(current)
@@ -74,12 +74,12 @@ def test_an_edge_ledger_keeps_what_may_be_asked_for_alone_and_knows_its_view(ops
             model = Model(round, SCHEMA, outgoing, past, open_, f"v{round // 7}")
             ledger.counted(round, [node], {node: model})
         elif what == "h":
-            ledger.heard(node, round, past, open_)
+            ledger.update(node, round, past, open_)
             ledger.help(node, max(open_, 0), round, 10**9 * round, 1)
         elif what == "a":
             ledger.edge(node).missed(round, 0.25, outgoing)
         else:
-            ledger.say_again(node, max(0, round - 1), round, (), 10**9 * round, 1)
+            ledger.repeat(node, max(0, round - 1), round, (), 10**9 * round, 1)
         ledger.forget(round)
         wanted = {edge.used for edge in ledger.edges.values() if not edge.confirmed}
         assert ledger.sent.keys() <= wanted and len(ledger.sent) <= KEPT_ROUNDS
@@ -94,7 +94,7 @@ def test_all_mass_that_is_put_into_the_mail_is_taken_once(ops: Any) -> None:
     for node, round, what in ops:
         if what == "p":
             number += 1
-            mail.put(node, round, share(number), current)
+            mail.keep(node, round, share(number), current)
             held += number
         else:
             held -= sum(float(one[0][0]) for *_, one in mail.take(current))
@@ -140,11 +140,11 @@ def test_a_sender_counts_once_in_a_round_of_masked_sums(ops: Any, lead: int) -> 
             current += 1
             sums.go_to(current)
         if round >= current:
-            new = sums.put(node, round, np.full(3, node, np.uint32), current)
+            new = sums.add(node, round, np.full(3, node, np.uint32), current)
             counted |= {(node, round)} if new and round <= current + lead else set()
         assert all(current <= r <= current + lead for r in sums.of) and len(sums.of) <= lead + 1
     for round in sorted(sums.of):
-        heard = sums.heard(round)
+        heard = sums.senders(round)
         seen[round] = sum(node for node, r in counted if r == round)
         assert heard == {node for node, r in counted if r == round}
         assert sums.take(round).tolist() == [seen[round]] * 3
@@ -212,8 +212,8 @@ def test_the_sources_of_a_round_are_its_row_and_those_one_way_hear_nothing(arcs:
 def test_the_clock_of_a_round_stays_within_its_limits(rounds: Any, times: int) -> None:
     clock = RoundClock(30, 5, 7)
     for began, heard in rounds:
-        clock.heard(heard)
-        clock.over(began)
+        clock.note_arrival(heard)
+        clock.note_round(began)
         assert 5 <= clock.deadline.now_ns() <= 30
         assert 7 <= clock.patience_ns(times) <= clock.patience_ns(times + 1)
 
@@ -229,6 +229,6 @@ def test_a_key_of_a_neighbour_is_passed_on_once() -> None:
             return not key.public
 
     book = KeyBook(0, Known(0, 1), [1, 2, 3], [0, 1, 2, 3])
-    first = book.told(1, [RunKey(1, 0, "00")], [1, 2])
+    first = book.take(1, [RunKey(1, 0, "00")], [1, 2])
     assert [(send.to, send.message) for send in first] == [(2, RunKeys((RunKey(1, 0, "00"),)))]
-    assert book.told(1, [RunKey(1, 0, "00")], [1, 2]) == [] and book.lacking == frozenset()
+    assert book.take(1, [RunKey(1, 0, "00")], [1, 2]) == [] and book.lacking == frozenset()

@@ -166,9 +166,9 @@ def test_a_round_that_the_partner_mixed_is_made_up_for() -> None:
     edge = Edge()
     edge.offer(4)
     edge.missed(4, 0.25, (one(1.0),))
-    edge.heard(4, used=3, missing=-1)  # of the same round: it may not have mixed yet
+    edge.update(4, used=3, missing=-1)  # of the same round: it may not have mixed yet
     assert edge.missing == 4 and edge.repair() is None
-    edge.heard(5, used=4, missing=-1)
+    edge.update(5, used=4, missing=-1)
     assert edge.repair() is None
     edge.late(model(4, 5.0, used=4))
     repaired = edge.repair()
@@ -180,7 +180,7 @@ def test_a_round_that_neither_mixed_is_forgotten() -> None:
     edge = Edge()
     edge.offer(4)
     edge.missed(4, 0.25, (one(1.0),))
-    edge.heard(6, used=3, missing=4)
+    edge.update(6, used=3, missing=4)
     assert edge.settled
 
 
@@ -211,11 +211,11 @@ def test_our_model_is_kept_until_the_partner_is_known_to_have_it() -> None:
     ledger = opened(4)
     assert ledger.counted(4, [1], {1: model(4, 1.0)}) == [1]
     ledger.closes(4, (one(0.0),))
-    ledger.heard(1, 4, used=3, missing=-1)
+    ledger.update(1, 4, used=3, missing=-1)
     assert not ledger.edge(1).confirmed and 4 in ledger.sent
-    ledger.heard(1, 5, used=3, missing=4)  # it lacks it
+    ledger.update(1, 5, used=3, missing=4)  # it lacks it
     assert not ledger.edge(1).confirmed and 4 in ledger.sent
-    ledger.heard(1, 6, used=3, missing=-1)
+    ledger.update(1, 6, used=3, missing=-1)
     assert ledger.edge(1).confirmed and not ledger.sent
 
 

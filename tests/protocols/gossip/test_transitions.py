@@ -206,7 +206,7 @@ def alone(kind: str) -> None:
     """All links are down: rounds take their usual time."""
     machine = made(kind, 1, 2, 3, rounds=9)
     for _ in range(10):
-        machine.deadline.saw(10**9)
+        machine.deadline.record(10**9)
     tell(machine, PeerGone(1), PeerGone(2), PeerGone(3))
     for _ in range(2):
         tell(machine, *jobs(machine), Fired(("pace", machine.round)))
